@@ -1,0 +1,70 @@
+"""ddflow: upsert streams in, difference streams out.
+
+The journey of one upsert, room by room:
+
+    a table comes in         intake      checked, numbered; null keys and late events get their verdict
+    it waits for its time    batcher     (hold-back mode) until the frontier passes
+    it is identified         identity    its key becomes one or two uniform words; its values one hash
+    it is sorted             kernels.sort        with the events of its step, by identity
+    its key is looked up     arrange.index       what does the key hold, and by which order?
+    it is judged             kernels.resolve     one verdict; at most one net change a key and time
+    the rows are gathered    rows        the retraction takes the stored row, the assertion its own
+    differences go on        operators   filter, project, count: on updates, not on state
+    the change is kept       arrange     a batch of versions, the index pointing into it
+
+The words: an *upsert* is (key, value or None, order, time).  An *update* is (data, time, diff).  A *collection* is the
+multiset that updates up to a time define.  The *frontier* is the least time that may still come in.  docs/design.md has
+the rest of them.
+
+The floors, each importing only from those below:
+    6 cli, spark_bridge   5 engine, flow   4 operators, batcher, intake   3 arrange, spec   2 kernels, rows, expressions
+    1 frontier   0 errors
+
+Importing ddflow imports nothing heavy: the names below are loaded when they are first used.
+
+>>> import ddflow as dd
+>>> dd.Upsert(key="id").key
+('id',)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ddflow.version import __version__
+
+if TYPE_CHECKING:
+    from ddflow.engine import Engine
+    from ddflow.errors import DdflowError
+    from ddflow.flow import Collection, Flow
+    from ddflow.frontier import CLOSED, NEVER
+    from ddflow.identity import Secret
+    from ddflow.spec import Tombstone, Upsert, tombstone
+    from ddflow.step import Step
+    from ddflow.verdicts import Verdicts
+
+_HOMES = {
+    "CLOSED": "frontier", "NEVER": "frontier", "Collection": "flow", "DdflowError": "errors", "Engine": "engine",
+    "Flow": "flow", "Secret": "identity", "Step": "step", "Tombstone": "spec", "Upsert": "spec", "Verdicts": "verdicts",
+    "tombstone": "spec",
+}  # fmt: skip
+
+__all__ = [
+    "CLOSED", "NEVER", "Collection", "DdflowError", "Engine", "Flow", "Secret", "Step", "Tombstone", "Upsert",
+    "Verdicts", "__version__", "tombstone",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(importlib.import_module(f"ddflow.{_HOMES[name]}"), name)
+        globals()[name] = value
+        return value
+    if name == "errors":
+        return importlib.import_module("ddflow.errors")
+    raise AttributeError(f"module 'ddflow' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

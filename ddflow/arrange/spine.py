@@ -1,0 +1,146 @@
+"""The spine: the batches of one arrangement, oldest first, few and growing.
+
+Invariant: the descriptions of neighbours meet, and together they hold every version that a read at or after ``since``
+needs.  Why that is not trivial: references into batches are held by the index, so a merge must redirect exactly the
+entries whose rows it moved; and only a run of the *newest* batches may be merged, since then the last version of a key
+in it is its current one.  ``choose`` decides with sizes alone; `Spine.merge` acts.  The spine holds no index.
+
+>>> choose([1000, 10, 10], 900) is None
+True
+>>> choose([1000] + [10] * 8, 900)
+1
+>>> choose([1000, 1100], 900)
+0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ddflow.arrange.batch import Batch
+from ddflow.arrange.index import Index
+from ddflow.frontier import NEVER, Description
+from ddflow.identity import Ints
+from ddflow.kernels.gather import SLOT, gather_words
+from ddflow.kernels.merge import Batches, Policy, merge
+from ddflow.rows import Array, Rows, gather
+
+FAN = 8
+
+
+def choose(sizes: Sequence[int], needed: int) -> int | None:
+    """The first batch of the newest run that should be merged into one, or None.
+
+    ``sizes``: versions a batch, oldest first.  ``needed``: how many versions a full merge would leave, about.  All are
+    merged when more than half is garbage; else the newest ones when there are ``FAN`` of about one size (of one power
+    of ``FAN``), so a version is copied about once for each power.  Pure; O(batches).
+    """
+    if len(sizes) > 1 and sum(sizes) > 2 * needed + 64:
+        return 0
+    tiers = [max(size, 1).bit_length() // 3 for size in sizes]
+    for tier in sorted(set(tiers)):
+        run = 0
+        while run < len(tiers) and tiers[-1 - run] <= tier:
+            run += 1
+        if run >= FAN:
+            return len(sizes) - run
+    return None
+
+
+class Spine:
+    """Batches by slot; slot 0 is left to the events of the step at hand."""
+
+    def __init__(self) -> None:
+        self.slots: list[Batch | None] = [None]
+        self.ages: list[int] = []
+        self.collected = 0
+        self.copied = 0
+
+    def __len__(self) -> int:
+        return len(self.ages)
+
+    @property
+    def batches(self) -> list[Batch]:
+        """Oldest first."""
+        return [batch for slot in self.ages if (batch := self.slots[slot]) is not None]
+
+    def sources(self, events: Rows | None = None) -> list[Rows | None]:
+        """Payload by slot, as `rows.gather` takes it."""
+        return [events, *(None if batch is None else batch.rows for batch in self.slots[1:])]
+
+    def append(self, batch: Batch) -> int:
+        """Take in the newest batch; return its slot.  O(1)."""
+        slot = next((i for i, held in enumerate(self.slots) if held is None and i > 0), len(self.slots))
+        if slot == len(self.slots):
+            self.slots.append(None)
+        self.slots[slot] = batch
+        self.ages.append(slot)
+        return slot
+
+    def tidy(self, index: Index, since: int, needed: int) -> None:
+        """Merge while `choose` says so.  O(versions merged)."""
+        while (first := choose([len(b) for b in self.batches], max(needed, self.collected))) is not None:
+            self.merge(first, index, since)
+            if first == 0:
+                self.collected = len(self.batches[0])
+
+    def versions(self, first: int, index: Index, policy: Policy) -> tuple[Ints, Ints]:
+        """References to what ``policy`` leaves of the batches from ``first`` on, and the index's places for them."""
+        run = [(slot, batch) for slot in self.ages[first:] if (batch := self.slots[slot]) is not None]
+        at = np.array([batch.addresses() for _, batch in run], np.uint64).reshape(len(run), 4)
+        sizes = np.array([len(batch) for _, batch in run], np.int64)
+        batches = Batches(*(np.ascontiguousarray(at[:, i]) for i in range(4)), sizes,
+                          np.array([slot for slot, _ in run], np.int64))  # fmt: skip
+        references, places = np.empty(int(sizes.sum()), np.int64), np.empty(int(sizes.sum()), np.int64)
+        n = merge(batches, index.wide, index.table, np.uint64(index.capacity), policy, references, places)
+        return references[:n], places[:n]
+
+    def merge(self, first: int, index: Index, since: int) -> None:
+        """Merge the batches from ``first`` on into one and redirect the index.  O(their versions)."""
+        run = self.batches[first:]
+        references, places = self.versions(first, index, Policy(since, first == 0, index.keeps))
+        description = run[0].description
+        for batch in run[1:]:
+            description = description.joined(batch.description)
+        if description.since < since < description.upper:
+            description = Description(description.lower, description.upper, since)
+        merged = self.picked(references, description)
+        for slot in self.ages[first:]:
+            self.slots[slot] = None
+        del self.ages[first:]
+        slot = self.append(merged)
+        index.redirect(places, (slot << SLOT) | np.arange(len(merged), dtype=np.int64))
+        self.copied += len(merged)
+
+    def picked(self, references: Ints, description: Description) -> Batch:
+        """The versions that ``references`` name as one batch."""
+        some = next(batch for batch in self.batches)
+        n = references.size
+
+        def column(name: str) -> Array:
+            like = getattr(some, name)
+            out = np.empty((n, *like.shape[1:]) if like.size or len(some) == 0 or name != "low" else 0, like.dtype)
+            if out.size:
+                bases = np.array([0 if b is None else getattr(b, name).ctypes.data for b in self.slots], np.uint64)
+                size = np.int64(out.nbytes // n)
+                gather_words(references, bases, size, np.uint64(out.ctypes.data))
+            return out
+
+        table = gather(self.sources(), references, some.rows.table.schema)
+        return Batch(description, column("high"), column("low"), column("time"), column("live"), column("value"),
+                     column("order"), Rows(table))  # fmt: skip
+
+    def _check(self) -> None:
+        """Assert the invariant."""
+        batches = self.batches
+        for batch in batches:
+            batch._check()
+        # Neighbours meet: no time is covered twice or not at all.
+        for older, newer in zip(batches, batches[1:], strict=False):
+            assert older.description.meets(newer.description), (older.description, newer.description)
+        # Slot 0 is the step's own, and every slot in use has an age.
+        assert self.slots[0] is None
+        assert sorted(self.ages) == [i for i, b in enumerate(self.slots) if b is not None]
+        assert all(b.description.lower >= NEVER for b in batches)

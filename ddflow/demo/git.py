@@ -1,0 +1,230 @@
+r"""Reading a git history as upserts: along the first parents, each commit sets paths to a (mode, blob) or removes them.
+
+Invariant: a path has at most one event a commit, times are 1, 2, 3, ... along the first parents, and every event
+carries both sides of git's own raw log line, the old one as the outside witness of the retraction it must cause.
+Why that is not trivial: paths are bytes, not text (see `path_text`); merges must be compared with their first parent
+and only that; and a shallow clone begins at its boundary, whose whole tree git shows as added, which is right here.
+It never checks anything out, writes nothing, and reads no file contents: modes and blob names are the values.
+
+>>> path_text(b"src/main.py"), path_text(b"caf\xe9\\menu.txt")
+('src/main.py', 'caf\\xe9\\\\menu.txt')
+>>> path_bytes(path_text(b"caf\xe9\\menu.txt"))
+b'caf\xe9\\menu.txt'
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Final, NamedTuple
+
+import pyarrow as pa
+
+from ddflow.demo.git_command import said, spoken
+from ddflow.errors import UnreadableInput
+
+SLICE: Final = 65_536
+"""Events after which a slice ends at the next commit."""
+
+LOG: Final = (
+    *("log", "-z", "--format=%H%x20%ct", "--first-parent", "-m", "--reverse", "--raw", "--no-renames", "--no-abbrev"),
+    *("--no-color", "--no-relative", "--no-show-signature", "--ignore-submodules=none"),
+)
+"""First parents only, root included.  A git before 2.31 compares a merge with its first parent by ``-m``."""
+
+RAW: Final = pa.schema(
+    [("path", pa.string()), ("extension", pa.string()), ("commit", pa.int64())]
+    + [(name, pa.string()) for name in ("old_mode", "old_blob", "mode", "blob")]
+)
+"""The columns of a raw log line; a side that is not there has a null mode and a null blob."""
+
+TREE: Final = pa.schema([RAW.field(name) for name in ("path", "extension", "mode", "blob")])
+
+COMMITS: Final = pa.schema([("commit", pa.int64()), ("hash", pa.string()), ("committed_at", pa.timestamp("s", "UTC"))])
+
+
+class Repository(NamedTuple):
+    """A git repository with at least one commit."""
+
+    where: Path
+    """A directory in it."""
+    head: str
+    """The commit that HEAD named when it was opened; what is read is up to it, whatever happens meanwhile."""
+    shallow: bool
+    """Whether its history begins at a boundary instead of a root."""
+
+
+class Commit(NamedTuple):
+    """A commit on the first-parent line: its ordinal from 1 (the time), its hash, when it was made (Unix seconds)."""
+
+    ordinal: int
+    hash: str
+    made: int
+
+
+class Change(NamedTuple):
+    """One raw log line: a path, and what it held before and after; None for a mode and blob that are not there."""
+
+    path: bytes
+    old_mode: str | None
+    old_blob: str | None
+    mode: str | None
+    blob: str | None
+
+
+class Piece(NamedTuple):
+    """Some whole commits: the commits, and their raw log lines in `RAW`'s columns."""
+
+    commits: list[Commit]
+    raw: pa.RecordBatch
+
+
+def path_text(path: bytes) -> str:
+    r"""A path as text, reversibly: UTF-8 as it is, a byte that is not as ``\xNN``, a backslash doubled."""
+    return path.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")
+
+
+def path_bytes(text: str) -> bytes:
+    """The path that `path_text` gave as text."""
+
+    def plain(found: re.Match[bytes]) -> bytes:
+        return b"\\" if found[1] == b"\\" else bytes.fromhex(found[1][1:].decode())
+
+    return re.sub(rb"\\(\\|x[0-9a-f]{2})", plain, text.encode())
+
+
+def extension(path: str) -> str:
+    """The extension of a path's last part with its dot, or "(none)".
+
+    >>> extension("a.b/c.tar.gz"), extension("a.b/Makefile"), extension(".gitignore"), extension("x.")
+    ('.gz', '(none)', '(none)', '(none)')
+    """
+    end = os.path.splitext(path)[1]
+    return end if len(end) > 1 else "(none)"
+
+
+def find(where: Path | None = None) -> Repository:
+    """Open the repository that ``where`` (default: the working directory) is in.
+
+    Raises `UnreadableInput` if it is in none, git refuses to read it, or it has no commit; `MissingExtra` without git.
+    """
+    where = Path.cwd() if where is None else where
+    if not where.is_dir():
+        raise UnreadableInput(f"git history of {where}", "there is no such directory", "name a git checkout by --repo")
+    place = said(where, "rev-parse", "--git-dir", remedy="name a git checkout by --repo")
+    try:
+        head = said(where, "rev-parse", "--verify", "--quiet", "HEAD^{commit}")
+    except UnreadableInput:
+        found = f"it has no commit that HEAD names ({place.decode(errors='replace').strip()})"
+        raise UnreadableInput(f"git history of {where}", found, "commit something, or name another by --repo") from None
+    shallow = said(where, "rev-parse", "--is-shallow-repository").strip() == b"true"
+    return Repository(where, head.decode().strip(), shallow)
+
+
+def history(repository: Repository, rows: int = SLICE) -> Iterator[Piece]:
+    """The history in pieces of whole commits, of ``rows`` events each or as many more as the last commit has.
+
+    Streamed: O(largest piece) memory beside git's own.  Raises `UnreadableInput` if git fails or says what is no log.
+    """
+    commits: list[Commit] = []
+    columns: list[list[object]] = [[] for _ in RAW]
+    with spoken(repository.where, *LOG, repository.head) as out:
+        for commit, changes in parse_log(tokens(out)):
+            commits.append(commit)
+            for change in changes:
+                text = path_text(change.path)
+                for column, value in zip(columns, (text, extension(text), commit.ordinal, *change[1:]), strict=True):
+                    column.append(value)
+            if len(columns[0]) >= rows:
+                yield _piece(commits, columns)
+                commits, columns = [], [[] for _ in RAW]
+    if commits:
+        yield _piece(commits, columns)
+
+
+def tree(repository: Repository) -> pa.Table:
+    """What ``git ls-tree -r`` says is in the head commit: path, extension, mode, blob.  O(files)."""
+    columns: list[list[str]] = [[] for _ in TREE]
+    with spoken(repository.where, "ls-tree", "-r", "-z", "--full-tree", repository.head) as out:
+        for line in tokens(out):
+            found = re.fullmatch(rb"(\d{6}) [a-z]+ ([0-9a-f]{40,64})\t(.+)", line, re.DOTALL)
+            if found is None:
+                raise _garbled("ls-tree", line)
+            text = path_text(found[3])
+            for column, value in zip(
+                columns, (text, extension(text), found[1].decode(), found[2].decode()), strict=True
+            ):
+                column.append(value)
+    return pa.Table.from_arrays([pa.array(c, f.type) for c, f in zip(columns, TREE, strict=True)], schema=TREE)
+
+
+def tokens(stream: IO[bytes], size: int = 1 << 20) -> Iterator[bytes]:
+    r"""What stands between the NUL bytes of a stream; a last piece without one counts too, unless it is empty.
+
+    >>> import io
+    >>> list(tokens(io.BytesIO(b"ab\0\0cd"), size=1))
+    [b'ab', b'', b'cd']
+    """
+    rest = b""
+    while chunk := stream.read(size):
+        *whole, rest = (rest + chunk).split(b"\0")
+        yield from whole
+    if rest:
+        yield rest
+
+
+def parse_log(words: Iterable[bytes]) -> Iterator[tuple[Commit, list[Change]]]:
+    r"""The commits in what ``git log -z --raw --format=%H%x20%ct`` prints, each with its changes.
+
+    A commit is ``HASH SECONDS``; each line after it ``:OLDMODE NEWMODE OLDBLOB NEWBLOB STATUS`` and then its path. The
+    first line of a commit begins with a newline, the others do not; a path may look like anything, so it is taken
+    unseen.  Raises `UnreadableInput` for anything else.
+
+    >>> log = [b"c0ffee 7", b"\n:000000 100644 00 1f A", b"a.txt", b":100644 000000 2e 00 D", b":b", b"beef 9"]
+    >>> for commit, changes in parse_log(log): print(*commit, *map(tuple, changes))
+    1 c0ffee 7 (b'a.txt', None, None, '100644', '1f') (b':b', '100644', '2e', None, None)
+    2 beef 9
+    """
+    commit: Commit | None = None
+    changes: list[Change] = []
+    stream = iter(words)
+    for word in stream:
+        line = word.removeprefix(b"\n")
+        if line.startswith(b":"):
+            path = next(stream, b"")
+            if commit is None or not path:
+                raise _garbled("log", word)
+            changes.append(_change(line, path))
+            continue
+        if commit is not None:
+            yield commit, changes
+            changes = []
+        found = re.fullmatch(rb"([0-9a-f]+) (-?\d+)", line)
+        if found is None:
+            raise _garbled("log", word)
+        commit = Commit(1 if commit is None else commit.ordinal + 1, found[1].decode(), int(found[2]))
+    if commit is not None:
+        yield commit, changes
+
+
+def _change(line: bytes, path: bytes) -> Change:
+    sides = line[1:].decode("ascii", "replace").split(" ")
+    if len(sides) != 5 or sides[4] not in ("A", "M", "D", "T"):
+        raise _garbled("log", line)
+    old_mode, mode, old_blob, blob, _ = sides
+    old = (None, None) if old_mode == "000000" else (old_mode, old_blob)
+    new = (None, None) if mode == "000000" else (mode, blob)
+    return Change(path, *old, *new)
+
+
+def _piece(commits: list[Commit], columns: list[list[object]]) -> Piece:
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, RAW, strict=True)]
+    return Piece(commits, pa.RecordBatch.from_arrays(arrays, schema=RAW))
+
+
+def _garbled(command: str, line: bytes) -> UnreadableInput:
+    return UnreadableInput(
+        f"git {command}", f"it printed {line[:200]!r}", "report it, with the output of git --version"
+    )

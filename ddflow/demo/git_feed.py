@@ -1,0 +1,158 @@
+"""A git history as a feed: path -> (mode, blob), judged by git's own raw log lines and by ``git ls-tree``.
+
+Invariant: what the witness says is computed from the *old* sides of the raw lines and from the tree, never from what an
+earlier event of the same path said; so a wrong retraction cannot be agreed with by making the same mistake twice.
+Why that is not trivial: each raw line answers for exactly one possible retraction and one possible assertion, so a
+retraction without a line, a line without its retraction, and a line whose two sides are equal (a no-op) are all seen.
+It does not read file contents or renames: a rename is a path that goes and a path that comes, as in git's own trees.
+
+>>> from ddflow.demo.git import RAW
+>>> raw = pa.table({"path": ["a.py"], "extension": [".py"], "commit": [2], "old_mode": ["100644"], "old_blob": ["1f"],
+...                 "mode": ["100755"], "blob": ["1f"]}).cast(RAW)
+>>> retractions(raw).to_pylist()
+[{'path': 'a.py', 'extension': '.py', 'mode': '100644', 'blob': '1f', '_time': 2, '_diff': -1}]
+>>> assertions(raw).to_pylist()
+[{'path': 'a.py', 'extension': '.py', 'mode': '100755', 'blob': '1f', '_time': 2, '_diff': 1}]
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import ddflow as dd
+from ddflow.demo import git
+from ddflow.demo.feed import Slice
+from ddflow.demo.git import COMMITS
+from ddflow.demo.tally import Checks, compare, equal
+
+EVENTS: Final = pa.schema([*git.TREE, ("gone", pa.bool_()), ("commit", pa.int64())])
+"""The schema of the source: a path's new side, whether it is gone, and the commit's ordinal as the time."""
+EXECUTABLE: Final = "100755"
+
+
+class GitFeed:
+    """The history of one repository up to its head."""
+
+    name, source, key, group = "git", "files", "path", "extension"
+    time = "commits along the first parents"
+
+    def __init__(self, where: Path | None = None) -> None:
+        """Open the repository; see `git.find` for what it raises."""
+        self.repository = git.find(where)
+        self.commits: list[git.Commit] = []
+        self.lines = self.changes = 0
+        self._counts: Counter[str] = Counter()
+        self.title = f"git history of {self.repository.where.resolve()} up to {self.repository.head[:12]}"
+
+    def plan(self) -> dd.Flow:
+        """Upserts by path, the commit's ordinal as time; the diffs, files by extension, and the executable ones."""
+        flow = dd.Flow()
+        files = flow.upserts("files", EVENTS, dd.Upsert(key="path", time="commit", delete=dd.tombstone("gone")))
+        flow.output("files", files)
+        flow.output("by_extension", files.project(["extension"]).count())
+        flow.output("executable", files.filter(f"mode = '{EXECUTABLE}'"))
+        return flow
+
+    def slices(self) -> Iterator[Slice]:
+        """Slices of whole commits; see `git.history`."""
+        for commits, batch in git.history(self.repository):
+            raw = pa.Table.from_batches([batch])
+            self.commits += commits
+            self.lines += raw.num_rows
+            said = {"retractions": retractions(raw), "assertions": assertions(raw), "counts": self._recount(raw)}
+            self.changes += raw.num_rows - pc.sum(_same(raw), min_count=0).as_py()
+            columns = [*(batch[name] for name in git.TREE.names), pc.is_null(batch["mode"]), batch["commit"]]
+            yield Slice(pa.RecordBatch.from_arrays(columns, schema=EVENTS), commits[-1].ordinal + 1, said)
+
+    def judge(self, part: Slice, out: Mapping[str, pa.Table], checks: Checks) -> None:
+        """Each update against git's raw lines of the same commits: one check a row."""
+        files, said = out["files"], part.said
+        leaving = pc.less(files["_diff"], 0)
+        checks.add(
+            "retractions: the old mode and blob of git's raw log", compare(said["retractions"], files.filter(leaving))
+        )
+        checks.add(
+            "assertions: the new mode and blob of git's raw log",
+            compare(said["assertions"], files.filter(pc.invert(leaving))),
+        )
+        both = pa.concat_tables([said["retractions"], said["assertions"]])
+        checks.add("executable: the same, filtered", compare(both.filter(_executable(both)), out["executable"]))
+        checks.add("by extension: counts recounted from the raw log", compare(said["counts"], out["by_extension"]))
+
+    def conclude(self, final: Mapping[str, pa.Table], verdicts: Mapping[str, int], checks: Checks) -> None:
+        """The final collections against ``git ls-tree -r``, and a verdict for every raw line."""
+        tree = git.tree(self.repository)
+        checks.add("final files: git ls-tree -r", compare(_once(tree), final["files"]))
+        checks.add(
+            "final executable: git ls-tree -r", compare(_once(tree.filter(_executable(tree))), final["executable"])
+        )
+        counts = tree.group_by("extension").aggregate([("path", "count")]).rename_columns(["extension", "count"])
+        checks.add("final counts by extension: git ls-tree -r", compare(_once(counts), final["by_extension"]))
+        accounts = {"applied": self.changes, "noop": self.lines - self.changes}
+        for verdict in verdicts:
+            what = f"events with verdict {verdict}:"
+            checks.add("verdicts: one for each raw line", equal(what, accounts.get(verdict, 0), verdicts[verdict]))
+
+    def extras(self) -> Mapping[str, pa.Table]:
+        """The commits: which ordinal (``_time``) is which hash, made when."""
+        return {
+            "commits": pa.Table.from_pylist([dict(zip(COMMITS.names, c, strict=True)) for c in self.commits], COMMITS)
+        }
+
+    def notes(self) -> list[str]:
+        """That a shallow clone's history begins at its boundary."""
+        if not self.repository.shallow:
+            return []
+        return ["the clone is shallow: the files of its first commit are all assertions, their history is not here"]
+
+    def _recount(self, raw: pa.Table) -> pa.Table:
+        """The updates of the counts by extension, from which sides the raw lines have; keeps the running counts."""
+        came = pc.subtract(pc.is_valid(raw["mode"]).cast(pa.int64()), pc.is_valid(raw["old_mode"]).cast(pa.int64()))
+        nets = raw.append_column("net", came).group_by(["commit", "extension"]).aggregate([("net", "sum")])
+        rows: list[tuple[str, int, int, int]] = []
+        for row in nets.filter(pc.not_equal(nets["net_sum"], 0)).sort_by("commit").to_pylist():
+            old = self._counts[row["extension"]]
+            new = self._counts[row["extension"]] = old + row["net_sum"]
+            rows += [(row["extension"], count, row["commit"], diff) for count, diff in ((old, -1), (new, 1)) if count]
+        columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], [], []]
+        types = {"extension": pa.string(), "count": pa.int64(), "_time": pa.int64(), "_diff": pa.int64()}
+        return pa.table([pa.array(c, t) for c, t in zip(columns, types.values(), strict=True)], names=list(types))
+
+
+def retractions(raw: pa.Table) -> pa.Table:
+    """The retractions that raw lines name: the old side of each line that has one and differs from its new side."""
+    keep = pc.and_(pc.is_valid(raw["old_mode"]), pc.invert(_same(raw)))
+    return _updates(raw.filter(keep), "old_mode", "old_blob", -1)
+
+
+def assertions(raw: pa.Table) -> pa.Table:
+    """The assertions that raw lines name: the new side of each line that has one and differs from its old side."""
+    keep = pc.and_(pc.is_valid(raw["mode"]), pc.invert(_same(raw)))
+    return _updates(raw.filter(keep), "mode", "blob", 1)
+
+
+def _same(raw: pa.Table) -> pa.ChunkedArray:
+    """Which lines change nothing: both sides there and equal, or neither there."""
+    equal_sides = pc.and_kleene(pc.equal(raw["mode"], raw["old_mode"]), pc.equal(raw["blob"], raw["old_blob"]))
+    neither = pc.and_(pc.is_null(raw["mode"]), pc.is_null(raw["old_mode"]))
+    return pc.or_(pc.fill_null(equal_sides, False), neither)
+
+
+def _updates(raw: pa.Table, mode: str, blob: str, diff: int) -> pa.Table:
+    data = raw.select(["path", "extension", mode, blob, "commit"]).rename_columns([*git.TREE.names, "_time"])
+    return data.append_column("_diff", pa.repeat(pa.scalar(diff, pa.int64()), data.num_rows))
+
+
+def _executable(table: pa.Table) -> pa.ChunkedArray:
+    return pc.equal(table["mode"], EXECUTABLE)
+
+
+def _once(table: pa.Table) -> pa.Table:
+    """A collection in which every row is there once."""
+    return table.append_column("_diff", pa.repeat(pa.scalar(1, pa.int64()), table.num_rows))

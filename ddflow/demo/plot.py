@@ -1,0 +1,86 @@
+"""The picture of a run: counts over time, a step line for each of the largest groups.
+
+Invariant: a line is at a group's count at every time, because counts come as updates (the new count enters at the time
+it holds from) and a group that leaves is drawn down to zero, though no update says "0".  Why that is not trivial: the
+updates of a time may hold both an old and a new count, and a group's last word may be a retraction alone.
+It draws into a file and nowhere else, whatever display there is; nothing is read but the table of updates.
+
+>>> import pyarrow as pa
+>>> updates = pa.table({"extension": [".c", ".c", ".c", ".h", ".h"], "count": [1, 1, 2, 3, 3],
+...                     "_time": [1, 4, 4, 2, 5], "_diff": [1, -1, 1, 1, -1]})
+>>> levels(updates, "extension")
+{'.c': ([1, 4], [1, 2]), '.h': ([2, 5], [3, 0])}
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from ddflow.errors import MissingExtra
+
+LINES: Final = 8
+"""How many groups get a line; the legend says how many there are besides."""
+
+
+def levels(updates: pa.Table, group: str) -> dict[str, tuple[list[Any], list[int]]]:
+    """For each group, the times at which its count changes and the count from then on.  O(n log n) in the updates."""
+    found: dict[str, dict[Any, int]] = {}
+    # Within a time the retraction comes first, so the assertion has the last word.
+    rows = updates.select([group, "count", "_time", "_diff"]).sort_by([("_time", "ascending"), ("_diff", "ascending")])
+    for batch in rows.to_batches():
+        columns = (column.to_pylist() for column in batch.columns)
+        for name, count, time, diff in zip(*columns, strict=True):
+            found.setdefault(name, {})[time] = count if diff > 0 else 0
+    return {name: (list(steps), list(steps.values())) for name, steps in found.items()}
+
+
+class Labels(NamedTuple):
+    """What stands above the picture, below it, and beside it."""
+
+    title: str
+    time: str
+    rows: str
+
+
+def draw(updates: pa.Table, group: str, where: Path, labels: Labels) -> None:
+    """Draw the counts over time as PNG: the `LINES` groups with the greatest count ever.
+
+    Raises `MissingExtra` without matplotlib.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
+    except ImportError as error:
+        raise MissingExtra(f"draw {where}", str(error), "pip install 'ddflow[plot]'") from None
+    steps = levels(updates, group)
+    largest = sorted(steps, key=lambda name: (-max(steps[name][1]), name))[:LINES]
+    end = max((times[-1] for times, _ in steps.values()), default=None)
+    figure = Figure(figsize=(11, 6), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for number, name in enumerate(largest):
+        times, counts = steps[name]
+        axes.step([*times, end], [*counts, counts[-1]], where="post", label=_label(name, counts), linewidth=1.8,
+                  color=f"C{number}", marker="o" if len(times) == 1 else None, markersize=3)  # fmt: skip
+    axes.set(title=_plain(labels.title), xlabel=labels.time, ylabel=labels.rows)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    besides = f", {len(steps) - len(largest)} more not drawn" if len(steps) > len(largest) else ""
+    if largest:
+        axes.legend(title=f"{group}: now, most{besides}", loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    figure.savefig(where, format="png")
+
+
+def _label(name: str, counts: list[int]) -> str:
+    return f"{_plain(name[:24])}: {counts[-1]:,}, {max(counts):,}"
+
+
+def _plain(text: str) -> str:
+    """The text as it is: no control characters, no mathematics."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text).replace("$", r"\$")

@@ -1,0 +1,169 @@
+"""What a run of the demo says on the terminal: how the groups changed, which checks held, how long each part took.
+
+Invariant: what is shown is counted from the diffs themselves, so that "added" + "edited" is the number of assertions
+and "edited" + "removed" that of retractions.  Why that is not trivial: an edit is two updates of one key at one time,
+and only seeing both tells it from a coming and a going.  Names from outside (paths may hold anything) are shown with
+their control characters escaped.  It computes nothing that is checked, and decides no exit code.
+
+>>> import pyarrow as pa
+>>> activity = Activity("extension", "path")
+>>> activity.add(pa.table({"extension": [".c", ".c", ".h"], "path": ["a.c", "a.c", "b.h"], "_time": [2, 2, 2],
+...                        "_diff": [-1, 1, 1]}))
+>>> activity.groups[".c"], activity.groups[".h"]
+(Moves(added=0, edited=1, removed=0), Moves(added=1, edited=0, removed=0))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Final
+
+import pyarrow as pa
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ddflow.demo.tally import EXAMPLES, Checks
+
+SHOWN: Final = 15
+"""How many groups get a line of their own."""
+
+
+@dataclass
+class Moves:
+    """How often a key of a group came, changed, or went, each at one time."""
+
+    added: int = 0
+    edited: int = 0
+    removed: int = 0
+
+    def add(self, other: Moves) -> None:
+        """Take the other's in."""
+        self.added, self.edited, self.removed = (
+            self.added + other.added,
+            self.edited + other.edited,
+            self.removed + other.removed,
+        )
+
+    @property
+    def assertions(self) -> int:
+        """Updates with a positive diff."""
+        return self.added + self.edited
+
+    @property
+    def retractions(self) -> int:
+        """Updates with a negative diff."""
+        return self.edited + self.removed
+
+
+class Activity:
+    """The moves of each group, added up slice by slice.  O(groups) memory."""
+
+    def __init__(self, group: str, key: str) -> None:
+        self.group, self.key = group, key
+        self.groups: dict[str, Moves] = {}
+
+    def add(self, updates: pa.Table) -> None:
+        """Count the moves in the updates of whole times.  O(n)."""
+        each = updates.group_by([self.group, self.key, "_time"]).aggregate([("_diff", "min"), ("_diff", "max")])
+        kinds = each.group_by([self.group, "_diff_min", "_diff_max"]).aggregate([(self.key, "count")])
+        for row in kinds.to_pylist():
+            count = row[f"{self.key}_count"]
+            kind = "added" if row["_diff_min"] > 0 else "removed" if row["_diff_max"] < 0 else "edited"
+            self.groups.setdefault(row[self.group], Moves()).add(Moves(**{kind: count}))
+
+
+class Clock(dict[str, float]):
+    """Seconds by part of the run, in the order first entered.
+
+    >>> clock = Clock()
+    >>> with clock("reading"):
+    ...     pass
+    >>> list(clock), clock["reading"] >= 0
+    (['reading'], True)
+    """
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        """Add the time spent inside to ``part``."""
+        begun = perf_counter()
+        try:
+            yield
+        finally:
+            self[part] = self.get(part, 0.0) + perf_counter() - begun
+
+
+def printable(name: object, width: int = 40) -> Text:
+    r"""A name from outside, safe on a terminal: control characters escaped, no markup read, the middle of it left out.
+
+    >>> printable("\x1b[1m[red]").plain, printable("x" * 99).plain
+    ('\\x1b[1m[red]', 'xxxxxxxxxxxxxxxxxx...xxxxxxxxxxxxxxxxxx')
+    """
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(name))
+    half = (width - 3) // 2
+    return Text(text if len(text) <= width else f"{text[:half]}...{text[-half:]}")
+
+
+def show_activity(console: Console, activity: Activity, now: Mapping[str, int], things: str) -> None:
+    """The table of groups: how many are there now, and how they changed; the busiest first, the rest in one line."""
+    table = Table(title=f"{things} by {activity.group}, and how they changed", title_justify="left")
+    table.add_column(activity.group)
+    names = (f"{things} now", "added", "edited", "removed", "assertions", "retractions", "updates")
+    for name in names:
+        table.add_column(name, justify="right")
+
+    def row(label: object, count: int, moves: Moves, style: str | None = None) -> None:
+        numbers = (count, moves.added, moves.edited, moves.removed, moves.assertions, moves.retractions)
+        updates = moves.assertions + moves.retractions
+        table.add_row(printable(label), *(f"{number:,}" for number in (*numbers, updates)), style=style)
+
+    groups = activity.groups
+    order = sorted(groups, key=lambda name: (-groups[name].assertions - groups[name].retractions, name))
+    for name in order[:SHOWN]:
+        row(name, now.get(name, 0), groups[name])
+    rest, total = Moves(), Moves()
+    for place, name in enumerate(order):
+        total.add(groups[name])
+        if place >= SHOWN:
+            rest.add(groups[name])
+    if len(order) > SHOWN:
+        row(f"{len(order) - SHOWN:,} others", sum(now.get(name, 0) for name in order[SHOWN:]), rest, "dim")
+    table.add_section()
+    row("all", sum(now.values()), total, "bold")
+    console.print(table)
+
+
+def show_checks(console: Console, checks: Checks) -> None:
+    """The table of checks, a line a kind, and under it the first rows of those that did not hold."""
+    table = Table(title="checks", title_justify="left")
+    for name, side in (("what", "left"), ("asked", "right"), ("held", "right"), ("", "left")):
+        table.add_column(name, justify=side)  # type: ignore[arg-type]
+    for what, tally in checks.items():
+        good = tally.held == tally.asked
+        mark = Text("ok", "green") if good else Text(f"{tally.asked - tally.held:,} failed", "bold red")
+        table.add_row(Text(what), f"{tally.asked:,}", f"{tally.held:,}", mark)
+    console.print(table)
+    for what, tally in checks.items():
+        for failure in tally.failures[:EXAMPLES]:
+            console.print(Text(f"failed: {what}: ", "red"), Text(failure), soft_wrap=True)
+
+
+def show_clock(console: Console, clock: Clock, events: int, updates: int) -> None:
+    """The table of parts and their seconds, then how many upserts and updates a second the engine did."""
+    table = Table(title="time", title_justify="left")
+    table.add_column("part")
+    table.add_column("seconds", justify="right")
+    for part, seconds in clock.items():
+        table.add_row(part, f"{seconds:,.2f}")
+    console.print(table)
+    engine = clock.get(ENGINE, 0.0)
+    if engine:
+        rates = f"{events / engine:,.0f} upserts/s, {updates / engine:,.0f} updates/s"
+        console.print(f"{events:,} upserts gave {updates:,} updates; in process, the plan alone: {rates}")
+
+
+ENGINE: Final = "the plan, in process"
+"""The part of the clock that is the engine's own work."""

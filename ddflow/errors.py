@@ -1,0 +1,94 @@
+"""Every exception ddflow raises on purpose: one class a remedy, one message template.
+
+Invariant: a message always says what was asked, what was found and what to do, in that order and with the values, so
+that whoever reads it at night need not open this package.  The three parts stay on the exception as fields, for
+programs.  Why that is not free: a class is chosen by *what the reader has to do next*, not by where it was raised;
+two places that need the same remedy raise the same class.  Nothing here formats data frames, logs or exits.
+
+>>> error = TimeWentBack("cannot advance to 4", "the frontier is already 7", "times may not go back")
+>>> str(error)
+'cannot advance to 4: the frontier is already 7; times may not go back'
+>>> error.found
+'the frontier is already 7'
+"""
+
+from __future__ import annotations
+
+
+class DdflowError(Exception):
+    """The root of all of them: ``asked``, ``found`` and ``remedy`` are fields, the message is built from them."""
+
+    def __init__(self, asked: str, found: str, remedy: str) -> None:
+        super().__init__(asked, found, remedy)
+        self.asked, self.found, self.remedy = asked, found, remedy
+
+    def __str__(self) -> str:
+        return f"{self.asked}: {self.found}; {self.remedy}"
+
+
+class SpecError(DdflowError, ValueError):
+    """A spec or a plan contradicts itself or its schema; change the spec."""
+
+
+class SchemaMismatch(DdflowError, ValueError):
+    """A batch's columns or types are not those the source declared; change the batch."""
+
+
+class ExpressionError(DdflowError, ValueError):
+    """An expression does not parse, names a missing column, or has the wrong type; change the expression."""
+
+
+class NotArrow(DdflowError, TypeError):
+    """An input does not speak Arrow; convert it."""
+
+
+class NullKey(DdflowError, ValueError):
+    """An event has no key, and the spec says that is an error; the step was refused whole."""
+
+
+class TieRefused(DdflowError, ValueError):
+    """Two events of a key have the same order under ``tie="error"``; the step was refused whole."""
+
+
+class LateEvent(DdflowError, ValueError):
+    """An event is behind the frontier under ``late="error"``; the push was refused whole."""
+
+
+class TimeWentBack(DdflowError, ValueError):
+    """A step's time or a frontier is not above the last one."""
+
+
+class WrongMode(DdflowError, RuntimeError):
+    """``step`` was called in hold-back mode, or ``push`` in epoch mode."""
+
+
+class NotReadable(DdflowError, ValueError):
+    """A read asks for a time before ``since`` or not yet closed, or for a name that is no output."""
+
+
+class CountOverflow(DdflowError, OverflowError):
+    """A count does not fit int64; the step was refused whole."""
+
+
+class CorruptState(DdflowError, RuntimeError):
+    """State breaks its own invariant (two live values for one key); it must not be used."""
+
+
+class EngineClosed(DdflowError, RuntimeError):
+    """The engine was closed, or a step was interrupted half way; open a new one."""
+
+
+class ConcurrentUse(DdflowError, RuntimeError):
+    """A second thread entered an engine; give every thread its own."""
+
+
+class UnreadableInput(DdflowError, ValueError):
+    """An input file or folder is missing, empty, truncated or of an unknown kind."""
+
+
+class OutputExists(DdflowError, FileExistsError):
+    """An output file is already there and ``overwrite`` was not asked for."""
+
+
+class MissingExtra(DdflowError, ImportError):
+    """An optional dependency (Spark, Java, plotting) is not installed, or its version does not fit."""

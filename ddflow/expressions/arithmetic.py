@@ -1,0 +1,246 @@
+"""Arithmetic under Spark 4's ANSI rules: overflow and division by zero are errors, decimals keep Spark's digits.
+
+Invariant: a result has the type Spark gives it, and either Spark's value or an error; it never wraps and is never
+infinite for a zero divisor.  Why that is not trivial: ``/`` divides integers as doubles and ``div`` as integers, a
+decimal result is computed exactly in 76 digits and then rounded half up to the digits Spark would give it, an integer
+literal beside a decimal counts with just its own digits, and ``%`` takes the sign of the dividend.
+
+>>> import pyarrow as pa
+>>> from ddflow.expressions.node import constant
+>>> arithmetic("/", constant(pa.scalar(1)), constant(pa.scalar(4))).constant
+<pyarrow.DoubleScalar: 0.25>
+>>> arithmetic("%", constant(pa.scalar(-7)), constant(pa.scalar(3))).constant
+<pyarrow.Int64Scalar: -1>
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ddflow.expressions.casts import convert
+from ddflow.expressions.digits import WIDEST, fit, with_numpy
+from ddflow.expressions.node import Compute, Datum, Node, Refusal, apply, constant, null, on_arrays
+from ddflow.expressions.types import (
+    DATE,
+    DOUBLE,
+    INT32,
+    INT64,
+    NULL,
+    STRING,
+    bounded,
+    decimal_of,
+    is_decimal,
+    is_integer,
+    is_number,
+    meeting,
+    sql_name,
+)
+
+_CHECKED: dict[str, Compute] = {"+": pc.add_checked, "-": pc.subtract_checked, "*": pc.multiply_checked}
+
+
+def arithmetic(sign: str, left: Node, right: Node) -> Node:
+    """``left sign right`` for + - * / % div pmod. Raises Refusal when the types have no such operation. O(rows)."""
+    if DATE in (left.type, right.type) and sign in "+-":
+        return _shifted(sign, left, right)
+    kind = meeting([left.type, right.type])
+    if kind == NULL:
+        kind = DOUBLE
+    if kind is None or not is_number(kind) or left.type == right.type == STRING:
+        raise Refusal(
+            f"{sql_name(left.type)} {sign} {sql_name(right.type)} is no arithmetic",
+            "cast to numbers first; for dates there are date_add, date_sub and datediff",
+        )
+    if is_decimal(kind):
+        return _decimals(sign, _as_decimal(left, kind), _as_decimal(right, kind))
+    if sign == "div":
+        if not is_integer(kind):
+            raise Refusal("div takes integers and decimals, not floats", "use / and floor, or cast to bigint")
+        return apply(pc.divide_checked, convert(left, INT64), convert(right, INT64), fallible=True)
+    if sign == "/":
+        return apply(pc.divide_checked, convert(left, DOUBLE), convert(right, DOUBLE), fallible=True)
+    left, right = convert(left, kind), convert(right, kind)
+    if sign in ("%", "pmod"):
+        return apply(on_arrays(_remainder if sign == "%" else _positive_remainder), left, right, fallible=True)
+    return apply(_CHECKED[sign], left, right, fallible=is_integer(kind))
+
+
+def minus(node: Node) -> Node:
+    """``-node``; text is a double first."""
+    node = convert(node, DOUBLE) if node.type in (STRING, NULL) else node
+    if not is_number(node.type):
+        raise Refusal(f"- of {sql_name(node.type)} is no arithmetic", "cast to a number first")
+    return apply(pc.negate_checked, node, fallible=is_integer(node.type))
+
+
+def shift_days(date: Node, days: Node, sign: str) -> Node:
+    """A date so many days later (+) or earlier (-); days are an int."""
+    compute = _CHECKED[sign]
+    return apply(
+        lambda day, count: compute(day.cast(INT32), count).cast(DATE), date, convert(days, INT32), fallible=True
+    )
+
+
+def _shifted(sign: str, left: Node, right: Node) -> Node:
+    date, days = (right, left) if right.type == DATE and sign == "+" else (left, right)
+    if date.type != DATE or not (is_integer(days.type) and days.type != INT64):
+        raise Refusal(
+            f"{sql_name(left.type)} {sign} {sql_name(right.type)} is no arithmetic",
+            "a date takes an int of days; between dates there is datediff(end, start)",
+        )
+    return shift_days(date, days, sign)
+
+
+def _nonzero(divisor: pa.Array, dividend: pa.Array) -> None:
+    """Raise where a value is divided by zero; beside a null it is no division."""
+    zero = pc.and_(pc.equal(divisor, pa.scalar(0, divisor.type)), pc.is_valid(dividend))
+    if pc.any(zero).as_py():
+        raise pa.ArrowInvalid("remainder by zero")
+
+
+def _remainder(left: pa.Array, right: pa.Array) -> pa.Array:
+    _nonzero(right, left)
+    return with_numpy(np.fmod, left, right)
+
+
+def _positive_remainder(left: pa.Array, right: pa.Array) -> pa.Array:
+    def compute(a: np.ndarray[Any, Any], n: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        rest = np.fmod(a, n)
+        return np.where(rest < 0, np.fmod(rest + n, n), rest)
+
+    _nonzero(right, left)
+    return with_numpy(compute, left, right)
+
+
+def _as_decimal(node: Node, kind: pa.DataType) -> Node:
+    """An operand beside a decimal: an integer literal counts with the digits it is written with."""
+    if node.literal and is_integer(node.type) and node.constant is not None:
+        digits = len(str(abs(node.constant.as_py())))
+        return convert(node, pa.decimal128(digits, 0))
+    return convert(node, kind if node.type == NULL else decimal_of(node.type))
+
+
+def _decimals(sign: str, left: Node, right: Node) -> Node:
+    result, compute = _DECIMALS[sign](left.type, right.type)
+    if left.constant is not None and not left.constant.is_valid:
+        return null(result)
+
+    def exact(a: pa.Array, b: pa.Array) -> pa.Array:
+        value = compute(a, b)
+        fitted = fit(value, result.precision, result.scale)
+        if fitted.null_count > value.null_count:
+            raise pa.ArrowInvalid(f"overflow: a result does not fit {sql_name(result)}")
+        return fitted
+
+    node = apply(on_arrays(exact), left, right, fallible=True)
+    return convert(node, INT64) if sign == "div" else node
+
+
+Plan = tuple[pa.DataType, Compute]
+
+
+def _sum(compute: Compute) -> Callable[[pa.DataType, pa.DataType], Plan]:
+    def plan(a: pa.DataType, b: pa.DataType) -> Plan:
+        scale = max(a.scale, b.scale)
+        precision = max(a.precision - a.scale, b.precision - b.scale) + scale + 1
+        return bounded(precision, scale), lambda x, y: compute(_wide(x), _wide(y))
+
+    return plan
+
+
+def _product(a: pa.DataType, b: pa.DataType) -> Plan:
+    precision = a.precision + b.precision + 1
+    _room(precision, "*", a, b)
+    return bounded(precision, a.scale + b.scale), lambda x, y: pc.multiply_checked(_wide(x), _wide(y))
+
+
+def _quotient(a: pa.DataType, b: pa.DataType) -> Plan:
+    scale = max(6, a.scale + b.precision + 1)
+    result = bounded(a.precision - a.scale + b.scale + scale, scale)
+    return result, _divide(a, b, result.scale + 1)
+
+
+def _whole_quotient(a: pa.DataType, b: pa.DataType) -> Plan:
+    whole = max(a.precision - a.scale + b.scale, 1)
+    divide = _divide(a, b, 0)
+    return bounded(whole, 0), lambda x, y: pc.trunc(divide(x, y))
+
+
+def _rest(positive: bool) -> Callable[[pa.DataType, pa.DataType], Plan]:
+    def plan(a: pa.DataType, b: pa.DataType) -> Plan:
+        scale, whole = max(a.scale, b.scale), a.precision - a.scale
+        divide = _divide(a, b, 0)
+        _room(max(whole + b.scale + b.precision, whole + scale) + 1, "%", a, b)
+        count, taken = pa.decimal256(whole + b.scale, 0), pa.decimal256(whole + b.scale, b.scale)
+        rest_type = pa.decimal256(whole + scale, scale)
+
+        def compute(x: Datum, y: Datum) -> Datum:
+            _nonzero(y, x)
+            quotient = pc.trunc(divide(x, y)).cast(count)
+            rest = pc.subtract(_wide(x), pc.multiply(quotient, _wide(y)).cast(taken)).cast(rest_type)
+            if positive:
+                zero = pa.scalar(0, rest_type)
+                wraps = pc.and_(pc.less(rest, zero), pc.greater(y, pa.scalar(0, y.type)))
+                rest = pc.if_else(wraps, pc.add(rest, _wide(y)), rest.cast(pc.add(rest, _wide(y)).type))
+            return rest
+
+        return bounded(min(whole, b.precision - b.scale) + scale, scale), compute
+
+    return plan
+
+
+def _divide(a: pa.DataType, b: pa.DataType, scale: int) -> Compute:
+    """Division cut (not rounded) after at least ``scale`` digits: enough for the rounding after it to be exact."""
+    lift = max(0, scale - (a.scale + b.precision - b.scale + 1))
+    digits = a.precision - a.scale + b.scale + max(scale, a.scale + b.precision - b.scale + 1, 4)
+    _room(digits, "/", a, b)
+    wide = pa.decimal256(a.precision + lift, a.scale + lift)
+    return lambda x, y: pc.divide_checked(x.cast(wide), y.cast(pa.decimal256(b.precision, b.scale)))
+
+
+def _room(digits: int, sign: str, a: pa.DataType, b: pa.DataType) -> None:
+    if digits > WIDEST:
+        raise Refusal(
+            f"{sql_name(a)} {sign} {sql_name(b)} needs more than {WIDEST} digits", "cast to decimals of fewer digits first"
+        )
+
+
+def _wide(values: Datum) -> Datum:
+    return values.cast(pa.decimal256(values.type.precision, values.type.scale))
+
+
+_DECIMALS: dict[str, Callable[[pa.DataType, pa.DataType], Plan]] = {
+    "+": _sum(pc.add_checked),
+    "-": _sum(pc.subtract_checked),
+    "*": _product,
+    "/": _quotient,
+    "div": _whole_quotient,
+    "%": _rest(positive=False),
+    "pmod": _rest(positive=True),
+}
+
+
+def number(text: str) -> Node:
+    """The literal number ``text`` stands for: int, bigint or decimal by its digits, double with an exponent.
+
+    >>> number("1.50").type, number("3000000000").type
+    (Decimal128Type(decimal128(3, 2)), DataType(int64))
+    """
+    if "e" in text.lower():
+        return constant(pa.scalar(float(text)), literal=True)
+    whole, _, fraction = text.removeprefix("-").partition(".")
+    if not fraction and "." not in text:
+        value = int(text)
+        for kind in (INT32, INT64):
+            if -(2 ** (kind.bit_width - 1)) <= value < 2 ** (kind.bit_width - 1):
+                return constant(pa.scalar(value, kind), literal=True)
+    scale = len(fraction)
+    precision = max(len(whole.lstrip("0")) + scale, scale, 1)
+    if precision > 38:
+        raise Refusal(f"the number {text} has more than 38 digits", "write it as a double, with an exponent")
+    return constant(pa.scalar(text).cast(pa.decimal128(precision, scale)), literal=True)

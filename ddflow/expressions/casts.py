@@ -1,0 +1,237 @@
+"""CAST and TRY_CAST between working types, and the casts that Spark makes unasked, under Spark 4's ANSI rules.
+
+Invariant: one function a pair of types turns what cannot be cast into null; ``try_cast`` is that function, and ``cast``
+is the same with an error for a value that became null.  Why that is not trivial: Spark cuts a fraction where Arrow
+refuses it, rounds decimals half up, reads text its own way (``reading``), and takes every instant in a session's time
+zone, which is UTC here.  Refused at compile time: pairs that ANSI refuses, and floats as text, for Java's way of
+writing them is no contract.
+
+>>> import pyarrow as pa
+>>> from ddflow.expressions.node import constant
+>>> convert(constant(pa.scalar(-1.7)), pa.int64()).constant
+<pyarrow.Int64Scalar: -1>
+>>> convert(constant(pa.scalar("x")), pa.int64(), attempt=True).constant
+<pyarrow.Int64Scalar: None>
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from ddflow.expressions.digits import WIDEST, decimal_to_double, double_to_decimal, fit
+from ddflow.expressions.node import Node, Refusal, apply, null, on_arrays
+from ddflow.expressions.reading import (
+    read_boolean,
+    read_date,
+    read_decimal,
+    read_float,
+    read_integer,
+    read_timestamp,
+    within,
+)
+from ddflow.expressions.types import (
+    BINARY,
+    BOOL,
+    DATE,
+    DOUBLE,
+    INT8,
+    INT64,
+    NULL,
+    STRING,
+    WALL,
+    decimal_of,
+    is_decimal,
+    is_float,
+    is_integer,
+    is_number,
+    is_time,
+    sql_name,
+    working,
+)
+
+Convert: TypeAlias = Callable[[pa.Array], pa.Array]
+
+PLAIN_TEXT_SCALE = 6  # Arrow writes decimals with more fraction digits as 1.0E-7
+
+
+def convert(node: Node, kind: pa.DataType, attempt: bool = False) -> Node:
+    """``node`` as ``kind``: CAST, or TRY_CAST with ``attempt``.
+
+    Raises Refusal when no value of the one type is one of the other.  O(rows).
+    """
+    if node.type == kind:
+        return node
+    if node.type == NULL:
+        return null(kind)
+    turn, loses = _turn(node.type, kind)
+    if not loses:
+        return apply(on_arrays(turn), node)
+    return apply(on_arrays(turn if attempt else _strict(turn, node.type, kind)), node, fallible=not attempt)
+
+
+def load(array: pa.Array) -> pa.Array:
+    """A column in its working type. Raises ArrowInvalid where that overflows (2 GB of text in a batch). O(rows)."""
+    kind = working(array.type)
+    if array.type == kind:
+        return array
+    if pat.is_dictionary(array.type):
+        return load(array.dictionary_decode())
+    if pat.is_run_end_encoded(array.type):
+        return load(pc.run_end_decode(array))
+    return array.cast(kind)
+
+
+def as_text(node: Node) -> Node:
+    """What a function of text makes of an argument that is none, as Spark does."""
+    return convert(node, STRING)
+
+
+def _strict(turn: Convert, source: pa.DataType, kind: pa.DataType) -> Convert:
+    def checked(array: pa.Array) -> pa.Array:
+        result = turn(array)
+        if result.null_count > array.null_count:
+            lost = pc.and_(array.is_valid(), result.is_null())
+            value = array.filter(lost)[0]
+            shown = repr(value.as_py()) if source == STRING else str(value)
+            raise pa.ArrowInvalid(f"the {sql_name(source)} {shown} cannot be cast to {sql_name(kind)}")
+        return result
+
+    return checked
+
+
+def _turn(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, bool]:
+    """How values of ``source`` become ``kind``, null where they cannot; and whether there are such values."""
+    found: tuple[Convert, bool] | None = None
+    if source == STRING:
+        found = _from_text(kind)
+    elif kind == STRING:
+        found = _to_text(source)
+    elif source == BOOL or kind == BOOL:
+        found = _with_boolean(source, kind)
+    elif is_number(source) and is_number(kind):
+        found = _numbers(source, kind)
+    elif source == DATE or is_time(source) or is_time(kind):
+        found = _times(source, kind)
+    if found is None:
+        raise Refusal(
+            f"{sql_name(source)} cannot be cast to {sql_name(kind)}",
+            "compare or combine values of one type" + (", or cast to a decimal first" if is_float(source) else ""),
+        )
+    return found
+
+
+def _from_text(kind: pa.DataType) -> tuple[Convert, bool] | None:
+    if is_integer(kind):
+        return lambda array: read_integer(array, kind), True
+    if is_float(kind):
+        return lambda array: read_float(array, kind), True
+    if is_decimal(kind):
+        return lambda array: read_decimal(array, kind.precision, kind.scale), True
+    if is_time(kind):
+        return lambda array: read_timestamp(array, kind), True
+    others: dict[pa.DataType, tuple[Convert, bool]] = {
+        BOOL: (read_boolean, True),
+        DATE: (read_date, True),
+        BINARY: (lambda array: array.cast(BINARY), False),
+    }
+    return others.get(kind)
+
+
+def _to_text(source: pa.DataType) -> tuple[Convert, bool] | None:
+    if is_time(source):
+        return _time_text, False
+    plain = is_decimal(source) and source.scale <= PLAIN_TEXT_SCALE
+    if plain or is_integer(source) or source in (BOOL, DATE, BINARY):
+        return lambda array: array.cast(STRING), False
+    return None
+
+
+def _time_text(array: pa.Array) -> pa.Array:
+    """yyyy-mm-dd hh:mm:ss, and the fraction where there is one, without closing zeros."""
+    text = array.cast(pa.timestamp(array.type.unit)).cast(STRING)
+    return pc.replace_substring_regex(text, r"^(.{19}(?:\.[0-9]*[1-9])?)\.?0*$", r"\1")
+
+
+def _with_boolean(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, bool] | None:
+    if is_number(source):
+        zero = pa.scalar(0, source)
+        return lambda array: pc.not_equal(array, zero), False
+    if is_decimal(kind):
+        return lambda array: fit(array.cast(INT8).cast(pa.decimal128(3, 0)), kind.precision, kind.scale), True
+    if is_number(kind):
+        return lambda array: array.cast(INT8).cast(kind), False
+    return None
+
+
+def _numbers(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, bool]:
+    if is_decimal(kind):
+        return _to_decimal(source, kind)
+    if is_decimal(source):
+        if is_float(kind):
+            return lambda array: decimal_to_double(array, kind), False
+        return lambda array: _whole(array, kind), True
+    if is_float(kind):
+        return lambda array: array.cast(kind, safe=False), False
+    if is_integer(source):
+        return lambda array: within(array, kind), source.bit_width > kind.bit_width
+    return lambda array: _truncated(array, kind), True
+
+
+def _to_decimal(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, bool]:
+    if is_float(source):
+        return lambda array: double_to_decimal(array, kind.precision, kind.scale), True
+    exact = decimal_of(source)
+    loses = exact.precision - exact.scale > kind.precision - kind.scale or exact.scale > kind.scale
+    if is_decimal(source):
+        return lambda array: fit(array, kind.precision, kind.scale), loses
+    return lambda array: fit(array.cast(exact), kind.precision, kind.scale), loses
+
+
+def _whole(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The part of decimals before the point, as integers; null where they do not fit."""
+    cut = pc.trunc(array.cast(pa.decimal256(WIDEST, array.type.scale)))
+    limits = np.iinfo(kind.to_pandas_dtype())
+    low, high = (pa.scalar(int(limit), pa.decimal256(WIDEST, array.type.scale)) for limit in (limits.min, limits.max))
+    inside = pc.and_(pc.greater_equal(cut, low), pc.less_equal(cut, high))
+    return pc.if_else(inside, cut, pa.scalar(None, cut.type)).cast(pa.decimal256(WIDEST, 0)).cast(kind)
+
+
+def _truncated(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The part of doubles before the point, as integers; null where they do not fit, and for NaN."""
+    cut = pc.trunc(array.cast(DOUBLE))
+    bound = 2.0 ** (kind.bit_width - 1)
+    inside = pc.and_(pc.greater_equal(cut, -bound), pc.less(cut, bound))
+    return pc.if_else(inside, cut, pa.scalar(None, DOUBLE)).cast(kind)
+
+
+def _times(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, bool] | None:
+    if source == DATE:
+        return (lambda array: array.cast(kind), False) if is_time(kind) else None
+    if is_integer(source) and is_time(kind) and kind.tz:
+        return lambda array: array.cast(INT64).cast(pa.timestamp("s")).cast(kind), True
+    if not is_time(source):
+        return None
+    if kind == DATE:
+        return lambda array: wall(array).cast(DATE), False
+    if is_time(kind):
+        # Finer than a microsecond is cut; through wall-clock time, for a zone would ask for a database of zones.
+        return (lambda array: wall(array).cast(kind)) if kind.unit == "us" else (lambda array: array.cast(kind)), False
+    if is_integer(kind) and source.tz:
+        return lambda array: within(_seconds(array), kind), kind != INT64
+    return None
+
+
+def wall(array: pa.Array) -> pa.Array:
+    """Timestamps as wall-clock time of UTC in microseconds, floored."""
+    plain = array.cast(pa.timestamp(array.type.unit))
+    return plain if plain.type == WALL else pc.floor_temporal(plain, unit="microsecond").cast(WALL)
+
+
+def _seconds(array: pa.Array) -> pa.Array:
+    return pc.floor_temporal(wall(array), unit="second").cast(pa.timestamp("s")).cast(INT64)

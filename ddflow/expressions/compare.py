@@ -1,0 +1,230 @@
+"""Comparisons as Spark makes them: a null gives null, NaN equals NaN and is above every number, -0.0 equals 0.0.
+
+Invariant: for operands that are not null exactly one of <, =, > is true, floats included.  Why that is not trivial:
+Arrow compares floats by IEEE 754, where NaN has no place, and its membership test holds -0.0 and 0.0 apart; operands
+of two types must meet in one first, and decimals must do so without losing digits.
+
+>>> import pyarrow as pa
+>>> from ddflow.expressions.node import Frame, column, constant
+>>> above = compare(">", column(0, pa.float64()), constant(pa.scalar(5.0)))
+>>> above.run(Frame((pa.array([4.0, 6.0, float("nan"), None]),), 4)).to_pylist()
+[False, True, True, None]
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ddflow.expressions.casts import as_text, convert
+from ddflow.expressions.logic import disjunction, meet
+from ddflow.expressions.node import Datum, Node, Refusal, apply, null, on_arrays
+from ddflow.expressions.types import (
+    BOOL,
+    MOST_DIGITS,
+    NULL,
+    STRING,
+    decimal_of,
+    is_decimal,
+    is_float,
+    is_integer,
+)
+
+Compare: TypeAlias = Callable[[Datum, Datum], Datum]
+
+_PLAIN: dict[str, Compare] = {
+    "=": lambda a, b: pc.equal(a, b),
+    "<>": lambda a, b: pc.not_equal(a, b),
+    "<": lambda a, b: pc.less(a, b),
+    "<=": lambda a, b: pc.less_equal(a, b),
+    ">": lambda a, b: pc.greater(a, b),
+    ">=": lambda a, b: pc.greater_equal(a, b),
+}
+_MIRRORED = {"=": "=", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+
+
+def _equal(a: Datum, b: Datum) -> Datum:
+    return pc.or_(pc.equal(a, b), pc.and_(pc.is_nan(a), pc.is_nan(b)))
+
+
+def _less(a: Datum, b: Datum) -> Datum:
+    return pc.and_not(pc.invert(pc.less_equal(b, a)), pc.is_nan(a))
+
+
+def _at_most(a: Datum, b: Datum) -> Datum:
+    return pc.or_(pc.less_equal(a, b), pc.is_nan(b))
+
+
+# With NaN on top, for any two floats.
+_FLOATS: dict[str, Compare] = {
+    "=": _equal,
+    "<>": lambda a, b: pc.invert(_equal(a, b)),
+    "<": _less,
+    "<=": _at_most,
+    ">": lambda a, b: _less(b, a),
+    ">=": lambda a, b: _at_most(b, a),
+}
+# The same where b is a number, not NaN: "not at most" holds for NaN too.
+_FLOAT_AND_NUMBER: dict[str, Compare] = {
+    **_PLAIN,
+    ">": lambda a, b: pc.invert(pc.less_equal(a, b)),
+    ">=": lambda a, b: pc.invert(pc.less(a, b)),
+}
+
+
+def compare(sign: str, left: Node, right: Node) -> Node:
+    """``left sign right`` for =, <>, <, <=, >, >=. Raises Refusal when the types do not meet. O(rows)."""
+    left, right = _operands(left, right, f"the comparison {sign}")
+    if not is_float(left.type):
+        return apply(_PLAIN[sign], left, right)
+    if _is_number(left):
+        left, right, sign = right, left, _MIRRORED[sign]
+    return apply((_FLOAT_AND_NUMBER if _is_number(right) else _FLOATS)[sign], left, right)
+
+
+def same(left: Node, right: Node) -> Node:
+    """``<=>``: equal, or both null; never null itself."""
+    left, right = _operands(left, right, "the comparison <=>")
+    equal = compare("=", left, right)
+    both = apply(lambda a, b: pc.and_(pc.is_null(a), pc.is_null(b)), left, right)
+    return apply(pc.coalesce, equal, both)
+
+
+def among(node: Node, items: Sequence[Node]) -> Node:
+    """IN: true if any equals; else null if the value or any item is null; else false. One hash probe a row for constants."""
+    if all(_exact_decimal(each.type) for each in (node, *items)) and _too_wide([node, *items]):
+        return _any_equal(node, items)
+    node, *items = meet([node, *items], "IN")
+    if any(item.constant is None for item in items):
+        return _any_equal(node, items)
+    if node.type == NULL:
+        return null(BOOL)
+    values = [item.constant for item in items if item.constant is not None]
+    known = pa.concat_arrays([pa.array([], node.type), *(pa.repeat(value, 1) for value in values if value.is_valid)])
+    zero = pa.scalar(0.0, node.type) if is_float(node.type) else None
+    known = known if zero is None else pc.add(known, zero)
+    otherwise = pa.scalar(None, BOOL) if len(known) < len(values) else pa.scalar(False)
+
+    def compute(value: Datum) -> Datum:
+        value = value if zero is None else pc.add(value, zero)  # makes -0.0 the 0.0 it equals
+        hit = pc.is_in(value, value_set=known)
+        if otherwise.is_valid:
+            return pc.if_else(pc.is_valid(value), hit, pa.scalar(None, BOOL)) if value.null_count else hit
+        return pc.if_else(hit, hit, otherwise)
+
+    return apply(on_arrays(compute), node)
+
+
+def _any_equal(node: Node, items: Sequence[Node]) -> Node:
+    found = compare("=", node, items[0])
+    for item in items[1:]:
+        found = disjunction(found, compare("=", node, item))
+    return found
+
+
+def _is_number(node: Node) -> bool:
+    value: Any = None if node.constant is None else node.constant.as_py()
+    return value is not None and not math.isnan(value)
+
+
+def _exact_decimal(kind: pa.DataType) -> bool:
+    return is_integer(kind) or is_decimal(kind)
+
+
+def _too_wide(nodes: Sequence[Node]) -> bool:
+    """Whether a decimal for all of these would need more than 38 digits."""
+    kinds = [decimal_of(node.type) for node in nodes]
+    whole, scale = max(kind.precision - kind.scale for kind in kinds), max(kind.scale for kind in kinds)
+    return whole + scale > MOST_DIGITS
+
+
+def _operands(left: Node, right: Node, place: str) -> tuple[Node, Node]:
+    if _exact_decimal(left.type) and _exact_decimal(right.type) and _too_wide([left, right]):
+        return _exactly(left), _exactly(right)
+    left, right = meet([left, right], place)
+    if left.type == NULL:
+        return null(BOOL), null(BOOL)
+    return left, right
+
+
+def _exactly(node: Node) -> Node:
+    """A number of up to 38 digits in 76, so that Arrow can bring any two to one scale."""
+    exact = convert(node, decimal_of(node.type))
+    wide = pa.decimal256(MOST_DIGITS, exact.type.scale)
+    return apply(lambda value: value.cast(wide), exact)
+
+
+def like(node: Node, pattern: Node, escape: str, ignore_case: bool) -> Node:
+    """LIKE and ILIKE with a literal pattern: ``%`` any run, ``_`` any one character, ``escape`` takes them plainly."""
+    node = as_text(node)
+    text = literal_text(pattern, "the pattern of LIKE")
+    if text is None:
+        return null(BOOL)
+    parts = _like_parts(text, escape)
+    plain = [part for part in parts if part not in ("%", "_")]
+    if not ignore_case and len(plain) <= 1 and "_" not in parts and parts.count("%") <= 2:
+        needle, kinds = "".join(plain)[1:], ["%" if part == "%" else "x" for part in parts]
+        match kinds:
+            case [] | ["x"]:
+                return apply(lambda value: pc.equal(value, needle), node)
+            case ["x", "%"]:
+                return apply(lambda value: pc.starts_with(value, needle), node)
+            case ["%", "x"]:
+                return apply(lambda value: pc.ends_with(value, needle), node)
+            case ["%", "x", "%"]:
+                return apply(lambda value: pc.match_substring(value, needle), node)
+    regex = "".join({"%": ".*", "_": "."}.get(part) or re.escape(part[1:]) for part in parts)
+    return apply(lambda value: pc.match_substring_regex(value, f"(?s)^{regex}$", ignore_case=ignore_case), node)
+
+
+def _like_parts(pattern: str, escape: str) -> list[str]:
+    """``%``, ``_``, and runs of plain text, each behind an ``=``."""
+    parts: list[str] = []
+    letters = iter(pattern)
+    for letter in letters:
+        if letter in "%_" and letter != escape:
+            parts.append(letter)
+            continue
+        if letter == escape:
+            letter = next(letters, "")
+            if not letter or letter not in ("%", "_", escape):
+                raise Refusal(
+                    f"in the pattern {pattern!r} the escape {escape!r} stands before {letter or 'the end'!r}",
+                    f"it may stand before %, _ and itself; write {escape}{escape} for the character itself",
+                )
+        if parts and parts[-1][0] == "=":
+            parts[-1] += letter
+        else:
+            parts.append("=" + letter)
+    return parts
+
+
+def matches(node: Node, pattern: Node) -> Node:
+    """RLIKE: whether a literal regular expression (RE2's language) is found anywhere in the text."""
+    node = as_text(node)
+    text = checked_regex(pattern, "the pattern of RLIKE")
+    return null(BOOL) if text is None else apply(lambda value: pc.match_substring_regex(value, text), node)
+
+
+def literal_text(node: Node, place: str) -> str | None:
+    """The text of a constant, None for a null one. Raises Refusal when it differs from row to row."""
+    if node.constant is None or node.type not in (STRING, NULL):
+        raise Refusal(f"{place} is not a text literal", "write it as a literal: it is compiled once, not per row")
+    value: str | None = node.constant.as_py()
+    return value
+
+
+def checked_regex(node: Node, place: str) -> str | None:
+    """The text of a constant regular expression, None for null. Raises Refusal when RE2 does not take it."""
+    text = literal_text(node, place)
+    if text is not None:
+        try:
+            pc.match_substring_regex(pa.scalar(""), text)
+        except pa.ArrowInvalid as error:
+            raise Refusal(f"{place}, {text!r}, is refused: {error}", "use RE2's syntax: no look-around, no back references") from error
+    return text

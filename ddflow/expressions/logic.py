@@ -1,0 +1,142 @@
+"""Three-valued logic and choice: AND, OR, NOT, IS, CASE, COALESCE, each evaluating only what a row asks for.
+
+Invariant: a branch that would fail for a row is not to blame unless the row takes it, exactly as Spark's own AND, OR,
+IF, CASE and COALESCE stop early.  Why that is not trivial: columns are computed whole, so every branch is run under
+the mask of the rows that still want it, and only if something in it can fail.  Comparisons live in ``compare``.
+
+>>> import pyarrow as pa, pyarrow.compute as pc
+>>> from ddflow.expressions.node import Frame, apply, column, constant
+>>> a = column(0, pa.int64())
+>>> safe = conjunction(
+...     apply(pc.not_equal, a, constant(pa.scalar(0))),
+...     apply(lambda a: pc.greater(pc.divide_checked(pa.scalar(10), a), 2), a, fallible=True),
+... )
+>>> safe.run(Frame((pa.array([0, 3, None, 9]),), 4)).to_pylist()
+[False, True, None, False]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ddflow.expressions.casts import convert
+from ddflow.expressions.node import Datum, Frame, Node, Refusal, apply, constant, null, spread, where
+from ddflow.expressions.types import BOOL, NULL, STRING, meeting, sql_name
+
+TRUE, FALSE = pa.scalar(True), pa.scalar(False)
+
+
+def condition(node: Node, place: str) -> Node:
+    """``node`` as a boolean. Raises Refusal naming ``place`` when it is none."""
+    if node.type not in (BOOL, NULL, STRING):
+        raise Refusal(f"{place} needs a boolean, and this is {sql_name(node.type)}", "compare it with something")
+    return convert(node, BOOL)
+
+
+def meet(nodes: Sequence[Node], place: str) -> list[Node]:
+    """``nodes`` cast to the type they meet in. Raises Refusal naming ``place`` when there is none."""
+    kind = meeting([node.type for node in nodes])
+    if kind is None:
+        found = ", ".join(sql_name(node.type) for node in nodes)
+        raise Refusal(f"{place} has no type in common for {found}", "cast the operands to one type")
+    return [convert(node, kind) for node in nodes]
+
+
+def conjunction(left: Node, right: Node) -> Node:
+    """AND: false wins over null; the right side is run only where the left is not false."""
+    if left.constant is not None and left.constant.is_valid:
+        return right if left.constant.as_py() else constant(FALSE)
+    if not right.fallible:
+        return apply(pc.and_kleene, left, right)
+
+    def run(frame: Frame) -> Datum:
+        first = spread(left.run(frame), frame.rows)
+        return pc.and_kleene(first, where(right, frame, pc.fill_null(first, True)))
+
+    return Node(BOOL, run, fallible=True)
+
+
+def disjunction(left: Node, right: Node) -> Node:
+    """OR: true wins over null; the right side is run only where the left is not true."""
+    if left.constant is not None and left.constant.is_valid:
+        return constant(TRUE) if left.constant.as_py() else right
+    if not right.fallible:
+        return apply(pc.or_kleene, left, right)
+
+    def run(frame: Frame) -> Datum:
+        first = spread(left.run(frame), frame.rows)
+        return pc.or_kleene(first, where(right, frame, pc.invert(pc.fill_null(first, False))))
+
+    return Node(BOOL, run, fallible=True)
+
+
+def negation(node: Node) -> Node:
+    """NOT: null stays null."""
+    return apply(pc.invert, node)
+
+
+def is_null(node: Node) -> Node:
+    """IS NULL. NaN is not null."""
+    return apply(lambda value: pc.is_null(value), node)
+
+
+def is_truth(node: Node, truth: bool) -> Node:
+    """IS TRUE or IS FALSE: null is neither."""
+    return apply(lambda value: pc.fill_null(value if truth else pc.invert(value), False), node)
+
+
+def choice(conditions: Sequence[Node], values: Sequence[Node], place: str) -> Node:
+    """CASE: the value of the first condition that is true, else the last value, of which there is one more."""
+    *taken, default = meet(values, place)
+    pairs: list[tuple[Node, Node]] = []
+    for test, value in zip(conditions, taken, strict=True):
+        if test.constant is None:
+            pairs.append((test, value))
+        elif test.constant.as_py():
+            default = value
+            break
+    if not pairs:
+        return default
+    tests, results = [test for test, _ in pairs], [*(value for _, value in pairs), default]
+    if any(node.fallible for node in (*tests, *results)):
+        return _lazy_choice(tests, results)
+    count = len(tests)
+    if count == 1:
+        return apply(lambda test, yes, no: pc.if_else(pc.fill_null(test, False), yes, no), *tests, *results)
+    return apply(lambda *data: pc.case_when(pc.make_struct(*data[:count]), *data[count:]), *tests, *results)
+
+
+def _lazy_choice(tests: Sequence[Node], results: Sequence[Node]) -> Node:
+    def run(frame: Frame) -> Datum:
+        open_rows = spread(TRUE, frame.rows)
+        hits, values = [], []
+        for test, result in zip(tests, results, strict=False):
+            true = pc.fill_null(where(test, frame, open_rows), False)
+            hits.append(pc.and_(open_rows, true))
+            values.append(spread(where(result, frame, hits[-1]), frame.rows))
+            open_rows = pc.and_not(open_rows, true)
+        return pc.case_when(pc.make_struct(*hits), *values, where(results[-1], frame, open_rows))
+
+    return Node(results[0].type, run, fallible=True)
+
+
+def first_valid(nodes: Sequence[Node], place: str) -> Node:
+    """COALESCE: the first value that is not null; each is run only where those before it are null."""
+    nodes = [node for node in meet(nodes, place) if node.constant is None or node.constant.is_valid] or [
+        null(meet(nodes, place)[0].type)
+    ]
+    if len(nodes) == 1:
+        return nodes[0]
+    if not any(node.fallible for node in nodes[1:]):
+        return apply(pc.coalesce, *nodes)
+
+    def run(frame: Frame) -> Datum:
+        value = spread(nodes[0].run(frame), frame.rows)
+        for node in nodes[1:]:
+            value = pc.coalesce(value, where(node, frame, value.is_null()))
+        return value
+
+    return Node(nodes[0].type, run, fallible=True)

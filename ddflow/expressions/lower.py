@@ -1,0 +1,242 @@
+"""A syntax tree to a node: every kind of syntax that is supported, each in a few lines, and a refusal for the rest.
+
+Invariant: what is not listed here is refused by name; no part of a tree is passed over.  Why that is not trivial:
+sqlglot's tree for one piece of SQL differs a little between its versions (NOT around a predicate or a mark on it), and
+a literal must be seen before its minus sign is an operation.  The meaning of each operation is in the other modules.
+
+>>> import pyarrow as pa
+>>> from ddflow.expressions.node import Frame
+>>> from ddflow.expressions.parse import parse
+>>> lowering = Lowering(Columns(pa.schema({"a": pa.int64()})))
+>>> node = lowering.lower(parse("a between 1 and 3 or a is null"))
+>>> node.run(Frame((pa.array([1, 5, None]),), 3)).to_pylist()
+[True, False, True]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlglot import exp
+
+from ddflow.expressions import dates, strings
+from ddflow.expressions.arithmetic import arithmetic, minus, number
+from ddflow.expressions.casts import convert
+from ddflow.expressions.columns import Columns
+from ddflow.expressions.compare import among, compare, like, literal_text, matches, same
+from ddflow.expressions.functions import TYPES, find
+from ddflow.expressions.logic import choice, condition, conjunction, disjunction, is_null, is_truth, meet, negation
+from ddflow.expressions.node import Node, Refusal, apply, constant, null
+from ddflow.expressions.types import DOUBLE, FLOAT, INT32, MOST_DIGITS, NULL, is_integer, sql_name
+
+_COMPARE = {exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}
+_ARITHMETIC = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%", exp.IntDiv: "div"}
+_BITS = {exp.BitwiseAnd: pc.bit_wise_and, exp.BitwiseOr: pc.bit_wise_or, exp.BitwiseXor: pc.bit_wise_xor}
+_TYPE_NAMES = {
+    "TEXT": "string",
+    "VARCHAR": "string",
+    "CHAR": "string",
+    "TIMESTAMPTZ": "timestamp",
+    "TIMESTAMPLTZ": "timestamp",
+    "TIMESTAMPNTZ": "timestamp_ntz",
+    "DECIMAL": "decimal",
+}
+
+
+class Lowering:
+    """Lowers trees over one schema; the columns read gather in ``columns``."""
+
+    def __init__(self, columns: Columns) -> None:
+        self.columns = columns
+        self._handlers: dict[type[exp.Expression], Callable[[Any], Node]] = {
+            exp.Column: self._column,
+            exp.Dot: self._dot,
+            exp.Paren: lambda tree: self._plain(self.lower(tree.this)),
+            exp.Literal: self._literal,
+            exp.RawString: lambda tree: constant(pa.scalar(str(tree.this)), literal=True),
+            exp.Concat: lambda tree: strings.concat(*map(self.lower, tree.expressions)),
+            exp.Boolean: lambda tree: constant(pa.scalar(bool(tree.this))),
+            exp.Null: lambda tree: null(NULL),
+            exp.And: lambda tree: conjunction(*self._conditions(tree, "AND")),
+            exp.Or: lambda tree: disjunction(*self._conditions(tree, "OR")),
+            exp.Not: lambda tree: negation(condition(self.lower(tree.this), "NOT")),
+            exp.Is: self._is,
+            exp.In: self._in,
+            exp.Between: self._between,
+            exp.Like: self._like,
+            exp.ILike: self._like,
+            exp.Escape: self._like,
+            exp.RegexpLike: lambda tree: self._negated(tree, matches(*self._pair(tree))),
+            exp.NullSafeEQ: lambda tree: same(*self._pair(tree)),
+            exp.NullSafeNEQ: lambda tree: negation(same(*self._pair(tree))),
+            exp.Neg: self._neg,
+            exp.BitwiseNot: lambda tree: apply(pc.bit_wise_not, self._integer(self.lower(tree.this), "~")),
+            exp.DPipe: lambda tree: strings.joined(*self._pair(tree)),
+            exp.Case: self._case,
+            exp.Cast: self._cast,
+            exp.TryCast: self._cast,
+            exp.Extract: lambda tree: dates.extract(tree.this.name, self.lower(tree.expression)),
+            exp.Trim: self._trim,
+            exp.Substring: self._substring,
+            exp.Anonymous: self._call,
+        }
+        self._handlers |= dict.fromkeys(_COMPARE, self._compare)
+        self._handlers |= dict.fromkeys(_ARITHMETIC, lambda tree: arithmetic(_ARITHMETIC[type(tree)], *self._pair(tree)))
+        self._handlers |= dict.fromkeys(_BITS, self._bits)
+
+    def lower(self, tree: exp.Expression) -> Node:
+        """The node of ``tree``. Raises Refusal for what is not supported, misspelt or of the wrong type."""
+        handler = self._handlers.get(type(tree))
+        if handler is None:
+            raise _unsupported(tree)
+        return handler(tree)
+
+    def _pair(self, tree: exp.Expression) -> tuple[Node, Node]:
+        return self.lower(tree.this), self.lower(tree.expression)
+
+    def _conditions(self, tree: exp.Expression, place: str) -> tuple[Node, Node]:
+        left, right = self._pair(tree)
+        return condition(left, place), condition(right, place)
+
+    def _negated(self, tree: exp.Expression, node: Node) -> Node:
+        return negation(node) if tree.args.get("negate") else node
+
+    def _plain(self, node: Node) -> Node:
+        """A literal in parentheses or not is the same; only its mark as a literal stays."""
+        return node
+
+    def _column(self, tree: exp.Column) -> Node:
+        if not all(isinstance(part, exp.Identifier) for part in tree.parts):
+            raise Refusal(f"{tree.sql('spark')} names several columns", "name one column")
+        return self.columns.resolve([part.name for part in tree.parts])
+
+    def _dot(self, tree: exp.Dot) -> Node:
+        parts = tree.parts
+        if not all(isinstance(part, exp.Identifier) for part in parts):
+            raise _unsupported(tree)
+        return self.columns.resolve([part.name for part in parts])
+
+    def _literal(self, tree: exp.Literal) -> Node:
+        return constant(pa.scalar(str(tree.this)), literal=True) if tree.is_string else number(str(tree.this))
+
+    def _neg(self, tree: exp.Neg) -> Node:
+        if isinstance(tree.this, exp.Literal) and not tree.this.is_string:
+            return number("-" + str(tree.this.this))
+        return minus(self.lower(tree.this))
+
+    def _compare(self, tree: exp.Expression) -> Node:
+        return compare(_COMPARE[type(tree)], *self._pair(tree))
+
+    def _integer(self, node: Node, place: str) -> Node:
+        if not (is_integer(node.type) or node.type == NULL):
+            raise Refusal(f"{place} takes integers, and this is {sql_name(node.type)}", "cast to bigint first")
+        return convert(node, INT32) if node.type == NULL else node
+
+    def _bits(self, tree: exp.Expression) -> Node:
+        left, right = (self._integer(node, "a bit operation") for node in self._pair(tree))
+        return apply(_BITS[type(tree)], *meet([left, right], "a bit operation"))
+
+    def _is(self, tree: exp.Is) -> Node:
+        node = self.lower(tree.this)
+        if isinstance(tree.expression, exp.Null):
+            return is_null(node)
+        if isinstance(tree.expression, exp.Boolean):
+            return is_truth(condition(node, "IS TRUE or IS FALSE"), bool(tree.expression.this))
+        raise Refusal(f"{tree.sql('spark')} is not supported", "IS takes NULL, TRUE, FALSE, UNKNOWN, DISTINCT FROM; for NaN use isnan")
+
+    def _in(self, tree: exp.In) -> Node:
+        if not tree.expressions:
+            raise _unsupported(tree.args.get("query") or tree)
+        items = [self.lower(item) for item in tree.expressions]
+        return self._negated(tree, among(self.lower(tree.this), items))
+
+    def _between(self, tree: exp.Between) -> Node:
+        if tree.args.get("symmetric"):
+            raise Refusal("BETWEEN SYMMETRIC is not supported", "write the lower bound first")
+        node, low, high = self.lower(tree.this), self.lower(tree.args["low"]), self.lower(tree.args["high"])
+        return self._negated(tree, conjunction(compare(">=", node, low), compare("<=", node, high)))
+
+    def _like(self, tree: exp.Expression) -> Node:
+        escape = "\\"
+        if isinstance(tree, exp.Escape):
+            mark = literal_text(self.lower(tree.expression), "the escape of LIKE")
+            if mark is None or len(mark) != 1:
+                raise Refusal(f"the escape of LIKE is {mark!r}", "give one character")
+            tree, escape = tree.this, mark
+        if isinstance(tree.expression, exp.Any | exp.All):
+            raise Refusal(f"{tree.sql('spark')} is not supported", "write one LIKE for each pattern, with OR or AND")
+        node, pattern = self._pair(tree)
+        return self._negated(tree, like(node, pattern, escape, isinstance(tree, exp.ILike)))
+
+    def _case(self, tree: exp.Case) -> Node:
+        subject = None if tree.this is None else self.lower(tree.this)
+        tests, values = [], []
+        for branch in tree.args["ifs"]:
+            test = self.lower(branch.this)
+            test = condition(test, "WHEN") if subject is None else compare("=", subject, test)
+            tests.append(test)
+            values.append(self.lower(branch.args["true"]))
+        default = tree.args.get("default")
+        return choice(tests, [*values, null(NULL) if default is None else self.lower(default)], "CASE")
+
+    def _cast(self, tree: exp.Cast) -> Node:
+        kind = _type(tree.to)
+        if isinstance(tree.this, exp.Literal) and not tree.this.is_string and kind in (FLOAT, DOUBLE):
+            return constant(pa.scalar(float(tree.this.this), kind))  # 0.1D is the double, not a decimal turned one
+        literal = isinstance(tree.this, exp.Literal) and is_integer(kind)
+        node = convert(self.lower(tree.this), kind, attempt=bool(tree.args.get("safe")))
+        return constant(node.constant, literal=True) if literal and node.constant is not None else node
+
+    def _trim(self, tree: exp.Trim) -> Node:
+        characters = None if tree.expression is None else self.lower(tree.expression)
+        return strings.trim(self.lower(tree.this), str(tree.args.get("position") or "BOTH").upper(), characters)
+
+    def _substring(self, tree: exp.Substring) -> Node:
+        arguments = [tree.this, tree.args.get("start"), tree.args.get("length")]
+        return find("substring").call([self.lower(each) for each in arguments if each is not None])
+
+    def _call(self, tree: exp.Anonymous) -> Node:
+        function = find(tree.name)
+        for argument in tree.expressions:
+            if isinstance(argument, exp.Star | exp.Distinct):
+                raise _unsupported(argument)
+        return function.call([self.lower(argument) for argument in tree.expressions])
+
+
+def _type(tree: exp.DataType) -> pa.DataType:
+    """The Arrow type of a type's name in CAST."""
+    name = str(getattr(tree.this, "name", tree.this))
+    name = _TYPE_NAMES.get(name, name.lower())
+    if name == "decimal":
+        digits = [int(parameter.name) for parameter in tree.expressions] or [10]
+        precision, scale = digits[0], digits[1] if len(digits) > 1 else 0
+        if not (0 < precision <= MOST_DIGITS and 0 <= scale <= precision):
+            raise Refusal(f"decimal({precision},{scale}) is no type", "the digits go to 38, the scale to the digits")
+        return pa.decimal128(precision, scale)
+    if name not in TYPES:
+        raise Refusal(f"there is no cast to {tree.sql('spark')}", f"types are {', '.join([*TYPES, 'decimal(p,s)'])}")
+    return TYPES[name]
+
+
+def _unsupported(tree: exp.Expression) -> Refusal:
+    text = tree.sql("spark")
+    if isinstance(tree, exp.Window):
+        return Refusal(f"{text} is a window function: it looks at several rows", "an expression sees one row at a time")
+    if isinstance(tree, exp.Filter):
+        return Refusal(f"{text} is an aggregate: it looks at several rows", "count with .count(by=...)")
+    if isinstance(tree, exp.Subquery | exp.Select | exp.Exists | exp.SetOperation):
+        return Refusal(f"{text} is a subquery", "an expression sees one row; bring what it needs in as columns")
+    if isinstance(tree, exp.Interval):
+        return Refusal(f"{text} is an interval", "for days there are date_add, date_sub and datediff")
+    if isinstance(tree, exp.Alias):
+        return Refusal(f"{text} gives a name", "leave AS out: names are given by the projection, {name: expression}")
+    if isinstance(tree, exp.Star):
+        return Refusal("* stands for all columns", "name the columns")
+    if isinstance(tree, exp.Block):
+        return Refusal("there are several expressions, with ; between", "give one")
+    if isinstance(tree, exp.CurrentDate | exp.CurrentTimestamp):
+        return Refusal(f"{text} differs from call to call", "bring the value in as a column or a literal")
+    return Refusal(f"{text} ({type(tree).__name__}) is not supported", "docs/expressions.md lists what is")

@@ -1,0 +1,147 @@
+"""A compiled piece of an expression: its type, how to run it on a frame of columns, and whether that can fail.
+
+Invariant: a node's result has the node's type and either one value per row or one scalar for all of them, and depends
+on nothing but the row: so a node may be run on any subset of the rows.  Why that is not trivial: under ANSI rules a
+division or a cast may fail, yet ``if(b = 0, null, a / b)`` must not.  Kernels compute whole columns, so a node that
+failed on all rows is run again on just those whose value is wanted (``where``).  Nothing here knows SQL.
+
+>>> import pyarrow as pa, pyarrow.compute as pc
+>>> twice = apply(lambda a: pc.multiply_checked(a, pa.scalar(2)), column(0, pa.int64()))
+>>> twice.run(Frame((pa.array([1, None]),), 2)).to_pylist()
+[2, None]
+>>> apply(pc.add_checked, constant(pa.scalar(1)), constant(pa.scalar(2))).constant
+<pyarrow.Int64Scalar: 3>
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, NamedTuple, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ddflow.expressions.types import sql_name
+
+Datum: TypeAlias = Any  # pa.Array | pa.Scalar, which pyarrow does not type
+Compute: TypeAlias = Callable[..., Datum]
+
+FAILURES = (pa.ArrowInvalid, pa.ArrowNotImplementedError)
+
+
+class Refusal(Exception):
+    """An expression that cannot be compiled: what was found in it and what to do, before the place is known."""
+
+    def __init__(self, found: str, remedy: str) -> None:
+        super().__init__(found, remedy)
+        self.found, self.remedy = found, remedy
+
+
+class Frame(NamedTuple):
+    """The columns an expression reads, in working types, and how many rows they have."""
+
+    columns: tuple[pa.Array, ...]
+    rows: int
+
+    def filter(self, mask: pa.BooleanArray) -> Frame:
+        """The rows where ``mask``, which has no nulls, is true. O(rows) a column."""
+        return Frame(tuple(each.filter(mask) for each in self.columns), mask.true_count)
+
+    def slice(self, start: int, rows: int) -> Frame:
+        """``rows`` rows from ``start``, which must be there. O(1) a column."""
+        return Frame(tuple(each.slice(start, rows) for each in self.columns), rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operation: ``run`` gives an array of ``type`` with a value per row, or a scalar for all rows."""
+
+    type: pa.DataType
+    run: Callable[[Frame], Datum]
+    fallible: bool = False
+    constant: pa.Scalar | None = None
+    literal: bool = False
+
+
+def column(index: int, kind: pa.DataType) -> Node:
+    """The column at ``index`` of the frame."""
+    return Node(kind, lambda frame: frame.columns[index])
+
+
+def constant(value: pa.Scalar, literal: bool = False) -> Node:
+    """One value for all rows; ``literal`` when it stands in the text as it is."""
+    return Node(value.type, lambda frame: value, constant=value, literal=literal)
+
+
+def null(kind: pa.DataType) -> Node:
+    """A null of a type."""
+    return constant(pa.scalar(None, kind))
+
+
+def apply(compute: Compute, *nodes: Node, fallible: bool = False) -> Node:
+    """``compute`` over the values of ``nodes``; a constant where all of them are and it does not fail.
+
+    The type is found by computing no rows.  Raises Refusal when ``compute`` takes no such types.
+    """
+    fallible = fallible or any(node.fallible for node in nodes)
+    empty = [pa.array([], node.type) for node in nodes]
+    constants = [node.constant for node in nodes]
+    try:
+        if None not in constants:
+            try:
+                return constant(compute(*constants))
+            except pa.ArrowInvalid:
+                fallible = True  # it fails when it is run, and only if some row asks for it
+                return Node(compute(*empty).type, _runner(compute, [node.run for node in nodes]), fallible)
+        kind = compute(*(each if value is None else value for value, each in zip(constants, empty, strict=True))).type
+    except (pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        types = ", ".join(sql_name(node.type) for node in nodes)
+        raise Refusal(f"nothing computes this for the types ({types})", "cast the operands first") from error
+    return Node(kind, _runner(compute, [node.run for node in nodes]), fallible)
+
+
+def _runner(compute: Compute, runs: list[Callable[[Frame], Datum]]) -> Callable[[Frame], Datum]:
+    if len(runs) == 1:
+        (one,) = runs
+        return lambda frame: compute(one(frame))
+    if len(runs) == 2:
+        first, second = runs
+        return lambda frame: compute(first(frame), second(frame))
+    return lambda frame: compute(*[run(frame) for run in runs])
+
+
+def spread(value: Datum, rows: int) -> pa.Array:
+    """``value`` as an array of ``rows`` values. O(rows) for a scalar."""
+    return pa.repeat(value, rows) if isinstance(value, pa.Scalar) else value
+
+
+def where(node: Node, frame: Frame, mask: pa.BooleanArray) -> Datum:
+    """The values of ``node`` at the rows where ``mask``, which has no nulls, is true; elsewhere anything.
+
+    Failures at other rows do not count.  One run of the node, or two after a failure.
+    """
+    try:
+        return node.run(frame)
+    except FAILURES:
+        part = frame.filter(mask)
+        if part.rows == frame.rows:
+            raise
+    if part.rows == 0:
+        return pa.scalar(None, node.type)
+    values = spread(node.run(part), part.rows)
+    place = pc.subtract(pc.cumulative_sum(mask.cast(pa.int64())), 1)
+    return values.take(pc.if_else(mask, place, pa.scalar(None, pa.int64())))
+
+
+def on_arrays(compute: Compute) -> Compute:
+    """Let ``compute``, written for arrays of one length, take scalars too; scalars alone give a scalar."""
+
+    @wraps(compute)
+    def wrapped(*values: Datum) -> Datum:
+        rows = [len(value) for value in values if not isinstance(value, pa.Scalar)]
+        result = compute(*(spread(value, rows[0] if rows else 1) for value in values))
+        return result if rows else result[0]
+
+    return wrapped

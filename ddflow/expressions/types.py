@@ -1,0 +1,160 @@
+"""The types expressions compute in, and which type two operands meet in: Spark 4's ANSI rules, on Arrow types.
+
+Invariant: every node of a compiled expression has a type that ``working`` returns unchanged, so that no kernel ever sees
+a dictionary, a view, a wide string, an unsigned integer or a foreign time zone.  Why that is not trivial: Spark has
+fewer types than Arrow, and its meeting points are not Arrow's (a string meets an integer in bigint, a float meets an
+integer in double, an instant meets a date at midnight UTC).  This module converts no values: that is ``casts``.
+
+>>> import pyarrow as pa
+>>> working(pa.dictionary(pa.int32(), pa.large_string())), working(pa.uint16())
+(DataType(string), DataType(int32))
+>>> sql_name(meeting([pa.int32(), pa.string()])), sql_name(meeting([pa.int64(), pa.decimal128(10, 2)]))
+('bigint', 'decimal(22,2)')
+>>> meeting([pa.bool_(), pa.int32()]) is None
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+NULL, BOOL, STRING, BINARY, DATE = pa.null(), pa.bool_(), pa.string(), pa.binary(), pa.date32()
+INT8, INT16, INT32, INT64 = pa.int8(), pa.int16(), pa.int32(), pa.int64()
+FLOAT, DOUBLE = pa.float32(), pa.float64()
+INSTANT, WALL = pa.timestamp("us", "UTC"), pa.timestamp("us")
+
+MOST_DIGITS = 38
+INTEGERS = (INT8, INT16, INT32, INT64)
+DIGITS = {INT8: 3, INT16: 5, INT32: 10, INT64: 20}
+_UNSIGNED = {pa.uint8(): INT16, pa.uint16(): INT32, pa.uint32(): INT64, pa.uint64(): pa.decimal128(20, 0)}
+_NAMES = {
+    NULL: "void",
+    BOOL: "boolean",
+    STRING: "string",
+    BINARY: "binary",
+    DATE: "date",
+    INT8: "tinyint",
+    INT16: "smallint",
+    INT32: "int",
+    INT64: "bigint",
+    FLOAT: "float",
+    DOUBLE: "double",
+    INSTANT: "timestamp",
+    WALL: "timestamp_ntz",
+}
+
+
+def working(kind: pa.DataType) -> pa.DataType:
+    """The type in which values of ``kind`` are computed with; itself where there is nothing to do. O(1)."""
+    if pat.is_dictionary(kind) or pat.is_run_end_encoded(kind):
+        return working(kind.value_type)
+    if pat.is_large_string(kind) or kind == pa.string_view():
+        return STRING
+    if pat.is_large_binary(kind) or pat.is_fixed_size_binary(kind) or kind == pa.binary_view():
+        return BINARY
+    if pat.is_date64(kind):
+        return DATE
+    if pat.is_float16(kind):
+        return FLOAT
+    if pat.is_decimal(kind) and kind.bit_width != 128 and kind.precision <= MOST_DIGITS:
+        return pa.decimal128(kind.precision, kind.scale)
+    if pat.is_timestamp(kind):
+        return pa.timestamp("ns" if kind.unit == "ns" else "us", "UTC" if kind.tz else None)
+    return _UNSIGNED.get(kind, kind)
+
+
+def sql_name(kind: pa.DataType) -> str:
+    """What Spark calls a type; Arrow's own name where Spark has none."""
+    if pat.is_decimal(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    return _NAMES.get(kind, str(kind))
+
+
+def is_integer(kind: pa.DataType) -> bool:
+    return kind in INTEGERS
+
+
+def is_float(kind: pa.DataType) -> bool:
+    return kind in (FLOAT, DOUBLE)
+
+
+def is_decimal(kind: pa.DataType) -> bool:
+    return bool(pat.is_decimal128(kind))
+
+
+def is_number(kind: pa.DataType) -> bool:
+    return is_integer(kind) or is_float(kind) or is_decimal(kind)
+
+
+def is_time(kind: pa.DataType) -> bool:
+    return bool(pat.is_timestamp(kind))
+
+
+def decimal_of(kind: pa.DataType) -> pa.DataType:
+    """The decimal that holds every value of an integer or decimal type."""
+    return kind if is_decimal(kind) else pa.decimal128(DIGITS[kind], 0)
+
+
+def bounded(precision: int, scale: int) -> pa.DataType:
+    """Spark's decimal of these digits; over 38, fraction digits give way, down to six (``adjustPrecisionScale``)."""
+    if precision <= MOST_DIGITS:
+        return pa.decimal128(precision, scale)
+    return pa.decimal128(MOST_DIGITS, max(MOST_DIGITS - (precision - scale), min(scale, 6)))
+
+
+def wider_decimal(left: pa.DataType, right: pa.DataType) -> pa.DataType:
+    """The decimal holding both, with as many fraction digits as 38 digits leave."""
+    scale = max(left.scale, right.scale)
+    whole = max(left.precision - left.scale, right.precision - right.scale)
+    return pa.decimal128(min(whole + scale, MOST_DIGITS), min(scale, MOST_DIGITS - whole))
+
+
+def meeting(kinds: Sequence[pa.DataType]) -> pa.DataType | None:
+    """The type in which values of all ``kinds`` (working types) are compared or chosen from; None when there is none.
+
+    Spark's least common type in ANSI mode.  Strings are met first, whatever their place, as Spark does.  O(n).
+    """
+    found: pa.DataType | None = NULL
+    for kind in sorted(kinds, key=lambda kind: kind != STRING):
+        found = None if found is None else _pair(found, kind)
+    return found
+
+
+def _pair(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+    if left == right or right == NULL:
+        return left
+    if left == NULL:
+        return right
+    if STRING in (left, right):
+        return _with_string(right if left == STRING else left)
+    if is_number(left) and is_number(right):
+        return _numbers(left, right)
+    return _times(left, right)
+
+
+def _with_string(other: pa.DataType) -> pa.DataType | None:
+    if is_integer(other):
+        return INT64
+    if is_number(other):
+        return DOUBLE
+    return other if other in (BOOL, BINARY, DATE) or is_time(other) else None
+
+
+def _numbers(left: pa.DataType, right: pa.DataType) -> pa.DataType:
+    if is_float(left) or is_float(right):
+        return DOUBLE
+    if is_decimal(left) or is_decimal(right):
+        return wider_decimal(decimal_of(left), decimal_of(right))
+    return max(left, right, key=INTEGERS.index)
+
+
+def _times(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+    if DATE in (left, right):
+        other = right if left == DATE else left
+        return other if is_time(other) else None
+    if is_time(left) and is_time(right):
+        return pa.timestamp("ns" if "ns" in (left.unit, right.unit) else "us", left.tz or right.tz)
+    return None

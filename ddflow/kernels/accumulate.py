@@ -1,0 +1,116 @@
+"""Accumulating diffs: the net change of each row at each time, and the running count of each group.
+
+Invariant: nothing with a net diff of 0 comes out, and no (group, time) comes out twice.  Why that is not trivial:
+counts are int64 and numba wraps silently, so every sum is checked and the row that would overflow is returned; and a
+count's own output is a difference too: the old count leaves at the time at which the new one enters.  Inputs are
+sorted by identity and, within one, by time; what a group is, the shell knows.
+
+>>> import numpy as np
+>>> one = lambda *values: np.array(values, np.int64)
+>>> ranks, rows, diffs = np.empty(3, np.int64), np.empty(3, np.int64), np.empty(3, np.int64)
+>>> net(one(0, 1, 2), one(0, 2, 3), one(0, 0, 0), one(1, -1, 5), ranks, rows, diffs)
+(1, -1)
+>>> rows[0], diffs[0]
+(np.int64(2), np.int64(5))
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ddflow.kernels.compile import kernel
+
+Rows = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@kernel
+def _overflows(a: int, b: int) -> bool:
+    """Whether a + b leaves int64."""
+    total = a + b
+    return (a >= 0) == (b >= 0) and (total >= 0) != (a >= 0)
+
+
+@kernel
+def net(
+    permutation: Rows, starts: Rows, ranks: Rows, diffs: Rows, out_rank: Rows, out_row: Rows, out_diff: Rows
+) -> tuple[int, int]:
+    """Sum the diffs of equal (identity, time) and drop zeros: consolidation.
+
+    permutation: int64[n], rows sorted by identity, within one by time.  starts: int64[g + 1], places.  ranks: int64[n],
+    of times, by row.  diffs: int64[n], by row.  Written: out_rank, out_row (the first row of the equal ones), out_diff,
+    each int64[n].  Returns how many, and a row whose sum overflows or -1.  O(n).
+
+    >>> a = np.zeros(1, np.int64)
+    >>> net(a, np.array([0, 1]), a, np.ones(1, np.int64), np.empty(1, np.int64), np.empty(1, np.int64), a.copy())
+    (1, -1)
+    """
+    written = 0
+    for group in range(starts.size - 1):
+        begin, stop = starts[group], starts[group + 1]
+        while begin < stop:
+            first = permutation[begin]
+            total, end = 0, begin
+            while end < stop and ranks[permutation[end]] == ranks[first]:
+                if _overflows(total, diffs[permutation[end]]):
+                    return written, first
+                total += diffs[permutation[end]]
+                end += 1
+            if total != 0:
+                out_rank[written], out_row[written], out_diff[written] = ranks[first], first, total
+                written += 1
+            begin = end
+    return written, -1
+
+
+@kernel
+def count(
+    permutation: Rows, starts: Rows, ranks: Rows, diffs: Rows, held: Rows, since_rank: np.int64,
+    update_rank: Rows, update_row: Rows, update_count: Rows, update_diff: Rows,
+    version_rank: Rows, version_row: Rows, version_count: Rows, last: Rows,
+) -> tuple[int, int, int]:  # fmt: skip
+    """Fold diffs over the counts that groups hold; emit the old count's retraction and the new one's assertion.
+
+    permutation, starts, ranks, diffs: as in `net`.  held: int64[g], the counts now, 0 for a new group.  since_rank: the
+    greatest rank whose time need not be kept apart.  Written: update_* int64[2n] by group then time, version_* int64[n],
+    last int64[g] (-1 where nothing changed).  Returns how many updates and versions, and a row whose count overflows or
+    -1.  O(n).
+
+    >>> a, e = np.zeros(1, np.int64), lambda: np.empty(2, np.int64)
+    >>> count(a, np.array([0, 1]), a, np.ones(1, np.int64), np.array([4]), -1, e(), e(), e(), e(), e(), e(), e(), e())
+    (2, 1, -1)
+    """
+    updates = versions = 0
+    for group in range(held.size):
+        begin, stop = starts[group], starts[group + 1]
+        now = held[group]
+        last[group] = -1
+        while begin < stop:
+            first = permutation[begin]
+            rank, total, end = ranks[first], 0, begin
+            while end < stop and ranks[permutation[end]] == rank:
+                if _overflows(total, diffs[permutation[end]]):
+                    return updates, versions, first
+                total += diffs[permutation[end]]
+                end += 1
+            begin = end
+            if total == 0:
+                continue
+            if _overflows(now, total):
+                return updates, versions, first
+            if now != 0:
+                update_rank[updates], update_row[updates] = rank, first
+                update_count[updates], update_diff[updates] = now, -1
+                updates += 1
+            now += total
+            if now != 0:
+                update_rank[updates], update_row[updates] = rank, first
+                update_count[updates], update_diff[updates] = now, 1
+                updates += 1
+            if last[group] < 0 or rank > since_rank:
+                last[group] = versions
+                versions += 1
+            at = last[group]
+            version_rank[at], version_row[at], version_count[at] = rank, first, now
+    return updates, versions, -1

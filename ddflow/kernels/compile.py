@@ -1,0 +1,164 @@
+"""``@kernel``, the decorator every kernel wears: compiled by numba on its first call, kept in a cache that heals.
+
+Invariant: importing a module of kernels compiles nothing; a kernel called twice with the same types is compiled once a
+machine, not once a process; and whatever has happened to the cache, the call still returns the right answer.  That is
+not trivial because the cache must notice every edit, and survive damage, read-only installs and homes, and several
+processes at once: ``cache.py`` says how.  Here its bytes become numba's compile results and back.
+
+Every kernel is compiled to run without the GIL (background merges run beside the interpreter) and with numpy's
+arithmetic: division by zero gives zero or an infinity, overflow wraps.  With ``NUMBA_DISABLE_JIT=1`` a kernel runs as
+the Python it is written in, under the same arithmetic; with ``NUMBA_BOUNDSCHECK=1`` every index is checked, and the
+compiled form is kept apart.
+
+What it does not do: compile ahead of time (``ddflow warmup`` calls the kernels), or cache a function outside of this
+package or with a closure: the digest would not cover its code.
+
+>>> @kernel
+... def double(n: int) -> int:
+...     return n + n
+>>> double(21)
+42
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Generic, ParamSpec, TypeVar, cast
+
+import llvmlite
+import llvmlite.binding
+import numba
+import numpy as np
+from numba.core import caching, config, serialize
+from numba.core.compiler import CompileResult
+
+from ddflow.kernels import cache
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_PACKAGE = Path(__file__).parent
+_IMPORTED = cache.stamp(_PACKAGE)
+_SWITCHES = (
+    "BOUNDSCHECK",
+    "DISABLE_JIT",
+    "OPT",
+    "DEBUGINFO_DEFAULT",
+    "CPU_NAME",
+    "CPU_FEATURES",
+    "ENABLE_AVX",
+    "LOOP_VECTORIZE",
+    "SLP_VECTORIZE",
+)
+_registry: list[Any] = []
+
+
+def kernel(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile ``function`` with numba on its first call, and keep the result in the cache; the type stays the same."""
+    compiled: Any
+    if config.DISABLE_JIT:
+        compiled = Interpreted(function)
+    else:
+        compiled = numba.njit(nogil=True, error_model="numpy")(function)
+        if function.__module__.startswith(f"{__package__}.") and function.__closure__ is None:
+            compiled._cache = KernelCache(f"{function.__module__}.{function.__qualname__}")
+    _registry.append(compiled)
+    return cast("Callable[P, R]", compiled)
+
+
+def kernels() -> list[Any]:
+    """Every kernel defined so far, in order: numba dispatchers, or ``Interpreted`` when the compiler is off."""
+    return list(_registry)
+
+
+def cache_directory() -> Path | None:
+    """Where compiled kernels are kept; None when caching is off.  Makes the directory if it can."""
+    return _shelf().directory
+
+
+class Interpreted(Generic[P, R]):
+    """A kernel that runs as plain Python, with the compiled one's silent overflow and division by zero."""
+
+    def __init__(self, function: Callable[P, R]) -> None:
+        self.py_func = function
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the function."""
+        with np.errstate(all="ignore"):
+            return self.py_func(*args, **kwargs)
+
+
+@functools.cache
+def _chosen(*switches: str) -> cache.Shelf:
+    """The shelf for the code as it was imported, and for these switches of numba; chosen once a process."""
+    versions = (sys.version, sys.implementation.cache_tag, numba.__version__, llvmlite.__version__, np.__version__)
+    facts = (*versions, llvmlite.binding.get_host_cpu_name(), *switches)
+    name = cache.digest([file for file, _, _ in _IMPORTED], facts)
+    return cache.Shelf.choose(cache.candidates(), name)
+
+
+def _shelf() -> cache.Shelf:
+    """The shelf, or one that is off when the sources are unknown or no longer those that were imported."""
+    with contextlib.suppress(OSError):  # a source was removed while we looked
+        if _IMPORTED and cache.stamp(_PACKAGE) == _IMPORTED:
+            return _chosen(*(f"{switch}={getattr(config, switch, None)}" for switch in _SWITCHES))
+    return cache.Shelf(None)
+
+
+class KernelCache(caching._Cache):  # type: ignore[misc]
+    """What numba asks about one kernel's compiled forms; one file a form, so that processes share no index."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def cache_path(self) -> str | None:
+        """The directory, for numba's statistics."""
+        directory = cache_directory()
+        return None if directory is None else str(directory)
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """The compiled form for the argument types ``sig``, or None: then numba compiles."""
+        target_context.refresh()
+        shelf, key = _shelf(), self._key(sig, target_context.codegen())
+        payload = shelf.read(self._file(key))
+        if payload is None:
+            return None
+        try:
+            stored, reduced = serialize.loads(payload)
+            return CompileResult._rebuild(target_context, *reduced) if stored == key else None
+        except Exception as error:  # the bytes are those once written, and still numba cannot use them
+            shelf.heal(f"{self._name}: {error!r}")
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep a compiled form; numba calls this once it has compiled one."""
+        if data.lifted or data.library.has_dynamic_globals:
+            cache.LOG.warning(
+                "kernel %s cannot be cached: it holds an address or an object of this process", self._name
+            )
+            return
+        shelf, key = _shelf(), self._key(sig, data.codegen)
+        if shelf.directory is not None:
+            shelf.write(self._file(key), serialize.dumps((key, data._reduce())))
+
+    def enable(self) -> None:
+        """Nothing to do: a kernel's cache is on unless there is no place for it."""
+
+    def disable(self) -> None:
+        """Nothing to do, as for ``enable``."""
+
+    def flush(self) -> None:
+        """Nothing to do: other sources have another directory."""
+
+    def _key(self, sig: Any, codegen: Any) -> tuple[Any, ...]:
+        return self._name, sig, codegen.magic_tuple()
+
+    def _file(self, key: tuple[Any, ...]) -> str:
+        return f"{self._name}-{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}"

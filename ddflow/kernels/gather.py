@@ -1,0 +1,169 @@
+"""Gathering payload: a column's values by reference, across any number of batches, without a Python call a batch.
+
+Invariant: output row i is the value that ``references[i]`` names, whatever batch holds it.  A reference is a batch's
+number and a row in it, packed in one int64 (``SLOT`` bits up, ``ROW`` bits down, flags above); the batches' buffers
+are given as addresses, one a batch.  Why that is not trivial: Arrow's own ``take`` over a column of many chunks costs
+ten times as much a value, and a concatenation copies what is not asked for.  Types without a fixed width or a pair of
+offset and byte buffers are not handled here: ``rows`` takes those by Arrow.  Bounds are the caller's.
+
+>>> import numpy as np
+>>> a, b = np.array([10, 11]), np.array([20])
+>>> bases = np.array([a.ctypes.data, b.ctypes.data], np.uint64)
+>>> out = np.empty(2, np.int64)
+>>> gather_words(np.array([(1 << SLOT) | 0, 1]), bases, np.int64(8), np.uint64(out.ctypes.data))
+>>> out.tolist()
+[20, 11]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ddflow.kernels.compile import kernel
+from ddflow.kernels.pointer import (
+    copy_bytes,
+    load_u8,
+    load_u16,
+    load_u32,
+    load_u64,
+    store_u8,
+    store_u16,
+    store_u32,
+    store_u64,
+)
+
+Words = np.ndarray[Any, np.dtype[np.uint64]]
+Flags = np.ndarray[Any, np.dtype[np.uint8]]
+Rows = np.ndarray[Any, np.dtype[np.int64]]
+
+SLOT = 40
+"""A reference's batch number starts at this bit; the row is below it."""
+ROWS = (1 << SLOT) - 1
+SLOTS = (1 << 20) - 1
+
+
+@kernel
+def gather_words(references: Rows, bases: Words, width: np.int64, out: np.uint64) -> None:
+    """Copy fixed-width values.
+
+    references: int64[n].  bases: uint64[batches], the address of each batch's first value.  width: bytes a value, a
+    power of two up to 8 or a multiple of 8.  out: address of n * width writable bytes.  O(n), about 3 ns a value.
+
+    >>> source, out = np.array([7, 8, 9], np.int16), np.empty(1, np.int16)
+    >>> gather_words(np.array([2]), np.array([source.ctypes.data], np.uint64), np.int64(2), np.uint64(out.ctypes.data))
+    >>> out.tolist()
+    [9]
+    """
+    if width == 8:
+        for i in range(references.size):
+            r = references[i]
+            at = bases[(r >> SLOT) & SLOTS] + np.uint64((r & ROWS) << 3)
+            store_u64(out + np.uint64(i << 3), load_u64(at))
+    elif width == 4:
+        for i in range(references.size):
+            r = references[i]
+            at = bases[(r >> SLOT) & SLOTS] + np.uint64((r & ROWS) << 2)
+            store_u32(out + np.uint64(i << 2), load_u32(at))
+    elif width == 2:
+        for i in range(references.size):
+            r = references[i]
+            at = bases[(r >> SLOT) & SLOTS] + np.uint64((r & ROWS) << 1)
+            store_u16(out + np.uint64(i << 1), load_u16(at))
+    elif width == 1:
+        for i in range(references.size):
+            r = references[i]
+            store_u8(out + np.uint64(i), load_u8(bases[(r >> SLOT) & SLOTS] + np.uint64(r & ROWS)))
+    else:
+        for i in range(references.size):
+            r = references[i]
+            at = bases[(r >> SLOT) & SLOTS] + np.uint64((r & ROWS) * width)
+            copy_bytes(out + np.uint64(i * width), at, np.uint64(width))
+
+
+@kernel
+def gather_bits(references: Rows, bases: Words, firsts: Rows, out: Flags) -> int:
+    """Copy bits (booleans, validity); return how many are 0.
+
+    references: int64[n].  bases: uint64[batches], the address of each bitmap, 0 for one that is all ones.  firsts:
+    int64[batches], the bit number of row 0.  out: uint8[(n + 7) // 8], written, spare bits 0.  O(n).
+
+    >>> source, out = np.array([0b0110], np.uint8), np.empty(1, np.uint8)
+    >>> gather_bits(np.array([1, 0, 2]), np.array([source.ctypes.data], np.uint64), np.zeros(1, np.int64), out), out[0]
+    (1, np.uint8(5))
+    """
+    zeros = 0
+    for start in range(0, references.size, 8):
+        packed = np.uint64(0)
+        for j in range(min(8, references.size - start)):
+            r = references[start + j]
+            batch = (r >> SLOT) & SLOTS
+            bit = np.uint64(1)
+            if bases[batch] != np.uint64(0):
+                at = firsts[batch] + (r & ROWS)
+                bit = (load_u8(bases[batch] + np.uint64(at >> 3)) >> np.uint64(at & 7)) & np.uint64(1)
+            if bit == np.uint64(0):
+                zeros += 1
+            packed |= bit << np.uint64(j)
+        out[start >> 3] = packed
+    return zeros
+
+
+@kernel
+def gather_sizes(references: Rows, bases: Words, wide: np.int64, ends: Rows) -> int:
+    """Write the running end of each byte string, from their offset buffers; return the total.
+
+    references: int64[n].  bases: uint64[batches], the address of row 0's offset.  wide: 8 for 64-bit offsets, else 4.
+    ends: int64[n + 1], written.  O(n).
+
+    >>> offsets, ends = np.array([0, 2, 5], np.int32), np.empty(2, np.int64)
+    >>> gather_sizes(np.array([1]), np.array([offsets.ctypes.data], np.uint64), np.int64(4), ends)
+    3
+    """
+    total = 0
+    ends[0] = 0
+    for i in range(references.size):
+        r = references[i]
+        base = bases[(r >> SLOT) & SLOTS]
+        if wide == 8:
+            at = base + np.uint64((r & ROWS) << 3)
+            total += np.int64(load_u64(at + np.uint64(8)) - load_u64(at))
+        else:
+            at = base + np.uint64((r & ROWS) << 2)
+            total += np.int64(load_u32(at + np.uint64(4)) - load_u32(at))
+        ends[i + 1] = total
+    return total
+
+
+@kernel
+def gather_bytes(references: Rows, bases: Words, data: Words, wide: np.int64, ends: Rows, out: np.uint64) -> None:
+    """Copy the byte strings whose ends `gather_sizes` wrote.
+
+    references, bases, wide: as there.  data: uint64[batches], the address of each batch's bytes.  ends: int64[n + 1].
+    out: address of ends[n] writable bytes.  O(n + bytes).
+
+    >>> offsets, data = np.array([0, 2, 5], np.int32), np.frombuffer(b"abcde", np.uint8)
+    >>> out, address = np.empty(3, np.uint8), lambda array: np.uint64(array.ctypes.data)
+    >>> gather_bytes(np.array([1]), np.array([address(offsets)]), np.array([address(data)]), np.int64(4),
+    ...              np.array([0, 3]), address(out))
+    >>> bytes(out)
+    b'cde'
+    """
+    for i in range(references.size):
+        r = references[i]
+        batch = (r >> SLOT) & SLOTS
+        if wide == 8:
+            begin = load_u64(bases[batch] + np.uint64((r & ROWS) << 3))
+        else:
+            begin = load_u32(bases[batch] + np.uint64((r & ROWS) << 2))
+        at, to, size = data[batch] + begin, out + np.uint64(ends[i]), np.uint64(ends[i + 1] - ends[i])
+        if size > np.uint64(64):
+            copy_bytes(to, at, size)
+            continue
+        while size >= np.uint64(8):
+            store_u64(to, load_u64(at))
+            at, to, size = at + np.uint64(8), to + np.uint64(8), size - np.uint64(8)
+        while size != np.uint64(0):
+            store_u8(to, load_u8(at))
+            at, to, size = at + np.uint64(1), to + np.uint64(1), size - np.uint64(1)

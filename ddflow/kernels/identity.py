@@ -1,0 +1,232 @@
+"""Identities: one or two uniform words for every row, by a bijective mix or by SipHash-1-3 keyed with a secret.
+
+Invariant: equal values give equal identities and, for one integer word, different values give different ones; without
+the secret nobody can choose values whose identities agree or share leading bits.  Why that is not trivial: everything
+above trusts the leading bits to be uniform (buckets, slots, partitions), and trusts two rows with one identity to be
+one row.  One word is mixed bijectively, so it cannot collide.  Anything else is absorbed, word by word, into a SipHash
+state of four words a row (Aumasson and Bernstein, "SipHash", 2012; 128-bit output, 1 and 3 rounds): 1e10 rows collide
+with odds of about 1e-19.  The encoding is prefix-free: a text is its length, then its bytes; a null is a tweak of the
+state that no word can imitate.  Nothing here knows of Arrow; it reads memory by address.
+
+>>> import numpy as np
+>>> words, out = np.arange(3, dtype=np.uint64), np.empty(3, np.uint64)
+>>> mix_words(words, np.uint64(1), np.uint64(2), out)
+>>> len(set(out.tolist()))
+3
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ddflow.kernels.compile import kernel
+from ddflow.kernels.pointer import load_u8, load_u64
+
+Words = np.ndarray[Any, np.dtype[np.uint64]]
+Flags = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+@kernel
+def mix_words(words: Words, k0: np.uint64, k1: np.uint64, out: Words) -> None:
+    """Write a keyed bijection of every word to ``out`` (splitmix64's finalizer around two secret words).
+
+    words, out: uint64[n], may be the same array.  k0, k1: the secret.  O(n), about 1 ns a word.
+
+    >>> out = np.empty(1, np.uint64)
+    >>> mix_words(np.zeros(1, np.uint64), np.uint64(0), np.uint64(0), out)
+    >>> int(out[0])
+    0
+    """
+    for i in range(words.size):
+        z = words[i] ^ k0
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z ^= k1
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        out[i] = z ^ (z >> np.uint64(31))
+
+
+@kernel
+def canonical_floats(words: Words) -> None:
+    """Make the bits of float64 values canonical in place: one NaN, and -0.0 becomes 0.0.
+
+    words: uint64[n], the bits.  O(n).
+
+    >>> bits = np.array([-0.0, np.nan]).view(np.uint64)
+    >>> canonical_floats(bits)
+    >>> bits.view(np.float64).tolist()
+    [0.0, nan]
+    """
+    for i in range(words.size):
+        size = words[i] & np.uint64(0x7FFFFFFFFFFFFFFF)
+        if size == np.uint64(0):
+            words[i] = np.uint64(0)
+        elif size > np.uint64(0x7FF0000000000000):
+            words[i] = np.uint64(0x7FF8000000000000)
+
+
+@kernel
+def ordered_floats(words: Words) -> None:
+    """Turn canonical float64 bits, in place, into words whose int64 order is the order of the values, NaN largest.
+
+    words: uint64[n].  O(n).
+
+    >>> bits = np.array([-1.5, 0.0, 2.0, np.nan]).view(np.uint64)
+    >>> ordered_floats(bits)
+    >>> bool((np.diff(bits.view(np.int64)) > 0).all())
+    True
+    """
+    for i in range(words.size):
+        if words[i] >> np.uint64(63) == np.uint64(1):
+            words[i] ^= np.uint64(0x7FFFFFFFFFFFFFFF)
+
+
+@kernel
+def unpack_bits(address: np.uint64, first: np.int64, out: Flags) -> None:
+    """Widen ``out.size`` bits, from bit number ``first`` after ``address`` on, to bytes of 0 and 1.
+
+    address: of a bitmap, least bit first.  out: uint8[n].  O(n).
+
+    >>> bits, out = np.array([0b1010], np.uint8), np.empty(3, np.uint8)
+    >>> unpack_bits(np.uint64(bits.ctypes.data), np.int64(1), out)
+    >>> out.tolist()
+    [1, 0, 1]
+    """
+    for i in range(out.size):
+        at = first + i
+        byte = load_u8(address + np.uint64(at >> 3))
+        out[i] = (byte >> np.uint64(at & 7)) & np.uint64(1)
+
+
+@kernel
+def _round(a: np.uint64, b: np.uint64, c: np.uint64, d: np.uint64) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
+    """One SipRound on the four words of a state."""
+    a += b
+    b = (b << np.uint64(13)) | (b >> np.uint64(51))
+    b ^= a
+    a = (a << np.uint64(32)) | (a >> np.uint64(32))
+    c += d
+    d = (d << np.uint64(16)) | (d >> np.uint64(48))
+    d ^= c
+    a += d
+    d = (d << np.uint64(21)) | (d >> np.uint64(43))
+    d ^= a
+    c += b
+    b = (b << np.uint64(17)) | (b >> np.uint64(47))
+    b ^= c
+    c = (c << np.uint64(32)) | (c >> np.uint64(32))
+    return a, b, c, d
+
+
+@kernel
+def start(k0: np.uint64, k1: np.uint64, state: Words) -> None:
+    """Set every row's SipHash state from the secret, for 128-bit output.
+
+    k0, k1: the secret.  state: uint64[n, 4], written.  O(n).
+
+    >>> state = np.empty((1, 4), np.uint64)
+    >>> start(np.uint64(1), np.uint64(2), state)
+    """
+    for i in range(state.shape[0]):
+        state[i, 0] = k0 ^ np.uint64(0x736F6D6570736575)
+        state[i, 1] = k1 ^ np.uint64(0x646F72616E646F6D) ^ np.uint64(0xEE)
+        state[i, 2] = k0 ^ np.uint64(0x6C7967656E657261)
+        state[i, 3] = k1 ^ np.uint64(0x7465646279746573)
+
+
+@kernel
+def absorb_words(state: Words, words: Words, valid: Flags) -> None:
+    """Absorb one word a row, or the null tweak where the row is null.
+
+    state: uint64[n, 4], changed.  words: uint64[n].  valid: uint8[n], or of size 0 when no row is null.  O(n).
+
+    >>> state = np.zeros((1, 4), np.uint64)
+    >>> absorb_words(state, np.ones(1, np.uint64), np.empty(0, np.uint8))
+    """
+    for i in range(words.size):
+        a, b, c, d = state[i, 0], state[i, 1], state[i, 2], state[i, 3]
+        if valid.size == 0 or valid[i] != 0:
+            word = words[i]
+            a, b, c, d = _round(a, b, c, d ^ word)
+            a ^= word
+        else:
+            a, b, c, d = _round(a, b, c ^ np.uint64(0xA5), d)
+        state[i, 0], state[i, 1], state[i, 2], state[i, 3] = a, b, c, d
+
+
+@kernel
+def absorb_bytes(state: Words, ends: Words, data: np.uint64, valid: Flags) -> None:
+    """Absorb one byte string a row, its length first, or the null tweak where the row is null.
+
+    state: uint64[n, 4], changed.  ends: uint64[n + 1], offsets into the bytes at ``data``.  valid: uint8[n], or of
+    size 0 when no row is null.  O(n + bytes).
+
+    >>> state, data = np.zeros((1, 4), np.uint64), np.frombuffer(b"abc", np.uint8)
+    >>> absorb_bytes(state, np.array([0, 3], np.uint64), np.uint64(data.ctypes.data), np.empty(0, np.uint8))
+    """
+    for i in range(state.shape[0]):
+        a, b, c, d = state[i, 0], state[i, 1], state[i, 2], state[i, 3]
+        if valid.size == 0 or valid[i] != 0:
+            at, size = data + ends[i], ends[i + 1] - ends[i]
+            a, b, c, d = _round(a, b, c, d ^ size)
+            a ^= size
+            for _ in range(size >> np.uint64(3)):
+                word = load_u64(at)
+                a, b, c, d = _round(a, b, c, d ^ word)
+                a ^= word
+                at += np.uint64(8)
+            if size & np.uint64(7) != np.uint64(0):
+                word = np.uint64(0)
+                for j in range(size & np.uint64(7)):
+                    word |= load_u8(at + np.uint64(j)) << np.uint64(8 * j)
+                a, b, c, d = _round(a, b, c, d ^ word)
+                a ^= word
+        else:
+            a, b, c, d = _round(a, b, c ^ np.uint64(0xA5), d)
+        state[i, 0], state[i, 1], state[i, 2], state[i, 3] = a, b, c, d
+
+
+@kernel
+def absorb_lists(state: Words, ends: Words, words: Words, valid: Flags) -> None:
+    """Absorb one list of words a row, its length first, or the null tweak where the row is null.
+
+    state: uint64[n, 4], changed.  ends: uint64[n + 1], offsets into ``words``, the children's.  valid: uint8[n], or of
+    size 0 when no row is null.  O(n + children).
+
+    >>> state = np.zeros((1, 4), np.uint64)
+    >>> absorb_lists(state, np.array([0, 2], np.uint64), np.arange(2, dtype=np.uint64), np.empty(0, np.uint8))
+    """
+    for i in range(state.shape[0]):
+        a, b, c, d = state[i, 0], state[i, 1], state[i, 2], state[i, 3]
+        if valid.size == 0 or valid[i] != 0:
+            size = ends[i + 1] - ends[i]
+            a, b, c, d = _round(a, b, c, d ^ size)
+            a ^= size
+            for j in range(np.int64(ends[i]), np.int64(ends[i + 1])):
+                a, b, c, d = _round(a, b, c, d ^ words[j])
+                a ^= words[j]
+        else:
+            a, b, c, d = _round(a, b, c ^ np.uint64(0xA5), d)
+        state[i, 0], state[i, 1], state[i, 2], state[i, 3] = a, b, c, d
+
+
+@kernel
+def finish(state: Words, high: Words, low: Words) -> None:
+    """Write the hash of every row: 128 bits, or the first 64 when ``low`` is of size 0.
+
+    state: uint64[n, 4], read.  high: uint64[n].  low: uint64[n] or uint64[0].  O(n).
+
+    >>> state, high = np.zeros((1, 4), np.uint64), np.empty(1, np.uint64)
+    >>> finish(state, high, np.empty(0, np.uint64))
+    """
+    for i in range(high.size):
+        a, b, c, d = state[i, 0], state[i, 1], state[i, 2] ^ np.uint64(0xEE), state[i, 3]
+        for _ in range(3):
+            a, b, c, d = _round(a, b, c, d)
+        high[i] = a ^ b ^ c ^ d
+        if low.size != 0:
+            b ^= np.uint64(0xDD)
+            for _ in range(3):
+                a, b, c, d = _round(a, b, c, d)
+            low[i] = a ^ b ^ c ^ d

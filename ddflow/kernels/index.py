@@ -1,0 +1,165 @@
+"""The index: identity -> what a key holds, in a hash-ordered table with open addressing.
+
+Invariant: an entry stands at or after its home slot, ``high * capacity >> 64``, with no empty slot between; so a step
+sorted by identity walks the table front to back.  Why that is not trivial: there is no wrap-around (the table ends in
+spare slots), since wrapping would break the order; a probe that runs off the end reports so, and the shell rebuilds
+larger.  An entry is one row of words: identity, value hash, reference, then (for two-word identities) the second word,
+then the words of the order it was won with.  A reference of 0 is an empty slot.  It holds no payload and no history;
+those are in the batches that references point into.
+
+>>> import numpy as np
+>>> table = np.zeros((8 + 4, 3), np.uint64)
+>>> high, none, order = np.array([5, 2**63], np.uint64), np.empty(0, np.uint64), np.empty((2, 0), np.int64)
+>>> write(table, np.uint64(8), high, none, np.array([7, 8], np.uint64), np.array([1, 2]), order)
+2
+>>> place, reference, value = np.empty(2, np.int64), np.empty(2, np.int64), np.empty(2, np.uint64)
+>>> seek(table, np.uint64(8), high, none, np.array([0, 1]), place, reference, value, order)
+>>> place.tolist(), reference.tolist()
+([0, 4], [1, 2])
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ddflow.kernels.compile import kernel
+from ddflow.kernels.pointer import mulhi
+
+Words = np.ndarray[Any, np.dtype[np.uint64]]
+Rows = np.ndarray[Any, np.dtype[np.int64]]
+
+ID, VALUE, REF, LOW = 0, 1, 2, 3
+
+
+@kernel
+def _find(table: Words, capacity: np.uint64, high: np.uint64, low: np.uint64, wide: bool) -> int:
+    """The slot that holds the identity, or the empty one where it belongs, or -1 past the end."""
+    slot = np.int64(mulhi(high, capacity))
+    while slot < table.shape[0]:
+        if table[slot, REF] == np.uint64(0):
+            return slot
+        if table[slot, ID] == high and (not wide or table[slot, LOW] == low):
+            return slot
+        slot += 1
+    return -1
+
+
+@kernel
+def seek(
+    table: Words, capacity: np.uint64, high: Words, low: Words, starts: Rows,
+    place: Rows, reference: Rows, value: Words, order: Rows,
+) -> None:  # fmt: skip
+    """Look up what each group of events holds.
+
+    table: uint64[slots, width], read.  high, low: uint64[n], sorted (low of size 0 for one-word identities).
+    starts: int64[g], the row in ``high`` that begins each group.  Written: place int64[g], the slot, or -1 when the key
+    is absent; reference int64[g], 0 when absent; value uint64[g]; order int64[g, w], w words.  O(g) expected.
+
+    >>> place, nothing = np.empty(1, np.int64), np.empty(0, np.uint64)
+    >>> seek(np.zeros((2, 3), np.uint64), np.uint64(1), np.ones(1, np.uint64), nothing, np.zeros(1, np.int64),
+    ...      place, np.empty(1, np.int64), np.empty(1, np.uint64), np.empty((1, 0), np.int64))
+    >>> int(place[0])
+    -1
+    """
+    wide = low.size != 0
+    first = LOW + 1 if wide else LOW
+    for g in range(place.size):
+        row = starts[g]
+        slot = _find(table, capacity, high[row], low[row] if wide else np.uint64(0), wide)
+        if slot < 0 or table[slot, REF] == np.uint64(0):
+            place[g], reference[g], value[g] = -1, 0, np.uint64(0)
+            for w in range(order.shape[1]):
+                order[g, w] = 0
+            continue
+        place[g], reference[g], value[g] = slot, np.int64(table[slot, REF]), table[slot, VALUE]
+        for w in range(order.shape[1]):
+            order[g, w] = np.int64(table[slot, first + w])
+
+
+@kernel
+def write(table: Words, capacity: np.uint64, high: Words, low: Words, value: Words, reference: Rows, order: Rows) -> int:
+    """Put entries, replacing those of the same identity; return how many were new, or -1 when the table ran out.
+
+    table: uint64[slots, width], changed.  high, low: uint64[m].  value: uint64[m].  reference: int64[m], none 0.
+    order: int64[m, w].  The caller has made room; after -1 it rebuilds larger and writes again (which is harmless:
+    writing is idempotent).  O(m) expected.
+
+    >>> write(np.zeros((4, 3), np.uint64), np.uint64(2), np.ones(1, np.uint64), np.empty(0, np.uint64),
+    ...       np.ones(1, np.uint64), np.ones(1, np.int64), np.empty((1, 0), np.int64))
+    1
+    """
+    wide = low.size != 0
+    first = LOW + 1 if wide else LOW
+    added = 0
+    for i in range(high.size):
+        slot = _find(table, capacity, high[i], low[i] if wide else np.uint64(0), wide)
+        if slot < 0:
+            return -1
+        if table[slot, REF] == np.uint64(0):
+            added += 1
+            table[slot, ID] = high[i]
+            if wide:
+                table[slot, LOW] = low[i]
+        table[slot, VALUE], table[slot, REF] = value[i], np.uint64(reference[i])
+        for w in range(order.shape[1]):
+            table[slot, first + w] = np.uint64(order[i, w])
+    return added
+
+
+@kernel
+def rebuild(old: Words, table: Words, capacity: np.uint64, wide: bool, keep: np.uint64) -> int:
+    """Copy the entries of one table into an empty one; return how many, or -1 when it ran out.
+
+    old: uint64[slots, width], read.  table: uint64[larger, width], all zero, written.  keep: a mask of reference bits,
+    of which a copied entry has at least one.  O(slots), both tables walked front to back.
+
+    >>> old = np.array([[1, 0, 9]], np.uint64)
+    >>> rebuild(old, np.zeros((4, 3), np.uint64), np.uint64(2), False, np.uint64(1))
+    1
+    """
+    copied = 0
+    for i in range(old.shape[0]):
+        if old[i, REF] & keep == np.uint64(0):
+            continue
+        slot = _find(table, capacity, old[i, ID], old[i, LOW] if wide else np.uint64(0), wide)
+        if slot < 0:
+            return -1
+        for w in range(old.shape[1]):
+            table[slot, w] = old[i, w]
+        copied += 1
+    return copied
+
+
+@kernel
+def redirect(table: Words, places: Rows, references: Rows) -> None:
+    """Point entries at where their rows have moved; entries with place -1 have none.
+
+    table: uint64[slots, width], changed.  places, references: int64[m].  O(m).
+
+    >>> table = np.ones((1, 3), np.uint64)
+    >>> redirect(table, np.array([0, -1]), np.array([5, 6]))
+    >>> int(table[0, 2])
+    5
+    """
+    for i in range(places.size):
+        if places[i] >= 0:
+            table[places[i], REF] = np.uint64(references[i])
+
+
+@kernel
+def references_with(table: Words, mask: np.uint64, out: Rows) -> int:
+    """Write the references that have all bits of ``mask``, in hash order; return how many.
+
+    table: uint64[slots, width], read.  out: int64[at least that many].  O(slots).
+
+    >>> references_with(np.ones((2, 3), np.uint64), np.uint64(1), np.empty(2, np.int64))
+    2
+    """
+    found = 0
+    for i in range(table.shape[0]):
+        if table[i, REF] & mask == mask and table[i, REF] != np.uint64(0):
+            out[found] = np.int64(table[i, REF])
+            found += 1
+    return found

@@ -1,0 +1,166 @@
+"""Memory by address and 128-bit products, for the kernels that gather bytes and mix hashes.
+
+Invariant: every function here means the same thing compiled and not compiled.  A compiled kernel gets one machine
+instruction (or one ``memcpy``); Python, or a run with ``NUMBA_DISABLE_JIT=1``, gets the plain function below, which
+reads the same bytes through ctypes.  That is not free: numba offers no pointers, so each function is lowered by hand,
+and the two bodies must be held together by tests.  Addresses and values are unsigned and 64 bits wide; loads widen with
+zeros, stores drop the high bits; any alignment is allowed (x86 and ARM load unaligned words at full speed), and words
+are in the machine's own byte order.
+
+What it does not do: check anything.  A wrong address crashes the process; the caller owns the bounds, and must keep the
+array that owns the memory alive for the whole call.
+
+>>> import numpy as np
+>>> words = np.array([0x0102030405060708, 0], dtype=np.uint64)
+>>> here = words.ctypes.data
+>>> hex(load_u16(here))
+'0x708'
+>>> copy_bytes(here + 8, here, 4)
+>>> hex(words[1])
+'0x5060708'
+>>> low, high = mul128(np.uint64(2**63), np.uint64(6))
+>>> int(low), int(high)
+(0, 3)
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import lower_builtin, type_callable
+
+Word = int | np.uint64
+_LOW = (1 << 64) - 1
+
+
+def load_u8(address: Word) -> np.uint64:
+    """The byte at ``address``, widened to uint64."""
+    return np.uint64(ctypes.c_uint8.from_address(int(address)).value)
+
+
+def load_u16(address: Word) -> np.uint64:
+    """The two bytes at ``address``, at any alignment, widened to uint64."""
+    return np.uint64(int.from_bytes(ctypes.string_at(int(address), 2), _ORDER))
+
+
+def load_u32(address: Word) -> np.uint64:
+    """The four bytes at ``address``, at any alignment, widened to uint64."""
+    return np.uint64(int.from_bytes(ctypes.string_at(int(address), 4), _ORDER))
+
+
+def load_u64(address: Word) -> np.uint64:
+    """The eight bytes at ``address``, at any alignment."""
+    return np.uint64(int.from_bytes(ctypes.string_at(int(address), 8), _ORDER))
+
+
+def store_u8(address: Word, value: Word) -> None:
+    """Write the low byte of ``value`` to ``address``."""
+    _store(address, value, 1)
+
+
+def store_u16(address: Word, value: Word) -> None:
+    """Write the two low bytes of ``value`` to ``address``, at any alignment."""
+    _store(address, value, 2)
+
+
+def store_u32(address: Word, value: Word) -> None:
+    """Write the four low bytes of ``value`` to ``address``, at any alignment."""
+    _store(address, value, 4)
+
+
+def store_u64(address: Word, value: Word) -> None:
+    """Write the eight bytes of ``value`` to ``address``, at any alignment."""
+    _store(address, value, 8)
+
+
+def copy_bytes(to: Word, start: Word, size: Word) -> None:
+    """Copy ``size`` bytes from ``start`` to ``to``; the two ranges must not overlap."""
+    ctypes.memmove(int(to), int(start), int(size))
+
+
+def mulhi(a: Word, b: Word) -> np.uint64:
+    """The high 64 bits of the 128-bit product."""
+    return np.uint64(((int(a) & _LOW) * (int(b) & _LOW)) >> 64)
+
+
+def mul128(a: Word, b: Word) -> tuple[np.uint64, np.uint64]:
+    """The 128-bit product as (low, high) words."""
+    product = (int(a) & _LOW) * (int(b) & _LOW)
+    return np.uint64(product & _LOW), np.uint64(product >> 64)
+
+
+_ORDER: Any = "little" if np.little_endian else "big"
+_WORD = types.uint64
+_PAIR = types.UniTuple(types.uint64, 2)
+
+
+def _store(address: Word, value: Word, size: int) -> None:
+    ctypes.memmove(int(address), (int(value) & _LOW & ((1 << 8 * size) - 1)).to_bytes(size, _ORDER), size)
+
+
+def _at(builder: Any, address: Any, bits: int) -> Any:
+    return builder.inttoptr(address, ir.IntType(bits).as_pointer())
+
+
+def _teach(function: Any, result: Any, operands: int, emit: Any) -> None:
+    """Tell numba that ``function`` maps words to ``result`` by the code that ``emit(builder, words)`` emits."""
+    signature = result(*[_WORD] * operands)
+
+    def lower(context: Any, builder: Any, _signature: Any, words: Any) -> Any:
+        value = emit(builder, words)
+        if result == types.void:
+            return context.get_dummy_value()
+        return context.make_tuple(builder, result, value) if result == _PAIR else value
+
+    # numba counts the parameters of the typing function, so there is one of each length.
+    typers: dict[int, Any] = {
+        1: lambda a: signature,
+        2: lambda a, b: signature,
+        3: lambda a, b, c: signature,
+    }
+    type_callable(function)(lambda context: typers[operands])
+    lower_builtin(function, *[_WORD] * operands)(lower)
+
+
+def _load(bits: int) -> Any:
+    def emit(builder: Any, words: Any) -> Any:
+        value = builder.load(_at(builder, words[0], bits), align=1)
+        return value if bits == 64 else builder.zext(value, ir.IntType(64))
+
+    return emit
+
+
+def _keep(bits: int) -> Any:
+    def emit(builder: Any, words: Any) -> None:
+        value = words[1] if bits == 64 else builder.trunc(words[1], ir.IntType(bits))
+        builder.store(value, _at(builder, words[0], bits), align=1)
+
+    return emit
+
+
+def _product(builder: Any, words: Any) -> tuple[Any, Any]:
+    wide, word = ir.IntType(128), ir.IntType(64)
+    product = builder.mul(builder.zext(words[0], wide), builder.zext(words[1], wide))
+    return builder.trunc(product, word), builder.trunc(builder.lshr(product, ir.Constant(wide, 64)), word)
+
+
+def _copy(builder: Any, words: Any) -> None:
+    cgutils.raw_memcpy(builder, _at(builder, words[0], 8), _at(builder, words[1], 8), words[2], 1)
+
+
+_teach(load_u8, _WORD, 1, _load(8))
+_teach(load_u16, _WORD, 1, _load(16))
+_teach(load_u32, _WORD, 1, _load(32))
+_teach(load_u64, _WORD, 1, _load(64))
+_teach(store_u8, types.void, 2, _keep(8))
+_teach(store_u16, types.void, 2, _keep(16))
+_teach(store_u32, types.void, 2, _keep(32))
+_teach(store_u64, types.void, 2, _keep(64))
+_teach(copy_bytes, types.void, 3, _copy)
+_teach(mulhi, _WORD, 2, lambda builder, words: _product(builder, words)[1])
+_teach(mul128, _PAIR, 2, _product)

@@ -1,0 +1,61 @@
+"""Filter, project, negate, concat: operators that look at one update at a time and keep nothing.
+
+Invariant: linearity.  op(a + b) = op(a) + op(b), so each step's output depends on that step's updates alone, and the
+collection downstream is what the operator makes of the collection upstream.  Multiplicities are kept: a projection does
+not remove duplicates, their diffs add up when the output is consolidated.
+
+>>> import pyarrow as pa
+>>> updates = Updates(pa.table({"v": ["zappa", "oz"]}), ints(0, 1), ints(1, 1), ints(3, 4))
+>>> negate(updates).diffs.tolist()
+[-1, -1]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.identity import flags
+from ddflow.kernels.sort import order_by_rank
+from ddflow.operators.updates import Updates, ints
+
+__all__ = ["concat", "filter_rows", "ints", "negate", "project"]
+
+
+def one_batch(table: pa.Table) -> pa.RecordBatch:
+    """A table of one chunk a column as a record batch, without a copy."""
+    batches = table.combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_arrays([pa.array([], f.type) for f in table.schema], schema=table.schema)  # fmt: skip
+
+
+def filter_rows(updates: Updates, predicate: Callable[[pa.RecordBatch], pa.Array]) -> Updates:
+    """The updates whose row passes; null does not.  O(n)."""
+    if not updates.diffs.size:
+        return updates
+    places = np.flatnonzero(flags(predicate(one_batch(updates.rows))))
+    return updates if places.size == updates.diffs.size else updates.picked(places)
+
+
+def project(
+    updates: Updates, schema: pa.Schema, columns: Sequence[str | Callable[[pa.RecordBatch], pa.Array]]
+) -> Updates:
+    """The rows mapped to ``schema``, a column name or expression each.  O(n) for expressions, O(1) for names."""
+    batch = one_batch(updates.rows) if any(callable(c) for c in columns) else None
+    out = [c(batch) if callable(c) else updates.rows.column(c) for c in columns]
+    return updates._replace(rows=pa.Table.from_arrays(out, schema=schema))
+
+
+def negate(updates: Updates) -> Updates:
+    """The same rows with every diff's sign turned.  O(n)."""
+    return updates._replace(diffs=-updates.diffs)
+
+
+def concat(parts: Sequence[Updates]) -> Updates:
+    """All updates of all parts, in the order of their times.  O(n)."""
+    ranks = np.concatenate([p.ranks for p in parts])
+    times, order = parts[0].times, np.empty(ranks.size, np.int64)
+    rows = pa.concat_tables([p.rows for p in parts]).combine_chunks()
+    order_by_rank(ranks, np.empty(0, np.int64), np.int64(times.size), order)
+    return Updates(rows, ranks, np.concatenate([p.diffs for p in parts]), times).picked(order)

@@ -1,0 +1,108 @@
+"""Updates in flight: rows, the rank of each one's time, its diff.
+
+Invariant: updates are in the order of their times; ``times`` are the step's distinct times, ascending, the same list
+for all operators of a step, so a rank means the same time everywhere.  Why ranks: grouping by time becomes
+counting, and no kernel touches a timestamp's type.  Rows may repeat and cancel until `consolidated` says otherwise.
+
+>>> import pyarrow as pa
+>>> updates = Updates(pa.table({"v": ["a", "a", "b"]}), ints(0, 0, 1), ints(1, -1, 2), ints(5, 9))
+>>> consolidated(updates, Secret(1, 2)).to_table(updates.rows.schema, pa.int64()).to_pylist()
+[{'v': 'b', '_time': 9, '_diff': 2}]
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.errors import CountOverflow
+from ddflow.identity import Ints, Secret, Words, identities
+from ddflow.kernels.accumulate import net
+from ddflow.kernels.sort import group_starts, order_by_rank, sort_identities
+from ddflow.schema import DIFF, TIME
+
+
+def ints(*values: int) -> Ints:
+    """A short int64 array."""
+    return np.array(values, np.int64)
+
+
+class Updates(NamedTuple):
+    """n updates; see the header."""
+
+    rows: pa.Table
+    ranks: Ints
+    """int64[n], ascending."""
+    diffs: Ints
+    """int64[n]."""
+    times: Ints
+    """int64[distinct times], ascending."""
+
+    def to_table(self, schema: pa.Schema, time_type: pa.DataType | None) -> pa.Table:
+        """The rows, then ``_time`` (unless None) and ``_diff``.  O(n) for the two; the rows are not copied."""
+        columns = [self.rows.column(name) for name in schema.names]
+        fields = list(schema)
+        if time_type is not None:
+            columns.append(time_column(self.times[self.ranks], time_type))
+            fields.append(pa.field(TIME, time_type, nullable=False))
+        columns.append(pa.array(self.diffs))
+        fields.append(pa.field(DIFF, pa.int64(), nullable=False))
+        return pa.Table.from_arrays(columns, schema=pa.schema(fields))
+
+    def picked(self, places: Ints) -> Updates:
+        """The updates at ``places``."""
+        return Updates(self.rows.take(pa.array(places)), self.ranks[places], self.diffs[places], self.times)
+
+
+def time_column(times: Ints, kind: pa.DataType) -> pa.Array:
+    """int64 times in the type of the column they came from."""
+    if kind == pa.int64():
+        return pa.array(times)
+    return pa.array(times.astype(np.int32)).view(kind) if kind.bit_width == 32 else pa.array(times).view(kind)
+
+
+class Sorted(NamedTuple):
+    """Rows sorted by identity: the row at each place, the identities, where each key begins (and n at the end)."""
+
+    permutation: Ints
+    high: Words
+    low: Words
+    starts: Ints
+
+
+def sort(high: Words, low: Words) -> Sorted:
+    """Sort rows by identity, stably, and find the groups.  O(n)."""
+    n = high.size
+    permutation, starts = np.empty(n, np.int64), np.empty(n + 1, np.int64)
+    sorted_high, sorted_low = np.empty(n, np.uint64), np.empty(low.size, np.uint64)
+    bits = min(max((n - 1).bit_length(), 1), 20) if n else 1
+    sort_identities(high, low, np.int64(bits), permutation, sorted_high, sorted_low)
+    groups = group_starts(sorted_high, sorted_low, starts)
+    return Sorted(permutation, sorted_high, sorted_low, starts[: groups + 1])
+
+
+def consolidated(updates: Updates, secret: Secret) -> Updates:
+    """The same collection with no (row, time) twice and no diff 0; within a time, retractions first.
+
+    O(n).  Raises `CountOverflow` when a sum leaves int64.
+    """
+    n = updates.diffs.size
+    if not n:
+        return updates
+    by = sort(*identities(updates.rows, secret, n))
+    ranks, rows, diffs = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
+    written, refused = net(by.permutation, by.starts, updates.ranks, updates.diffs, ranks, rows, diffs)
+    if refused >= 0:
+        raise overflow(updates.rows, refused)
+    ranks, rows, diffs = ranks[:written], rows[:written], diffs[:written]
+    order = np.empty(written, np.int64)
+    order_by_rank(ranks, (diffs > 0).astype(np.int64), np.int64(updates.times.size), order)
+    return Updates(updates.rows.take(pa.array(rows[order])), ranks[order], diffs[order], updates.times)
+
+
+def overflow(rows: pa.Table, row: int) -> CountOverflow:
+    """The error for a sum of diffs that leaves int64, naming the row."""
+    return CountOverflow("adding up diffs", f"the sum for {rows.slice(row, 1).to_pylist()[0]} leaves int64",
+                         "look for a source that multiplies diffs; nothing of this step was kept")  # fmt: skip

@@ -1,0 +1,235 @@
+"""What columns may be: the types a source declares, the names that are reserved, the casts that lose nothing.
+
+Invariant: after ``conform`` a table has exactly the declared columns, in the declared order, in their *normal* types
+(dictionary, run-end and view encodings are decoded), without a null where the schema forbids one.  Everything above
+relies on it and checks nothing again.  Why that is not trivial: producers disagree on encodings of the same values
+(``string``, ``large_string``, ``string_view``, dictionaries), and Arrow's own cast would also accept what loses
+information in meaning (int to float, timestamps across zones).  This module reads no values beyond those casts and
+knows nothing of keys, orders or deletes: that is ``spec``.
+
+>>> import pyarrow as pa
+>>> declared = to_schema({"id": pa.int64(), "city": pa.dictionary(pa.int32(), pa.string())})
+>>> declared.field("city").type
+DataType(string)
+>>> conform(pa.table({"city": ["Bern"], "id": pa.array([1], pa.int16())}), declared, "orders").to_pylist()
+[{'id': 1, 'city': 'Bern'}]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from ddflow.errors import NotArrow, SchemaMismatch, SpecError
+
+TIME, DIFF = "_time", "_diff"
+RESERVED = (TIME, DIFF)
+
+
+def normal_type(kind: pa.DataType) -> pa.DataType:
+    """The type whose values ``kind`` encodes: dictionaries, run ends and views are encodings, not types."""
+    if pat.is_dictionary(kind) or pat.is_run_end_encoded(kind):
+        return normal_type(kind.value_type)
+    if kind == pa.string_view():
+        return pa.string()
+    if kind == pa.binary_view():
+        return pa.binary()
+    if pat.is_struct(kind):
+        return pa.struct([_normal_field(kind.field(i)) for i in range(kind.num_fields)])
+    if pat.is_map(kind):
+        return pa.map_(normal_type(kind.key_type), normal_type(kind.item_type))
+    if pat.is_fixed_size_list(kind):
+        return pa.list_(_normal_field(kind.value_field), kind.list_size)
+    if pat.is_large_list(kind):
+        return pa.large_list(_normal_field(kind.value_field))
+    if pat.is_list(kind):
+        return pa.list_(_normal_field(kind.value_field))
+    return kind
+
+
+def _normal_field(field: pa.Field) -> pa.Field:
+    return field.with_type(normal_type(field.type))
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values are strings, of any offset width."""
+    return bool(pat.is_string(kind) or pat.is_large_string(kind))
+
+
+def is_word(kind: pa.DataType) -> bool:
+    """Whether a value fits one 64-bit word: booleans, integers, floats, dates, times, timestamps, durations."""
+    return bool(pat.is_boolean(kind) or pat.is_integer(kind) or pat.is_floating(kind) or pat.is_date(kind)
+                or pat.is_time(kind) or pat.is_timestamp(kind) or pat.is_duration(kind))  # fmt: skip
+
+
+def is_flat(kind: pa.DataType) -> bool:
+    """Whether values have one part and an order: words, decimals, text, binary of any width."""
+    return (
+        is_word(kind)
+        or is_text(kind)
+        or bool(pat.is_decimal(kind) or pat.is_binary(kind) or pat.is_large_binary(kind))
+        or bool(pat.is_fixed_size_binary(kind))
+    )
+
+
+def is_time(kind: pa.DataType) -> bool:
+    """Whether a column may be a ``time``: int64 and what is kept as one (timestamps, dates)."""
+    return bool(kind == pa.int64() or pat.is_timestamp(kind) or pat.is_date(kind))
+
+
+def to_schema(given: Any, what: str = "schema") -> pa.Schema:
+    """The declared schema of a source, in normal types.
+
+    ``given``: a ``pa.Schema``, anything with ``__arrow_c_schema__`` (a Polars or DuckDB schema, a table's), or
+    ``{name: type}``.  Raises `SpecError` for duplicate or reserved names, `NotArrow` for anything else.  O(columns).
+    """
+    if isinstance(given, pa.Schema):
+        schema = given
+    elif isinstance(given, Mapping):
+        schema = pa.schema(list(given.items()))
+    elif hasattr(given, "__arrow_c_schema__"):
+        schema = pa.schema(given)
+    elif isinstance(getattr(given, "schema", None), pa.Schema):
+        schema = given.schema
+    else:
+        raise NotArrow(f"{what} from {type(given).__name__}", "it is no Arrow schema",
+                       "give a pyarrow.Schema, {name: type}, or anything with __arrow_c_schema__")  # fmt: skip
+    check_names(schema.names, what)
+    return pa.schema([_normal_field(field) for field in schema])
+
+
+def check_names(names: Sequence[str], what: str) -> None:
+    """Refuse duplicate names and those that updates use themselves.  Raises `SpecError`."""
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise SpecError(what, f"the columns {twice} occur more than once", "give every column its own name")
+    taken = [name for name in names if name in RESERVED]
+    if taken:
+        raise SpecError(what, f"the columns {taken} are those that updates carry themselves", "rename them in the input")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The remedy for an unknown name: the nearest one, and all of them."""
+    known = list(known)
+    near = get_close_matches(name, known, 1)
+    return (f"did you mean {near[0]!r}? " if near else "") + f"there are {known}"
+
+
+def to_table(given: Any, what: str) -> pa.Table:
+    """Any Arrow producer's rows as one table.  Copies nothing that is Arrow already; O(batches).
+
+    ``given``: a table, a record batch, a reader, anything with ``__arrow_c_stream__`` or ``__arrow_c_array__``, or a
+    sequence of record batches.  Raises `NotArrow`.
+    """
+    if isinstance(given, pa.Table):
+        return given
+    if isinstance(given, pa.RecordBatch):
+        return pa.Table.from_batches([given])
+    if isinstance(given, pa.RecordBatchReader):
+        return given.read_all()
+    if hasattr(given, "__arrow_c_stream__"):
+        return pa.RecordBatchReader.from_stream(given).read_all()
+    if hasattr(given, "__arrow_c_array__"):
+        return pa.Table.from_batches([pa.record_batch(given)])
+    if isinstance(given, Sequence) and given and all(isinstance(part, pa.RecordBatch) for part in given):
+        return pa.Table.from_batches(given)
+    raise NotArrow(f"rows for {what}", f"{type(given).__name__} does not speak Arrow",
+                   "give a table, record batches, a reader, or anything with __arrow_c_stream__")  # fmt: skip
+
+
+def conform(table: pa.Table, schema: pa.Schema, what: str, required: Iterable[str] = ()) -> pa.Table:
+    """``table`` with exactly ``schema``'s columns, order and types, each column in one chunk.
+
+    Columns are matched by name; one that is missing is null, unless it is ``required``.  Raises `SchemaMismatch`
+    for an unknown, duplicate or missing required column, a cast that could lose something, or a null that the schema
+    forbids.  O(rows) only for columns that need a cast or have several chunks.
+    """
+    if table.schema.equals(schema) and all(column.num_chunks == 1 for column in table.columns):
+        return table if not _forbidden_nulls(table) else _refuse_null(table, what)
+    names = table.column_names
+    for name in names:
+        if names.count(name) > 1:
+            raise SchemaMismatch(f"rows for {what}", f"the column {name!r} occurs more than once", "give it one name")
+        if schema.get_field_index(name) < 0:
+            raise SchemaMismatch(f"rows for {what}", f"there is a column {name!r} that was not declared",
+                                 did_you_mean(name, schema.names))  # fmt: skip
+    for name in required:
+        if name not in names:
+            raise SchemaMismatch(f"rows for {what}", f"the column {name!r} is missing",
+                                 f"it cannot be null for all rows: give it (found {names})")  # fmt: skip
+    columns = []
+    for field in schema:
+        if field.name not in names:
+            columns.append(pa.nulls(table.num_rows, field.type))
+            continue
+        columns.append(_lossless(table.column(field.name), field, what))
+    out = pa.Table.from_arrays(columns, schema=schema)
+    return out if not _forbidden_nulls(out) else _refuse_null(out, what)
+
+
+def _forbidden_nulls(table: pa.Table) -> bool:
+    return any(not f.nullable and table.column(i).null_count for i, f in enumerate(table.schema))
+
+
+def _refuse_null(table: pa.Table, what: str) -> pa.Table:
+    bad = [f.name for i, f in enumerate(table.schema) if not f.nullable and table.column(i).null_count]
+    raise SchemaMismatch(f"rows for {what}", f"the columns {bad} hold nulls and were declared not null",
+                         "mend the rows, or declare the columns nullable")  # fmt: skip
+
+
+def _lossless(column: pa.ChunkedArray, field: pa.Field, what: str) -> pa.Array:
+    """``column`` as one array of the field's type.  Raises `SchemaMismatch` where that could lose something."""
+    source = column.type
+    while pat.is_dictionary(column.type) or pat.is_run_end_encoded(column.type):
+        column = pa.compute.cast(column, column.type.value_type)
+    if column.type != field.type:
+        if not _may_cast(normal_type(column.type), field.type):
+            raise SchemaMismatch(f"column {field.name!r} of rows for {what}", f"it is {source}, declared is {field.type}",
+                                 "cast it yourself, or declare that type")  # fmt: skip
+        try:
+            column = column.cast(field.type, safe=True)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise SchemaMismatch(f"column {field.name!r} of rows for {what}",
+                                 f"{source} does not fit {field.type} ({str(error).splitlines()[0]})",
+                                 "mend the rows, or declare the wider type") from None  # fmt: skip
+    return one_chunk(column)
+
+
+def one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    """A chunked column as one array; no copy where there is one chunk already."""
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
+def _may_cast(source: pa.DataType, target: pa.DataType) -> bool:
+    """Whether a checked cast from one to the other can only fail, never lose: pure on types."""
+    if source == target or pat.is_null(source):
+        return True
+    if pat.is_integer(source):
+        return bool(pat.is_integer(target))
+    if pat.is_floating(source):
+        return bool(pat.is_floating(target)) and source.bit_width <= target.bit_width
+    if is_text(source):
+        return is_text(target)
+    if pat.is_binary(source) or pat.is_large_binary(source):
+        return bool(pat.is_binary(target) or pat.is_large_binary(target))
+    if pat.is_decimal(source):
+        return bool(pat.is_decimal(target))
+    if pat.is_timestamp(source):
+        return bool(pat.is_timestamp(target)) and source.tz == target.tz
+    if pat.is_date(source):
+        return bool(pat.is_date(target))
+    if pat.is_time(source) or pat.is_duration(source):
+        return source.id == target.id or (bool(pat.is_time(source)) and bool(pat.is_time(target)))
+    if pat.is_struct(source) and pat.is_struct(target):
+        return [f.name for f in source] == [f.name for f in target] and all(
+            _may_cast(a.type, b.type) for a, b in zip(source, target, strict=True)
+        )
+    if pat.is_list(source) or pat.is_large_list(source):
+        return bool(pat.is_list(target) or pat.is_large_list(target)) and _may_cast(source.value_type, target.value_type)
+    return False

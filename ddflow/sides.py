@@ -1,0 +1,75 @@
+"""What is said of events beside the differences: verdict rows, and the outputs that ``stale=`` adds.
+
+Invariant: every event that is judged in a call is listed in it once, with the verdict that was counted and the order that
+its key holds from then on (the winner's).  Nothing here decides; it reads a judgement before it is applied, since the
+orders of what keys held are read from state.
+
+>>> import pyarrow as pa, ddflow as dd
+>>> flow = dd.Flow()
+>>> v = flow.upserts("v", {"k": pa.int64(), "at": pa.int64()}, dd.Upsert("k", order_by="at", stale="side"))
+>>> _ = flow.output("out", v)
+>>> with flow.open(verdicts="rows") as engine:
+...     out = engine.step({"v": pa.table({"k": [1, 1], "at": [9, 4]})}, time=1)
+...     late = engine.step({"v": pa.table({"k": [1], "at": [5]})}, time=2)
+>>> out.verdicts.rows["v"].select(["seq", "verdict", "winner_at"]).to_pylist()[1]
+{'seq': 1, 'verdict': 'superseded', 'winner_at': 9}
+>>> late["v.stale"].to_pylist()
+[{'k': 1, 'at': 5, '_winner_at': 9, '_time': 2, '_diff': 1}]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.binding import Bound
+from ddflow.flow import Flow
+from ddflow.intake import Admitted
+from ddflow.kernels.resolve import STALE
+from ddflow.operators.updates import time_column
+from ddflow.operators.upsert import Judgement
+from ddflow.schema import TIME
+from ddflow.step import updates_schema
+from ddflow.verdicts import named
+
+
+def verdict_rows(bound: Bound, of: Admitted | Judgement) -> pa.Table:
+    """One row an event: ``seq`` (its arrival number, or the seq column's value), the key, ``verdict``, the time of the
+    judgement (null for events refused at the door), and ``winner_`` columns of the order its key holds.  O(events)."""
+    if isinstance(of, Admitted):
+        events, codes, arrival = of.refused, of.codes, of.arrival
+        times = pa.nulls(len(arrival), bound.time_type)
+        winners = [pa.nulls(len(arrival), bound.schema.field(n).type) for n in bound.spec.order_by]
+    else:
+        events, codes, arrival = of.sealed.events, of.out.verdict, of.sealed.arrival
+        times = time_column(of.sealed.times, bound.time_type)
+        winners = of.winner_orders(np.arange(events.num_rows))
+    seq = pa.array(arrival) if bound.spec.seq is None else events.column(bound.spec.seq).cast(pa.int64())
+    columns = {"seq": seq, **{n: events.column(n) for n in bound.spec.key}}
+    columns |= {"verdict": named(codes), TIME: times}
+    columns |= {f"winner_{n}": w for n, w in zip(bound.spec.order_by, winners, strict=True)}
+    return pa.table(columns)
+
+
+def side_outputs(flow: Flow, judgements: Mapping[str, Judgement]) -> dict[str, pa.Table]:
+    """The tables of `Flow.side_outputs` for one step.  O(events) of the sources that have one."""
+    out = {}
+    for name, (source, schema) in flow.side_outputs().items():
+        judgement = judgements.get(source.name)
+        full = updates_schema(schema, flow.time_type)
+        if judgement is None:
+            out[name] = full.empty_table()
+            continue
+        stale = judgement.out.verdict == STALE
+        if source.spec.stale == "mark":
+            rows, further = np.arange(stale.size), [pa.array(stale)]
+        else:
+            rows = np.flatnonzero(stale)
+            further = judgement.winner_orders(rows)
+        events = judgement.sealed.events.take(pa.array(rows))
+        columns = [events.column(n) for n in source.schema.names] + further
+        columns += [time_column(judgement.sealed.times[rows], flow.time_type), pa.array(np.ones(rows.size, np.int64))]
+        out[name] = pa.Table.from_arrays(columns, schema=full)
+    return out

@@ -1,0 +1,199 @@
+"""The spec of an upsert source: what identifies a row, which event of a key wins, what is a delete, what is a change.
+
+Invariant: a spec that exists is free of contradictions that can be seen without data; what needs the schema is seen
+when ``binding.bind`` joins the two.  A spec is a value: frozen, comparable, with a JSON form that round-trips and
+a fingerprint of it.  Why that is not trivial: the options interact (``late`` means nothing without ``time``, a tie
+rule nothing where arrival decides), and an option that is silently without effect is a wrong answer waiting.
+It does not judge events; that is ``operators.upsert``.  The rulings behind each option are in docs/semantics.md.
+
+>>> spec = Upsert(key="id", order_by=["updated_at"], delete=tombstone("op", "D"))
+>>> Upsert.from_json(spec.to_json()) == spec
+True
+>>> Upsert(key="id", late="drop")
+Traceback (most recent call last):
+    ...
+ddflow.errors.SpecError: upserts keyed by ['id']: late='drop' has no effect without time=; name the time column, \
+or leave late= out
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any, Final, Literal, get_args
+
+import xxhash
+
+from ddflow.errors import SpecError
+
+Tie = Literal["last", "first", "greatest", "error"]
+Late = Literal["error", "drop", "advance"]
+Stale = Literal["drop", "mark", "side"]
+NullKeys = Literal["error", "drop", "keep"]
+CHOICES: Final[dict[str, tuple[str, ...]]] = {
+    "tie": get_args(Tie), "late": get_args(Late), "stale": get_args(Stale), "null_key": get_args(NullKeys),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tombstone:
+    """A column that says a key is gone; `tombstone` makes one.  The column is no data, unless ``value=`` names it."""
+
+    column: str
+    value: bool | int | float | str | None = None
+
+
+def tombstone(column: str, value: bool | int | float | str | None = None) -> Tombstone:
+    """Delete by a column, in TrinityLake's three forms.
+
+    ``tombstone("deleted")``: a boolean column that is true.  ``tombstone("op", "D")``: any column equal to a value.
+    ``tombstone("deleted_at")``: a column of another type that is not null; a text column needs the value, since every
+    text would delete.  A null means live in all forms.  (TrinityLake, "Upsert", Tombstone Key.)
+    """
+    return Tombstone(column, value)
+
+
+def _names(given: str | Sequence[str] | None) -> tuple[str, ...]:
+    return () if given is None else (given,) if isinstance(given, str) else tuple(given)
+
+
+@dataclass(frozen=True)
+class Upsert:
+    """How the events of one source upsert.  All fields but ``key`` have defaults.  Raises `SpecError`.
+
+    | field | meaning |
+    |---|---|
+    | ``key`` | the columns that identify a row: one or more, of any flat Arrow type |
+    | ``order_by`` | composite watermark key, compared left to right, null smallest: the greatest wins |
+    | ``tie`` | which of two events of equal order wins: ``last`` by arrival, ``first``, ``greatest`` row, or ``error`` |
+    | ``seq`` | the integer column that carries the arrival sequence, for feeds that are shuffled |
+    | ``time`` | the column of times; names it and the flow is in hold-back mode |
+    | ``delete`` | `tombstone` or a boolean SQL expression: which events delete |
+    | ``late`` | an event behind the frontier: ``error``, ``drop``, or ``advance`` it to the frontier |
+    | ``lateness`` | hold-back: the frontier follows the greatest time seen less this much, in the time's own unit |
+    | ``stale`` | an event older than what its key holds: ``drop``, ``mark`` or ``side`` (see docs/semantics.md) |
+    | ``null_key`` | an event without a key: ``error``, ``drop`` (verdict bad) or ``keep`` it as a key of its own |
+    | ``noop_ignore`` | columns that do not count in "did it change" |
+    | ``where`` | boolean SQL; an event that fails it deletes, below the upsert |
+    | ``value`` | the columns of a row beside the key; default: all but time, seq and the tombstone's |
+    """
+
+    key: Sequence[str]
+    order_by: Sequence[str] = ()
+    tie: Tie = "last"
+    seq: str | None = None
+    time: str | None = None
+    delete: Tombstone | str | None = None
+    late: Late = "error"
+    stale: Stale = "drop"
+    lateness: int | None = None
+    null_key: NullKeys = "error"
+    noop_ignore: Sequence[str] = field(default=())
+    where: str | None = None
+    value: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("key", "order_by", "noop_ignore"):
+            object.__setattr__(self, name, _names(getattr(self, name)))
+        if self.value is not None:
+            object.__setattr__(self, "value", _names(self.value))
+        self._check_names()
+        self._check_choices()
+        self._check_sense()
+
+    def _refuse(self, found: str, remedy: str) -> None:
+        raise SpecError(f"upserts keyed by {list(self.key)}", found, remedy)
+
+    def _check_names(self) -> None:
+        if not self.key:
+            raise SpecError("an upsert spec", "the key is empty", "name at least one key column")
+        for name in ("key", "order_by", "noop_ignore", "value"):
+            columns = getattr(self, name) or ()
+            for column in columns:
+                if not isinstance(column, str) or not column:
+                    self._refuse(f"{name}= holds {column!r}", "give column names as text")
+            twice = sorted({c for c in columns if columns.count(c) > 1})
+            if twice:
+                self._refuse(f"{name}= names {twice} more than once", "name each column once")
+        for name in ("order_by", "noop_ignore"):
+            both = sorted(set(self.key) & set(getattr(self, name)))
+            if both:
+                self._refuse(f"{name}= names the key columns {both}", "a key is equal among its events: leave it out")
+        for name in ("time", "seq"):
+            column = getattr(self, name)
+            if column is not None and column in self.key:
+                self._refuse(f"{name}= names the key column {column!r}", "a key may not change with its events")
+        if self.seq is not None and self.seq in (*self.order_by, self.time):
+            self._refuse(f"seq= names {self.seq!r}, which is also in order_by or time", "name it once")
+        if isinstance(self.delete, Tombstone) and self.delete.column in self.key:
+            self._refuse(f"the tombstone {self.delete.column!r} is a key column", "name another column")
+        if self.value is not None:
+            lost = [c for c in self.noop_ignore if c not in self.value]
+            if lost:
+                self._refuse(f"noop_ignore= names {lost}, which value= leaves out of the row", "drop them from one")
+
+    def _check_choices(self) -> None:
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                self._refuse(f"{name}={getattr(self, name)!r}", f"use one of {list(known)}")
+        if self.delete is not None and not isinstance(self.delete, Tombstone | str):
+            self._refuse(f"delete= is {type(self.delete).__name__}", "give dd.tombstone(...) or an SQL expression")
+
+    def _check_sense(self) -> None:
+        if self.time is None and self.late != "error":
+            self._refuse(f"late={self.late!r} has no effect without time=", "name the time column, or leave late= out")
+        if self.time is None and self.lateness is not None:
+            self._refuse("lateness= has no effect without time=", "name the time column, or leave lateness= out")
+        if self.lateness is not None and (not isinstance(self.lateness, int) or self.lateness < 0):
+            self._refuse(f"lateness={self.lateness!r}", "give a whole number of the time column's unit, 0 or more")
+        if self.time is None and not self.order_by and self.tie != "last":
+            self._refuse(f"tie={self.tie!r} without order_by=", "arrival decides there and never ties: name order_by=")
+        if self.stale != "drop" and self.time is not None and self.late != "advance":
+            self._refuse(f"stale={self.stale!r} with time=", "only late='advance' can make an event stale there")
+        if self.tie in ("greatest", "error") and self.seq is not None:
+            self._refuse(f"seq= has no effect under tie={self.tie!r}", "leave it out")
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether this source is in hold-back mode (it names a time column)."""
+        return self.time is not None
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether a key's order, a deleted one's too, must stay: where an older event may still come."""
+        return self.late == "advance" if self.holds_back else bool(self.order_by or self.seq)
+
+    def to_json(self) -> str:
+        """The spec as JSON: fields in their order, defaults left out; `from_json` gives it back."""
+        out: dict[str, Any] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name != "key" and value == each.default:
+                continue
+            if isinstance(value, Tombstone):
+                value = {"tombstone": value.column} | ({} if value.value is None else {"value": value.value})
+            out[each.name] = list(value) if isinstance(value, tuple) else value
+        return json.dumps(out)
+
+    @classmethod
+    def from_json(cls, text: str) -> Upsert:
+        """The spec that ``to_json`` wrote.  Raises `SpecError` for anything else."""
+        try:
+            given = json.loads(text)
+            if not isinstance(given, dict):
+                raise ValueError("it is no JSON object")
+            delete = given.get("delete")
+            if isinstance(delete, dict):
+                given["delete"] = Tombstone(delete["tombstone"], delete.get("value"))
+            return cls(**given)
+        except (ValueError, TypeError, KeyError) as error:
+            if isinstance(error, SpecError):
+                raise
+            raise SpecError("an upsert spec from JSON", str(error), "give what to_json() wrote") from None
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """32 hex digits that are equal for equal specs: xxh3-128 of the JSON form."""
+        return xxhash.xxh3_128_hexdigest(self.to_json().encode())

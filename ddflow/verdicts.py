@@ -1,0 +1,66 @@
+"""Verdicts: what became of every input event, counted always and listed on request.
+
+Invariant: every event has exactly one verdict or is pending; events in = judged + pending.  The order in which causes are
+looked at is that of ``NAMES``: an event that is bad is not also late.  See docs/semantics.md, Verdicts.
+
+>>> tally = Verdicts.of({"applied": 2, "noop": 1}, pending=4)
+>>> str(tally), tally.judged, tally.total
+('applied 2, noop 1, pending 4', 3, 7)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+NAMES: Final = ("bad", "forgotten", "late", "stale", "tie_lost", "superseded", "noop", "applied")
+"""By the codes of ``kernels.resolve``, in the order in which they are judged."""
+SHOWN: Final = ("applied", "superseded", "noop", "stale", "tie_lost", "late", "bad", "forgotten")
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """``counts``: events by verdict, all eight.  ``pending``: events that wait for their time to close.
+    ``rows``: by source, one row an event judged here, when the engine was opened with ``verdicts="rows"``."""
+
+    counts: Mapping[str, int]
+    pending: int = 0
+    rows: Mapping[str, pa.Table] | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, counts: Mapping[str, int], pending: int = 0, rows: Mapping[str, pa.Table] | None = None) -> Verdicts:
+        """From some counts, the others 0."""
+        return cls({name: int(counts.get(name, 0)) for name in SHOWN}, pending, rows)
+
+    @property
+    def judged(self) -> int:
+        """How many events have a verdict."""
+        return sum(self.counts.values())
+
+    @property
+    def total(self) -> int:
+        """Judged and pending."""
+        return self.judged + self.pending
+
+    def __getitem__(self, name: str) -> int:
+        return self.counts[name]
+
+    def __str__(self) -> str:
+        parts = [f"{name} {n:,}" for name, n in self.counts.items() if n]
+        if self.pending:
+            parts.append(f"pending {self.pending:,}")
+        return ", ".join(parts) or "no events"
+
+
+def counted(codes: np.ndarray[Any, np.dtype[np.uint8]]) -> dict[str, int]:
+    """How many events have each verdict, by name.  O(n)."""
+    return dict(zip(NAMES, np.bincount(codes, minlength=len(NAMES)).tolist(), strict=True))
+
+
+def named(codes: np.ndarray[Any, np.dtype[np.uint8]]) -> pa.Array:
+    """Verdict codes as a text column."""
+    return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int8)), pa.array(NAMES)).cast(pa.string())

@@ -1,0 +1,33 @@
+"""What every test shares: the hypothesis profiles, the ``kernels`` mark on the kernels' doctests, Spark in one worker.
+
+``DDFLOW_SOAK=1`` draws many more examples, at random; without it a run is short and the same every time, so that a red
+test is red for everybody.  What a soak finds becomes a test of its own under ``tests/found``.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large]
+settings.register_profile(
+    "fast", max_examples=50, deadline=None, print_blob=True, derandomize=True, suppress_health_check=SLOW_IS_FINE
+)
+settings.register_profile("soak", max_examples=1000, deadline=None, print_blob=True, suppress_health_check=SLOW_IS_FINE)
+settings.register_profile("interpreted", settings.get_profile("fast"), max_examples=10)  # kernels as plain Python
+if os.environ.get("DDFLOW_SOAK"):
+    settings.load_profile("soak")
+else:
+    settings.load_profile("interpreted" if os.environ.get("NUMBA_DISABLE_JIT") == "1" else "fast")
+
+ROOT = Path(__file__).parent.parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the doctests of kernels, so that the runs with bounds checks and without the compiler include them."""
+    for item in items:
+        if isinstance(item, pytest.DoctestItem) and ROOT / "ddflow" / "kernels" in item.path.parents:
+            item.add_marker(pytest.mark.kernels)

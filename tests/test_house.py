@@ -1,0 +1,255 @@
+"""The house rules that a program can hold: floors, imports, lengths, headers, words, and nothing of one machine.
+
+Each test looks at every file that git knows or would add, and names the places that break its rule.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("ddflow", "spark_bridge")
+
+# A room imports from its own floor and from those below.
+FLOORS = {
+    "ddflow.version": 0,
+    "ddflow.errors": 0,
+    "ddflow.frontier": 1,
+    "ddflow.schema": 1,
+    "ddflow.kernels": 2,
+    "ddflow.rows": 2,
+    "ddflow.identity": 2,
+    "ddflow.expressions": 2,
+    "ddflow.store": 2,
+    "ddflow.spec": 3,
+    "ddflow.binding": 3,
+    "ddflow.order": 3,
+    "ddflow.arrange": 3,
+    "ddflow.verdicts": 3,
+    "ddflow.operators": 4,
+    "ddflow.batcher": 4,
+    "ddflow.intake": 4,
+    "ddflow.engine": 5,
+    "ddflow.flow": 5,
+    "ddflow": 5,
+    "ddflow.files": 6,
+    "ddflow.cli": 6,
+    "ddflow.demo": 6,
+    "spark_bridge": 6,
+}
+ONLY_IN = {"numba": "ddflow/kernels/", "llvmlite": "ddflow/kernels/", "pyspark": "spark_bridge/", "pandas": "nowhere"}
+LONGEST_FILE, LONGEST_FUNCTION, SHORTEST_HEADER = 350, 70, 200
+
+# Written so that this file does not break its own rules.
+WORDS = re.compile(
+    r"\b(?:TO[D]O|FIX[M]E|X[X]X|HA[C]K)\b|\bmark\.(?:s[k]ip|x[f]ail)|\bpytest\.(?:s[k]ip|x[f]ail|import[o]rskip)"
+    r"|\b(?:import|from) pick[l]e\b|(?<![.\w])(?:ev[a]l|ex[e]c)\(|\bexcept:|except (?:Base)?Exception:\s+pass\b"
+)
+SYNONYMS = re.compile(r"\bdelt[a]s?\b(?! Lake| table)|\bchange event[s]?\b", re.IGNORECASE)
+MACHINES = re.compile(r"(?<![\w.])/(?:work|root|opt|home/\w+|Users/\w+|usr/lib|tmp/\w+)/")
+HOSTS = re.compile(
+    r"pypi\.(?:org|python)|python[h]osted\.|crates\.io/|static\.crates|npmjs\.|yarnpkg\.|anaconda\.(?:org|com)"
+    r"|repo1?\.maven|maven\.org|proxy\.golang|rubygems\.|(?:extra-)?index-url[ =]\S*http"
+)
+
+
+@cache
+def files() -> tuple[Path, ...]:
+    """Every file git knows of or would add."""
+    command = ["git", "-c", "safe.directory=*", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return tuple(sorted({ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file()}))
+
+
+@cache
+def text(path: Path) -> str:
+    content = path.read_bytes()
+    return "" if b"\0" in content else content.decode("utf-8")
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(text(path))
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def sources(*folders: str) -> list[Path]:
+    return [path for path in files() if path.suffix == ".py" and name(path).split("/")[0] in (folders or PACKAGES)]
+
+
+def module(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(path: Path, nodes: Iterator[ast.AST] | None = None) -> Iterator[tuple[int, str]]:
+    """Line and name of everything imported; ``from a import b`` gives ``a.b`` where that is a module, else ``a``."""
+    modules = {module(source) for source in sources()}
+    for node in nodes or ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name(path)}:{node.lineno}: a relative import"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield node.lineno, whole if whole in modules else str(node.module)
+
+
+def room(target: str) -> str:
+    """The room of a module: its first two parts in ddflow, the whole of spark_bridge."""
+    return "spark_bridge" if target.startswith("spark_bridge") else ".".join(target.split(".")[:2])
+
+
+def places(pattern: re.Pattern[str], paths: list[Path]) -> list[str]:
+    """Where the pattern occurs: file, line and the words found."""
+    found = []
+    for path in paths:
+        for match in pattern.finditer(text(path)):
+            line = text(path).count("\n", 0, match.start()) + 1
+            found.append(f"{name(path)}:{line}: {match[0]}")
+    return found
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert len(sources()) > 10
+    assert sources("tests") != []
+
+
+def test_every_room_has_a_floor() -> None:
+    assert {room(module(path)) for path in sources()} - set(FLOORS) == set()
+
+
+def test_a_room_imports_from_its_own_floor_and_those_below_only() -> None:
+    wrong = []
+    for path in sources():
+        own = room(module(path))
+        for line, target in imported(path):
+            if (
+                target.split(".")[0] in PACKAGES
+                and own != "ddflow"
+                and FLOORS.get(room(target), 9) > FLOORS.get(own, 9)
+            ):
+                wrong.append(f"{name(path)}:{line}: imports {target} from a floor above")
+    assert wrong == []
+
+
+def test_kernels_import_nothing_of_ddflow_but_kernels() -> None:
+    kernels = [path for path in sources() if room(module(path)) == "ddflow.kernels"]
+    targets = [(name(path), target) for path in kernels for _, target in imported(path)]
+    assert [pair for pair in targets if pair[1].startswith(PACKAGES) and room(pair[1]) != "ddflow.kernels"] == []
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    graph = {
+        module(path): {target for _, target in imported(path, iter(tree(path).body)) if target != module(path)}
+        for path in sources()
+    }
+    done: set[str] = set()
+
+    def walk(current: str, way: tuple[str, ...]) -> None:
+        assert current not in way, " -> ".join((*way[way.index(current) :], current))
+        if current not in done:
+            for target in sorted(graph.get(current, ())):
+                walk(target, (*way, current))
+            done.add(current)
+
+    for start in graph:
+        walk(start, ())
+
+
+def test_each_outside_engine_is_imported_in_its_own_room_only() -> None:
+    wrong = []
+    for path in sources():
+        for line, target in imported(path):
+            home = ONLY_IN.get(target.split(".")[0])
+            if home is not None and not name(path).startswith(home):
+                wrong.append(f"{name(path)}:{line}: {target} (only in {home})")
+    assert wrong == []
+
+
+def test_files_and_functions_are_short() -> None:
+    long = [f"{name(path)}: {n} lines" for path in sources() if (n := text(path).count("\n")) > LONGEST_FILE]
+    for path in sources():
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                if length > LONGEST_FUNCTION:
+                    long.append(f"{name(path)}:{node.lineno}: {node.name}, {length} lines")
+    assert long == []
+
+
+def test_every_module_opens_with_a_header_and_a_longer_one_with_a_real_header() -> None:
+    bare = []
+    for path in [*sources(), *sources("tests", "bench", ".ci")]:
+        header = ast.get_docstring(tree(path)) or ""
+        packaged = name(path).startswith(PACKAGES)
+        if not header or (packaged and text(path).count("\n") > 60 and len(header) < SHORTEST_HEADER):
+            bare.append(name(path))
+    assert bare == []
+
+
+def test_every_longer_module_shows_an_example_that_runs() -> None:
+    silent = [name(path) for path in sources() if text(path).count("\n") > 60 and ">>> " not in text(path)]
+    assert silent == []
+
+
+def test_kernels_and_public_names_have_docstrings() -> None:
+    bare = []
+    for path in sources():
+        for node in ast.walk(tree(path)):
+            if not isinstance(node, ast.FunctionDef | ast.ClassDef) or ast.get_docstring(node):
+                continue
+            kernel = any("kernel" in ast.unparse(decorator) for decorator in node.decorator_list)
+            short = (node.end_lineno or node.lineno) - node.lineno < 3
+            overload = any("overload" in ast.unparse(decorator) for decorator in node.decorator_list)
+            if kernel or not (node.name.startswith("_") or short or overload or nested(path, node)):
+                bare.append(f"{name(path)}:{node.lineno}: {node.name}")
+    assert bare == []
+
+
+def nested(path: Path, node: ast.AST) -> bool:
+    """Whether a function is defined inside another one, where nobody else can call it."""
+    functions = (outer for outer in ast.walk(tree(path)) if isinstance(outer, ast.FunctionDef) and outer is not node)
+    return any(node in ast.walk(outer) for outer in functions)
+
+
+def test_no_words_that_should_not_stay() -> None:
+    assert places(WORDS, sources(*PACKAGES, "tests", "bench", ".ci")) == []
+
+
+def test_one_word_for_each_idea() -> None:
+    prose = [path for path in files() if path.suffix in (".py", ".md") and name(path).split("/")[0] != "tests"]
+    assert places(SYNONYMS, prose) == []
+
+
+def test_nothing_names_a_machine_or_a_package_registry() -> None:
+    every = [path for path in files() if path.suffix not in (".parquet", ".png", ".arrow")]
+    assert places(MACHINES, every) + places(HOSTS, every) == []
+
+
+def test_the_patterns_find_what_they_are_for() -> None:
+    def shown(pattern: re.Pattern[str], line: str) -> bool:
+        return pattern.search(line.replace("~", "")) is not None  # the tilde keeps this file within its own rules
+
+    bad = [
+        "# TO~DO: later",
+        "@pytest.mark.s~kip",
+        "import pick~le",
+        "ev~al(x)",
+        "ex~cept:",
+        "pytest.import~orskip('x')",
+    ]
+    assert [line for line in bad if not shown(WORDS, line)] == []
+    good = ["evaluate(x)", "ast.literal_ev~al(x)", "frame.ev~al(x)", "except ValueError:", "hackney"]
+    assert [line for line in good if shown(WORDS, line)] == []
+    assert shown(MACHINES, "see /ho~me/ann/notes") and not shown(MACHINES, "https://example.com/home/ann/")
+    assert shown(HOSTS, "https://py~pi.org/simple")
+    assert shown(SYNONYMS, "a del~ta of one") and not shown(SYNONYMS, "timedelta(1)")
