@@ -29,7 +29,6 @@ from ddflow.errors import CorruptState, NotReadable
 from ddflow.frontier import NEVER, Description, advance, shown
 from ddflow.identity import Flags, Ints, Words
 from ddflow.kernels.gather import SLOT
-from ddflow.kernels.merge import Policy
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Held
 from ddflow.rows import Rows, gather
 
@@ -100,14 +99,14 @@ class Arrangement:
         """
         self.check_readable(as_of, what)
         if as_of is None or as_of == self.upper - 1:
-            return gather(self.sources(), self.index.live(), self.schema)
+            return gather(self.sources(), self.index.walk(live=True)[0], self.schema)
         return gather(self.sources(), self._live_at(as_of), self.schema)
 
     def _live_at(self, as_of: int) -> Ints:
         """References to the rows that were live at an older time."""
         if not len(self.spine):
             return np.empty(0, np.int64)
-        references, _ = self.spine.versions(0, self.index, Policy(NEVER, False, True))
+        references, _ = self.spine.versions(0, self.index, NEVER, droppable=False)
         batch = self.spine.picked(references, Description(NEVER, self.upper, NEVER))
         same = batch.high[1:] == batch.high[:-1]
         if batch.low.size:

@@ -65,10 +65,24 @@ class Index:
         flags = self.table[places[here], kernels.REF].astype(np.int64) & (OCCUPIED | LIVE)
         kernels.redirect(self.table, places[here], references[here] | flags)
 
-    def live(self) -> Ints:
-        """int64[keys]: the references of all live rows, in hash order.  O(capacity)."""
-        out = np.empty(self.used, np.int64)
-        return out[: kernels.references_with(self.table, np.uint64(OCCUPIED | LIVE), out)]
+    def places(self, high: Words, low: Words, starts: Ints) -> Ints:
+        """int64[keys]: the slots of the keys at ``starts`` of the sorted identities, -1 for absent ones."""
+        n = starts.size
+        place, held = np.empty(n, np.int64), Held(np.empty(n, np.int64), np.empty(n, np.uint64), np.empty((n, 0), np.int64))
+        kernels.seek(self.table, np.uint64(self.capacity), high, low, starts, place, *held)
+        return place
+
+    def references(self, places: Ints) -> Ints:
+        """int64[m]: what the entries at ``places`` point at, without flags; -1 for place -1."""
+        found = self.table[places, kernels.REF].astype(np.int64) & ~(OCCUPIED | LIVE)
+        return np.where(places >= 0, found, -1)
+
+    def walk(self, live: bool) -> tuple[Ints, Ints]:
+        """The references and places of all entries, or of the live ones, in the order of identities.  O(capacity)."""
+        references, places = np.empty(self.used, np.int64), np.empty(self.used, np.int64)
+        mask = np.uint64(OCCUPIED | LIVE if live else OCCUPIED)
+        n = kernels.walk(self.table, self.wide, mask, references, places)
+        return references[:n], places[:n]
 
     def _make_room(self, more: int) -> None:
         need = int((self.used + more) / LOAD)

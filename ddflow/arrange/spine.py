@@ -7,7 +7,7 @@ in it is its current one.  ``choose`` decides with sizes alone; `Spine.merge` ac
 
 >>> choose([1000, 10, 10], 900) is None
 True
->>> choose([1000] + [10] * 8, 900)
+>>> choose([1000] + [10] * 32, 1100)
 1
 >>> choose([1000, 1100], 900)
 0
@@ -24,18 +24,19 @@ from ddflow.arrange.index import Index
 from ddflow.frontier import NEVER, Description
 from ddflow.identity import Ints
 from ddflow.kernels.gather import SLOT, gather_words
-from ddflow.kernels.merge import Batches, Policy, merge
+from ddflow.kernels.merge import prune
 from ddflow.rows import Array, Rows, gather
+from ddflow.sorting import sort
 
-FAN = 8
+FAN = 32
 
 
 def choose(sizes: Sequence[int], needed: int) -> int | None:
     """The first batch of the newest run that should be merged into one, or None.
 
     ``sizes``: versions a batch, oldest first.  ``needed``: how many versions a full merge would leave, about.  All are
-    merged when more than half is garbage; else the newest ones when there are ``FAN`` of about one size (of one power
-    of ``FAN``), so a version is copied about once for each power.  Pure; O(batches).
+    merged when more than half is garbage; else the newest ones when there are ``FAN`` of about one size (of one power of 8),
+    so a version is copied about once for each power.  Pure; O(batches).
     """
     if len(sizes) > 1 and sum(sizes) > 2 * needed + 64:
         return 0
@@ -86,26 +87,38 @@ class Spine:
             if first == 0:
                 self.collected = len(self.batches[0])
 
-    def versions(self, first: int, index: Index, policy: Policy) -> tuple[Ints, Ints]:
-        """References to what ``policy`` leaves of the batches from ``first`` on, and the index's places for them."""
+    def versions(self, first: int, index: Index, since: int, droppable: bool) -> tuple[Ints, Ints]:
+        """References to what need not go of the batches from ``first`` on, and the index's places for the current ones.
+
+        Both int64[m], in the order of identities, then times; a place is -1 where the index points elsewhere.
+        """
         run = [(slot, batch) for slot in self.ages[first:] if (batch := self.slots[slot]) is not None]
-        at = np.array([batch.addresses() for _, batch in run], np.uint64).reshape(len(run), 4)
-        sizes = np.array([len(batch) for _, batch in run], np.int64)
-        batches = Batches(*(np.ascontiguousarray(at[:, i]) for i in range(4)), sizes,
-                          np.array([slot for slot, _ in run], np.int64))  # fmt: skip
-        references, places = np.empty(int(sizes.sum()), np.int64), np.empty(int(sizes.sum()), np.int64)
-        n = merge(batches, index.wide, index.table, np.uint64(index.capacity), policy, references, places)
-        return references[:n], places[:n]
+        by = sort(*(np.concatenate([getattr(batch, name) for _, batch in run]) for name in ("high", "low")))
+        times, live = (np.concatenate([getattr(batch, name) for _, batch in run]) for name in ("time", "live"))
+        kept = np.empty(times.size, np.int64)
+        kept = kept[: prune(by.permutation, by.starts, times, live, np.int64(since), droppable, kept)]
+        references = np.concatenate([(slot << SLOT) | np.arange(len(batch), dtype=np.int64) for slot, batch in run])[kept]
+        group = np.empty(times.size, np.int64)
+        group[by.permutation] = np.repeat(np.arange(by.starts.size - 1), np.diff(by.starts))
+        places = index.places(by.high, by.low, by.starts[:-1])[group[kept]]
+        return references, np.where(index.references(places) == references, places, -1)
 
     def merge(self, first: int, index: Index, since: int) -> None:
-        """Merge the batches from ``first`` on into one and redirect the index.  O(their versions)."""
+        """Merge the batches from ``first`` on into one and redirect the index.  O(their versions).
+
+        When nothing before the newest version of a key need be told apart, the index itself names what to keep: the
+        live rows are copied in its order, and no batch is sorted or even read but for those.
+        """
         run = self.batches[first:]
-        references, places = self.versions(first, index, Policy(since, first == 0, index.keeps))
         description = run[0].description
         for batch in run[1:]:
             description = description.joined(batch.description)
+        if first == 0 and since >= description.upper - 1:
+            references, places = index.walk(live=not index.keeps)
+        else:
+            references, places = self.versions(first, index, since, first == 0 and not index.keeps)
         if description.since < since < description.upper:
-            description = Description(description.lower, description.upper, since)
+            description = description._replace(since=since)
         merged = self.picked(references, description)
         for slot in self.ages[first:]:
             self.slots[slot] = None

@@ -25,12 +25,14 @@ from typing import Any
 import numpy as np
 
 from ddflow.kernels.compile import kernel
-from ddflow.kernels.pointer import mulhi
+from ddflow.kernels.pointer import mulhi, prefetch
 
 Words = np.ndarray[Any, np.dtype[np.uint64]]
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 ID, VALUE, REF, LOW = 0, 1, 2, 3
+AHEAD = 12
+"""How many keys ahead a walk asks for: a step's keys are ascending, but too far apart for the machine to guess."""
 
 
 @kernel
@@ -65,7 +67,10 @@ def seek(
     """
     wide = low.size != 0
     first = LOW + 1 if wide else LOW
+    base, line = np.uint64(table.ctypes.data), np.uint64(8 * table.shape[1])
     for g in range(place.size):
+        if g + AHEAD < place.size:
+            prefetch(base + mulhi(high[starts[g + AHEAD]], capacity) * line)
         row = starts[g]
         slot = _find(table, capacity, high[row], low[row] if wide else np.uint64(0), wide)
         if slot < 0 or table[slot, REF] == np.uint64(0):
@@ -93,7 +98,10 @@ def write(table: Words, capacity: np.uint64, high: Words, low: Words, value: Wor
     wide = low.size != 0
     first = LOW + 1 if wide else LOW
     added = 0
+    base, line = np.uint64(table.ctypes.data), np.uint64(8 * table.shape[1])
     for i in range(high.size):
+        if i + AHEAD < high.size:
+            prefetch(base + mulhi(high[i + AHEAD], capacity) * line)
         slot = _find(table, capacity, high[i], low[i] if wide else np.uint64(0), wide)
         if slot < 0:
             return -1
@@ -149,17 +157,29 @@ def redirect(table: Words, places: Rows, references: Rows) -> None:
 
 
 @kernel
-def references_with(table: Words, mask: np.uint64, out: Rows) -> int:
-    """Write the references that have all bits of ``mask``, in hash order; return how many.
+def walk(table: Words, wide: bool, mask: np.uint64, references: Rows, places: Rows) -> int:
+    """Write the references that have all bits of ``mask``, and their slots, in the order of identities; return how many.
 
-    table: uint64[slots, width], read.  out: int64[at least that many].  O(slots).
+    table: uint64[slots, width], read.  references, places: int64[at least that many].  O(slots): the table is nearly in
+    that order, entries stand a few slots after their homes.
 
-    >>> references_with(np.ones((2, 3), np.uint64), np.uint64(1), np.empty(2, np.int64))
-    2
+    >>> references, places = np.empty(2, np.int64), np.empty(2, np.int64)
+    >>> walk(np.array([[9, 0, 1], [4, 0, 1]], np.uint64), False, np.uint64(1), references, places), places.tolist()
+    (2, [1, 0])
     """
     found = 0
-    for i in range(table.shape[0]):
-        if table[i, REF] & mask == mask and table[i, REF] != np.uint64(0):
-            out[found] = np.int64(table[i, REF])
-            found += 1
+    for slot in range(table.shape[0]):
+        if table[slot, REF] & mask != mask:
+            continue
+        at = found
+        while at > 0:
+            other = places[at - 1]
+            if table[other, ID] < table[slot, ID]:
+                break
+            if table[other, ID] == table[slot, ID] and wide and table[other, LOW] < table[slot, LOW]:
+                break
+            references[at], places[at] = references[at - 1], other
+            at -= 1
+        references[at], places[at] = np.int64(table[slot, REF]), slot
+        found += 1
     return found

@@ -83,6 +83,10 @@ def copy_bytes(to: Word, start: Word, size: Word) -> None:
     ctypes.memmove(int(to), int(start), int(size))
 
 
+def prefetch(address: Word) -> None:
+    """Ask for the cache line at ``address`` ahead of its use; any address is allowed, nothing is read."""
+
+
 def mulhi(a: Word, b: Word) -> np.uint64:
     """The high 64 bits of the 128-bit product."""
     return np.uint64(((int(a) & _LOW) * (int(b) & _LOW)) >> 64)
@@ -153,6 +157,14 @@ def _copy(builder: Any, words: Any) -> None:
     cgutils.raw_memcpy(builder, _at(builder, words[0], 8), _at(builder, words[1], 8), words[2], 1)
 
 
+def _ahead(builder: Any, words: Any) -> None:
+    number = ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), number, number, number])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    # For reading, to be kept in all levels of the cache, of data.
+    builder.call(function, [_at(builder, words[0], 8), number(0), number(3), number(1)])
+
+
 _teach(load_u8, _WORD, 1, _load(8))
 _teach(load_u16, _WORD, 1, _load(16))
 _teach(load_u32, _WORD, 1, _load(32))
@@ -162,5 +174,6 @@ _teach(store_u16, types.void, 2, _keep(16))
 _teach(store_u32, types.void, 2, _keep(32))
 _teach(store_u64, types.void, 2, _keep(64))
 _teach(copy_bytes, types.void, 3, _copy)
+_teach(prefetch, types.void, 1, _ahead)
 _teach(mulhi, _WORD, 2, lambda builder, words: _product(builder, words)[1])
 _teach(mul128, _PAIR, 2, _product)

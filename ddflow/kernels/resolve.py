@@ -106,6 +106,8 @@ class Judged(NamedTuple):
     """uint8[n]."""
     version_value: Words
     """uint64[n]."""
+    version_place: Rows
+    """int64[n]: a place of the version's key among the sorted events."""
     last: Rows
     """int64[g]: each key's last version, -1 where nothing changed."""
 
@@ -117,7 +119,7 @@ def judged(rows: int, groups: int) -> Judged:
         np.empty(n, np.uint8), np.empty(n, np.int64),
         np.empty(2 * n, np.int64), np.empty(2 * n, np.int64), np.empty(2 * n, np.int64),
         np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64),
-        np.empty(n, np.uint8), np.empty(n, np.uint64), np.empty(groups, np.int64),
+        np.empty(n, np.uint8), np.empty(n, np.uint64), np.empty(n, np.int64), np.empty(groups, np.int64),
     )  # fmt: skip
 
 
@@ -131,51 +133,47 @@ def _compare(a: Rows, i: int, b: Rows, j: int, begin: int, end: int) -> int:
 
 
 @kernel
-def _against(events: Events, held: Held, row: int, other: int, begin: int, end: int) -> int:
+def _against(order: Rows, row: int, held: Rows, other: int, begin: int, end: int) -> int:
     """Compare a row's order words with those of another row, or (negative) of what a group held."""
     if other >= 0:
-        return _compare(events.order, row, events.order, other, begin, end)
-    return _compare(events.order, row, held.order, -1 - other, begin, end)
+        return _compare(order, row, order, other, begin, end)
+    return _compare(order, row, held, -1 - other, begin, end)
 
 
 @kernel
-def _winner(events: Events, held: Held, rules: Rules, out: Judged, begin: int, end: int, bound: int) -> int:
+def _winner(
+    permutation: Rows, order: Rows, held: Rows, verdict: Flags, begin: int, end: int, bound: int, base: int, tie: int
+) -> int:
     """The row that wins among places [begin, end), one key at one time, or -1 for none; -2 - row refuses the step.
 
     ``bound`` is whose order the key holds (`NOTHING` for no order).  Writes stale and tie_lost verdicts.
     """
-    words = events.order.shape[1]
+    words = order.shape[1]
     best = -1
     for place in range(begin, end):
-        row = events.permutation[place]
-        out.verdict[row] = SUPERSEDED
-        if words == 0 and bound == NOTHING:
-            if rules.tie == ERROR and best >= 0:
-                return -2 - row
-            if rules.tie == LAST or best < 0:
-                best = row
-            continue
+        row = permutation[place]
+        verdict[row] = SUPERSEDED
         if bound != NOTHING:
-            against = _against(events, held, row, bound, 0, rules.base)
+            against = _against(order, row, held, bound, 0, base)
             if against == 0:
-                if rules.tie == ERROR:
+                if tie == ERROR:
                     return -2 - row
-                further = _against(events, held, row, bound, rules.base, words)
-                if further < 0 and rules.tie == LAST:
+                further = _against(order, row, held, bound, base, words)
+                if further < 0 and tie == LAST:
                     against = -1
-                elif further < 0 or (further == 0 and rules.tie == FIRST):
-                    out.verdict[row] = TIE_LOST
+                elif further < 0 or (further == 0 and tie == FIRST):
+                    verdict[row] = TIE_LOST
                     continue
             if against < 0:
-                out.verdict[row] = STALE
+                verdict[row] = STALE
                 continue
         if best >= 0:
-            against = _against(events, held, row, best, 0, rules.base)
+            against = _compare(order, row, order, best, 0, base)
             if against == 0:
-                if rules.tie == ERROR:
+                if tie == ERROR:
                     return -2 - row
-                against = _against(events, held, row, best, rules.base, words)
-                if against == 0 and rules.tie != LAST:
+                against = _compare(order, row, order, best, base, words)
+                if against == 0 and tie != LAST:
                     continue
             if against < 0:
                 continue
@@ -184,15 +182,17 @@ def _winner(events: Events, held: Held, rules: Rules, out: Judged, begin: int, e
 
 
 @kernel
-def _settle(events: Events, held: Held, rules: Rules, out: Judged, begin: int, end: int, best: int, bound: int) -> None:
+def _settle(
+    permutation: Rows, order: Rows, verdict: Flags, winner: Rows, begin: int, end: int, best: int, bound: int,
+    base: int, ties: bool,
+) -> None:  # fmt: skip
     """Write the verdicts of those who lost to ``best``, and whose order each event's key holds now."""
     for place in range(begin, end):
-        row = events.permutation[place]
-        out.winner[row] = best if best >= 0 else bound
-        if best < 0 or row == best or out.verdict[row] == STALE:
-            continue
-        tied = rules.ties and _against(events, held, row, best, 0, rules.base) == 0
-        out.verdict[row] = TIE_LOST if tied else SUPERSEDED
+        row = permutation[place]
+        winner[row] = best if best >= 0 else bound
+        if best >= 0 and row != best and verdict[row] != STALE:
+            tied = ties and _compare(order, row, order, best, 0, base) == 0
+            verdict[row] = TIE_LOST if tied else SUPERSEDED
 
 
 @kernel
@@ -210,46 +210,58 @@ def judge(events: Events, held: Held, rules: Rules, out: Judged) -> tuple[int, i
     ...       Rules(0, LAST, True, False, -1), judged(0, 0))
     (0, 0, -1)
     """
-    words = events.order.shape[1]
-    updates = versions = 0
-    for group in range(held.reference.size):
-        reference, value = held.reference[group], held.value[group]
+    # Fields are taken out once: reading one inside the loops would count references for every event.
+    permutation, starts, ranks, order, gone, hashes = events
+    references, values, held_order = held
+    base, tie, ties, keeps, since_rank = rules
+    verdict, winner = out.verdict, out.winner
+    update_rank, update_source, update_diff = out.update_rank, out.update_source, out.update_diff
+    version_rank, version_row, version_order = out.version_rank, out.version_row, out.version_order
+    version_live, version_value = out.version_live, out.version_value
+    version_place, lasts = out.version_place, out.last
+    words, updates, versions = order.shape[1], 0, 0
+    for group in range(references.size):
+        reference, value = references[group], values[group]
         live = reference & LIVE != 0
-        bound = -1 - group if rules.keeps and reference != 0 else NOTHING
+        bound = -1 - group if keeps and reference != 0 else NOTHING
         last = -1
-        begin, stop = events.starts[group], events.starts[group + 1]
+        begin, stop = starts[group], starts[group + 1]
         while begin < stop:
             rank, end = 0, stop
-            if events.ranks.size != 0:
-                rank, end = events.ranks[events.permutation[begin]], begin + 1
-                while end < stop and events.ranks[events.permutation[end]] == rank:
+            if ranks.size != 0:
+                rank, end = ranks[permutation[begin]], begin + 1
+                while end < stop and ranks[permutation[end]] == rank:
                     end += 1
-            best = _winner(events, held, rules, out, begin, end, bound)
-            if best < -1:
-                return updates, versions, -2 - best
-            _settle(events, held, rules, out, begin, end, best, bound)
+            if end == begin + 1 and bound == NOTHING:
+                best = permutation[begin]
+                winner[best] = best
+            else:
+                best = _winner(permutation, order, held_order, verdict, begin, end, bound, base, tie)
+                if best < -1:
+                    return updates, versions, -2 - best
+                _settle(permutation, order, verdict, winner, begin, end, best, bound, base, ties)
             begin = end
             if best < 0:
                 continue
-            now = events.gone[best] == 0
-            changed = now != live or (now and events.value[best] != value)
-            out.verdict[best] = APPLIED if changed else NOOP
+            now = gone[best] == 0
+            changed = now != live or (now and hashes[best] != value)
+            verdict[best] = APPLIED if changed else NOOP
             if changed and live:
-                out.update_rank[updates], out.update_source[updates], out.update_diff[updates] = rank, reference, -1
+                update_rank[updates], update_source[updates], update_diff[updates] = rank, reference, -1
                 updates += 1
             if changed and now:
-                out.update_rank[updates], out.update_source[updates], out.update_diff[updates] = rank, best, 1
+                update_rank[updates], update_source[updates], update_diff[updates] = rank, best, 1
                 updates += 1
             if changed or not now:
                 reference = best
             if changed:
-                live, value = now, events.value[best]
-            if changed or (rules.keeps and (bound == NOTHING or _against(events, held, best, bound, 0, words) != 0)):
-                if last < 0 or rank > rules.since_rank:
+                live, value = now, hashes[best]
+            if changed or (keeps and (bound == NOTHING or _against(order, best, held_order, bound, 0, words) != 0)):
+                if last < 0 or rank > since_rank:
                     last = versions
                     versions += 1
-                out.version_rank[last], out.version_row[last], out.version_order[last] = rank, reference, best
-                out.version_live[last], out.version_value[last] = now, value
-            bound = best if rules.keeps else NOTHING
-        out.last[group] = last
+                version_rank[last], version_row[last], version_order[last] = rank, reference, best
+                version_live[last], version_value[last], version_place[last] = now, value, starts[group]
+            bound = best if keeps else NOTHING
+        lasts[group] = last
     return updates, versions, -1

@@ -178,3 +178,27 @@ def order_by_rank(ranks: Rows, second: Rows, size: np.int64, out: Rows) -> None:
         b = 2 * ranks[i] + (second[i] if second.size != 0 else 0)
         out[ends[b]] = i
         ends[b] += 1
+
+
+@kernel
+def order_updates(
+    ranks: Rows, sources: Rows, diffs: Rows, size: np.int64, out_ranks: Rows, out_sources: Rows, out_diffs: Rows
+) -> None:
+    """Copy updates in the stable order of their ranks: a counting sort that moves them at once.
+
+    ranks: int64[n] in [0, size).  sources, diffs: int64[n].  out_*: int64[n], written.  O(n + size).
+
+    >>> ranks, sources, diffs = np.empty(2, np.int64), np.empty(2, np.int64), np.empty(2, np.int64)
+    >>> order_updates(np.array([1, 0]), np.array([7, 8]), np.array([1, -1]), np.int64(2), ranks, sources, diffs)
+    >>> ranks.tolist(), sources.tolist(), diffs.tolist()
+    ([0, 1], [8, 7], [-1, 1])
+    """
+    ends = np.zeros(size + 1, np.int64)
+    for i in range(ranks.size):
+        ends[ranks[i] + 1] += 1
+    for b in range(1, ends.size):
+        ends[b] += ends[b - 1]
+    for i in range(ranks.size):
+        to = ends[ranks[i]]
+        ends[ranks[i]] = to + 1
+        out_ranks[to], out_sources[to], out_diffs[to] = ranks[i], sources[i], diffs[i]

@@ -26,7 +26,8 @@ from ddflow.identity import Ints, Secret, identities, is_wide
 from ddflow.kernels import accumulate as kernels
 from ddflow.kernels.resolve import LIVE
 from ddflow.kernels.sort import order_by_rank
-from ddflow.operators.updates import Updates, ints, overflow, sort
+from ddflow.operators.updates import Updates, ints, overflow
+from ddflow.sorting import sort
 
 __all__ = ["Count", "ints"]
 

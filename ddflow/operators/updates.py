@@ -18,10 +18,11 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.errors import CountOverflow
-from ddflow.identity import Ints, Secret, Words, identities
+from ddflow.identity import Ints, Secret, identities
 from ddflow.kernels.accumulate import net
-from ddflow.kernels.sort import group_starts, order_by_rank, sort_identities
+from ddflow.kernels.sort import order_by_rank
 from ddflow.schema import DIFF, TIME
+from ddflow.sorting import sort
 
 
 def ints(*values: int) -> Ints:
@@ -56,31 +57,21 @@ class Updates(NamedTuple):
         return Updates(self.rows.take(pa.array(places)), self.ranks[places], self.diffs[places], self.times)
 
 
+def time_ranks(times: Ints, distinct: Ints) -> Ints:
+    """int64[n]: the place of each of some ascending times in the step's distinct ones.  O(n) when all occur."""
+    if distinct.size < 2:
+        return np.zeros(times.size, np.int64)
+    ranks = np.cumsum(times[1:] != times[:-1])
+    if ranks[-1:] == distinct.size - 1:
+        return np.concatenate([ints(0), ranks])
+    return np.searchsorted(distinct, times)
+
+
 def time_column(times: Ints, kind: pa.DataType) -> pa.Array:
     """int64 times in the type of the column they came from."""
     if kind == pa.int64():
         return pa.array(times)
     return pa.array(times.astype(np.int32)).view(kind) if kind.bit_width == 32 else pa.array(times).view(kind)
-
-
-class Sorted(NamedTuple):
-    """Rows sorted by identity: the row at each place, the identities, where each key begins (and n at the end)."""
-
-    permutation: Ints
-    high: Words
-    low: Words
-    starts: Ints
-
-
-def sort(high: Words, low: Words) -> Sorted:
-    """Sort rows by identity, stably, and find the groups.  O(n)."""
-    n = high.size
-    permutation, starts = np.empty(n, np.int64), np.empty(n + 1, np.int64)
-    sorted_high, sorted_low = np.empty(n, np.uint64), np.empty(low.size, np.uint64)
-    bits = min(max((n - 1).bit_length(), 1), 20) if n else 1
-    sort_identities(high, low, np.int64(bits), permutation, sorted_high, sorted_low)
-    groups = group_starts(sorted_high, sorted_low, starts)
-    return Sorted(permutation, sorted_high, sorted_low, starts[: groups + 1])
 
 
 def consolidated(updates: Updates, secret: Secret) -> Updates:

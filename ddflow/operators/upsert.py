@@ -31,10 +31,11 @@ from ddflow.binding import Bound
 from ddflow.errors import TieRefused
 from ddflow.identity import Flags, Ints, Secret, identities, is_wide, value_hashes
 from ddflow.kernels.resolve import ERROR, LIVE, NOTHING, Events, Held, Judged, Rules, judge, judged
-from ddflow.kernels.sort import order_by_rank
-from ddflow.operators.updates import Sorted, Updates, ints, sort
+from ddflow.kernels.sort import order_updates
+from ddflow.operators.updates import Updates, ints, time_ranks
 from ddflow.order import Order
 from ddflow.rows import Rows, gather
+from ddflow.sorting import Sorted, sort
 
 __all__ = ["Judgement", "Upsert", "ints"]
 
@@ -74,7 +75,7 @@ class Judgement:
         self.words = order.of(events, sealed.original, self.gone)
         if order.ranks:
             self._rank()
-        self.ranks = np.searchsorted(times, sealed.times) if times.size > 1 else np.zeros(sealed.times.size, np.int64)
+        self.ranks = time_ranks(sealed.times, times)
         self.rules = Rules(order.base, order.tie, order.ties, order.keeps,
                            int(np.searchsorted(times, since, side="right")) - 1)  # fmt: skip
         self.out: Judged = judged(sealed.times.size, self.held.reference.size)
@@ -98,11 +99,11 @@ class Judgement:
         out, n = self.out, self.updated
         ranks, sources, diffs = out.update_rank[:n], out.update_source[:n], out.update_diff[:n]
         if self.times.size > 1:
-            place = np.empty(n, np.int64)
-            order_by_rank(ranks, np.empty(0, np.int64), np.int64(self.times.size), place)
-            ranks, sources, diffs = ranks[place], sources[place], diffs[place]
+            ordered = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
+            order_updates(ranks, sources, diffs, np.int64(self.times.size), *ordered)
+            ranks, sources, diffs = ordered
         rows = gather(self.upsert.arranged.sources(self.payload), sources, schema)
-        return Updates(rows, ranks, diffs.copy(), self.times)
+        return Updates(rows, ranks, diffs, self.times)
 
     @cached_property
     def change(self) -> Change:
@@ -110,9 +111,7 @@ class Judgement:
         out, n, by = self.out, self.versions, self.by
         rows, winners = out.version_row[:n], out.version_order[:n]
         last = out.last[out.last >= 0]
-        begins = by.starts[:-1][out.last >= 0]
-        # Versions of a key are consecutive, so each one's key is the next last version's.
-        key = begins[np.searchsorted(last, np.arange(n))]
+        key = out.version_place[:n]
         arranged, order = self.upsert.arranged, self.upsert.order
         schema = pa.schema(list(self.upsert.bound.row_schema))
         table = gather(arranged.sources(self.payload), rows, schema)
