@@ -49,10 +49,10 @@ class Stepped(NamedTuple):
 
 
 class Circuit:
-    """``plan_``: the flow.  ``secret``: for identities."""
+    """``plan_``: the flow.  ``secret``: for identities.  ``winners``: whether verdict rows will be asked for."""
 
-    def __init__(self, plan_: plan.Flow, secret: Secret) -> None:
-        self.plan, self.secret = plan_, secret
+    def __init__(self, plan_: plan.Flow, secret: Secret, winners: bool = True) -> None:
+        self.plan, self.secret, self.winners = plan_, secret, winners or bool(plan_.side_outputs())
         self.upserts = {name: Upsert(source.bound, secret) for name, source in plan_.sources.items()}
         self.needed = _needed(plan_)
         self.counts = {
@@ -74,7 +74,7 @@ class Circuit:
         given = {name: s for name, s in sealed.items() if s is not None and s.times.size}
         parts = [s.times[np.flatnonzero(np.diff(s.times, prepend=s.times[0] - 1))] for s in given.values()]
         times = parts[0] if len(parts) == 1 else np.unique(np.concatenate([ints(), *parts]))
-        judgements = {name: self.upserts[name].judge(s, times, since) for name, s in given.items()}
+        judgements = {name: self.upserts[name].judge(s, times, since, self.winners) for name, s in given.items()}
         done: dict[plan.Collection, Updates] = {}
         changes: dict[plan.Collection, Change] = {}
         for node in self.plan.nodes:

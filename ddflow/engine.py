@@ -54,7 +54,7 @@ class Engine:
             raise SpecError(f"retain={retain!r}", "that is no number of times", "give a whole number, 0 or more")
         self.flow, self.retain, self.lists = flow, retain, verdicts == "rows"
         self.memory = parse_size(memory)
-        self.circuit = Circuit(flow, secret or Secret.fresh())
+        self.circuit = Circuit(flow, secret or Secret.fresh(), self.lists)
         self.intakes = {name: Intake(source.bound) for name, source in flow.sources.items()}
         self.batchers = {name: Batcher() for name in flow.sources}
         self._frontier, self._last, self._since = NEVER, NEVER, NEVER

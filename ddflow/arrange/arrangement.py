@@ -41,6 +41,7 @@ class Change(NamedTuple):
     time: Ints
     live: Flags
     value: Words
+    """uint64[n]: what counts in "did it change", for the index."""
     order: Ints
     table: pa.Table
     last: Ints
@@ -75,7 +76,7 @@ class Arrangement:
         self.since = max(self.since, since)
         if change is None or not change.last.size:
             return
-        batch = Batch(Description(lower, upper, NEVER), change.high, change.low, change.time, change.live, change.value,
+        batch = Batch(Description(lower, upper, NEVER), change.high, change.low, change.time, change.live,
                       change.order, Rows(change.table))  # fmt: skip
         slot = self.spine.append(batch)
         last = change.last

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,8 +32,8 @@ class Batch:
     """n versions; see the header.
 
     ``high``, ``low``: uint64[n], identities (low of size 0 where one word is enough).  ``time``: int64[n].
-    ``live``: uint8[n].  ``value``: uint64[n], what counts in "did it change".  ``order``: int64[n, w], the order words
-    that each version was won with.  ``rows``: n rows of payload; a deletion's payload is filler.
+    ``live``: uint8[n].  ``order``: int64[n, w], the order words that each version was won with.  ``rows``: n rows of
+    payload; a deletion's payload is filler.
     """
 
     description: Description
@@ -42,7 +41,6 @@ class Batch:
     low: Words
     time: Ints
     live: Flags
-    value: Words
     order: Ints
     rows: Rows
 
@@ -52,7 +50,7 @@ class Batch:
         """A small batch from lists, without orders: for examples and tests."""
         n = len(high)
         return cls(description, np.array(high, np.uint64), NONE, np.array(time, np.int64), np.array(live, np.uint8),
-                   np.zeros(n, np.uint64), np.empty((n, 0), np.int64), Rows(table))  # fmt: skip
+                   np.empty((n, 0), np.int64), Rows(table))  # fmt: skip
 
     def __len__(self) -> int:
         return int(self.high.size)
@@ -60,18 +58,13 @@ class Batch:
     @property
     def nbytes(self) -> int:
         """Bytes held by columns and payload."""
-        own = (self.high, self.low, self.time, self.live, self.value, self.order)
+        own = (self.high, self.low, self.time, self.live, self.order)
         return sum(a.nbytes for a in own) + self.rows.nbytes
-
-    def addresses(self) -> tuple[int, int, int, int]:
-        """Where the identities, their second words, the times and the live flags begin."""
-        a: tuple[Any, ...] = (self.high, self.low, self.time, self.live)
-        return tuple(int(x.ctypes.data) for x in a)  # type: ignore[return-value]
 
     def _check(self) -> None:
         """Assert the invariant; raise `CorruptState` for two values of a key at one time."""
         n, d = len(self), self.description
-        assert len(self.rows) == n == self.time.size == self.live.size == self.value.size == self.order.shape[0]
+        assert len(self.rows) == n == self.time.size == self.live.size == self.order.shape[0]
         # Every time is one the description speaks of.
         assert n == 0 or (self.time.min() >= d.lower and self.time.max() < d.upper), d
         if n < 2:

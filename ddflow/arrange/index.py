@@ -61,9 +61,7 @@ class Index:
 
     def redirect(self, places: Ints, references: Ints) -> None:
         """Point the entries at ``places`` (-1: none) to where their rows have moved, their flags unchanged."""
-        here = places >= 0
-        flags = self.table[places[here], kernels.REF].astype(np.int64) & (OCCUPIED | LIVE)
-        kernels.redirect(self.table, places[here], references[here] | flags)
+        kernels.redirect(self.table, places, references, np.uint64(OCCUPIED | LIVE))
 
     def places(self, high: Words, low: Words, starts: Ints) -> Ints:
         """int64[keys]: the slots of the keys at ``starts`` of the sorted identities, -1 for absent ones."""

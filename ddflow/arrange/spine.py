@@ -142,8 +142,8 @@ class Spine:
             return out
 
         table = gather(self.sources(), references, some.rows.table.schema)
-        return Batch(description, column("high"), column("low"), column("time"), column("live"), column("value"),
-                     column("order"), Rows(table))  # fmt: skip
+        return Batch(description, column("high"), column("low"), column("time"), column("live"), column("order"),
+                     Rows(table))  # fmt: skip
 
     def _check(self) -> None:
         """Assert the invariant."""

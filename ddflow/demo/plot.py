@@ -58,27 +58,28 @@ def draw(updates: pa.Table, group: str, where: Path, labels: Labels) -> None:
         raise MissingExtra(f"draw {where}", str(error), "pip install 'ddflow[plot]'") from None
     steps = levels(updates, group)
     largest = sorted(steps, key=lambda name: (-max(steps[name][1]), name))[:LINES]
-    end = max((times[-1] for times, _ in steps.values()), default=None)
+    seen = [time for times, _ in steps.values() for time in (times[0], times[-1])]
+    # Past the last change, so that the count after it is seen too.
+    end = max(seen) + (max(seen) - min(seen)) / 50 if seen else None
     figure = Figure(figsize=(11, 6), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for number, name in enumerate(largest):
         times, counts = steps[name]
-        axes.step([*times, end], [*counts, counts[-1]], where="post", label=_label(name, counts), linewidth=1.8,
-                  color=f"C{number}", marker="o" if len(times) == 1 else None, markersize=3)  # fmt: skip
-    axes.set(title=_plain(labels.title), xlabel=labels.time, ylabel=labels.rows)
+        style = "-" if number < LINES // 2 else "--"
+        label = f"{_plain(name[:24])}: {counts[-1]:,} ({max(counts):,})"
+        axes.step([*times, end], [*counts, counts[-1]], style, where="post", label=label, linewidth=1.8)
+    axes.set(title=f"{labels.rows} by {group}\n{_plain(labels.title)}", xlabel=labels.time, ylabel=labels.rows)
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    besides = f", {len(steps) - len(largest)} more not drawn" if len(steps) > len(largest) else ""
+    besides = f"\n{len(steps) - len(largest)} more not drawn" if len(steps) > len(largest) else ""
     if largest:
-        axes.legend(title=f"{group}: now, most{besides}", loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+        axes.legend(
+            title=f"{group}: now (at most){besides}", loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False
+        )
     figure.savefig(where, format="png")
-
-
-def _label(name: str, counts: list[int]) -> str:
-    return f"{_plain(name[:24])}: {counts[-1]:,}, {max(counts):,}"
 
 
 def _plain(text: str) -> str:

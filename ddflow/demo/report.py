@@ -22,6 +22,7 @@ from time import perf_counter
 from typing import Final
 
 import pyarrow as pa
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -107,11 +108,15 @@ def printable(name: object, width: int = 40) -> Text:
     return Text(text if len(text) <= width else f"{text[:half]}...{text[-half:]}")
 
 
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+
+
 def show_activity(console: Console, activity: Activity, now: Mapping[str, int], things: str) -> None:
     """The table of groups: how many are there now, and how they changed; the busiest first, the rest in one line."""
-    table = Table(title=f"{things} by {activity.group}, and how they changed", title_justify="left")
-    table.add_column(activity.group)
-    names = (f"{things} now", "added", "edited", "removed", "assertions", "retractions", "updates")
+    table = _table(f"{things} by {activity.group}, and how they changed")
+    table.add_column(activity.group, no_wrap=True)
+    names = ("now", "added", "edited", "removed", "assertions", "retractions", "updates")
     for name in names:
         table.add_column(name, justify="right")
 
@@ -138,7 +143,7 @@ def show_activity(console: Console, activity: Activity, now: Mapping[str, int], 
 
 def show_checks(console: Console, checks: Checks) -> None:
     """The table of checks, a line a kind, and under it the first rows of those that did not hold."""
-    table = Table(title="checks", title_justify="left")
+    table = _table("checks")
     for name, side in (("what", "left"), ("asked", "right"), ("held", "right"), ("", "left")):
         table.add_column(name, justify=side)  # type: ignore[arg-type]
     for what, tally in checks.items():
@@ -148,12 +153,12 @@ def show_checks(console: Console, checks: Checks) -> None:
     console.print(table)
     for what, tally in checks.items():
         for failure in tally.failures[:EXAMPLES]:
-            console.print(Text(f"failed: {what}: ", "red"), Text(failure), soft_wrap=True)
+            console.print(Text.assemble((f"failed: {what}: ", "red"), failure), soft_wrap=True)
 
 
 def show_clock(console: Console, clock: Clock, events: int, updates: int) -> None:
     """The table of parts and their seconds, then how many upserts and updates a second the engine did."""
-    table = Table(title="time", title_justify="left")
+    table = _table("time")
     table.add_column("part")
     table.add_column("seconds", justify="right")
     for part, seconds in clock.items():

@@ -5,7 +5,7 @@ any way, gives the same values in the same places, with Spark 4's results (ANSI 
 is not trivial: Spark's three-valued logic, its NaN, its casts and its decimals are not Arrow's, and a row must not
 fail for a branch it does not take.  The modules, each knowing only those before it: ``types``, ``node``, ``digits``,
 ``reading``, ``casts``, ``logic``, ``compare``, ``arithmetic``; ``table``, ``strings``, ``numbers``, ``dates``,
-``functions``; ``columns``, ``parse``, ``lower``.  Nothing here aggregates, joins or keeps state.
+``functions``; ``columns``, ``parse``, ``lower``, ``evaluate``.  Nothing here aggregates, joins or keeps state.
 
 >>> import pyarrow as pa
 >>> batch = pa.record_batch({"status": ["paid", None, "paid"], "amount": [250, 900, 7]})
@@ -21,18 +21,19 @@ ddflow.errors.ExpressionError: cannot compile expression upper(city): there is n
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import pyarrow as pa
-import pyarrow.acero as acero
 import pyarrow.compute as pc
+from sqlglot import exp
 
-from ddflow.errors import ExpressionError, SchemaMismatch, SpecError
-from ddflow.expressions.casts import load
+from ddflow.errors import ExpressionError, SpecError
+from ddflow.expressions.casts import convert
 from ddflow.expressions.columns import Columns
+from ddflow.expressions.evaluate import ArrowRun, FunctionRun, SqlRun
 from ddflow.expressions.lower import Lowering
-from ddflow.expressions.node import FAILURES, Frame, Node, Refusal, spread
+from ddflow.expressions.node import Refusal
 from ddflow.expressions.parse import parse
 from ddflow.expressions.types import BOOL, NULL, sql_name
 
@@ -48,14 +49,15 @@ class Expression:
 
     ``text`` is the SQL (None for functions and pyarrow expressions); ``columns`` are those it reads, in order of first
     mention (None: it may read all).  Calling costs a few microseconds and O(rows) for each operation; it raises
-    ExpressionError where Spark would fail too (overflow, division by zero, text that is no number), with the first row that does.
+    ExpressionError where Spark would fail too (overflow, division by zero, text that is no number), naming the first
+    row that does, and SchemaMismatch for a batch without a column it reads.
     """
 
     text: str | None
     columns: tuple[str, ...] | None
     type: pa.DataType
     what: str
-    _run: RowFunction = field()
+    _run: RowFunction
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Array:
         """The values for ``batch``, which has the columns of the schema (others, and their order, do not matter)."""
@@ -71,28 +73,47 @@ class Expression:
         return f"<{self.what}: {self.text or 'a function'} -> {sql_name(self.type)}>"
 
 
-def compile(
-    expression: Source, schema: pa.Schema, *, boolean: bool = False, what: str = "expression"
-) -> Expression:
+def compile(expression: Source, schema: pa.Schema, *, boolean: bool = False, what: str = "expression") -> Expression:
     """Compile SQL text, a pyarrow expression or a function over a batch against ``schema``.
 
     ``boolean`` demands a boolean result; ``what`` names the place in messages, as "filter of 'paid'".  Raises
-    ExpressionError for what does not parse, names no column, is not boolean, or is not supported.  O(length of the text).
+    ExpressionError for what does not parse, names no column, is not boolean, or is not supported.  O(text).
     """
+    asked = f"cannot compile {what}"
     if isinstance(expression, str):
-        result = _compile_sql(expression, schema, what)
-    elif isinstance(expression, pc.Expression):
-        result = _compile_arrow(expression, schema, what)
+        return _sql(expression, schema, boolean, what)
+    run: ArrowRun | FunctionRun
+    if isinstance(expression, pc.Expression):
+        run = ArrowRun(expression, schema, what)
     elif callable(expression):
-        result = _compile_function(expression, schema, what)
+        run = FunctionRun(expression, schema, what)
     else:
-        raise ExpressionError(
-            f"cannot compile {what}", f"it is {type(expression).__name__}", "give SQL, a pyarrow expression or a function"
-        )
-    if boolean and result.type != BOOL:
-        raise ExpressionError(
-            f"cannot compile {what}{'' if result.text is None else ' ' + result.text}",
-            f"its result is {sql_name(result.type)}, not boolean",
-            "compare it with something",
-        )
-    return result
+        found = f"it is {type(expression).__name__}"
+        raise ExpressionError(asked, found, "give SQL, a pyarrow expression or a function over a RecordBatch")
+    _check_boolean(run.type, boolean, asked)
+    return Expression(None, None, run.type, what, run)
+
+
+def _sql(text: str, schema: pa.Schema, boolean: bool, what: str) -> Expression:
+    asked = f"cannot compile {what} {text}"
+    columns = Columns(schema)
+    try:
+        tree = parse(text)
+        node = Lowering(columns).lower(tree)
+        if boolean and node.type == NULL:
+            node = convert(node, BOOL)
+    except Refusal as refusal:
+        raise ExpressionError(asked, refusal.found, refusal.remedy) from refusal
+    except RecursionError as error:
+        raise ExpressionError(asked, "it is nested too deeply", "split it over several projections") from error
+    plain = tree.unnest()
+    bare = isinstance(plain, exp.Column) and len(plain.parts) == 1
+    names = tuple(columns.names)
+    run = SqlRun(node, [schema.field(name) for name in names], bare, f"cannot compute {what} {text}")
+    _check_boolean(run.type, boolean, asked)
+    return Expression(text, names, run.type, what, run)
+
+
+def _check_boolean(kind: pa.DataType, boolean: bool, asked: str) -> None:
+    if boolean and kind != BOOL:
+        raise ExpressionError(asked, f"its result is {sql_name(kind)}, not boolean", "compare it with something")

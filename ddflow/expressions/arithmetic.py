@@ -30,6 +30,7 @@ from ddflow.expressions.types import (
     DOUBLE,
     INT32,
     INT64,
+    MOST_DIGITS,
     NULL,
     STRING,
     bounded,
@@ -111,7 +112,8 @@ def _remainder(left: pa.Array, right: pa.Array) -> pa.Array:
 def _positive_remainder(left: pa.Array, right: pa.Array) -> pa.Array:
     def compute(a: np.ndarray[Any, Any], n: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         rest = np.fmod(a, n)
-        return np.where(rest < 0, np.fmod(rest + n, n), rest)
+        wrapped: np.ndarray[Any, Any] = np.where(rest < 0, np.fmod(rest + n, n), rest)
+        return wrapped
 
     _nonzero(right, left)
     return with_numpy(compute, left, right)
@@ -148,7 +150,7 @@ def _sum(compute: Compute) -> Callable[[pa.DataType, pa.DataType], Plan]:
     def plan(a: pa.DataType, b: pa.DataType) -> Plan:
         scale = max(a.scale, b.scale)
         precision = max(a.precision - a.scale, b.precision - b.scale) + scale + 1
-        return bounded(precision, scale), lambda x, y: compute(_wide(x), _wide(y))
+        return bounded(precision, scale), _in_room(compute, precision)
 
     return plan
 
@@ -156,7 +158,12 @@ def _sum(compute: Compute) -> Callable[[pa.DataType, pa.DataType], Plan]:
 def _product(a: pa.DataType, b: pa.DataType) -> Plan:
     precision = a.precision + b.precision + 1
     _room(precision, "*", a, b)
-    return bounded(precision, a.scale + b.scale), lambda x, y: pc.multiply_checked(_wide(x), _wide(y))
+    return bounded(precision, a.scale + b.scale), _in_room(pc.multiply_checked, precision)
+
+
+def _in_room(compute: Compute, precision: int) -> Compute:
+    """``compute`` as it is where its result has at most 38 digits, else in 76."""
+    return compute if precision <= MOST_DIGITS else lambda x, y: compute(_wide(x), _wide(y))
 
 
 def _quotient(a: pa.DataType, b: pa.DataType) -> Plan:
@@ -199,14 +206,16 @@ def _divide(a: pa.DataType, b: pa.DataType, scale: int) -> Compute:
     lift = max(0, scale - (a.scale + b.precision - b.scale + 1))
     digits = a.precision - a.scale + b.scale + max(scale, a.scale + b.precision - b.scale + 1, 4)
     _room(digits, "/", a, b)
-    wide = pa.decimal256(a.precision + lift, a.scale + lift)
-    return lambda x, y: pc.divide_checked(x.cast(wide), y.cast(pa.decimal256(b.precision, b.scale)))
+    make = pa.decimal128 if digits <= MOST_DIGITS else pa.decimal256
+    dividend, divisor = make(a.precision + lift, a.scale + lift), make(b.precision, b.scale)
+    return lambda x, y: pc.divide_checked(x.cast(dividend), y.cast(divisor))
 
 
 def _room(digits: int, sign: str, a: pa.DataType, b: pa.DataType) -> None:
     if digits > WIDEST:
         raise Refusal(
-            f"{sql_name(a)} {sign} {sql_name(b)} needs more than {WIDEST} digits", "cast to decimals of fewer digits first"
+            f"{sql_name(a)} {sign} {sql_name(b)} needs more than {WIDEST} digits",
+            "cast to decimals of fewer digits first",
         )
 
 
@@ -241,6 +250,6 @@ def number(text: str) -> Node:
                 return constant(pa.scalar(value, kind), literal=True)
     scale = len(fraction)
     precision = max(len(whole.lstrip("0")) + scale, scale, 1)
-    if precision > 38:
+    if precision > MOST_DIGITS:
         raise Refusal(f"the number {text} has more than 38 digits", "write it as a double, with an exponent")
     return constant(pa.scalar(text).cast(pa.decimal128(precision, scale)), literal=True)

@@ -45,7 +45,7 @@ class Columns:
         asked, names = parts[0], self.schema.names
         found = [name for name in names if name == asked] or [name for name in names if name.lower() == asked.lower()]
         if len(found) == 1:
-            return found[0]
+            return str(found[0])
         if found:
             raise Refusal(
                 f"the column {asked!r} could be any of {', '.join(map(repr, found))}",
@@ -69,7 +69,9 @@ def _field(node: Node, name: str) -> Node:
     names = [kind.field(index).name for index in range(kind.num_fields)]
     found = [each for each in names if each == name] or [each for each in names if each.lower() == name.lower()]
     if len(found) != 1:
-        raise Refusal(f"there is {'no' if not found else 'more than one'} field {name!r}", f"fields are {', '.join(names)}")
+        raise Refusal(
+            f"there is {'no' if not found else 'more than one'} field {name!r}", f"fields are {', '.join(names)}"
+        )
     index = names.index(found[0])
     target = working(kind.field(index).type)
     return apply(lambda values: pc.struct_field(values, [index]).cast(target), node)

@@ -96,7 +96,7 @@ def same(left: Node, right: Node) -> Node:
 
 
 def among(node: Node, items: Sequence[Node]) -> Node:
-    """IN: true if any equals; else null if the value or any item is null; else false. One hash probe a row for constants."""
+    """IN: true if any equals; else null if the value or any item is null; else false. O(1) a row for constants."""
     if all(_exact_decimal(each.type) for each in (node, *items)) and _too_wide([node, *items]):
         return _any_equal(node, items)
     node, *items = meet([node, *items], "IN")
@@ -140,7 +140,7 @@ def _too_wide(nodes: Sequence[Node]) -> bool:
     """Whether a decimal for all of these would need more than 38 digits."""
     kinds = [decimal_of(node.type) for node in nodes]
     whole, scale = max(kind.precision - kind.scale for kind in kinds), max(kind.scale for kind in kinds)
-    return whole + scale > MOST_DIGITS
+    return bool(whole + scale > MOST_DIGITS)
 
 
 def _operands(left: Node, right: Node, place: str) -> tuple[Node, Node]:
@@ -226,5 +226,7 @@ def checked_regex(node: Node, place: str) -> str | None:
         try:
             pc.match_substring_regex(pa.scalar(""), text)
         except pa.ArrowInvalid as error:
-            raise Refusal(f"{place}, {text!r}, is refused: {error}", "use RE2's syntax: no look-around, no back references") from error
+            raise Refusal(
+                f"{place}, {text!r}, is refused: {error}", "use RE2's syntax: no look-around, no back references"
+            ) from error
     return text

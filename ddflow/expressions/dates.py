@@ -1,6 +1,6 @@
 """Functions of dates and timestamps: their parts, truncation, days between and days on.
 
-Invariant: every instant is taken in UTC, which stands for Spark's session time zone, whatever zone its column carries;
+Invariant: every instant is taken in UTC, which stands for Spark's session time zone, whatever zone its column has;
 parts are ints.  Why that is not trivial: a part of a zoned timestamp asks a kernel for a database of zones that a slim
 machine lacks, so instants are read as wall-clock time of UTC first; weeks begin on Monday, but ``dayofweek`` counts
 from Sunday.  Intervals are refused, and so is the current time: a row must always give the same result.
@@ -9,7 +9,7 @@ from Sunday.  Intervals are refused, and so is the current time: a row must alwa
 >>> from ddflow.expressions.node import constant
 >>> TABLE.entries["dayofweek"].call([constant(pa.scalar("2024-03-03"))]).constant
 <pyarrow.Int32Scalar: 1>
->>> TABLE.entries["date_add"].call([constant(pa.scalar("2024-02-28")), constant(pa.scalar(2))]).constant
+>>> TABLE.entries["date_add"].call([constant(pa.scalar("2024-02-28")), constant(pa.scalar(2, INT32))]).constant
 <pyarrow.Date32Scalar: datetime.date(2024, 3, 1)>
 """
 

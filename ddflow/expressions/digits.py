@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.expressions.types import DOUBLE, INT64
+from ddflow.expressions.types import DOUBLE, INT64, MOST_DIGITS
 
 WIDEST = 76  # digits of a decimal256
 _EXACT = 2.0**52  # from here on a double has no fraction
@@ -44,8 +44,8 @@ def with_numpy(compute: Callable[..., np.ndarray[Any, Any]], *arrays: pa.Array) 
 def round_double(array: pa.Array, places: int) -> pa.Array:
     """Doubles rounded half up to ``places`` digits after the point (before it when negative). Exact to 15 digits.
 
-    The candidate tie (k + 0.5) / 10^places is itself rounded to a double, and a value that is written as the tie is that
-    very double: so comparing with it decides as comparing the written digits would.
+    The candidate tie (k + 0.5) / 10^places is itself rounded to a double, and a value that is written as the tie is
+    that very double: so comparing with it decides as comparing the written digits would.
     """
 
     places = max(-300, min(places, 300))
@@ -69,23 +69,25 @@ def fit(array: pa.Array, precision: int, scale: int) -> pa.Array:
     kind = array.type
     if kind == pa.decimal128(precision, scale):
         return array
-    rounding = scale < kind.scale
-    if rounding or kind.precision - kind.scale > precision - scale:
+    if scale < kind.scale:
         array = _round(array, scale)
-        limit = pa.scalar(Decimal(10) ** (precision - scale), pa.decimal256(WIDEST, kind.scale))
+    if array.type.precision - array.type.scale > precision - scale:
+        limit = pa.scalar(Decimal(10) ** (precision - scale), array.type)
         array = pc.if_else(pc.less(pc.abs(array), limit), array, pa.scalar(None, array.type))
     return array.cast(pa.decimal128(precision, scale))
 
 
 def _round(array: pa.Array, places: int) -> pa.Array:
-    wide = array.cast(pa.decimal256(WIDEST, array.type.scale))
-    if places >= array.type.scale:
-        return wide
-    return pc.round(wide, places, round_mode="half_towards_infinity")
+    """Rounded half up in the same scale, with a digit more, for 9.9 becomes 10.0."""
+    kind = array.type
+    more = kind.precision + 1
+    wide = pa.decimal128(more, kind.scale) if more <= MOST_DIGITS else pa.decimal256(WIDEST, kind.scale)
+    array = array.cast(wide)
+    return array if places >= kind.scale else pc.round(array, places, round_mode="half_towards_infinity")
 
 
 def round_decimal(array: pa.Array, places: int, precision: int, scale: int) -> pa.Array:
-    """Decimals rounded half up to ``places`` (negative: before the point), as decimal(precision, scale); null on overflow."""
+    """Decimals rounded half up to ``places``, as decimal(precision, scale); null where they do not fit."""
     return fit(_round(array, places), precision, scale)
 
 
@@ -110,4 +112,3 @@ def double_to_decimal(array: pa.Array, precision: int, scale: int) -> pa.Array:
     tiny = pc.less(size, pa.scalar(10.0 ** -(scale + 1)))
     array = pc.if_else(tiny, 0.0, array)
     return fit(array.cast(pa.string()).cast(pa.decimal256(WIDEST, scale + 18)), precision, scale)
-

@@ -11,7 +11,7 @@ misspelt name and a name that can never be row-wise ask for different remedies. 
 ...     find("uper")
 ... except Refusal as refusal:
 ...     print(refusal.remedy.partition(";")[0])
-did you mean upper?
+did you mean upper or power?
 """
 
 from __future__ import annotations
@@ -41,18 +41,23 @@ from ddflow.expressions.types import (
     WALL,
 )
 
-_AGGREGATES = frozenset(
-    "any any_value approx_count_distinct approx_percentile array_agg avg bit_and bit_or bit_xor bool_and bool_or"
-    " collect_list collect_set corr count count_if covar_pop covar_samp every first first_value grouping kurtosis last"
-    " last_value listagg max max_by mean median min min_by mode percentile percentile_approx regr_count skewness some"
-    " std stddev stddev_pop stddev_samp string_agg sum try_avg try_sum var_pop var_samp variance".split()
-)
-_WINDOWS = frozenset("cume_dist dense_rank lag lead nth_value ntile percent_rank rank row_number".split())
-_CHANGING = frozenset(
-    "curdate current_date current_timestamp current_time current_user localtimestamp monotonically_increasing_id now rand"
-    " randn random randstr session_user shuffle spark_partition_id uniform unix_timestamp user uuid".split()
-)
-_GENERATORS = frozenset("explode explode_outer inline inline_outer posexplode posexplode_outer stack".split())
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_AGGREGATES = _names("""
+    any any_value approx_count_distinct approx_percentile array_agg avg bit_and bit_or bit_xor bool_and bool_or
+    collect_list collect_set corr count count_if covar_pop covar_samp every first first_value grouping kurtosis last
+    last_value listagg max max_by mean median min min_by mode percentile percentile_approx regr_count skewness some
+    std stddev stddev_pop stddev_samp string_agg sum try_avg try_sum var_pop var_samp variance
+""")
+_WINDOWS = _names("cume_dist dense_rank lag lead nth_value ntile percent_rank rank row_number")
+_CHANGING = _names("""
+    curdate current_date current_timestamp current_time current_user localtimestamp monotonically_increasing_id now rand
+    randn random randstr session_user shuffle spark_partition_id uniform user uuid
+""")
+_GENERATORS = _names("explode explode_outer inline inline_outer posexplode posexplode_outer stack")
 
 TYPES: dict[str, pa.DataType] = {
     "boolean": BOOL,
@@ -87,8 +92,10 @@ def find(name: str) -> Function:
     if lower in _GENERATORS:
         raise Refusal(f"{lower} makes several rows of one", "unnest before the rows come in")
     near = get_close_matches(lower, FUNCTIONS, n=3)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
-    raise Refusal(f"there is no function {name}", hint + f"{'; ' if near else ''}known are {', '.join(sorted(FUNCTIONS))}")
+    hint = f"did you mean {' or '.join(near)}?" if near else ""
+    raise Refusal(
+        f"there is no function {name}", hint + f"{'; ' if near else ''}known are {', '.join(sorted(FUNCTIONS))}"
+    )
 
 
 @TABLE.function("coalesce", arguments=(1, None))
@@ -116,7 +123,7 @@ def nullifzero(value: Node) -> Node:
     return nullif(value, constant(pa.scalar(0, INT32), literal=True))
 
 
-@TABLE.function("if", "iff", arguments=(3, 3))
+@TABLE.function("if", arguments=(3, 3))
 def if_(test: Node, yes: Node, no: Node) -> Node:
     return choice([condition(test, "the condition of if")], [yes, no], "if")
 

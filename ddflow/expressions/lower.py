@@ -30,11 +30,23 @@ from ddflow.expressions.compare import among, compare, like, literal_text, match
 from ddflow.expressions.functions import TYPES, find
 from ddflow.expressions.logic import choice, condition, conjunction, disjunction, is_null, is_truth, meet, negation
 from ddflow.expressions.node import Node, Refusal, apply, constant, null
+from ddflow.expressions.parse import Tree
 from ddflow.expressions.types import DOUBLE, FLOAT, INT32, MOST_DIGITS, NULL, is_integer, sql_name
 
-_COMPARE = {exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}
-_ARITHMETIC = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%", exp.IntDiv: "div"}
-_BITS = {exp.BitwiseAnd: pc.bit_wise_and, exp.BitwiseOr: pc.bit_wise_or, exp.BitwiseXor: pc.bit_wise_xor}
+_COMPARE: dict[type[Any], str] = {exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}
+_ARITHMETIC: dict[type[Any], str] = {
+    exp.Add: "+",
+    exp.Sub: "-",
+    exp.Mul: "*",
+    exp.Div: "/",
+    exp.Mod: "%",
+    exp.IntDiv: "div",
+}
+_BITS: dict[type[Any], Any] = {
+    exp.BitwiseAnd: pc.bit_wise_and,
+    exp.BitwiseOr: pc.bit_wise_or,
+    exp.BitwiseXor: pc.bit_wise_xor,
+}
 _TYPE_NAMES = {
     "TEXT": "string",
     "VARCHAR": "string",
@@ -51,10 +63,10 @@ class Lowering:
 
     def __init__(self, columns: Columns) -> None:
         self.columns = columns
-        self._handlers: dict[type[exp.Expression], Callable[[Any], Node]] = {
+        self._handlers: dict[type[Any], Callable[[Tree], Node]] = {
             exp.Column: self._column,
             exp.Dot: self._dot,
-            exp.Paren: lambda tree: self._plain(self.lower(tree.this)),
+            exp.Paren: lambda tree: self.lower(tree.this),
             exp.Literal: self._literal,
             exp.RawString: lambda tree: constant(pa.scalar(str(tree.this)), literal=True),
             exp.Concat: lambda tree: strings.concat(*map(self.lower, tree.expressions)),
@@ -84,50 +96,48 @@ class Lowering:
             exp.Anonymous: self._call,
         }
         self._handlers |= dict.fromkeys(_COMPARE, self._compare)
-        self._handlers |= dict.fromkeys(_ARITHMETIC, lambda tree: arithmetic(_ARITHMETIC[type(tree)], *self._pair(tree)))
+        self._handlers |= dict.fromkeys(
+            _ARITHMETIC, lambda tree: arithmetic(_ARITHMETIC[type(tree)], *self._pair(tree))
+        )
         self._handlers |= dict.fromkeys(_BITS, self._bits)
 
-    def lower(self, tree: exp.Expression) -> Node:
+    def lower(self, tree: Tree) -> Node:
         """The node of ``tree``. Raises Refusal for what is not supported, misspelt or of the wrong type."""
         handler = self._handlers.get(type(tree))
         if handler is None:
             raise _unsupported(tree)
         return handler(tree)
 
-    def _pair(self, tree: exp.Expression) -> tuple[Node, Node]:
+    def _pair(self, tree: Tree) -> tuple[Node, Node]:
         return self.lower(tree.this), self.lower(tree.expression)
 
-    def _conditions(self, tree: exp.Expression, place: str) -> tuple[Node, Node]:
+    def _conditions(self, tree: Tree, place: str) -> tuple[Node, Node]:
         left, right = self._pair(tree)
         return condition(left, place), condition(right, place)
 
-    def _negated(self, tree: exp.Expression, node: Node) -> Node:
+    def _negated(self, tree: Tree, node: Node) -> Node:
         return negation(node) if tree.args.get("negate") else node
 
-    def _plain(self, node: Node) -> Node:
-        """A literal in parentheses or not is the same; only its mark as a literal stays."""
-        return node
-
-    def _column(self, tree: exp.Column) -> Node:
+    def _column(self, tree: Tree) -> Node:
         if not all(isinstance(part, exp.Identifier) for part in tree.parts):
             raise Refusal(f"{tree.sql('spark')} names several columns", "name one column")
         return self.columns.resolve([part.name for part in tree.parts])
 
-    def _dot(self, tree: exp.Dot) -> Node:
+    def _dot(self, tree: Tree) -> Node:
         parts = tree.parts
         if not all(isinstance(part, exp.Identifier) for part in parts):
             raise _unsupported(tree)
         return self.columns.resolve([part.name for part in parts])
 
-    def _literal(self, tree: exp.Literal) -> Node:
+    def _literal(self, tree: Tree) -> Node:
         return constant(pa.scalar(str(tree.this)), literal=True) if tree.is_string else number(str(tree.this))
 
-    def _neg(self, tree: exp.Neg) -> Node:
+    def _neg(self, tree: Tree) -> Node:
         if isinstance(tree.this, exp.Literal) and not tree.this.is_string:
             return number("-" + str(tree.this.this))
         return minus(self.lower(tree.this))
 
-    def _compare(self, tree: exp.Expression) -> Node:
+    def _compare(self, tree: Tree) -> Node:
         return compare(_COMPARE[type(tree)], *self._pair(tree))
 
     def _integer(self, node: Node, place: str) -> Node:
@@ -135,31 +145,34 @@ class Lowering:
             raise Refusal(f"{place} takes integers, and this is {sql_name(node.type)}", "cast to bigint first")
         return convert(node, INT32) if node.type == NULL else node
 
-    def _bits(self, tree: exp.Expression) -> Node:
+    def _bits(self, tree: Tree) -> Node:
         left, right = (self._integer(node, "a bit operation") for node in self._pair(tree))
         return apply(_BITS[type(tree)], *meet([left, right], "a bit operation"))
 
-    def _is(self, tree: exp.Is) -> Node:
+    def _is(self, tree: Tree) -> Node:
         node = self.lower(tree.this)
         if isinstance(tree.expression, exp.Null):
             return is_null(node)
         if isinstance(tree.expression, exp.Boolean):
             return is_truth(condition(node, "IS TRUE or IS FALSE"), bool(tree.expression.this))
-        raise Refusal(f"{tree.sql('spark')} is not supported", "IS takes NULL, TRUE, FALSE, UNKNOWN, DISTINCT FROM; for NaN use isnan")
+        raise Refusal(
+            f"{tree.sql('spark')} is not supported",
+            "IS takes NULL, TRUE, FALSE, UNKNOWN, DISTINCT FROM; for NaN use isnan",
+        )
 
-    def _in(self, tree: exp.In) -> Node:
+    def _in(self, tree: Tree) -> Node:
         if not tree.expressions:
             raise _unsupported(tree.args.get("query") or tree)
         items = [self.lower(item) for item in tree.expressions]
         return self._negated(tree, among(self.lower(tree.this), items))
 
-    def _between(self, tree: exp.Between) -> Node:
+    def _between(self, tree: Tree) -> Node:
         if tree.args.get("symmetric"):
             raise Refusal("BETWEEN SYMMETRIC is not supported", "write the lower bound first")
         node, low, high = self.lower(tree.this), self.lower(tree.args["low"]), self.lower(tree.args["high"])
         return self._negated(tree, conjunction(compare(">=", node, low), compare("<=", node, high)))
 
-    def _like(self, tree: exp.Expression) -> Node:
+    def _like(self, tree: Tree) -> Node:
         escape = "\\"
         if isinstance(tree, exp.Escape):
             mark = literal_text(self.lower(tree.expression), "the escape of LIKE")
@@ -171,7 +184,7 @@ class Lowering:
         node, pattern = self._pair(tree)
         return self._negated(tree, like(node, pattern, escape, isinstance(tree, exp.ILike)))
 
-    def _case(self, tree: exp.Case) -> Node:
+    def _case(self, tree: Tree) -> Node:
         subject = None if tree.this is None else self.lower(tree.this)
         tests, values = [], []
         for branch in tree.args["ifs"]:
@@ -182,7 +195,7 @@ class Lowering:
         default = tree.args.get("default")
         return choice(tests, [*values, null(NULL) if default is None else self.lower(default)], "CASE")
 
-    def _cast(self, tree: exp.Cast) -> Node:
+    def _cast(self, tree: Tree) -> Node:
         kind = _type(tree.to)
         if isinstance(tree.this, exp.Literal) and not tree.this.is_string and kind in (FLOAT, DOUBLE):
             return constant(pa.scalar(float(tree.this.this), kind))  # 0.1D is the double, not a decimal turned one
@@ -190,15 +203,15 @@ class Lowering:
         node = convert(self.lower(tree.this), kind, attempt=bool(tree.args.get("safe")))
         return constant(node.constant, literal=True) if literal and node.constant is not None else node
 
-    def _trim(self, tree: exp.Trim) -> Node:
+    def _trim(self, tree: Tree) -> Node:
         characters = None if tree.expression is None else self.lower(tree.expression)
         return strings.trim(self.lower(tree.this), str(tree.args.get("position") or "BOTH").upper(), characters)
 
-    def _substring(self, tree: exp.Substring) -> Node:
+    def _substring(self, tree: Tree) -> Node:
         arguments = [tree.this, tree.args.get("start"), tree.args.get("length")]
         return find("substring").call([self.lower(each) for each in arguments if each is not None])
 
-    def _call(self, tree: exp.Anonymous) -> Node:
+    def _call(self, tree: Tree) -> Node:
         function = find(tree.name)
         for argument in tree.expressions:
             if isinstance(argument, exp.Star | exp.Distinct):
@@ -206,7 +219,7 @@ class Lowering:
         return function.call([self.lower(argument) for argument in tree.expressions])
 
 
-def _type(tree: exp.DataType) -> pa.DataType:
+def _type(tree: Tree) -> pa.DataType:
     """The Arrow type of a type's name in CAST."""
     name = str(getattr(tree.this, "name", tree.this))
     name = _TYPE_NAMES.get(name, name.lower())
@@ -221,22 +234,25 @@ def _type(tree: exp.DataType) -> pa.DataType:
     return TYPES[name]
 
 
-def _unsupported(tree: exp.Expression) -> Refusal:
-    text = tree.sql("spark")
-    if isinstance(tree, exp.Window):
-        return Refusal(f"{text} is a window function: it looks at several rows", "an expression sees one row at a time")
-    if isinstance(tree, exp.Filter):
-        return Refusal(f"{text} is an aggregate: it looks at several rows", "count with .count(by=...)")
-    if isinstance(tree, exp.Subquery | exp.Select | exp.Exists | exp.SetOperation):
-        return Refusal(f"{text} is a subquery", "an expression sees one row; bring what it needs in as columns")
-    if isinstance(tree, exp.Interval):
-        return Refusal(f"{text} is an interval", "for days there are date_add, date_sub and datediff")
-    if isinstance(tree, exp.Alias):
-        return Refusal(f"{text} gives a name", "leave AS out: names are given by the projection, {name: expression}")
-    if isinstance(tree, exp.Star):
-        return Refusal("* stands for all columns", "name the columns")
-    if isinstance(tree, exp.Block):
-        return Refusal("there are several expressions, with ; between", "give one")
-    if isinstance(tree, exp.CurrentDate | exp.CurrentTimestamp):
-        return Refusal(f"{text} differs from call to call", "bring the value in as a column or a literal")
-    return Refusal(f"{text} ({type(tree).__name__}) is not supported", "docs/expressions.md lists what is")
+_WHY = {
+    "Window": ("is a window function: it looks at several rows", "an expression sees one row at a time"),
+    "Filter": ("is an aggregate: it looks at several rows", "count with .count(by=...)"),
+    **dict.fromkeys(
+        ("Subquery", "Select", "Exists", "Union", "Intersect", "Except"),
+        ("is a subquery", "an expression sees one row; bring what it needs in as columns"),
+    ),
+    "Interval": ("is an interval", "for days there are date_add, date_sub and datediff"),
+    "Alias": ("gives a name", "leave AS out: names are given by the projection, {name: expression}"),
+    "Star": ("stands for all columns", "name the columns"),
+    "Block": ("is several expressions, with ; between", "give one"),
+    **dict.fromkeys(
+        ("CurrentDate", "CurrentTimestamp", "CurrentTime", "CurrentUser"),
+        ("differs from call to call", "bring the value in as a column or a literal"),
+    ),
+}
+
+
+def _unsupported(tree: Tree) -> Refusal:
+    kind = type(tree).__name__
+    found, remedy = _WHY.get(kind, (f"({kind}) is not supported", "docs/expressions.md lists what is"))
+    return Refusal(f"{tree.sql('spark')} {found}", remedy)

@@ -2,8 +2,8 @@
 
 Invariant: result types are Spark's: ``round`` keeps the type (decimals lose digits), ``floor`` and ``ceil`` of a double
 are bigints, logarithms of what has none are null.  Why that is not trivial: halves go up by the digits that are
-written (see ``digits``), NaN is the greatest float, and ``greatest`` passes over nulls.  Random functions are refused: a
-row must always give the same result.
+written (see ``digits``), NaN is the greatest float, and ``greatest`` passes over nulls.  Random functions are refused
+(in ``functions``): a row must always give the same result.
 
 >>> import pyarrow as pa
 >>> from ddflow.expressions.node import constant
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -61,6 +62,7 @@ def _double(node: Node, name: str) -> Node:
 
 @TABLE.function("abs", arguments=(1, 1))
 def absolute(value: Node) -> Node:
+    """Without the sign; the least integer of a type has none and overflows."""
     value = _numeric(value, "abs")
     return apply(pc.abs_checked, value, fallible=is_integer(value.type))
 
@@ -70,12 +72,13 @@ def sign(value: Node) -> Node:
     return apply(on_arrays(lambda values: with_numpy(_sign, values)), _double(value, "sign"))
 
 
-def _sign(values: np.ndarray) -> np.ndarray:
+def _sign(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.where(values == 0, values, np.sign(values))  # the sign of -0.0 is -0.0
 
 
 @TABLE.function("round", arguments=(1, 2))
 def rounded(value: Node, places: Node | None = None) -> Node:
+    """Half up to ``places`` digits after the point, before it when negative."""
     value = _numeric(value, "round")
     count = 0 if places is None else whole(places, "the number of places of round")
     if count is None:
@@ -184,9 +187,7 @@ def isnan(value: Node) -> Node:
 @TABLE.function("nanvl", arguments=(2, 2))
 def nanvl(value: Node, other: Node) -> Node:
     """The other where the value is NaN."""
-    return apply(
-        lambda a, b: pc.if_else(pc.is_nan(a), b, a), _double(value, "nanvl"), _double(other, "nanvl")
-    )
+    return apply(lambda a, b: pc.if_else(pc.is_nan(a), b, a), _double(value, "nanvl"), _double(other, "nanvl"))
 
 
 def _extreme(name: str, kernel: Compute, top: bool) -> Callable[..., Node]:

@@ -18,7 +18,7 @@ it does not parse at line 1, column 6: Required keyword: 'expression' missing
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import sqlglot
 from sqlglot import exp
@@ -29,6 +29,8 @@ from ddflow.expressions.node import Refusal
 
 _KEPT = ("CAST", "TRY_CAST", "EXTRACT", "SUBSTRING", "SUBSTR", "TRIM")  # calls with a syntax of their own
 _SPARK: Any = Spark
+
+Tree: TypeAlias = Any  # a sqlglot expression; its classes have moved between versions
 
 
 class DdflowSpark(_SPARK):  # type: ignore[misc]
@@ -50,10 +52,10 @@ _PREDICATES = (exp.Is, exp.In, exp.Between, exp.Like, exp.ILike, exp.RegexpLike)
 _BITS = (exp.BitwiseAnd, exp.BitwiseOr, exp.BitwiseXor)
 
 
-def parse(text: str) -> exp.Expression:
+def parse(text: str) -> Tree:
     """The tree of one expression. Raises Refusal where it does not parse, with line, column and a caret."""
     try:
-        tree = sqlglot.parse_one(text, read=DdflowSpark, into=exp.Condition)
+        tree: Tree = sqlglot.parse_one(text, read=DdflowSpark, into=exp.Condition)
     except ParseError as error:
         raise _misread(text, error) from error
     except SqlglotError as error:
@@ -78,9 +80,9 @@ def _misread(text: str, error: ParseError) -> Refusal:
     return Refusal(f"it does not parse at line {line}, column {column}: {what}\n    {shown}\n    {caret}\n", remedy)
 
 
-def _unambiguous(node: exp.Expression) -> None:
+def _unambiguous(node: Tree) -> None:
     """Raise where Spark would read the text otherwise than this tree, for want of parentheses."""
-    parts = [child for child in node.iter_expressions()]
+    parts = list(node.iter_expressions())
     if isinstance(node, _COMPARISONS):
         bad = any(isinstance(part, (*_PREDICATES, exp.Not)) for part in parts)
     elif isinstance(node, _PREDICATES):

@@ -61,6 +61,7 @@ def lower(text: Node) -> Node:
 
 @TABLE.function("length", "len", "char_length", "character_length", arguments=(1, 1))
 def length(text: Node) -> Node:
+    """Characters; bytes of a binary value."""
     if text.type == BINARY:
         return apply(lambda value: pc.binary_length(value).cast(INT32), text)
     return apply(lambda value: pc.utf8_length(value).cast(INT32), as_text(text))
@@ -77,6 +78,7 @@ def _sliced(text: Node, start: int, stop: int | None) -> Node:
 
 @TABLE.function("substring", "substr", arguments=(2, 3))
 def substring(text: Node, position: Node, count: Node | None = None) -> Node:
+    """From a position, counted from 1, or from the end when negative, which may lie before the start."""
     text, start = as_text(text), whole(position, "the position of substring")
     length = 2**31 - 1 if count is None else whole(count, "the length of substring")
     if start is None or length is None:
@@ -91,12 +93,14 @@ def substring(text: Node, position: Node, count: Node | None = None) -> Node:
 
 @TABLE.function("left", arguments=(2, 2))
 def left(text: Node, count: Node) -> Node:
+    """The first characters."""
     size = whole(count, "the length of left")
     return null(STRING) if size is None else _sliced(as_text(text), 0, max(size, 0))
 
 
 @TABLE.function("right", arguments=(2, 2))
 def right(text: Node, count: Node) -> Node:
+    """The last characters."""
     size = whole(count, "the length of right")
     if size is None:
         return null(STRING)
@@ -105,6 +109,7 @@ def right(text: Node, count: Node) -> Node:
 
 @TABLE.function("repeat", arguments=(2, 2))
 def repeat(text: Node, count: Node) -> Node:
+    """So many times over; "" for less than once."""
     times = whole(count, "the count of repeat")
     return null(STRING) if times is None else apply(lambda value: pc.binary_repeat(value, max(times, 0)), as_text(text))
 
@@ -155,6 +160,7 @@ def btrim(text: Node, characters: Node | None = None) -> Node:
 
 @TABLE.function("concat", arguments=(1, None))
 def concat(*texts: Node) -> Node:
+    """One after the other; null if any is."""
     if any(text.type == BINARY for text in texts):
         raise Refusal("concat is given binary values", "cast them to string")
     return apply(lambda *values: pc.binary_join_element_wise(*values, ""), *(as_text(text) for text in texts))
@@ -163,8 +169,16 @@ def concat(*texts: Node) -> Node:
 @TABLE.function("concat_ws", arguments=(2, None))
 def concat_ws(separator: Node, *texts: Node) -> Node:
     """Nulls among the texts are left out; a null separator gives null."""
-    nodes = [*(as_text(text) for text in texts), as_text(separator)]
-    return apply(lambda *values: pc.binary_join_element_wise(*values, null_handling="skip"), *nodes)
+    return apply(on_arrays(_join), as_text(separator), *(as_text(text) for text in texts))
+
+
+def _join(separator: pa.Array, first: pa.Array, *others: pa.Array) -> pa.Array:
+    # Arrow leaves out a row altogether when all of its texts are null: such a row is joined from one empty text.
+    nothing = first.is_null()
+    for text in others:
+        nothing = pc.and_(nothing, text.is_null())
+    first = pc.if_else(nothing, "", first)
+    return pc.binary_join_element_wise(first, *others, separator, null_handling="skip")
 
 
 def _search(kernel: Compute, name: str) -> Callable[[Node, Node], Node]:
@@ -182,6 +196,7 @@ TABLE.function("contains", arguments=(2, 2))(_search(pc.match_substring, "contai
 
 @TABLE.function("replace", arguments=(2, 3))
 def replace(text: Node, search: Node, new: Node | None = None) -> Node:
+    """Every place, left to right; unchanged when what is looked for is ""."""
     old = literal_text(search, "what replace looks for")
     by = "" if new is None else literal_text(new, "what replace puts in")
     if old is None or by is None:
@@ -191,12 +206,14 @@ def replace(text: Node, search: Node, new: Node | None = None) -> Node:
 
 @TABLE.function("regexp_like", "rlike", "regexp", arguments=(2, 2))
 def regexp_like(text: Node, pattern: Node) -> Node:
+    """Whether the pattern is found anywhere."""
     regex = checked_regex(pattern, "the pattern of regexp_like")
     return null(BOOL) if regex is None else apply(lambda value: pc.match_substring_regex(value, regex), as_text(text))
 
 
 @TABLE.function("regexp_replace", arguments=(3, 3))
 def regexp_replace(text: Node, pattern: Node, new: Node) -> Node:
+    """Every match; in the new text ``$1`` is the first group, as in Java."""
     regex = checked_regex(pattern, "the pattern of regexp_replace")
     by = literal_text(new, "what regexp_replace puts in")
     if regex is None or by is None:

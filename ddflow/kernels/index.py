@@ -141,19 +141,19 @@ def rebuild(old: Words, table: Words, capacity: np.uint64, wide: bool, keep: np.
 
 
 @kernel
-def redirect(table: Words, places: Rows, references: Rows) -> None:
-    """Point entries at where their rows have moved; entries with place -1 have none.
+def redirect(table: Words, places: Rows, references: Rows, flags: np.uint64) -> None:
+    """Point entries at where their rows have moved, their flags unchanged; entries with place -1 have none.
 
-    table: uint64[slots, width], changed.  places, references: int64[m].  O(m).
+    table: uint64[slots, width], changed.  places, references: int64[m].  flags: a mask of bits that stay.  O(m).
 
-    >>> table = np.ones((1, 3), np.uint64)
-    >>> redirect(table, np.array([0, -1]), np.array([5, 6]))
+    >>> table = np.full((1, 3), 12, np.uint64)
+    >>> redirect(table, np.array([0, -1]), np.array([5, 6]), np.uint64(8))
     >>> int(table[0, 2])
-    5
+    13
     """
     for i in range(places.size):
         if places[i] >= 0:
-            table[places[i], REF] = np.uint64(references[i])
+            table[places[i], REF] = (table[places[i], REF] & flags) | np.uint64(references[i])
 
 
 @kernel

@@ -15,8 +15,8 @@ replacement only.  It sees identities, orders, hashes and row numbers, never pay
 >>> out = judged(2, 1)
 >>> judge(events, held, Rules(0, LAST, True, False, -1), out)
 (3, 2, -1)
->>> out.update_source[:3].tolist(), out.update_diff[:3].tolist()  # +row0@0, -row0@1, +row1@1
-([0, 0, 1], [1, -1, 1])
+>>> (out.update_source[:3] & ~RETRACTED).tolist(), (out.update_source[:3] < 0).tolist()  # +row0@0, -row0@1, +row1@1
+([0, 0, 1], [False, True, False])
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ BAD, FORGOTTEN, LATE, STALE, TIE_LOST, SUPERSEDED, NOOP, APPLIED = 0, 1, 2, 3, 4
 
 OCCUPIED, LIVE = 1 << 62, 1 << 61
 """Flags of a reference into state: that there is an entry at all, and that its row is live (not a tombstone)."""
+RETRACTED = -(1 << 63)
+"""The flag of an update's source when its diff is -1."""
 NOTHING = -(1 << 62)
 """Instead of an event or a group: there is no order to compare with."""
 
@@ -89,37 +91,28 @@ class Judged(NamedTuple):
     verdict: Flags
     """uint8[n]."""
     winner: Rows
-    """int64[n]: the row whose order the key holds after that time, or -1 - group for what was held, or NOTHING."""
+    """int64[n]: the row whose order the key holds after that time, or -1 - group for what was held, or NOTHING; of size
+    0 when nobody asks."""
     update_rank: Rows
     """int64[2n]."""
     update_source: Rows
-    """int64[2n]: a row of the events, or a reference into state."""
-    update_diff: Rows
-    """int64[2n]."""
-    version_rank: Rows
-    """int64[n]."""
+    """int64[2n]: a row of the events, or a reference into state; with RETRACTED set for a diff of -1."""
+    version_event: Rows
+    """int64[n]: the event that made the version: its time, its order, whether it is live, the hash of its value."""
     version_row: Rows
-    """int64[n]: where the held row comes from: a row of the events, or a reference."""
-    version_order: Rows
-    """int64[n]: the row of the events whose order is held."""
-    version_live: Flags
-    """uint8[n]."""
-    version_value: Words
-    """uint64[n]."""
+    """int64[n]: where the version's row comes from: an event, or the row that was held (a no-op that kept it)."""
     version_place: Rows
     """int64[n]: a place of the version's key among the sorted events."""
     last: Rows
     """int64[g]: each key's last version, -1 where nothing changed."""
 
 
-def judged(rows: int, groups: int) -> Judged:
+def judged(rows: int, groups: int, winners: bool = True) -> Judged:
     """Room for the outcome of ``rows`` events of ``groups`` keys: at most two updates and one version an event."""
     n = rows
     return Judged(
-        np.empty(n, np.uint8), np.empty(n, np.int64),
-        np.empty(2 * n, np.int64), np.empty(2 * n, np.int64), np.empty(2 * n, np.int64),
-        np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64),
-        np.empty(n, np.uint8), np.empty(n, np.uint64), np.empty(n, np.int64), np.empty(groups, np.int64),
+        np.empty(n, np.uint8), np.empty(n if winners else 0, np.int64), np.empty(2 * n, np.int64), np.empty(2 * n, np.int64),
+        np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64), np.empty(groups, np.int64),
     )  # fmt: skip
 
 
@@ -189,7 +182,8 @@ def _settle(
     """Write the verdicts of those who lost to ``best``, and whose order each event's key holds now."""
     for place in range(begin, end):
         row = permutation[place]
-        winner[row] = best if best >= 0 else bound
+        if winner.size != 0:
+            winner[row] = best if best >= 0 else bound
         if best >= 0 and row != best and verdict[row] != STALE:
             tied = ties and _compare(order, row, order, best, 0, base) == 0
             verdict[row] = TIE_LOST if tied else SUPERSEDED
@@ -214,11 +208,7 @@ def judge(events: Events, held: Held, rules: Rules, out: Judged) -> tuple[int, i
     permutation, starts, ranks, order, gone, hashes = events
     references, values, held_order = held
     base, tie, ties, keeps, since_rank = rules
-    verdict, winner = out.verdict, out.winner
-    update_rank, update_source, update_diff = out.update_rank, out.update_source, out.update_diff
-    version_rank, version_row, version_order = out.version_rank, out.version_row, out.version_order
-    version_live, version_value = out.version_live, out.version_value
-    version_place, lasts = out.version_place, out.last
+    verdict, winner, update_rank, update_source, version_event, version_row, version_place, lasts = out
     words, updates, versions = order.shape[1], 0, 0
     for group in range(references.size):
         reference, value = references[group], values[group]
@@ -234,7 +224,8 @@ def judge(events: Events, held: Held, rules: Rules, out: Judged) -> tuple[int, i
                     end += 1
             if end == begin + 1 and bound == NOTHING:
                 best = permutation[begin]
-                winner[best] = best
+                if winner.size != 0:
+                    winner[best] = best
             else:
                 best = _winner(permutation, order, held_order, verdict, begin, end, bound, base, tie)
                 if best < -1:
@@ -247,10 +238,10 @@ def judge(events: Events, held: Held, rules: Rules, out: Judged) -> tuple[int, i
             changed = now != live or (now and hashes[best] != value)
             verdict[best] = APPLIED if changed else NOOP
             if changed and live:
-                update_rank[updates], update_source[updates], update_diff[updates] = rank, reference, -1
+                update_rank[updates], update_source[updates] = rank, reference | RETRACTED
                 updates += 1
             if changed and now:
-                update_rank[updates], update_source[updates], update_diff[updates] = rank, best, 1
+                update_rank[updates], update_source[updates] = rank, best
                 updates += 1
             if changed or not now:
                 reference = best
@@ -260,8 +251,7 @@ def judge(events: Events, held: Held, rules: Rules, out: Judged) -> tuple[int, i
                 if last < 0 or rank > since_rank:
                     last = versions
                     versions += 1
-                version_rank[last], version_row[last], version_order[last] = rank, reference, best
-                version_live[last], version_value[last], version_place[last] = now, value, starts[group]
+                version_event[last], version_row[last], version_place[last] = best, reference, starts[group]
             bound = best if keeps else NOTHING
         lasts[group] = last
     return updates, versions, -1

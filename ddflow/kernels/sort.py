@@ -182,14 +182,15 @@ def order_by_rank(ranks: Rows, second: Rows, size: np.int64, out: Rows) -> None:
 
 @kernel
 def order_updates(
-    ranks: Rows, sources: Rows, diffs: Rows, size: np.int64, out_ranks: Rows, out_sources: Rows, out_diffs: Rows
+    ranks: Rows, sources: Rows, size: np.int64, out_ranks: Rows, out_sources: Rows, out_diffs: Rows
 ) -> None:
-    """Copy updates in the stable order of their ranks: a counting sort that moves them at once.
+    """Copy updates in the stable order of their ranks, and take their diffs from the sign of their sources.
 
-    ranks: int64[n] in [0, size).  sources, diffs: int64[n].  out_*: int64[n], written.  O(n + size).
+    ranks: int64[n] in [0, size).  sources: int64[n], negative (the highest bit set) for a retraction.  out_*: int64[n],
+    written; sources without that bit, diffs 1 or -1.  A counting sort that moves all at once: O(n + size).
 
     >>> ranks, sources, diffs = np.empty(2, np.int64), np.empty(2, np.int64), np.empty(2, np.int64)
-    >>> order_updates(np.array([1, 0]), np.array([7, 8]), np.array([1, -1]), np.int64(2), ranks, sources, diffs)
+    >>> order_updates(np.array([1, 0]), np.array([7, 8 - 2**63]), np.int64(2), ranks, sources, diffs)
     >>> ranks.tolist(), sources.tolist(), diffs.tolist()
     ([0, 1], [8, 7], [-1, 1])
     """
@@ -201,4 +202,5 @@ def order_updates(
     for i in range(ranks.size):
         to = ends[ranks[i]]
         ends[ranks[i]] = to + 1
-        out_ranks[to], out_sources[to], out_diffs[to] = ranks[i], sources[i], diffs[i]
+        out_ranks[to], out_sources[to] = ranks[i], sources[i] & 0x7FFFFFFFFFFFFFFF
+        out_diffs[to] = -1 if sources[i] < 0 else 1

@@ -48,13 +48,13 @@ class Upsert:
         stored = pa.schema([*bound.row_schema, *self.order.hidden])
         self.arranged = Arrangement(stored, is_wide(bound.key_schema), self.order.words, self.order.keeps)
 
-    def judge(self, sealed: Sealed, times: Ints, since: int) -> Judgement:
+    def judge(self, sealed: Sealed, times: Ints, since: int, winners: bool = True) -> Judgement:
         """Compute the outcome of sealed events; nothing changes.
 
-        ``times``: the step's distinct times, ascending.  ``since``: what it will be after the step.  O(n) expected.
-        Raises `TieRefused` under ``tie="error"``.
+        ``times``: the step's distinct times, ascending.  ``since``: what it will be after the step.  ``winners``: whether
+        anybody asks for `Judgement.winner_orders`.  O(n) expected.  Raises `TieRefused` under ``tie="error"``.
         """
-        return Judgement(self, sealed, times, since)
+        return Judgement(self, sealed, times, since, winners)
 
     def apply(self, judgement: Judgement, upper: int, since: int) -> None:
         """Take a judgement into the state.  Amortised O(versions)."""
@@ -64,7 +64,7 @@ class Upsert:
 class Judgement:
     """The outcome of one step's events of one source, and what to make of it."""
 
-    def __init__(self, upsert: Upsert, sealed: Sealed, times: Ints, since: int) -> None:
+    def __init__(self, upsert: Upsert, sealed: Sealed, times: Ints, since: int, winners: bool) -> None:
         self.upsert, self.sealed, self.times = upsert, sealed, times
         bound, order, events = upsert.bound, upsert.order, sealed.events
         keys = pa.RecordBatch.from_arrays([events.column(n) for n in bound.spec.key], schema=bound.key_schema)
@@ -78,7 +78,7 @@ class Judgement:
         self.ranks = time_ranks(sealed.times, times)
         self.rules = Rules(order.base, order.tie, order.ties, order.keeps,
                            int(np.searchsorted(times, since, side="right")) - 1)  # fmt: skip
-        self.out: Judged = judged(sealed.times.size, self.held.reference.size)
+        self.out: Judged = judged(sealed.times.size, self.held.reference.size, winners)
         permutation = self._by_order() if order.tie == ERROR else self.by.permutation
         ranks = self.ranks if times.size > 1 else np.empty(0, np.int64)
         work = Events(permutation, self.by.starts, ranks, self.words, self.gone, self.value)
@@ -97,11 +97,8 @@ class Judgement:
     def updates(self, schema: pa.Schema) -> Updates:
         """The differences, in the order of their times; only ``schema``'s columns are gathered.  O(updates)."""
         out, n = self.out, self.updated
-        ranks, sources, diffs = out.update_rank[:n], out.update_source[:n], out.update_diff[:n]
-        if self.times.size > 1:
-            ordered = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
-            order_updates(ranks, sources, diffs, np.int64(self.times.size), *ordered)
-            ranks, sources, diffs = ordered
+        ranks, sources, diffs = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
+        order_updates(out.update_rank[:n], out.update_source[:n], np.int64(self.times.size), ranks, sources, diffs)
         rows = gather(self.upsert.arranged.sources(self.payload), sources, schema)
         return Updates(rows, ranks, diffs, self.times)
 
@@ -109,18 +106,15 @@ class Judgement:
     def change(self) -> Change:
         """What the state must take in.  O(versions)."""
         out, n, by = self.out, self.versions, self.by
-        rows, winners = out.version_row[:n], out.version_order[:n]
-        last = out.last[out.last >= 0]
-        key = out.version_place[:n]
+        events, key = out.version_event[:n], out.version_place[:n]
         arranged, order = self.upsert.arranged, self.upsert.order
-        schema = pa.schema(list(self.upsert.bound.row_schema))
-        table = gather(arranged.sources(self.payload), rows, schema)
+        table = gather(arranged.sources(self.payload), out.version_row[:n], self.upsert.bound.row_schema)
         for field in order.hidden:
-            table = table.append_column(field, self.sealed.events.column(field.name[7:]).take(pa.array(winners)))
-        words = self.words[winners] if order.words else np.empty((n, 0), np.int64)
+            table = table.append_column(field, self.sealed.events.column(field.name[7:]).take(pa.array(events)))
         return Change(
-            by.high[key], by.low[key] if by.low.size else by.low, self.times[out.version_rank[:n]],
-            out.version_live[:n].copy(), out.version_value[:n].copy(), words, table, last,
+            by.high[key], by.low[key] if by.low.size else by.low, self.sealed.times[events], np.uint8(1) - self.gone[events],
+            self.value[events], self.words[events] if order.words else np.empty((n, 0), np.int64), table,
+            out.last[out.last >= 0],
         )  # fmt: skip
 
     def winner_orders(self, rows: Ints) -> list[pa.Array]:
