@@ -35,7 +35,7 @@ soak: setup ## every test and those marked soak, with many more random examples;
 	DDFLOW_SOAK=1 $(RUN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadgroup -m "soak or not soak" tests
 
 notebooks: setup ## run the notebooks and keep their output
-	$(RUN)/jupyter execute --inplace notebooks/*.ipynb
+	$(RUN)/python tests/test_notebooks.py
 
 lock: ## choose versions anew (needs uv)
 	uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --generate-hashes \

@@ -35,6 +35,11 @@ class Sealed(NamedTuple):
     arrival: Ints
     """int64[n]: its number among all events of the source."""
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of rows and bookkeeping."""
+        return int(self.events.nbytes) + self.times.nbytes + self.original.nbytes + self.arrival.nbytes
+
     def cut(self, begin: int, end: int) -> Sealed:
         """The events [begin, end), without a copy."""
         return Sealed(self.events.slice(begin, end - begin), self.times[begin:end], self.original[begin:end],
@@ -108,7 +113,7 @@ class Batcher:
     @property
     def nbytes(self) -> int:
         """Bytes of pending events."""
-        return sum(r.events.nbytes + r.times.nbytes + r.original.nbytes + r.arrival.nbytes for r in self.runs)
+        return sum(run.nbytes for run in self.runs)
 
     def _check(self) -> None:
         """Assert the invariant."""

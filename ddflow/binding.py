@@ -129,6 +129,10 @@ def _check_columns(name: str, schema: pa.Schema, spec: Upsert) -> None:
         "key": spec.key, "order_by": spec.order_by, "noop_ignore": spec.noop_ignore, "value": spec.value or (),
         "seq": [spec.seq] if spec.seq else [], "time": [spec.time] if spec.time else [], "delete": tombstone,
     }  # fmt: skip
+    for column in spec.order_by:
+        if schema.get_field_index(f"_order_{column}") >= 0:
+            raise SpecError(f"order_by= of {name!r}", f"there is a column '_order_{column}', under which the order of "
+                            "a key is kept", "rename that column in the input")  # fmt: skip
     for option, columns in named.items():
         for column in columns:
             if schema.get_field_index(column) < 0:
@@ -153,7 +157,7 @@ def _check_types(name: str, schema: pa.Schema, spec: Upsert) -> None:
     if spec.tie == "greatest":
         names = spec.value if spec.value is not None else schema.names
         for column in names:
-            dropped = column in (spec.time, spec.seq) and spec.value is None
+            dropped = (column in (spec.time, spec.seq) and spec.value is None) or column in spec.noop_ignore
             if column not in spec.key and not dropped and not is_flat(schema.field(column).type):
                 refuse("tie='greatest'", column, "which has no order", "leave it out with value=, or use another tie=")
 

@@ -32,6 +32,7 @@ from ddflow.operators import linear
 from ddflow.operators.count import Count
 from ddflow.operators.updates import Updates, consolidated, ints
 from ddflow.operators.upsert import Judgement, Upsert
+from ddflow.schema import empty
 
 
 class Stepped(NamedTuple):
@@ -72,7 +73,7 @@ class Circuit:
     def judge(self, sealed: Mapping[str, Sealed | None], since: int) -> Stepped:
         """Compute a step from the events released of each source.  O(events and updates); nothing changes."""
         given = {name: s for name, s in sealed.items() if s is not None and s.times.size}
-        parts = [s.times[np.flatnonzero(np.diff(s.times, prepend=s.times[0] - 1))] for s in given.values()]
+        parts = [s.times[np.concatenate([[True], s.times[1:] != s.times[:-1]])] for s in given.values()]
         times = parts[0] if len(parts) == 1 else np.unique(np.concatenate([ints(), *parts]))
         judgements = {name: self.upserts[name].judge(s, times, since, self.winners) for name, s in given.items()}
         done: dict[plan.Collection, Updates] = {}
@@ -118,19 +119,27 @@ class Circuit:
         for node, count in self.counts.items():
             count.arranged.apply(stepped.counts.get(node), upper, since)
 
-    def read(self, node: plan.Collection, as_of: int) -> pa.Table:
-        """A collection as of a time: its rows and ``_diff``, consolidated.  O(rows of the sources it needs)."""
-        updates = self._read(node, as_of)
+    def read(self, node: plan.Collection, as_of: int | None) -> pa.Table:
+        """A collection as of a time, by default now: its rows and ``_diff``, consolidated.
+
+        O(rows of the sources it needs).
+        """
+        updates = self._read(node, as_of, {})
         return consolidated(updates, self.secret).to_table(node.schema, None)
 
-    def _read(self, node: plan.Collection, as_of: int) -> Updates:
+    def _read(self, node: plan.Collection, as_of: int | None, done: dict[plan.Collection, Updates]) -> Updates:
+        if node not in done:  # once, however many read it: a chain of concatenations would double the work each time
+            done[node] = self._made(node, as_of, done)
+        return done[node]
+
+    def _made(self, node: plan.Collection, as_of: int | None, done: dict[plan.Collection, Updates]) -> Updates:
         if isinstance(node, plan.Source | plan.Count):
             arranged = self.upserts[node.name].arranged if isinstance(node, plan.Source) else self.counts[node].arranged
             rows = arranged.read(as_of).select(node.schema.names)
             n = rows.num_rows
-            return Updates(rows, np.zeros(n, np.int64), np.ones(n, np.int64), ints(as_of))
+            return Updates(rows, np.zeros(n, np.int64), np.ones(n, np.int64), ints(0))  # one time, whichever
         # A projection may have been pruned for the step's sake; a read wants all its columns.
-        inputs = [self._read(i, as_of) for i in node.inputs]
+        inputs = [self._read(i, as_of, done) for i in node.inputs]
         if isinstance(node, plan.Project):
             return linear.project(inputs[0], node.schema, node.columns)
         return self._stateless(node, inputs)
@@ -141,16 +150,18 @@ class Circuit:
 
 
 def _nothing(schema: pa.Schema, times: Ints) -> Updates:
-    return Updates(schema.empty_table(), ints(), ints(), times)
+    return Updates(empty(schema), ints(), ints(), times)
 
 
 def _needed(flow: plan.Flow) -> dict[plan.Collection, set[str]]:
-    """For each node that an output depends on, the columns that somebody reads."""
+    """For each node that an output depends on, the columns that somebody reads; one at least, to carry the rows."""
     needed: dict[plan.Collection, set[str]] = {node: set(node.schema.names) for node in flow.outputs.values()}
     for node in reversed(flow.nodes):
         if node not in needed:
             continue
         mine = needed[node]
+        if not mine:
+            mine.add(node.schema.names[0])
         for each in node.inputs:
             wanted = needed.setdefault(each, set())
             every = set(each.schema.names)

@@ -29,13 +29,22 @@ import pyarrow as pa
 from ddflow.batcher import Batcher, Sealed
 from ddflow.budget import check_budget, parse_size
 from ddflow.circuit import Circuit, Stepped
-from ddflow.errors import ConcurrentUse, EngineClosed, NotReadable, SchemaMismatch, SpecError, TimeWentBack, WrongMode
+from ddflow.errors import (
+    ConcurrentUse,
+    EngineClosed,
+    NotArrow,
+    NotReadable,
+    SchemaMismatch,
+    SpecError,
+    TimeWentBack,
+    WrongMode,
+)
 from ddflow.flow import Flow
 from ddflow.frontier import CLOSED, NEVER, advance, shown
 from ddflow.identity import Secret
 from ddflow.intake import Admitted, Intake
 from ddflow.schema import did_you_mean
-from ddflow.sides import side_outputs, verdict_rows
+from ddflow.sides import check_listed, side_outputs, verdict_rows
 from ddflow.step import Step
 from ddflow.verdicts import Verdicts, counted
 
@@ -52,7 +61,11 @@ class Engine:
             raise SpecError(f"verdicts={verdicts!r}", "that is no choice", "use 'counts' or 'rows'")
         if isinstance(retain, bool) or not isinstance(retain, int) or retain < 0:
             raise SpecError(f"retain={retain!r}", "that is no number of times", "give a whole number, 0 or more")
-        self.flow, self.retain, self.lists = flow, retain, verdicts == "rows"
+        self.flow = flow = flow.frozen()
+        self.retain, self.lists = retain, verdicts == "rows"
+        if self.lists:
+            for source in flow.sources.values():
+                check_listed(source.bound)
         self.memory = parse_size(memory)
         self.circuit = Circuit(flow, secret or Secret.fresh(), self.lists)
         self.intakes = {name: Intake(source.bound) for name, source in flow.sources.items()}
@@ -69,9 +82,10 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        """Let go of all state.  Closing twice is harmless."""
-        self._state = "closed"
-        self.circuit, self.batchers = Circuit(self.flow, Secret(0, 0)), {}
+        """Let go of all state.  Closing twice is harmless.  Raises `ConcurrentUse` while another thread is in a call."""
+        with self._alone("close"):
+            self._state = "closed"
+            self.circuit, self.batchers = Circuit(self.flow, Secret(0, 0)), {}
 
     @property
     def frontier(self) -> int:
@@ -98,14 +112,14 @@ class Engine:
             if self.flow.holds_back:
                 raise WrongMode("step", "the flow is in hold-back mode: its sources name a time column",
                                 "call push(inputs), then advance_to(frontier)")  # fmt: skip
-            if isinstance(time, bool) or not isinstance(time, int | np.integer) or not NEVER <= time < CLOSED:
-                raise SchemaMismatch(f"step at time {time!r}", "that is no int64 time", "give an integer")
+            time = _int64(f"step at time {time!r}", time, CLOSED - 1)
             if time < self._frontier:
                 raise TimeWentBack(f"cannot step at {time}", f"the last step was at {shown(self._last)}",
                                    "give every step a greater time")  # fmt: skip
-            admitted = self._admit(inputs, int(time))
-            stepped = self._judge({name: a.sealed for name, a in admitted.items()}, int(time))
-            return self._take(admitted, stepped, int(time) + 1, int(time))
+            admitted = self._admit(inputs, time)
+            stepped = self._judge({name: a.sealed for name, a in admitted.items()}, time)
+            self._check_budget(stepped.nbytes, self.batchers)
+            return self._take(admitted, stepped, time + 1, time, self.batchers)
 
     def push(self, inputs: Mapping[str, Any]) -> Step:
         """Hold-back mode: take in rows that wait for their times to close; returns what ``lateness=`` closes, if anything.
@@ -116,15 +130,13 @@ class Engine:
         with self._use("push"):
             self._must_hold_back("push")
             admitted = self._admit(inputs, None)
-            batchers = self.batchers
-            self.batchers = {name: _with(batcher, admitted.get(name)) for name, batcher in batchers.items()}
+            batchers = {name: _with(batcher, admitted.get(name)) for name, batcher in self.batchers.items()}
             to = self._lateness_frontier(admitted)
-            try:
-                stepped, last = self._sealed(to) if to > self._frontier else (None, self._last)
-            except BaseException:
-                self.batchers = batchers
-                raise
-            return self._take(admitted, stepped, max(to, self._frontier), last)
+            if to > self._frontier:
+                stepped, last = self._sealed(to, batchers)
+                return self._take(admitted, stepped, to, last, batchers)
+            self._check_budget(0, batchers)
+            return self._take(admitted, None, self._frontier, self._last, batchers)
 
     def advance_to(self, frontier: int) -> Step:
         """Hold-back mode: close the times below ``frontier`` (`CLOSED`: all) and return what became of them.
@@ -133,9 +145,9 @@ class Engine:
         """
         with self._use("advance_to"):
             self._must_hold_back("advance_to")
-            to = advance(self._frontier, int(frontier))
-            stepped, last = self._sealed(to)
-            return self._take({}, stepped, to, last)
+            to = advance(self._frontier, _int64(f"advance to {frontier!r}", frontier, CLOSED))
+            stepped, last = self._sealed(to, self.batchers)
+            return self._take({}, stepped, to, last, self.batchers)
 
     def read(self, name: str, as_of: int | None = None) -> pa.Table:
         """An output or a source as it is, or was at a time not before `since`: its rows, and ``_diff``, consolidated.
@@ -147,11 +159,13 @@ class Engine:
             if node is None:
                 known = [*self.flow.outputs, *self.flow.sources]
                 raise NotReadable(f"read {name!r}", "that is no output or source", did_you_mean(name, known))
+            if as_of is not None:
+                as_of = _int64(f"read {name!r} as of {as_of!r}", as_of, CLOSED)
             if as_of is not None and not self._since <= as_of < max(self._frontier, NEVER + 1):
                 raise NotReadable(f"read {name!r} as of {as_of}",
                                   f"it can be read from {shown(self._since)} up to, not including, {shown(self._frontier)}",
                                   "read at a closed time, or open with a larger retain=")  # fmt: skip
-            return self.circuit.read(node, max(self._frontier - 1, NEVER) if as_of is None else as_of)
+            return self.circuit.read(node, as_of)
 
     def stats(self) -> dict[str, Any]:
         """Figures: frontier, verdicts, and for each arrangement its keys, batches and bytes.  O(arrangements)."""
@@ -161,21 +175,27 @@ class Engine:
             for name, a in self.circuit.arrangements.items()
         }  # fmt: skip
         return {"frontier": self._frontier, "since": self._since, "verdicts": dict(self.verdicts.counts),
-                "pending": self._pending(), "bytes": self._bytes(), "arrangements": arrangements}  # fmt: skip
+                "pending": self._pending(), "bytes": self._bytes(self.batchers), "arrangements": arrangements}  # fmt: skip
 
     # Below: what those have in common.
 
     @contextmanager
-    def _use(self, what: str) -> Iterator[None]:
+    def _alone(self, what: str) -> Iterator[None]:
         if not self._lock.acquire(blocking=False):
-            raise ConcurrentUse(what, "another thread is using this engine", "give every thread its own, or a lock")
+            raise ConcurrentUse(what, "another call is using this engine", "give every thread its own, or a lock")
         try:
-            if self._state != "open":
-                why = "it was closed" if self._state == "closed" else "a step was interrupted while it changed the state"
-                raise EngineClosed(what, why, "open a new engine")
             yield
         finally:
             self._lock.release()
+
+    @contextmanager
+    def _use(self, what: str) -> Iterator[None]:
+        with self._alone(what):
+            if self._state != "open":
+                closed = self._state == "closed"
+                why = "it was closed" if closed else "a step was interrupted while it changed the state"
+                raise EngineClosed(what, why, "open a new engine")
+            yield
 
     def _must_hold_back(self, what: str) -> None:
         if not self.flow.holds_back:
@@ -183,6 +203,9 @@ class Engine:
                             "call step(inputs, time=...)")  # fmt: skip
 
     def _admit(self, inputs: Mapping[str, Any], time: int | None) -> dict[str, Admitted]:
+        if not isinstance(inputs, Mapping):
+            raise NotArrow(f"inputs from {type(inputs).__name__}", "it does not say which rows are for which source",
+                           f"give {{name: rows}}; the sources are {list(self.intakes)}")  # fmt: skip
         for name in inputs:
             if name not in self.intakes:
                 raise SchemaMismatch(f"rows for {name!r}", "there is no such source", did_you_mean(name, self.intakes))
@@ -199,22 +222,26 @@ class Engine:
             to = min(to, NEVER if seen == NEVER else max(seen - intake.bound.spec.lateness, NEVER))
         return to
 
-    def _sealed(self, to: int) -> tuple[Stepped, int]:
-        sealed = {name: batcher.peek(to) for name, batcher in self.batchers.items()}
+    def _sealed(self, to: int, batchers: Mapping[str, Batcher]) -> tuple[Stepped, int]:
+        sealed = {name: batcher.peek(to) for name, batcher in batchers.items()}
         seen = max((int(s.times[-1]) for s in sealed.values() if s is not None), default=self._last)
         last = max(self._last, seen) if to == CLOSED else to - 1
-        return self._judge(sealed, last), last
+        stepped = self._judge(sealed, last)
+        self._check_budget(stepped.nbytes - sum(s.nbytes for s in sealed.values() if s is not None), batchers)
+        return stepped, last
 
     def _since_after(self, last: int) -> int:
         return max(self._since, last - self.retain if last > NEVER + self.retain else NEVER)
 
     def _judge(self, sealed: Mapping[str, Sealed | None], last: int) -> Stepped:
-        stepped = self.circuit.judge(sealed, self._since_after(last))
-        if self.memory is not None:
-            check_budget(self.memory, self._bytes() + stepped.nbytes)
-        return stepped
+        return self.circuit.judge(sealed, self._since_after(last))
 
-    def _take(self, admitted: Mapping[str, Admitted], stepped: Stepped | None, frontier: int, last: int) -> Step:
+    def _check_budget(self, more: int, batchers: Mapping[str, Batcher]) -> None:
+        if self.memory is not None:
+            check_budget(self.memory, self._bytes(batchers) + more)
+
+    def _take(self, admitted: Mapping[str, Admitted], stepped: Stepped | None, frontier: int, last: int,
+              batchers: dict[str, Batcher]) -> Step:  # fmt: skip
         """Make it so: nothing below can be refused any more."""
         counts: dict[str, int] = {}
         rows: dict[str, list[pa.Table]] = {name: [] for name in self.intakes}
@@ -230,6 +257,7 @@ class Engine:
                 rows[name].append(verdict_rows(self.intakes[name].bound, judgement))
         sides = side_outputs(self.flow, stepped.judgements if stepped else {})
         self._state = "interrupted"
+        self.batchers = batchers
         for name, each in admitted.items():
             self.intakes[name].arrived += each.rows
             self.intakes[name].greatest = max(self.intakes[name].greatest, each.greatest)
@@ -248,9 +276,9 @@ class Engine:
     def _pending(self) -> int:
         return sum(map(len, self.batchers.values()))
 
-    def _bytes(self) -> int:
+    def _bytes(self, batchers: Mapping[str, Batcher]) -> int:
         state = sum(a.nbytes for a in self.circuit.arrangements.values())
-        return state + sum(batcher.nbytes for batcher in self.batchers.values())
+        return state + sum(batcher.nbytes for batcher in batchers.values())
 
     def _check(self) -> None:
         """Assert the invariants of everything below."""
@@ -267,6 +295,13 @@ def _with(batcher: Batcher, admitted: Admitted | None) -> Batcher:
     both.runs, both.pending = batcher.runs.copy(), batcher.pending
     both.add(admitted.sealed)
     return both
+
+
+def _int64(asked: str, time: Any, most: int) -> int:
+    """A time or frontier as an int.  Raises `SchemaMismatch` for anything that is none, or is above ``most``."""
+    if isinstance(time, bool) or not isinstance(time, int | np.integer) or not NEVER <= time <= most:
+        raise SchemaMismatch(asked, "that is no int64 time", f"give an integer, {most} at most, in the time's own unit")
+    return int(time)
 
 
 def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:

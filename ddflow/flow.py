@@ -172,7 +172,9 @@ class Concat(Collection):
             if part.flow is not first.flow:
                 raise SpecError("concat", "a collection is of another flow", "build both in one flow")
             if [(f.name, f.type) for f in part.schema] != [(f.name, f.type) for f in first.schema]:
-                raise SpecError("concat", f"the columns differ: {first!r} and {part!r}", "project both to the same columns")
+                raise SpecError(
+                    "concat", f"the columns differ: {first!r} and {part!r}", "project both to the same columns"
+                )
         fields = [f.with_nullable(any(p.schema.field(f.name).nullable for p in parts)) for f in first.schema]
         super().__init__(first.flow, pa.schema(fields), parts, False)
 
@@ -182,6 +184,17 @@ class Negate(Collection):
 
     def __init__(self, of: Collection) -> None:
         super().__init__(of.flow, of.schema, [of], of.distinct)
+
+
+def _side(bound: Bound) -> tuple[str, pa.Schema] | None:
+    """The output that a source's ``stale=`` adds: its name and its rows' columns."""
+    if bound.spec.stale == "mark":
+        mark = pa.field("_stale", pa.bool_(), nullable=False)
+        return f"{bound.name}.events", pa.schema([*bound.row_schema, mark])
+    if bound.spec.stale == "side":
+        winners = [pa.field(f"_winner_{n}", bound.schema.field(n).type) for n in bound.spec.order_by]
+        return f"{bound.name}.stale", pa.schema([*bound.row_schema, *winners])
+    return None
 
 
 class Flow:
@@ -202,6 +215,12 @@ class Flow:
             raise SpecError(f"source {name!r}", "that name is taken", "give every source a name of its own")
         for other in self.sources.values():
             self._agree(bound, other.bound)
+        side = _side(bound)
+        if side is not None:
+            check_names(side[1].names, f"the output {side[0]!r} that stale={spec.stale!r} adds")
+            if side[0] in self.outputs:
+                raise SpecError(f"source {name!r}", f"stale={spec.stale!r} adds an output {side[0]!r}, which is taken",
+                                "give that output another name")  # fmt: skip
         self.sources[name] = Source(self, bound)
         return self.sources[name]
 
@@ -214,13 +233,16 @@ class Flow:
             raise SpecError("a flow of two sources", f"the times of {one.name!r} are {one.time_type}, those of "
                             f"{other.name!r} {other.time_type}", "cast one to the other")  # fmt: skip
         if (one.spec.lateness is None) != (other.spec.lateness is None):
-            raise SpecError("a flow of two sources", "one has lateness= and the other not", "give it to both or neither")
+            raise SpecError(
+                "a flow of two sources", "one has lateness= and the other not", "give it to both or neither"
+            )
 
     def output(self, name: str, collection: Collection) -> Collection:
         """Name a collection's updates as an output; returns it.  Raises `SpecError` for a name that is taken."""
         if collection.flow is not self:
             raise SpecError(f"output {name!r}", "the collection is of another flow", "build it in this one")
-        if name in self.outputs or (name in self.sources and self.sources[name] is not collection):
+        taken = name in self.outputs or name in self.side_outputs()
+        if taken or (name in self.sources and self.sources[name] is not collection):
             raise SpecError(f"output {name!r}", "that name is taken", "give every output a name of its own")
         self.outputs[name] = collection
         return collection
@@ -237,15 +259,13 @@ class Flow:
 
     def side_outputs(self) -> dict[str, tuple[Source, pa.Schema]]:
         """The outputs that ``stale="mark"`` and ``"side"`` add, by name, with their rows' columns."""
-        out = {}
-        for source in self.sources.values():
-            if source.spec.stale == "mark":
-                schema = pa.schema([*source.schema, pa.field("_stale", pa.bool_(), nullable=False)])
-                out[f"{source.name}.events"] = (source, schema)
-            elif source.spec.stale == "side":
-                order = [source.bound.schema.field(n) for n in source.spec.order_by]
-                winners = [pa.field(f"_winner_{f.name}", f.type) for f in order]
-                out[f"{source.name}.stale"] = (source, pa.schema([*source.schema, *winners]))
+        sides = ((source, _side(source.bound)) for source in self.sources.values())
+        return {side[0]: (source, side[1]) for source, side in sides if side is not None}
+
+    def frozen(self) -> Flow:
+        """The plan as it is now: what is added to this flow later is not in it.  O(nodes)."""
+        out = Flow()
+        out.nodes, out.sources, out.outputs = list(self.nodes), dict(self.sources), dict(self.outputs)
         return out
 
     def open(
@@ -265,5 +285,3 @@ class Flow:
         from ddflow.engine import Engine
 
         return Engine(self, memory=memory, verdicts=verdicts, retain=retain, secret=secret)
-
-

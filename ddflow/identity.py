@@ -25,7 +25,7 @@ import pyarrow.types as pat
 
 from ddflow.kernels import identity as kernels
 from ddflow.rows import address, offset_width, width
-from ddflow.schema import is_word, one_chunk
+from ddflow.schema import is_word, one_chunk, plain
 
 Words = np.ndarray[Any, np.dtype[np.uint64]]
 Flags = np.ndarray[Any, np.dtype[np.uint8]]
@@ -164,7 +164,7 @@ def _absorb(state: Words, column: pa.Array, secret: Secret) -> None:
     """Absorb one column, of any type, into the rows' states."""
     kind, present = column.type, validity(column)
     if isinstance(kind, pa.BaseExtensionType):
-        _absorb(state, column.storage, secret)
+        _absorb(state, plain(column.storage), secret)
     elif is_word(kind):
         kernels.absorb_words(state, words(column), present)
     elif pat.is_null(kind):
@@ -186,10 +186,29 @@ def _absorb(state: Words, column: pa.Array, secret: Secret) -> None:
         children = column.values.slice(column.offset * size, len(column) * size)
         ends = (np.arange(len(column) + 1) * size).astype(np.uint64)
         kernels.absorb_lists(state, ends, _element_hashes([children], len(children), secret), present)
+    elif pat.is_union(kind):
+        _absorb_union(state, column, secret)
     else:
-        children = pa.StructArray.from_arrays([column.keys, column.items], ["k", "v"]) if pat.is_map(kind) else column.values
+        children = (
+            pa.StructArray.from_arrays([column.keys, column.items], ["k", "v"]) if pat.is_map(kind) else column.values
+        )
         ends = _ends(column, 8 if pat.is_large_list(kind) else 4)
         kernels.absorb_lists(state, ends, _element_hashes([children], len(children), secret), present)
+
+
+def _absorb_union(state: Words, column: pa.Array, secret: Secret) -> None:
+    """Which child a value is of, then the value."""
+    # By buffer: ``type_codes`` and ``offsets`` of a slice are those of its parent.
+    n, start, buffers = len(column), column.offset, column.buffers()
+    codes = np.frombuffer(buffers[1], np.int8, n, start)
+    at = np.frombuffer(buffers[2], np.int32, n, 4 * start) if column.type.mode == "dense" else np.arange(n)
+    found = np.zeros(n, np.uint64)
+    for i, code in enumerate(column.type.type_codes):
+        here = np.flatnonzero(codes == code)
+        child = plain(column.field(i)).take(pa.array(at[here]))
+        found[here] = _element_hashes([child], here.size, secret)
+    kernels.absorb_words(state, codes.astype(np.uint64), ALL_VALID)
+    kernels.absorb_words(state, found, ALL_VALID)
 
 
 def _absorb_fixed(state: Words, column: pa.Array, size: int, present: Flags) -> None:

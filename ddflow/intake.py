@@ -65,7 +65,7 @@ class Intake:
         Raises `NotArrow`, `SchemaMismatch`, `NullKey`, `LateEvent`; nothing changes.
         """
         bound, what = self.bound, repr(self.bound.name)
-        table = conform(to_table(given, what), bound.schema, what, bound.required)
+        table = conform(to_table(given, what, bound.schema), bound.schema, what, bound.required)
         events = one_batch(table)
         n = events.num_rows
         arrival = np.arange(self.arrived, self.arrived + n)
@@ -129,5 +129,7 @@ class Intake:
             codes[late] = LATE
             return original
         if frontier == CLOSED:
-            raise LateEvent(f"rows for {self.bound.name!r}", "the frontier is CLOSED", "no time is left to advance them to")
+            raise LateEvent(
+                f"rows for {self.bound.name!r}", "the frontier is CLOSED", "no time is left to advance them to"
+            )
         return np.where(late, frontier, original)

@@ -2,8 +2,8 @@
 
 Invariant: comparing the words of two events, or of an event and what its key holds, gives what docs/semantics.md says of
 ``order_by``, ``seq`` and ``tie``; null is smallest, NaN largest.  The first ``base`` words are the original time (where
-late events are advanced) and the order columns; the rest break ties: the sequence, its complement under "first", the
-row itself under "greatest".  Why that is not trivial: numbers and times become words once and for all, and are kept in
+late events are advanced) and the order columns; the rest break ties: the sequence, its complement under "first", what
+counts of the row itself under "greatest".  Why that is not trivial: numbers and times become words once and for all, and are kept in
 the index; text and decimals have no such word, so their columns are kept beside the payload and ranked anew in each
 step, together with those of the keys it touches.  Deciding is the kernel's; nothing is stored here.
 
@@ -78,7 +78,8 @@ class Order:
         self.ties = bool(spec.order_by) or spec.holds_back
         self.timed = spec.late == "advance"
         self.ranks_base = not all(is_word(f.type) for f in self.fields)
-        self.rows = [f for f in bound.row_schema if f.name not in spec.key] if self.tie == GREATEST else []
+        # Ignored columns decide nothing: a row that differs in them alone is not kept, so it could not be compared with.
+        self.rows = [f for f in bound.row_schema if f.name in bound.tracked] if self.tie == GREATEST else []
         self.ranks_rows = not all(is_word(f.type) for f in self.rows)
         base = 1 if self.ranks_base else sum(1 + _needs_flag(f) for f in self.fields)
         self.base = self.timed + base

@@ -161,7 +161,7 @@ def _take(sources: Sequence[Rows | None], references: Array, at: int, kind: pa.D
         assert source is not None, f"a reference points at batch {number}, which is gone"
         parts.append(source.columns[at].take(pa.array(references[batch == number] & ROWS)))
     if not parts:
-        return pa.array([], kind)
+        return pa.nulls(0, kind)
     place = np.empty(order.size, np.int64)
     place[order] = np.arange(order.size)
     return pa.concat_arrays(parts).take(pa.array(place))
@@ -185,7 +185,7 @@ def dense_ranks(table: pa.Table, equal: Array) -> Array:
         elif pat.is_fixed_size_binary(column.type):
             column = pc.cast(column, pa.binary())
         columns[f"{i}value"] = column
-    order = pc.sort_indices(pa.table(columns), [(name, "ascending") for name in columns], null_placement="at_start")
+    order = pc.sort_indices(pa.table(columns), [(name, "ascending", "at_start") for name in columns])
     permutation = np.asarray(order).astype(np.int64)
     steps = np.zeros(table.num_rows, np.int64)
     steps[1:] = np.cumsum(equal[permutation][1:] != equal[permutation][:-1])

@@ -17,11 +17,13 @@ DataType(string)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.errors import NotArrow, SchemaMismatch, SpecError
@@ -44,15 +46,49 @@ def normal_type(kind: pa.DataType) -> pa.DataType:
         return pa.map_(normal_type(kind.key_type), normal_type(kind.item_type))
     if pat.is_fixed_size_list(kind):
         return pa.list_(_normal_field(kind.value_field), kind.list_size)
-    if pat.is_large_list(kind):
+    if pat.is_large_list(kind) or pat.is_large_list_view(kind):
         return pa.large_list(_normal_field(kind.value_field))
-    if pat.is_list(kind):
+    if pat.is_list(kind) or pat.is_list_view(kind):
         return pa.list_(_normal_field(kind.value_field))
     return kind
 
 
 def _normal_field(field: pa.Field) -> pa.Field:
     return field.with_type(normal_type(field.type))
+
+
+def plain(array: pa.Array) -> pa.Array:
+    """The same values in their `normal_type`; no copy where that is their type.  O(values).
+
+    Level by level, since Arrow's own casts know no nested run ends, and lose values of list views.
+    """
+    kind, normal = array.type, normal_type(array.type)
+    if kind == normal:
+        return array
+    if pat.is_dictionary(kind):
+        return plain(array.dictionary_decode())
+    if pat.is_run_end_encoded(kind):
+        rows = np.arange(array.offset, array.offset + len(array))
+        return plain(array.values).take(pa.array(np.searchsorted(np.asarray(array.run_ends), rows, side="right")))
+    if not pat.is_nested(kind):
+        return array.cast(normal)
+    gone = array.is_null()
+    if pat.is_struct(kind):
+        return pa.StructArray.from_arrays([plain(child) for child in array.flatten()], fields=list(normal), mask=gone)
+    if pat.is_fixed_size_list(kind):
+        children = array.values.slice(array.offset * kind.list_size, len(array) * kind.list_size)
+        return pa.FixedSizeListArray.from_arrays(plain(children), type=normal, mask=gone)
+    wide = pat.is_large_list(kind) or pat.is_large_list_view(kind)
+    if pat.is_list_view(kind) or pat.is_large_list_view(kind):
+        sizes = pc.fill_null(pc.list_value_length(array), 0)
+        ends, children = np.concatenate([[0], np.cumsum(np.asarray(sizes))]), array.flatten()
+    else:
+        ends, children = np.asarray(array.offsets), None if pat.is_map(kind) else array.values
+    offsets = pa.array(ends.astype(np.int64 if wide else np.int32))
+    if children is None:
+        return pa.MapArray.from_arrays(offsets, plain(array.keys), plain(array.items), type=normal, mask=gone)
+    made = pa.LargeListArray if wide else pa.ListArray
+    return made.from_arrays(offsets, plain(children), type=normal, mask=gone)
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -87,17 +123,20 @@ def to_schema(given: Any, what: str = "schema") -> pa.Schema:
     ``given``: a ``pa.Schema``, anything with ``__arrow_c_schema__`` (a Polars or DuckDB schema, a table's), or
     ``{name: type}``.  Raises `SpecError` for duplicate or reserved names, `NotArrow` for anything else.  O(columns).
     """
-    if isinstance(given, pa.Schema):
-        schema = given
-    elif isinstance(given, Mapping):
-        schema = pa.schema(list(given.items()))
-    elif hasattr(given, "__arrow_c_schema__"):
-        schema = pa.schema(given)
-    elif isinstance(getattr(given, "schema", None), pa.Schema):
-        schema = given.schema
-    else:
-        raise NotArrow(f"{what} from {type(given).__name__}", "it is no Arrow schema",
-                       "give a pyarrow.Schema, {name: type}, or anything with __arrow_c_schema__")  # fmt: skip
+    try:
+        if isinstance(given, pa.Schema):
+            schema = given
+        elif isinstance(given, Mapping):
+            schema = pa.schema(list(given.items()))
+        elif hasattr(given, "__arrow_c_schema__"):
+            schema = pa.schema(given)
+        elif isinstance(getattr(given, "schema", None), pa.Schema):
+            schema = given.schema
+        else:
+            raise TypeError("it is no Arrow schema")
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError, ValueError) as error:
+        raise NotArrow(f"{what} from {type(given).__name__}", str(error),
+                       "give a pyarrow.Schema, {name: Arrow type}, or anything with __arrow_c_schema__") from None  # fmt: skip
     check_names(schema.names, what)
     return pa.schema([_normal_field(field) for field in schema])
 
@@ -109,7 +148,9 @@ def check_names(names: Sequence[str], what: str) -> None:
         raise SpecError(what, f"the columns {twice} occur more than once", "give every column its own name")
     taken = [name for name in names if name in RESERVED]
     if taken:
-        raise SpecError(what, f"the columns {taken} are those that updates carry themselves", "rename them in the input")
+        raise SpecError(
+            what, f"the columns {taken} are those that updates carry themselves", "rename them in the input"
+        )
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -119,11 +160,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return (f"did you mean {near[0]!r}? " if near else "") + f"there are {known}"
 
 
-def to_table(given: Any, what: str) -> pa.Table:
+def to_table(given: Any, what: str, schema: pa.Schema) -> pa.Table:
     """Any Arrow producer's rows as one table.  Copies nothing that is Arrow already; O(batches).
 
     ``given``: a table, a record batch, a reader, anything with ``__arrow_c_stream__`` or ``__arrow_c_array__``, or a
-    sequence of record batches.  Raises `NotArrow`.
+    sequence of record batches.  ``schema``: of the table when there is no batch to tell.  Raises `NotArrow`, and
+    `SchemaMismatch` when the batches of a sequence differ.
     """
     if isinstance(given, pa.Table):
         return given
@@ -132,13 +174,29 @@ def to_table(given: Any, what: str) -> pa.Table:
     if isinstance(given, pa.RecordBatchReader):
         return given.read_all()
     if hasattr(given, "__arrow_c_stream__"):
-        return pa.RecordBatchReader.from_stream(given).read_all()
+        return _imported(pa.RecordBatchReader.from_stream, given, what).read_all()
     if hasattr(given, "__arrow_c_array__"):
-        return pa.Table.from_batches([pa.record_batch(given)])
-    if isinstance(given, Sequence) and given and all(isinstance(part, pa.RecordBatch) for part in given):
-        return pa.Table.from_batches(given)
+        return pa.Table.from_batches([_imported(pa.record_batch, given, what)])
+    if isinstance(given, list | tuple) and all(isinstance(part, pa.RecordBatch) for part in given):
+        for i, part in enumerate(given):
+            if not part.schema.equals(given[0].schema):
+                raise SchemaMismatch(f"rows for {what}", f"batch {i} has the columns {_shown(part.schema)}, "
+                                     f"the first {_shown(given[0].schema)}", "give batches of one schema")  # fmt: skip
+        return pa.Table.from_batches(given, given[0].schema if given else schema)
     raise NotArrow(f"rows for {what}", f"{type(given).__name__} does not speak Arrow",
                    "give a table, record batches, a reader, or anything with __arrow_c_stream__")  # fmt: skip
+
+
+def _imported(take: Callable[[Any], Any], given: Any, what: str) -> Any:
+    try:
+        return take(given)
+    except pa.ArrowInvalid as error:
+        raise NotArrow(f"rows for {what}", f"{type(given).__name__} holds no rows ({error})",
+                       "give a table, record batches, or a reader of them") from None  # fmt: skip
+
+
+def _shown(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
 def conform(table: pa.Table, schema: pa.Schema, what: str, required: Iterable[str] = ()) -> pa.Table:
@@ -184,10 +242,10 @@ def _refuse_null(table: pa.Table, what: str) -> pa.Table:
 def _lossless(column: pa.ChunkedArray, field: pa.Field, what: str) -> pa.Array:
     """``column`` as one array of the field's type.  Raises `SchemaMismatch` where that could lose something."""
     source = column.type
-    while pat.is_dictionary(column.type) or pat.is_run_end_encoded(column.type):
-        column = pa.compute.cast(column, column.type.value_type)
+    if source != field.type:
+        column = pa.chunked_array([plain(chunk) for chunk in column.chunks], normal_type(source))
     if column.type != field.type:
-        if not _may_cast(normal_type(column.type), field.type):
+        if not _may_cast(column.type, field.type):
             raise SchemaMismatch(f"column {field.name!r} of rows for {what}", f"it is {source}, declared is {field.type}",
                                  "cast it yourself, or declare that type")  # fmt: skip
         try:
@@ -199,11 +257,16 @@ def _lossless(column: pa.ChunkedArray, field: pa.Field, what: str) -> pa.Array:
     return one_chunk(column)
 
 
+def empty(schema: pa.Schema) -> pa.Table:
+    """No rows, of any types: Arrow's own ``empty_table`` knows no unions."""
+    return pa.Table.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
+
+
 def one_chunk(column: pa.ChunkedArray) -> pa.Array:
     """A chunked column as one array; no copy where there is one chunk already."""
     if column.num_chunks == 1:
         return column.chunk(0)
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)
 
 
 def _may_cast(source: pa.DataType, target: pa.DataType) -> bool:
@@ -231,5 +294,7 @@ def _may_cast(source: pa.DataType, target: pa.DataType) -> bool:
             _may_cast(a.type, b.type) for a, b in zip(source, target, strict=True)
         )
     if pat.is_list(source) or pat.is_large_list(source):
-        return bool(pat.is_list(target) or pat.is_large_list(target)) and _may_cast(source.value_type, target.value_type)
+        return bool(pat.is_list(target) or pat.is_large_list(target)) and _may_cast(
+            source.value_type, target.value_type
+        )
     return False

@@ -25,14 +25,23 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.binding import Bound
+from ddflow.errors import SpecError
 from ddflow.flow import Flow
 from ddflow.intake import Admitted
 from ddflow.kernels.resolve import STALE
 from ddflow.operators.updates import time_column
 from ddflow.operators.upsert import Judgement
-from ddflow.schema import TIME
+from ddflow.schema import TIME, empty
 from ddflow.step import updates_schema
 from ddflow.verdicts import named
+
+
+def check_listed(bound: Bound) -> None:
+    """Raise `SpecError` where a key column has the name of one that `verdict_rows` adds."""
+    taken = {"seq", "verdict", *(f"winner_{n}" for n in bound.spec.order_by)} & set(bound.spec.key)
+    if taken:
+        raise SpecError(f"verdicts='rows' of {bound.name!r}", f"its key columns {sorted(taken)} are called like those "
+                        "that verdict rows have", "rename the key columns, or use verdicts='counts'")  # fmt: skip
 
 
 def verdict_rows(bound: Bound, of: Admitted | Judgement) -> pa.Table:
@@ -60,7 +69,7 @@ def side_outputs(flow: Flow, judgements: Mapping[str, Judgement]) -> dict[str, p
         judgement = judgements.get(source.name)
         full = updates_schema(schema, flow.time_type)
         if judgement is None:
-            out[name] = full.empty_table()
+            out[name] = empty(full)
             continue
         stale = judgement.out.verdict == STALE
         if source.spec.stale == "mark":

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 
-from ddflow.schema import DIFF, TIME
+from ddflow.schema import DIFF, TIME, empty
 from ddflow.verdicts import Verdicts
 
 
@@ -29,7 +29,7 @@ class Step(Mapping[str, pa.Table]):
 
     def __init__(self, outputs: Mapping[str, pa.Schema], time_type: pa.DataType, tables: Mapping[str, pa.Table],
                  sides: Mapping[str, pa.Table], verdicts: Verdicts, frontier: int) -> None:  # fmt: skip
-        self._tables = {n: tables[n] if n in tables else updates_schema(s, time_type).empty_table() for n, s in outputs.items()}
+        self._tables = {n: tables.get(n, empty(updates_schema(s, time_type))) for n, s in outputs.items()}
         self._tables.update(sides)
         self.verdicts, self.frontier = verdicts, frontier
 

@@ -31,8 +31,8 @@ class Index:
     def __init__(self, wide: bool, words: int, keeps: bool = True) -> None:
         self.wide, self.words, self.keeps = wide, words, keeps
         self.width = 3 + wide + words
-        self.capacity, self.used = LEAST, 0
-        self.table: Words = np.zeros((self.capacity + SPARE, self.width), np.uint64)
+        self.capacity, self.spare, self.used = LEAST, SPARE, 0
+        self.table: Words = np.zeros((self.capacity + self.spare, self.width), np.uint64)
 
     def __len__(self) -> int:
         return self.used
@@ -57,7 +57,8 @@ class Index:
             if added >= 0:
                 self.used += added
                 return
-            self._rebuild(self.capacity + self.capacity // 2)
+            self.spare *= 2
+            self._rebuild(self.capacity)
 
     def redirect(self, places: Ints, references: Ints) -> None:
         """Point the entries at ``places`` (-1: none) to where their rows have moved, their flags unchanged."""
@@ -66,7 +67,8 @@ class Index:
     def places(self, high: Words, low: Words, starts: Ints) -> Ints:
         """int64[keys]: the slots of the keys at ``starts`` of the sorted identities, -1 for absent ones."""
         n = starts.size
-        place, held = np.empty(n, np.int64), Held(np.empty(n, np.int64), np.empty(n, np.uint64), np.empty((n, 0), np.int64))
+        place = np.empty(n, np.int64)
+        held = Held(np.empty(n, np.int64), np.empty(n, np.uint64), np.empty((n, 0), np.int64))
         kernels.seek(self.table, np.uint64(self.capacity), high, low, starts, place, *held)
         return place
 
@@ -88,15 +90,19 @@ class Index:
             self._rebuild(max(need, self.capacity + self.capacity // 2))
 
     def _rebuild(self, capacity: int) -> None:
-        """Into a larger table, without the deleted keys whose order need not be kept."""
+        """Into another table, without the deleted keys whose order need not be kept.
+
+        There is room by count; where it runs out all the same, identities crowd the end, and more spare slots help where
+        more capacity would not.
+        """
         keep = np.uint64(OCCUPIED if self.keeps else LIVE)
         while True:
-            table = np.zeros((capacity + SPARE, self.width), np.uint64)
+            table = np.zeros((capacity + self.spare, self.width), np.uint64)
             used = kernels.rebuild(self.table, table, np.uint64(capacity), self.wide, keep)
             if used >= 0:
                 self.table, self.capacity, self.used = table, capacity, used
                 return
-            capacity += capacity // 2
+            self.spare *= 2
 
     def _check(self) -> None:
         """Assert the invariant of the table."""

@@ -27,6 +27,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.console import Console
+from rich.status import Status
 
 import ddflow as dd
 from ddflow.demo import plot
@@ -35,7 +36,7 @@ from ddflow.demo.feed import Feed
 from ddflow.demo.git_feed import GitFeed
 from ddflow.demo.report import ENGINE, Activity, Clock, printable, show_activity, show_checks, show_clock
 from ddflow.demo.tally import Checks, compare, equal
-from ddflow.errors import MissingExtra
+from ddflow.errors import MissingExtra, OutputExists
 
 
 @contextmanager
@@ -47,13 +48,15 @@ def _session(console: Console) -> Iterator[Any]:
     except ImportError as error:
         raise MissingExtra("run the plan on local Spark", str(error), remedy) from None
     with ExitStack() as stack:
-        with console.status("starting local Spark"):
+        clock = Clock()
+        with console.status("starting local Spark"), clock("start"):
             try:
                 session = stack.enter_context(local_session("ddflow demo"))
             except MissingExtra as error:
                 raise MissingExtra(
                     "run the plan on local Spark", error.found, f"{error.remedy}; or give --no-spark"
                 ) from None
+        console.print(f"local Spark {session.version} started in {clock['start']:.1f} s")
         yield session
 
 
@@ -72,7 +75,10 @@ class Files:
             self._open[name].write_table(table)
 
     def __enter__(self) -> Files:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputExists(f"write to {self.folder}", str(error), "name a folder to write to by --out") from None
         return self
 
     def __exit__(
@@ -109,6 +115,8 @@ class Demo:
                     part = next(slices, None)
                 if part is None:
                     break
+                if not self.events:
+                    self._warm(part.events, status)
                 with clock(ENGINE):
                     engine.push({feed.source: part.events})
                     out = engine.advance_to(part.closes)
@@ -126,6 +134,13 @@ class Demo:
             files.write(feed.extras())
         counts = final[f"by_{feed.group}"]
         self.now = dict(zip(counts[feed.group].to_pylist(), counts["count"].to_pylist(), strict=True))
+
+    def _warm(self, events: pa.RecordBatch, status: Status) -> None:
+        """Load the kernels by a few events in an engine of their own, so that the rates are the plan's."""
+        status.update("loading the kernels; the first time on a machine they are compiled")
+        with self.clock("kernels, compiled or loaded"), self.flow.open() as engine:
+            engine.push({self.feed.source: events.slice(0, 1000)})
+            engine.advance_to(dd.CLOSED)
 
     def _take(self, files: Files, out: Mapping[str, pa.Table], events: pa.RecordBatch) -> None:
         self.events += events.num_rows
@@ -192,7 +207,7 @@ def run(
 
 def perform(feeds: Sequence[Feed], *, spark: bool, out: Path, partitions: int, console: Console) -> int:
     """Run each feed through its plan, in process and with ``spark`` on Spark too; show it; the exit code."""
-    good = True
+    both = Checks()
     with ExitStack() as stack:
         session = stack.enter_context(_session(console)) if spark else None
         for feed in feeds:
@@ -205,7 +220,13 @@ def perform(feeds: Sequence[Feed], *, spark: bool, out: Path, partitions: int, c
             demo.show()
             written = ", ".join(sorted(each.name for each in demo.folder.iterdir()))
             console.print(f"written to {demo.folder}: {written}", markup=False, soft_wrap=True)
-            style = "bold green" if demo.checks.good else "bold red"
-            console.print(demo.checks.closing, style=style, highlight=False)
-            good &= demo.checks.good
-    return 0 if good else 1
+            _close(console, demo.checks)
+            both.add(feed.name, demo.checks.total)
+    if len(feeds) > 1:
+        console.rule("all together", align="left")
+        _close(console, both)
+    return 0 if both.good else 1
+
+
+def _close(console: Console, checks: Checks) -> None:
+    console.print(checks.closing, style="bold green" if checks.good else "bold red", highlight=False)

@@ -14,6 +14,7 @@ It draws into a file and nowhere else, whatever display there is; nothing is rea
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -53,14 +54,16 @@ def draw(updates: pa.Table, group: str, where: Path, labels: Labels) -> None:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator
+        from matplotlib.ticker import MaxNLocator, StrMethodFormatter
     except ImportError as error:
         raise MissingExtra(f"draw {where}", str(error), "pip install 'ddflow[plot]'") from None
     steps = levels(updates, group)
     largest = sorted(steps, key=lambda name: (-max(steps[name][1]), name))[:LINES]
     seen = [time for times, _ in steps.values() for time in (times[0], times[-1])]
+    whole = bool(seen) and isinstance(seen[0], int)
     # Past the last change, so that the count after it is seen too.
-    end = max(seen) + (max(seen) - min(seen)) / 50 if seen else None
+    least = 0.5 if whole else timedelta(seconds=1)
+    end = max(seen) + max((max(seen) - min(seen)) / 50, least) if seen else None
     figure = Figure(figsize=(11, 6), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -70,7 +73,11 @@ def draw(updates: pa.Table, group: str, where: Path, labels: Labels) -> None:
         label = f"{_plain(name[:24])}: {counts[-1]:,} ({max(counts):,})"
         axes.step([*times, end], [*counts, counts[-1]], style, where="post", label=label, linewidth=1.8)
     axes.set(title=f"{labels.rows} by {group}\n{_plain(labels.title)}", xlabel=labels.time, ylabel=labels.rows)
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    if whole:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

@@ -53,19 +53,14 @@ class Checks(dict[str, Tally]):
         self.setdefault(what, Tally()).add(tally)
 
     @property
-    def asked(self) -> int:
-        """How many checks were asked in all."""
-        return sum(tally.asked for tally in self.values())
-
-    @property
-    def held(self) -> int:
-        """How many of them held."""
-        return sum(tally.held for tally in self.values())
+    def total(self) -> Tally:
+        """All of them as one, without the failures."""
+        return Tally(sum(tally.held for tally in self.values()), sum(tally.asked for tally in self.values()))
 
     @property
     def good(self) -> bool:
         """Whether all of them held."""
-        return self.held == self.asked
+        return self.total.held == self.total.asked
 
     @property
     def closing(self) -> str:
@@ -77,9 +72,10 @@ class Checks(dict[str, Tally]):
         >>> checks.add("b", Tally(0, 1)); checks.closing
         '1,234 of 1,235 checks held, 1 did not'
         """
-        if self.good:
-            return f"all {self.asked:,} checks held"
-        return f"{self.held:,} of {self.asked:,} checks held, {self.asked - self.held:,} did not"
+        held, asked = self.total.held, self.total.asked
+        if held == asked:
+            return f"all {asked:,} checks held"
+        return f"{held:,} of {asked:,} checks held, {asked - held:,} did not"
 
 
 def compare(expected: pa.Table, actual: pa.Table) -> Tally:

@@ -26,6 +26,7 @@ from ddflow.expressions.types import DOUBLE, INT64, MOST_DIGITS
 
 WIDEST = 76  # digits of a decimal256
 _EXACT = 2.0**52  # from here on a double has no fraction
+_EXACT_POWERS = 22  # powers of ten up to here are exact as doubles
 _EXACT_DIGITS = 15  # integers of so many digits are exact as doubles
 
 
@@ -42,16 +43,16 @@ def with_numpy(compute: Callable[..., np.ndarray[Any, Any]], *arrays: pa.Array) 
 
 
 def round_double(array: pa.Array, places: int) -> pa.Array:
-    """Doubles rounded half up to ``places`` digits after the point (before it when negative). Exact to 15 digits.
+    """Doubles rounded half up to ``places`` digits after the point (before it when negative). O(n).
 
     The candidate tie (k + 0.5) / 10^places is itself rounded to a double, and a value that is written as the tie is
-    that very double: so comparing with it decides as comparing the written digits would.
+    that very double: so comparing with it decides as comparing the written digits would, up to 14 digits.  Values of
+    which more digits stay are rounded in their text.
     """
-
     places = max(-300, min(places, 300))
+    power = 10.0 ** abs(places)
 
     def compute(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        power = 10.0 ** abs(places)
         size = np.abs(values)
         scaled = size * power if places >= 0 else size / power
         whole = np.floor(scaled)
@@ -61,7 +62,19 @@ def round_double(array: pa.Array, places: int) -> pa.Array:
         keep = ~(scaled < _EXACT) if places >= 0 else ~np.isfinite(values)  # no digits to lose, infinite, or NaN
         return np.where(keep, values, np.copysign(rounded, values) + 0.0)
 
-    return with_numpy(compute, array)
+    def long(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        size = np.abs(values) * (power if places >= 0 else 1.0)
+        found: np.ndarray[Any, Any] = (size >= 1e14) & (size < (1e17 if places >= 0 else 1e30))
+        return found
+
+    result = with_numpy(compute, array)
+    if abs(places) <= _EXACT_POWERS:
+        many = pc.fill_null(with_numpy(long, array), False)
+        if many.true_count:
+            exact = array.filter(many).cast(pa.string()).cast(pa.decimal256(WIDEST, 40))
+            exact = pc.round(exact, places, round_mode="half_towards_infinity").cast(pa.string()).cast(DOUBLE)
+            result = pc.replace_with_mask(result, many, exact)
+    return result
 
 
 def fit(array: pa.Array, precision: int, scale: int) -> pa.Array:

@@ -26,8 +26,6 @@ from ddflow.expressions.casts import convert
 from ddflow.expressions.node import Datum, Frame, Node, Refusal, apply, constant, null, spread, where
 from ddflow.expressions.types import BOOL, NULL, STRING, meeting, sql_name
 
-TRUE, FALSE = pa.scalar(True), pa.scalar(False)
-
 
 def condition(node: Node, place: str) -> Node:
     """``node`` as a boolean. Raises Refusal naming ``place`` when it is none."""
@@ -48,7 +46,7 @@ def meet(nodes: Sequence[Node], place: str) -> list[Node]:
 def conjunction(left: Node, right: Node) -> Node:
     """AND: false wins over null; the right side is run only where the left is not false."""
     if left.constant is not None and left.constant.is_valid:
-        return right if left.constant.as_py() else constant(FALSE)
+        return right if left.constant.as_py() else constant(pa.scalar(False))
     if not right.fallible:
         return apply(pc.and_kleene, left, right)
 
@@ -62,7 +60,7 @@ def conjunction(left: Node, right: Node) -> Node:
 def disjunction(left: Node, right: Node) -> Node:
     """OR: true wins over null; the right side is run only where the left is not true."""
     if left.constant is not None and left.constant.is_valid:
-        return constant(TRUE) if left.constant.as_py() else right
+        return constant(pa.scalar(True)) if left.constant.as_py() else right
     if not right.fallible:
         return apply(pc.or_kleene, left, right)
 
@@ -111,7 +109,7 @@ def choice(conditions: Sequence[Node], values: Sequence[Node], place: str) -> No
 
 def _lazy_choice(tests: Sequence[Node], results: Sequence[Node]) -> Node:
     def run(frame: Frame) -> Datum:
-        open_rows = spread(TRUE, frame.rows)
+        open_rows = spread(pa.scalar(True), frame.rows)
         hits, values = [], []
         for test, result in zip(tests, results, strict=False):
             true = pc.fill_null(where(test, frame, open_rows), False)

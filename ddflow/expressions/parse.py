@@ -37,9 +37,13 @@ class DdflowSpark(_SPARK):  # type: ignore[misc]
     """Spark's dialect, where a doubled quote is a quote and a function is only a name."""
 
     class Tokenizer(_SPARK.Tokenizer):  # type: ignore[misc]
+        """A quote twice is a quote."""
+
         STRING_ESCAPES: ClassVar[list[str]] = ["\\", "'", '"']
 
     class Parser(_SPARK.Parser):  # type: ignore[misc]
+        """Functions are left as written; only calls with a syntax of their own are read."""
+
         FUNCTIONS: ClassVar[dict[str, Any]] = {}
         FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {
             name: parser for name, parser in _SPARK.Parser.FUNCTION_PARSERS.items() if name in _KEPT

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from ddflow.identity import flags
 from ddflow.kernels.sort import order_by_rank
-from ddflow.operators.updates import Updates, ints
+from ddflow.operators.updates import Updates, ints, overflow
 
 __all__ = ["concat", "filter_rows", "ints", "negate", "project"]
 
@@ -27,7 +27,9 @@ __all__ = ["concat", "filter_rows", "ints", "negate", "project"]
 def one_batch(table: pa.Table) -> pa.RecordBatch:
     """A table of one chunk a column as a record batch, without a copy."""
     batches = table.combine_chunks().to_batches()
-    return batches[0] if batches else pa.RecordBatch.from_arrays([pa.array([], f.type) for f in table.schema], schema=table.schema)  # fmt: skip
+    if batches:
+        return batches[0]
+    return pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in table.schema], schema=table.schema)
 
 
 def filter_rows(updates: Updates, predicate: Callable[[pa.RecordBatch], pa.Array]) -> Updates:
@@ -48,14 +50,25 @@ def project(
 
 
 def negate(updates: Updates) -> Updates:
-    """The same rows with every diff's sign turned.  O(n)."""
-    return updates._replace(diffs=-updates.diffs)
+    """The same rows with every diff's sign turned; within a time, what is a retraction now comes first.  O(n).
+
+    Raises `CountOverflow` for the one diff that has no opposite.
+    """
+    least = np.flatnonzero(updates.diffs == np.iinfo(np.int64).min)
+    if least.size:
+        raise overflow(updates.rows, int(least[0]))
+    order = np.empty(updates.diffs.size, np.int64)
+    order_by_rank(updates.ranks, (updates.diffs < 0).astype(np.int64), np.int64(updates.times.size), order)
+    return updates._replace(diffs=-updates.diffs).picked(order)
 
 
 def concat(parts: Sequence[Updates]) -> Updates:
     """All updates of all parts, in the order of their times.  O(n)."""
     ranks = np.concatenate([p.ranks for p in parts])
     times, order = parts[0].times, np.empty(ranks.size, np.int64)
-    rows = pa.concat_tables([p.rows for p in parts]).combine_chunks()
+    # The parts may differ in what may be null; then every column that may be in one may be in all.
+    fields = [f.with_nullable(any(p.rows.schema.field(f.name).nullable for p in parts)) for f in parts[0].rows.schema]
+    tables = [pa.Table.from_arrays(p.rows.columns, schema=pa.schema(fields)) for p in parts]
+    rows = pa.concat_tables(tables).combine_chunks()
     order_by_rank(ranks, np.empty(0, np.int64), np.int64(times.size), order)
     return Updates(rows, ranks, np.concatenate([p.diffs for p in parts]), times).picked(order)

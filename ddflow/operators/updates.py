@@ -61,9 +61,10 @@ def time_ranks(times: Ints, distinct: Ints) -> Ints:
     """int64[n]: the place of each of some ascending times in the step's distinct ones.  O(n) when all occur."""
     if distinct.size < 2:
         return np.zeros(times.size, np.int64)
-    ranks = np.cumsum(times[1:] != times[:-1])
-    if ranks[-1:] == distinct.size - 1:
-        return np.concatenate([ints(0), ranks])
+    if times.size >= distinct.size:
+        ranks = np.cumsum(times[1:] != times[:-1])
+        if ranks[-1] == distinct.size - 1:
+            return np.concatenate([ints(0), ranks])
     return np.searchsorted(distinct, times)
 
 

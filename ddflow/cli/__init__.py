@@ -1,0 +1,136 @@
+"""The command line: one verb a file, loaded when it is asked for.
+
+Invariant: a verb either ends well (0) or says what is wrong in one message on stderr and ends with the code for it,
+without a traceback: 1 what ddflow refuses, 2 wrong usage, 70 a bug of ours, 130 interrupted, 141 whoever read our
+output has gone.  ``--debug``, anywhere in the line, adds the traceback and changes nothing else.  Why that is not
+trivial: ``ddflow --version`` must not wait for Arrow and a compiler, so nothing heavy is imported here nor at the top
+of a verb's file; and the guard must stand around every verb, so that none can forget it.  No verb's work is done
+here.
+
+A verb ``v`` is a function ``v`` in ``ddflow/cli/v.py``, with its options as Typer annotations.
+
+>>> from typer.testing import CliRunner
+>>> CliRunner().invoke(app, ["--version"]).output.startswith("ddflow ")
+True
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from ddflow.errors import DdflowError
+from ddflow.version import __version__
+
+VERBS: Final = ("diff", "count", "demo", "warmup")
+REFUSED, BUG, INTERRUPTED, NO_READER = 1, 70, 130, 141
+
+
+class Verbs(TyperGroup):
+    """The group of all verbs: loads each from its file, and stands guard around it."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = dict.fromkeys(VERBS)  # the names, for help and "did you mean"; get_command has the verbs
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The verb, from its file; None for an unknown one."""
+        if cmd_name not in VERBS:
+            return None
+        alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+        verb = getattr(importlib.import_module(f"ddflow.cli.{cmd_name}"), cmd_name)
+        alone.command(cmd_name, no_args_is_help=cmd_name in ("diff", "count"))(verb)
+        return typer.main.get_command(alone)
+
+    def main(self, args: Sequence[str] | None = None, *positional: Any, **settings: Any) -> Any:
+        """Run a command line.  ``--debug`` is taken from wherever it stands before a ``--``."""
+        line = list(sys.argv[1:] if args is None else args)
+        end = line.index("--") if "--" in line else len(line)
+        if "--debug" in line[:end]:
+            line = ["--debug", *(word for word in line[:end] if word != "--debug"), *line[end:]]
+        return super().main(line, *positional, **settings)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the verb, guarded."""
+        with _guard(bool(ctx.params.get("debug"))):
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _guard(debug: bool) -> Iterator[None]:
+    """Turn what ends a verb into one message and its exit code."""
+    try:
+        yield
+        sys.stdout.flush()
+    except (typer.Exit, typer.Abort):
+        raise
+    except KeyboardInterrupt:
+        _say("interrupted", debug)
+        raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:
+        # Python flushes stdout once more when it ends, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(NO_READER) from None
+    except DdflowError as error:
+        _say(str(error), debug)
+        raise typer.Exit(REFUSED) from None
+    except MemoryError as error:
+        _say(
+            f"out of memory: {str(error).strip() or 'no more could be had'}; give smaller files, or more memory", debug
+        )
+        raise typer.Exit(REFUSED) from None
+    except Exception as error:
+        if hasattr(error, "exit_code"):  # wrong usage: Typer words it, and ends with 2
+            raise
+        _say(f"{type(error).__name__}: {error}; this is a bug in ddflow: run again with --debug and report it", debug)
+        raise typer.Exit(BUG) from None
+
+
+def _say(message: str, debug: bool) -> None:
+    if debug:
+        traceback.print_exc()
+    typer.echo(f"ddflow: {message}", err=True)
+
+
+app = typer.Typer(
+    cls=Verbs, add_completion=False, no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"ddflow {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Say which version this is.", is_eager=True, callback=_version)
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks. May stand after the verb, too.")] = False,
+) -> None:
+    """Upsert streams in, difference streams out.
+
+    Exit codes: 0 done, 1 refused (the message says what was asked, what was found, what to do), 2 wrong usage,
+    70 a bug in ddflow, 130 interrupted, 141 the reader of the output has gone.
+    """
+
+
+def _stop(number: int, frame: Any) -> None:
+    raise SystemExit(128 + number)
+
+
+def main() -> None:
+    """The ``ddflow`` program."""
+    signal.signal(signal.SIGTERM, _stop)  # so that what is half written is taken away
+    app()

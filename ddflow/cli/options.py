@@ -1,0 +1,165 @@
+"""The options that ``diff`` and ``count`` share: how each is written, and what it means in one line.
+
+Invariant: an option is described here once, for both verbs, and means what the field of `ddflow.Upsert` of its name
+means; `Ask` holds what was given, as it was given.  Nothing is interpreted here.
+
+>>> Ask(inputs=[], key=["id"], time="at").held_back
+True
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_WINS, _GOES = "Which event of a key wins", "What deletes, what is no change"
+_OUT, _TIME, _ROWS = "Output", "Time", "Rows"
+
+Inputs = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="INPUT", show_default=False,
+        help="Files (.parquet, .csv, .jsonl, .ndjson, .arrow, .feather, .arrows; text also .gz), or folders of them.",
+    ),
+]  # fmt: skip
+Key = Annotated[
+    list[str],
+    typer.Option("--key", "-k", metavar="COLUMNS", show_default=False, rich_help_panel=_WINS,
+                 help="The columns that identify a row: id, or id,region."),
+]  # fmt: skip
+OrderBy = Annotated[
+    list[str] | None,
+    typer.Option("--order-by", metavar="COLUMNS", show_default=False, rich_help_panel=_WINS,
+                 help="The greatest of these wins, left to right, null smallest. Without: the last to arrive."),
+]  # fmt: skip
+Tie = Annotated[
+    str,
+    typer.Option("--tie", metavar="last|first|greatest|error", rich_help_panel=_WINS,
+                 help="Which of two events of equal order wins."),
+]  # fmt: skip
+Seq = Annotated[
+    str | None,
+    typer.Option("--seq", metavar="COLUMN", show_default=False, rich_help_panel=_WINS,
+                 help="The integer column that counts arrivals, where the rows' own order is not it."),
+]  # fmt: skip
+Time = Annotated[
+    str | None,
+    typer.Option("--time", metavar="COLUMN", show_default=False, rich_help_panel=_TIME,
+                 help="Hold-back mode, by this column: int64, a timestamp or a date."),
+]  # fmt: skip
+Lateness = Annotated[
+    str | None,
+    typer.Option("--lateness", metavar="N", show_default=False, rich_help_panel=_TIME,
+                 help="Close times this far behind the greatest seen: a number in the column's unit, or 10s, 5min, 2h, 1d. "
+                      "0 for input sorted by time. Without: everything waits for the end."),
+]  # fmt: skip
+Late = Annotated[
+    str,
+    typer.Option("--late", metavar="error|drop|advance", rich_help_panel=_TIME,
+                 help="What becomes of an event whose time is closed already."),
+]  # fmt: skip
+Stale = Annotated[
+    str,
+    typer.Option("--stale", metavar="drop|mark|side", rich_help_panel=_WINS,
+                 help="An event older than what its key holds: counted; or every event marked, or the stale ones, in a "
+                      "file of their own."),
+]  # fmt: skip
+StaleOutput = Annotated[
+    Path | None,
+    typer.Option("--stale-output", metavar="FILE", show_default=False, rich_help_panel=_OUT,
+                 help="Where --stale mark or side writes those events."),
+]  # fmt: skip
+Tombstone = Annotated[
+    str | None,
+    typer.Option("--tombstone", metavar="COLUMN[=VALUE]", show_default=False, rich_help_panel=_GOES,
+                 help="An event deletes where the column has this value (op=D), is true, or is not null."),
+]  # fmt: skip
+Delete = Annotated[
+    str | None,
+    typer.Option("--delete", metavar="EXPR", show_default=False, rich_help_panel=_GOES,
+                 help="An event deletes where this SQL condition is true."),
+]  # fmt: skip
+NullKey = Annotated[
+    str,
+    typer.Option("--null-key", metavar="error|drop|keep", rich_help_panel=_GOES,
+                 help="What becomes of an event whose key is null."),
+]  # fmt: skip
+NoopIgnore = Annotated[
+    list[str] | None,
+    typer.Option("--noop-ignore", metavar="COLUMNS", show_default=False, rich_help_panel=_GOES,
+                 help="Columns whose change alone is no change."),
+]  # fmt: skip
+Filter = Annotated[
+    list[str] | None,
+    typer.Option("--filter", metavar="EXPR", show_default=False, rich_help_panel=_ROWS,
+                 help="Keep the rows for which this SQL condition is true. Several must all hold."),
+]  # fmt: skip
+Project = Annotated[
+    list[str] | None,
+    typer.Option("--project", metavar="COLUMNS|NAME=EXPR", show_default=False, rich_help_panel=_ROWS,
+                 help="Keep these columns: city,amount; or compute one: 'total=price * quantity'. May be repeated."),
+]  # fmt: skip
+Types = Annotated[
+    list[str] | None,
+    typer.Option("--types", metavar="COLUMN=TYPE,...", show_default=False, rich_help_panel=_ROWS,
+                 help="Types of input columns where the first file's will not do: zip=string,total=decimal(12,2)."),
+]  # fmt: skip
+Out = Annotated[
+    str | None,
+    typer.Option("--output", "-o", metavar="FILE", show_default=False, rich_help_panel=_OUT,
+                 help="The file to write, of the kind its extension says; - for JSON lines on stdout. Without: the first "
+                      "rows as a table on a terminal, JSON lines into a pipe."),
+]  # fmt: skip
+Overwrite = Annotated[bool, typer.Option("--overwrite", rich_help_panel=_OUT, help="Replace output files that exist.")]
+Json = Annotated[
+    bool,
+    typer.Option("--json", rich_help_panel=_OUT,
+                 help="Say what was done as one JSON object on stdout, for machines; needs -o FILE."),
+]  # fmt: skip
+By = Annotated[
+    list[str] | None,
+    typer.Option("--by", metavar="COLUMNS", show_default=False, rich_help_panel=_ROWS,
+                 help="The groups to count by: city, or city,year. Without: one count of all rows."),
+]  # fmt: skip
+Name = Annotated[str, typer.Option("--name", rich_help_panel=_ROWS, help="What the column of counts is called.")]
+Net = Annotated[
+    bool, typer.Option("--net", rich_help_panel=_OUT, help="Write the final counts instead of their differences.")
+]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a command line asks for.  The fields are those of the verbs; ``counts`` says that it is ``count``."""
+
+    inputs: list[Path]
+    key: list[str]
+    order_by: list[str] | None = None
+    tie: str = "last"
+    seq: str | None = None
+    stale: str = "drop"
+    time: str | None = None
+    lateness: str | None = None
+    late: str = "error"
+    tombstone: str | None = None
+    delete: str | None = None
+    null_key: str = "error"
+    noop_ignore: list[str] | None = None
+    filter_: list[str] | None = None
+    project: list[str] | None = None
+    types: list[str] | None = None
+    output: str | None = None
+    stale_output: Path | None = None
+    overwrite: bool = False
+    as_json: bool = False
+    by: list[str] | None = None
+    name: str = "count"
+    net: bool = False
+    counts: bool = field(default=False, kw_only=True)
+
+    @property
+    def held_back(self) -> bool:
+        """Whether it names a time column."""
+        return self.time is not None

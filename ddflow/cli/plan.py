@@ -1,0 +1,120 @@
+"""From what a command line asks to a flow: the words of options, interpreted.
+
+Invariant: every text that an option takes has one reading, and what the reading needs of the input's types is looked
+up in its schema, so that ``--lateness 10s`` is right for any unit of the time column.  Why that is not trivial:
+column names may hold commas (then in quotes, as in CSV) and a projection mixes names with expressions.  What
+contradicts itself is wrong usage (`typer.BadParameter`) where no data is needed to see it; the rest is refused by
+`ddflow.Upsert` and the flow.
+
+>>> names(["id,region", '"a,b"']), projection(["city", "total=price * 2"])
+(['id', 'region', 'a,b'], {'city': 'city', 'total': 'price * 2'})
+>>> lateness("1500ms", "at", pa.timestamp("us")), lateness("2d", "on", pa.date32())
+(1500000, 2)
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.types as pat
+import typer
+
+import ddflow as dd
+from ddflow.cli.options import Ask
+from ddflow.errors import SpecError
+
+SOURCE, OUT = "input", "output"
+"""What the flow calls its source and its output, and so do its messages."""
+_SPANS: Final = {
+    "ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9,
+}  # fmt: skip
+_SPAN = re.compile(r"(\d+)\s*(ns|us|ms|s|min|h|d)")
+_NAMED = re.compile(r"\s*(?:\"([^\"]+)\"|([^\W\d]\w*))\s*=(?!=)(.*)", re.DOTALL)
+
+
+def check_usage(ask: Ask) -> None:
+    """Raise `typer.BadParameter` for options that cannot stand together."""
+    if ask.tombstone is not None and ask.delete is not None:
+        raise typer.BadParameter("--tombstone and --delete both say what deletes: give one of them")
+    if ask.as_json and ask.output in (None, "-"):
+        raise typer.BadParameter("--json writes to stdout, so the rows need another place: give -o FILE")
+    if (ask.stale != "drop") != (ask.stale_output is not None):
+        raise typer.BadParameter("--stale mark or side and --stale-output FILE need each other")
+
+
+def names(texts: Iterable[str] | None) -> list[str]:
+    """The column names in texts like ``a,b``; quotes as in CSV around those that hold a comma."""
+    out: list[str] = []
+    for text in texts or ():
+        out += [name.strip() for line in csv.reader([text], skipinitialspace=True) for name in line if name.strip()]
+    return out
+
+
+def projection(texts: Iterable[str]) -> dict[str, str]:
+    """Column names and ``name=expression`` texts as what `Collection.project` takes.  Raises `SpecError`."""
+    out: dict[str, str] = {}
+    for text in texts:
+        match = _NAMED.fullmatch(text)
+        parts = {match[1] or match[2]: match[3].strip()} if match else {name: name for name in names([text])}
+        twice = sorted(set(parts) & set(out))
+        if twice:
+            raise SpecError("--project", f"the columns {twice} are named more than once", "name each column once")
+        out |= parts
+    return out
+
+
+def lateness(text: str | None, column: str | None, kind: pa.DataType | None) -> int | None:
+    """A span of time in the unit of the time column.  Raises `SpecError` for one that is no whole number of it."""
+    if text is None or text.isdecimal():
+        return None if text is None else int(text)
+    match, asked = _SPAN.fullmatch(text.strip()), f"--lateness {text}"
+    if not match:
+        raise SpecError(asked, "that is no span of time", "write a number, or a number with ns, us, ms, s, min, h or d")
+    if kind is None or not (pat.is_timestamp(kind) or pat.is_date(kind)):
+        raise SpecError(asked, f"{column!r} is {kind}, which has no unit", "write a plain number")
+    unit = kind.unit if pat.is_timestamp(kind) else "d" if pat.is_date32(kind) else "ms"
+    span = int(match[1]) * _SPANS[match[2]]
+    if span % _SPANS[unit]:
+        raise SpecError(asked, f"{column!r} counts in {unit}", f"write a whole number of {unit}")
+    return span // _SPANS[unit]
+
+
+def upsert(ask: Ask, schema: pa.Schema) -> dd.Upsert:
+    """The spec that the options describe.  Raises `SpecError`."""
+    delete: Any = ask.delete
+    if ask.tombstone is not None:
+        column, equals, value = ask.tombstone.partition("=")
+        delete = dd.tombstone(column.strip(), value if equals else None)
+    place = schema.get_field_index(ask.time) if ask.time else -1
+    choices: dict[str, Any] = {"tie": ask.tie, "late": ask.late, "stale": ask.stale, "null_key": ask.null_key}
+    return dd.Upsert(
+        key=names(ask.key),
+        order_by=names(ask.order_by),
+        seq=ask.seq,
+        time=ask.time,
+        delete=delete,
+        lateness=lateness(ask.lateness, ask.time, schema.field(place).type if place >= 0 else None),
+        noop_ignore=names(ask.noop_ignore),
+        **choices,
+    )
+
+
+def planned(ask: Ask, schema: pa.Schema) -> dd.Flow:
+    """The flow: one source, its filters, its projection, its count; one output, `OUT`.
+
+    Raises `SpecError` or `ExpressionError`, naming what does not fit.
+    """
+    flow = dd.Flow()
+    rows: dd.Collection = flow.upserts(SOURCE, schema, upsert(ask, schema))
+    for predicate in ask.filter_ or ():
+        rows = rows.filter(predicate)
+    if ask.project:
+        rows = rows.project(projection(ask.project))
+    if ask.counts:
+        rows = rows.count(names(ask.by), ask.name)
+    flow.output(OUT, rows)
+    return flow

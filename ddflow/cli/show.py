@@ -1,0 +1,117 @@
+"""What goes to stdout and stderr besides the output file: a table of the first rows, rows for a pipe, what was done.
+
+Invariant: stdout carries rows or one JSON object, never both; everything said to a person goes to stderr.  Why that is
+not trivial: the same command is read by people and by pipes.  `Preview` and `Piped` are written to like
+`ddflow.files.Output`.
+
+>>> done = Done(["a.csv"], 4, 1, 6, 6, {"applied": 3, "noop": 1}, 0.5, "out.parquet")
+>>> done.text()
+'4 rows of a.csv in 1 epoch: 6 updates to out.parquet in 0.50 s, 8 rows/s; applied 3, noop 1'
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any, Final
+
+import pyarrow as pa
+
+SHOWN: Final = 20
+"""How many rows a table on a terminal has."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a run did.  ``epochs``: None in hold-back mode.  ``written``: rows in the output; fewer than the updates
+    with ``--net``, where they are the final counts."""
+
+    inputs: Sequence[str]
+    rows: int
+    epochs: int | None
+    updates: int
+    written: int
+    verdicts: Mapping[str, int]
+    seconds: float
+    output: str | None
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that ``--json`` prints."""
+        return asdict(self) | {"seconds": round(self.seconds, 3)}
+
+    def text(self) -> str:
+        """The same for people, on one line."""
+        files = self.inputs[0] if len(self.inputs) == 1 else f"{len(self.inputs):,} files"
+        mode = "by time" if self.epochs is None else f"in {self.epochs:,} epoch{'s' * (self.epochs != 1)}"
+        put = f"{self.updates:,} updates" + (f", {self.written:,} counts" if self.written != self.updates else "")
+        where = f" to {self.output}" if self.output else ""
+        rate = self.rows / max(self.seconds, 1e-3)
+        verdicts = ", ".join(f"{name} {n:,}" for name, n in self.verdicts.items() if n) or "no events"
+        return f"{self.rows:,} rows of {files} {mode}: {put}{where} in {self.seconds:.2f} s, {rate:,.0f} rows/s; {verdicts}"
+
+
+class Piped:
+    """Rows as JSON lines on stdout."""
+
+    def __init__(self) -> None:
+        self.written = 0
+
+    def write(self, table: pa.Table) -> None:
+        """Put out rows at once."""
+        from ddflow.files.kinds import JSON, Kind
+        from ddflow.files.writers import writer
+
+        writer(sys.stdout.buffer, Kind(JSON), table.schema).write(table)
+        sys.stdout.buffer.flush()
+        self.written += table.num_rows
+
+    def __enter__(self) -> Piped:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:  # fmt: skip
+        pass
+
+
+class Preview:
+    """The first rows as a table on stdout, when all have been seen."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.written = 0
+        self._first = schema.empty_table()
+
+    def write(self, table: pa.Table) -> None:
+        """Take in rows; the first ones are kept."""
+        missing = SHOWN - self._first.num_rows
+        if missing > 0 and table.num_rows:
+            self._first = pa.concat_tables([self._first, table.slice(0, missing)])
+        self.written += table.num_rows
+
+    def __enter__(self) -> Preview:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:  # fmt: skip
+        if kind is None:
+            self._show()
+
+    def _show(self) -> None:
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        shown = Table(header_style="bold")
+        for field in self._first.schema:
+            number = (
+                pa.types.is_integer(field.type) or pa.types.is_floating(field.type) or pa.types.is_decimal(field.type)
+            )
+            shown.add_column(Text(field.name), justify="right" if number else "left")
+        for row in self._first.to_pylist():
+            shown.add_row(*(Text("null", style="dim") if value is None else Text(str(value)) for value in row.values()))
+        console = Console()
+        console.print(shown)
+        if self.written > self._first.num_rows:
+            more = self.written - self._first.num_rows
+            console.print(f"... and {more:,} more; -o FILE writes all, -o - prints them", highlight=False)

@@ -1,0 +1,39 @@
+"""``ddflow warmup``: compile the kernels now, so that the first run does not wait for it.
+
+Invariant: it ends well only if compiled kernels can be kept; otherwise the next run would compile again, in silence.
+
+>>> warmup.__name__
+'warmup'
+"""
+
+from __future__ import annotations
+
+import sys
+from time import perf_counter
+
+import typer
+
+
+def warmup() -> None:
+    """Compile the kernels, once on a machine, with a progress bar.
+
+    The first run of anything compiles them too, and waits some ten seconds for it. They are kept in a private
+    directory (`DDFLOW_CACHE_DIR`, else the platform's for caches), and compiled again when ddflow or numba changes.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from ddflow.files import UnwritableOutput
+    from ddflow.warmup import warm
+
+    began = perf_counter()
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    shown = sys.stderr.isatty()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown) as bar:
+        task = bar.add_task("loading", total=None)
+        warmed = warm(lambda done, total, doing: bar.update(task, completed=done, total=total, description=doing))
+    if warmed.directory is None:
+        raise UnwritableOutput("keep compiled kernels", "no directory for them can be written",
+                               "name one that only you may enter: DDFLOW_CACHE_DIR=...")  # fmt: skip
+    seconds = perf_counter() - began
+    typer.echo(f"{warmed.kernels} kernels ready, {warmed.compiled} compiled in {seconds:.1f} s, in {warmed.directory}")

@@ -1,0 +1,175 @@
+"""Running what was compiled on a batch: check the batch, load its columns, compute, and word a failure.
+
+Invariant: the result is one array, of the type that was promised and of the batch's length, or an error; never a
+chunked array, a scalar, or an array of another type.  Why that is not trivial: users' functions return what they like,
+and a kernel that fails over a million rows does not say which row it was, so the row is searched for.  Nothing here
+compiles SQL.
+
+>>> import pyarrow as pa
+>>> batch = pa.record_batch({"a": [1, 2]})
+>>> FunctionRun(lambda batch: [1, 2], batch.schema, "projection of 'b'")
+Traceback (most recent call last):
+    ...
+ddflow.errors.ExpressionError: cannot compute projection of 'b': the function gave a list for no rows; it must ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ddflow.errors import ExpressionError, SchemaMismatch
+from ddflow.expressions.casts import load
+from ddflow.expressions.node import FAILURES, Frame, Node, spread
+from ddflow.expressions.types import sql_name
+
+_SHOWN = 40  # characters of a value in a message
+
+
+def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
+    """A batch of ``schema`` without rows."""
+    arrays = [column.combine_chunks() for column in schema.empty_table().columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+class SqlRun:
+    """Runs the node of an SQL expression; ``fields`` are the columns it reads. ``bare``: it is nothing but a column."""
+
+    def __init__(self, node: Node, fields: Sequence[pa.Field], bare: bool, asked: str) -> None:
+        self._node, self._fields, self._bare, self._asked = node, tuple(fields), bare, asked
+        self.type: pa.DataType = fields[0].type if bare else node.type
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.Array:
+        arrays = [self._column(batch, field) for field in self._fields]
+        if self._bare:
+            return arrays[0]
+        if batch.num_rows == 0:
+            return pa.array([], self.type)
+        try:
+            frame = Frame(tuple(load(array) for array in arrays), batch.num_rows)
+        except FAILURES as error:
+            raise ExpressionError(self._asked, str(error), "give smaller batches") from error
+        try:
+            return spread(self._node.run(frame), frame.rows)
+        except FAILURES as error:
+            raise self._located(frame, error) from error
+
+    def _column(self, batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
+        index = batch.schema.get_field_index(field.name)
+        if index < 0 or batch.column(index).type != field.type:
+            found = "is not there once" if index < 0 else f"is {batch.column(index).type}, and was {field.type}"
+            raise SchemaMismatch(
+                self._asked,
+                f"the batch's column {field.name!r} {found}",
+                "give batches of the schema it was compiled for",
+            )
+        return batch.column(index)
+
+    def _located(self, frame: Frame, error: Exception) -> ExpressionError:
+        """The error for the first row that fails. O(rows) twice over, in log2(rows) runs."""
+        low, high = 0, frame.rows
+        while high - low > 1:
+            middle = (low + high) // 2
+            try:
+                self._node.run(frame.slice(low, middle - low))
+                low = middle
+            except FAILURES:
+                high = middle
+        try:
+            self._node.run(frame.slice(low, 1))
+            place = ""
+        except FAILURES as first:
+            error = first
+            row = ", ".join(
+                f"{field.name} = {str(column[low])[:_SHOWN]}"
+                for field, column in zip(self._fields, frame.columns, strict=True)
+            )
+            place = f" (row {low}{': ' if row else ''}{row})"
+        remedy = "filter such rows out first, or guard with try_cast, nullif or CASE"
+        return ExpressionError(self._asked, f"{error}{place}", remedy)
+
+
+class ArrowRun:
+    """Runs a pyarrow expression, through Acero on one thread, which keeps the rows' order."""
+
+    def __init__(self, expression: pc.Expression, schema: pa.Schema, what: str) -> None:
+        self._expression, self._asked = expression, f"cannot compute {what} {expression}"
+        try:
+            self.type: pa.DataType = self._computed(empty_batch(schema)).type
+        except (pa.ArrowException, KeyError) as error:
+            names = ", ".join(map(repr, schema.names))
+            found = str(error).partition("\n")[0]
+            raise ExpressionError(f"cannot compile {what} {expression}", found, f"columns are {names}") from error
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.Array:
+        try:
+            result = self._computed(batch)
+        except pa.ArrowException as error:
+            raise ExpressionError(
+                self._asked, str(error), "change the expression, or give batches of its schema"
+            ) from error
+        if result.type != self.type:
+            raise ExpressionError(
+                self._asked,
+                f"it gave {result.type}, and was {self.type}",
+                "give batches of the schema it was compiled for",
+            )
+        return result
+
+    def _computed(self, batch: pa.RecordBatch) -> pa.Array:
+        from pyarrow import acero  # brings pyarrow.dataset in, half a second that SQL need not pay
+
+        source = acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.Table.from_batches([batch])))
+        project = acero.Declaration("project", acero.ProjectNodeOptions([self._expression], ["result"]))
+        table = acero.Declaration.from_sequence([source, project]).to_table(use_threads=False)
+        return _one(table.column(0))
+
+
+class FunctionRun:
+    """Runs a user's function; its type is what it gives for a batch without rows."""
+
+    def __init__(self, function: Callable[[pa.RecordBatch], Any], schema: pa.Schema, what: str) -> None:
+        self._function, self._what = function, what
+        try:
+            result = function(empty_batch(schema))
+        except Exception as error:
+            raise ExpressionError(
+                f"cannot compile {what}",
+                f"the function raised {type(error).__name__} for a batch without rows: {error}",
+                "its result type is found by calling it with no rows; let it take that",
+            ) from error
+        self.type: pa.DataType = self._array(result, 0).type
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.Array:
+        result = self._array(self._function(batch), batch.num_rows)
+        if result.type != self.type:
+            raise ExpressionError(
+                f"cannot compute {self._what}",
+                f"the function gave {sql_name(result.type)}, and {sql_name(self.type)} for a batch without rows",
+                "let it give one type, with a cast if need be",
+            )
+        return result
+
+    def _array(self, result: Any, rows: int) -> pa.Array:
+        if isinstance(result, np.ndarray) and result.ndim == 1:
+            result = pa.array(result)
+        elif isinstance(result, pa.ChunkedArray):
+            result = _one(result)
+        elif isinstance(result, pa.Scalar):
+            result = spread(result, rows)
+        if isinstance(result, pa.Array) and len(result) == rows:
+            return result
+        gave = f"{len(result)} values" if isinstance(result, pa.Array) else f"a {type(result).__name__}"
+        raise ExpressionError(
+            f"cannot compute {self._what}",
+            f"the function gave {gave} for {rows or 'no'} rows",
+            "it must give an Arrow array (or a numpy array) with one value per row",
+        )
+
+
+def _one(values: pa.ChunkedArray) -> pa.Array:
+    return values.chunk(0) if values.num_chunks == 1 else values.combine_chunks()

@@ -1,0 +1,129 @@
+"""The input of a run: files of any kinds as one stream of batches of one schema.
+
+Invariant: every batch has exactly the input's columns, in its order and types, whichever file it came from.  The
+schema is the first file's, with declared types put in; a column that a later file lacks is null there, one that it
+adds, or has in a type that would lose something, is refused before the first row is read (in JSON lines: where it is
+read).  Why that is not trivial: the files of a run are written by different programs on different days, and the one
+that differs is the one whose rows would be wrong.  What a row means is not known here.
+
+>>> import tempfile
+>>> with tempfile.TemporaryDirectory() as folder:
+...     for name, text in (("1.csv", "id,city\\n1,Bern\\n"), ("2.csv", "city,id\\nBasel,2\\n")):
+...         _ = (Path(folder) / name).write_text(text)
+...     orders = open_input([folder], types={"id": "int32"})
+...     [batch.to_pylist() for file in orders.files for batch in orders.batches(file)]
+[[{'id': 1, 'city': 'Bern'}], [{'id': 2, 'city': 'Basel'}]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from ddflow.errors import SchemaMismatch, SpecError, UnreadableInput
+from ddflow.files.kinds import ARROW, CSV, JSON, PARQUET, STREAM, kind_of, listed
+from ddflow.files.read_columnar import ArrowFile, ParquetFile
+from ddflow.files.read_csv import CsvFile
+from ddflow.files.read_json import JsonFile
+from ddflow.files.reading import File, Types, check_not_empty, described
+from ddflow.files.types import parse_type
+from ddflow.files.wire import restored
+from ddflow.schema import conform, did_you_mean
+
+_READERS: Mapping[str, type[File]] = {
+    PARQUET: ParquetFile, CSV: CsvFile, JSON: JsonFile, ARROW: ArrowFile, STREAM: ArrowFile
+}  # fmt: skip
+
+
+class Input:
+    """Files with one schema; `open_input` makes it.  ``files``: in the order they are read, ``rows``: how many there
+    are in all, where the files can tell without being read."""
+
+    def __init__(self, files: Sequence[Path], declared: Types, required: Iterable[str]) -> None:
+        self.files = list(files)
+        self._declared = declared
+        readers = [_READERS[kind_of(file).name](file) for file in self.files]
+        for file in self.files:
+            check_not_empty(file)
+        first = readers[0]
+        known = first.columns()
+        for name in declared:
+            if known is not None and name not in known:
+                raise SpecError(f"a type for {name!r}", f"there is no such column in {first.path}",
+                                did_you_mean(name, known))  # fmt: skip
+        self.schema = first.schema(declared)
+        if not len(self.schema):
+            raise UnreadableInput(str(first.path), "it has no columns", "give a file with columns first")
+        for reader in readers:
+            self._check(reader, required)
+        counts = [reader.rows() for reader in readers]
+        self.rows = None if None in counts else sum(filter(None, counts))
+        self._readers = dict(zip(self.files, readers, strict=True))
+
+    def batches(self, file: Path) -> Iterator[pa.RecordBatch]:
+        """The rows of one of the ``files``, in batches of bounded size.
+
+        Raises `UnreadableInput` for a file that is truncated or damaged, `SchemaMismatch` for a value that does not
+        fit. O(rows); memory for a few batches (of Parquet: for a row group of each column).
+        """
+        for batch in self._readers[file].batches(self.schema):
+            if batch.num_rows:
+                table = self._cast(file, pa.Table.from_batches([batch]))
+                yield from conform(table, self.schema, str(file)).to_batches()
+
+    def _check(self, reader: File, required: Iterable[str]) -> None:
+        """Raises `SchemaMismatch` if what is known of a file's columns does not fit the schema."""
+        columns = reader.columns()
+        if columns is None:
+            return
+        for name in required:
+            if name not in columns:
+                raise SchemaMismatch(str(reader.path), f"the column {name!r} is missing, which every file must have",
+                                     did_you_mean(name, columns))  # fmt: skip
+        for name, kind in columns.items():
+            place = self.schema.get_field_index(name)
+            if place < 0:
+                raise SchemaMismatch(str(reader.path), f"it has a column {name!r}, which {self.files[0]} has not",
+                                     "leave it out, or begin with a file that has all columns")  # fmt: skip
+            if kind is not None:
+                self._check_type(reader.path, self.schema.field(place), kind)
+
+    def _check_type(self, path: Path, field: pa.Field, kind: pa.DataType) -> None:
+        name, empty = field.name, pa.table({field.name: pa.array([], kind)})
+        try:
+            conform(self._cast(path, empty), pa.schema([field]), str(path))
+        except SchemaMismatch:
+            meant = "declared is" if name in self._declared else f"in {self.files[0]} it is"
+            raise SchemaMismatch(f"{path}, column {name!r}", f"it is {kind}, {meant} {field.type}",
+                                 f"declare one type for all files ({name}=type), or convert this one") from None  # fmt: skip
+
+    def _cast(self, path: Path, table: pa.Table) -> pa.Table:
+        """The table with declared columns in their types: what was asked for may be more than is safe unasked."""
+        for name in self._declared:
+            place, kind = table.schema.get_field_index(name), self._declared[name]
+            if place >= 0 and table.schema.field(place).type != kind:
+                try:
+                    column = pa.chunked_array([restored(chunk, kind) for chunk in table.column(place).chunks], kind)
+                except (pa.ArrowException, ValueError) as error:
+                    raise SchemaMismatch(f"{path}, column {name!r}", described(error),
+                                         f"{table.schema.field(place).type} cannot be {kind}: declare another type, or "
+                                         "mend the file") from None  # fmt: skip
+                table = table.set_column(place, name, column)
+        return table
+
+
+def open_input(
+    paths: Sequence[Path | str],
+    types: Mapping[str, str | pa.DataType] | None = None,
+    required: Iterable[str] = (),
+) -> Input:
+    """Files and folders as one input of one schema.
+
+    ``types``: of columns, where the first file's own or guessed ones will not do; as text (``"decimal(12,2)"``) or as
+    Arrow types.  In JSON lines they may name columns that only occur later on.  ``required``: columns that no file may
+    lack.  Raises `UnreadableInput`, `SchemaMismatch`, `SpecError` for types.  O(files), and a few MiB of the first one.
+    """
+    declared = {name: parse_type(kind) if isinstance(kind, str) else kind for name, kind in (types or {}).items()}
+    return Input(listed(paths), declared, list(required))

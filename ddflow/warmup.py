@@ -1,0 +1,128 @@
+"""Warming up: compile every kernel for exactly the types that the engine calls it with, before anybody waits for it.
+
+Invariant: after `warm` no step of any flow compiles anything, in this process or, where the kernel cache can be
+written, in later ones.  Why that is not trivial: a kernel is compiled for the types of its arguments, and a list of
+types kept by hand would be wrong one day without a word.  So small real flows are run, chosen to lead through every
+kernel: keys of one word and of many, text, floats, lists and nulls, orders, ties, late events, enough keys for the
+index to grow and enough steps for batches to merge.  Each kernel then has one compiled form; tests/test_warmup.py
+holds that so.
+
+>>> from ddflow.kernels.warmup import entries, is_ready
+>>> warmed = warm()
+>>> warmed.kernels == len(entries()), all(map(is_ready, entries()))
+(True, True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+import ddflow as dd
+from ddflow.kernels.compile import cache_directory
+from ddflow.kernels.warmup import entries, is_ready, watched
+
+Progress = Callable[[int, int, str], None]
+"""Called with how many kernels are ready, how many there are, and what is being compiled."""
+
+
+class Warmed(NamedTuple):
+    """What `warm` did."""
+
+    kernels: int
+    """How many there are, all ready now."""
+    compiled: int
+    """How many had to be compiled; the others were in the cache, or ready."""
+    directory: Path | None
+    """Where compiled kernels are kept for the next process; None where no directory can be written."""
+
+
+def warm(progress: Progress | None = None) -> Warmed:
+    """Compile, or load from the cache, every kernel: some ten seconds, or one.
+
+    ``progress`` is told of each compilation as it begins, and of each part that is done.
+    """
+    every = entries()
+    names, compiled = {kernel.py_func.__name__ for kernel in every}, 0
+
+    def tell(doing: str) -> None:
+        if progress is not None:
+            progress(sum(map(is_ready, every)), len(every), doing)
+
+    def compiling(name: str) -> None:
+        nonlocal compiled
+        if name in names:
+            compiled += 1
+            tell(name)
+
+    with watched(compiling):
+        for part in _parts():
+            tell(part)
+    return Warmed(len(every), compiled, cache_directory())
+
+
+def _parts() -> Iterator[str]:
+    """Run the flows; yields what was done after each."""
+    yield from _by_epochs()
+    yield from _by_time()
+
+
+def _by_epochs() -> Iterator[str]:
+    """Wide identities, order columns with nulls, deletes, every operator; merges and an index that grows."""
+    columns = {"key": pa.string(), "part": pa.float64(), "city": pa.string(), "tags": pa.list_(pa.int64()),
+               "paid": pa.bool_(), "at": pa.float64(), "gone": pa.bool_()}  # fmt: skip
+    flow = dd.Flow()
+    orders = flow.upserts("orders", columns, dd.Upsert(["key", "part"], "at", delete=dd.tombstone("gone")))
+    cities = orders.project(["city"])
+    flow.output("orders", orders)
+    flow.output("counts", orders.count(["paid", "tags"]))
+    flow.output("cities", cities.concat(cities.negate(), cities).consolidate())
+    with flow.open(verdicts="rows", retain=1) as engine:
+        for time in range(12):
+            engine.step({"orders": _orders(3000 if time == 1 else 100, time).cast(pa.schema(columns))}, time=time)
+            yield "flows by epochs"
+        for name in flow.outputs:
+            engine.read(name)
+        engine.read("orders", as_of=10)
+
+
+def _orders(n: int, seed: int) -> pa.Table:
+    """n events of made-up orders: all types, with nulls in all but the key."""
+    draw = np.random.default_rng(seed)
+    key = draw.integers(0, 5000, n)
+
+    def sometimes(values: list[object]) -> pa.Array:
+        return pa.array([value if there else None for value, there in zip(values, draw.random(n) < 0.9, strict=True)])
+
+    return pa.table({
+        "key": [f"order {k}" * (1 + k % 9) for k in key.tolist()],
+        "part": draw.integers(0, 2, n).astype(np.float64),
+        "city": sometimes([("Bern", "Basel", "Z" * 99)[c] for c in draw.integers(0, 3, n)]),
+        "tags": sometimes([[1, 2]] * n),
+        "paid": sometimes((draw.random(n) < 0.5).tolist()),
+        "at": sometimes(draw.random(n).tolist()),
+        "gone": sometimes((draw.random(n) < 0.2).tolist()),
+    })  # fmt: skip
+
+
+def _by_time() -> Iterator[str]:
+    """Identities of one word, events that wait, late ones that are advanced, ties."""
+    columns = {"key": pa.int64(), "value": pa.int32(), "at": pa.timestamp("us")}
+    flow = dd.Flow()
+    readings = flow.upserts("readings", columns, dd.Upsert("key", time="at", late="advance", tie="greatest"))
+    flow.output("readings", readings)
+    flow.output("counts", readings.project(["value"]).count())
+    with flow.open() as engine:
+        for time in range(0, 120, 10):
+            draw = np.random.default_rng(time)
+            at = pa.array(draw.integers(max(time - 5, 0), time + 10, 400)).cast(pa.timestamp("us"))
+            key, value = draw.integers(0, 2000, 400), pa.array(draw.integers(0, 9, 400), pa.int32())
+            engine.push({"readings": pa.table({"key": key, "value": value, "at": at})})
+            engine.advance_to(time + 5)
+            yield "flows by time"
+        engine.advance_to(dd.CLOSED)
+        engine.read("counts")
