@@ -4,10 +4,11 @@ Invariant: the session is made only where it is asked for by name, and leaving t
 put on disk; one that is there already is refused, never borrowed and never stopped.  Why that is not trivial: Spark
 hands the one active session of a process to whoever builds the next, writes a warehouse folder into the working
 directory, looks the host's name up, and starts workers of whatever ``python3`` is on PATH.
-What it does not do: end the JVM, which PySpark keeps until the process ends, or tune anything for large data.
+What it does not do: end the JVM, which PySpark keeps until the process ends (its own temporary folders stay where Spark
+puts them, and go with it: it remembers their place over sessions), or tune anything for large data.
 
->>> settings(Path("/tmp/x"), "2g")["spark.sql.warehouse.dir"]
-'/tmp/x/warehouse'
+>>> settings(Path("scratch"), "2g")["spark.sql.warehouse.dir"]
+'scratch/warehouse'
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
-from ddflow.errors import ConcurrentUse
+from ddflow.errors import ConcurrentUse, MissingExtra
 from spark_bridge.java import ensure_java
 
 _QUIET = """\
@@ -38,13 +40,13 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 
 def settings(scratch: Path, memory: str) -> dict[str, str]:
     """What a local session is started with: everything on this host and under ``scratch``."""
+    logging = scratch / "log4j2.properties"
     return {
         "spark.driver.memory": memory,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={(scratch / 'log4j2.properties').as_uri()}",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging.absolute().as_uri()}",
         "spark.log.level": "ERROR",
-        "spark.local.dir": str(scratch),
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
         "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
         "spark.ui.enabled": "false",
@@ -57,7 +59,7 @@ def local_session(name: str, cores: int | None = None, memory: str = "2g") -> It
     """A session on ``cores`` threads (default: all) of this process's own JVM, stopped at the end of the block.
 
     ``memory`` is the JVM's, and counts for the first session of a process only.  Takes seconds.  Raises `MissingExtra`
-    without a Java that fits, `ConcurrentUse` where the process has an active session.
+    without a Java that fits and starts, `ConcurrentUse` where the process has an active session.
     """
     ensure_java()
     if SparkSession.getActiveSession() is not None:
@@ -69,7 +71,11 @@ def local_session(name: str, cores: int | None = None, memory: str = "2g") -> It
         builder = SparkSession.builder.appName(name).master(f"local[{cores or os.cpu_count() or 1}]")
         for key, value in settings(scratch, memory).items():
             builder = builder.config(key, value)
-        session = builder.getOrCreate()
+        try:
+            session = builder.getOrCreate()
+        except PySparkRuntimeError as error:
+            remedy = "see what Java says, or name another by JAVA_HOME"
+            raise MissingExtra(f"a local Spark session for {name}", str(error), remedy) from None
         try:
             yield session
         finally:
