@@ -37,9 +37,12 @@ class DdflowSpark(_SPARK):  # type: ignore[misc]
     """Spark's dialect, where a doubled quote is a quote and a function is only a name."""
 
     class Tokenizer(_SPARK.Tokenizer):  # type: ignore[misc]
-        """A quote twice is a quote."""
+        """A quote twice is a quote; the suffix BD, which versions of sqlglot read in different ways, is none."""
 
         STRING_ESCAPES: ClassVar[list[str]] = ["\\", "'", '"']
+        NUMERIC_LITERALS: ClassVar[dict[str, str]] = {
+            suffix: kind for suffix, kind in _SPARK.Tokenizer.NUMERIC_LITERALS.items() if suffix != "BD"
+        }
 
     class Parser(_SPARK.Parser):  # type: ignore[misc]
         """Functions are left as written; only calls with a syntax of their own are read."""
