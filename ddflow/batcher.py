@@ -1,9 +1,9 @@
 """The batcher: events of one hold-back source that wait, by time, until the frontier passes them.
 
 Invariant: an event put in comes out of exactly one ``seal``, the first whose upper is above its time; what comes out is
-in the order of times and, within a time, of arrival.  Why that is not trivial: pushes arrive in any order of times, most
-of them nearly sorted, and sealing must cost what is released, not what waits.  Each push is one run, sorted by time
-once; the runs are kept by their least pending time, so a seal touches only runs that release something, and takes
+in the order of times and, within a time, of arrival.  Why that is not trivial: pushes arrive in any order of times,
+most of them nearly sorted, and sealing must cost what is released, not what waits.  Each push is one run, sorted by
+time once; the runs are kept by their least pending time, so a seal touches only runs that release something, and takes
 a prefix of each.  It does not judge events, nor look at their columns.
 
 >>> import pyarrow as pa

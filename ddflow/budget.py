@@ -1,8 +1,8 @@
 """Sizes that people write, and the budget a step must stay inside.
 
-Invariant: a step is refused before its change is taken in when the state would outgrow the budget, so what was held stays
-readable and right.  Counted is what ddflow itself holds: indexes, batches, pending events.  Not counted: the step's own
-input and output, and Python.
+Invariant: a step is refused before its change is taken in when the state would outgrow the budget, so what was held
+stays readable and right.  Counted is what ddflow itself holds: indexes, batches, pending events.  Not counted: the
+step's own input and output, and Python.
 
 >>> parse_size("512MB"), parse_size("2 GiB"), parse_size(100)
 (512000000, 2147483648, 100)
@@ -13,14 +13,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from ddflow.errors import DdflowError, SpecError
+from ddflow.errors import BudgetExceeded, SpecError
 
 UNITS: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
                 "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
-
-
-class BudgetExceeded(DdflowError, MemoryError):
-    """A step would make the state outgrow its budget; it was refused whole."""
 
 
 def parse_size(given: str | int | None) -> int | None:

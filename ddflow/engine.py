@@ -1,7 +1,7 @@
 """The engine: a plan, opened.  Steps in, differences and verdicts out; the collections can be read at any time.
 
-Invariant: a call either happens whole or not at all.  Everything is computed before anything changes, so a refused step (a
-null key, a tie, an overflow) leaves the engine as it was, and events in = judged + pending holds after every call.
+Invariant: a call either happens whole or not at all.  Everything is computed before anything changes, so a refused step
+(a null key, a tie, an overflow) leaves the engine as it was, and events in = judged + pending holds after every call.
 Why that is not trivial: a step touches several sources and several operators with state.  A step that is interrupted
 while it takes its changes in cannot be undone in memory; the engine then refuses to go on.  One thread at a time.
 
@@ -82,7 +82,7 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        """Let go of all state.  Closing twice is harmless.  Raises `ConcurrentUse` while another thread is in a call."""
+        """Let go of all state; twice is harmless.  Raises `ConcurrentUse` while another thread is in a call."""
         with self._alone("close"):
             self._state = "closed"
             self.circuit, self.batchers = Circuit(self.flow, Secret(0, 0)), {}
@@ -122,7 +122,7 @@ class Engine:
             return self._take(admitted, stepped, time + 1, time, self.batchers)
 
     def push(self, inputs: Mapping[str, Any]) -> Step:
-        """Hold-back mode: take in rows that wait for their times to close; returns what ``lateness=`` closes, if anything.
+        """Hold-back mode: take in rows that wait for their times to close; returns what ``lateness=`` closes.
 
         Bad and late events get their verdicts at once.  O(rows).  Raises `WrongMode` in epoch mode, and what
         `Intake.admit` raises; nothing changes then.
@@ -163,7 +163,8 @@ class Engine:
                 as_of = _int64(f"read {name!r} as of {as_of!r}", as_of, CLOSED)
             if as_of is not None and not self._since <= as_of < max(self._frontier, NEVER + 1):
                 raise NotReadable(f"read {name!r} as of {as_of}",
-                                  f"it can be read from {shown(self._since)} up to, not including, {shown(self._frontier)}",
+                                  f"it can be read from {shown(self._since)} up to, not including, "
+                                  f"{shown(self._frontier)}",
                                   "read at a closed time, or open with a larger retain=")  # fmt: skip
             return self.circuit.read(node, as_of)
 
@@ -174,8 +175,10 @@ class Engine:
                    "bytes": a.nbytes, "copied": a.spine.copied}
             for name, a in self.circuit.arrangements.items()
         }  # fmt: skip
-        return {"frontier": self._frontier, "since": self._since, "verdicts": dict(self.verdicts.counts),
-                "pending": self._pending(), "bytes": self._bytes(self.batchers), "arrangements": arrangements}  # fmt: skip
+        return {
+            "frontier": self._frontier, "since": self._since, "verdicts": dict(self.verdicts.counts),
+            "pending": self._pending(), "bytes": self._bytes(self.batchers), "arrangements": arrangements,
+        }  # fmt: skip
 
     # Below: what those have in common.
 

@@ -90,5 +90,17 @@ class OutputExists(DdflowError, FileExistsError):
     """An output file is already there and ``overwrite`` was not asked for."""
 
 
+class UnwritableOutput(DdflowError, OSError):
+    """An output cannot be written: its folder, its kind, its types, or the disk stand against it."""
+
+
+class BudgetExceeded(DdflowError, MemoryError):
+    """A step would make the state outgrow its budget; it was refused whole."""
+
+
+class TooLarge(DdflowError, MemoryError):
+    """A text column of one output would pass 2 GiB; take smaller steps, or declare large_string."""
+
+
 class MissingExtra(DdflowError, ImportError):
     """An optional dependency (Spark, Java, plotting) is not installed, or its version does not fit."""

@@ -38,7 +38,8 @@ Formula = Any
 class Collection:
     """A multiset of rows that changes over time: a source, or an operator's output.
 
-    ``schema``: its rows' columns.  ``inputs``: what it is made of.  ``distinct``: whether its updates come consolidated.
+    ``schema``: its rows' columns.  ``inputs``: what it is made of.  ``distinct``: whether its updates come
+    consolidated.
     """
 
     def __init__(self, flow: Flow, schema: pa.Schema, inputs: Sequence[Collection], distinct: bool) -> None:
@@ -68,7 +69,7 @@ class Collection:
         return self if self.distinct else Consolidate(self)
 
     def concat(self, *others: Collection) -> Concat:
-        """The rows of this and the other collections, multiplicities added.  Raises `SpecError` where schemas differ."""
+        """The rows of this and the others, multiplicities added.  Raises `SpecError` where their columns differ."""
         return Concat([self, *others])
 
     def negate(self) -> Negate:
@@ -227,8 +228,8 @@ class Flow:
     def _agree(self, one: Bound, other: Bound) -> None:
         if one.spec.holds_back != other.spec.holds_back:
             held, free = (one, other) if one.spec.holds_back else (other, one)
-            raise SpecError("a flow of two sources", f"{held.name!r} is in hold-back mode (time={held.spec.time!r}) and "
-                            f"{free.name!r} is not", "name time= in both specs, or in neither")  # fmt: skip
+            raise SpecError("a flow of two sources", f"{held.name!r} is in hold-back mode (time={held.spec.time!r}) "
+                            f"and {free.name!r} is not", "name time= in both specs, or in neither")  # fmt: skip
         if one.time_type != other.time_type:
             raise SpecError("a flow of two sources", f"the times of {one.name!r} are {one.time_type}, those of "
                             f"{other.name!r} {other.time_type}", "cast one to the other")  # fmt: skip
@@ -278,9 +279,9 @@ class Flow:
     ) -> Engine:
         """An engine that runs this plan, with state in memory; use it in a ``with``.
 
-        ``memory``: a budget such as ``"512MB"``; a step whose state would pass it is refused.  ``verdicts``: "rows" also
-        lists every event with its verdict.  ``retain``: how many times of history reads may go back.  ``secret``: for
-        identities; a fresh one by default.  Raises `SpecError` for a flow without sources or outputs.
+        ``memory``: a budget such as ``"512MB"``; a step whose state would pass it is refused.  ``verdicts``: "rows"
+        also lists every event with its verdict.  ``retain``: how many times of history reads may go back.  ``secret``:
+        for identities; a fresh one by default.  Raises `SpecError` for a flow without sources or outputs.
         """
         from ddflow.engine import Engine
 

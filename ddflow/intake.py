@@ -1,9 +1,10 @@
 """The intake of one source: rows as they come are checked, numbered, and turned into events with a time, or refused.
 
-Invariant: `admit` changes nothing; either all rows of a push or step are admitted (bad and late ones with their verdict) or
-an error names what is wrong and the source is as before.  Every row gets an arrival number, bad ones too.  Why that is
-not trivial: the same row may lack its key and be late, and must then be counted once, as bad; and an advanced event is
-stamped at the frontier but keeps its own time to be judged by.  It does not wait (``batcher``) nor decide (``upsert``).
+Invariant: `admit` changes nothing; either all rows of a push or step are admitted (bad and late ones with their
+verdict) or an error names what is wrong and the source is as before.  Every row gets an arrival number, bad ones too.
+Why that is not trivial: the same row may lack its key and be late, and must then be counted once, as bad; and an
+advanced event is stamped at the frontier but keeps its own time to be judged by.  It does not wait (``batcher``) nor
+decide (``upsert``).
 
 >>> import pyarrow as pa
 >>> from ddflow.binding import bind
@@ -112,7 +113,8 @@ class Intake:
         if self.bound.spec.null_key == "error":
             rows = np.flatnonzero(keyless)
             raise NullKey(f"rows for {self.bound.name!r}",
-                          f"the key {list(self.bound.spec.key)} is null in {rows.size:,} rows, first {rows[:5].tolist()}",
+                          f"the key {list(self.bound.spec.key)} is null in {rows.size:,} rows, "
+                          f"first {rows[:5].tolist()}",
                           "mend them, or choose null_key='drop' or 'keep'; nothing was taken in")  # fmt: skip
 
     def _late(self, late: Any, original: Ints, frontier: int, codes: Any) -> Ints:
@@ -121,8 +123,8 @@ class Intake:
         if rule == "error":
             rows = np.flatnonzero(late)
             raise LateEvent(f"rows for {self.bound.name!r}",
-                            f"{rows.size:,} events are behind the frontier {shown(frontier)}, first row {rows[0]} at time "
-                            f"{original[rows[0]]}",
+                            f"{rows.size:,} events are behind the frontier {shown(frontier)}, "
+                            f"first row {rows[0]} at time {original[rows[0]]}",
                             "push them before advancing, or choose late='drop' or 'advance'; nothing was taken in",
                             )  # fmt: skip
         if rule == "drop":

@@ -1,11 +1,11 @@
 """Which event wins, as words: the order of events and of what keys hold, comparable left to right as int64.
 
-Invariant: comparing the words of two events, or of an event and what its key holds, gives what docs/semantics.md says of
-``order_by``, ``seq`` and ``tie``; null is smallest, NaN largest.  The first ``base`` words are the original time (where
-late events are advanced) and the order columns; the rest break ties: the sequence, its complement under "first", what
-counts of the row itself under "greatest".  Why that is not trivial: numbers and times become words once and for all, and are kept in
-the index; text and decimals have no such word, so their columns are kept beside the payload and ranked anew in each
-step, together with those of the keys it touches.  Deciding is the kernel's; nothing is stored here.
+Invariant: comparing the words of two events, or of an event and what its key holds, gives what docs/semantics.md says
+of ``order_by``, ``seq`` and ``tie``; null is smallest, NaN largest.  The first ``base`` words are the original time
+(where late events are advanced) and the order columns; the rest break ties: the sequence, its complement under "first",
+what counts of the row itself under "greatest".  Why that is not trivial: numbers and times become words once and for
+all, and are kept in the index; text and decimals have no such word, so their columns are kept beside the payload and
+ranked anew in each step, together with those of the keys it touches.  Deciding is the kernel's; nothing is stored here.
 
 >>> import pyarrow as pa
 >>> from ddflow.binding import bind
@@ -78,14 +78,14 @@ class Order:
         self.ties = bool(spec.order_by) or spec.holds_back
         self.timed = spec.late == "advance"
         self.ranks_base = not all(is_word(f.type) for f in self.fields)
-        # Ignored columns decide nothing: a row that differs in them alone is not kept, so it could not be compared with.
+        # Ignored columns decide nothing: a row that differs in them alone is not kept, so none could be compared to it.
         self.rows = [f for f in bound.row_schema if f.name in bound.tracked] if self.tie == GREATEST else []
         self.ranks_rows = not all(is_word(f.type) for f in self.rows)
         base = 1 if self.ranks_base else sum(1 + _needs_flag(f) for f in self.fields)
         self.base = self.timed + base
         self.hidden = [f.with_name(f"_order_{f.name}") for f in self.fields] if self.ranks_base and self.keeps else []
-        further = 1 if self.ranks_rows else sum(1 + _needs_flag(f) for f in self.rows) + bool(self.rows)
-        self.width = self.base + further + (spec.seq is not None and self.tie in (LAST, FIRST))
+        further = 1 if self.ranks_rows else 1 + sum(1 + _needs_flag(f) for f in self.rows)
+        self.width = self.base + further * (self.tie == GREATEST) + (spec.seq is not None and self.tie in (LAST, FIRST))
         self.words = self.width if self.keeps else 0
 
     def of(self, events: pa.RecordBatch, original: Ints | None, gone: Flags | None) -> Ints:
@@ -100,9 +100,9 @@ class Order:
         else:
             for field in self.fields:
                 columns.extend(_column_words(events.column(field.name), field))
-        if self.rows and self.ranks_rows:
+        if self.ranks_rows:
             columns.append(np.zeros(n, np.int64))
-        elif self.rows and gone is not None:
+        elif self.tie == GREATEST and gone is not None:
             here = gone == 0
             columns.append(here.astype(np.int64))
             for field in self.rows:
@@ -130,7 +130,7 @@ class Order:
             names = [f.name for f in self.fields]
             ranks = self._ranked(events, names, held, [f"_order_{x}" for x in names], secret)
             order[:, self.base - 1], held_order[:, self.base - 1] = ranks[:n], ranks[n:]
-        if self.rows and self.ranks_rows:
+        if self.ranks_rows:
             names = [f.name for f in self.rows]
             ranks = self._ranked(events, names, held, names, secret) + 1
             order[:, self.base] = np.where(gone == 0, ranks[:n], 0)

@@ -23,15 +23,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.errors import DdflowError
+from ddflow.errors import TooLarge
 from ddflow.kernels.gather import ROWS, SLOT, SLOTS, gather_bits, gather_bytes, gather_sizes, gather_words
 from ddflow.schema import one_chunk
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-
-class TooLarge(DdflowError, MemoryError):
-    """A text column of one output would pass 2 GiB; take smaller steps, or declare large_string."""
 
 
 def width(kind: pa.DataType) -> int:
@@ -184,6 +180,9 @@ def dense_ranks(table: pa.Table, equal: Array) -> Array:
             column = pc.add(pc.cast(column, pa.float64()), 0.0)
         elif pat.is_fixed_size_binary(column.type):
             column = pc.cast(column, pa.binary())
+        elif pat.is_decimal32(column.type) or pat.is_decimal64(column.type):
+            # Arrow sorts the narrow ones wrongly: negative ones come after zero.
+            column = pc.cast(column, pa.decimal128(column.type.precision, column.type.scale))
         columns[f"{i}value"] = column
     order = pc.sort_indices(pa.table(columns), [(name, "ascending", "at_start") for name in columns])
     permutation = np.asarray(order).astype(np.int64)

@@ -135,8 +135,8 @@ def to_schema(given: Any, what: str = "schema") -> pa.Schema:
         else:
             raise TypeError("it is no Arrow schema")
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError, ValueError) as error:
-        raise NotArrow(f"{what} from {type(given).__name__}", str(error),
-                       "give a pyarrow.Schema, {name: Arrow type}, or anything with __arrow_c_schema__") from None  # fmt: skip
+        remedy = "give a pyarrow.Schema, {name: type}, or anything with __arrow_c_schema__"
+        raise NotArrow(f"{what} from {type(given).__name__}", str(error), remedy) from None
     check_names(schema.names, what)
     return pa.schema([_normal_field(field) for field in schema])
 
@@ -244,15 +244,17 @@ def _lossless(column: pa.ChunkedArray, field: pa.Field, what: str) -> pa.Array:
     source = column.type
     if source != field.type:
         column = pa.chunked_array([plain(chunk) for chunk in column.chunks], normal_type(source))
+    if pat.is_null(column.type):
+        return pa.nulls(len(column), field.type)
     if column.type != field.type:
+        asked = f"column {field.name!r} of rows for {what}"
         if not _may_cast(column.type, field.type):
-            raise SchemaMismatch(f"column {field.name!r} of rows for {what}", f"it is {source}, declared is {field.type}",
+            raise SchemaMismatch(asked, f"it is {source}, declared is {field.type}",
                                  "cast it yourself, or declare that type")  # fmt: skip
         try:
             column = column.cast(field.type, safe=True)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise SchemaMismatch(f"column {field.name!r} of rows for {what}",
-                                 f"{source} does not fit {field.type} ({str(error).splitlines()[0]})",
+            raise SchemaMismatch(asked, f"{source} does not fit {field.type} ({str(error).splitlines()[0]})",
                                  "mend the rows, or declare the wider type") from None  # fmt: skip
     return one_chunk(column)
 

@@ -1,8 +1,8 @@
 """What is said of events beside the differences: verdict rows, and the outputs that ``stale=`` adds.
 
-Invariant: every event that is judged in a call is listed in it once, with the verdict that was counted and the order that
-its key holds from then on (the winner's).  Nothing here decides; it reads a judgement before it is applied, since the
-orders of what keys held are read from state.
+Invariant: every event that is judged in a call is listed in it once, with the verdict that was counted and the order
+that its key holds from then on (the winner's).  Nothing here decides; it reads a judgement before it is applied, since
+the orders of what keys held are read from state.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()
@@ -20,6 +20,7 @@ orders of what keys held are read from state.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -47,6 +48,7 @@ def check_listed(bound: Bound) -> None:
 def verdict_rows(bound: Bound, of: Admitted | Judgement) -> pa.Table:
     """One row an event: ``seq`` (its arrival number, or the seq column's value), the key, ``verdict``, the time of the
     judgement (null for events refused at the door), and ``winner_`` columns of the order its key holds.  O(events)."""
+    codes: np.ndarray[Any, Any]
     if isinstance(of, Admitted):
         events, codes, arrival = of.refused, of.codes, of.arrival
         times = pa.nulls(len(arrival), bound.time_type)
@@ -55,7 +57,7 @@ def verdict_rows(bound: Bound, of: Admitted | Judgement) -> pa.Table:
         events, codes, arrival = of.sealed.events, of.out.verdict, of.sealed.arrival
         times = time_column(of.sealed.times, bound.time_type)
         winners = of.winner_orders(np.arange(events.num_rows))
-    seq = pa.array(arrival) if bound.spec.seq is None else events.column(bound.spec.seq).cast(pa.int64())
+    seq = pa.array(arrival) if bound.spec.seq is None else events.column(bound.spec.seq)
     columns = {"seq": seq, **{n: events.column(n) for n in bound.spec.key}}
     columns |= {"verdict": named(codes), TIME: times}
     columns |= {f"winner_{n}": w for n, w in zip(bound.spec.order_by, winners, strict=True)}

@@ -67,7 +67,7 @@ class Upsert:
     |---|---|
     | ``key`` | the columns that identify a row: one or more, of any flat Arrow type |
     | ``order_by`` | composite watermark key, compared left to right, null smallest: the greatest wins |
-    | ``tie`` | which of two events of equal order wins: ``last`` by arrival, ``first``, ``greatest`` row, or ``error`` |
+    | ``tie`` | which of two events of equal order wins: ``last`` to arrive, ``first``, ``greatest`` row; or ``error`` |
     | ``seq`` | the integer column that carries the arrival sequence, for feeds that are shuffled |
     | ``time`` | the column of times; names it and the flow is in hold-back mode |
     | ``delete`` | `tombstone` or a boolean SQL expression: which events delete |

@@ -1,7 +1,7 @@
 """Verdicts: what became of every input event, counted always and listed on request.
 
-Invariant: every event has exactly one verdict or is pending; events in = judged + pending.  The order in which causes are
-looked at is that of ``NAMES``: an event that is bad is not also late.  See docs/semantics.md, Verdicts.
+Invariant: every event has exactly one verdict or is pending; events in = judged + pending.  The order in which causes
+are looked at is that of ``NAMES``: an event that is bad is not also late.  See docs/semantics.md, Verdicts.
 
 >>> tally = Verdicts.of({"applied": 2, "noop": 1}, pending=4)
 >>> str(tally), tally.judged, tally.total
@@ -61,6 +61,6 @@ def counted(codes: np.ndarray[Any, np.dtype[np.uint8]]) -> dict[str, int]:
     return dict(zip(NAMES, np.bincount(codes, minlength=len(NAMES)).tolist(), strict=True))
 
 
-def named(codes: np.ndarray[Any, np.dtype[np.uint8]]) -> pa.Array:
+def named(codes: np.ndarray[Any, np.dtype[Any]]) -> pa.Array:
     """Verdict codes as a text column."""
     return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int8)), pa.array(NAMES)).cast(pa.string())

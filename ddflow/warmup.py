@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 import ddflow as dd
-from ddflow.kernels.compile import cache_directory
+from ddflow.kernels.compile import Interpreted, cache_directory
 from ddflow.kernels.warmup import entries, is_ready, watched
 
 Progress = Callable[[int, int, str], None]
@@ -44,7 +44,8 @@ class Warmed(NamedTuple):
 def warm(progress: Progress | None = None) -> Warmed:
     """Compile, or load from the cache, every kernel: some ten seconds, or one.
 
-    ``progress`` is told of each compilation as it begins, and of each part that is done.
+    ``progress`` is told of each compilation as it begins, and of each part that is done.  Where the compiler is off
+    there is nothing to do.
     """
     every = entries()
     names, compiled = {kernel.py_func.__name__ for kernel in every}, 0
@@ -59,8 +60,9 @@ def warm(progress: Progress | None = None) -> Warmed:
             compiled += 1
             tell(name)
 
+    parts = iter(()) if all(isinstance(kernel, Interpreted) for kernel in every) else _parts()
     with watched(compiling):
-        for part in _parts():
+        for part in parts:
             tell(part)
     return Warmed(len(every), compiled, cache_directory())
 

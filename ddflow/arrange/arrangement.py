@@ -119,7 +119,8 @@ class Arrangement:
         last = early.copy()
         # A version is the one in force when the next of its key is not yet.
         last[:-1] &= ~(same & early[1:])
-        return references[last & (batch.live != 0)]
+        live: Ints = references[last & (batch.live != 0)]
+        return live
 
     @property
     def nbytes(self) -> int:

@@ -92,8 +92,8 @@ class Index:
     def _rebuild(self, capacity: int) -> None:
         """Into another table, without the deleted keys whose order need not be kept.
 
-        There is room by count; where it runs out all the same, identities crowd the end, and more spare slots help where
-        more capacity would not.
+        There is room by count; where it runs out all the same, identities crowd the end, and more spare slots help
+        where more capacity would not.
         """
         keep = np.uint64(OCCUPIED if self.keeps else LIVE)
         while True:

@@ -16,6 +16,7 @@ True
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -35,8 +36,8 @@ def choose(sizes: Sequence[int], needed: int) -> int | None:
     """The first batch of the newest run that should be merged into one, or None.
 
     ``sizes``: versions a batch, oldest first.  ``needed``: how many versions a full merge would leave, about.  All are
-    merged when more than half is garbage; else the newest ones when there are ``FAN`` of about one size (of one power of 8),
-    so a version is copied about once for each power.  Pure; O(batches).
+    merged when more than half is garbage; else the newest ones when there are ``FAN`` of about one size (of one power
+    of 8), so a version is copied about once for each power.  Pure; O(batches).
     """
     if len(sizes) > 1 and sum(sizes) > 2 * needed + 64:
         return 0
@@ -97,7 +98,7 @@ class Spine:
         times, live = (np.concatenate([getattr(batch, name) for _, batch in run]) for name in ("time", "live"))
         kept = np.empty(times.size, np.int64)
         kept = kept[: prune(by.permutation, by.starts, times, live, np.int64(since), droppable, kept)]
-        references = np.concatenate([(slot << SLOT) | np.arange(len(batch), dtype=np.int64) for slot, batch in run])[kept]
+        references = np.concatenate([slot << SLOT | np.arange(len(batch), dtype=np.int64) for slot, batch in run])[kept]
         group = np.empty(times.size, np.int64)
         group[by.permutation] = np.repeat(np.arange(by.starts.size - 1), np.diff(by.starts))
         places = index.places(by.high, by.low, by.starts[:-1])[group[kept]]
@@ -151,7 +152,7 @@ class Spine:
         for batch in batches:
             batch._check()
         # Neighbours meet: no time is covered twice or not at all.
-        for older, newer in zip(batches, batches[1:], strict=False):
+        for older, newer in pairwise(batches):
             assert older.description.meets(newer.description), (older.description, newer.description)
         # Slot 0 is the step's own, and every slot in use has an age.
         assert self.slots[0] is None

@@ -40,7 +40,8 @@ class Verbs(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands = dict.fromkeys(VERBS)  # the names, for help and "did you mean"; get_command has the verbs
+        # The names alone, for help and "did you mean"; get_command has the verbs.
+        self.commands: Any = dict.fromkeys(VERBS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The verb, from its file; None for an unknown one."""
@@ -61,12 +62,12 @@ class Verbs(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the verb, guarded."""
-        with _guard(bool(ctx.params.get("debug"))):
+        with guard(bool(ctx.params.get("debug"))):
             return super().invoke(ctx)
 
 
 @contextmanager
-def _guard(debug: bool) -> Iterator[None]:
+def guard(debug: bool) -> Iterator[None]:
     """Turn what ends a verb into one message and its exit code."""
     try:
         yield

@@ -53,8 +53,8 @@ Time = Annotated[
 Lateness = Annotated[
     str | None,
     typer.Option("--lateness", metavar="N", show_default=False, rich_help_panel=_TIME,
-                 help="Close times this far behind the greatest seen: a number in the column's unit, or 10s, 5min, 2h, 1d. "
-                      "0 for input sorted by time. Without: everything waits for the end."),
+                 help="Close times this far behind the greatest seen: a number in the column's unit, or 10s, 5min, 2h, "
+                      "1d. 0 for input sorted by time. Without: everything waits for the end."),
 ]  # fmt: skip
 Late = Annotated[
     str,
@@ -110,8 +110,8 @@ Types = Annotated[
 Out = Annotated[
     str | None,
     typer.Option("--output", "-o", metavar="FILE", show_default=False, rich_help_panel=_OUT,
-                 help="The file to write, of the kind its extension says; - for JSON lines on stdout. Without: the first "
-                      "rows as a table on a terminal, JSON lines into a pipe."),
+                 help="The file to write, of the kind its extension says; - for JSON lines on stdout. Without: the "
+                      "first rows as a table on a terminal, JSON lines into a pipe."),
 ]  # fmt: skip
 Overwrite = Annotated[bool, typer.Option("--overwrite", rich_help_panel=_OUT, help="Replace output files that exist.")]
 Json = Annotated[

@@ -44,6 +44,8 @@ def check_usage(ask: Ask) -> None:
         raise typer.BadParameter("--json writes to stdout, so the rows need another place: give -o FILE")
     if (ask.stale != "drop") != (ask.stale_output is not None):
         raise typer.BadParameter("--stale mark or side and --stale-output FILE need each other")
+    if ask.stale_output is not None and ask.output == str(ask.stale_output):
+        raise typer.BadParameter("--output and --stale-output name the same file: give each its own")
 
 
 def names(texts: Iterable[str] | None) -> list[str]:
@@ -59,11 +61,11 @@ def projection(texts: Iterable[str]) -> dict[str, str]:
     out: dict[str, str] = {}
     for text in texts:
         match = _NAMED.fullmatch(text)
-        parts = {match[1] or match[2]: match[3].strip()} if match else {name: name for name in names([text])}
-        twice = sorted(set(parts) & set(out))
-        if twice:
-            raise SpecError("--project", f"the columns {twice} are named more than once", "name each column once")
-        out |= parts
+        parts = [(match[1] or match[2], match[3].strip())] if match else [(name, name) for name in names([text])]
+        for name, expression in parts:
+            if name in out:
+                raise SpecError("--project", f"the column {name!r} is named more than once", "name each column once")
+            out[name] = expression
     return out
 
 

@@ -7,12 +7,11 @@ step, so the file, and where the step began in it, is put in front.  Nothing is 
 worded (``show``).
 
 >>> from ddflow.errors import NullKey
->>> with within(Path("a.csv"), 65536):
-...     raise NullKey("rows for 'a'", "the key ['id'] is null in 1 rows, first [3]", "mend them")
+>>> with within(Path("a.csv"), 9):
+...     raise NullKey("rows for 'input'", "the key ['id'] is null in 1 rows, first [3]", "mend them")
 Traceback (most recent call last):
     ...
-ddflow.errors.NullKey: a.csv, counting from row 65,536: rows for 'a': the key ['id'] is null in 1 rows, first [3];
-mend them
+ddflow.errors.NullKey: a.csv, from row 9: rows for 'input': the key ['id'] is null in 1 rows, first [3]; mend them
 """
 
 from __future__ import annotations
@@ -50,25 +49,22 @@ def run(ask: Ask) -> None:
     required = [*names(ask.key), *([ask.time] if ask.time else [])]
     given = open_input(ask.inputs, parse_types(ask.types or ()), required)
     flow = planned(ask, given.schema)
-    target = _target(ask, flow, given)
-    side = next(iter(flow.side_outputs().items()), None)
+    out = _target(ask, flow, given)
+    sides = _sides(ask, flow, given)
     updates = 0
-    hidden = isinstance(target, Piped) and sys.stdout.isatty()
     with ExitStack() as stack:
         engine = stack.enter_context(flow.open())
-        out = stack.enter_context(target)
-        aside: Output | None = None
-        if side is not None and ask.stale_output is not None:
-            schema = updates_schema(side[1][1], flow.time_type)
-            aside = stack.enter_context(_file(ask.stale_output, schema, ask, given))
-        with progress(given.rows, hidden) as tick:
-            for step in _steps(engine, given, ask.held_back, tick):
-                updates += step[OUT].num_rows
-                tick(0, step[OUT].num_rows)
-                if not ask.net:
-                    out.write(step[OUT])
-                if aside is not None and side is not None:
-                    aside.write(step[side[0]])
+        for each in (out, *sides.values()):
+            stack.enter_context(each)
+        hidden = isinstance(out, Piped) and sys.stdout.isatty()
+        tick = stack.enter_context(progress(given.rows, hidden))
+        for step in _steps(engine, given, ask.held_back, tick):
+            updates += step[OUT].num_rows
+            tick(0, step[OUT].num_rows)
+            if not ask.net:
+                out.write(step[OUT])
+            for name, side in sides.items():
+                side.write(step[name])
         if ask.net:
             out.write(_net(engine))
         verdicts = engine.verdicts
@@ -115,7 +111,7 @@ def within(file: Path, row: int = 0) -> Iterator[None]:
     except DdflowError as error:
         if str(file) in error.asked:
             raise
-        where = f"{file}, counting from row {row:,}" if row else str(file)
+        where = f"{file}, from row {row:,}" if row else str(file)
         raise type(error)(f"{where}: {error.asked}", error.found, error.remedy) from None
 
 
@@ -136,6 +132,13 @@ def _target(ask: Ask, flow: dd.Flow, given: Input) -> Target:
     if ask.output is None and sys.stdout.isatty():
         return Preview(schema)
     return Piped() if ask.output in (None, "-") else _file(Path(str(ask.output)), schema, ask, given)
+
+
+def _sides(ask: Ask, flow: dd.Flow, given: Input) -> dict[str, Output]:
+    """The files for the outputs that ``--stale`` adds, by output."""
+    sides = flow.side_outputs().items() if ask.stale_output is not None else ()
+    schemas = {name: updates_schema(schema, flow.time_type) for name, (_, schema) in sides}
+    return {name: _file(Path(str(ask.stale_output)), schema, ask, given) for name, schema in schemas.items()}
 
 
 def _file(path: Path, schema: pa.Schema, ask: Ask, given: Input) -> Output:

@@ -49,7 +49,8 @@ class Done:
         where = f" to {self.output}" if self.output else ""
         rate = self.rows / max(self.seconds, 1e-3)
         verdicts = ", ".join(f"{name} {n:,}" for name, n in self.verdicts.items() if n) or "no events"
-        return f"{self.rows:,} rows of {files} {mode}: {put}{where} in {self.seconds:.2f} s, {rate:,.0f} rows/s; {verdicts}"
+        took = f"{self.seconds:.2f} s, {rate:,.0f} rows/s"
+        return f"{self.rows:,} rows of {files} {mode}: {put}{where} in {took}; {verdicts}"
 
 
 class Piped:

@@ -14,7 +14,8 @@ known here.
 (2, [[{'id': 1}, {'id': 2}]])
 """
 
+from ddflow.errors import UnwritableOutput
 from ddflow.files.input import Input, open_input
-from ddflow.files.output import Output, UnwritableOutput, open_output
+from ddflow.files.output import Output, open_output
 
 __all__ = ["Input", "Output", "UnwritableOutput", "open_input", "open_output"]

@@ -27,7 +27,7 @@ from ddflow.files.kinds import ARROW, CSV, JSON, PARQUET, STREAM, kind_of, liste
 from ddflow.files.read_columnar import ArrowFile, ParquetFile
 from ddflow.files.read_csv import CsvFile
 from ddflow.files.read_json import JsonFile
-from ddflow.files.reading import File, Types, check_not_empty, described
+from ddflow.files.reading import File, Types, check_there, described
 from ddflow.files.types import parse_type
 from ddflow.files.wire import restored
 from ddflow.schema import conform, did_you_mean
@@ -46,7 +46,7 @@ class Input:
         self._declared = declared
         readers = [_READERS[kind_of(file).name](file) for file in self.files]
         for file in self.files:
-            check_not_empty(file)
+            check_there(file)
         first = readers[0]
         known = first.columns()
         for name in declared:
@@ -96,8 +96,8 @@ class Input:
             conform(self._cast(path, empty), pa.schema([field]), str(path))
         except SchemaMismatch:
             meant = "declared is" if name in self._declared else f"in {self.files[0]} it is"
-            raise SchemaMismatch(f"{path}, column {name!r}", f"it is {kind}, {meant} {field.type}",
-                                 f"declare one type for all files ({name}=type), or convert this one") from None  # fmt: skip
+            remedy = f"declare one type for all files (--types {name}=type), or convert this one"
+            raise SchemaMismatch(f"{path}, column {name!r}", f"it is {kind}, {meant} {field.type}", remedy) from None
 
     def _cast(self, path: Path, table: pa.Table) -> pa.Table:
         """The table with declared columns in their types: what was asked for may be more than is safe unasked."""

@@ -83,7 +83,7 @@ def _within(folder: Path) -> list[Path]:
     inner = [entry.name for entry in entries if entry.is_dir()]
     if inner:
         raise UnreadableInput(str(folder), f"there are folders in it: {inner[:5]}",
-                              "folders are not descended into: name the ones you mean, in the order you mean")  # fmt: skip
+                              "they are not gone into: name the folders you mean, in the order you mean")  # fmt: skip
     if not entries:
         raise UnreadableInput(str(folder), "there is no file in it", "name another folder, or files")
     return entries

@@ -25,15 +25,11 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from ddflow.errors import DdflowError, OutputExists, UnreadableInput
+from ddflow.errors import OutputExists, UnreadableInput, UnwritableOutput
 from ddflow.files.kinds import CSV, JSON, kind_of
 from ddflow.files.reading import described
 from ddflow.files.wire import holds
 from ddflow.files.writers import Writer, writer
-
-
-class UnwritableOutput(DdflowError, OSError):
-    """An output cannot be written: its folder, its kind, its types, or the disk stand against it."""
 
 
 class Output:
@@ -53,8 +49,8 @@ class Output:
             raise UnwritableOutput(f"write {path}", f"there is no folder {path.parent}", "make it first")
         for field in schema:
             if self.kind.name in (CSV, JSON) and not holds(field.type, self.kind.name):
-                raise UnwritableOutput(f"write {path}", f"a {self.kind.name} file cannot hold {field.name!r}, which is "
-                                       f"{field.type}", "write .parquet or .arrow, or leave the column out")  # fmt: skip
+                found = f"a {self.kind.name} file cannot hold {field.name!r}, which is {field.type}"
+                raise UnwritableOutput(f"write {path}", found, "write .parquet or .arrow, or leave the column out")
         self._aside = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")
         self._file: IO[bytes] | None = None
         self._writer: Writer | None = None
@@ -88,6 +84,7 @@ class Output:
         assert self._writer is not None and self._file is not None
         with self._worded():
             self._writer.close()
+            self._writer = None
             self._file.flush()
             os.fsync(self._file.fileno())
             if self.overwrite:
@@ -104,7 +101,11 @@ class Output:
                 self._aside.rename(self.path)
 
     def _remove(self) -> None:
-        """Let go of the hidden file."""
+        """Let go of the hidden file, and of a writer that was not closed: it would write when it is collected."""
+        with contextlib.suppress(Exception):
+            if self._writer is not None:
+                self._writer.close()
+        self._writer = None
         with contextlib.suppress(OSError):
             if self._file is not None:
                 self._file.close()

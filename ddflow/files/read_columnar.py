@@ -1,12 +1,13 @@
 """Parquet and Arrow files: formats that know their own types, read a batch at a time.
 
-Invariant: what is handed on can be relied upon by code that follows addresses: every batch of an Arrow file is
-validated in full, since its offsets come from the file as they are; and a file of the stream format must have its end
+Invariant: what is handed on can be relied upon by code that follows addresses: every batch is
+validated in full, since an Arrow file's offsets are the file's own; and a file of the stream format must have its end
 mark, at its end.  Why that is not trivial: an Arrow stream that was cut between two batches, or runs into zeros,
 reads as a shorter one without a word.  Arrow files are read, not mapped: a file that shrinks while it is mapped kills
 the process. ``.arrow`` and ``.feather`` may hold either format of Arrow's, as its first bytes say.
 
 >>> import tempfile
+>>> from pathlib import Path
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     pq.write_table(pa.table({"id": [1, 2]}), where := Path(folder) / "a.parquet")
 ...     file = ParquetFile(where)
@@ -19,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -30,7 +30,9 @@ from ddflow.errors import UnreadableInput
 from ddflow.files.reading import ROWS, File, Types, reading
 from ddflow.schema import normal_type
 
-_FILE, _END = b"ARROW1", (b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0")
+BUFFER = 1 << 20
+"""Bytes that are fetched at a time, a column."""
+_FILE, _END = b"ARROW1", b"\xff\xff\xff\xff\0\0\0\0"
 
 
 class Columnar(File):
@@ -53,10 +55,10 @@ class ParquetFile(Columnar):
     @cached_property
     def _metadata(self) -> Any:
         with reading(self.path, self.kind.name), pq.ParquetFile(self.path) as file:
-            return file.metadata, file.schema_arrow
+            return file.metadata, _spelled(file.schema_arrow)
 
     @property
-    def own(self) -> pa.Schema:  # type: ignore[override]
+    def own(self) -> pa.Schema:
         """The stored schema."""
         return self._metadata[1]
 
@@ -65,9 +67,12 @@ class ParquetFile(Columnar):
         return int(self._metadata[0].num_rows)
 
     def batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Row group by row group."""
-        with reading(self.path, self.kind.name), pq.ParquetFile(self.path) as file:
-            yield from file.iter_batches(batch_size=ROWS)
+        """Row group by row group.  Left to itself Arrow would fetch the whole file ahead."""
+        fetch = {"pre_buffer": False, "buffer_size": BUFFER}
+        with reading(self.path, self.kind.name), pq.ParquetFile(self.path, **fetch) as file:
+            for batch in file.iter_batches(batch_size=ROWS):
+                batch.validate(full=True)
+                yield batch
 
 
 class ArrowFile(Columnar):
@@ -84,10 +89,10 @@ class ArrowFile(Columnar):
             return file.read(len(_FILE)) != _FILE
 
     @cached_property
-    def own(self) -> pa.Schema:  # type: ignore[override]
+    def own(self) -> pa.Schema:
         """The stored schema."""
         with self._opened() as (_, reader):
-            return reader.schema
+            return _spelled(reader.schema)
 
     def rows(self) -> int | None:
         """From the batches' headers; unknown for a stream."""
@@ -106,6 +111,16 @@ class ArrowFile(Columnar):
     def _check_end(self, file: pa.OSFile) -> None:
         end, size = file.tell(), file.size()
         file.seek(max(end - 8, 0))
-        if end != size or not file.read(8).endswith(_END):
+        if end != size or file.read(8) != _END:
             found = f"it has no end mark, or ends at byte {end:,} of {size:,}"
             raise UnreadableInput(str(self.path), found, "write it again, and close the writer: it is cut or damaged")
+
+
+def _spelled(schema: pa.Schema) -> pa.Schema:
+    """The schema, once its names are known to be text: a damaged one is found out here, while errors are worded."""
+    fields = list(schema)
+    while fields:
+        field = fields.pop()
+        field.name.encode()
+        fields += [field.type.field(i) for i in range(field.type.num_fields)]
+    return schema

@@ -136,11 +136,15 @@ class CsvFile(File):
             message = f"a row is longer than {SAMPLE:,} bytes; is a quote not closed?"
         return UnreadableInput(str(self.path), message, "is it a whole CSV file?")
 
-    def _refused(self, name: str, row: str | None, what: str, kind: pa.DataType) -> SchemaMismatch:
+    def _refused(self, name: str, row: str | None, what: str, kind: pa.DataType) -> DdflowError:
         where = f"{_row(row)}, column {name!r}" if row else f"column {name!r}"
+        if "UTF8" in what:
+            return UnreadableInput(f"{self.path}, {where}", "it is not UTF-8", "write the file in UTF-8")
         value = re.search(r"invalid value '(.*)'", what)
         found = f"{value[1]!r} is no {kind}" if value else what.removeprefix(f"CSV conversion error to {kind}: ")
-        return SchemaMismatch(f"{self.path}, {where}", found, f"mend it, or declare another type: {name}=string")
+        return SchemaMismatch(
+            f"{self.path}, {where}", found, f"mend it, or declare another type: --types {name}=string"
+        )
 
     def _check_quotes(self) -> None:
         """Refuse a file that ends within quotes; looked at closely only where quotes do not pair up."""

@@ -50,7 +50,10 @@ class JsonFile(File):
         declared = {name: wire(kind, JSON) for name, kind in types.items()}
         parsed = {f.name: settled(f.type) for f in self._sample(declared, "infer").schema} | declared
         first = self._first()
-        parsed = {name: parsed[name] for name in sorted(parsed, key=lambda name: first.get(name, len(first)))}
+        parsed = {
+            name: parsed[name]
+            for name in sorted(parsed, key=lambda name: first.get(name, len(first) + (name in types)))
+        }
         texts = self._sample(parsed, "ignore")
         guessed = {}
         for name, kind in parsed.items():
@@ -153,13 +156,13 @@ class JsonFile(File):
         for name, value in row.items():
             if name not in parsed and unexpected == "error":
                 return SchemaMismatch(where, f"there is a column {name!r}, which the first rows of the run have not",
-                                      f"declare it ({name}=type); {did_you_mean(name, parsed)}")  # fmt: skip
+                                      f"declare it (--types {name}=type); {did_you_mean(name, parsed)}")  # fmt: skip
             alone = json.dumps({name: value}).encode()
             if name in parsed and _failure(alone, {name: parsed[name]}, {name: meant[name]}, unexpected):
                 shown = json.dumps(value, ensure_ascii=False)
                 shown = shown if len(shown) < 40 else shown[:40] + "..."
                 return SchemaMismatch(f"{where}, column {name!r}", f"{shown} is no {meant[name]}",
-                                      f"mend it, or declare another type: {name}=type")  # fmt: skip
+                                      f"mend it, or declare another type: --types {name}=type")  # fmt: skip
         return UnreadableInput(where, failure, remedy)
 
 
@@ -176,7 +179,7 @@ def _failure(text: bytes, parsed: Types, meant: Types, unexpected: str) -> str |
         table = pj.read_json(io.BytesIO(text), options, parse)
         table.validate(full=True)
         for batch in table.to_batches():
-            _typed(batch, dict(zip(batch.schema.names, batch.schema.types, strict=True)) | meant)
+            _typed(batch, {**dict(zip(batch.schema.names, batch.schema.types, strict=True)), **meant})
     except (pa.ArrowException, ValueError) as error:
         return described(error)
     return None

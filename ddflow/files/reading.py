@@ -83,10 +83,13 @@ def described(error: BaseException) -> str:
     return text[0].rstrip(". ") if text else type(error).__name__
 
 
-def check_not_empty(path: Path) -> None:
-    """Raises `UnreadableInput` for a file of no bytes."""
+def check_there(path: Path) -> None:
+    """Raises `UnreadableInput` for a file of no bytes, and for a pipe: files are opened more than once."""
     with reading(path, kind_of(path).name):
-        if not path.stat().st_size and path.is_file():
+        size = path.stat().st_size
+        if not path.is_file():
+            raise UnreadableInput(str(path), "it is no regular file", "write what it gives to a file first")
+        if not size:
             raise UnreadableInput(str(path), "it is empty (0 bytes)", "leave it out, or write it again")
 
 

@@ -40,6 +40,7 @@ _ARROW: Final = (
 )  # fmt: skip
 _DECIMAL = re.compile(r"(?:decimal|numeric|decimal(128|256))\(\s*(\d+)\s*(?:,\s*(-?\d+)\s*)?\)")
 _ZONED = re.compile(r"timestamp\[(s|ms|us|ns),\s*(?:tz=)?([\w/+:-]+)\]")
+_FIXED_LIST = re.compile(r"fixed_size_list<(.*)>\[(\d+)\]")
 _FIXED = re.compile(r"fixed_size_binary\[(\d+)\]")
 
 
@@ -67,12 +68,16 @@ def _with_arguments(given: str, lower: str) -> pa.DataType:
         return pa.timestamp(match[1], match[2])
     if match := _FIXED.fullmatch(lower):
         return pa.binary(int(match[1]))
+    if (match := _FIXED_LIST.fullmatch(given)) is not None:
+        return pa.list_(parse_type(_unnamed(match[1])), int(match[2]))
     name, _, rest = given.partition("<")
     if rest.endswith(">"):
         inner = _split(rest[:-1])
         match name.strip().lower():
             case "list" | "array" if len(inner) == 1:
                 return pa.list_(parse_type(_unnamed(inner[0])))
+            case "large_list" if len(inner) == 1:
+                return pa.large_list(parse_type(_unnamed(inner[0])))
             case "map" if len(inner) == 2:
                 return pa.map_(parse_type(inner[0]), parse_type(inner[1]))
             case "struct" if inner:

@@ -71,7 +71,10 @@ def wire(kind: pa.DataType, form: str) -> pa.DataType:
 
 
 def restored(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column parsed as ``wire(kind)``, or any text, as ``kind``.  Raises `ValueError` where a value does not fit.  O(n)."""
+    """A column parsed as ``wire(kind)``, or any text, as ``kind``.  O(n).
+
+    Raises `ValueError` or an Arrow error where a value does not fit.
+    """
     if column.type == kind:
         return column
     if pat.is_struct(kind) and pat.is_struct(column.type):

@@ -15,6 +15,7 @@ b'{"id":1}\\n{"id":null}\\n'
 
 from __future__ import annotations
 
+import gzip
 from abc import ABC, abstractmethod
 from typing import IO, Any
 
@@ -38,6 +39,7 @@ class Writer(ABC):
     def write(self, table: pa.Table) -> None:
         """Append rows.  O(rows)."""
 
+    @abstractmethod
     def close(self) -> None:
         """Write what is left."""
 
@@ -97,12 +99,15 @@ class Lines(Writer):
         for batch in table.to_batches(ROWS):
             self._file.write(json_lines(batch))
 
+    def close(self) -> None:
+        """Nothing is left."""
+
 
 class Zipped(Writer):
     """Another writer, through gzip."""
 
     def __init__(self, file: Any, kind: Kind, schema: pa.Schema) -> None:
-        self._stream = pa.CompressedOutputStream(file, "gzip")
+        self._stream = gzip.GzipFile(fileobj=file, mode="wb", compresslevel=6, mtime=0)
         self._inner = writer(self._stream, kind._replace(gzipped=False), schema)
 
     def write(self, table: pa.Table) -> None:
@@ -118,7 +123,7 @@ class Zipped(Writer):
 def writer(file: IO[bytes] | Any, kind: Kind, schema: pa.Schema) -> Writer:
     """The writer of a kind of file.  O(1)."""
     if kind.gzipped:
-        return Zipped(pa.PythonFile(file, "w"), kind, schema)
+        return Zipped(file, kind, schema)
     if kind.name == CSV:
         return Csv(file, schema)
     if kind.name == JSON:

@@ -73,9 +73,9 @@ def count(
     """Fold diffs over the counts that groups hold; emit the old count's retraction and the new one's assertion.
 
     permutation, starts, ranks, diffs: as in `net`.  held: int64[g], the counts now, 0 for a new group.  since_rank: the
-    greatest rank whose time need not be kept apart.  Written: update_* int64[2n] by group then time, version_* int64[n],
-    last int64[g] (-1 where nothing changed).  Returns how many updates and versions, and a row whose count overflows or
-    -1.  O(n).
+    greatest rank whose time need not be kept apart.  Written: update_* int64[2n] by group then time, version_*
+    int64[n], last int64[g] (-1 where nothing changed).  Returns how many updates and versions, and a row whose count
+    overflows or -1.  O(n).
 
     >>> a, e = np.zeros(1, np.int64), lambda: np.empty(2, np.int64)
     >>> count(a, np.array([0, 1]), a, np.ones(1, np.int64), np.array([4]), -1, e(), e(), e(), e(), e(), e(), e(), e())

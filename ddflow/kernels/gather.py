@@ -121,7 +121,7 @@ def gather_sizes(references: Rows, bases: Words, wide: np.int64, ends: Rows) -> 
     >>> gather_sizes(np.array([1]), np.array([offsets.ctypes.data], np.uint64), np.int64(4), ends)
     3
     """
-    total = 0
+    total = np.int64(0)
     ends[0] = 0
     for i in range(references.size):
         r = references[i]
@@ -133,7 +133,7 @@ def gather_sizes(references: Rows, bases: Words, wide: np.int64, ends: Rows) -> 
             at = base + np.uint64((r & ROWS) << 2)
             total += np.int64(load_u32(at + np.uint64(4)) - load_u32(at))
         ends[i + 1] = total
-    return total
+    return int(total)
 
 
 @kernel

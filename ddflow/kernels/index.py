@@ -36,7 +36,7 @@ AHEAD = 12
 
 
 @kernel
-def _find(table: Words, capacity: np.uint64, high: np.uint64, low: np.uint64, wide: bool) -> int:
+def _find(table: Words, capacity: np.uint64, high: np.uint64, low: np.uint64, wide: bool) -> np.int64:
     """The slot that holds the identity, or the empty one where it belongs, or -1 past the end."""
     slot = np.int64(mulhi(high, capacity))
     while slot < table.shape[0]:
@@ -45,7 +45,7 @@ def _find(table: Words, capacity: np.uint64, high: np.uint64, low: np.uint64, wi
         if table[slot, ID] == high and (not wide or table[slot, LOW] == low):
             return slot
         slot += 1
-    return -1
+    return np.int64(-1)
 
 
 @kernel
@@ -84,7 +84,9 @@ def seek(
 
 
 @kernel
-def write(table: Words, capacity: np.uint64, high: Words, low: Words, value: Words, reference: Rows, order: Rows) -> int:
+def write(
+    table: Words, capacity: np.uint64, high: Words, low: Words, value: Words, reference: Rows, order: Rows
+) -> int:
     """Put entries, replacing those of the same identity; return how many were new, or -1 when the table ran out.
 
     table: uint64[slots, width], changed.  high, low: uint64[m].  value: uint64[m].  reference: int64[m], none 0.
@@ -158,10 +160,10 @@ def redirect(table: Words, places: Rows, references: Rows, flags: np.uint64) -> 
 
 @kernel
 def walk(table: Words, wide: bool, mask: np.uint64, references: Rows, places: Rows) -> int:
-    """Write the references that have all bits of ``mask``, and their slots, in the order of identities; return how many.
+    """Write the references that have all bits of ``mask``, and their slots, in the order of identities.
 
-    table: uint64[slots, width], read.  references, places: int64[at least that many].  O(slots): the table is nearly in
-    that order, entries stand a few slots after their homes.
+    table: uint64[slots, width], read.  references, places: int64[at least as many as there are], written.  Returns how
+    many.  O(slots): the table is nearly in that order, entries stand a few slots after their homes.
 
     >>> references, places = np.empty(2, np.int64), np.empty(2, np.int64)
     >>> walk(np.array([[9, 0, 1], [4, 0, 1]], np.uint64), False, np.uint64(1), references, places), places.tolist()

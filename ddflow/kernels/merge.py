@@ -2,8 +2,8 @@
 
 Invariant: what is left reads the same at every time from ``since`` on.  A version goes when its key has a later one at
 or before ``since``; a lone deletion that hides nothing older goes too, where its order need not be kept.  Why that is
-not trivial: the rule needs the next version of the key, so it holds only where the newest batches take part.  Payload is
-gathered afterwards, by what is kept; nothing is changed here.
+not trivial: the rule needs the next version of the key, so it holds only where the newest batches take part.  Payload
+is gathered afterwards, by what is kept; nothing is changed here.
 
 >>> import numpy as np
 >>> kept = np.empty(2, np.int64)
@@ -31,11 +31,12 @@ def prune(
 ) -> int:
     """Write the versions that stay, in the order of identities, then times; return how many.
 
-    permutation: int64[n], versions sorted by identity, within one by time.  starts: int64[g + 1], places.  times: int64[n],
-    live: uint8[n], by version.  since: times before it need not be told apart.  droppable: whether a lone deletion may
-    go (the oldest batch takes part, and orders need not be kept).  kept: int64[n], written.  O(n).
+    permutation: int64[n], versions sorted by identity, within one by time.  starts: int64[g + 1], places.  times:
+    int64[n], live: uint8[n], by version.  since: times before it need not be told apart.  droppable: whether a lone
+    deletion may go (the oldest batch takes part, and orders need not be kept).  kept: int64[n], written.  O(n).
 
-    >>> prune(np.array([0]), np.array([0, 1]), np.array([1]), np.zeros(1, np.uint8), np.int64(2), True, np.empty(1, np.int64))
+    >>> one, kept = np.array([0]), np.empty(1, np.int64)
+    >>> prune(one, np.array([0, 1]), np.array([1]), np.zeros(1, np.uint8), np.int64(2), True, kept)
     0
     """
     written = 0

@@ -111,7 +111,8 @@ def judged(rows: int, groups: int, winners: bool = True) -> Judged:
     """Room for the outcome of ``rows`` events of ``groups`` keys: at most two updates and one version an event."""
     n = rows
     return Judged(
-        np.empty(n, np.uint8), np.empty(n if winners else 0, np.int64), np.empty(2 * n, np.int64), np.empty(2 * n, np.int64),
+        np.empty(n, np.uint8), np.empty(n if winners else 0, np.int64),
+        np.empty(2 * n, np.int64), np.empty(2 * n, np.int64),
         np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64), np.empty(groups, np.int64),
     )  # fmt: skip
 
@@ -144,7 +145,7 @@ def _winner(
     words = order.shape[1]
     best = -1
     for place in range(begin, end):
-        row = permutation[place]
+        row: int = permutation[place]
         verdict[row] = SUPERSEDED
         if bound != NOTHING:
             against = _against(order, row, held, bound, 0, base)

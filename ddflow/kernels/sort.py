@@ -118,9 +118,9 @@ def sort_identities(
     for b in range(1, ends.size):
         ends[b] += ends[b - 1]
     for i in range(n):
-        b = np.int64(high[i] >> shift)
-        to = ends[b]
-        ends[b] = to + 1
+        bucket = np.int64(high[i] >> shift)
+        to = ends[bucket]
+        ends[bucket] = to + 1
         permutation[to], sorted_high[to] = i, high[i]
         if low.size != 0:
             sorted_low[to] = low[i]

@@ -1,10 +1,10 @@
 """Count: how many rows each group has, as differences.
 
-Invariant: at each time at which a group's count changes, the old count leaves (if it was not zero) and the new one enters
-(if it is not zero); a group at zero leaves.  The arrangement holds one live (group, count) a group, so it
-is an upsert arrangement like any other, and its entry's value word is the count itself.  Counts may be negative, after
-``negate``.  Why that is not trivial: input need not be consolidated, sums are checked for overflow, and the
-group columns of a retraction are taken from the update that caused it: equal to the stored ones by canonical equality.
+Invariant: at each time at which a group's count changes, the old count leaves (if it was not zero) and the new one
+enters (if it is not zero); a group at zero leaves.  The arrangement holds one live (group, count) a group, so it is an
+upsert arrangement like any other, and its entry's value word is the count itself.  Counts may be negative, after
+``negate``.  Why that is not trivial: input need not be consolidated, sums are checked for overflow, and the group
+columns of a retraction are taken from the update that caused it: equal to the stored ones by canonical equality.
 (McSherry, "Upserts in differential dataflow", Counting.)
 
 >>> import pyarrow as pa
@@ -45,15 +45,18 @@ class Count:
 
         O(updates).  Raises `CountOverflow`, with nothing changed.
         """
-        groups, n = updates.rows.select(self.groups.names), updates.diffs.size
-        by = sort(*identities(groups.cast(self.groups), self.secret, n))
+        # Not cast: the types agree, only what may be null does not; and Arrow's cast breaks lists of nulls.
+        groups = pa.Table.from_arrays([updates.rows.column(f.name) for f in self.groups], schema=self.groups)
+        n = updates.diffs.size
+        by = sort(*identities(groups, self.secret, n))
         held = self.arranged.seek(by.high, by.low, by.starts[:-1])
         before = np.where(held.reference & LIVE != 0, held.value.view(np.int64), 0)
         since_rank = int(np.searchsorted(updates.times, since, side="right")) - 1
-        up, down = [np.empty(2 * n, np.int64) for _ in range(4)], [np.empty(n, np.int64) for _ in range(3)]
+        up, down = np.empty((4, 2 * n), np.int64), np.empty((3, n), np.int64)
         last = np.empty(before.size, np.int64)
         changed, versions, refused = kernels.count(by.permutation, by.starts, updates.ranks, updates.diffs, before,
-                                                   np.int64(since_rank), *up, *down, last)  # fmt: skip
+                                                   np.int64(since_rank), up[0], up[1], up[2], up[3],
+                                                   down[0], down[1], down[2], last)  # fmt: skip
         if refused >= 0:
             raise overflow(groups, refused)
         order = np.empty(changed, np.int64)

@@ -51,8 +51,8 @@ class Upsert:
     def judge(self, sealed: Sealed, times: Ints, since: int, winners: bool = True) -> Judgement:
         """Compute the outcome of sealed events; nothing changes.
 
-        ``times``: the step's distinct times, ascending.  ``since``: what it will be after the step.  ``winners``: whether
-        anybody asks for `Judgement.winner_orders`.  O(n) expected.  Raises `TieRefused` under ``tie="error"``.
+        ``times``: the step's distinct times, ascending.  ``since``: what it will be after the step.  ``winners``:
+        whether anybody asks for `Judgement.winner_orders`.  O(n) expected.  Raises `TieRefused` under ``tie="error"``.
         """
         return Judgement(self, sealed, times, since, winners)
 
@@ -112,7 +112,8 @@ class Judgement:
         for field in order.hidden:
             table = table.append_column(field, self.sealed.events.column(field.name[7:]).take(pa.array(events)))
         return Change(
-            by.high[key], by.low[key] if by.low.size else by.low, self.sealed.times[events], np.uint8(1) - self.gone[events],
+            by.high[key], by.low[key] if by.low.size else by.low,
+            self.sealed.times[events], np.uint8(1) - self.gone[events],
             self.value[events], self.words[events] if order.words else np.empty((n, 0), np.int64), table,
             out.last[out.last >= 0],
         )  # fmt: skip
@@ -167,5 +168,3 @@ class Judgement:
         raise TieRefused(f"a step of {self.upsert.bound.name!r}",
                          f"the key {key} has two events of order {order} at time {self.sealed.times[row]}",
                          "mend the feed, or choose tie='last', 'first' or 'greatest'; nothing was changed")  # fmt: skip
-
-

@@ -1,0 +1,275 @@
+"""Files that cannot be read, or do not fit: each is one error that names the file and the place.
+
+No input may crash, be read in part without a word, or raise an error of a library.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import random
+import re
+import struct
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from test_files import read, write
+
+from ddflow.errors import DdflowError, SchemaMismatch, SpecError, UnreadableInput
+from ddflow.files import open_input
+from ddflow.files.kinds import KINDS
+
+TABLE = pa.table({"id": range(500), "text": [f"text {n}" for n in range(500)], "list": [[n] for n in range(500)]})
+FLAT = TABLE.select(["id", "text"])
+ZIPPED = [ending for ending, kind in KINDS.items() if kind.gzipped]
+FRAMED = [".parquet", ".arrow", ".feather", ".arrows", *ZIPPED]
+
+
+def refused(*paths: Path, types: dict[str, pa.DataType] | None = None) -> str:
+    """The message with which files are refused, which must name the last of them."""
+    with pytest.raises(DdflowError) as caught:
+        read(*paths, types=types)
+    assert isinstance(caught.value, UnreadableInput | SchemaMismatch)
+    assert str(paths[-1]) in caught.value.asked
+    assert caught.value.found and caught.value.remedy
+    return str(caught.value).replace(str(paths[-1].parent) + "/", "")
+
+
+@pytest.mark.parametrize("ending", KINDS)
+def test_an_empty_file_is_refused(ending: str, tmp_path: Path) -> None:
+    (tmp_path / f"a{ending}").write_bytes(b"")
+    assert "it is empty (0 bytes)" in refused(tmp_path / f"a{ending}")
+    first = write(tmp_path / f"first{ending}", FLAT)
+    assert "it is empty (0 bytes)" in refused(first, tmp_path / f"a{ending}")
+
+
+@pytest.mark.parametrize("ending", KINDS)
+def test_a_file_of_another_kind_than_it_is_called_is_refused(ending: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a{ending}"
+    path.write_bytes(random.Random(1).randbytes(4000))
+    assert "is it a" in refused(path) or "a quote is not closed" in refused(path)
+
+
+@pytest.mark.parametrize("ending", FRAMED)
+def test_a_file_that_is_cut_anywhere_is_refused(ending: str, tmp_path: Path) -> None:
+    whole = write(tmp_path / f"whole{ending}", TABLE if "csv" not in ending else FLAT).read_bytes()
+    path = tmp_path / f"cut{ending}"
+    for size in [*range(1, 40), *range(40, len(whole), 97), *range(len(whole) - 20, len(whole))]:
+        path.write_bytes(whole[:size])
+        assert refused(path), size
+
+
+def test_a_stream_that_runs_into_zeros_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.arrows"
+    with pa.ipc.new_stream(str(path), FLAT.schema) as stream:
+        stream.write_table(FLAT, max_chunksize=100)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2 // 8 * 8] + bytes(len(whole) // 2))
+    assert refused(path)
+    path.write_bytes(whole + b"more")
+    assert "ends at byte" in refused(path)
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".arrow", ".arrows"])
+def test_a_flipped_bit_is_refused_or_leaves_as_many_rows(ending: str, tmp_path: Path) -> None:
+    whole = write(tmp_path / f"whole{ending}", TABLE).read_bytes()
+    draw, path, caught = random.Random(7), tmp_path / f"flipped{ending}", 0
+    for _ in range(300):
+        place, bit = draw.randrange(len(whole)), draw.randrange(8)
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << bit)]) + whole[place + 1 :])
+        try:
+            assert read(path).num_rows == TABLE.num_rows
+        except DdflowError:
+            caught += 1
+    assert caught > 10
+
+
+def test_offsets_that_point_elsewhere_are_refused_before_anybody_follows_them(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.arrow", pa.table({"a": ["x" * 11, "y" * 13]}))
+    whole, offsets = path.read_bytes(), struct.pack("<3i", 0, 11, 24)
+    assert whole.count(offsets) == 1
+    path.write_bytes(whole.replace(offsets, struct.pack("<3i", 0, 2**31 - 1, 24)))
+    assert refused(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("id,n\n1,2\n3\n", "a.csv: row 3: Expected 2 columns, got 1: 3; mend the row"),
+        ("id,n\n1,2\n3,4,5\n", "a.csv: row 3: Expected 2 columns, got 3: 3,4,5; mend"),
+        ("id,n\n1,2\n3,\"4\n5,6\n", "a.csv, line 3: a quote is opened there that is never closed"),
+        ("id,id\n1,2\n", "a.csv: the columns ['id'] occur more than once"),
+        ("\n\n", "a.csv: "),
+    ],
+)  # fmt: skip
+def test_a_csv_that_is_none_is_refused_with_its_row(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    assert said in refused(tmp_path / "a.csv")
+
+
+def test_a_quote_that_swallows_the_rest_is_found_across_blocks_and_in_gzip(tmp_path: Path) -> None:
+    text = "id,n\n" + "1,2\n" * 10 + '3,"4\n' + "5,6\n" * 100
+    (tmp_path / "a.csv").write_text(text)
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(text.encode()))
+    assert "a.csv, line 12: a quote is opened there" in refused(tmp_path / "a.csv")
+    assert "a.csv.gz, line 12: a quote is opened there" in refused(tmp_path / "a.csv.gz")
+    (tmp_path / "a.csv").write_text(text + "7,8\n" * 2_000_000)  # longer than a block
+    assert "is a quote not closed?" in refused(tmp_path / "a.csv")
+
+
+BAD_VALUES = {"int64": "1.5", "double": "x", "bool": "yes", "date32[day]": "2024-02-30", "timestamp[us]": "noon",
+              "decimal128(5, 2)": "1.234", "binary": "no base64!", "time64[us]": "25:00:00"}  # fmt: skip
+GOOD_VALUES = {"int64": "1", "double": "1", "bool": "true", "date32[day]": "2024-02-29", "timestamp[us]": "2024-02-29",
+               "decimal128(5, 2)": "1.23", "binary": "AA==", "time64[us]": "23:00:00"}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BAD_VALUES)
+def test_a_value_that_does_not_fit_is_named_with_its_file_row_and_column(kind: str, tmp_path: Path) -> None:
+    from ddflow.files.types import parse_type
+
+    good, bad, rows = GOOD_VALUES[kind], BAD_VALUES[kind], 150_000  # beyond the first block
+    (tmp_path / "a.csv").write_text("id,b\n" + f"1,{good}\n" * rows + f'2,"{bad}"\n')
+    said = refused(tmp_path / "a.csv", types={"b": parse_type(kind)})
+    assert said.startswith("a.csv, " if kind == "binary" else f"a.csv, row {rows + 2:,}, column 'b': "), said
+    assert "column 'b'" in said and said.endswith("declare another type: --types b=string")
+    quoted = kind not in ("int64", "double", "bool")
+    lines = [f'"{text}"' if quoted or text in ("x", "yes") else text for text in (good, bad)]
+    (tmp_path / "a.jsonl").write_text(f'{{"id": 1, "b": {lines[0]}}}\n' * rows + f'{{"id": 2, "b": {lines[1]}}}\n')
+    said = refused(tmp_path / "a.jsonl", types={"b": parse_type(kind)})
+    assert said.startswith(f"a.jsonl, line {rows + 1:,}, column 'b': {lines[1]} is no {kind}; "), said
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"id": 1', "it is no JSON"),
+        ("[1, 2]", "it is a list, not an object"),
+        ('"x"', "it is a str, not an object"),
+        ('{"id": "x"}', "column 'id': \"x\" is no int64"),
+        ('{"id": 1.5}', "column 'id': 1.5 is no int64"),
+        ('{"id": 1, "idd": 2}', "there is a column 'idd', which the first rows of the run have not; declare it"),
+        ('{"id": 1, "id": 2}', "was specified twice"),
+        ('{"id": 1, "p": {"x": 1, "y": 2}}', "column 'p'"),
+        ('{"id": 1, "p": [1]}', "column 'p': [1] is no struct<x: int64>"),
+    ],
+)
+def test_a_json_line_that_does_not_fit_is_named_with_its_number(line: str, said: str, tmp_path: Path) -> None:
+    good = '{"id": 1, "p": {"x": 1}}\n'
+    (tmp_path / "first.jsonl").write_text(good)
+    (tmp_path / "a.jsonl").write_text(good * 5000 + "\n" + line + "\n" + good * 5000)
+    assert refused(tmp_path / "first.jsonl", tmp_path / "a.jsonl").startswith("a.jsonl, line 5,002")
+    assert said in refused(tmp_path / "first.jsonl", tmp_path / "a.jsonl")
+
+
+def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes("id,city\n1,Zürich\n".encode("latin-1"))
+    (tmp_path / "b.csv").write_bytes("id,zürich\n1,2\n".encode("latin-1"))
+    (tmp_path / "a.jsonl").write_bytes('{"id": 1}\n{"id": 2, "city": "Zürich"}\n'.encode("latin-1"))
+    assert "a.csv, row 2, column 'city': it is not UTF-8" in refused(tmp_path / "a.csv")
+    assert "not UTF-8" in refused(tmp_path / "b.csv")
+    assert "a.jsonl, line 2: it is not UTF-8" in refused(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".arrow", ".arrows"])
+def test_a_column_of_another_type_is_named_with_file_and_both_types(ending: str, tmp_path: Path) -> None:
+    first = write(tmp_path / f"1{ending}", pa.table({"id": [1], "amount": [1]}))
+    other = write(tmp_path / f"2{ending}", pa.table({"id": [1], "amount": [1.5]}))
+    said = refused(first, other).replace(f"{tmp_path}/", "")
+    assert said.startswith(f"2{ending}, column 'amount': it is double, in 1{ending} it is int64; declare one type for ")
+    assert read(first, other, types={"amount": pa.float64()})["amount"].to_pylist() == [1.0, 1.5]
+    assert "it is double, declared is list<item: int8>" in refused(other, types={"amount": pa.list_(pa.int8())})
+
+
+def test_a_value_that_a_declared_type_cannot_hold_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", pa.table({"zip": ["1", "x"]}))
+    assert "column 'zip': Failed to parse string: 'x'" in refused(path, types={"zip": pa.int64()})
+    narrow = write(tmp_path / "b.parquet", pa.table({"zip": [2**40]}))
+    first = write(tmp_path / "c.parquet", pa.table({"zip": pa.array([1], pa.int32())}))
+    assert "int64 does not fit int32" in str(refused(first, narrow))
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".arrow", ".arrows", ".csv", ".csv.gz"])
+def test_a_file_that_adds_a_column_or_lacks_a_required_one_is_refused_at_once(ending: str, tmp_path: Path) -> None:
+    first = write(tmp_path / f"1{ending}", pa.table({"id": [1]}))
+    more = write(tmp_path / f"2{ending}", pa.table({"id": [1], "Id": [2]}))
+    with pytest.raises(SchemaMismatch, match=r"it has a column 'Id', which .*1\..* has not"):
+        open_input([first, more])
+    with pytest.raises(SchemaMismatch, match=r"1\..*: the column 'key' is missing, which every file must have; .*'id'"):
+        open_input([first], required=["key"])
+
+
+def test_a_type_for_a_column_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", pa.table({"amount": [1]}))
+    with pytest.raises(SpecError, match=r"there is no such column in .*a\.csv; did you mean 'amount'\?"):
+        open_input([path], types={"amuont": "double"})
+    for nested in ("list<int>", "struct<a: int>"):
+        with pytest.raises(SpecError, match="cannot hold it; use Parquet"):
+            open_input([path], types={"amount": nested})
+    with pytest.raises(SpecError, match="cannot hold it"):
+        open_input([write(tmp_path / "a.jsonl", FLAT)], types={"id": pa.month_day_nano_interval()})
+
+
+def test_a_file_without_columns_is_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({}), tmp_path / "a.parquet")
+    (tmp_path / "a.jsonl").write_text("{}\n{}\n")
+    assert "it has no columns" in refused(tmp_path / "a.parquet")
+    assert "it has no columns" in refused(tmp_path / "a.jsonl")
+
+
+def test_what_is_not_there_or_not_known_is_refused(tmp_path: Path) -> None:
+    assert "there is no such file or folder" in refused(tmp_path / "a.csv")
+    assert "there is no file in it" in refused(tmp_path)
+    (tmp_path / "a.txt").write_text("id\n1\n")
+    assert "files of kind '.txt' are not known; use .parquet, .csv" in refused(tmp_path / "a.txt")
+    with pytest.raises(UnreadableInput, match=r"a\.txt: files of kind"):
+        read(tmp_path)
+    (tmp_path / "deep").mkdir()
+    assert "there are folders in it: ['deep']" in refused(tmp_path)
+    with pytest.raises(UnreadableInput, match="no file is given"):
+        open_input([])
+
+
+@pytest.mark.parametrize("ending", KINDS)
+def test_a_file_that_may_not_be_read_says_so(ending: str, tmp_path: Path) -> None:
+    path = write(tmp_path / f"a{ending}", FLAT)
+    path.chmod(0)
+    if os.geteuid() == 0:  # who may read everything is told nothing; a folder in the file's place is as unreadable
+        path.unlink()
+        path.symlink_to(path)  # a loop
+        with pytest.raises(UnreadableInput, match=re.escape(str(path))):
+            read(path)
+        return
+    assert "it may not be read" in refused(path)
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".arrow", ".arrows"])
+def test_a_file_that_shrinks_or_goes_while_it_is_read_is_an_error(ending: str, tmp_path: Path) -> None:
+    path, table = tmp_path / f"a{ending}", pa.table({"text": [f"{n:050}" for n in range(400_000)]})
+    write(path, table)
+    if ending == ".parquet":
+        pq.write_table(table, path, row_group_size=20_000)
+    source = open_input([path])
+    batches = source.batches(path)
+    next(batches)
+    os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(UnreadableInput, match=re.escape(str(path))):
+        for _ in batches:
+            pass
+    path.unlink()
+    with pytest.raises(UnreadableInput, match="there is no such file"):
+        list(source.batches(path))
+
+
+def test_a_line_that_is_longer_than_a_block_is_refused(tmp_path: Path) -> None:
+    long = '{"id": 2, "note": "' + "x" * (5 << 20) + '"}\n'
+    for text in ('{"id": 1}\n' + long, long * 2):
+        (tmp_path / "a.jsonl").write_text(text)
+        said = refused(tmp_path / "a.jsonl", types={"note": pa.string()})
+        assert said.startswith("a.jsonl: a line is longer than 2,097,152 bytes")
+
+
+def test_a_pipe_is_refused_rather_than_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.csv")
+    assert "a.csv: it is no regular file; write what it gives to a file first" in refused(tmp_path / "a.csv")
