@@ -25,7 +25,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from ddflow.errors import OutputExists, UnreadableInput, UnwritableOutput
+from ddflow.errors import DdflowError, OutputExists, UnreadableInput, UnwritableOutput
 from ddflow.files.kinds import CSV, JSON, kind_of
 from ddflow.files.reading import described
 from ddflow.files.wire import holds
