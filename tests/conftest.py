@@ -7,7 +7,9 @@ test is red for everybody.  What a soak finds becomes a test of its own under ``
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,6 +26,15 @@ else:
     settings.load_profile("interpreted" if os.environ.get("NUMBA_DISABLE_JIT") == "1" else "fast")
 
 ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    """A local Spark session of the module's own; its tests carry ``pytest.mark.xdist_group("spark")``."""
+    from spark_session import session
+
+    with session() as started:
+        yield started
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -136,6 +136,6 @@ class Arrangement:
         for word in table[table[:, 2] != 0, 2]:
             slot, row = (int(word) >> SLOT) & ((1 << 20) - 1), int(word) & ((1 << SLOT) - 1)
             batch = self.spine.slots[slot] if slot < len(self.spine.slots) else None
-            if int(word) & LIVE:
-                # A live entry points at a live version.
-                assert batch is not None and batch.live[row], (slot, row)
+            if int(word) & LIVE or self.index.keeps:
+                # An entry points at a version that is live or not as it says (a deletion that is not kept may be gone).
+                assert batch is not None and bool(batch.live[row]) == bool(int(word) & LIVE), (slot, row)

@@ -1,0 +1,112 @@
+"""The peers that are engines of their own: DuckDB over the whole input or in steps against a state table, and Polars.
+
+Invariant: the contract is that of ``peers.py``, and each engine gets the fastest query we found for it (the ones that
+lost are named in README.md); inputs are handed over as Arrow and results taken as Arrow, by each engine's own door.
+Why that is not trivial: neither engine promises an order it was not asked for, so arrival is numbered inside the query,
+and what an ordered output costs is shown by a second contender that leaves it out.  Nothing here measures.
+
+>>> import pyarrow as pa
+>>> events = pa.table({"key": [1, 1, 1], "val": [5, 6, None], "time": [0, 1, 1]})
+>>> for tables in (duckdb_whole(events, 1), duckdb_steps(events, 1), polars_whole(events)):
+...     print([tuple(row.values()) for table in tables for row in table.to_pylist()])
+[(1, 5, 0, 1), (1, 5, 1, -1)]
+[(1, 5, 0, 1), (1, 5, 1, -1)]
+[(1, 5, 0, 1), (1, 5, 1, -1)]
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from workloads import slices
+
+if TYPE_CHECKING:
+    import duckdb
+
+# The last event of each (key, time), with the next time of its key (null when there is none).
+WINNERS = """
+    numbered as (select key, val, time, row_number() over () as seq from events),
+    followed as (select *, lead(time) over (partition by key order by seq) as later from numbered),
+    winners as (select * from followed where later is distinct from time)"""
+
+# What the winners change, given their old values: retractions and assertions.
+UPDATES = """
+    select key, old as val, time as _time, (-1)::bigint as _diff from judged
+    where old is not null and old is distinct from val
+    union all
+    select key, val, time, 1::bigint from judged
+    where val is not null and val is distinct from old"""
+
+
+def _connect(threads: int) -> duckdb.DuckDBPyConnection:
+    import duckdb
+
+    connection = duckdb.connect()
+    connection.execute(f"set threads = {threads}")
+    return connection
+
+
+def duckdb_whole(events: pa.Table, threads: int, ordered: bool = True) -> list[pa.Table]:
+    """One query over all events: the old value of a winner is the value of the winner before it, by ``lag``."""
+    with _connect(threads) as connection:
+        connection.register("events", events)
+        query = f"""with {WINNERS},
+            judged as materialized (
+                select *, lag(val) over (partition by key order by seq) as old from winners)
+            {UPDATES} {"order by _time, _diff" if ordered else ""}"""
+        return [connection.sql(query).to_arrow_table()]
+
+
+def duckdb_steps(events: pa.Table, threads: int, step: int = 100_000) -> list[pa.Table]:
+    """What the engine does, in SQL: per step, old values come from a state table, which is then merged into."""
+    first = events.schema.field("key").type
+    with _connect(threads) as connection:
+        name = "bigint" if pa.types.is_integer(first) else "varchar"
+        connection.execute(f"create table state (key {name}, val {name})")
+        return [_one_step(connection, piece) for piece in slices(events, step)]
+
+
+def _one_step(connection: duckdb.DuckDBPyConnection, events: pa.Table) -> pa.Table:
+    connection.register("events", events)
+    connection.execute(f"""create or replace temp table judged as with {WINNERS}
+        select winners.key, winners.val, time, later,
+            case when row_number() over of_key = 1 then state.val else lag(winners.val) over of_key end as old
+        from winners left join state using (key)
+        window of_key as (partition by winners.key order by seq)""")
+    updates = connection.sql(f"{UPDATES} order by _time, _diff").to_arrow_table()
+    # A deleted key stays as a null, which reads as absent: removing its row made every later step slower.
+    connection.execute("""merge into state using (select key, val from judged where later is null) as new
+        on state.key = new.key
+        when matched then update set val = new.val
+        when not matched then insert values (new.key, new.val)""")
+    return updates
+
+
+def polars_whole(events: pa.Table, ordered: bool = True) -> list[pa.Table]:
+    """One lazy query: sort by key, stably, and compare neighbours; two halves in order of arrival are then merged.
+
+    It takes as many threads as ``POLARS_MAX_THREADS`` said when polars was first imported.
+    """
+    import polars as pl
+
+    key, val, time, old, at = (pl.col(name) for name in ("key", "val", "time", "old", "at"))
+    frame = pl.from_arrow(events)
+    assert isinstance(frame, pl.DataFrame)
+    winners = (
+        frame.lazy()
+        .with_row_index("at")
+        .sort(key, maintain_order=True)
+        .filter(key.ne_missing(key.shift(-1)) | time.ne_missing(time.shift(-1)))
+    )
+    judged = winners.with_columns(old=pl.when(key.eq_missing(key.shift(1))).then(val.shift(1))).filter(
+        old.ne_missing(val)
+    )
+    if ordered:
+        judged = judged.sort(at).collect().lazy()
+    out, into = (judged.filter(side.is_not_null()) for side in (old, val))
+    place = at.cast(pl.Int64) * 2
+    leaving = out.select(key, val=old, _time=time, _diff=pl.lit(-1, pl.Int64), place=place)
+    entering = into.select(key, val, _time=time, _diff=pl.lit(1, pl.Int64), place=place + 1)
+    merged = leaving.merge_sorted(entering, "place") if ordered else pl.concat((leaving, entering))
+    return [merged.drop("place").collect().to_arrow()]

@@ -1,0 +1,207 @@
+"""The benchmark's inputs: upsert workloads made from a seed, the answers they must give, and a checksum of updates.
+
+Invariant: a workload is the same bytes on every machine, and its known answer was found by several unrelated
+programs; a contender that gives another count or checksum is wrong, not different.  Why that is not free: the
+generator belongs to numpy, so ``fingerprint`` says whether the *input* changed before anybody doubts an answer.
+Columns: ``key``, ``val`` (null deletes), ``time`` (never decreasing, 1000 rows a time).  Nothing here runs a contender.
+
+>>> table = build(SHAPES["tiny"])
+>>> table.num_rows, table.column_names, table["time"][-1].as_py()
+(20000, ['key', 'val', 'time'], 19)
+>>> import pyarrow as pa
+>>> updates = pa.table({"key": [7], "val": [3], "_time": [0], "_diff": [1]})
+>>> both = pa.concat_tables([updates, pa.table({"key": [7], "val": [3], "_time": [0], "_diff": [-1]})])
+>>> checksum([updates]) != 0, checksum([both])  # a retraction undoes its assertion, in any order
+(True, 0)
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+
+class Shape(NamedTuple):
+    """What a workload is made of: ``n`` rows over ``keys`` keys, drawn with ``seed``."""
+
+    n: int
+    keys: int
+    zipf: float | None = None
+    strings: bool = False
+    deletes: float = 0.05
+    values: int = 1000
+    per_time: int = 1000
+    seed: int = 0
+
+
+class Answer(NamedTuple):
+    """The known answer of a line on a workload: how many updates, and their checksum in hexadecimal."""
+
+    updates: int
+    checksum: str
+
+
+SHAPES = {
+    "w1": Shape(10_000_000, 1_000_000),
+    "w1s": Shape(1_000_000, 100_000),
+    "w1z": Shape(10_000_000, 1_000_000, zipf=1.2),
+    "w3": Shape(2_000_000, 200_000, strings=True),
+    "w3s": Shape(200_000, 20_000, strings=True),
+    "tiny": Shape(20_000, 2_000),
+    "tinyz": Shape(20_000, 2_000, zipf=1.2),
+    "tiny3": Shape(20_000, 2_000, strings=True),
+}
+
+# What runs on a workload. `upsert` gives the updates of the rows; the others put operators behind it.
+LINES = ("upsert", "filter", "count", "filter+count")
+
+# Found alike by the dict loop, by numpy and by SQL over numpy's updates.
+# Found alike by the dict loop, by numpy and by SQL over numpy's updates.
+KNOWN: dict[tuple[str, str], Answer] = {
+    ("w1s", "upsert"): Answer(1_793_799, "12c6f93100aff722"),
+    ("w1s", "filter"): Answer(179_718, "78800040ca5a698f"),
+    ("w1s", "count"): Answer(1_344_234, "11d2dac932109159"),
+    ("w1s", "filter+count"): Answer(134_834, "d192520192c2c771"),
+    ("w1", "upsert"): Answer(18_023_791, "b10ff7993cdd8f69"),
+    ("w1", "filter"): Answer(1_803_420, "a226ea80278695af"),
+    ("w1", "count"): Answer(13_460_296, "87449fc0160685cb"),
+    ("w1", "filter+count"): Answer(1_345_758, "8b3e7b9eab2b3cbe"),
+    ("w1z", "upsert"): Answer(7_357_282, "414a98f0c2cd07d8"),
+    ("w1z", "filter"): Answer(735_731, "8e450d75027f5dd4"),
+    ("w1z", "count"): Answer(9_087_632, "90d638126feae003"),
+    ("w1z", "filter+count"): Answer(907_684, "6c8c628a5eb5e003"),
+    ("w3", "upsert"): Answer(3_597_457, "2774ccc50edce550"),
+    ("w3", "count"): Answer(2_689_614, "cf5754692c59be9d"),
+    ("w3s", "upsert"): Answer(351_447, "26fdbd562b8924d3"),
+    ("w3s", "count"): Answer(265_186, "b783d6a531f3df75"),
+    ("tiny", "upsert"): Answer(27_874, "67d1f17ceb2c8e2e"),
+    ("tiny", "filter"): Answer(2_852, "1bb05f1c42cb08e3"),
+    ("tiny", "count"): Answer(20_911, "cdb0d1243adc6840"),
+    ("tiny", "filter+count"): Answer(2_115, "ef857951fa2e5320"),
+    ("tinyz", "upsert"): Answer(12_998, "bcf93d1cfc259f1a"),
+    ("tinyz", "filter"): Answer(1_352, "8453fbff8787f235"),
+    ("tinyz", "count"): Answer(13_866, "24e3442b8017e833"),
+    ("tinyz", "filter+count"): Answer(1_378, "2cc4e9bbaa545d1f"),
+    ("tiny3", "upsert"): Answer(27_874, "67d1f17ceb2c8e2e"),
+    ("tiny3", "count"): Answer(20_911, "cdb0d1243adc6840"),
+}
+
+# xxh3-64 over the input's columns, as numpy 2.4's generator draws them.
+FINGERPRINTS = {
+    "w1s": "a795302d65b15ea1",
+    "w1": "ad9634b28bb1c099",
+    "w1z": "5210d0a994914946",
+    "w3": "4b87291462ce8ecd",
+    "w3s": "7ac4988ad06359f9",
+    "tiny": "9264972868bcbf83",
+    "tinyz": "7fe61cb758d87195",
+    "tiny3": "9264972868bcbf83",
+}
+
+
+def build(shape: Shape) -> pa.Table:
+    """Make a workload in memory: O(n) time, one chunk a column."""
+    rng = np.random.default_rng(shape.seed)
+    if shape.zipf is None:
+        key = rng.integers(0, shape.keys, shape.n)
+    else:
+        key = (rng.zipf(shape.zipf, shape.n) - 1) % shape.keys
+    val = rng.integers(0, shape.values, shape.n)
+    gone = rng.random(shape.n) < shape.deletes
+    time = np.arange(shape.n, dtype=np.int64) // shape.per_time
+    keys: pa.Array
+    if shape.strings:
+        keys, vals = _text("user-", key, 9), _text("city-", val, 4)
+        vals = pc.if_else(pa.array(gone), pa.scalar(None, pa.string()), vals)
+    else:
+        keys, vals = pa.array(key.astype("int64")), pa.array(val.astype("int64"), mask=gone)
+    return pa.table({"key": keys, "val": vals, "time": pa.array(time)})
+
+
+def _text(prefix: str, numbers: Any, width: int) -> pa.Array:
+    padded = pc.utf8_lpad(pc.cast(pa.array(numbers), pa.string()), width=width, padding="0")
+    return pc.binary_join_element_wise(pa.scalar(prefix), padded, "")
+
+
+def folder() -> Path:
+    """Where generated workloads are kept: ``$DDFLOW_BENCH_DATA``, else the user's cache directory."""
+    if given := os.environ.get("DDFLOW_BENCH_DATA"):
+        return Path(given)
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "ddflow-bench"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddflow-bench"
+
+
+def load(name: str) -> pa.Table:
+    """The workload ``name`` as a table of one chunk in memory (read, not mapped, so that its pages are resident).
+
+    It is made and stored on first use; KeyError for a name that is none.
+    """
+    path = folder() / f"{name}-{SHAPES[name].seed}.arrow"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        table = build(SHAPES[name])
+        descriptor, scratch = tempfile.mkstemp(dir=path.parent, suffix=".part")
+        os.close(descriptor)
+        with pa.OSFile(scratch, "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+        os.replace(scratch, path)  # so a run that is cut short leaves no half a workload behind
+    with pa.OSFile(str(path), "rb") as source:
+        return pa.ipc.open_file(source).read_all().combine_chunks()
+
+
+def fingerprint(table: pa.Table) -> str:
+    """xxh3-64 of a workload's values, column after column, nulls as -1: the same for the same rows on any machine."""
+    digest = xxhash.xxh3_64()
+    for name in ("key", "val", "time"):
+        for chunk in table[name].chunks:
+            digest.update(_numbers(chunk).tobytes())
+    return digest.hexdigest()
+
+
+def checksum(updates: Iterable[pa.Table]) -> int:
+    """Sum of ``diff * mix(a*A + b*B + time*C)`` over the updates, wrapping in 64 bits: any order gives the same.
+
+    ``a`` and ``b`` are the first two columns (text counts as the digits in it), ``_time`` and ``_diff`` the last two;
+    mix is splitmix64's finalizer.  O(n) time, a few arrays of a million rows at once.
+    """
+    total = 0
+    for table in updates:
+        for batch in table.to_batches(max_chunksize=1_000_000):
+            total += _mixed(batch)
+    return total % 2**64
+
+
+def _mixed(batch: pa.RecordBatch) -> int:
+    first, second, time, diff = (_numbers(column).view(np.uint64) for column in batch.columns)
+    z = first * np.uint64(0x9E3779B97F4A7C15)
+    z += second * np.uint64(0xBF58476D1CE4E5B9)
+    z += time * np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(30)
+    z *= np.uint64(0xBF58476D1CE4E5B9)
+    z ^= z >> np.uint64(27)
+    z *= np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(31)
+    return int(np.sum(z * diff, dtype=np.uint64))
+
+
+def _numbers(column: pa.Array) -> Any:
+    """A column as int64: text by the digits after its ``name-``, null as -1."""
+    if not pa.types.is_integer(column.type):
+        column = pc.cast(pc.utf8_slice_codeunits(pc.cast(column, pa.large_string()), 5), pa.int64())
+    return pc.fill_null(pc.cast(column, pa.int64()), -1).to_numpy(zero_copy_only=False)
+
+
+def slices(table: pa.Table, step: int) -> Iterator[pa.Table]:
+    """The table in steps of ``step`` rows, copying nothing."""
+    for start in range(0, table.num_rows, step):
+        yield table.slice(start, step)

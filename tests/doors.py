@@ -1,0 +1,269 @@
+"""Two doors into the same plan: one opens the twin, the other the engine, and both speak plain Python values.
+
+Invariant: a scenario is JSON (sources with columns and spec, outputs as nested lists, rows as lists), so whatever fails
+can be written down under ``tests/found`` and replayed; rows reach both sides through the same Arrow table, and what
+comes back is plain and canonical before anybody compares.  Why that is not trivial: Arrow's NaN, -0.0, decimals and
+timestamps each have a way to look different though they are equal.  What is right is decided in ``model``, not here.
+
+>>> scenario = {"sources": {"a": {"columns": {"k": "int64", "v": "string"}, "spec": {"key": ["k"]}}},
+...             "outputs": {"vs": ["count", ["project", ["source", "a"], ["v"]], None, "count"]}}
+>>> door = TwinDoor(scenario)
+>>> door.step({"a": [[1, "x"], [2, "x"]]}, 7).updates
+{'vs': {(('x', 2), 7): 1}}
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pat
+from conditions import COMPUTED, CONDITIONS
+from model import Collection, Node, Twin, Updates, collection
+from rules import Refused, Row, Source, canonical
+
+import ddflow as dd
+from ddflow.errors import DdflowError
+from ddflow.identity import Secret
+from ddflow.spec import Upsert
+
+Rows = Sequence[Sequence[Any]]
+Shape = Callable[[pa.Table], Any]
+FOREVER = 2**62
+"""A ``retain=`` that keeps all history that the tests make."""
+SECRET = Secret(0x0123456789ABCDEF, 0xFEDCBA9876543210)
+"""A fixed one, so that what fails once fails again; that it does not matter is a law of its own."""
+
+
+def as_table(table: pa.Table) -> pa.Table:
+    """The shape of input that is simply a table."""
+    return table
+
+
+TYPES: dict[str, pa.DataType] = {
+    **{name: pa.type_for_alias(name) for name in (
+        "bool", "int8", "int16", "int32", "int64", "uint8", "uint64", "float32", "float64", "string", "large_string",
+        "binary", "date32", "timestamp[us]", "timestamp[s]", "time64[us]", "duration[s]")},
+    "timestamp[ms, UTC]": pa.timestamp("ms", "UTC"), "decimal(9,2)": pa.decimal128(9, 2),
+    "fixed(3)": pa.binary(3), "list<int64>": pa.list_(pa.int64()), "struct<x>": pa.struct({"x": pa.int64()}),
+}  # fmt: skip
+
+
+def schema_of(columns: Mapping[str, str]) -> pa.Schema:
+    """The Arrow schema that a scenario's ``{name: type}`` means."""
+    return pa.schema([(name, TYPES[kind]) for name, kind in columns.items()])
+
+
+def spec_of(given: Mapping[str, Any]) -> Upsert:
+    """The spec that a scenario's JSON form means."""
+    return Upsert.from_json(json.dumps(given))
+
+
+def to_arrow(columns: Mapping[str, str], rows: Rows) -> pa.Table:
+    """Rows as a table: times as integers of their unit, decimals as text, bytes as latin-1 text."""
+    schema = schema_of(columns)
+    return pa.table([_array([row[i] for row in rows], field.type) for i, field in enumerate(schema)], schema=schema)
+
+
+def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    if is_temporal(kind):
+        width = pa.int32() if kind.bit_width == 32 else pa.int64()
+        return pa.array(values, width).cast(kind)
+    if pat.is_decimal(kind):
+        return pa.array(values, pa.string()).cast(kind)
+    if pat.is_binary(kind) or pat.is_fixed_size_binary(kind):
+        return pa.array([None if value is None else value.encode("latin-1") for value in values], kind)
+    return pa.array(values, kind)
+
+
+def is_temporal(kind: pa.DataType) -> bool:
+    """Whether values are kept as an integer of a unit of time."""
+    return bool(pat.is_timestamp(kind) or pat.is_date(kind) or pat.is_time(kind) or pat.is_duration(kind))
+
+
+def plain(table: pa.Table) -> list[Row]:
+    """A table's rows as tuples of canonical Python values; times as integers."""
+    columns = []
+    for column in table.columns:
+        if is_temporal(column.type):
+            column = column.cast(pa.int32() if column.type.bit_width == 32 else pa.int64())
+        columns.append([canonical(value) for value in column.to_pylist()])
+    return list(zip(*columns, strict=True)) if columns else [()] * table.num_rows
+
+
+@dataclass
+class Result:
+    """What a call returned, in plain values."""
+
+    updates: dict[str, Updates]
+    verdicts: Counter[str]
+    rows: dict[str, list[Row]]
+    pending: int
+
+
+def twin_source(given: Mapping[str, Any]) -> Source:
+    """A scenario's source as the twin knows it."""
+    spec = spec_of(given["spec"])
+    delete = CONDITIONS[spec.delete] if isinstance(spec.delete, str) else None
+    return Source(tuple(given["columns"]), spec, delete, CONDITIONS[spec.where] if spec.where else None)
+
+
+def plan(expression: Sequence[Any], sources: Mapping[str, Any], python: bool) -> Any:
+    """An output's nested list, applied to twin nodes (``python``) or to ddflow collections."""
+    verb, *rest = expression
+    if verb == "source":
+        return sources[rest[0]]
+    below = plan(rest[0], sources, python)
+    if verb == "filter":
+        return below.filter(CONDITIONS[rest[1]] if python else rest[1])
+    if verb == "project":
+        computed = isinstance(rest[1], Mapping) and python
+        return below.project({name: COMPUTED[sql] for name, sql in rest[1].items()} if computed else rest[1])
+    if verb == "count":
+        return below.count(by=rest[1], name=rest[2])
+    if verb == "concat":
+        return below.concat(*(plan(other, sources, python) for other in rest[1:]))
+    return {"negate": below.negate, "consolidate": below.consolidate}[verb]()
+
+
+def key_of(expression: Sequence[Any], keys: Mapping[str, list[str]]) -> list[str] | None:
+    """The columns of an output that determine its row, or None."""
+    verb, *rest = expression
+    if verb == "source":
+        return keys[rest[0]]
+    below = key_of(rest[0], keys)
+    if verb == "count":
+        return rest[1]
+    if verb == "concat" or below is None:
+        return None
+    if verb == "project":
+        kept = [name for name, sql in rest[1].items() if name == sql] if isinstance(rest[1], Mapping) else rest[1]
+        return below if set(below) <= set(kept) else None
+    return below
+
+
+class TwinDoor:
+    """A scenario, opened by the twin."""
+
+    def __init__(self, scenario: Mapping[str, Any]) -> None:
+        self.columns = {name: given["columns"] for name, given in scenario["sources"].items()}
+        sources = {name: twin_source(given) for name, given in scenario["sources"].items()}
+        nodes = {name: collection(name, source) for name, source in sources.items()}
+        self.outputs: dict[str, Node] = {name: plan(each, nodes, True) for name, each in scenario["outputs"].items()}
+        self.twin = Twin(sources, self.outputs)
+
+    def step(self, inputs: Mapping[str, Rows], time: int) -> Result:
+        return self._call(self.twin.step, self._events(inputs), time)
+
+    def push(self, inputs: Mapping[str, Rows]) -> Result:
+        return self._call(self.twin.push, self._events(inputs))
+
+    def advance_to(self, frontier: int) -> Result:
+        return self._call(self.twin.advance_to, frontier)
+
+    def read(self, name: str, as_of: int | None = None) -> Collection:
+        return self.twin.read(name, as_of)
+
+    def totals(self) -> Counter[str]:
+        return +self.twin.state.totals
+
+    def columns_of(self, name: str) -> list[str]:
+        return list(self.twin.readable[name].columns)
+
+    def _events(self, inputs: Mapping[str, Rows]) -> dict[str, list[dict[str, Any]]]:
+        tables = {name: to_arrow(self.columns[name], rows) for name, rows in inputs.items()}
+        return {name: [dict(zip(table.column_names, row, strict=True)) for row in plain(table)]
+                for name, table in tables.items()}  # fmt: skip
+
+    def _call(self, act: Callable[..., Any], *arguments: Any) -> Result:
+        out = act(*arguments)
+        return Result(out.updates, +out.verdicts, {name: sorted(rows, key=repr) for name, rows in out.rows.items()},
+                      len(self.twin.state.pending))  # fmt: skip
+
+
+class EngineDoor:
+    """A scenario, opened by the engine.  What it returns is checked against the output contract on the way."""
+
+    def __init__(self, scenario: Mapping[str, Any], shape: Shape = as_table, **options: Any) -> None:
+        self.columns = {name: given["columns"] for name, given in scenario["sources"].items()}
+        self.shape = shape
+        self.flow = dd.Flow()
+        self.sources = {name: self.flow.upserts(name, schema_of(given["columns"]), spec_of(given["spec"]))
+                        for name, given in scenario["sources"].items()}  # fmt: skip
+        self.plans = scenario["outputs"]
+        first = next(iter(scenario["sources"].values()))
+        self.time_type = TYPES[first["columns"][first["spec"]["time"]]] if "time" in first["spec"] else pa.int64()
+        self.keys = {name: given["spec"]["key"] for name, given in scenario["sources"].items()}
+        for name, expression in self.plans.items():
+            self.flow.output(name, plan(expression, self.sources, False))
+        self.engine = self.flow.open(**{"verdicts": "rows", "retain": FOREVER, "secret": SECRET} | options)
+
+    def step(self, inputs: Mapping[str, Rows], time: int) -> Result:
+        return self._call(self.engine.step, self._tables(inputs), time)
+
+    def push(self, inputs: Mapping[str, Rows]) -> Result:
+        return self._call(self.engine.push, self._tables(inputs))
+
+    def advance_to(self, frontier: int) -> Result:
+        return self._call(self.engine.advance_to, frontier)
+
+    def read(self, name: str, as_of: int | None = None) -> Collection:
+        table = self.engine.read(name, as_of)
+        assert table.column_names == [*self.columns_of(name), "_diff"]
+        rows = plain(table)
+        out: Collection = Counter({row[:-1]: row[-1] for row in rows})
+        assert len(out) == len(rows), f"read({name!r}) gives a row twice: {rows}"
+        assert all(out.values()), f"read({name!r}) gives a row of multiplicity 0: {rows}"
+        return out
+
+    def totals(self) -> Counter[str]:
+        return +Counter(self.engine.verdicts.counts)
+
+    def columns_of(self, name: str) -> list[str]:
+        return list((self.flow.outputs | self.sources)[name].schema.names)
+
+    def _tables(self, inputs: Mapping[str, Rows]) -> dict[str, Any]:
+        return {name: self.shape(to_arrow(self.columns[name], rows)) for name, rows in inputs.items()}
+
+    def _call(self, act: Callable[..., Any], *arguments: Any) -> Result:
+        try:
+            out = act(*arguments)
+        except DdflowError as error:
+            raise Refused(type(error).__name__) from error
+        verdicts = out.verdicts
+        rows = {
+            name: sorted(plain(table), key=repr) for name, table in (verdicts.rows or {}).items() if table is not None
+        }
+        assert verdicts.total == sum(verdicts.counts.values()) + verdicts.pending
+        updates = {name: self._checked(name, out[name]) for name in out}
+        return Result(updates, +Counter(verdicts.counts), rows, verdicts.pending)
+
+    def _checked(self, name: str, table: pa.Table) -> Updates:
+        """An output's updates; asserts the contract.  What ``stale=`` adds tells of events: there a row may repeat."""
+        assert table.column_names[-2:] == ["_time", "_diff"], table.column_names
+        assert table.schema.types[-2:] == [self.time_type, pa.int64()], table.schema
+        rows = plain(table)
+        assert [row[-2] for row in rows] == sorted(row[-2] for row in rows), f"{name}: not sorted by time: {rows}"
+        if name in self.plans:
+            assert table.schema.types[:-2] == self.flow.outputs[name].schema.types, table.schema
+            assert len({row[:-1] for row in rows}) == len(rows), f"{name}: a row twice at one time: {rows}"
+            assert all(row[-1] for row in rows), f"{name}: an update of diff 0: {rows}"
+            self._retracts_first(name, table.column_names, rows)
+        out: Counter[Any] = Counter()
+        for *row, time, diff in rows:
+            out[(tuple(row), time)] += diff
+        return dict(out)
+
+    def _retracts_first(self, name: str, columns: list[str], rows: list[Row]) -> None:
+        """Within a time, no retraction of a key after its assertion; nothing is promised where there is no key."""
+        whole = self.plans[name][0] == "count" and self.plans[name][2] is None
+        key = columns[:-3] if whole else key_of(self.plans[name], self.keys)
+        asserted = set()
+        for row in rows if key is not None else []:
+            place = (row[-2], *(row[columns.index(column)] for column in key or []))
+            assert row[-1] > 0 or place not in asserted, f"{name}: a retraction after the assertion: {rows}"
+            asserted |= {place} if row[-1] > 0 else set()

@@ -1,0 +1,303 @@
+"""The twin: what ddflow means, said once in dicts and lists, so that everything faster can be compared with it.
+
+Invariant: nothing here is clever.  Every step judges event by event, every output is computed from nothing out of the
+sources' collections, and its updates are the difference of two neighbouring collections.  So the twin cannot have the
+bugs an incremental engine has; where the two disagree, the twin is right or docs/semantics.md is unclear.  Why that is
+not trivial: it must still cover every option of a spec, and equality is canonical (one NaN, -0.0 == 0.0, null is a
+value of its own), which plain Python gives only to values that went through `canonical`.
+It reads no Arrow, parses no SQL (predicates are Python functions here) and forgets nothing, so any time can be read.
+
+>>> from ddflow.spec import Upsert, tombstone
+>>> source = Source(("id", "at", "op", "city"), Upsert(key="id", order_by="at", delete=tombstone("op", "D")))
+>>> people = collection("people", source)
+>>> twin = Twin({"people": source}, {"by_city": people.project(["city"]).count()})
+>>> out = twin.step({"people": [{"id": 1, "at": 5, "op": "U", "city": "Bern"}]}, time=1)
+>>> out.updates["by_city"]
+{(('Bern', 1), 1): 1}
+>>> out = twin.step({"people": [{"id": 1, "at": 4, "op": "D"}, {"id": 1, "at": 6, "op": "U", "city": "Basel"}]}, time=2)
+>>> sorted(out.updates["by_city"].items())
+[((('Basel', 1), 2), 1), ((('Bern', 1), 2), -1)]
+>>> dict(out.verdicts)
+{'stale': 1, 'applied': 1}
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rules import Condition, Event, Held, Refused, Row, Source, canonical, judge, ranks
+
+CLOSED = 2**63 - 1
+NEVER = -(2**63)
+
+Collection = Counter[Row]
+Updates = dict[tuple[Row, int], int]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A collection derived from the sources' collections, always from nothing: the same verbs as ``dd.Collection``."""
+
+    columns: tuple[str, ...]
+    of: Callable[[Mapping[str, Collection]], Collection]
+
+    def filter(self, keeps: Condition) -> Node:
+        """Rows for which the predicate is true; null is not true."""
+
+        def of(state: Mapping[str, Collection]) -> Collection:
+            return Counter({row: n for row, n in self.of(state).items() if keeps(self._named(row)) is True})
+
+        return Node(self.columns, of)
+
+    def project(self, columns: Sequence[str] | Mapping[str, Callable[[Mapping[str, Any]], Any]]) -> Node:
+        """Other columns of the same rows; multiplicities add up."""
+
+        def of(state: Mapping[str, Collection]) -> Collection:
+            out: Collection = Counter()
+            for row, n in self.of(state).items():
+                named = self._named(row)
+                if isinstance(columns, Mapping):
+                    out[tuple(canonical(compute(named)) for compute in columns.values())] += n
+                else:
+                    out[tuple(named[name] for name in columns)] += n
+            return without_zeros(out)
+
+        return Node(tuple(columns), of)
+
+    def count(self, by: Sequence[str] | None = None, name: str = "count") -> Node:
+        """A row per group with its multiplicity as a column; a group of zero is not there."""
+        groups = self.project(list(self.columns if by is None else by))
+        return Node((*groups.columns, name),
+                    lambda state: Counter({(*group, n): 1 for group, n in groups.of(state).items()}))  # fmt: skip
+
+    def consolidate(self) -> Node:
+        """The same collection."""
+        return self
+
+    def concat(self, *others: Node) -> Node:
+        """Multiplicities add up."""
+
+        def of(state: Mapping[str, Collection]) -> Collection:
+            out: Collection = Counter()
+            for part in (self, *others):
+                for row, n in part.of(state).items():
+                    out[row] += n
+            return without_zeros(out)
+
+        return Node(self.columns, of)
+
+    def negate(self) -> Node:
+        """Every multiplicity with the other sign."""
+        return Node(self.columns, lambda state: Counter({row: -n for row, n in self.of(state).items()}))
+
+    def _named(self, row: Row) -> dict[str, Any]:
+        return dict(zip(self.columns, row, strict=True))
+
+
+def collection(name: str, source: Source) -> Node:
+    """A source's own collection, where a plan starts."""
+    return Node(source.row, lambda collections: collections[name])
+
+
+def without_zeros(collection: Collection) -> Collection:
+    """The collection without rows of multiplicity zero."""
+    return Counter({row: n for row, n in collection.items() if n})
+
+
+def difference(before: Collection, after: Collection, time: int) -> Updates:
+    """The updates at ``time`` that lead from one collection to the next."""
+    return {(row, time): after[row] - before[row] for row in {*before, *after} if after[row] != before[row]}
+
+
+@dataclass
+class Out:
+    """What one call returned: updates by output, verdicts, and what became of every event that was judged."""
+
+    updates: dict[str, Updates]
+    verdicts: Counter[str] = field(default_factory=Counter)
+    rows: dict[str, list[Row]] = field(default_factory=dict)
+
+    def tell(self, source: str, number: int, key: Row, verdict: str, time: int | None, winner: Row) -> None:
+        """Note one verdict: counted, and as a row of (seq, *key, verdict, time, *winner's order)."""
+        self.verdicts[verdict] += 1
+        self.rows[source].append((number, *key, verdict, time, *winner))
+
+
+@dataclass
+class State:
+    """What a refused call must leave alone, beside the history."""
+
+    held: dict[str, dict[Row, Held]]
+    pending: list[Event] = field(default_factory=list)
+    arrived: Counter[str] = field(default_factory=Counter)
+    greatest: dict[str, int] = field(default_factory=dict)
+    totals: Counter[str] = field(default_factory=Counter)
+    frontier: int = NEVER
+
+
+class Twin:
+    """A plan, opened.  ``step`` in epoch mode, ``push`` and ``advance_to`` in hold-back mode, `read` in both."""
+
+    def __init__(self, sources: Mapping[str, Source], outputs: Mapping[str, Node]) -> None:
+        self.sources, self.outputs = dict(sources), dict(outputs)
+        self.readable = {name: collection(name, source) for name, source in self.sources.items()} | self.outputs
+        self.holds_back = any(source.spec.time for source in self.sources.values())
+        self.state = State({name: {} for name in self.sources})
+        self.history: list[tuple[int, dict[str, Collection]]] = []
+
+    def step(self, inputs: Mapping[str, Sequence[Mapping[str, Any]]], time: int) -> Out:
+        """Epoch mode: judge all events at ``time``, which must be above the last step's."""
+        if self.holds_back:
+            raise Refused("WrongMode")
+        if time < self.state.frontier or time == CLOSED:
+            raise Refused("TimeWentBack")
+
+        def act(out: Out) -> None:
+            self._take(inputs, time, out)
+            self._close(time + 1, out)
+
+        return self._whole(act)
+
+    def push(self, inputs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Out:
+        """Hold-back mode: take events in; what the lateness closes comes out."""
+        if not self.holds_back:
+            raise Refused("WrongMode")
+
+        def act(out: Out) -> None:
+            self._take(inputs, None, out)
+            self._close(max(self.state.frontier, self._followed()), out)
+
+        return self._whole(act)
+
+    def advance_to(self, frontier: int) -> Out:
+        """Hold-back mode: close every time below ``frontier``."""
+        if not self.holds_back:
+            raise Refused("WrongMode")
+        if frontier < self.state.frontier:
+            raise Refused("TimeWentBack")
+        return self._whole(lambda out: self._close(frontier, out))
+
+    def read(self, name: str, as_of: int | None = None) -> Collection:
+        """The collection at a time (or now): rows with their multiplicities, none of them zero."""
+        state: dict[str, Collection] = {source: Counter() for source in self.sources}
+        for time, collections in self.history:
+            if as_of is None or time <= as_of:
+                state = collections
+        return without_zeros(self.readable[name].of(state))
+
+    def changes(self, name: str, after: int, upto: int) -> Updates:
+        """The updates with ``after < time <= upto``: read(after) plus these is read(upto)."""
+        out: Updates = {}
+        for time, _ in self.history:
+            if after < time <= upto:
+                out |= difference(self.read(name, time - 1), self.read(name, time), time)
+        return out
+
+    def _whole(self, act: Callable[[Out], None]) -> Out:
+        """Do all of it or nothing."""
+        before, times = copy.deepcopy(self.state), len(self.history)
+        out = Out({name: {} for name in self.outputs}, rows={name: [] for name in self.sources})
+        out.updates |= {extra: {} for extra in map(self._extra, self.sources) if extra}
+        try:
+            act(out)
+        except Refused:
+            self.state = before
+            del self.history[times:]
+            raise
+        self.state.totals.update(out.verdicts)
+        return out
+
+    def _extra(self, name: str) -> str | None:
+        """The name of the output that tells of a source's stale events, if there is one."""
+        return {"drop": None, "mark": f"{name}.events", "side": f"{name}.stale"}[self.sources[name].spec.stale]
+
+    def _take(self, inputs: Mapping[str, Sequence[Mapping[str, Any]]], stamp: int | None, out: Out) -> None:
+        """Number the events, judge who is bad or late at once, and let the others wait.  ``stamp``: epoch mode's."""
+        reasons: list[str] = []
+        frontier = self.state.frontier
+        for name, given in inputs.items():
+            source, spec = self.sources[name], self.sources[name].spec
+            for incoming in given:
+                event = {column: canonical(incoming.get(column)) for column in source.columns}
+                arrival = self.state.arrived[name]
+                self.state.arrived[name] += 1
+                number = event[spec.seq] if spec.seq else arrival
+                time = stamp if stamp is not None else event[spec.time or ""]
+                key, nobody = tuple(event[column] for column in spec.key), (None,) * len(spec.order_by)
+                if spec.null_key != "keep" and None in key:
+                    if spec.null_key == "error":
+                        reasons.append("NullKey")
+                    out.tell(name, number, key, "bad", None, nobody)
+                    continue
+                if time is None or time == CLOSED:
+                    reasons.append("SchemaMismatch")
+                    continue
+                if time < frontier and (spec.late != "advance" or frontier == CLOSED):
+                    if spec.late != "drop":
+                        reasons.append("LateEvent")
+                    out.tell(name, number, key, "late", None, nobody)
+                    continue
+                order = tuple(event[column] for column in spec.order_by)
+                self.state.pending.append(Event(
+                    source=name, arrival=arrival, number=number, key=key,
+                    payload=tuple(event[column] for column in source.row), deletes=source.deletes(event),
+                    base=ranks((time, *order) if spec.late == "advance" else order), order=order,
+                    seq=event[spec.seq] if spec.seq else None, stamp=max(time, frontier),
+                ))  # fmt: skip
+                if time >= frontier:
+                    self.state.greatest[name] = max(time, self.state.greatest.get(name, NEVER))
+        if reasons:
+            raise Refused(*reasons)
+
+    def _followed(self) -> int:
+        """Where the lateness lets the frontier be: behind the greatest times seen, by the slowest source."""
+        lateness = {name: source.spec.lateness for name, source in self.sources.items()}
+        if all(less is None for less in lateness.values()):
+            return NEVER
+        seen = self.state.greatest
+        return min(seen.get(name, NEVER) - less for name, less in lateness.items() if less is not None)
+
+    def _close(self, frontier: int, out: Out) -> None:
+        """Judge what waits before ``frontier``, one time after the other."""
+        due = [event for event in self.state.pending if event.stamp < frontier]
+        self.state.pending = [event for event in self.state.pending if event.stamp >= frontier]
+        self.state.frontier = frontier
+        for time in sorted({event.stamp for event in due}):
+            self._judge_time(time, [event for event in due if event.stamp == time], out)
+
+    def _judge_time(self, time: int, events: list[Event], out: Out) -> None:
+        for name, source in self.sources.items():
+            mine = [event for event in events if event.source == name]
+            held, rivals = self.state.held[name], defaultdict(list)
+            for event in mine:
+                rivals[event.key].append(event)
+            for key, its_events in rivals.items():
+                now = judge(source, held.pop(key, None), its_events)
+                if now.row is not None or source.keeps_order:
+                    held[key] = now
+            for event in mine:
+                out.tell(name, event.number, event.key, event.verdict, time, event.winner)
+            self._tell_stale(name, mine, time, out)
+        before = {name: self.read(name) for name in self.outputs}
+        self.history.append((time, {name: Counter({held.row: 1 for held in keys.values() if held.row is not None})
+                                    for name, keys in self.state.held.items()}))  # fmt: skip
+        for name in self.outputs:
+            out.updates[name] |= difference(before[name], self.read(name), time)
+
+    def _tell_stale(self, name: str, events: list[Event], time: int, out: Out) -> None:
+        """The extra output: every event with a mark, or the stale ones with the winner's order."""
+        extra = self._extra(name)
+        if extra is None:
+            return
+        told: Counter[tuple[Row, int]] = Counter()
+        for event in events:
+            stale = event.verdict == "stale"
+            if extra.endswith(".events"):
+                told[((*event.payload, stale), time)] += 1
+            elif stale:
+                told[((*event.payload, *event.winner), time)] += 1
+        out.updates[extra] |= told

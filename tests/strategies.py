@@ -1,0 +1,251 @@
+"""What hypothesis draws: schemas, specs, plans and events, small enough that keys meet, orders tie and times repeat.
+
+Invariant: a drawn scenario is valid JSON (see ``doors``) with a spec free of contradictions, so a failing example is a
+trace already.  Why that is not trivial: options of a spec exclude each other, columns must exist for conditions to
+name them, and the interesting values (NaN, -0.0, null, equal orders, deletes of absent keys) must come up often.
+
+>>> sorted(VALUES["bool"])
+[False, True]
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+from conditions import COMPUTED, CONDITIONS, columns_in
+from doors import Shape, as_table, spec_of
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from ddflow.spec import Tombstone
+
+NAN = float("nan")
+VALUES: dict[str, list[Any]] = {
+    "bool": [False, True], "int8": [-1, 0, 1], "int16": [-300, 0, 5], "int32": [0, 1, 2], "int64": [0, 1, -1, 2**40],
+    "uint8": [0, 1, 255], "uint64": [0, 1, 2**63 + 5], "float32": [0.0, -0.0, NAN, 1.5],
+    "float64": [0.0, -0.0, NAN, -1.5], "string": ["", "a", "b", "é"], "large_string": ["", "a", "bb"],
+    "binary": ["", "a", "\xff"], "fixed(3)": ["abc", "\x00\x00\x00"],
+    "date32": [0, 1, -1], "timestamp[us]": [0, 1, 10**15], "timestamp[s]": [0, 60], "timestamp[ms, UTC]": [0, 1000],
+    "time64[us]": [0, 1], "duration[s]": [0, -5], "decimal(9,2)": ["0.00", "1.50", "-2.25"],
+    "list<int64>": [[], [1], [1, None]], "struct<x>": [{"x": 1}, {"x": None}],
+}  # fmt: skip
+EXTREMES: dict[str, list[Any]] = {
+    "int8": [-128, 127], "int32": [-(2**31), 2**31 - 1], "int64": [-(2**63), 2**63 - 1], "uint64": [2**64 - 1],
+    "float32": [float("inf")], "float64": [float("inf"), -float("inf"), 5e-324], "string": ["a\x00", "z" * 40],
+    "binary": ["\x00", "z" * 40], "timestamp[us]": [-(2**63), 2**63 - 1], "date32": [-(2**31)],
+    "decimal(9,2)": ["9999999.99", "-9999999.99"],
+}  # fmt: skip
+"""Values at the edges, for keys and orders; payload has none, since ``n + 1`` would overflow."""
+FLAT = [kind for kind in VALUES if not kind.startswith(("list", "struct"))]
+PAYLOAD = {"n": "int64", "s": "string", "f": "float64", "b": "bool", "d": "decimal(9,2)", "x": "binary"}
+TIMES = ["int64", "int64", "timestamp[us]", "date32"]
+
+
+def effort(examples: int, **options: Any) -> settings:
+    """The settings of a property: so many examples, twenty times as many when soaking."""
+    return settings(max_examples=examples * (20 if os.environ.get("DDFLOW_SOAK") else 1), **options)
+
+
+def maybe(strategy: st.SearchStrategy[Any], other: Any = None) -> st.SearchStrategy[Any]:
+    """The strategy, or more often the plain ``other``."""
+    return st.one_of(st.just(other), st.just(other), strategy)
+
+
+def some(names: list[str], least: int = 0) -> st.SearchStrategy[list[str]]:
+    """Some of the names, in any order."""
+    return st.lists(st.sampled_from(names), unique=True, min_size=least, max_size=len(names)) if names else st.just([])
+
+
+@st.composite
+def sources(draw: st.DrawFn, holds_back: bool, **fixed: Any) -> dict[str, Any]:
+    """One source: columns and spec.  ``fixed`` options are taken as they are."""
+    keys = {"k": draw(st.sampled_from(FLAT))} | (
+        {"j": draw(st.sampled_from(FLAT))} if draw(st.integers(0, 3)) == 0 else {}
+    )
+    payload = {name: PAYLOAD[name] for name in draw(some(list(PAYLOAD)))}
+    if draw(st.integers(0, 5)) == 0:
+        payload["l"] = draw(st.sampled_from(["list<int64>", "struct<x>"]))
+    spec: dict[str, Any] = {"key": list(keys)}
+    orders = {
+        name: draw(st.sampled_from(FLAT))
+        for name in fixed.get("order_by", draw(st.sampled_from([[], ["o"], ["o"], ["o", "p"]])))
+    }
+    if orders:
+        spec["order_by"] = list(orders)
+    if holds_back or orders:
+        spec["tie"] = fixed.get("tie", draw(st.sampled_from(["last", "last", "first", "greatest", "error"])))
+        if spec["tie"] == "greatest":
+            payload.pop("l", None)
+    extra: dict[str, str] = {}
+    if fixed.get("seq", spec.get("tie", "last") in ("last", "first") and draw(st.integers(0, 2)) == 0):
+        extra["seq"], spec["seq"] = "int64", "seq"
+    if holds_back:
+        extra["t"], spec["time"] = fixed.get("time_type", draw(st.sampled_from(TIMES))), "t"
+        spec["late"] = fixed.get("late", draw(st.sampled_from(["error", "drop", "advance"])))
+        spec["lateness"] = fixed.get("lateness", draw(maybe(st.integers(0, 3))))
+    if spec.get("late") == "advance" or not holds_back:
+        spec["stale"] = fixed.get("stale", draw(st.sampled_from(["drop", "drop", "mark", "side"])))
+    spec["null_key"] = fixed.get("null_key", draw(st.sampled_from(["error", "drop", "keep"])))
+    extra |= draw(deletes(spec, payload))
+    conditions = [sql for sql in CONDITIONS if columns_in(sql) <= set(payload)]
+    if conditions:
+        spec["where"] = draw(maybe(st.sampled_from(conditions)))
+    columns = keys | payload | orders | extra
+    columns = {name: columns[name] for name in draw(st.permutations(list(columns)))}
+    if draw(st.integers(0, 4)) == 0:
+        spec["value"] = draw(
+            some([name for name in columns if name not in keys and (spec.get("tie") != "greatest" or name != "l")])
+        )
+    row = row_of(columns, spec)
+    spec["noop_ignore"] = fixed.get("noop_ignore", draw(maybe(some([name for name in row if name not in keys]), [])))
+    return {"columns": columns, "spec": {name: option for name, option in spec.items() if option is not None}}
+
+
+@st.composite
+def deletes(draw: st.DrawFn, spec: dict[str, Any], payload: Mapping[str, str]) -> dict[str, str]:
+    """Put one of the forms of delete into the spec; returns the column that it needs."""
+    form = draw(st.sampled_from(["none", "flag", "word", "moment", "sql"]))
+    if form == "flag":
+        spec["delete"] = {"tombstone": "gone"}
+        return {"gone": "bool"}
+    if form == "word":
+        spec["delete"] = {"tombstone": "gone", "value": "b"}
+        return {"gone": "string"}
+    if form == "moment":
+        spec["delete"] = {"tombstone": "gone"}
+        return {"gone": draw(st.sampled_from(["int64", "timestamp[us]", "float64"]))}
+    conditions = [sql for sql in CONDITIONS if columns_in(sql) <= set(payload)]
+    if form == "sql" and conditions:
+        spec["delete"] = draw(st.sampled_from(conditions))
+    return {}
+
+
+def row_of(columns: Mapping[str, str], spec: Mapping[str, Any]) -> list[str]:
+    """The row columns of a drawn source."""
+    parsed = spec_of({name: option for name, option in spec.items() if option is not None})
+    if parsed.value is not None:
+        return [name for name in columns if name in parsed.value or name in parsed.key]
+    hidden = {parsed.time, parsed.seq} | ({parsed.delete.column} if isinstance(parsed.delete, Tombstone) else set())
+    return [name for name in columns if name not in hidden]
+
+
+@st.composite
+def plans(
+    draw: st.DrawFn, columns: dict[str, str], names: list[str], depth: int = 2
+) -> tuple[list[Any], dict[str, str]]:
+    """A nested list over sources with these row columns, and the columns of the collection it makes."""
+    if depth == 0:
+        return ["source", draw(st.sampled_from(names))], columns
+    below, of = draw(plans(columns, names, depth - 1))
+    conditions = [
+        sql for sql in CONDITIONS if columns_in(sql) <= {name for name in of if PAYLOAD.get(name) == of[name]}
+    ]
+    verb = draw(st.sampled_from(["filter", "filter", "project", "project", "count", "concat", "negate", "consolidate"]))
+    if verb == "filter" and conditions:
+        return ["filter", below, draw(st.sampled_from(conditions))], of
+    if verb == "project":
+        return draw(projections(below, of))
+    if verb == "count" and "count" not in of and not any(kind.startswith(("list", "struct")) for kind in of.values()):
+        by = draw(st.one_of(st.none(), some(list(of))))
+        return ["count", below, by, "count"], (
+            {name: of[name] for name in (of if by is None else by)} | {"count": "int64"}
+        )
+    if verb == "concat":
+        other = draw(st.sampled_from([below, ["negate", below], ["filter", below, draw(st.sampled_from(conditions))]]
+                                     if conditions else [below, ["negate", below]]))  # fmt: skip
+        return ["concat", below, other], of
+    return [verb if verb in ("negate", "consolidate") else "consolidate", below], of
+
+
+@st.composite
+def projections(draw: st.DrawFn, below: list[Any], of: dict[str, str]) -> tuple[list[Any], dict[str, str]]:
+    """A projection by name or by expression."""
+    names = draw(some(list(of), 1))
+    computed = [sql for sql in COMPUTED if columns_in(sql) <= {name for name in of if PAYLOAD.get(name) == of[name]}]
+    if computed and draw(st.booleans()):
+        chosen = draw(st.lists(st.sampled_from(computed), min_size=1, max_size=2, unique=True))
+        kinds = {"n + 1": "int64", "n > 1": "bool", "coalesce(s, 'none')": "string", "upper(s)": "string"}
+        return ["project", below, {f"c{i}": sql for i, sql in enumerate(chosen)}], {
+            f"c{i}": kinds.get(sql, PAYLOAD.get(sql, "int64")) for i, sql in enumerate(chosen)
+        }
+    return ["project", below, names], {name: of[name] for name in names}
+
+
+@st.composite
+def scenarios(draw: st.DrawFn, holds_back: bool | None = None, **fixed: Any) -> dict[str, Any]:
+    """Sources (one, or two of one shape) and up to two outputs."""
+    holds_back = draw(st.booleans()) if holds_back is None else holds_back
+    source = draw(sources(holds_back, **fixed))
+    names = ["a", "b"] if draw(st.integers(0, 3)) == 0 else ["a"]
+    row = {name: source["columns"][name] for name in row_of(source["columns"], source["spec"])}
+    outputs = {f"out{i}": draw(plans(row, names, draw(st.integers(0, 3))))[0] for i in range(draw(st.integers(1, 2)))}
+    return {"sources": dict.fromkeys(names, source), "outputs": outputs}
+
+
+def element(kind: str, nulls: bool) -> st.SearchStrategy[Any]:
+    """A value of a type, from its few."""
+    return st.sampled_from([*VALUES[kind] * 2, *([None] if nulls else [])])
+
+
+@st.composite
+def events(
+    draw: st.DrawFn, source: Mapping[str, Any], most: int = 8, least: int = 0, times: tuple[int, int] = (0, 6)
+) -> list[list[Any]]:
+    """Rows of a source; keys are null now and then where the spec minds, times lie within ``times``."""
+    spec, columns = source["spec"], source["columns"]
+    kinds = []
+    for name, kind in columns.items():
+        if name == spec.get("time"):
+            kinds.append(st.integers(*times))
+        elif name == spec.get("seq"):
+            kinds.append(st.integers(0, 9))
+        elif name in spec["key"]:
+            values = [*VALUES[kind], *EXTREMES.get(kind, [])]
+            kinds.append(st.sampled_from([*values * (40 if spec["null_key"] == "error" else 5), None]))
+        elif name in spec.get("order_by", []):
+            kinds.append(st.sampled_from([*VALUES[kind] * 2, *EXTREMES.get(kind, []), None]))
+        else:
+            kinds.append(element(kind, True))
+    return draw(st.lists(st.tuples(*kinds).map(list), min_size=least, max_size=most))
+
+
+def _batches(table: pa.Table) -> list[pa.RecordBatch]:
+    return table.to_batches(max_chunksize=2) or [pa.RecordBatch.from_pylist([], table.schema)]
+
+
+def _encoded(table: pa.Table) -> pa.Table:
+    """Text as dictionaries, in two chunks where there are rows for it."""
+    columns = [column.dictionary_encode() if pa.types.is_string(column.type) else column for column in table.columns]
+    out = pa.table(columns, names=table.column_names)
+    half = table.num_rows // 2
+    return pa.concat_tables([out.slice(0, half), out.slice(half)]) if half else out
+
+
+def _reordered(table: pa.Table) -> pa.Table:
+    """Columns in another order, text as views, rows behind an offset."""
+    padded = pa.concat_tables([table.slice(0, 1), table]).combine_chunks().slice(min(1, table.num_rows))
+    columns = {name: padded.column(name) for name in reversed(table.column_names)}
+    return pa.table({name: column.cast(pa.string_view()) if pa.types.is_string(column.type) else column
+                     for name, column in columns.items()})  # fmt: skip
+
+
+SHAPES: dict[str, Shape] = {
+    "table": as_table, "batches": _batches, "dictionaries": _encoded, "reordered": _reordered,
+    "reader": lambda table: pa.RecordBatchReader.from_batches(table.schema, table.to_batches(max_chunksize=3)),
+}  # fmt: skip
+"""The ways in which the same rows may come in."""
+
+
+def shapes() -> st.SearchStrategy[Shape]:
+    """One of the ways to hand rows in."""
+    return st.sampled_from(sorted(SHAPES)).map(lambda name: SHAPES[name])
+
+
+@st.composite
+def splits(draw: st.DrawFn, rows: list[Any]) -> list[list[Any]]:
+    """The same rows in the same order, cut anywhere."""
+    cuts = sorted(draw(st.lists(st.integers(0, len(rows)), max_size=4)))
+    return [rows[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(rows)], strict=True)]

@@ -1,0 +1,168 @@
+"""The bench, on inputs small enough for a test: are its contenders right, and does it notice when one is not?
+
+Time is never asserted here; counts, checksums, rows, exit codes and files are.
+"""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+BENCH = Path(__file__).resolve().parent.parent / "bench"
+sys.path.insert(0, str(BENCH))  # its files are programs and import each other as such
+
+contenders = importlib.import_module("contenders")
+measure = importlib.import_module("measure")
+startup = importlib.import_module("startup")
+upsert = importlib.import_module("upsert")
+workloads = importlib.import_module("workloads")
+
+SMALL = ("tiny", "tinyz", "tiny3")
+CASES = [
+    (name, contender, line)
+    for name in SMALL
+    for contender in contenders.CONTENDERS
+    for line in workloads.LINES
+    if contenders.CONTENDERS[contender].takes(line) and not (workloads.SHAPES[name].strings and "filter" in line)
+]
+
+
+@pytest.fixture(autouse=True)
+def data(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DDFLOW_BENCH_DATA", str(tmp_path_factory.getbasetemp() / "bench-data"))
+
+
+def rows(tables: list[pa.Table]) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row.values()) for table in tables for row in table.to_pylist())
+
+
+@pytest.mark.parametrize("name", ["tiny", "tinyz", "tiny3", "w3s", "w1s"])
+def test_a_workload_is_the_same_bytes_everywhere_and_is_read_back_as_it_was_made(name: str) -> None:
+    assert upsert.check_input(name) is None
+    assert workloads.load(name).equals(workloads.build(workloads.SHAPES[name]))
+
+
+@pytest.mark.parametrize(("name", "contender", "line"), CASES)
+def test_a_contender_gives_the_known_updates(name: str, contender: str, line: str) -> None:
+    tables = contenders.CONTENDERS[contender](workloads.load(name), line)
+    found = workloads.Answer(sum(table.num_rows for table in tables), f"{workloads.checksum(tables):016x}")
+    assert found == workloads.KNOWN[name, line]
+    names = ["val", "count"] if "count" in line else ["key", "val"]
+    assert {tuple(table.column_names) for table in tables} == {(*names, "_time", "_diff")}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_contenders_agree_row_by_row_and_those_that_say_so_are_in_order(name: str) -> None:
+    events = workloads.load(name)
+    expected = rows(contenders.CONTENDERS["dict"](events, "upsert"))
+    for contender in contenders.CONTENDERS.values():
+        tables = contender(events, "upsert")
+        assert rows(tables) == expected, contender.name
+        if contender.ordered:
+            assert measure._in_order(tables), contender.name
+            assert _retractions_come_first(tables), contender.name
+
+
+def _retractions_come_first(tables: list[pa.Table]) -> bool:
+    asserted = set()
+    for table in tables:
+        for key, _, time, diff in zip(*(column.to_pylist() for column in table.columns), strict=True):
+            if diff < 0 and (key, time) in asserted:
+                return False
+            if diff > 0:
+                asserted.add((key, time))
+    return True
+
+
+def test_the_published_answer_of_a_million_upserts_comes_out() -> None:
+    tables = contenders.CONTENDERS["numpy-arrival"](workloads.load("w1s"), "upsert")
+    assert sum(table.num_rows for table in tables) == 1_793_799
+    assert f"{workloads.checksum(tables):016x}" == "12c6f93100aff722"
+
+
+def test_ddflow_gives_the_same_updates_when_steps_cut_through_a_time() -> None:
+    tables = importlib.import_module("ours").ddflow_steps(workloads.load("tiny"), step=1_234)
+    assert f"{workloads.checksum(tables):016x}" == workloads.KNOWN["tiny", "upsert"].checksum
+
+
+def test_the_checksum_sees_a_swapped_value_but_not_the_order_of_rows() -> None:
+    one = pa.table({"key": [1, 2], "val": [3, 4], "_time": [0, 0], "_diff": [1, 1]})
+    swapped = one.set_column(1, "val", pa.array([4, 3]))
+    assert workloads.checksum([one]) == workloads.checksum([one.slice(1), one.slice(0, 1)])
+    assert workloads.checksum([one]) != workloads.checksum([swapped])
+
+
+def test_a_key_too_wide_to_pack_falls_back_to_a_plain_sort() -> None:
+    events = pa.table({"key": [2**62, -(2**62), 2**62], "val": [1, 2, None], "time": [0, 0, 1]})
+    tables = [contenders.CONTENDERS[name](events, "upsert") for name in ("dict", "numpy", "numpy-arrival")]
+    assert rows(tables[0]) == rows(tables[1]) == rows(tables[2])
+    assert len(rows(tables[0])) == 3
+
+
+def bench(out: Path, *arguments: str) -> int:
+    return int(upsert.main(["--workload", "tiny", "--rounds", "2", "--out", str(out), *arguments]))
+
+
+def test_a_run_leaves_every_sample_the_machine_and_a_table_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(tmp_path, "--contender", "dict", "numpy", "--line", "upsert", "--plot") == 0
+    assert "tiny, upsert" in capsys.readouterr().out
+    (path,) = tmp_path.glob("upsert-*-partial.json")
+    result = json.loads(path.read_text())
+    assert {"cpu", "cores", "memory_gb", "python", "numpy", "commit", "date"} <= result["machine"].keys()
+    found = {row["contender"]: row for row in result["results"]}
+    assert found.keys() == {"dict", "numpy"}
+    assert all(len(row["seconds"]) == 2 and row["updates"] == 27_874 for row in found.values())
+    assert found["numpy"]["over_base"] == 1.0
+    assert path.with_suffix(".md").read_text().count("| dict |") == 1
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_json_on_request_is_all_that_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(tmp_path, "--contender", "numpy", "--json", "--no-save") == 0
+    assert json.loads(capsys.readouterr().out)["results"][0]["checksum"] == "67d1f17ceb2c8e2e"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_wrong_answer_fails_the_run_and_saves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(workloads.KNOWN, ("tiny", "upsert"), workloads.Answer(27_874, "0" * 16))
+    assert bench(tmp_path, "--contender", "numpy") == 1
+    assert "expected 27,874 with 0000000000000000" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_contender_out_of_order_is_wrong_unless_it_never_promised() -> None:
+    sample = measure.Sample(1.0, 1.0, 1.0, 1.0, 1.0, 20_000, *workloads.KNOWN["tiny", "upsert"], in_order=False)
+    assert upsert.wrong(measure.Job("tiny", "numpy", "upsert"), sample, {}) == "the updates are not ordered by _time"
+    assert upsert.wrong(measure.Job("tiny", "polars-unordered-1t", "upsert"), sample, {}) is None
+
+
+def test_a_contender_that_does_not_finish_fails_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(measure, "TIMEOUT", 0.001)
+    assert bench(tmp_path, "--contender", "numpy") == 1
+    assert "did not finish" in capsys.readouterr().err
+
+
+def test_a_start_up_program_that_fails_is_an_error() -> None:
+    with pytest.raises(subprocess.CalledProcessError):
+        startup.seconds("raise SystemExit(3)")
+
+
+@pytest.mark.parametrize("path", sorted(BENCH.glob("*.py")), ids=lambda path: path.stem)
+def test_the_examples_in_a_bench_file_hold(path: Path) -> None:
+    tried = doctest.testmod(importlib.import_module(path.stem))
+    assert tried.attempted > 0
+    assert tried.failed == 0

@@ -1,0 +1,82 @@
+"""Gathered values, bits and byte strings are those that the references name, from any batch at any offset."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddflow.kernels.gather import SLOT, gather_bits, gather_bytes, gather_sizes, gather_words
+from ddflow.kernels.resolve import LIVE, OCCUPIED
+
+pytestmark = pytest.mark.kernels
+Pick = tuple[int, int]
+
+
+def address(array: Any) -> np.uint64:
+    return np.uint64(array.ctypes.data)
+
+
+def packed(picks: list[Pick]) -> Any:
+    """References, with the flags that an index adds and gathering ignores."""
+    flags = [0, OCCUPIED, OCCUPIED | LIVE]
+    return np.array([slot << SLOT | row | flags[(slot + row) % 3] for slot, row in picks], np.int64)
+
+
+@st.composite
+def picks(draw: st.DrawFn, sizes: list[int]) -> list[Pick]:
+    rows = [(slot, row) for slot, size in enumerate(sizes) for row in range(size)]
+    return draw(st.lists(st.sampled_from(rows), max_size=20)) if rows else []
+
+
+@given(st.data(), st.sampled_from([1, 2, 4, 8, 16, 24, 32]))
+def test_values_of_every_width_are_copied_whole(data: st.DataObject, width: int) -> None:
+    values = st.binary(min_size=width, max_size=width)
+    batches = data.draw(st.lists(st.lists(values, min_size=1, max_size=4), min_size=1, max_size=3))
+    memory = [np.frombuffer(b"".join(batch), np.uint8).copy() for batch in batches]
+    chosen = data.draw(picks([len(batch) for batch in batches]))
+    out = np.full(len(chosen) * width + 1, 0xAA, np.uint8)
+    bases = np.array([address(one) for one in memory], np.uint64)
+    gather_words(packed(chosen), bases, np.int64(width), address(out))
+    assert out.tobytes() == b"".join(batches[slot][row] for slot, row in chosen) + b"\xaa"
+
+
+@given(st.data())
+def test_bits_are_copied_from_any_offset_and_a_missing_bitmap_is_all_ones(data: st.DataObject) -> None:
+    bit_lists = data.draw(st.lists(st.lists(st.booleans(), min_size=1, max_size=12), min_size=1, max_size=3))
+    firsts = [data.draw(st.integers(0, 9)) for _ in bit_lists]
+    missing = [data.draw(st.booleans()) for _ in bit_lists]
+    memory = [np.packbits([1, 0] * 8 + [0], bitorder="little") for _ in bit_lists]
+    for i, bits in enumerate(bit_lists):
+        ahead = [k % 3 == 0 for k in range(firsts[i])]
+        memory[i] = np.packbits([*ahead, *bits], bitorder="little")
+    chosen = data.draw(picks([len(bits) for bits in bit_lists]))
+    expected = [True if missing[slot] else bit_lists[slot][row] for slot, row in chosen]
+    out = np.full((len(chosen) + 7) // 8, 0xAA, np.uint8)
+    bases = np.array([0 if gone else address(one) for gone, one in zip(missing, memory, strict=True)], np.uint64)
+    assert gather_bits(packed(chosen), bases, np.array(firsts, np.int64), out) == expected.count(False)
+    assert np.unpackbits(out, bitorder="little").tolist() == expected + [False] * (-len(expected) % 8)
+
+
+@given(st.data(), st.sampled_from([4, 8]))
+def test_byte_strings_are_copied_by_their_offsets(data: st.DataObject, wide: int) -> None:
+    texts = st.one_of(st.binary(max_size=9), st.integers(60, 70).map(lambda n: bytes(range(n))))
+    batches = data.draw(st.lists(st.lists(texts, min_size=1, max_size=4), min_size=1, max_size=3))
+    skips = [data.draw(st.integers(0, 3)) for _ in batches]
+    memory = [np.frombuffer(b"?" * skip + b"".join(batch) + b"!", np.uint8).copy()
+              for skip, batch in zip(skips, batches, strict=True)]  # fmt: skip
+    kind = np.int64 if wide == 8 else np.int32
+    offsets = [np.cumsum([skip, *map(len, batch)]).astype(kind) for skip, batch in zip(skips, batches, strict=True)]
+    chosen = data.draw(picks([len(batch) for batch in batches]))
+    bases = np.array([address(one) for one in offsets], np.uint64)
+    ends = np.empty(len(chosen) + 1, np.int64)
+    wanted = [batches[slot][row] for slot, row in chosen]
+    assert gather_sizes(packed(chosen), bases, np.int64(wide), ends) == sum(map(len, wanted))
+    assert ends.tolist() == [sum(map(len, wanted[:i])) for i in range(len(wanted) + 1)]
+    out = np.full(ends[-1] + 1, 0xAA, np.uint8)
+    heaps = np.array([address(one) for one in memory], np.uint64)
+    gather_bytes(packed(chosen), bases, heaps, np.int64(wide), ends, address(out))
+    assert out.tobytes() == b"".join(wanted) + b"\xaa"

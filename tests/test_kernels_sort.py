@@ -1,0 +1,110 @@
+"""Sorting and counting sorts give what Python's stable ``sorted`` gives, however identities are spread."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddflow.kernels.sort import group_starts, order_by_rank, order_updates, sort_identities
+from ddflow.sorting import sort
+
+pytestmark = pytest.mark.kernels
+TOP = 2**64 - 1
+crowded = st.integers(0, 7).map(lambda i: 0xABCDEF << 40 | i)
+identity = st.one_of(st.integers(0, TOP), st.integers(0, 3), st.integers(TOP - 3, TOP), crowded)
+
+
+def spread(kind: str, n: int) -> list[int]:
+    """n identities of one shape that a careless sort would not survive."""
+    many = [i * 0x9E3779B97F4A7C15 & TOP for i in range(n)]
+    crowd = [0xABCDEF << 40 | (i * 7919 % 1009) for i in range(n)]
+    hot = [5 if i % 3 else many[i] for i in range(n)]
+    shapes = {"uniform": many, "ascending": sorted(many), "descending": sorted(many, reverse=True), "equal": [7] * n,
+              "crowded": crowd, "crowded descending": sorted(crowd, reverse=True), "hot key": hot}  # fmt: skip
+    return shapes[kind]
+
+
+SHAPES = ["uniform", "ascending", "descending", "equal", "crowded", "crowded descending", "hot key"]
+
+
+def words(values: list[int]) -> Any:
+    return np.array(values, np.uint64)
+
+
+def assert_sorted(high: list[int], low: list[int] | None, bits: int) -> None:
+    n = len(high)
+    permutation, sorted_high = np.empty(n, np.int64), np.empty(n, np.uint64)
+    sorted_low = np.empty(n if low is not None else 0, np.uint64)
+    sort_identities(words(high), words(low or []), np.int64(bits), permutation, sorted_high, sorted_low)
+    expected = sorted(range(n), key=lambda i: (high[i], low[i] if low is not None else 0))
+    assert permutation.tolist() == expected
+    assert sorted_high.tolist() == [high[i] for i in expected]
+    assert sorted_low.tolist() == ([low[i] for i in expected] if low is not None else [])
+
+
+@given(st.lists(identity, max_size=60), st.integers(1, 12))
+def test_one_word_identities_are_sorted_stably_whatever_the_number_of_buckets(high: list[int], bits: int) -> None:
+    assert_sorted(high, None, bits)
+
+
+@given(
+    st.lists(st.tuples(identity, st.one_of(st.integers(0, 2), identity)), min_size=1, max_size=60), st.integers(1, 8)
+)
+def test_two_word_identities_are_sorted_by_both_words(pairs: list[tuple[int, int]], bits: int) -> None:
+    assert_sorted([high for high, _ in pairs], [low for _, low in pairs], bits)
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_bucket_too_large_for_insertion_is_sorted_too(kind: str, wide: bool) -> None:
+    high = spread(kind, 150)
+    assert_sorted(high, [i * 31 % 5 for i in range(150)] if wide else None, 1)
+    assert_sorted(high, [9 - i % 3 for i in range(150)] if wide else None, 8)
+
+
+@given(st.lists(st.tuples(identity, st.integers(0, 1)), max_size=30), st.booleans())
+def test_groups_begin_where_the_identity_changes(pairs: list[tuple[int, int]], wide: bool) -> None:
+    pairs.sort()
+    starts = np.empty(len(pairs) + 1, np.int64)
+    low = words([low for _, low in pairs] if wide else [])
+    if wide and not pairs:
+        return
+    groups = group_starts(words([high for high, _ in pairs]), low, starts)
+    sizes = [len(list(rows)) for _, rows in groupby(pairs, key=lambda pair: pair if wide else pair[0])]
+    assert starts[: groups + 1].tolist() == [sum(sizes[:i]) for i in range(len(sizes) + 1)]
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_the_shell_sorts_and_groups_any_number_of_rows(kind: str) -> None:
+    for n in (0, 1, 2, 3, 200):
+        high = spread(kind, n)
+        by = sort(words(high), np.empty(0, np.uint64))
+        expected = sorted(range(n), key=lambda i: high[i])
+        assert by.permutation.tolist() == expected
+        found = [high[by.permutation[start]] for start in by.starts[:-1]]
+        assert found == sorted(set(high)) and by.starts[-1] == n
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 1)), max_size=40), st.booleans())
+def test_order_by_rank_is_a_stable_sort_by_rank_then_flag(rows: list[tuple[int, int]], flagged: bool) -> None:
+    out = np.empty(len(rows), np.int64)
+    second = np.array([flag for _, flag in rows] if flagged else [], np.int64)
+    order_by_rank(np.array([rank for rank, _ in rows], np.int64), second, np.int64(5), out)
+    assert out.tolist() == sorted(range(len(rows)), key=lambda i: (rows[i][0], rows[i][1] if flagged else 0))
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2**62), st.booleans()), max_size=40))
+def test_order_updates_moves_all_columns_stably_by_rank_and_reads_diffs_off_the_sign(
+    rows: list[tuple[int, int, bool]],
+) -> None:
+    n = len(rows)
+    sources = np.array([source - 2**63 if gone else source for _, source, gone in rows], np.int64)
+    out = [np.empty(n, np.int64) for _ in range(3)]
+    order_updates(np.array([rank for rank, _, _ in rows], np.int64), sources, np.int64(4), *out)
+    expected = [(rank, source, -1 if gone else 1) for rank, source, gone in sorted(rows, key=lambda row: row[0])]
+    assert list(zip(*(column.tolist() for column in out), strict=True)) == expected

@@ -1,0 +1,106 @@
+"""The engine as a machine: any calls in any order, wrong ones among them, and the twin agrees after each.
+
+What the laws ask of drawn traces, the machine asks of a live engine: hypothesis chooses the next call knowing where the
+frontier is, reads in between at any time, breaks the rules on purpose, and shrinks what fails to the fewest calls.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from doors import FOREVER
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from model import CLOSED, NEVER
+from pair import Pair
+from strategies import effort, events, scenarios, shapes
+
+
+class Machine(RuleBasedStateMachine):
+    """One scenario, opened by both; ``self.now`` is the last time of a step, or the frontier."""
+
+    pair: Pair
+
+    @initialize(
+        scenario=scenarios(),
+        shape=shapes(),
+        retain=st.sampled_from([0, 0, 1, 4, FOREVER]),
+        verdicts=st.sampled_from(["rows", "counts"]),
+    )
+    def open(self, scenario: dict[str, Any], shape: Any, retain: int, verdicts: str) -> None:
+        self.pair = Pair(scenario, shape, retain=retain, verdicts=verdicts)
+        self.sources = scenario["sources"]
+        self.holds_back = self.pair.twin.twin.holds_back
+        self.now = 0
+
+    @property
+    def frontier(self) -> int:
+        return self.pair.twin.twin.state.frontier
+
+    def inputs(self, data: st.DataObject, at: int) -> dict[str, Any]:
+        names = data.draw(st.sampled_from([[name] for name in self.sources] + [list(self.sources), []]))
+        return {name: data.draw(events(self.sources[name], most=5, times=(at - 2, at + 3))) for name in names}
+
+    @precondition(lambda self: not self.holds_back)
+    @rule(data=st.data(), ahead=st.integers(1, 3))
+    def step(self, data: st.DataObject, ahead: int) -> None:
+        if self.pair.step(self.inputs(data, self.now), self.now + ahead) is not None:
+            self.now += ahead
+
+    @precondition(lambda self: not self.holds_back and self.frontier > NEVER)
+    @rule(data=st.data(), behind=st.integers(0, 2))
+    def step_back_is_refused(self, data: st.DataObject, behind: int) -> None:
+        assert self.pair.step(self.inputs(data, self.now), self.frontier - 1 - behind) is None
+
+    @precondition(lambda self: self.holds_back and self.frontier < CLOSED)
+    @rule(data=st.data())
+    def push(self, data: st.DataObject) -> None:
+        self.pair.push(self.inputs(data, self.now))
+        self.now = max(self.now, self.frontier) if self.frontier < CLOSED else self.now
+
+    @precondition(lambda self: self.holds_back and self.frontier < CLOSED)
+    @rule(ahead=st.integers(0, 3))
+    def advance(self, ahead: int) -> None:
+        if self.pair.advance_to(max(self.now, self.frontier) + ahead) is not None:
+            self.now = self.frontier
+
+    @precondition(lambda self: self.holds_back and self.frontier > NEVER)
+    @rule(behind=st.integers(1, 3))
+    def advance_back_is_refused(self, behind: int) -> None:
+        assert self.pair.advance_to(self.frontier - behind) is None
+
+    @precondition(lambda self: self.holds_back and self.now > 6)
+    @rule()
+    def end_the_input(self) -> None:
+        self.pair.advance_to(CLOSED)
+
+    @rule()
+    def use_the_other_mode_is_refused(self) -> None:
+        assert (self.pair.step({}, self.now + 1) if self.holds_back else self.pair.push({})) is None
+
+    @rule(back=st.integers(0, 4))
+    def read(self, back: int) -> None:
+        history = [time for time, _ in self.pair.twin.twin.history]
+        self.pair.check_reads(*history[-1 - back : len(history) - back])
+
+    @rule()
+    def read_one_key_twice_never(self) -> None:
+        for name, source in self.sources.items():
+            places = [self.pair.engine.columns_of(name).index(key) for key in source["spec"]["key"]]
+            keys = Counter(tuple(row[i] for i in places) for row in self.pair.engine.read(name).elements())
+            assert set(keys.values()) <= {1}
+
+    @invariant()
+    def events_in_are_judged_or_pending(self) -> None:
+        if hasattr(self, "pair"):
+            state = self.pair.twin.twin.state
+            assert state.arrived.total() == state.totals.total() + len(state.pending)
+
+    def teardown(self) -> None:
+        if hasattr(self, "pair"):
+            self.pair.close()
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = effort(400, stateful_step_count=15)

@@ -1,0 +1,118 @@
+"""The Spark law: the same plan on Spark, whatever the number of partitions, gives the rows of the local engine.
+
+Sources, specs, plans and events are drawn as everywhere else (``strategies``), cut into partitions at random, and run.
+A Spark job costs a second or so, hence few examples there.  The many go by hand: the same stages and bodies, with
+shuffles that are lists in this process and deliver rows in the worst order.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from doors import plain, plan, schema_of, spec_of, to_arrow
+from hypothesis import given, note
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+from spark_session import assert_same, counted, frame_of, locally
+from strategies import effort, events, row_of, scenarios, some, splits
+
+import ddflow as dd
+import spark_bridge
+from ddflow.identity import Secret
+from spark_bridge.columns import carried, loose, restored
+from spark_bridge.plan import Events, Plan, planned
+from spark_bridge.task import Body
+
+Parts = dict[str, list[pa.Table]]
+"""The events of each source, by partition."""
+Case = tuple[dict[str, Any], dict[str, list[list[Any]]], int]
+"""A scenario, the rows of each source by partition, and how many partitions to run on."""
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """A scenario that nothing refuses, each source's events cut into partitions, and how many partitions to run on."""
+    ties, nulls = ["last", "last", "first", "greatest"], ["drop", "keep"]
+    scenario = draw(scenarios(tie=draw(st.sampled_from(ties)), null_key=draw(st.sampled_from(nulls))))
+    parts = {}
+    for name, source in scenario["sources"].items():
+        parts[name] = draw(splits(draw(events(source, most=30, least=draw(st.sampled_from([0, 12, 24]))))))
+    return scenario, parts, draw(st.sampled_from([1, 3, 8]))
+
+
+@st.composite
+def shuffled_more(draw: st.DrawFn) -> Case:
+    """A case with some columns of a source, a count by some, and a count of that count, whatever else it has."""
+    scenario, parts, partitions = draw(cases())
+    name, source = next(iter(scenario["sources"].items()))
+    columns = [column for column in row_of(source["columns"], source["spec"]) if column != "l"]
+    count = ["count", ["source", name], draw(some(columns)), "how many"]
+    more = {"some": ["project", ["source", name], draw(some(columns, 1))], "count": count,
+            "counts": ["count", count, ["how many"], "count"]}  # fmt: skip
+    return scenario | {"outputs": scenario["outputs"] | more}, parts, partitions
+
+
+def opened(case: Case) -> tuple[dd.Flow, Parts, dict[str, pa.Table]]:
+    """The flow of a case, its input by partition, and what the local engine makes of it."""
+    scenario, parts, _ = case
+    flow, sources = dd.Flow(), {}
+    for name, source in scenario["sources"].items():
+        sources[name] = flow.upserts(name, schema_of(source["columns"]), spec_of(source["spec"]))
+    for name, expression in scenario["outputs"].items():
+        flow.output(name, plan(expression, sources, False))
+    note(str(planned(flow)))
+    given_ = {name: [to_arrow(scenario["sources"][name]["columns"], rows) for rows in parts[name]] for name in parts}
+    return flow, given_, locally(flow, {name: pa.concat_tables(tables) for name, tables in given_.items()})
+
+
+@effort(120)
+@given(case=shuffled_more())
+def test_stages_by_hand_give_what_the_local_engine_gives(case: Case) -> None:
+    flow, given_, expected = opened(case)
+    found = by_hand(planned(flow), given_, case[2])
+    assert list(found) == list(expected)
+    for name, table in expected.items():
+        assert counted(restored(found[name], loose(table.schema), name)) == counted(table), name
+
+
+@pytest.mark.xdist_group("spark")
+@effort(10)
+@given(case=cases())
+def test_a_plan_on_spark_gives_what_the_local_engine_gives(spark: SparkSession, case: Case) -> None:
+    flow, given_, expected = opened(case)
+    frames = {name: frame_of(spark, *tables) for name, tables in given_.items()}
+    assert_same(spark_bridge.run(flow, frames, partitions=case[2]), expected)
+
+
+def by_hand(planned_: Plan, given_: Parts, partitions: int) -> dict[str, pa.Table]:
+    """A run without Spark: each stage's bodies one after the other, rows reversed by every shuffle."""
+    secret, made = Secret(5, 6), []
+    for stage in planned_.stages:
+        reads = stage.reads
+        if isinstance(reads, Events):
+            table = pa.concat_tables(given_[reads.source])
+            to = [zlib.crc32(repr(key).encode()) for key in plain(table.select(reads.key))]
+            names = tuple(table.column_names)
+            if reads.arrival:
+                table = table.append_column("arrival", pa.array(range(table.num_rows), pa.int64()))
+            table = pa.table(carried(whole(table), "a test"))
+        else:
+            table = pa.concat_tables([made[number] for number in reads.stages])
+            names, to = (*reads.schema.names, "_time", "_diff"), table.column("_partition").to_pylist()
+            table = table.drop_columns(["_partition"])
+        body = Body(stage, planned_.time_type, secret, names, partitions)
+        out = []
+        for number in range(partitions):
+            rows = [row for row, each in enumerate(to) if each % partitions == number]
+            out += body(table.take(pa.array(rows[::-1], pa.int64())).to_batches(max_chunksize=3))
+        made.append(pa.Table.from_batches(out or [carried(whole(body.schema.empty_table()), "a test")]))
+    return {name: made[number] for name, number in planned_.outputs.items()}
+
+
+def whole(table: pa.Table) -> pa.RecordBatch:
+    """A table as one record batch, with rows or without."""
+    columns = [column.combine_chunks() for column in table.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=table.schema)

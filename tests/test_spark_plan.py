@@ -1,0 +1,412 @@
+"""Flows cut into stages, the types that cross the border, and bodies called by hand: all that needs no session."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from doors import TYPES, plain
+from pyspark.sql import types as T
+from spark_session import counted, locally
+
+import ddflow as dd
+import spark_bridge
+from ddflow.errors import NullKey, SchemaMismatch, SpecError, TieRefused
+from ddflow.identity import Secret
+from spark_bridge.columns import carried, carrier, loose, restored
+from spark_bridge.plan import Events, planned
+from spark_bridge.schemas import arrow_schema
+from spark_bridge.task import BATCH_ROWS, Body
+
+ORDERS = {"id": pa.int64(), "city": pa.string(), "at": pa.int64(), "paid": pa.bool_()}
+ROWS = pa.table({"id": [1, 2, 1, 3], "city": ["Bern", "Bern", "Basel", None], "at": [1, 1, 2, 1],
+                 "paid": [True, False, True, None]}, pa.schema(list(ORDERS.items())))  # fmt: skip
+SECRET = Secret(3, 4)
+
+
+def flow_of(spec: dd.Upsert | None = None) -> tuple[dd.Flow, dd.Collection]:
+    flow = dd.Flow()
+    return flow, flow.upserts("orders", ORDERS, spec or dd.Upsert("id", order_by="at"))
+
+
+def shuffles(flow: dd.Flow) -> list[tuple[str, ...]]:
+    """By what each stage's input is brought together."""
+    stages = planned(flow).stages
+    return [tuple(s.reads.key if isinstance(s.reads, Events) else s.reads.schema.names) for s in stages]
+
+
+def batches(table: pa.Table, rows: int = 2) -> list[pa.RecordBatch]:
+    return table.to_batches(max_chunksize=rows)
+
+
+def test_a_filter_of_a_source_is_one_stage() -> None:
+    flow, orders = flow_of()
+    flow.output("paid", orders.filter("paid"))
+    assert shuffles(flow) == [("id",)]
+
+
+def test_a_count_by_the_key_needs_no_second_shuffle_whatever_the_key_is_called_by_then() -> None:
+    flow, orders = flow_of()
+    flow.output("n", orders.project({"order": "id", "city": "city"}).count(by=["city", "order"]).project(["order"]))
+    assert shuffles(flow) == [("id",)]
+
+
+def test_a_key_that_was_computed_anew_is_no_longer_the_key() -> None:
+    flow, orders = flow_of()
+    flow.output("n", orders.project({"id": "id + 0"}).count())
+    assert shuffles(flow) == [("id",), ("id",)]
+
+
+def test_a_projection_that_keeps_the_key_is_summed_where_it_is() -> None:
+    flow, orders = flow_of()
+    flow.output("ids", orders.project(["id"]))
+    assert shuffles(flow) == [("id",)]
+
+
+def test_a_projection_that_drops_the_key_meets_again_by_whole_rows() -> None:
+    flow, orders = flow_of()
+    flow.output("cities", orders.project(["city", "paid"]))
+    assert shuffles(flow) == [("id",), ("city", "paid")]
+
+
+def test_a_count_of_counts_takes_a_shuffle_each_and_shares_the_first() -> None:
+    flow, orders = flow_of()
+    cities = flow.output("cities", orders.project(["city"]).count())
+    flow.output("sizes", cities.count(by=["count"], name="n"))
+    assert shuffles(flow) == [("id",), ("city",), ("city",), ("count",)]
+
+
+def test_a_count_of_everything_brings_one_update_a_time_together() -> None:
+    flow, orders = flow_of()
+    flow.output("n", orders.count(by=[]))
+    first, last = planned(flow).stages
+    assert len(first.schema) == 1
+    body = Body(first, flow.time_type, SECRET, tuple(ORDERS))
+    events = ROWS.append_column("arrival", pa.array(range(4)))
+    assert [row["_diff"] for batch in body(batches(events)) for row in batch.to_pylist()] == [3]
+    assert last.operators[0].told == {"by": [], "name": "count"}
+
+
+def test_a_column_that_is_called_all_is_not_the_count_of_everything() -> None:
+    flow = dd.Flow()
+    source = flow.upserts("s", {"k": pa.int64(), "all": pa.string()}, dd.Upsert("k"))
+    named = source.project(["all"])
+    flow.output("each", named.count(by=["all"]))
+    flow.output("n", named.count(by=[]))
+    plan = planned(flow)
+    fed = [plan.stages[plan.outputs[name]].reads for name in ("each", "n")]
+    assert [reads.schema.field(0).type for reads in fed] == [pa.string(), pa.bool_()]
+    assert fed[0].stages != fed[1].stages  # type: ignore[union-attr]
+
+
+def test_each_part_of_a_concat_goes_its_own_way_to_the_next_shuffle() -> None:
+    flow = dd.Flow()
+    a, b = (flow.upserts(name, ORDERS, dd.Upsert("id")) for name in "ab")
+    both = a.filter("paid").concat(b.negate(), a).project(["city"]).filter("city <> 'Bern'")
+    flow.output("by_city", both.count())
+    stages = planned(flow).stages
+    assert [str(stage) for stage in stages] == [
+        "events of a by [id], in order of arrival; filter(0, paid); concat(1, 0); project(2, [city]); "
+        "filter(3, city <> 'Bern'); sums of [city]",
+        "events of b by [id], in order of arrival; negate(0); concat(1); project(2, [city]); "
+        "filter(3, city <> 'Bern'); sums of [city]",
+        "sums of stage 0 and stage 1 by [city]; count(0, [city], count); output by_city",
+    ]
+
+
+def test_parts_that_call_the_key_differently_do_not_count_as_together() -> None:
+    flow = dd.Flow()
+    source = flow.upserts("s", {"a": pa.int64(), "b": pa.int64()}, dd.Upsert(["a", "b"]))
+    turned = source.project({"a": "b", "b": "a"})
+    flow.output("n", source.concat(turned).count(by=["a", "b"]))
+    assert shuffles(flow) == [("a", "b"), ("a", "b")]
+
+
+@pytest.mark.parametrize(
+    ("spec", "carries"),
+    [
+        (dd.Upsert("id"), True),
+        (dd.Upsert("id", order_by="at"), True),
+        (dd.Upsert("id", order_by="at", tie="first"), True),
+        (dd.Upsert("id", order_by="at", tie="error"), False),
+        (dd.Upsert("id", order_by="at", tie="greatest"), False),
+        (dd.Upsert("id", order_by="at", tie="greatest", noop_ignore="city"), True),
+        (dd.Upsert("id", seq="at"), True),
+    ],
+)
+def test_arrival_is_carried_where_it_can_decide(spec: dd.Upsert, carries: bool) -> None:
+    flow, orders = flow_of(spec)
+    flow.output("orders", orders)
+    reads = planned(flow).stages[0].reads
+    assert isinstance(reads, Events)
+    assert reads.arrival == carries
+
+
+def test_every_plan_of_the_flow_is_the_same_text() -> None:
+    flow, orders = flow_of()
+    flow.output("n", orders.filter(pc.field("at") > 1).project(["city"]).count())
+    assert str(planned(flow)) == str(planned(flow))
+    assert "filter(0, <filter: a function -> boolean>)" in str(planned(flow))
+
+
+def test_a_flow_without_outputs_is_refused() -> None:
+    flow, _ = flow_of()
+    with pytest.raises(SpecError, match="1 sources and 0 outputs"):
+        planned(flow)
+
+
+# -- types ------------------------------------------------------------------------------------------------------------
+
+MORE = {
+    "uint16": pa.uint16(), "uint32": pa.uint32(), "date64": pa.date64(), "time32": pa.time32("s"),
+    "ns": pa.timestamp("ns"), "zone": pa.timestamp("us", "Asia/Kathmandu"), "null": pa.null(),
+    "large_list": pa.large_list(pa.uint64()), "fixed_list": pa.list_(pa.binary(2), 1),
+    "map": pa.map_(pa.string(), pa.timestamp("s")), "wide": pa.decimal256(38, 3),
+    "struct": pa.struct([pa.field("x", pa.uint8(), nullable=False), pa.field("y", pa.list_(pa.date64()))]),
+}  # fmt: skip
+VALUES: dict[str, list[Any]] = {
+    "uint64": [2**64 - 1, None], "uint8": [255, 0], "fixed(3)": [b"abc", None], "timestamp[s]": [-1, 10**9],
+    "large_list": [[2**64 - 1, None], []], "fixed_list": [[b"ab"], None], "map": [[("a", 1), ("b", None)], []],
+    "struct": [{"x": 255, "y": [None]}, {"x": 0, "y": None}], "null": [None, None], "wide": [None, 10],
+    "zone": [0, None], "ns": [1000, None], "date64": [None, None], "time32": [7, None], "uint32": [2**32 - 1, 0],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*TYPES, *MORE])
+def test_what_travels_comes_back_as_it_was(name: str) -> None:
+    kind = (TYPES | MORE)[name]
+    values = pa.array(VALUES[name], kind) if name in VALUES else pa.nulls(2, kind)
+    there = carried(pa.record_batch({"x": values}), "a test")
+    assert there.schema.field(0).type == carrier(kind)
+    back = restored(pa.table(there), loose(pa.schema({"x": kind})), "a test")
+    assert back.column(0).combine_chunks().cast(kind).equals(values)
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.float16(), pa.decimal256(39, 0), pa.decimal128(3, -2), pa.month_day_nano_interval()]
+)
+def test_a_type_that_spark_lacks_is_refused_by_its_column(kind: pa.DataType) -> None:
+    flow = dd.Flow()
+    flow.output("out", flow.upserts("s", {"k": pa.int64(), "odd": kind}, dd.Upsert("k")))
+    with pytest.raises(SpecError, match=r"column 'odd' of output 'out': .* Spark has no type"):
+        spark_bridge.schema(flow)
+
+
+def test_a_value_that_does_not_fit_its_column_is_refused_and_never_rounded() -> None:
+    with pytest.raises(SchemaMismatch, match=r"'at' of output 'x'.* would lose data"):
+        carried(pa.record_batch({"at": pa.array([1], pa.timestamp("ns"))}), "output 'x'")
+    table = pa.table({"n": pa.array([300], pa.int16())})
+    with pytest.raises(SchemaMismatch, match=r"column 'n' of rows for 's': int16 does not fit uint8"):
+        restored(table, pa.schema({"n": pa.uint8()}), "rows for 's'")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        T.VariantType(),
+        T.ArrayType(T.YearMonthIntervalType()),
+        T.MapType(T.StringType(), T.CalendarIntervalType()),
+        T.StructType([T.StructField("v", T.VariantType())]),
+    ],
+)
+def test_a_column_that_spark_cannot_hand_over_is_named(kind: T.DataType) -> None:
+    class Frame:
+        schema = T.StructType([T.StructField("k", T.LongType()), T.StructField("odd", kind)])
+
+    with pytest.raises(SchemaMismatch, match=r"column 'odd' of a DataFrame: .*cast it, or drop it"):
+        arrow_schema(Frame)
+
+
+def test_the_schema_of_a_flow_is_in_sparks_types() -> None:
+    flow = dd.Flow()
+    kinds = {"k": pa.uint64(), "at": pa.timestamp("s", "UTC"), "v": pa.dictionary(pa.int8(), pa.string())}
+    flow.output("out", flow.upserts("s", kinds, dd.Upsert("k", time="at")))
+    shown = "struct<k:decimal(20,0),v:string,_time:timestamp,_diff:bigint>"
+    assert spark_bridge.schema(flow).simpleString() == shown
+
+
+# -- bodies -----------------------------------------------------------------------------------------------------------
+
+
+def only_body(flow: dd.Flow) -> Body:
+    plan = planned(flow)
+    assert len(plan.stages) == 1
+    return Body(plan.stages[0], plan.time_type, SECRET)
+
+
+def test_a_body_gives_what_the_engine_gives_and_gives_it_again() -> None:
+    flow, orders = flow_of()
+    flow.output("paid", orders.filter("paid"))
+    body = only_body(flow)
+    for _ in range(2):
+        out = pa.Table.from_batches(body(iter(batches(ROWS))))
+        assert counted(out) == counted(locally(flow, {"orders": ROWS})["paid"])
+
+
+def test_a_partition_without_rows_gives_none() -> None:
+    flow, orders = flow_of()
+    flow.output("n", orders.count(by="id"))
+    empty = ROWS.slice(0, 0).to_batches()
+    assert list(only_body(flow)(iter([]))) == []
+    assert list(only_body(flow)(iter(empty))) == []
+
+
+def test_a_body_that_is_not_read_to_its_end_is_harmless() -> None:
+    flow, orders = flow_of()
+    flow.output("orders", orders)
+    many = pa.table({"id": range(3 * BATCH_ROWS)}).append_column("at", pa.array(range(3 * BATCH_ROWS)))
+    body = only_body(flow)
+    started = body(iter([many.to_batches()[0]]))
+    assert next(started).num_rows == BATCH_ROWS
+    started.close()  # type: ignore[attr-defined]
+    assert sum(batch.num_rows for batch in body(iter(many.to_batches()))) == 3 * BATCH_ROWS
+
+
+def test_batches_that_are_yielded_are_bounded_in_bytes_too() -> None:
+    flow = dd.Flow()
+    flow.output("out", flow.upserts("s", {"k": pa.int64(), "v": pa.string()}, dd.Upsert("k")))
+    long = pa.record_batch({"k": range(200), "v": ["x" * 1_000_000] * 200})
+    sizes = [batch.num_rows for batch in only_body(flow)(iter([long]))]
+    assert sum(sizes) == 200
+    assert max(sizes) <= 40
+
+
+def test_columns_are_matched_by_name_in_any_order() -> None:
+    flow, orders = flow_of()
+    flow.output("orders", orders)
+    turned = ROWS.select(["paid", "at", "city", "id"])
+    out = pa.Table.from_batches(only_body(flow)(batches(turned)))
+    assert out.column_names == ["id", "city", "at", "paid", "_time", "_diff"]
+    assert counted(out) == counted(locally(flow, {"orders": ROWS})["orders"])
+
+
+def test_functions_and_arrow_expressions_are_computed_in_the_body() -> None:
+    flow, orders = flow_of()
+    late = orders.filter(lambda batch: pc.greater(batch.column("at"), 1)).filter(pc.field("id") < 3)
+    flow.output("late", late.project({"twice": lambda batch: pc.multiply(batch.column("id"), 2), "id": "id"}))
+    out = pa.Table.from_batches(only_body(flow)(batches(ROWS)))
+    assert plain(out) == [(2, 1, 0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("error", "spec", "rows"),
+    [
+        (NullKey, dd.Upsert("id"), {"id": [None]}),
+        (TieRefused, dd.Upsert("id", order_by="at", tie="error"), {"id": [1, 1], "at": [1, 1], "city": ["a", "b"]}),
+        (SchemaMismatch, dd.Upsert("id"), {"id": ["one"]}),
+        (SchemaMismatch, dd.Upsert("id"), {"id": [1], "town": ["Bern"]}),
+    ],
+)
+def test_a_body_refuses_what_a_step_refuses(error: type[Exception], spec: dd.Upsert, rows: dict[str, Any]) -> None:
+    flow, orders = flow_of(spec)
+    flow.output("orders", orders)
+    kinds = {name: ORDERS.get(name) for name in rows if error is not SchemaMismatch}
+    table = pa.table(rows, pa.schema(list(kinds.items()))) if kinds else pa.table(rows)
+    with pytest.raises(error):
+        list(only_body(flow)(batches(table)))
+
+
+def test_partial_sums_meet_in_the_partition_of_their_row() -> None:
+    flow = dd.Flow()
+    source = flow.upserts("s", {"k": pa.int64(), "f": pa.float64()}, dd.Upsert("k", null_key="keep"))
+    flow.output("by_f", source.count(by="f"))
+    first, last = planned(flow).stages
+    values = [0.0, -0.0, float("nan"), -float("nan"), None, 1.5, 2.5] * 3
+    events = pa.table({"k": range(21), "f": values}).append_column("arrival", pa.array(range(21)))
+    parts: dict[int, list[pa.RecordBatch]] = {}
+    for begin in range(0, 21, 7):  # three partitions of events, then one body for each partition of sums
+        for batch in Body(first, flow.time_type, SECRET, ("k", "f"), partitions=5)(events.slice(begin, 7).to_batches()):
+            assert Counter(batch.column("_diff").to_pylist()) == {2: 2, 1: 3}
+            sums = batch.drop_columns(["_partition"])
+            for i, number in enumerate(batch.column("_partition").to_pylist()):
+                parts.setdefault(number, []).append(sums.slice(i, 1))
+    assert all(0 <= number < 5 for number in parts)
+    body = Body(last, flow.time_type, SECRET, ("f", "_time", "_diff"))
+    counts = [row for each in parts.values() for batch in body(each) for row in plain(pa.table(batch))]
+    expected = pa.table({"f": [0.0, float("nan"), None, 1.5, 2.5], "n": [6, 6, 3, 3, 3], "t": [0] * 5, "d": [1] * 5})
+    assert Counter(counts) == counted(expected)
+
+
+# -- the package ------------------------------------------------------------------------------------------------------
+
+
+def stage_of(spec: dd.Upsert, build: Any = lambda orders: orders) -> Any:
+    flow, orders = flow_of(spec)
+    flow.output("out", build(orders))
+    return spark_bridge.stage(flow)
+
+
+def test_a_stage_is_refused_where_arrival_would_decide() -> None:
+    for spec in (dd.Upsert("id"), dd.Upsert("id", order_by="at"), dd.Upsert("id", order_by="at", tie="first")):
+        with pytest.raises(SpecError, match=r"goes by arrival.*seq=.*or use spark_bridge.run"):
+            stage_of(spec)
+    for spec in (dd.Upsert("id", seq="at"), dd.Upsert("id", order_by="at", tie="greatest")):
+        assert callable(stage_of(spec))
+
+
+def test_a_stage_is_refused_where_rows_must_meet_again() -> None:
+    with pytest.raises(SpecError, match=r"another shuffle.*by \[city\].*keep the key"):
+        stage_of(dd.Upsert("id", seq="at"), lambda orders: orders.project(["city"]).count())
+
+
+def test_a_stage_has_one_source_and_one_output() -> None:
+    flow, orders = flow_of(dd.Upsert("id", seq="at"))
+    flow.output("one", orders)
+    flow.output("two", orders.filter("paid"))
+    with pytest.raises(SpecError, match=r"2 outputs, \['one', 'two'\]"):
+        spark_bridge.stage(flow)
+    with pytest.raises(SpecError, match=r"outputs \['one', 'two'\]"):
+        spark_bridge.schema(flow)
+    flow, orders = flow_of(dd.Upsert("id", seq="at", stale="side"))
+    flow.output("one", orders)
+    with pytest.raises(SpecError, match=r"2 outputs, \['one', 'orders.stale'\]"):
+        spark_bridge.stage(flow)
+    flow, orders = flow_of(dd.Upsert("id", seq="at"))
+    flow.output("one", orders.concat(flow.upserts("more", ORDERS, dd.Upsert("id", seq="at"))))
+    with pytest.raises(SpecError, match=r"2 sources, \['orders', 'more'\]"):
+        spark_bridge.stage(flow)
+
+
+def python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.strip()
+
+
+def test_importing_the_bridge_imports_nothing_of_spark() -> None:
+    assert python("import sys, spark_bridge; print('pyspark' in sys.modules, 'numba' in sys.modules)") == "False False"
+
+
+def test_without_pyspark_the_error_says_what_to_install() -> None:
+    code = """
+import sys
+sys.modules["pyspark"] = None
+from ddflow.errors import MissingExtra
+import spark_bridge
+for name in ("run", "stage", "schema"):
+    try:
+        getattr(spark_bridge, name)
+    except MissingExtra as error:
+        print(error.remedy)
+print(spark_bridge.ensure_java.__name__)
+"""
+    assert python(code).splitlines() == ["pip install 'ddflow[spark]'"] * 3 + ["ensure_java"]
+
+
+def test_a_pyspark_that_is_too_old_is_told_by_what_it_lacks() -> None:
+    code = """
+import pyspark.sql.types
+del pyspark.sql.types.TimeType  # what 4.0 has not
+from ddflow.errors import MissingExtra
+import spark_bridge
+try:
+    spark_bridge.run
+except MissingExtra as error:
+    print(error)
+"""
+    assert "TimeType" in python(code)
