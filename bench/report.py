@@ -145,7 +145,7 @@ def _cells(row: Row, rows: Sequence[Row], base: str) -> list[str]:
         str(row.threads),
         "yes" if row.ordered else "no",
         f"{row.median_seconds:.3f}",
-        f"{min(row.seconds):.3f}-{max(row.seconds):.3f}",
+        f"{min(row.seconds):.2f}-{max(row.seconds):.2f}",
         f"{row.rate:.2f}",
         "" if ratio is None else f"{ratio:.2f}",
         f"{statistics.median(row.cpu_seconds):.2f}",

@@ -30,7 +30,7 @@ from rich.markup import escape
 from startup import startup
 
 BASE = next(name for name, contender in CONTENDERS.items() if contender.base)
-WIDTH = 110
+WIDTH = 120
 BAR = 2.5  # ddflow on w1, times the base: below it the structure is not right yet
 
 EPILOG = f"""\

@@ -163,6 +163,18 @@ def _take(sources: Sequence[Rows | None], references: Array, at: int, kind: pa.D
     return pa.concat_arrays(parts).take(pa.array(place))
 
 
+def shown_row(rows: pa.Table | pa.RecordBatch, row: int) -> dict[str, Any]:
+    """One row for an error's message: Python values, and the bare number of a time that Python has no value for."""
+    out: dict[str, Any] = {}
+    for name in rows.schema.names:
+        scalar = rows.column(name)[row]
+        try:
+            out[name] = scalar.as_py()
+        except (OverflowError, ValueError):
+            out[name] = getattr(scalar, "value", f"a {scalar.type}")
+    return out
+
+
 def dense_ranks(table: pa.Table, equal: Array) -> Array:
     """The dense rank of every row by its columns, left to right: null smallest, NaN largest.
 

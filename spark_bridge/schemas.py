@@ -40,8 +40,9 @@ def arrow_schema(frame: Any) -> pa.Schema:
     for field in frame.schema:
         kind = _arrow_type(field.dataType)
         if kind is None:
-            raise SchemaMismatch(f"column {field.name!r} of a DataFrame", f"it is {field.dataType.simpleString()}, which "
-                                 "does not go to Python and back unchanged", "cast it, or drop it, in the DataFrame")  # fmt: skip
+            asked, remedy = f"column {field.name!r} of a DataFrame", "cast it, or drop it, in the DataFrame"
+            found = f"it is {field.dataType.simpleString()}, which does not go to Python and back unchanged"
+            raise SchemaMismatch(asked, found, remedy)
         fields.append(pa.field(field.name, kind, field.nullable))
     return pa.schema(fields)
 

@@ -198,6 +198,14 @@ def test_a_tie_is_refused_where_ties_are_errors_and_the_key_is_named() -> None:
         engine.step({"s": rows((1, "y", 4), (1, "z", 4), (1, "z", 6))}, time=2)  # the two stale ones tie for nothing
 
 
+def test_a_refusal_can_name_a_time_that_python_has_no_value_for() -> None:
+    flow, kind = dd.Flow(), pa.timestamp("us")
+    flow.output("rows", flow.upserts("s", {"k": kind, "at": kind}, dd.Upsert("k", order_by="at", tie="error")))
+    times = pa.array([-(2**63), -(2**63)]).view(kind)
+    with flow.open() as engine, pytest.raises(errors.TieRefused, match=r"\{'k': -9223372036854775808\} has two events"):
+        engine.step({"s": pa.table({"k": times, "at": times})}, time=1)
+
+
 @pytest.mark.parametrize(
     ("build", "why"),
     [

@@ -382,6 +382,18 @@ def test_importing_the_bridge_imports_nothing_of_spark() -> None:
     assert python("import sys, spark_bridge; print('pyspark' in sys.modules, 'numba' in sys.modules)") == "False False"
 
 
+def test_no_session_is_made_behind_the_callers_back() -> None:
+    code = """
+import ddflow as dd, pyarrow as pa, spark_bridge
+from pyspark.sql import SparkSession
+flow = dd.Flow()
+flow.output("out", flow.upserts("s", {"k": pa.int64(), "n": pa.int64()}, dd.Upsert("k", seq="n")))
+spark_bridge.stage(flow), spark_bridge.schema(flow), spark_bridge.run
+print(SparkSession.getActiveSession())
+"""
+    assert python(code) == "None"
+
+
 def test_without_pyspark_the_error_says_what_to_install() -> None:
     code = """
 import sys

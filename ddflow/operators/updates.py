@@ -21,6 +21,7 @@ from ddflow.errors import CountOverflow
 from ddflow.identity import Ints, Secret, identities
 from ddflow.kernels.accumulate import net
 from ddflow.kernels.sort import order_by_rank
+from ddflow.rows import shown_row
 from ddflow.schema import DIFF, TIME
 from ddflow.sorting import sort
 
@@ -96,5 +97,5 @@ def consolidated(updates: Updates, secret: Secret) -> Updates:
 
 def overflow(rows: pa.Table, row: int) -> CountOverflow:
     """The error for a sum of diffs that leaves int64, naming the row."""
-    return CountOverflow("adding up diffs", f"the sum for {rows.slice(row, 1).to_pylist()[0]} leaves int64",
+    return CountOverflow("adding up diffs", f"the sum for {shown_row(rows, row)} leaves int64",
                          "look for a source that multiplies diffs; nothing of this step was kept")  # fmt: skip

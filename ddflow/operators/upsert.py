@@ -34,7 +34,7 @@ from ddflow.kernels.resolve import ERROR, LIVE, NOTHING, Events, Held, Judged, R
 from ddflow.kernels.sort import order_updates
 from ddflow.operators.updates import Updates, ints, time_ranks
 from ddflow.order import Order
-from ddflow.rows import Rows, gather
+from ddflow.rows import Rows, gather, shown_row
 from ddflow.sorting import Sorted, sort
 
 __all__ = ["Judgement", "Upsert", "ints"]
@@ -163,8 +163,7 @@ class Judgement:
 
     def _refuse_tie(self, row: int) -> None:
         spec, events = self.upsert.bound.spec, self.sealed.events
-        key = {n: events.column(n)[row].as_py() for n in spec.key}
-        order = {n: events.column(n)[row].as_py() for n in spec.order_by}
+        key, order = (shown_row(events.select(list(names)), row) for names in (spec.key, spec.order_by))
         raise TieRefused(f"a step of {self.upsert.bound.name!r}",
                          f"the key {key} has two events of order {order} at time {self.sealed.times[row]}",
                          "mend the feed, or choose tie='last', 'first' or 'greatest'; nothing was changed")  # fmt: skip
