@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pytest
-from doors import FOREVER, EngineDoor, Result, Rows, schema_of, spec_of, to_arrow
+from doors import FOREVER, EngineDoor, Result, Rows
 from hypothesis import given
 from hypothesis import strategies as st
 from model import CLOSED, Collection
@@ -20,8 +19,6 @@ from pair import Pair
 from rules import Refused
 from strategies import effort, events, plans, row_of, scenarios, shapes, splits
 
-import ddflow as dd
-from ddflow.errors import CountOverflow
 from ddflow.identity import Secret
 
 DECIDED = {"tie": "last", "late": "drop", "lateness": None, "null_key": "drop"}
@@ -266,36 +263,6 @@ def found_so_far(updates: dict[str, dict[Any, int]]) -> Result:
     return Result(updates, Counter(), {}, 0)
 
 
-def test_a_step_whose_expression_fails_is_refused_whole() -> None:
-    source = {"columns": {"k": "int64", "n": "int64"}, "spec": {"key": ["k"]}}
-    plan = ["count", ["project", ["source", "a"], {"c": "n + 1"}], None, "count"]
-    door = EngineDoor({"sources": {"a": source}, "outputs": {"out": plan}})
-    door.step({"a": [[1, 1]]}, 1)
-    with pytest.raises(Refused, match="ExpressionError"):
-        door.step({"a": [[2, 2], [3, 2**63 - 1]]}, 2)
-    assert door.read("a") == {(1, 1): 1}
-    assert door.read("out") == {(2, 1): 1}
-    assert door.totals() == {"applied": 1}
-    assert door.step({"a": [[2, 2]]}, 2).updates == {"out": {((3, 1), 2): 1}}
-
-
-def test_a_step_whose_count_overflows_is_refused_whole() -> None:
-    flow = dd.Flow()
-    source = flow.upserts("a", schema_of({"k": "int64"}), dd.Upsert("k"))
-    doubled = source.project({"all": "k is not null"})
-    for _ in range(62):
-        doubled = doubled.concat(doubled).consolidate()
-    flow.output("out", doubled.count())
-    with flow.open() as engine:
-        assert engine.step({"a": to_arrow({"k": "int64"}, [[1]])}, time=1)["out"].to_pylist() == [
-            {"all": True, "count": 2**62, "_time": 1, "_diff": 1}
-        ]
-        with pytest.raises(CountOverflow):
-            engine.step({"a": to_arrow({"k": "int64"}, [[2]])}, time=2)
-        assert engine.read("a").to_pylist() == [{"k": 1, "_diff": 1}]
-        assert engine.verdicts.counts["applied"] == 1
-
-
 @effort(12)
 @given(st.data(), st.booleans())
 def test_agreement_over_many_keys_and_steps(data: st.DataObject, holds_back: bool) -> None:
@@ -339,19 +306,6 @@ def many(chance: random.Random, columns: Mapping[str, str], step: int) -> list[A
         "t": 4 * step + chance.randrange(-3, 8),
     }
     return [row[name] for name in columns]
-
-
-def test_an_engine_is_not_moved_by_what_the_caller_does_with_its_tables() -> None:
-    source = {"columns": {"k": "int64", "v": "string"}, "spec": {"key": ["k"]}}
-    flow = dd.Flow()
-    made = flow.upserts("a", schema_of(source["columns"]), spec_of(source["spec"]))
-    flow.output("vs", made.project(["v"]).count())
-    with flow.open() as engine:
-        first = engine.step({"a": to_arrow(source["columns"], [[1, "x"], [2, "x"]])}, time=1)["vs"]
-        before = first.to_pylist()
-        for time in range(2, 30):
-            engine.step({"a": to_arrow(source["columns"], [[i, f"{time}"] for i in range(50)])}, time=time)
-        assert first.to_pylist() == before
 
 
 def merged(results: Sequence[Result]) -> dict[str, dict[Any, int]]:

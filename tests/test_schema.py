@@ -197,7 +197,9 @@ def test_an_error_of_the_producer_itself_is_passed_on() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [INTS, {"id": pa.int64()}, {"id": "int64"}, Columns(), TABLE.select(["id"])], ids=repr
+    "given",
+    [INTS, {"id": pa.int64()}, {"id": "int64"}, Columns(), TABLE.select(["id"])],
+    ids=["schema", "types", "names", "capsule", "table"],
 )
 def test_schemas_are_taken_from_anything_that_has_one(given: Any) -> None:
     assert to_schema(given) == INTS
