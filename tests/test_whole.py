@@ -1,7 +1,7 @@
 """A call happens whole or not at all, and what it returned stays as it was.
 
-The machine and the laws see refusals that specs bring about (ties, null keys, late events); these come from further down:
-an expression that fails in the middle of a step, a count that leaves int64, a caller that keeps old tables.
+The machine and the laws see refusals that specs bring about (ties, null keys, late events); these come from further
+down: an expression that fails in the middle of a step, a count that leaves int64, a caller that keeps old tables.
 """
 
 from __future__ import annotations
