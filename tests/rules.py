@@ -182,7 +182,8 @@ def judge(source: Source, held: Held | None, events: list[Event]) -> Held:
         elif event is champion:
             event.verdict = "noop" if unchanged else "applied"
         else:
-            event.verdict = "tie_lost" if source.ties and event.base == champion.base else "superseded"
+            lost = rival is not None and event.base == rival.base and not beats(source, event, rival)
+            event.verdict = "tie_lost" if source.ties and (lost or event.base == champion.base) else "superseded"
         event.winner = champion.order
     return Held(champion.base, champion.order, champion.seq, before if unchanged else champion.row)
 

@@ -83,7 +83,7 @@ def fold(events: list[Event], held: list[State], tie: int, ties: bool, keeps: bo
             best = champion(now, state if ruler != NOTHING else None, tie, out)
             if best is not None:
                 for event in now:
-                    if event is not best and out.verdict[event.row] != STALE:
+                    if event is not best and out.verdict[event.row] == SUPERSEDED:
                         out.verdict[event.row] = TIE_LOST if ties and event.base == best.base else SUPERSEDED
                 ruler, state = best.row if keeps else NOTHING, taken(best, state, out)
             for event in now:

@@ -185,7 +185,7 @@ def _settle(
         row = permutation[place]
         if winner.size != 0:
             winner[row] = best if best >= 0 else bound
-        if best >= 0 and row != best and verdict[row] != STALE:
+        if best >= 0 and row != best and verdict[row] == SUPERSEDED:
             tied = ties and _compare(order, row, order, best, 0, base) == 0
             verdict[row] = TIE_LOST if tied else SUPERSEDED
 
