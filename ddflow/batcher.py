@@ -60,8 +60,12 @@ def joined(parts: list[Sealed]) -> Sealed:
         return parts[0]
     events = pa.concat_batches([part.events for part in parts])
     columns = (np.concatenate([getattr(p, name) for p in parts]) for name in ("times", "original", "arrival"))
-    # All of an earlier push arrived before all of a later one, so a stable sort by time keeps arrival within a time.
-    return Sealed(events, *columns).in_order()
+    both = Sealed(events, *columns)
+    if (both.arrival[1:] < both.arrival[:-1]).any():
+        # Runs were cut, so their arrivals interleave; time alone would not restore it.
+        order = np.lexsort((both.arrival, both.times))
+        return Sealed(events.take(pa.array(order)), both.times[order], both.original[order], both.arrival[order])
+    return both.in_order()
 
 
 def _least(run: Sealed) -> int:
