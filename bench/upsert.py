@@ -182,6 +182,8 @@ def save(options: argparse.Namespace, rows: Sequence[report.Row], result: dict[s
     assert isinstance(about, dict)
     partial = options.quick or options.workload or options.contender or options.line or options.rounds is not None
     stem = f"upsert-{about['date'][:10]}-{about['commit']}" + ("-partial" if partial else "")
+    # Two narrowed runs of one commit must not overwrite each other.
+    stem += "".join(f"-{name}" for name in options.workload or ())
     options.out.mkdir(parents=True, exist_ok=True)
     path: Path = options.out / f"{stem}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")

@@ -116,7 +116,7 @@ def test_a_run_leaves_every_sample_the_machine_and_a_table_behind(
 ) -> None:
     assert bench(tmp_path, "--contender", "dict", "numpy", "--line", "upsert", "--plot") == 0
     assert "tiny, upsert" in capsys.readouterr().out
-    (path,) = tmp_path.glob("upsert-*-partial.json")
+    (path,) = tmp_path.glob("upsert-*-partial*.json")
     result = json.loads(path.read_text())
     assert {"cpu", "cores", "memory_gb", "python", "numpy", "commit", "date"} <= result["machine"].keys()
     found = {row["contender"]: row for row in result["results"]}
