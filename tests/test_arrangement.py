@@ -184,10 +184,12 @@ def test_two_live_values_of_a_key_at_one_time_are_corrupt_state_and_never_a_sile
     twin = Twin(1, False, 0, False)
     twin.apply(two_values_of_one_key(), 5, 0)
     for at in (2, 3):
-        with pytest.raises(CorruptState, match="two values at one time; do not use this state"):
+        with pytest.raises(CorruptState, match="two values at one time, 2; do not use this state"):
             twin.arranged.read(at)
     with pytest.raises(CorruptState, match="two values of one key at time 2"):
         twin.arranged._check()
+    with pytest.raises(CorruptState, match="a read or a merge"):
+        twin.arranged.spine.merge(0, twin.arranged.index, 0)
 
 
 def test_a_batch_out_of_order_or_out_of_its_times_fails_its_check() -> None:

@@ -25,7 +25,7 @@ import pyarrow as pa
 from ddflow.arrange.batch import Batch
 from ddflow.arrange.index import Index
 from ddflow.arrange.spine import Spine
-from ddflow.errors import CorruptState, NotReadable
+from ddflow.errors import NotReadable
 from ddflow.frontier import NEVER, Description, advance, shown
 from ddflow.identity import Flags, Ints, Words
 from ddflow.kernels.gather import SLOT
@@ -112,9 +112,6 @@ class Arrangement:
         same = batch.high[1:] == batch.high[:-1]
         if batch.low.size:
             same &= batch.low[1:] == batch.low[:-1]
-        if (same & (batch.time[1:] == batch.time[:-1])).any():
-            raise CorruptState("a read", "a key has two values at one time",
-                               "do not use this state; replay the log into a new one")  # fmt: skip
         early = batch.time <= as_of
         last = early.copy()
         # A version is the one in force when the next of its key is not yet.

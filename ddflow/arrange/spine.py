@@ -22,6 +22,7 @@ import numpy as np
 
 from ddflow.arrange.batch import Batch
 from ddflow.arrange.index import Index
+from ddflow.errors import CorruptState
 from ddflow.frontier import NEVER, Description
 from ddflow.identity import Ints
 from ddflow.kernels.gather import SLOT, gather_words
@@ -91,13 +92,18 @@ class Spine:
     def versions(self, first: int, index: Index, since: int, droppable: bool) -> tuple[Ints, Ints]:
         """References to what need not go of the batches from ``first`` on, and the index's places for the current ones.
 
-        Both int64[m], in the order of identities, then times; a place is -1 where the index points elsewhere.
+        Both int64[m], in the order of identities, then times; a place is -1 where the index points elsewhere.  Raises
+        `CorruptState` where a key has two versions of one time.
         """
         run = [(slot, batch) for slot in self.ages[first:] if (batch := self.slots[slot]) is not None]
         by = sort(*(np.concatenate([getattr(batch, name) for _, batch in run]) for name in ("high", "low")))
         times, live = (np.concatenate([getattr(batch, name) for _, batch in run]) for name in ("time", "live"))
         kept = np.empty(times.size, np.int64)
-        kept = kept[: prune(by.permutation, by.starts, times, live, np.int64(since), droppable, kept)]
+        n = prune(by.permutation, by.starts, times, live, np.int64(since), droppable, kept)
+        if n < 0:
+            raise CorruptState("a read or a merge", f"a key has two values at one time, {times[-1 - n]}",
+                               "do not use this state; replay the log into a new one")  # fmt: skip
+        kept = kept[:n]
         references = np.concatenate([slot << SLOT | np.arange(len(batch), dtype=np.int64) for slot, batch in run])[kept]
         group = np.empty(times.size, np.int64)
         group[by.permutation] = np.repeat(np.arange(by.starts.size - 1), np.diff(by.starts))

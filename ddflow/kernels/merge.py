@@ -33,7 +33,8 @@ def prune(
 
     permutation: int64[n], versions sorted by identity, within one by time.  starts: int64[g + 1], places.  times:
     int64[n], live: uint8[n], by version.  since: times before it need not be told apart.  droppable: whether a lone
-    deletion may go (the oldest batch takes part, and orders need not be kept).  kept: int64[n], written.  O(n).
+    deletion may go (the oldest batch takes part, and orders need not be kept).  kept: int64[n], written.  Returns
+    -1 - version instead where a key has two versions of one time: the state is corrupt.  O(n).
 
     >>> one, kept = np.array([0]), np.empty(1, np.int64)
     >>> prune(one, np.array([0, 1]), np.array([1]), np.zeros(1, np.uint8), np.int64(2), True, kept)
@@ -43,6 +44,8 @@ def prune(
     for group in range(starts.size - 1):
         first, stop = written, starts[group + 1]
         for place in range(starts[group], stop):
+            if place + 1 < stop and times[permutation[place + 1]] == times[permutation[place]]:
+                return -1 - permutation[place]
             if place + 1 < stop and times[permutation[place + 1]] <= since:
                 continue
             kept[written] = permutation[place]
