@@ -45,7 +45,7 @@ def prune(
         first, stop = written, starts[group + 1]
         for place in range(starts[group], stop):
             if place + 1 < stop and times[permutation[place + 1]] == times[permutation[place]]:
-                return -1 - permutation[place]
+                return int(-1 - permutation[place])
             if place + 1 < stop and times[permutation[place + 1]] <= since:
                 continue
             kept[written] = permutation[place]
