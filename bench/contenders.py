@@ -1,13 +1,15 @@
-"""Who takes part: each contender by name, with its threads, what it assumes and whether its output is in order.
+"""Who takes part: each contender by name, with its threads, what it can take and whether its output is in order.
 
 Invariant: a name stands for one way of doing the work with one number of threads, so a figure is never an average over
 settings.  Why that is not trivial: the ratio everybody quotes is to ``numpy``, the plain whole-array way; the
-contenders beside it show how much of that is numpy and how much the way it was written.
+contenders beside it show how much of that is numpy and how much the way it was written, and ``limit`` how much is left.
 
 >>> [name for name, contender in CONTENDERS.items() if contender.base]
 ['numpy']
->>> CONTENDERS["ddflow"].threads, CONTENDERS["ddflow"].takes("count"), CONTENDERS["numpy"].takes("count")
+>>> CONTENDERS["ddflow"].threads, CONTENDERS["ddflow"].takes("w1", "count"), CONTENDERS["numpy"].takes("w1", "count")
 (1, True, False)
+>>> [name for name, contender in CONTENDERS.items() if contender.takes("wide", "upsert")]
+['ddflow', 'ddflow-2t', 'duckdb-wide-1t', 'duckdb-wide-2t']
 """
 
 from __future__ import annotations
@@ -17,58 +19,60 @@ from functools import partial
 from typing import NamedTuple
 
 import pyarrow as pa
+import workloads
+from limit import limit, limit_plain
 from ours import ddflow_steps
 from peers import dict_loop, numpy_arrival, numpy_lexsort
 from peers_sql import duckdb_steps, duckdb_whole, polars_whole
+from peers_wide import duckdb_wide_steps
+
+PAIRS = ("ints", "texts")  # the kinds of rows that are a key and a value
 
 
 class Contender(NamedTuple):
-    """One way to do the work; ``run`` takes the events (and the line, if ``lines``) and returns tables of updates."""
+    """One way to do the work; ``run`` takes the events (and the line, if it has several) and returns tables of updates."""
 
     name: str
     run: Callable[..., list[pa.Table]]
     about: str
     threads: int = 1
-    lines: bool = False  # does it run the lines with operators too
+    lines: tuple[str, ...] = ("upsert",)
+    kinds: tuple[str, ...] = PAIRS
     ordered: bool = True  # does its output come ordered by _time
     base: bool = False  # the one that ratios are taken to
 
-    def takes(self, line: str) -> bool:
-        """Whether it runs ``line``."""
-        return self.lines or line == "upsert"
+    def takes(self, workload: str, line: str) -> bool:
+        """Whether it can run ``line`` on a workload."""
+        return line in self.lines and line in workloads.lines(workload) and workloads.kind(workload) in self.kinds
 
     def __call__(self, events: pa.Table, line: str) -> list[pa.Table]:
         """The updates of ``line`` over ``events``."""
-        return self.run(events, line) if self.lines else self.run(events)
+        return self.run(events, line) if len(self.lines) > 1 else self.run(events)
 
 
 def _all() -> list[Contender]:
+    every = ("ints", "texts", "wide")
+    two, operators = partial(ddflow_steps, threads=2), workloads.LINES[:4]
     yours = [
-        Contender("ddflow", ddflow_steps, "steps of 100 k rows with state; any arrival order", lines=True),
-        Contender("dict", dict_loop, "a Python loop over a dict; events in time order", lines=True),
+        Contender("ddflow", ddflow_steps, "steps of 100 k rows with state; any arrival order", 1, workloads.LINES, every),
+        Contender("ddflow-2t", two, "the same on two threads", 2, kinds=every),
+        Contender("limit", limit, "a bare compiled loop, int64 only; events in time order", kinds=("ints",)),
+        Contender("limit-plain", limit_plain, "the same, one event after another", kinds=("ints",)),
+        Contender("dict", dict_loop, "a Python loop over a dict; events in time order", lines=operators),
         Contender("numpy", numpy_lexsort, "whole input: lexsort in, sort out; any arrival order", base=True),
         Contender("numpy-arrival", numpy_arrival, "whole input: one packed sort; events in time order"),
     ]
     for threads in (1, 2):
         whole, steps = partial(duckdb_whole, threads=threads), partial(duckdb_steps, threads=threads)
+        wide, unordered = partial(duckdb_wide_steps, threads=threads), "the same, output in any order"
+        any_order, polars_any = partial(whole, ordered=False), partial(polars_whole, ordered=False)
         yours += [
             Contender(f"duckdb-{threads}t", whole, "whole input: window lag; events in time order", threads),
-            Contender(
-                f"duckdb-unordered-{threads}t",
-                partial(whole, ordered=False),
-                "the same, output in any order",
-                threads,
-                ordered=False,
-            ),
+            Contender(f"duckdb-unordered-{threads}t", any_order, unordered, threads, ordered=False),
             Contender(f"duckdb-steps-{threads}t", steps, "steps of 100 k rows against a state table", threads),
+            Contender(f"duckdb-wide-{threads}t", wide, "the same, for wide rows", threads, kinds=("wide",)),
             Contender(f"polars-{threads}t", polars_whole, "whole input: sort and shift; events in time order", threads),
-            Contender(
-                f"polars-unordered-{threads}t",
-                partial(polars_whole, ordered=False),
-                "the same, output in any order",
-                threads,
-                ordered=False,
-            ),
+            Contender(f"polars-unordered-{threads}t", polars_any, unordered, threads, ordered=False),
         ]
     return yours
 

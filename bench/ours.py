@@ -1,4 +1,4 @@
-"""ddflow as a contender: steps of 100 k rows through ``push`` and ``advance_to``, on one thread.
+"""ddflow as a contender: steps of 100 k rows through ``push`` and ``advance_to``, or everything in one step.
 
 Invariant: the engine sees what a feed would give it and nothing else: slices in order of arrival, and after each a
 frontier at the first time of the next, so that no time is closed that could still receive events.  Why that is not
@@ -6,13 +6,17 @@ trivial: whole-input peers sort once, this keeps state between 100 steps and sti
 ``advance_to(CLOSED)`` and checks that every event got its verdict.  Nothing here measures.
 
 >>> events = pa.table({"key": [1, 1, 1], "val": [5, 6, None], "time": [0, 1, 1]})
->>> [tuple(row.values()) for table in ddflow_steps(events) for row in table.to_pylist()]
+>>> for line in ("upsert", "backfill"):
+...     print([tuple(row.values()) for table in ddflow_steps(events, line) for row in table.to_pylist()])
 [(1, 5, 0, 1), (1, 5, 1, -1)]
+[(1, 5, 0, 1), (1, 5, 1, -1)]
+>>> ddflow_steps(events.slice(0, 2), "epoch")[0].to_pylist()
+[{'key': 1, 'val': 6, '_time': 0, '_diff': 1}]
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from workloads import slices
@@ -24,11 +28,12 @@ STEP = 100_000
 
 
 def plan(schema: pa.Schema, line: str) -> dd.Flow:
-    """The flow of a line: upserts, then what ``line`` names, into an output called ``out``."""
+    """The flow of a line: upserts, then what ``line`` names, into an output called ``out``; null in ``val`` deletes."""
     import ddflow as dd
 
     flow = dd.Flow()
-    rows: dd.Collection = flow.upserts("events", schema, dd.Upsert(key="key", time="time", delete="val is null"))
+    clock, delete = "time" if "time" in schema.names else None, "val is null" if "val" in schema.names else None
+    rows: dd.Collection = flow.upserts("events", schema, dd.Upsert(key="key", time=clock, delete=delete))
     if "filter" in line:
         rows = rows.filter("val < 100")
     if "count" in line:
@@ -37,18 +42,39 @@ def plan(schema: pa.Schema, line: str) -> dd.Flow:
     return flow
 
 
-def ddflow_steps(events: pa.Table, line: str = "upsert", step: int = STEP) -> list[pa.Table]:
+def opened(flow: dd.Flow, threads: int = 1, **options: Any) -> dd.Engine:
+    """The flow's engine with so many threads, a budget and a spill folder; what is not asked for stays the default."""
+    return flow.open(**({"threads": threads} if threads > 1 else {}), **options)
+
+
+def ddflow_steps(events: pa.Table, line: str = "upsert", step: int = STEP, threads: int = 1) -> list[pa.Table]:
     """Run ``line`` over the events in steps and return one table of updates a step; all of them stay alive."""
     import ddflow as dd
 
+    if line == "epoch":
+        return _one_epoch(events.drop_columns("time"), threads)
+    if line == "backfill":
+        step = max(1, events.num_rows)
     tables = []
-    with plan(events.schema, line).open() as engine:
+    with opened(plan(events.schema, line), threads) as engine:
         for start, piece in zip(range(0, events.num_rows, step), slices(events, step), strict=True):
             after = start + step
             frontier = events["time"][after].as_py() if after < events.num_rows else dd.CLOSED
             engine.push({"events": piece})
             tables.append(engine.advance_to(frontier)["out"])
-        judged, pending = engine.verdicts.total, engine.verdicts.pending
-    if judged != events.num_rows or pending:
-        raise AssertionError(f"{events.num_rows} events in, {judged} judged and {pending} pending: verdicts are lost")
+        check_verdicts(engine, events.num_rows)
     return tables
+
+
+def _one_epoch(events: pa.Table, threads: int) -> list[pa.Table]:
+    with opened(plan(events.schema, "epoch"), threads) as engine:
+        tables = [engine.step({"events": events}, time=0)["out"]]
+        check_verdicts(engine, events.num_rows)
+    return tables
+
+
+def check_verdicts(engine: dd.Engine, events: int) -> None:
+    """AssertionError unless every one of the events was judged."""
+    judged, pending = engine.verdicts.total, engine.verdicts.pending
+    if judged != events or pending:
+        raise AssertionError(f"{events} events in, {judged} judged and {pending} pending: verdicts are lost")

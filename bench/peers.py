@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from workloads import whole
 
 FLUSH = 200_000  # updates a dict loop gathers before they become an Arrow table
 
@@ -107,7 +108,7 @@ class _Sink:
         return changes
 
 
-class _Columns(NamedTuple):
+class Columns(NamedTuple):
     """A workload as plain arrays: text by its dictionary code, so that numpy sees integers only."""
 
     key: Any  # int64[n]
@@ -118,8 +119,9 @@ class _Columns(NamedTuple):
     vals: pa.Array | None
 
 
-def _columns(events: pa.Table) -> _Columns:
-    key, val, time = (events[name].combine_chunks() for name in ("key", "val", "time"))
+def columns_of(events: pa.Table) -> Columns:
+    """The plain arrays of a workload.  O(n)."""
+    key, val, time = (whole(events[name]) for name in ("key", "val", "time"))
     keys = vals = None
     live = val.is_valid().to_numpy(zero_copy_only=False)
     if not pa.types.is_integer(key.type):
@@ -128,10 +130,10 @@ def _columns(events: pa.Table) -> _Columns:
     if not pa.types.is_integer(val.type):
         encoded = pc.dictionary_encode(val)
         val, vals = pc.cast(encoded.indices, pa.int64()), encoded.dictionary
-    return _Columns(key.to_numpy(), pc.fill_null(val, 0).to_numpy(), live, time.to_numpy(), keys, vals)
+    return Columns(key.to_numpy(), pc.fill_null(val, 0).to_numpy(), live, time.to_numpy(), keys, vals)
 
 
-def _updates(columns: _Columns, key: Any, val: Any, time: Any, diff: Any) -> list[pa.Table]:
+def _updates(columns: Columns, key: Any, val: Any, time: Any, diff: Any) -> list[pa.Table]:
     rows = [
         codes if words is None else words.take(pa.array(codes))
         for codes, words in ((key, columns.keys), (val, columns.vals))
@@ -139,7 +141,7 @@ def _updates(columns: _Columns, key: Any, val: Any, time: Any, diff: Any) -> lis
     return [pa.table([*rows, time, diff], names=["key", "val", "_time", "_diff"])]
 
 
-def _heads(values: Any) -> Any:
+def heads(values: Any) -> Any:
     """bool[n]: where a run of equal values begins."""
     head = np.empty(len(values), bool)
     head[:1] = True
@@ -152,13 +154,13 @@ def numpy_lexsort(events: pa.Table) -> list[pa.Table]:
 
     O(n log n) time, about twelve arrays of n rows at once.
     """
-    columns = _columns(events)
+    columns = columns_of(events)
     order = np.lexsort((columns.time, columns.key))  # stable, so the last event of a (key, time) comes last
     key, val, live, time = (array[order] for array in columns[:4])
-    last = np.append((_heads(key) | _heads(time))[1:], True)
+    last = np.append((heads(key) | heads(time))[1:], True)
     key, val, live, time = key[last], val[last], live[last], time[last]
     had, old = np.roll(live, 1), np.roll(val, 1)
-    had &= ~_heads(key)
+    had &= ~heads(key)
     changed = (had != live) | (had & (old != val))
     out, into = np.flatnonzero(changed & had), np.flatnonzero(changed & live)
     keys, vals = np.concatenate((key[out], key[into])), np.concatenate((old[out], val[into]))
@@ -173,35 +175,43 @@ def numpy_arrival(events: pa.Table) -> list[pa.Table]:
     Key and row number are packed into one uint64 where they fit, which numpy sorts with vector instructions; the old
     values are scattered back to the rows they were found at, so the output needs no sort.  O(n log n) time.
     """
-    columns = _columns(events)
-    order = _by_key(columns.key)
+    columns = columns_of(events)
+    order = by_key(columns.key)
     key, time = columns.key[order], columns.time[order]
-    last = np.append((_heads(key) | _heads(time))[1:], True)
-    rows, head = order[last], _heads(key[last])
+    last = np.append((heads(key) | heads(time))[1:], True)
+    rows, head = order[last], heads(key[last])
     val, live = columns.val[rows], columns.live[rows]
     had, old = np.roll(live, 1), np.roll(val, 1)
     had &= ~head
     changed = (had != live) | (had & (old != val))
 
-    n = len(columns.key)
-    before, retracts, asserts = np.empty(n, np.int64), np.zeros(n, bool), np.zeros(n, bool)
-    before[rows], retracts[rows], asserts[rows] = old, changed & had, changed & live
-    end = np.cumsum(retracts.view(np.int8) + asserts.view(np.int8), dtype=np.int64)
-    out, into = np.flatnonzero(retracts), np.flatnonzero(asserts)
-    at_out, at_into = end[out] - 1 - asserts[out], end[into] - 1
+    return in_arrival_order(columns, rows, old, changed & had, changed & live)
 
-    def interleave(leaving: Any, entering: Any) -> Any:
-        column = np.empty(len(out) + len(into), np.int64)
-        column[at_out] = leaving
-        column[at_into] = entering
+
+def in_arrival_order(columns: Columns, rows: Any, old: Any, retracts: Any, asserts: Any) -> list[pa.Table]:
+    """The updates of some winners in the order of their rows, each retraction before its assertion.  O(n).
+
+    ``rows``: of the winners; for each its ``old`` value, whether that is retracted and whether its own is asserted.
+    """
+    n = len(columns.key)
+    before, out, into = np.empty(n, np.int64), np.zeros(n, bool), np.zeros(n, bool)
+    before[rows], out[rows], into[rows] = old, retracts, asserts
+    end = np.cumsum(out.view(np.int8) + into.view(np.int8), dtype=np.int64)
+    leaving, entering = np.flatnonzero(out), np.flatnonzero(into)
+    at_leaving, at_entering = end[leaving] - 1 - into[leaving], end[entering] - 1
+
+    def interleave(of_leaving: Any, of_entering: Any) -> Any:
+        column = np.empty(len(leaving) + len(entering), np.int64)
+        column[at_leaving] = of_leaving
+        column[at_entering] = of_entering
         return column
 
-    vals = interleave(before[out], columns.val[into])
-    keys, times = (interleave(array[out], array[into]) for array in (columns.key, columns.time))
+    vals = interleave(before[leaving], columns.val[entering])
+    keys, times = (interleave(array[leaving], array[entering]) for array in (columns.key, columns.time))
     return _updates(columns, keys, vals, times, interleave(-1, 1))
 
 
-def _by_key(key: Any) -> Any:
+def by_key(key: Any) -> Any:
     """The rows ordered by (key, row)."""
     bits = max(len(key) - 1, 1).bit_length()
     least = key.min(initial=0)

@@ -39,17 +39,18 @@ UPDATES = """
     where val is not null and val is distinct from old"""
 
 
-def _connect(threads: int) -> duckdb.DuckDBPyConnection:
+def connect(threads: int, path: str = ":memory:") -> duckdb.DuckDBPyConnection:
+    """A connection that takes ``threads`` threads, to a file or to memory."""
     import duckdb
 
-    connection = duckdb.connect()
+    connection = duckdb.connect(path)
     connection.execute(f"set threads = {threads}")
     return connection
 
 
 def duckdb_whole(events: pa.Table, threads: int, ordered: bool = True) -> list[pa.Table]:
     """One query over all events: the old value of a winner is the value of the winner before it, by ``lag``."""
-    with _connect(threads) as connection:
+    with connect(threads) as connection:
         connection.register("events", events)
         query = f"""with {WINNERS},
             judged as materialized (
@@ -61,13 +62,14 @@ def duckdb_whole(events: pa.Table, threads: int, ordered: bool = True) -> list[p
 def duckdb_steps(events: pa.Table, threads: int, step: int = 100_000) -> list[pa.Table]:
     """What the engine does, in SQL: per step, old values come from a state table, which is then merged into."""
     first = events.schema.field("key").type
-    with _connect(threads) as connection:
+    with connect(threads) as connection:
         name = "bigint" if pa.types.is_integer(first) else "varchar"
         connection.execute(f"create table state (key {name}, val {name})")
-        return [_one_step(connection, piece) for piece in slices(events, step)]
+        return [one_step(connection, piece) for piece in slices(events, step)]
 
 
-def _one_step(connection: duckdb.DuckDBPyConnection, events: pa.Table) -> pa.Table:
+def one_step(connection: duckdb.DuckDBPyConnection, events: pa.Table) -> pa.Table:
+    """Judge some events against the table ``state (key, val)``, bring it up to date, and return their updates."""
     connection.register("events", events)
     connection.execute(f"""create or replace temp table judged as with {WINNERS}
         select winners.key, winners.val, time, later,

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 
-from measure import environment as environment_of
+from child import environment as environment_of
 
 FIRST_ANSWER = """
 import ddflow as dd, pyarrow as pa

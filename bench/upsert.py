@@ -23,8 +23,9 @@ from statistics import median
 
 import report
 import workloads
+from child import ROOT, Broken
 from contenders import CONTENDERS
-from measure import ROOT, Broken, Job, Sample, measure
+from measure import Job, Sample, measure
 from rich.console import Console
 from rich.markup import escape
 from startup import startup

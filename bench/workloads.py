@@ -3,7 +3,8 @@
 Invariant: a workload is the same bytes on every machine, and its known answer was found by several unrelated
 programs; a contender that gives another count or checksum is wrong, not different.  Why that is not free: the
 generator belongs to numpy, so ``fingerprint`` says whether the *input* changed before anybody doubts an answer.
-Columns: ``key``, ``val`` (null deletes), ``time`` (never decreasing, 1000 rows a time).  Nothing here runs a contender.
+Columns: ``key``, ``val`` (null deletes), ``time`` (never decreasing, 1000 rows a time); the wide rows are in ``wide``.
+Nothing here runs a contender.
 
 >>> table = build(SHAPES["tiny"])
 >>> table.num_rows, table.column_names, table["time"][-1].as_py()
@@ -28,6 +29,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
+from wide import Wide
+from wide import build as build_wide
 
 
 class Shape(NamedTuple):
@@ -50,7 +53,7 @@ class Answer(NamedTuple):
     checksum: str
 
 
-SHAPES = {
+SHAPES: dict[str, Shape | Wide] = {
     "w1": Shape(10_000_000, 1_000_000),
     "w1s": Shape(1_000_000, 100_000),
     "w1z": Shape(10_000_000, 1_000_000, zipf=1.2),
@@ -59,13 +62,16 @@ SHAPES = {
     "tiny": Shape(20_000, 2_000),
     "tinyz": Shape(20_000, 2_000, zipf=1.2),
     "tiny3": Shape(20_000, 2_000, strings=True),
+    "wide": Wide(3_000_000, 1_000_000),
+    "tinyw": Wide(12_000, 4_000),
 }
 
-# What runs on a workload. `upsert` gives the updates of the rows; the others put operators behind it.
-LINES = ("upsert", "filter", "count", "filter+count")
+# What runs on a workload. `upsert` gives the updates of the rows, the next three put operators behind it; `backfill` is
+# `upsert` in a single step, and `epoch` one step in epoch mode, whose updates are the live rows.
+LINES = ("upsert", "filter", "count", "filter+count", "backfill", "epoch")
 
-# Found alike by the dict loop, by numpy and by SQL over numpy's updates.
-# Found alike by the dict loop, by numpy and by SQL over numpy's updates.
+# Found alike by the dict loop, by numpy and by SQL over numpy's updates; `epoch` by numpy in two ways; wide rows by
+# their versions alone and by DuckDB.
 KNOWN: dict[tuple[str, str], Answer] = {
     ("w1s", "upsert"): Answer(1_793_799, "12c6f93100aff722"),
     ("w1s", "filter"): Answer(179_718, "78800040ca5a698f"),
@@ -93,6 +99,18 @@ KNOWN: dict[tuple[str, str], Answer] = {
     ("tinyz", "filter+count"): Answer(1_378, "2cc4e9bbaa545d1f"),
     ("tiny3", "upsert"): Answer(27_874, "67d1f17ceb2c8e2e"),
     ("tiny3", "count"): Answer(20_911, "cdb0d1243adc6840"),
+    ("tiny", "epoch"): Answer(1_920, "cac3c806c6f85884"),
+    ("tinyz", "epoch"): Answer(1_810, "1272369f39bc8bff"),
+    ("tiny3", "epoch"): Answer(1_920, "cac3c806c6f85884"),
+    ("tinyw", "epoch"): Answer(4_000, "7ed27e20e902e0b0"),
+    ("w1s", "epoch"): Answer(95_109, "c47af85371327d98"),
+    ("w3s", "epoch"): Answer(19_057, "ef1a46d58401c487"),
+    ("w1", "epoch"): Answer(950_055, "063a79450424b977"),
+    ("w1z", "epoch"): Answer(591_284, "708a3234163c91d5"),
+    ("w3", "epoch"): Answer(190_055, "4e9d8157a80b9f05"),
+    ("wide", "epoch"): Answer(1_000_000, "6177b453fa1c641b"),
+    ("wide", "upsert"): Answer(2_998_990, "935d8e55ef54a031"),
+    ("tinyw", "upsert"): Answer(11_444, "2972cfc9eb88c2de"),
 }
 
 # xxh3-64 over the input's columns, as numpy 2.4's generator draws them.
@@ -105,11 +123,32 @@ FINGERPRINTS = {
     "tiny": "9264972868bcbf83",
     "tinyz": "7fe61cb758d87195",
     "tiny3": "9264972868bcbf83",
+    "wide": "3d47064a5b12b375",
+    "tinyw": "900322c88b76bfab",
 }
 
 
-def build(shape: Shape) -> pa.Table:
+def kind(name: str) -> str:
+    """What rows a workload has: ``ints``, ``texts`` or ``wide``.  KeyError for a name that is none."""
+    shape = SHAPES[name]
+    return "wide" if isinstance(shape, Wide) else "texts" if shape.strings else "ints"
+
+
+def lines(name: str) -> tuple[str, ...]:
+    """The lines that make sense on a workload."""
+    of_kind = {"ints": LINES, "texts": ("upsert", "count", "backfill", "epoch"), "wide": ("upsert", "backfill", "epoch")}
+    return of_kind[kind(name)]
+
+
+def answer(name: str, line: str) -> Answer | None:
+    """The known answer, None where there is none: all at once or step by step, the updates are the same."""
+    return KNOWN.get((name, "upsert" if line == "backfill" else line))
+
+
+def build(shape: Shape | Wide) -> pa.Table:
     """Make a workload in memory: O(n) time, one chunk a column."""
+    if isinstance(shape, Wide):
+        return build_wide(shape)
     rng = np.random.default_rng(shape.seed)
     if shape.zipf is None:
         key = rng.integers(0, shape.keys, shape.n)
@@ -118,13 +157,15 @@ def build(shape: Shape) -> pa.Table:
     val = rng.integers(0, shape.values, shape.n)
     gone = rng.random(shape.n) < shape.deletes
     time = np.arange(shape.n, dtype=np.int64) // shape.per_time
-    keys: pa.Array
-    if shape.strings:
-        keys, vals = _text("user-", key, 9), _text("city-", val, 4)
-        vals = pc.if_else(pa.array(gone), pa.scalar(None, pa.string()), vals)
-    else:
-        keys, vals = pa.array(key.astype("int64")), pa.array(val.astype("int64"), mask=gone)
-    return pa.table({"key": keys, "val": vals, "time": pa.array(time)})
+    return pa.table([*columns(key, val, gone, shape.strings), pa.array(time)], names=["key", "val", "time"])
+
+
+def columns(key: Any, val: Any, gone: Any, strings: bool) -> tuple[pa.Array, pa.Array]:
+    """Key and value as Arrow: int64, or text of 14 and 9 bytes; null where ``gone``."""
+    if not strings:
+        return pa.array(key.astype("int64")), pa.array(val.astype("int64"), mask=gone)
+    vals = pc.if_else(pa.array(gone), pa.scalar(None, pa.string()), _text("city-", val, 4))
+    return _text("user-", key, 9), vals
 
 
 def _text(prefix: str, numbers: Any, width: int) -> pa.Array:
@@ -162,43 +203,65 @@ def load(name: str) -> pa.Table:
 def fingerprint(table: pa.Table) -> str:
     """xxh3-64 of a workload's values, column after column, nulls as -1: the same for the same rows on any machine."""
     digest = xxhash.xxh3_64()
-    for name in ("key", "val", "time"):
-        for chunk in table[name].chunks:
+    for column in table.columns:
+        for chunk in column.chunks:
             digest.update(_numbers(chunk).tobytes())
     return digest.hexdigest()
 
 
-def checksum(updates: Iterable[pa.Table]) -> int:
-    """Sum of ``diff * mix(a*A + b*B + time*C)`` over the updates, wrapping in 64 bits: any order gives the same.
+def checksum(updates: Iterable[pa.Table], rows: int = 1_000_000) -> int:
+    """Sum of ``diff * mix(a*A + b*B + ... + time*T)`` over the updates, wrapping in 64 bits: any order gives the same.
 
-    ``a`` and ``b`` are the first two columns (text counts as the digits in it), ``_time`` and ``_diff`` the last two;
-    mix is splitmix64's finalizer.  O(n) time, a few arrays of a million rows at once.
+    ``a``, ``b`` and so on are the row's columns (text counts as the digits in it, floats by their bits), ``_time`` and
+    ``_diff`` the last two; mix is splitmix64's finalizer.  O(n) time, a few arrays of ``rows`` rows at once.
     """
     total = 0
     for table in updates:
-        for batch in table.to_batches(max_chunksize=1_000_000):
+        for batch in table.to_batches(max_chunksize=rows):
             total += _mixed(batch)
     return total % 2**64
 
 
 def _mixed(batch: pa.RecordBatch) -> int:
-    first, second, time, diff = (_numbers(column).view(np.uint64) for column in batch.columns)
-    z = first * np.uint64(0x9E3779B97F4A7C15)
-    z += second * np.uint64(0xBF58476D1CE4E5B9)
-    z += time * np.uint64(0x94D049BB133111EB)
+    *data, time, diff = (_numbers(column).view(np.uint64) for column in batch.columns)
+    z = time * np.uint64(0x94D049BB133111EB)
+    for place, column in enumerate(data):
+        z += column * np.uint64(_factor(place))
+    return int(np.sum(_finalized(z) * diff, dtype=np.uint64))
+
+
+def _factor(place: int) -> int:
+    """The odd number that column ``place`` of the row is multiplied by."""
+    given = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9)
+    if place < len(given):
+        return given[place]
+    return int(_finalized(np.array([place], np.uint64))[0]) | 1
+
+
+def _finalized(z: Any) -> Any:
+    """splitmix64's finalizer of uint64[n], in place."""
     z ^= z >> np.uint64(30)
     z *= np.uint64(0xBF58476D1CE4E5B9)
     z ^= z >> np.uint64(27)
     z *= np.uint64(0x94D049BB133111EB)
     z ^= z >> np.uint64(31)
-    return int(np.sum(z * diff, dtype=np.uint64))
+    return z
 
 
 def _numbers(column: pa.Array) -> Any:
-    """A column as int64: text by the digits after its ``name-``, null as -1."""
-    if not pa.types.is_integer(column.type):
+    """A column as int64: text by the digits after its ``name-``, floats by their bits, null as -1."""
+    if pa.types.is_floating(column.type):
+        return pc.cast(column, pa.float64()).to_numpy(zero_copy_only=False).view(np.int64)
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         column = pc.cast(pc.utf8_slice_codeunits(pc.cast(column, pa.large_string()), 5), pa.int64())
+    if pa.types.is_timestamp(column.type):
+        column = pc.cast(column, pa.timestamp("us"))
     return pc.fill_null(pc.cast(column, pa.int64()), -1).to_numpy(zero_copy_only=False)
+
+
+def whole(column: pa.ChunkedArray) -> pa.Array:
+    """A column as one array; ``combine_chunks`` would copy even a single chunk."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def slices(table: pa.Table, step: int) -> Iterator[pa.Table]:

@@ -30,7 +30,7 @@ from ddflow.batcher import Sealed
 from ddflow.identity import Ints, Secret
 from ddflow.operators import linear
 from ddflow.operators.count import Count
-from ddflow.operators.updates import Updates, consolidated, ints
+from ddflow.operators.updates import Updates, consolidated, few, ints
 from ddflow.operators.upsert import Judgement, Upsert
 from ddflow.schema import empty
 
@@ -115,9 +115,10 @@ class Circuit:
         """Take a computed step into the state.  Amortised O(versions written)."""
         for name, upsert in self.upserts.items():
             judgement = stepped.judgements.get(name)
-            upsert.arranged.apply(judgement.change if judgement else None, upper, since)
+            upsert.arranged.apply([judgement.change] if judgement else [], upper, since)
         for node, count in self.counts.items():
-            count.arranged.apply(stepped.counts.get(node), upper, since)
+            change = stepped.counts.get(node)
+            count.arranged.apply([change] if change else [], upper, since)
 
     def read(self, node: plan.Collection, as_of: int | None) -> pa.Table:
         """A collection as of a time, by default now: its rows and ``_diff``, consolidated.
@@ -137,7 +138,7 @@ class Circuit:
             arranged = self.upserts[node.name].arranged if isinstance(node, plan.Source) else self.counts[node].arranged
             rows = arranged.read(as_of).select(node.schema.names)
             n = rows.num_rows
-            return Updates(rows, np.zeros(n, np.int64), np.ones(n, np.int64), ints(0))  # one time, whichever
+            return Updates(rows, np.zeros(n, np.int32), np.ones(n, np.int64), ints(0))  # one time, whichever
         # A projection may have been pruned for the step's sake; a read wants all its columns.
         inputs = [self._read(i, as_of, done) for i in node.inputs]
         if isinstance(node, plan.Project):
@@ -150,7 +151,7 @@ class Circuit:
 
 
 def _nothing(schema: pa.Schema, times: Ints) -> Updates:
-    return Updates(empty(schema), ints(), ints(), times)
+    return Updates(empty(schema), few(), ints(), times)
 
 
 def _needed(flow: plan.Flow) -> dict[plan.Collection, set[str]]:

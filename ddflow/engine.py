@@ -171,7 +171,7 @@ class Engine:
     def stats(self) -> dict[str, Any]:
         """Figures: frontier, verdicts, and for each arrangement its keys, batches and bytes.  O(arrangements)."""
         arrangements = {
-            name: {"keys": len(a.index), "batches": len(a.spine), "versions": sum(map(len, a.spine.batches)),
+            name: {"keys": a.keys, "batches": len(a.slots.batches), "versions": a.spine.versions,
                    "bytes": a.nbytes, "copied": a.spine.copied}
             for name, a in self.circuit.arrangements.items()
         }  # fmt: skip
@@ -255,7 +255,7 @@ class Engine:
         outputs = {name: node.schema for name, node in self.flow.outputs.items()}
         tables = dict(stepped.outputs) if stepped else {}
         for name, judgement in (stepped.judgements if stepped else {}).items():
-            _add(counts, counted(judgement.out.verdict))
+            _add(counts, counted(judgement.counts))
             if self.lists:
                 rows[name].append(verdict_rows(self.intakes[name].bound, judgement))
         sides = side_outputs(self.flow, stepped.judgements if stepped else {})

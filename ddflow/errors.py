@@ -104,3 +104,19 @@ class TooLarge(DdflowError, MemoryError):
 
 class MissingExtra(DdflowError, ImportError):
     """An optional dependency (Spark, Java, plotting) is not installed, or its version does not fit."""
+
+
+class SpillRefused(DdflowError, OSError):
+    """A spill folder is missing, not this user's own, open to everybody or read-only; give the engine another."""
+
+
+class SpillInUse(DdflowError, OSError):
+    """Another engine holds the spill folder; give every engine its own."""
+
+
+class SpillFull(DdflowError, OSError):
+    """The disk has no room for what would be spilled; free some and call again, nothing was changed."""
+
+
+class SpillFailed(DdflowError, OSError):
+    """The disk failed to take what would be spilled, or to give it back; mend it and call again."""

@@ -30,6 +30,7 @@ from ddflow.schema import is_word, one_chunk, plain
 Words = np.ndarray[Any, np.dtype[np.uint64]]
 Flags = np.ndarray[Any, np.dtype[np.uint8]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+Narrow = np.ndarray[Any, np.dtype[np.int32]]
 NONE: Words = np.empty(0, np.uint64)
 ALL_VALID: Flags = np.empty(0, np.uint8)
 
@@ -78,7 +79,10 @@ def flags(column: pa.Array) -> Flags:
 
 
 def words(column: pa.Array) -> Words:
-    """uint64[n]: the canonical word of each value of a word type; what null values hold is unspecified."""
+    """uint64[n]: the canonical word of each value of a word type; what null values hold is unspecified.
+
+    It may be the column's own memory: not to be written to.
+    """
     kind, n = column.type, len(column)
     if not n:
         return np.empty(0, np.uint64)
@@ -92,7 +96,7 @@ def words(column: pa.Array) -> Words:
         kernels.canonical_floats(values)
         return values
     signed = "u" if pat.is_unsigned_integer(kind) else "i"
-    return _view(column, np.dtype(f"{signed}{kind.bit_width // 8}")).astype(np.int64).view(np.uint64)
+    return _view(column, np.dtype(f"{signed}{kind.bit_width // 8}")).astype(np.int64, copy=False).view(np.uint64)
 
 
 def _view(column: pa.Array, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -118,11 +122,11 @@ def identities(table: pa.Table | pa.RecordBatch, secret: Secret, rows: int | Non
     columns = [_chunk(column) for column in table.columns]
     n, (k0, k1) = table.num_rows if rows is None else rows, secret.words
     if len(columns) == 1 and is_word(columns[0].type):
-        high = words(columns[0])
-        present = validity(columns[0])
+        given, present = words(columns[0]), validity(columns[0])
         if present.size:
-            high[present == 0] = 0
-        kernels.mix_words(high, k0, k1, high)
+            given = np.where(present != 0, given, np.uint64(0))
+        high = np.empty(n, np.uint64)
+        kernels.mix_words(given, k0, k1, high)
         if not is_wide(table.schema):
             return high, NONE
         return high, (np.uint64(1) - present.astype(np.uint64)) if present.size else np.zeros(n, np.uint64)

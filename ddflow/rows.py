@@ -9,13 +9,14 @@ Arrays are brought to one chunk with a plain offset first, so that address and r
 >>> import numpy as np, pyarrow as pa
 >>> old, new = (Rows(pa.table({"city": [name], "n": [n]})) for name, n in (("Bern", 1), ("Basel", 2)))
 >>> references = np.array([(1 << 40) | 0, 0], np.int64)  # row 0 of batch 1, row 0 of batch 0
->>> gather([old, new], references, old.table.schema).to_pylist()
+>>> gather(Sources(old.table.schema, [old, new]), references, old.table.schema).to_pylist()
 [{'city': 'Basel', 'n': 2}, {'city': 'Bern', 'n': 1}]
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -30,22 +31,37 @@ from ddflow.schema import one_chunk
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def width(kind: pa.DataType) -> int:
-    """Bytes a value of a fixed-width type that kernels move, else 0."""
-    if pat.is_boolean(kind) or pat.is_nested(kind) or pat.is_dictionary(kind) or isinstance(kind, pa.BaseExtensionType):
-        return 0
+WORDS, BYTES, BITS, OTHER = range(4)
+
+
+@cache
+def layout(kind: pa.DataType) -> tuple[int, int]:
+    """How a type is moved: WORDS and bytes a value, BYTES and bytes an offset, BITS, or OTHER (by Arrow)."""
+    if pat.is_string(kind) or pat.is_binary(kind):
+        return BYTES, 4
+    if pat.is_large_string(kind) or pat.is_large_binary(kind):
+        return BYTES, 8
+    if pat.is_boolean(kind):
+        return BITS, 0
+    if pat.is_nested(kind) or pat.is_dictionary(kind) or isinstance(kind, pa.BaseExtensionType):
+        return OTHER, 0
     try:
         bits = kind.bit_width
     except ValueError:
-        return 0
-    return bits // 8 if bits in (8, 16, 32) or (bits and bits % 64 == 0) else 0
+        return OTHER, 0
+    return (WORDS, bits // 8) if bits in (8, 16, 32) or (bits and bits % 64 == 0) else (OTHER, 0)
+
+
+def width(kind: pa.DataType) -> int:
+    """Bytes a value of a fixed-width type that kernels move, else 0."""
+    how, wide = layout(kind)
+    return wide if how == WORDS else 0
 
 
 def offset_width(kind: pa.DataType) -> int:
     """Bytes an offset of a byte-string type, else 0."""
-    if pat.is_string(kind) or pat.is_binary(kind):
-        return 4
-    return 8 if pat.is_large_string(kind) or pat.is_large_binary(kind) else 0
+    how, wide = layout(kind)
+    return wide if how == BYTES else 0
 
 
 def address(buffer: pa.Buffer | None) -> int:
@@ -56,28 +72,28 @@ def address(buffer: pa.Buffer | None) -> int:
 class Rows:
     """A table of one chunk a column, and where each column's buffers are.
 
-    ``table``: the rows.  ``addresses``: uint64[columns, 3]: validity bitmap (0 when no value is null), values or
-    offsets, bytes; ``firsts``: int64[columns, 2]: the bit numbers of row 0 in validity and in boolean values.
-    O(columns) to make.
+    ``table``: the rows.  ``filled``: columns whose nulls nobody will look at (only deletions have them), so that what
+    is gathered from them needs no validity.  ``addresses``: uint64[columns, 3]: validity bitmap (0 when no value is
+    null), values or offsets, bytes; ``firsts``: int64[columns, 2]: the bit numbers of row 0 in validity and in boolean
+    values.  O(columns) to make.
     """
 
     __slots__ = ("addresses", "columns", "firsts", "table")
 
-    def __init__(self, table: pa.Table | pa.RecordBatch) -> None:
+    def __init__(self, table: pa.Table | pa.RecordBatch, filled: Container[str] = ()) -> None:
         self.table = table
         self.columns = [c if isinstance(c, pa.Array) else one_chunk(c) for c in table.columns]
         self.addresses = np.zeros((len(self.columns), 3), np.uint64)
         self.firsts = np.zeros((len(self.columns), 2), np.int64)
-        for i, column in enumerate(self.columns):
-            buffers, start, kind = column.buffers(), column.offset, column.type
-            if column.null_count:
+        for i, (field, column) in enumerate(zip(table.schema, self.columns, strict=True)):
+            buffers, start, (how, wide) = column.buffers(), column.offset, layout(field.type)
+            if column.null_count and field.name not in filled:
                 self.addresses[i, 0], self.firsts[i, 0] = address(buffers[0]), start
-            if pat.is_boolean(kind):
+            if how == BITS:
                 self.addresses[i, 1], self.firsts[i, 1] = address(buffers[1]), start
-            elif width(kind):
-                self.addresses[i, 1] = address(buffers[1]) + start * width(kind)
-            elif offset_width(kind):
-                self.addresses[i, 1] = address(buffers[1]) + start * offset_width(kind)
+            elif how != OTHER:
+                self.addresses[i, 1] = address(buffers[1]) + start * wide
+            if how == BYTES:
                 self.addresses[i, 2] = address(buffers[2])
 
     def __len__(self) -> int:
@@ -89,47 +105,129 @@ class Rows:
         return int(self.table.nbytes)
 
 
-def new_buffer(size: int) -> pa.Buffer:
-    """A writable buffer from Arrow's pool, which reuses memory where fresh pages would fault."""
-    return pa.allocate_buffer(max(size, 1))
+class Sources:
+    """What references point into: rows by batch number, and their addresses by column, as the kernels want them.
+
+    ``schema``: the columns, the same for all.  Room for batches grows; a number that was dropped may be used again.
+    """
+
+    def __init__(self, schema: pa.Schema, rows: Sequence[Rows | None] = ()) -> None:
+        self.schema = schema
+        self.at = {name: i for i, name in enumerate(schema.names)}
+        self.rows: list[Rows | None] = []
+        self.addresses = np.zeros((len(schema), 3, 16), np.uint64)
+        self.firsts = np.zeros((len(schema), 2, 16), np.int64)
+        for i, each in enumerate(rows):
+            self.put(i, each)
+
+    def put(self, number: int, rows: Rows | None) -> None:
+        """Make ``number`` stand for some rows, or for none.  O(columns), amortised."""
+        while len(self.rows) <= number:
+            self.rows.append(None)
+        room = self.addresses.shape[2]
+        if number >= room:
+            self.addresses = np.concatenate([self.addresses, np.zeros_like(self.addresses)], axis=2)
+            self.firsts = np.concatenate([self.firsts, np.zeros_like(self.firsts)], axis=2)
+        self.rows[number] = rows
+        self.addresses[:, :, number] = 0 if rows is None else rows.addresses
+        self.firsts[:, :, number] = 0 if rows is None else rows.firsts
+
+    def beside(self, events: Rows) -> Sources:
+        """These, as they are now, with the rows of a step as number 0.  O(columns * batches)."""
+        out = object.__new__(Sources)
+        out.schema, out.at, out.rows = self.schema, self.at, [events, *self.rows[1:]]
+        out.addresses, out.firsts = self.addresses.copy(), self.firsts.copy()
+        out.addresses[:, :, 0], out.firsts[:, :, 0] = events.addresses, events.firsts
+        return out
 
 
-def gather(sources: Sequence[Rows | None], references: Array, schema: pa.Schema) -> pa.Table:
+class View:
+    """Rows named by reference; a column is gathered when somebody asks for it, and then kept.
+
+    ``references``: int64[n], as `gather` takes them.  ``events``: for the columns in ``near`` the references to use
+    instead: rows of the step that hold the very same values, one behind the other.  It has the methods of a table
+    that operators use.
+    """
+
+    def __init__(self, sources: Sources, references: Array, schema: pa.Schema, events: Array | None = None,
+                 near: Container[str] = ()) -> None:  # fmt: skip
+        self.sources, self.references, self.schema = sources, references, schema
+        self.events, self.near = events, near
+        self._made: dict[str, pa.Array] = {}
+
+    @property
+    def num_rows(self) -> int:
+        """How many."""
+        return int(self.references.size)
+
+    @property
+    def column_names(self) -> list[str]:
+        """The names of the columns."""
+        return list(self.schema.names)
+
+    @property
+    def columns(self) -> list[pa.Array]:
+        """All columns.  O(n) each, once."""
+        return [self.column(name) for name in self.schema.names]
+
+    def column(self, name: str) -> pa.Array:
+        """One column.  O(n), once."""
+        made = self._made.get(name)
+        if made is None:
+            near = self.events is not None and name in self.near
+            made = gather_column(self.sources, self.events if near else self.references, self.schema.field(name))
+            self._made[name] = made
+        return made
+
+    def take(self, places: pa.Array) -> View:
+        """The rows at some places: nothing is gathered for it but what was before.  O(places)."""
+        at = np.asarray(places)
+        events = None if self.events is None else self.events.take(at)
+        out = View(self.sources, self.references.take(at), self.schema, events, self.near)
+        out._made = {name: column.take(places) for name, column in self._made.items()}
+        return out
+
+    def select(self, names: Sequence[str]) -> pa.Table:
+        """Some columns as a table."""
+        return pa.table([self.column(n) for n in names], schema=pa.schema([self.schema.field(n) for n in names]))
+
+
+def fresh(size: int) -> Array:
+    """Bytes that an Arrow array will own: from the system's heap, which keeps what steps before it gave back."""
+    return np.empty(size, np.uint8)
+
+
+def gather(sources: Sources, references: Array, schema: pa.Schema) -> pa.Table:
     """The rows that ``references`` name, in their order.
 
-    ``sources``: the batches by number (None where no reference points).  ``references``: int64[n], batch number and row
-    packed as in ``kernels.gather``; flags above are ignored.  ``schema``: the columns wanted, all of which each source
-    has at the place given by its own schema.  Raises `TooLarge` when a 32-bit text column would pass 2 GiB.
-    O(n) a column.
+    ``references``: int64[n], batch number and row packed as in ``kernels.gather``; flags above are ignored.
+    ``schema``: the columns wanted.  Raises `TooLarge` when a 32-bit text column would pass 2 GiB.  O(n) a column.
     """
     return pa.Table.from_arrays([gather_column(sources, references, f) for f in schema], schema=schema)
 
 
-def gather_column(sources: Sequence[Rows | None], references: Array, field: pa.Field) -> pa.Array:
+def gather_column(sources: Sources, references: Array, field: pa.Field) -> pa.Array:
     """One column of `gather`."""
-    kind, n = field.type, references.size
-    at = next((s.table.schema.get_field_index(field.name) for s in sources if s is not None), 0)
-    bases = np.zeros((3, len(sources)), np.uint64)
-    firsts = np.zeros((2, len(sources)), np.int64)
-    for i, source in enumerate(sources):
-        if source is not None:
-            bases[:, i], firsts[:, i] = source.addresses[at], source.firsts[at]
-    if not (width(kind) or offset_width(kind) or pat.is_boolean(kind)):
-        return _take(sources, references, at, kind)
+    kind, n, at = field.type, references.size, sources.at[field.name]
+    how, wide = layout(kind)
+    if how == OTHER:
+        return _take(sources.rows, references, at, kind)
+    bases, firsts = sources.addresses[at], sources.firsts[at]
     validity, nulls = None, 0
-    if bases[0].any():
-        validity = new_buffer((n + 7) // 8)
-        nulls = gather_bits(references, bases[0], firsts[0], np.frombuffer(validity, np.uint8))
-    if pat.is_boolean(kind):
-        values = new_buffer((n + 7) // 8)
-        gather_bits(references, bases[1], firsts[1], np.frombuffer(values, np.uint8))
-        buffers = [validity, values]
-    elif width(kind):
-        values = new_buffer(n * width(kind))
-        gather_words(references, bases[1], np.int64(width(kind)), np.uint64(values.address))
-        buffers = [validity, values]
+    if field.nullable and bases[0].any():
+        bits = fresh((n + 7) // 8)
+        nulls = gather_bits(references, bases[0], firsts[0], bits)
+        validity = pa.py_buffer(bits)
+    if how == BITS:
+        values = fresh((n + 7) // 8)
+        gather_bits(references, bases[1], firsts[1], values)
+        buffers = [validity, pa.py_buffer(values)]
+    elif how == WORDS:
+        values = fresh(n * wide)
+        gather_words(references, bases[1], np.int64(wide), np.uint64(values.ctypes.data))
+        buffers = [validity, pa.py_buffer(values)]
     else:
-        buffers = [validity, *_bytes(references, bases[1], bases[2], offset_width(kind), field.name)]
+        buffers = [validity, *_bytes(references, bases[1], bases[2], wide, field.name)]
     return pa.Array.from_buffers(kind, n, buffers, nulls)
 
 
@@ -140,11 +238,9 @@ def _bytes(references: Array, bases: Array, data: Array, wide: int, name: str) -
     if wide == 4 and total > 2**31 - 1:
         raise TooLarge(f"column {name!r} of one output", f"its text takes {total:,} bytes, 32-bit offsets reach 2 GiB",
                        "take smaller steps, or declare the column large_string")  # fmt: skip
-    out = new_buffer(total)
-    gather_bytes(references, bases, data, np.int64(wide), ends, np.uint64(out.address))
-    offsets = new_buffer(ends.size * wide)
-    np.frombuffer(offsets, np.int64 if wide == 8 else np.int32, ends.size)[:] = ends
-    return offsets, out
+    out = fresh(total)
+    gather_bytes(references, bases, data, np.int64(wide), ends, np.uint64(out.ctypes.data))
+    return pa.py_buffer(ends if wide == 8 else ends.astype(np.int32)), pa.py_buffer(out)
 
 
 def _take(sources: Sequence[Rows | None], references: Array, at: int, kind: pa.DataType) -> pa.Array:

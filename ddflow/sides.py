@@ -54,7 +54,7 @@ def verdict_rows(bound: Bound, of: Admitted | Judgement) -> pa.Table:
         times = pa.nulls(len(arrival), bound.time_type)
         winners = [pa.nulls(len(arrival), bound.schema.field(n).type) for n in bound.spec.order_by]
     else:
-        events, codes, arrival = of.sealed.events, of.out.verdict, of.sealed.arrival
+        events, codes, arrival = of.sealed.events, of.verdict, of.sealed.arrival
         times = time_column(of.sealed.times, bound.time_type)
         winners = of.winner_orders(np.arange(events.num_rows))
     seq = pa.array(arrival) if bound.spec.seq is None else events.column(bound.spec.seq)
@@ -73,7 +73,7 @@ def side_outputs(flow: Flow, judgements: Mapping[str, Judgement]) -> dict[str, p
         if judgement is None:
             out[name] = empty(full)
             continue
-        stale = judgement.out.verdict == STALE
+        stale = judgement.verdict == STALE
         if source.spec.stale == "mark":
             rows, further = np.arange(stale.size), [pa.array(stale)]
         else:

@@ -14,25 +14,29 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ddflow.identity import Ints, Words
+from ddflow.arena import Arena
+from ddflow.identity import Narrow, Words
 from ddflow.kernels.sort import group_starts, sort_identities
 
 
 class Sorted(NamedTuple):
-    """Rows sorted by identity: the row at each place, the identities, where each key begins (and n at the end)."""
+    """Rows sorted by identity: the row at each place, the identities, where each key begins (and n at the end).  Numbers are
+    int32: no more than 2**31 rows at once."""
 
-    permutation: Ints
+    permutation: Narrow
     high: Words
     low: Words
-    starts: Ints
+    starts: Narrow
 
 
-def sort(high: Words, low: Words) -> Sorted:
-    """Sort rows by identity, stably, and find the groups.  O(n)."""
-    n = high.size
-    permutation, starts = np.empty(n, np.int64), np.empty(n + 1, np.int64)
-    sorted_high, sorted_low = np.empty(n, np.uint64), np.empty(low.size, np.uint64)
+def sort(high: Words, low: Words, arena: Arena | None = None) -> Sorted:
+    """Sort rows by identity, stably, and find the groups.  ``arena``: where the result is carved from.  O(n)."""
+    n, arena = high.size, arena or Arena()
     bits = min(max((n - 1).bit_length(), 1), 20) if n else 1
-    sort_identities(high, low, np.int64(bits), permutation, sorted_high, sorted_low)
+    permutation, starts = arena.empty(n, np.int32), arena.empty(n + 1, np.int32)
+    sorted_high, sorted_low = arena.empty(n, np.uint64), arena.empty(low.size, np.uint64)
+    ends = arena.empty((1 << bits) + 1, np.int32)
+    ends[:] = 0
+    sort_identities(high, low, np.int64(bits), ends, permutation, sorted_high, sorted_low)
     groups = group_starts(sorted_high, sorted_low, starts)
     return Sorted(permutation, sorted_high, sorted_low, starts[: groups + 1])

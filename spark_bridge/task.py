@@ -179,7 +179,7 @@ def as_updates(table: pa.Table, schema: pa.Schema) -> Updates:
     times, ranks = np.unique(table.column(TIME).to_numpy(), return_inverse=True)
     diffs: Ints = table.column(DIFF).to_numpy()
     rows = table.select(schema.names).cast(schema).combine_chunks()
-    updates = Updates(rows, ranks.astype(np.int64), diffs, times if times.size else ints())
+    updates = Updates(rows, ranks.astype(np.int32), diffs, times if times.size else ints())
     return updates if times.size < 2 else updates.picked(np.argsort(ranks, kind="stable"))
 
 

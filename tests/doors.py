@@ -23,12 +23,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 from conditions import COMPUTED, CONDITIONS
-from model import Collection, Node, Twin, Updates, collection
+from model import Collection, Node, Twin, Updates, collection, without_zeros
 from rules import Refused, Row, Source, canonical
 
 import ddflow as dd
 from ddflow.errors import DdflowError
 from ddflow.identity import Secret
+from ddflow.reader import Reader
 from ddflow.spec import Upsert
 
 Rows = Sequence[Sequence[Any]]
@@ -168,6 +169,15 @@ class TwinDoor:
     def read(self, name: str, as_of: int | None = None) -> Collection:
         return self.twin.read(name, as_of)
 
+    def changes(self, name: str, t1: int, t2: int) -> Collection:
+        out: Collection = Counter()
+        for (row, _), diff in self.twin.changes(name, t1, t2).items():
+            out[row] += diff
+        return without_zeros(out)
+
+    def reader(self, name: str, at: int) -> TwinReader:
+        return TwinReader(self, name, at)
+
     def totals(self) -> Counter[str]:
         return +self.twin.state.totals
 
@@ -183,6 +193,26 @@ class TwinDoor:
         out = act(*arguments)
         return Result(out.updates, +out.verdicts, {name: sorted(rows, key=repr) for name, rows in out.rows.items()},
                       len(self.twin.state.pending))  # fmt: skip
+
+
+@dataclass
+class TwinReader:
+    """A reader of the twin, which forgets nothing: a name and a time are all there is to it."""
+
+    door: TwinDoor
+    name: str
+    time: int
+
+    def read(self, as_of: int | None = None) -> Collection:
+        return self.door.read(self.name, self.time if as_of is None else as_of)
+
+    def changes_to(self, to: int) -> Collection:
+        out = self.door.changes(self.name, self.time, to)
+        self.time = to
+        return out
+
+    def advance_to(self, to: int) -> None:
+        self.time = to
 
 
 class EngineDoor:
@@ -212,12 +242,24 @@ class EngineDoor:
         return self._call(self.engine.advance_to, frontier)
 
     def read(self, name: str, as_of: int | None = None) -> Collection:
-        table = self.engine.read(name, as_of)
+        return self.collection(name, self.engine.read(name, as_of))
+
+    def changes(self, name: str, t1: int, t2: int) -> Collection:
+        return self.collection(name, self.engine.changes(name, t1, t2))
+
+    def reader(self, name: str, at: int | None) -> EngineReader:
+        return EngineReader(self, self.engine.reader(name, at))
+
+    def collection(self, name: str, table: pa.Table) -> Collection:
+        """Rows with their multiplicities, or net changes; asserts the contract of both."""
         assert table.column_names == [*self.columns_of(name), "_diff"]
+        assert table.schema.types == [*(self.flow.outputs | self.sources)[name].schema.types, pa.int64()]
         rows = plain(table)
         out: Collection = Counter({row[:-1]: row[-1] for row in rows})
-        assert len(out) == len(rows), f"read({name!r}) gives a row twice: {rows}"
-        assert all(out.values()), f"read({name!r}) gives a row of multiplicity 0: {rows}"
+        assert len(out) == len(rows), f"{name}: a row twice: {rows}"
+        assert all(out.values()), f"{name}: a row of multiplicity 0: {rows}"
+        asserts = [row[-1] > 0 for row in rows]
+        assert asserts == sorted(asserts), f"{name}: a retraction after an assertion: {rows}"
         return out
 
     def totals(self) -> Counter[str]:
@@ -267,3 +309,23 @@ class EngineDoor:
             place = (row[-2], *(row[columns.index(column)] for column in key or []))
             assert row[-1] > 0 or place not in asserted, f"{name}: a retraction after the assertion: {rows}"
             asserted |= {place} if row[-1] > 0 else set()
+
+
+class EngineReader:
+    """A reader of the engine, in plain values."""
+
+    def __init__(self, door: EngineDoor, reader: Reader) -> None:
+        self.door, self.reader = door, reader
+
+    @property
+    def time(self) -> int:
+        return self.reader.time
+
+    def read(self, as_of: int | None = None) -> Collection:
+        return self.door.collection(self.reader.name, self.reader.read(as_of))
+
+    def changes_to(self, to: int | None = None) -> Collection:
+        return self.door.collection(self.reader.name, self.reader.changes_to(to))
+
+    def advance_to(self, to: int | None = None) -> None:
+        self.reader.advance_to(to)

@@ -3,7 +3,8 @@
 Invariant: after each call updates, verdicts (counts and rows), pending, totals and frontier are equal, and a call that
 the twin refuses is refused by the engine for a reason the twin gives and changes nothing.  A disagreement raises with
 the whole trace as JSON, ready to be put under ``tests/found``.  Why that is not trivial: a refused call must be shown
-to leave reads alone, which takes reading everything before the next call.
+to leave reads alone, which takes reading everything before the next call; and since follows from what the engine was
+asked to retain and from every reader, so after each call each reader is asked for its own time.
 
 >>> scenario = {"sources": {"a": {"columns": {"k": "int64"}, "spec": {"key": ["k"]}}},
 ...             "outputs": {"out": ["source", "a"]}}
@@ -14,15 +15,16 @@ to leave reads alone, which takes reading everything before the next call.
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from doors import FOREVER, EngineDoor, Result, Rows, Shape, TwinDoor, as_table
-from model import CLOSED, NEVER
+from doors import FOREVER, EngineDoor, EngineReader, Result, Rows, Shape, TwinDoor, TwinReader, as_table
+from model import CLOSED, NEVER, Collection
 from rules import Refused
 
-from ddflow.errors import NotReadable
+from ddflow.errors import DdflowError
 
 
 class Pair:
@@ -34,6 +36,8 @@ class Pair:
         self.calls: list[list[Any]] = []
         self.lists = options.get("verdicts", "rows") == "rows"
         self.retain, self.last = options.get("retain", FOREVER), NEVER
+        self.readers: dict[int, tuple[TwinReader, EngineReader]] = {}
+        self.opened, self.held_from = 0, NEVER
         self.names = [*scenario["sources"], *scenario["outputs"]]
         for name in self.names:
             self._same(f"columns of {name}", self.twin.columns_of(name), self.engine.columns_of(name))
@@ -53,33 +57,113 @@ class Pair:
         self.calls.append(["advance", frontier])
         return self._both(lambda door: door.advance_to(frontier))
 
-    def play(self, call: list[Any]) -> Result | None:
-        """One call of a trace: ``["step", time, inputs]``, ``["push", inputs]`` or ``["advance", frontier]``."""
+    def changes(self, name: str, t1: int, t2: int) -> Collection | None:
+        """The net changes from one time to another."""
+        self.calls.append(["changes", name, t1, t2])
+        refusals = self._refusals(t1, t2) | ({"TimeWentBack"} if t2 < t1 else set())
+        expected = self.twin.changes(name, t1, t2) if not refusals else None
+        return self._answered(f"changes({name!r}, {t1}, {t2})", expected, refusals,
+                              lambda: self.engine.changes(name, t1, t2))  # fmt: skip
+
+    def open(self, name: str, at: int | None = None) -> int | None:
+        """Open a reader, by default at the last closed time; its number, or None when both refuse."""
+        self.calls.append(["open", name, at])
+        time, opened = self.last if at is None else at, list[EngineReader]()
+        self._answered(f"reader({name!r}, {at})", None, self._refusals(time),
+                       lambda: opened.append(self.engine.reader(name, at)))  # fmt: skip
+        if opened:
+            self.opened += 1
+            self.readers[self.opened] = self.twin.reader(name, time), opened[0]
+        self._unmoved()
+        return self.opened if opened else None
+
+    def follow(self, number: int, to: int | None = None) -> Collection | None:
+        """What changed since a reader's time, and on to another, by default the last closed one."""
+        self.calls.append(["follow", number, to])
+        return self._moved(number, to, lambda reader, time: reader.changes_to(time))
+
+    def move(self, number: int, to: int | None = None) -> None:
+        """Move a reader on to another time, by default the last closed one."""
+        self.calls.append(["move", number, to])
+        self._moved(number, to, lambda reader, time: reader.advance_to(time))
+
+    def let_go(self, number: int, forget: bool = False) -> None:
+        """Close a reader, which then reads no more; or just forget it."""
+        self.calls.append(["let go", number, forget])
+        _, reader = self.readers.pop(number)
+        if not forget:
+            reader.reader.close()
+            reader.reader.close()
+            for act in (reader.read, reader.changes_to, reader.advance_to):
+                self._answered("a closed reader", None, {"NotReadable"}, act)
+        del reader
+        gc.collect()
+        self._unmoved()
+
+    def play(self, call: list[Any]) -> Any:
+        """One call of a trace: the name of the method (``advance_to`` is "advance", `let_go` "let go"), its arguments.
+
+        Only of a step the time comes first: ``["step", time, inputs]``.
+        """
         verb, *arguments = call
         if verb == "step":
             return self.step(arguments[1], arguments[0])
-        return self.push(arguments[0]) if verb == "push" else self.advance_to(arguments[0])
+        acts: dict[str, Callable[..., Any]] = {
+            "push": self.push, "advance": self.advance_to, "changes": self.changes, "open": self.open,
+            "follow": self.follow, "move": self.move, "let go": self.let_go,
+        }  # fmt: skip
+        return acts[verb](*arguments)
+
+    @property
+    def since(self) -> int:
+        """What can be read from: all that is retained, or the oldest that a reader holds."""
+        return min(max(self.last - self.retain, NEVER), *(reader.time for reader, _ in self.readers.values()), CLOSED)
 
     def check_reads(self, *times: int) -> None:
         """Everything read now, and as of some times; a time whose history was not retained is refused."""
-        since = self.last - self.retain
         for name in self.names:
             self._same(f"read({name!r})", self.twin.read(name), self.engine.read(name))
             for time in times:
-                expected = self.twin.read(name, time) if time >= since else "NotReadable"
-                self._same(f"read({name!r}, as_of={time})", expected, self._read(name, time))
+                self._answered(f"read({name!r}, as_of={time})", self.twin.read(name, time), self._refusals(time),
+                               lambda name=name, time=time: self.engine.read(name, time))  # fmt: skip
 
-    def _read(self, name: str, as_of: int) -> Any:
+    def _refusals(self, *times: int) -> set[str]:
+        """Why the engine must refuse to read at these times, if it must."""
+        frontier = max(self.twin.twin.state.frontier, NEVER + 1)
+        return {"NotReadable" for time in times if not self.since <= time < frontier}
+
+    def _answered(self, what: str, expected: Any, refusals: set[str], act: Callable[[], Any]) -> Any:
+        """What the engine answers, which is what is expected; or None where it refuses for one of those reasons."""
         try:
-            return self.engine.read(name, as_of)
-        except NotReadable as error:
-            return type(error).__name__
+            found = act()
+        except DdflowError as error:
+            if type(error).__name__ not in refusals:
+                self._same(what, refusals or expected, f"{type(error).__name__}: {error}")
+            return None
+        if refusals:
+            self._same(what, refusals, found)
+        self._same(what, expected, found)
+        return found
+
+    def _moved(self, number: int, to: int | None, act: Callable[[Any, int | None], Any]) -> Any:
+        twin, engine = self.readers[number]
+        time = self.last if to is None else to
+        refusals = {"TimeWentBack"} if time < twin.time else self._refusals(time)
+        expected = act(twin, time) if not refusals else None
+        out = self._answered(f"reader {number} of {twin.name!r} to {to}", expected, refusals, lambda: act(engine, to))
+        self._unmoved()
+        return out
 
     def close(self) -> None:
         """Read everything at every time that was closed, then close the engine."""
         history = [time for time, _ in self.twin.twin.history]
         self.check_reads(*(time for time in {*history, *(t - 1 for t in history[1:])}))
+        for number in list(self.readers):
+            self.follow(number)
         self.engine.engine.close()
+        for number, (_, reader) in self.readers.items():
+            self._answered(f"reader {number} of a closed engine", None, {"EngineClosed"}, reader.read)
+            reader.reader.close()
 
     def _both(self, act: Callable[[Any], Result]) -> Result | None:
         try:
@@ -126,6 +210,12 @@ class Pair:
         self.engine.engine._check()
         self._same("totals", self.twin.totals(), self.engine.totals())
         self._same("frontier", self.twin.twin.state.frontier, self.engine.engine.frontier)
+        self._same("since", self.since, self.engine.engine.since)
+        assert self.since >= self.held_from, f"since went back from {self.held_from}\n{self.trace()}"
+        self.held_from = self.since
+        for number, (twin, engine) in self.readers.items():
+            self._same(f"time of reader {number}", twin.time, engine.time)
+            self._same(f"reader {number} of {twin.name!r}", twin.read(), engine.read())
 
     def _same(self, what: str, expected: Any, found: Any) -> None:
         if expected != found:

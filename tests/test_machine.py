@@ -1,7 +1,8 @@
 """The engine as a machine: any calls in any order, wrong ones among them, and the twin agrees after each.
 
 What the laws ask of drawn traces, the machine asks of a live engine: hypothesis chooses the next call knowing where the
-frontier is, reads in between at any time, breaks the rules on purpose, and shrinks what fails to the fewest calls.
+frontier is, reads in between at any time, opens readers and lets go of them, breaks the rules on purpose, and shrinks
+what fails to the fewest calls.
 """
 
 from __future__ import annotations
@@ -83,6 +84,43 @@ class Machine(RuleBasedStateMachine):
     def read(self, back: int) -> None:
         history = [time for time, _ in self.pair.twin.twin.history]
         self.pair.check_reads(*history[-1 - back : len(history) - back])
+
+    def times(self) -> st.SearchStrategy[int]:
+        """Times around those that mean something: of events, of readers, since, the frontier; some cannot be read."""
+        pair = self.pair
+        known = {time for time, _ in pair.twin.twin.history[-5:]} | {reader.time for reader, _ in pair.readers.values()}
+        near = {t + d for t in known | {pair.since, pair.last, self.frontier} for d in (-1, 0, 1)}
+        return st.sampled_from(sorted(time for time in near if NEVER <= time <= CLOSED))
+
+    @rule(data=st.data())
+    def changes_between_two_times(self, data: st.DataObject) -> None:
+        t1, t2 = data.draw(self.times()), data.draw(self.times())
+        self.pair.changes(data.draw(st.sampled_from(self.pair.names)), min(t1, t2), max(t1, t2))
+
+    @rule(data=st.data())
+    def changes_backwards_are_refused(self, data: st.DataObject) -> None:
+        time = data.draw(self.times().filter(lambda time: time > NEVER))
+        assert self.pair.changes(self.pair.names[0], time, time - 1) is None
+
+    @precondition(lambda self: len(self.pair.readers) < 3)
+    @rule(data=st.data(), now=st.booleans())
+    def open_a_reader(self, data: st.DataObject, now: bool) -> None:
+        opened = self.pair.open(data.draw(st.sampled_from(self.pair.names)), None if now else data.draw(self.times()))
+        assert opened is not None or not now
+
+    @precondition(lambda self: self.pair.readers)
+    @rule(data=st.data(), now=st.booleans(), follows=st.booleans())
+    def advance_a_reader(self, data: st.DataObject, now: bool, follows: bool) -> None:
+        number, to = data.draw(st.sampled_from([*self.pair.readers])), None if now else data.draw(self.times())
+        if follows:
+            self.pair.follow(number, to)
+        else:
+            self.pair.move(number, to)
+
+    @precondition(lambda self: self.pair.readers)
+    @rule(data=st.data(), forget=st.booleans())
+    def let_go_of_a_reader(self, data: st.DataObject, forget: bool) -> None:
+        self.pair.let_go(data.draw(st.sampled_from([*self.pair.readers])), forget)
 
     @rule()
     def read_one_key_twice_never(self) -> None:

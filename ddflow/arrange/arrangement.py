@@ -2,39 +2,44 @@
 
 Invariant: for every t in [since, upper) a read at t is the collection that the applied changes define; ``since`` never
 retreats.  Why that is not trivial: the index knows only what is current, the spine only what was written; a read at an
-older time is assembled from the versions of all batches, while merges throw away what no read may ask for any more.
+older time is assembled from the versions of all runs, while merges throw away what no read may ask for any more.
 An operator uses it in two steps: ``seek`` what the keys of its step hold, and, when the whole step has been
-computed and nothing was refused, ``apply`` its change.  An arrangement does not judge, and does not know its operator.
+computed and nothing was refused, ``apply`` its changes.  An arrangement does not judge, and does not know its operator.
 
 >>> import numpy as np, pyarrow as pa
 >>> arranged = Arrangement(pa.schema({"k": pa.int64()}), wide=False, words=0)
->>> one = np.array([5], np.uint64)
->>> arranged.apply(Change(one, np.empty(0, np.uint64), np.array([3]), np.ones(1, np.uint8), one,
-...                np.empty((1, 0), np.int64), pa.table({"k": [1]}), np.array([0])), upper=4, since=3)
->>> arranged.read().to_pylist(), arranged.since, arranged.upper
-([{'k': 1}], 3, 4)
+>>> one, none, zero = np.array([5], np.uint64), np.empty(0, np.uint64), np.array([0])
+>>> change = Change(one, none, np.array([3]), np.ones(1, np.uint8), one, np.empty((1, 0), np.int64),
+...                 pa.table({"k": [1]}), zero, zero, 0, born=1, buried=0)
+>>> arranged.apply([change], upper=4, since=3)
+>>> arranged.read().to_pylist(), arranged.since, arranged.upper, arranged.keys
+([{'k': 1}], 3, 4, 1)
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from ddflow.arena import Arena
 from ddflow.arrange.batch import Batch
 from ddflow.arrange.index import Index
+from ddflow.arrange.merge import by_sorting
+from ddflow.arrange.run import Part, Run, Slots
 from ddflow.arrange.spine import Spine
 from ddflow.errors import NotReadable
 from ddflow.frontier import NEVER, Description, advance, shown
-from ddflow.identity import Flags, Ints, Words
+from ddflow.identity import NONE, Flags, Ints, Words
 from ddflow.kernels.gather import SLOT
-from ddflow.kernels.resolve import LIVE, OCCUPIED, Held
-from ddflow.rows import Rows, gather
+from ddflow.kernels.resolve import LIVE, Held
+from ddflow.rows import Rows, Sources, gather
 
 
 class Change(NamedTuple):
-    """What one step does to an arrangement: versions sorted by (identity, time), and which are their keys' last."""
+    """What one step does to a range of identities: versions sorted by (identity, time), and which are current after."""
 
     high: Words
     low: Words
@@ -45,7 +50,15 @@ class Change(NamedTuple):
     order: Ints
     table: pa.Table
     last: Ints
-    """int64[keys]: the place of each changed key's last version, ascending."""
+    """int64[keys]: the place of each key's last version, ascending; -1 for a key that did not change."""
+    place: Ints
+    """int64[keys]: where `Arrangement.seek` found the keys in the index."""
+    built: int
+    """The number of the index's table at that time."""
+    born: int
+    """How many more keys are live than before."""
+    buried: int
+    """How many more hold an order and no row."""
 
 
 class Arrangement:
@@ -53,37 +66,57 @@ class Arrangement:
     entry.  ``keeps``: whether the order of a deleted key must stay."""
 
     def __init__(self, schema: pa.Schema, wide: bool, words: int, keeps: bool = False) -> None:
-        self.schema = schema
+        self.schema, self.keeps = schema, keeps
         self.index = Index(wide, words, keeps)
-        self.spine = Spine()
-        self.since, self.upper = NEVER, NEVER
+        self.slots = Slots(schema)
+        self.spine = Spine(keeps=keeps)
+        self.since, self.upper, self.latest = NEVER, NEVER, NEVER
+        self.keys, self.tombstones, self.written = 0, 0, 0
 
-    def seek(self, high: Words, low: Words, starts: Ints) -> Held:
-        """What the keys that begin at ``starts`` of the sorted identities hold now.  O(keys) expected."""
-        return self.index.seek(high, low, starts)
+    def seek(self, high: Words, low: Words, starts: Ints, arena: Arena | None = None) -> Held:
+        """What the keys that begin at ``starts`` of the sorted identities hold now, carved from ``arena``.
 
-    def sources(self, events: Rows | None = None) -> list[Rows | None]:
-        """What references point into: the batches, and at 0 the step's own rows."""
-        return self.spine.sources(events)
-
-    def apply(self, change: Change | None, upper: int, since: int) -> None:
-        """Take in a computed change, or None; times below ``upper`` are complete now.
-
-        O(versions), and merging that is proportional to what was written, amortised.
+        O(keys) expected.
         """
-        lower = self.spine.batches[-1].description.upper if len(self.spine) else NEVER
+        return self.index.seek(high, low, starts, arena)
+
+    def sources(self, events: Rows | None = None) -> Sources:
+        """What references point into: the batches, and at 0 the step's own rows."""
+        return self.slots.sources if events is None else self.slots.sources.beside(events)
+
+    def apply(self, changes: Sequence[Change], upper: int, since: int) -> None:
+        """Take in the computed changes of a step, by ascending identities; times below ``upper`` are complete now.
+
+        O(versions), and the merging that they pay for.
+        """
+        lower = self.spine_upper
         self.upper = advance(self.upper, upper)
         self.since = max(self.since, since)
-        if change is None or not change.last.size:
-            return
-        batch = Batch(Description(lower, upper, NEVER), change.high, change.low, change.time, change.live,
-                      change.order, Rows(change.table))  # fmt: skip
-        slot = self.spine.append(batch)
-        last = change.last
-        reference = OCCUPIED | (change.live[last].astype(np.int64) * LIVE) | (slot << SLOT) | last
-        low = change.low[last] if change.low.size else change.low
-        self.index.write(change.high[last], low, change.value[last], reference, change.order[last])
-        self.spine.tidy(self.index, self.since, len(self.index))
+        changes = [change for change in changes if change.high.size]
+        for change in changes:
+            self.latest = max(self.latest, int(change.time.max()))
+            self.keys, self.tombstones = self.keys + change.born, self.tombstones + change.buried
+        parts = [self._put(change) for change in changes]
+        if parts:
+            self.spine.append(Run(Description(lower, upper, NEVER), parts))
+        paid = sum(part.end for part in parts)
+        self.written += paid
+        self.spine.plan(len(self.index), True)
+        self.spine.work(paid, self.slots, self.index, self.since, self.latest <= self.since)
+
+    def _put(self, change: Change) -> Part:
+        high, low, time, live, value, order, table, last, place, built, _, _ = change
+        part = self.slots.put(Batch(high, low, time, live, NONE, order, Rows(table)))
+        self.index.write(place, built, last, high, low, value, live, order, part.slot)
+        return part
+
+    @property
+    def spine_upper(self) -> int:
+        """The time from which on nothing was written yet: where the next run's description begins."""
+        if not self.spine.items:
+            return NEVER
+        item = self.spine.items[-1]
+        return (item if isinstance(item, Run) else item.output).description.upper
 
     def check_readable(self, as_of: int | None, what: str) -> None:
         """Raise `NotReadable` unless ``as_of`` (None: now) is a time in [since, upper)."""
@@ -99,40 +132,49 @@ class Arrangement:
         key has two values at one time.
         """
         self.check_readable(as_of, what)
-        if as_of is None or as_of == self.upper - 1:
-            return gather(self.sources(), self.index.walk(live=True)[0], self.schema)
-        return gather(self.sources(), self._live_at(as_of), self.schema)
+        if as_of is None or as_of >= self.latest:
+            return gather(self.slots.sources, self.index.walk(live=True)[0], self.schema)
+        return gather(self.slots.sources, self._live_at(as_of), self.schema)
 
     def _live_at(self, as_of: int) -> Ints:
         """References to the rows that were live at an older time."""
-        if not len(self.spine):
+        if not self.spine.items:
             return np.empty(0, np.int64)
-        references, _ = self.spine.versions(0, self.index, NEVER, droppable=False)
-        batch = self.spine.picked(references, Description(NEVER, self.upper, NEVER))
-        same = batch.high[1:] == batch.high[:-1]
-        if batch.low.size:
-            same &= batch.low[1:] == batch.low[:-1]
-        early = batch.time <= as_of
+        picked = by_sorting(self.slots, self.spine.parts, NEVER, droppable=False)
+        same = picked.high[1:] == picked.high[:-1]
+        if picked.low.size:
+            same &= picked.low[1:] == picked.low[:-1]
+        early = picked.time <= as_of
         last = early.copy()
         # A version is the one in force when the next of its key is not yet.
         last[:-1] &= ~(same & early[1:])
-        live: Ints = references[last & (batch.live != 0)]
+        live: Ints = picked.references[last & (picked.live != 0)]
         return live
 
     @property
     def nbytes(self) -> int:
-        """Bytes of index and batches."""
-        return self.index.nbytes + sum(batch.nbytes for batch in self.spine.batches)
+        """Bytes of index and batches in memory."""
+        return self.index.nbytes + self.slots.resident
 
     def _check(self) -> None:
         """Assert the invariants of index and spine, and that they fit each other."""
         self.index._check()
-        self.spine._check()
-        assert self.since <= max(self.upper - 1, self.since)
+        for batch in self.slots.batches:
+            batch._check()
+        self.spine._check(self.slots)
+        # Each batch is of one part, and slot 0 is the step's own.
+        assert sorted(part.slot for part in self.spine.parts) == [
+            i for i, batch in enumerate(self.slots.held) if batch is not None
+        ]
+        assert self.slots.resident == sum(b.nbytes for b in self.slots.batches if b.mapped is None)
+        alive = 0
         table = self.index.table
+        where = {part.slot: part for part in self.spine.parts}
         for word in table[table[:, 2] != 0, 2]:
             slot, row = (int(word) >> SLOT) & ((1 << 20) - 1), int(word) & ((1 << SLOT) - 1)
-            batch = self.spine.slots[slot] if slot < len(self.spine.slots) else None
+            alive += bool(int(word) & LIVE)
             if int(word) & LIVE or self.index.keeps:
                 # An entry points at a version that is live or not as it says (a deletion that is not kept may be gone).
-                assert batch is not None and bool(batch.live[row]) == bool(int(word) & LIVE), (slot, row)
+                assert slot in where and where[slot].begin <= row < where[slot].end, (slot, row)
+                assert bool(self.slots[slot].live[row]) == bool(int(word) & LIVE), (slot, row)
+        assert alive == self.keys

@@ -1,30 +1,38 @@
-"""A batch: immutable, hash-ordered, consolidated versions with a description.
+"""A batch: immutable, hash-ordered, consolidated versions of a range of identities.
 
-Invariant: rows are sorted by (identity, time), no (identity, time) occurs twice, and every time lies in [lower, upper).
-A *version* says what its key holds from its time on, until the next: a row, or nothing (a deletion).  That spells out
-the same updates as a list of diffs would, since a retraction's row is the version before it, at half the size; two
-versions of a key at one time would be two live values, and are refused as `CorruptState`.  Where the columns live
-(memory, a mapped file) does not change the class.  A batch knows nothing of other batches.
+Invariant: rows are sorted by (identity, time), and no (identity, time) occurs twice.  A *version* says what its key
+holds from its time on, until the next: a row, or nothing (a deletion).  That spells out the same updates as a list of
+diffs would, since a retraction's row is the version before it, at half the size; two versions of a key at one time
+would be two live values, and are refused as `CorruptState`.  Where the columns live (memory, a mapped file) does not
+change the class: they are numpy arrays and Arrow buffers either way.  Why that is not trivial: what all rows share (one
+time after compaction, all live) is one value, seen as a column by a stride of zero, and takes no memory.  A batch knows
+nothing of other batches, nor of the times it speaks for; that is its run's (``arrange.run``).
 
 >>> import pyarrow as pa
->>> batch = Batch.of(Description(0, 3, 0), [7, 7], [1, 2], [True, False], pa.table({"k": [1, 1]}))
+>>> batch = Batch.of([7, 7], [1, 2], [True, False], pa.table({"k": [1, 1]}))
 >>> batch._check()
->>> len(batch), batch.description.upper
-(2, 3)
+>>> len(batch), batch.nbytes < 100
+(2, True)
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from ddflow.errors import CorruptState
-from ddflow.frontier import Description
 from ddflow.identity import NONE, Flags, Ints, Words
 from ddflow.rows import Rows
+
+
+def same(value: int, n: int, kind: type[np.generic]) -> np.ndarray[Any, Any]:
+    """A column of n times one value, in the memory of one."""
+    return np.broadcast_to(kind(value), n)  # type: ignore[call-arg]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,41 +40,41 @@ class Batch:
     """n versions; see the header.
 
     ``high``, ``low``: uint64[n], identities (low of size 0 where one word is enough).  ``time``: int64[n].
-    ``live``: uint8[n].  ``order``: int64[n, w], the order words that each version was won with.  ``rows``: n rows of
-    payload; a deletion's payload is filler.
+    ``live``: uint8[n].  ``value``: uint64[n], hashes of the rows, or of size 0 where an index holds them.  ``order``:
+    int64[n, w], the order words that each version was won with.  ``rows``: n rows of payload; a deletion's payload is
+    filler.  ``mapped``: the file the columns are in, None for memory.
     """
 
-    description: Description
     high: Words
     low: Words
     time: Ints
     live: Flags
+    value: Words
     order: Ints
     rows: Rows
+    mapped: Any = None
 
     @classmethod
-    def of(cls, description: Description, high: Sequence[int], time: Sequence[int], live: Sequence[bool],
-           table: pa.Table) -> Batch:  # fmt: skip
+    def of(cls, high: Sequence[int], time: Sequence[int], live: Sequence[bool], table: pa.Table) -> Batch:
         """A small batch from lists, without orders: for examples and tests."""
         n = len(high)
-        return cls(description, np.array(high, np.uint64), NONE, np.array(time, np.int64), np.array(live, np.uint8),
+        return cls(np.array(high, np.uint64), NONE, np.array(time, np.int64), np.array(live, np.uint8), NONE,
                    np.empty((n, 0), np.int64), Rows(table))  # fmt: skip
 
     def __len__(self) -> int:
         return int(self.high.size)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
-        """Bytes held by columns and payload."""
-        own = (self.high, self.low, self.time, self.live, self.order)
-        return sum(a.nbytes for a in own) + self.rows.nbytes
+        """Bytes held by columns and payload, in memory or in the file."""
+        own = (self.high, self.low, self.time, self.live, self.value, self.order)
+        return sum(a.nbytes if all(a.strides) else a.itemsize for a in own) + self.rows.nbytes
 
     def _check(self) -> None:
         """Assert the invariant; raise `CorruptState` for two values of a key at one time."""
-        n, d = len(self), self.description
+        n = len(self)
         assert len(self.rows) == n == self.time.size == self.live.size == self.order.shape[0]
-        # Every time is one the description speaks of.
-        assert n == 0 or (self.time.min() >= d.lower and self.time.max() < d.upper), d
+        assert self.value.size in (0, n)
         if n < 2:
             return
         low = self.low if self.low.size else np.zeros(n, np.uint64)

@@ -6,11 +6,11 @@ does this key hold, and by which order" without touching payload.  Why that is n
 words in hash order, so a sorted step walks them front to back, one cache line a key; growth copies front to back too.
 The kernels are in ``kernels.index``; this is the shell that makes room.
 
->>> import numpy as np
->>> index = Index(wide=False, words=0)
->>> high, none = np.array([1, 2**63], np.uint64), np.empty(0, np.uint64)
->>> index.write(high, none, high, np.array([1 << 62, 1 << 62]), np.empty((2, 0), np.int64))
->>> index.seek(high, none, np.array([1])).reference.tolist() == [1 << 62], len(index)
+>>> index, none = Index(wide=False, words=0), np.empty(0, np.uint64)
+>>> high, both = np.array([1, 2**63], np.uint64), np.array([0, 1])
+>>> index.write(np.array([-1, -1]), index.built, both, high, none, high, np.ones(2, np.uint8), np.empty((2, 0)), slot=3)
+>>> held = index.seek(high, none, both)
+>>> (held.reference & ~(OCCUPIED | LIVE)).tolist() == [3 << 40, (3 << 40) + 1], len(index)
 (True, 2)
 """
 
@@ -18,11 +18,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from ddflow.identity import Ints, Words
+from ddflow.arena import Arena
+from ddflow.identity import Flags, Ints, Words
 from ddflow.kernels import index as kernels
+from ddflow.kernels.evict import evict
+from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Held
 
 SPARE, LEAST, LOAD = 256, 1024, 0.7
+EVERY: Flags = np.empty(0, np.uint8)
 
 
 class Index:
@@ -31,7 +35,7 @@ class Index:
     def __init__(self, wide: bool, words: int, keeps: bool = True) -> None:
         self.wide, self.words, self.keeps = wide, words, keeps
         self.width = 3 + wide + words
-        self.capacity, self.spare, self.used = LEAST, SPARE, 0
+        self.capacity, self.spare, self.used, self.built = LEAST, SPARE, 0, 0
         self.table: Words = np.zeros((self.capacity + self.spare, self.width), np.uint64)
 
     def __len__(self) -> int:
@@ -42,18 +46,29 @@ class Index:
         """Bytes of the table, free slots included."""
         return int(self.table.nbytes)
 
-    def seek(self, high: Words, low: Words, starts: Ints) -> Held:
+    def seek(self, high: Words, low: Words, starts: Ints, arena: Arena | None = None) -> Held:
         """What the keys at ``starts`` of the sorted identities hold.  O(keys) expected."""
-        n = starts.size
-        held = Held(np.empty(n, np.int64), np.empty(n, np.uint64), np.empty((n, self.words), np.int64))
-        kernels.seek(self.table, np.uint64(self.capacity), high, low, starts, np.empty(n, np.int64), *held)
+        n, arena = starts.size, arena or Arena()
+        held = Held(arena.empty(n, np.int64), arena.empty(n, np.int64), arena.empty(n, np.uint64),
+                    arena.empty((n, self.words), np.int64))  # fmt: skip
+        kernels.seek(self.table, np.uint64(self.capacity), high, low, starts, *held)
         return held
 
-    def write(self, high: Words, low: Words, value: Words, reference: Ints, order: Ints) -> None:
-        """Put or replace the entries of distinct identities, in hash order.  O(keys) expected, amortised growth."""
-        self._make_room(high.size)
+    def write(self, place: Ints, built: int, last: Ints, high: Words, low: Words, value: Words, live: Flags,
+              order: Ints, slot: int) -> None:  # fmt: skip
+        """Put the last version of each key, replacing what it held.
+
+        ``place``: int64[keys], where `seek` found the keys, when ``built`` was the number of this table (else they are
+        looked for again).  ``last``: int64[keys], versions, -1 for none; the columns are by version.  ``slot``: of the
+        batch that they are in.  O(keys) expected, amortised growth.
+        """
+        self._make_room(last.size)
+        # A deletion that nobody need be told of points at nothing, so that merges may drop its version.
+        tag, grave = np.int64(OCCUPIED | slot << SLOT), np.int64(0 if self.keeps else OCCUPIED)
         while True:
-            added = kernels.write(self.table, np.uint64(self.capacity), high, low, value, reference, order)
+            here = place if built == self.built else np.full(last.size, -1)
+            added = kernels.write(self.table, np.uint64(self.capacity), here, last, high, low, value, live, order,
+                                  tag, np.int64(LIVE), grave)  # fmt: skip
             if added >= 0:
                 self.used += added
                 return
@@ -64,25 +79,51 @@ class Index:
         """Point the entries at ``places`` (-1: none) to where their rows have moved, their flags unchanged."""
         kernels.redirect(self.table, places, references, np.uint64(OCCUPIED | LIVE))
 
-    def places(self, high: Words, low: Words, starts: Ints) -> Ints:
-        """int64[keys]: the slots of the keys at ``starts`` of the sorted identities, -1 for absent ones."""
-        n = starts.size
-        place = np.empty(n, np.int64)
-        held = Held(np.empty(n, np.int64), np.empty(n, np.uint64), np.empty((n, 0), np.int64))
-        kernels.seek(self.table, np.uint64(self.capacity), high, low, starts, place, *held)
-        return place
+    def evict(self, first: int, last: int, members: Flags) -> None:
+        """Take out the entries of a range of identities that point into some batches.  O(slots of the range)."""
+        end = np.uint64((last + 1) & (2**64 - 1))
+        gone = evict(self.table, np.uint64(self.capacity), np.uint64(first), end, members)
+        self.used -= gone
+        self.built += 1
 
-    def references(self, places: Ints) -> Ints:
-        """int64[m]: what the entries at ``places`` point at, without flags; -1 for place -1."""
-        found = self.table[places, kernels.REF].astype(np.int64) & ~(OCCUPIED | LIVE)
-        return np.where(places >= 0, found, -1)
+    def places(self, high: Words, low: Words, starts: Ints, references: Ints, groups: Ints) -> Ints:
+        """int64[m]: the slots of the entries that point at ``references`` (without flags), -1 where they do not.
 
-    def walk(self, live: bool) -> tuple[Ints, Ints]:
-        """The references and places of all entries, or of the live ones, in the order of identities.  O(capacity)."""
-        references, places = np.empty(self.used, np.int64), np.empty(self.used, np.int64)
-        mask = np.uint64(OCCUPIED | LIVE if live else OCCUPIED)
-        n = kernels.walk(self.table, self.wide, mask, references, places)
-        return references[:n], places[:n]
+        ``groups``: int64[m], of which of the keys at ``starts`` each reference is.
+        """
+        held = self.seek(high, low, starts)
+        now = (held.reference & ~(OCCUPIED | LIVE))[groups]
+        there = (now == references) & (held.reference[groups] != 0)
+        return np.where(there, held.place[groups], -1)
+
+    def walk(self, live: bool, members: Flags = EVERY, first: int = 0, last: int = 2**64 - 1) -> tuple[Ints, Ints]:
+        """The references and places of all entries, or the live ones, of a range, in the order of identities.
+
+        ``members``: only those that point into these batches.  O(slots of the range).
+        """
+        room = min(self.used, ((last - first) * self.table.shape[0] >> 64) + 2 * self.spare + 2)
+        while True:
+            references, places = np.empty(room, np.int64), np.empty(room, np.int64)
+            mask = np.uint64(OCCUPIED | LIVE if live else OCCUPIED)
+            n = kernels.walk(self.table, np.uint64(self.capacity), self.wide, mask, members, np.uint64(first),
+                             np.uint64(last), references, places)  # fmt: skip
+            if n >= 0:
+                return references[:n], places[:n]
+            room = self.used
+
+    def entries(self, places: Ints) -> tuple[Words, Words, Words, Ints]:
+        """The identities (high, low), value hashes and orders of the entries at ``places``.  O(places)."""
+        m = places.size
+        out = (np.empty(m, np.uint64), np.empty(m if self.wide else 0, np.uint64), np.empty(m, np.uint64),
+               np.empty((m, self.words), np.int64))  # fmt: skip
+        kernels.entries(self.table, places, *out)
+        return out
+
+    def keep_deletions(self) -> None:
+        """From now on a deleted key keeps its entry: what lies beneath may still hold it.  O(capacity), once."""
+        if not self.keeps:
+            self._rebuild(self.capacity)
+            self.keeps = True
 
     def _make_room(self, more: int) -> None:
         need = int((self.used + more) / LOAD)
@@ -101,6 +142,7 @@ class Index:
             used = kernels.rebuild(self.table, table, np.uint64(capacity), self.wide, keep)
             if used >= 0:
                 self.table, self.capacity, self.used = table, capacity, used
+                self.built += 1
                 return
             self.spare *= 2
 

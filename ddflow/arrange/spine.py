@@ -1,16 +1,18 @@
-"""The spine: the batches of one arrangement, oldest first, few and growing.
+"""The spine: the runs of one arrangement, oldest first, few and growing, and the merges that keep them so.
 
 Invariant: the descriptions of neighbours meet, and together they hold every version that a read at or after ``since``
-needs.  Why that is not trivial: references into batches are held by the index, so a merge must redirect exactly the
-entries whose rows it moved; and only a run of the *newest* batches may be merged, since then the last version of a key
-in it is its current one.  ``choose`` decides with sizes alone; `Spine.merge` acts.  The spine holds no index.
+needs.  Why that is not trivial: no step may pay for a whole merge.  So a merge is paid for as versions come in,
+``EFFORT`` for each, piece by piece in the place of its inputs, and newer runs queue up behind it and may be merged
+among themselves meanwhile.  ``choose`` decides with sizes alone; `Spine.work` acts.
 
->>> choose([1000, 10, 10], 900) is None
+>>> choose([1000, 10, 10], 900, 32) is None
 True
->>> choose([1000] + [10] * 32, 1100)
+>>> choose([1000] + [10] * 32, 1100, 32)
 1
->>> choose([1000, 1100], 900)
+>>> choose([1000, 1100], 900, 32)
 0
+>>> choose([8000] + [1] * 31, 8000, 32) is None  # many small ones and a large one are not of one size
+True
 """
 
 from __future__ import annotations
@@ -18,149 +20,114 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-import numpy as np
-
-from ddflow.arrange.batch import Batch
 from ddflow.arrange.index import Index
-from ddflow.errors import CorruptState
-from ddflow.frontier import NEVER, Description
-from ddflow.identity import Ints
-from ddflow.kernels.gather import SLOT, gather_words
-from ddflow.kernels.merge import prune
-from ddflow.rows import Array, Rows, gather
-from ddflow.sorting import sort
+from ddflow.arrange.merge import Merge, Target
+from ddflow.arrange.run import Part, Run, Slots
 
 FAN = 32
+"""How many runs of about one size are merged into one, in memory."""
+EFFORT = 8
+"""Versions that a merge goes through for each version that comes in."""
+PIECE, MOST = 1 << 14, 1 << 19
+"""The least versions that a merge goes through at once, since less would be spent on the way there, and the most."""
+GARBAGE = 2
+"""All is merged when there are so many times the versions needed."""
 
 
-def choose(sizes: Sequence[int], needed: int) -> int | None:
-    """The first batch of the newest run that should be merged into one, or None.
+def choose(sizes: Sequence[int], needed: int | None, fan: int) -> int | None:
+    """The first run of the newest ones that should be merged into one, or None.
 
-    ``sizes``: versions a batch, oldest first.  ``needed``: how many versions a full merge would leave, about.  All are
-    merged when more than half is garbage; else the newest ones when there are ``FAN`` of about one size (of one power
-    of 8), so a version is copied about once for each power.  Pure; O(batches).
+    ``sizes``: versions a run, oldest first.  ``needed``: how many versions a merge of all would leave, about; None where
+    that cannot be chosen.  All are merged when too much is garbage; else the newest ones when there are ``fan`` of about
+    one size (the largest is a small part of all), so a version is copied about once for each power of ``fan``.  Pure;
+    O(runs).
     """
-    if len(sizes) > 1 and sum(sizes) > 2 * needed + 64:
+    if needed is not None and len(sizes) > 1 and sum(sizes) > GARBAGE * needed + 64:
         return 0
-    tiers = [max(size, 1).bit_length() // 3 for size in sizes]
-    for tier in sorted(set(tiers)):
-        run = 0
-        while run < len(tiers) and tiers[-1 - run] <= tier:
-            run += 1
-        if run >= FAN:
-            return len(sizes) - run
+    total = largest = 0
+    for i in range(len(sizes) - 1, -1, -1):
+        total, largest = total + sizes[i], max(largest, sizes[i])
+        if len(sizes) - i >= fan and largest * max(fan // 4, 2) <= total:
+            return i
     return None
 
 
 class Spine:
-    """Batches by slot; slot 0 is left to the events of the step at hand."""
+    """``fan``: how many runs of about one size make a larger one.  ``keeps``: whether deletions must stay, whatever is
+    older.  ``copied``: versions that merges wrote.  ``most``: versions that a merge goes through at once."""
 
-    def __init__(self) -> None:
-        self.slots: list[Batch | None] = [None]
-        self.ages: list[int] = []
-        self.collected = 0
-        self.copied = 0
+    def __init__(self, fan: int = FAN, keeps: bool = False) -> None:
+        self.items: list[Run | Merge] = []
+        self.fan, self.keeps, self.copied, self.most = fan, keeps, 0, MOST
 
     def __len__(self) -> int:
-        return len(self.ages)
+        return len(self.items)
 
     @property
-    def batches(self) -> list[Batch]:
-        """Oldest first."""
-        return [batch for slot in self.ages if (batch := self.slots[slot]) is not None]
+    def versions(self) -> int:
+        """How many versions are held."""
+        return sum(map(len, self.items))
 
-    def sources(self, events: Rows | None = None) -> list[Rows | None]:
-        """Payload by slot, as `rows.gather` takes it."""
-        return [events, *(None if batch is None else batch.rows for batch in self.slots[1:])]
+    @property
+    def merges(self) -> list[Merge]:
+        """Those in progress."""
+        return [item for item in self.items if isinstance(item, Merge)]
 
-    def append(self, batch: Batch) -> int:
-        """Take in the newest batch; return its slot.  O(1)."""
-        slot = next((i for i, held in enumerate(self.slots) if held is None and i > 0), len(self.slots))
-        if slot == len(self.slots):
-            self.slots.append(None)
-        self.slots[slot] = batch
-        self.ages.append(slot)
-        return slot
+    @property
+    def owed(self) -> int:
+        """Versions that merges have still to go through."""
+        return sum(merge.owed for merge in self.merges)
 
-    def tidy(self, index: Index, since: int, needed: int) -> None:
-        """Merge while `choose` says so.  O(versions merged)."""
-        while (first := choose([len(b) for b in self.batches], max(needed, self.collected))) is not None:
-            self.merge(first, index, since)
-            if first == 0:
-                self.collected = len(self.batches[0])
+    @property
+    def parts(self) -> list[Part]:
+        """All versions, older ones of a key before newer ones."""
+        return [part for item in self.items for part in item.parts]
 
-    def versions(self, first: int, index: Index, since: int, droppable: bool) -> tuple[Ints, Ints]:
-        """References to what need not go of the batches from ``first`` on, and the index's places for the current ones.
+    def append(self, run: Run) -> None:
+        """Take in the newest run.  O(1)."""
+        self.items.append(run)
 
-        Both int64[m], in the order of identities, then times; a place is -1 where the index points elsewhere.  Raises
-        `CorruptState` where a key has two versions of one time.
+    def plan(self, needed: int, alone: bool) -> None:
+        """Begin merges while `choose` says so.  ``alone``: nothing older is held elsewhere.  O(runs)."""
+        while True:
+            start = next((i + 1 for i in range(len(self.items) - 1, -1, -1) if isinstance(self.items[i], Merge)), 0)
+            runs = [item for item in self.items[start:] if isinstance(item, Run)]
+            first = choose([len(run) for run in runs], needed if start == 0 else None, self.fan)
+            if first is None:
+                return
+            self.items[start + first :] = [Merge(runs[first:], alone and start + first == 0)]
+
+    def work(self, paid: int | None, slots: Slots, index: Index | None, since: int, settled: bool,
+             target: Target | None = None) -> None:  # fmt: skip
+        """Go on with the merges by what was paid, ``EFFORT`` for each version; None finishes them.
+
+        The rest as in `Merge.advance`.  O(versions paid for), amortised.
         """
-        run = [(slot, batch) for slot in self.ages[first:] if (batch := self.slots[slot]) is not None]
-        by = sort(*(np.concatenate([getattr(batch, name) for _, batch in run]) for name in ("high", "low")))
-        times, live = (np.concatenate([getattr(batch, name) for _, batch in run]) for name in ("time", "live"))
-        kept = np.empty(times.size, np.int64)
-        n = prune(by.permutation, by.starts, times, live, np.int64(since), droppable, kept)
-        if n < 0:
-            raise CorruptState("a read or a merge", f"a key has two values at one time, {times[-1 - n]}",
-                               "do not use this state; replay the log into a new one")  # fmt: skip
-        kept = kept[:n]
-        references = np.concatenate([slot << SLOT | np.arange(len(batch), dtype=np.int64) for slot, batch in run])[kept]
-        group = np.empty(times.size, np.int64)
-        group[by.permutation] = np.repeat(np.arange(by.starts.size - 1), np.diff(by.starts))
-        places = index.places(by.high, by.low, by.starts[:-1])[group[kept]]
-        return references, np.where(index.references(places) == references, places, -1)
+        for at, merge in [(i, item) for i, item in enumerate(self.items) if isinstance(item, Merge)]:
+            owed = merge.owed
+            merge.credit = owed if paid is None else merge.credit + EFFORT * paid
+            while owed and merge.credit >= min(PIECE, owed):
+                done, copied = merge.advance(min(merge.credit, self.most), slots, index, since, settled, self.keeps, target)
+                merge.credit -= done
+                self.copied += copied
+                owed = merge.owed
+            if not owed:
+                self.items[at] = merge.output
 
-    def merge(self, first: int, index: Index, since: int) -> None:
-        """Merge the batches from ``first`` on into one and redirect the index.  O(their versions).
-
-        When nothing before the newest version of a key need be told apart, the index itself names what to keep: the
-        live rows are copied in its order, and no batch is sorted or even read but for those.
-        """
-        run = self.batches[first:]
-        description = run[0].description
-        for batch in run[1:]:
-            description = description.joined(batch.description)
-        if first == 0 and since >= description.upper - 1:
-            references, places = index.walk(live=not index.keeps)
-        else:
-            references, places = self.versions(first, index, since, first == 0 and not index.keeps)
-        if description.since < since < description.upper:
-            description = description._replace(since=since)
-        merged = self.picked(references, description)
-        for slot in self.ages[first:]:
-            self.slots[slot] = None
-        del self.ages[first:]
-        slot = self.append(merged)
-        index.redirect(places, (slot << SLOT) | np.arange(len(merged), dtype=np.int64))
-        self.copied += len(merged)
-
-    def picked(self, references: Ints, description: Description) -> Batch:
-        """The versions that ``references`` name as one batch."""
-        some = next(batch for batch in self.batches)
-        n = references.size
-
-        def column(name: str) -> Array:
-            like = getattr(some, name)
-            out = np.empty((n, *like.shape[1:]) if like.size or len(some) == 0 or name != "low" else 0, like.dtype)
-            if out.size:
-                bases = np.array([0 if b is None else getattr(b, name).ctypes.data for b in self.slots], np.uint64)
-                size = np.int64(out.nbytes // n)
-                gather_words(references, bases, size, np.uint64(out.ctypes.data))
-            return out
-
-        table = gather(self.sources(), references, some.rows.table.schema)
-        return Batch(description, column("high"), column("low"), column("time"), column("live"), column("order"),
-                     Rows(table))  # fmt: skip
-
-    def _check(self) -> None:
+    def _check(self, slots: Slots) -> None:
         """Assert the invariant."""
-        batches = self.batches
-        for batch in batches:
-            batch._check()
+        descriptions = []
+        for item in self.items:
+            run = item.output if isinstance(item, Merge) else item
+            descriptions.append(run.description)
+            for part in item.parts:
+                batch, (lower, upper, _) = slots[part.slot], run.description
+                assert 0 <= part.begin < part.end <= len(batch)
+                # Every time is one the description speaks of.
+                assert int(batch.time.min()) >= lower and int(batch.time.max()) < upper, run.description
+            for each in [run, *(item.inputs if isinstance(item, Merge) else [])]:
+                # The parts of a run ascend, and share no identity.
+                ends = [(int(slots[p.slot].high[p.begin]), int(slots[p.slot].high[p.end - 1])) for p in each.parts]
+                assert all(a[1] < b[0] for a, b in pairwise(ends)), ends
         # Neighbours meet: no time is covered twice or not at all.
-        for older, newer in pairwise(batches):
-            assert older.description.meets(newer.description), (older.description, newer.description)
-        # Slot 0 is the step's own, and every slot in use has an age.
-        assert self.slots[0] is None
-        assert sorted(self.ages) == [i for i, b in enumerate(self.slots) if b is not None]
-        assert all(b.description.lower >= NEVER for b in batches)
+        assert all(older.meets(newer) for older, newer in pairwise(descriptions)), descriptions

@@ -6,9 +6,9 @@ count's own output is a difference too: the old count leaves at the time at whic
 sorted by identity and, within one, by time; what a group is, the shell knows.
 
 >>> import numpy as np
->>> one = lambda *values: np.array(values, np.int64)
->>> ranks, rows, diffs = np.empty(3, np.int64), np.empty(3, np.int64), np.empty(3, np.int64)
->>> net(one(0, 1, 2), one(0, 2, 3), one(0, 0, 0), one(1, -1, 5), ranks, rows, diffs)
+>>> one, few = lambda *values: np.array(values, np.int64), lambda *values: np.array(values, np.int32)
+>>> ranks, rows, diffs = np.empty(3, np.int32), np.empty(3, np.int64), np.empty(3, np.int64)
+>>> net(few(0, 1, 2), few(0, 2, 3), few(0, 0, 0), one(1, -1, 5), ranks, rows, diffs)
 (1, -1)
 >>> rows[0], diffs[0]
 (np.int64(2), np.int64(5))
@@ -23,6 +23,7 @@ import numpy as np
 from ddflow.kernels.compile import kernel
 
 Rows = np.ndarray[Any, np.dtype[np.int64]]
+Narrow = np.ndarray[Any, np.dtype[np.int32]]
 
 
 @kernel
@@ -34,16 +35,16 @@ def _overflows(a: int, b: int) -> bool:
 
 @kernel
 def net(
-    permutation: Rows, starts: Rows, ranks: Rows, diffs: Rows, out_rank: Rows, out_row: Rows, out_diff: Rows
+    permutation: Narrow, starts: Narrow, ranks: Narrow, diffs: Rows, out_rank: Narrow, out_row: Rows, out_diff: Rows
 ) -> tuple[int, int]:
     """Sum the diffs of equal (identity, time) and drop zeros: consolidation.
 
-    permutation: int64[n], rows sorted by identity, within one by time.  starts: int64[g + 1], places.  ranks: int64[n],
+    permutation: int32[n], rows sorted by identity, within one by time.  starts: int32[g + 1], places.  ranks: int32[n],
     of times, by row.  diffs: int64[n], by row.  Written: out_rank, out_row (the first row of the equal ones), out_diff,
     each int64[n].  Returns how many, and a row whose sum overflows or -1.  O(n).
 
-    >>> a = np.zeros(1, np.int64)
-    >>> net(a, np.array([0, 1]), a, np.ones(1, np.int64), np.empty(1, np.int64), np.empty(1, np.int64), a.copy())
+    >>> a, b = np.zeros(1, np.int32), np.empty(1, np.int64)
+    >>> net(a, np.array([0, 1], np.int32), a, np.ones(1, np.int64), a.copy(), b, b.copy())
     (1, -1)
     """
     written = 0
@@ -66,19 +67,20 @@ def net(
 
 @kernel
 def count(
-    permutation: Rows, starts: Rows, ranks: Rows, diffs: Rows, held: Rows, since_rank: np.int64,
-    update_rank: Rows, update_row: Rows, update_count: Rows, update_diff: Rows,
-    version_rank: Rows, version_row: Rows, version_count: Rows, last: Rows,
+    permutation: Narrow, starts: Narrow, ranks: Narrow, diffs: Rows, held: Rows, since_rank: np.int64,
+    update_rank: Narrow, update_row: Rows, update_count: Rows, update_diff: Rows,
+    version_rank: Narrow, version_row: Rows, version_count: Rows, last: Rows,
 ) -> tuple[int, int, int]:  # fmt: skip
     """Fold diffs over the counts that groups hold; emit the old count's retraction and the new one's assertion.
 
     permutation, starts, ranks, diffs: as in `net`.  held: int64[g], the counts now, 0 for a new group.  since_rank: the
-    greatest rank whose time need not be kept apart.  Written: update_* int64[2n] by group then time, version_*
-    int64[n], last int64[g] (-1 where nothing changed).  Returns how many updates and versions, and a row whose count
+    greatest rank whose time need not be kept apart.  Written: update_* [2n] by group then time, version_*
+    [n], last int64[g] (-1 where nothing changed).  Returns how many updates and versions, and a row whose count
     overflows or -1.  O(n).
 
-    >>> a, e = np.zeros(1, np.int64), lambda: np.empty(2, np.int64)
-    >>> count(a, np.array([0, 1]), a, np.ones(1, np.int64), np.array([4]), -1, e(), e(), e(), e(), e(), e(), e(), e())
+    >>> a, e, f = np.zeros(1, np.int32), lambda: np.empty(2, np.int64), lambda: np.empty(2, np.int32)
+    >>> count(a, np.array([0, 1], np.int32), a, np.ones(1, np.int64), np.array([4]), -1, f(), e(), e(), e(),
+    ...       f(), e(), e(), e())
     (2, 1, -1)
     """
     updates = versions = 0

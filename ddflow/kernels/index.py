@@ -10,10 +10,11 @@ those are in the batches that references point into.
 >>> import numpy as np
 >>> table = np.zeros((8 + 4, 3), np.uint64)
 >>> high, none, order = np.array([5, 2**63], np.uint64), np.empty(0, np.uint64), np.empty((2, 0), np.int64)
->>> write(table, np.uint64(8), high, none, np.array([7, 8], np.uint64), np.array([1, 2]), order)
+>>> both, value, live = np.array([0, 1]), np.array([7, 8], np.uint64), np.ones(2, np.uint8)
+>>> write(table, np.uint64(8), np.array([-1, -1]), both, high, none, value, live, order, 1, 0, 0)
 2
 >>> place, reference, value = np.empty(2, np.int64), np.empty(2, np.int64), np.empty(2, np.uint64)
->>> seek(table, np.uint64(8), high, none, np.array([0, 1]), place, reference, value, order)
+>>> seek(table, np.uint64(8), high, none, both.astype(np.int32), place, reference, value, order)
 >>> place.tolist(), reference.tolist()
 ([0, 4], [1, 2])
 """
@@ -28,17 +29,20 @@ from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import mulhi, prefetch
 
 Words = np.ndarray[Any, np.dtype[np.uint64]]
+Flags = np.ndarray[Any, np.dtype[np.uint8]]
 Rows = np.ndarray[Any, np.dtype[np.int64]]
+Narrow = np.ndarray[Any, np.dtype[np.int32]]
 
 ID, VALUE, REF, LOW = 0, 1, 2, 3
+BATCH, BATCHES = 40, (1 << 20) - 1
+"""Where a reference holds the number of its batch, as in ``kernels.gather``."""
 AHEAD = 12
 """How many keys ahead a walk asks for: a step's keys are ascending, but too far apart for the machine to guess."""
 
 
 @kernel
-def _find(table: Words, capacity: np.uint64, high: np.uint64, low: np.uint64, wide: bool) -> np.int64:
-    """The slot that holds the identity, or the empty one where it belongs, or -1 past the end."""
-    slot = np.int64(mulhi(high, capacity))
+def _find(table: Words, slot: np.int64, high: np.uint64, low: np.uint64, wide: bool) -> np.int64:
+    """The first slot, from one at or after the home on, that holds the identity or is empty, or -1 past the end."""
     while slot < table.shape[0]:
         if table[slot, REF] == np.uint64(0):
             return slot
@@ -50,20 +54,21 @@ def _find(table: Words, capacity: np.uint64, high: np.uint64, low: np.uint64, wi
 
 @kernel
 def seek(
-    table: Words, capacity: np.uint64, high: Words, low: Words, starts: Rows,
+    table: Words, capacity: np.uint64, high: Words, low: Words, starts: Narrow,
     place: Rows, reference: Rows, value: Words, order: Rows,
 ) -> None:  # fmt: skip
     """Look up what each group of events holds.
 
     table: uint64[slots, width], read.  high, low: uint64[n], sorted (low of size 0 for one-word identities).
-    starts: int64[g], the row in ``high`` that begins each group.  Written: place int64[g], the slot, or -1 when the key
-    is absent; reference int64[g], 0 when absent; value uint64[g]; order int64[g, w], w words.  O(g) expected.
+    starts: int32[g], the row in ``high`` that begins each group.  Written: place int64[g], the slot that holds the key,
+    or the empty one where it belongs, or -1 past the end; reference int64[g], 0 when absent; value uint64[g]; order
+    int64[g, w], w words.  O(g) expected.
 
     >>> place, nothing = np.empty(1, np.int64), np.empty(0, np.uint64)
-    >>> seek(np.zeros((2, 3), np.uint64), np.uint64(1), np.ones(1, np.uint64), nothing, np.zeros(1, np.int64),
+    >>> seek(np.zeros((2, 3), np.uint64), np.uint64(1), np.ones(1, np.uint64), nothing, np.zeros(1, np.int32),
     ...      place, np.empty(1, np.int64), np.empty(1, np.uint64), np.empty((1, 0), np.int64))
     >>> int(place[0])
-    -1
+    0
     """
     wide = low.size != 0
     first = LOW + 1 if wide else LOW
@@ -72,39 +77,48 @@ def seek(
         if g + AHEAD < place.size:
             prefetch(base + mulhi(high[starts[g + AHEAD]], capacity) * line)
         row = starts[g]
-        slot = _find(table, capacity, high[row], low[row] if wide else np.uint64(0), wide)
+        home = np.int64(mulhi(high[row], capacity))
+        slot = _find(table, home, high[row], low[row] if wide else np.uint64(0), wide)
+        place[g] = slot
         if slot < 0 or table[slot, REF] == np.uint64(0):
-            place[g], reference[g], value[g] = -1, 0, np.uint64(0)
+            reference[g], value[g] = 0, np.uint64(0)
             for w in range(order.shape[1]):
                 order[g, w] = 0
             continue
-        place[g], reference[g], value[g] = slot, np.int64(table[slot, REF]), table[slot, VALUE]
+        reference[g], value[g] = np.int64(table[slot, REF]), table[slot, VALUE]
         for w in range(order.shape[1]):
             order[g, w] = np.int64(table[slot, first + w])
 
 
 @kernel
 def write(
-    table: Words, capacity: np.uint64, high: Words, low: Words, value: Words, reference: Rows, order: Rows
-) -> int:
-    """Put entries, replacing those of the same identity; return how many were new, or -1 when the table ran out.
+    table: Words, capacity: np.uint64, place: Rows, last: Rows, high: Words, low: Words, value: Words, live: Flags,
+    order: Rows, tag: np.int64, flag: np.int64, grave: np.int64,
+) -> int:  # fmt: skip
+    """Put the last version of each key, replacing what it held; return how many keys are new, or -1 when it ran out.
 
-    table: uint64[slots, width], changed.  high, low: uint64[m].  value: uint64[m].  reference: int64[m], none 0.
-    order: int64[m, w].  The caller has made room; after -1 it rebuilds larger and writes again (which is harmless:
-    writing is idempotent).  O(m) expected.
+    table: uint64[slots, width], changed.  place: int64[g], where `seek` ended (-1: begin at home), in the order of
+    identities.  last: int64[g], each key's version, -1 for none.  By version: high, low, value: uint64[m]; live:
+    uint8[m]; order: int64[m, w].  An entry refers to ``tag`` + version, with ``flag`` set for a live one; one of a
+    deletion to ``grave`` instead, when that is not 0.  The caller has made room; after -1 it rebuilds larger and writes again (which is harmless: writing is idempotent).  O(g).
 
-    >>> write(np.zeros((4, 3), np.uint64), np.uint64(2), np.ones(1, np.uint64), np.empty(0, np.uint64),
-    ...       np.ones(1, np.uint64), np.ones(1, np.int64), np.empty((1, 0), np.int64))
+    >>> one, words = np.zeros(1, np.int64), np.ones(1, np.uint64)
+    >>> write(np.zeros((4, 3), np.uint64), np.uint64(2), one, one, words, words[:0], words, np.ones(1, np.uint8),
+    ...       np.empty((1, 0), np.int64), 8, 16, 0)
     1
     """
     wide = low.size != 0
     first = LOW + 1 if wide else LOW
     added = 0
     base, line = np.uint64(table.ctypes.data), np.uint64(8 * table.shape[1])
-    for i in range(high.size):
-        if i + AHEAD < high.size:
-            prefetch(base + mulhi(high[i + AHEAD], capacity) * line)
-        slot = _find(table, capacity, high[i], low[i] if wide else np.uint64(0), wide)
+    for g in range(last.size):
+        if g + AHEAD < last.size:
+            prefetch(base + np.uint64(max(place[g + AHEAD], 0)) * line)
+        i = last[g]
+        if i < 0:
+            continue
+        slot = place[g] if place[g] >= 0 else np.int64(mulhi(high[i], capacity))
+        slot = _find(table, slot, high[i], low[i] if wide else np.uint64(0), wide)
         if slot < 0:
             return -1
         if table[slot, REF] == np.uint64(0):
@@ -112,7 +126,9 @@ def write(
             table[slot, ID] = high[i]
             if wide:
                 table[slot, LOW] = low[i]
-        table[slot, VALUE], table[slot, REF] = value[i], np.uint64(reference[i])
+        table[slot, VALUE] = value[i]
+        reference = (tag + i) | (flag if live[i] != 0 else 0)
+        table[slot, REF] = np.uint64(reference if live[i] != 0 or grave == 0 else grave)
         for w in range(order.shape[1]):
             table[slot, first + w] = np.uint64(order[i, w])
     return added
@@ -133,7 +149,8 @@ def rebuild(old: Words, table: Words, capacity: np.uint64, wide: bool, keep: np.
     for i in range(old.shape[0]):
         if old[i, REF] & keep == np.uint64(0):
             continue
-        slot = _find(table, capacity, old[i, ID], old[i, LOW] if wide else np.uint64(0), wide)
+        home = np.int64(mulhi(old[i, ID], capacity))
+        slot = _find(table, home, old[i, ID], old[i, LOW] if wide else np.uint64(0), wide)
         if slot < 0:
             return -1
         for w in range(old.shape[1]):
@@ -159,21 +176,36 @@ def redirect(table: Words, places: Rows, references: Rows, flags: np.uint64) -> 
 
 
 @kernel
-def walk(table: Words, wide: bool, mask: np.uint64, references: Rows, places: Rows) -> int:
-    """Write the references that have all bits of ``mask``, and their slots, in the order of identities.
+def walk(
+    table: Words, capacity: np.uint64, wide: bool, mask: np.uint64, members: Flags, first: np.uint64, last: np.uint64,
+    references: Rows, places: Rows,
+) -> int:  # fmt: skip
+    """Write the references of the entries of a range of identities, and their slots, in the order of identities.
 
-    table: uint64[slots, width], read.  references, places: int64[at least as many as there are], written.  Returns how
-    many.  O(slots): the table is nearly in that order, entries stand a few slots after their homes.
+    table: uint64[slots, width], read.  mask: bits that a reference must have, all of them.  members: uint8[batch slots],
+    1 for the batches whose references are wanted; of size 0 for all.  first, last: the least and the greatest identity
+    (its first word).  references, places: int64[room], written.  Returns how many, or -1 when there is not enough room.
+    O(slots of the range): the table is nearly in that order, entries stand a few slots after their homes.
 
     >>> references, places = np.empty(2, np.int64), np.empty(2, np.int64)
-    >>> walk(np.array([[9, 0, 1], [4, 0, 1]], np.uint64), False, np.uint64(1), references, places), places.tolist()
+    >>> table = np.array([[9, 0, 1], [4, 0, 1]], np.uint64)
+    >>> walk(table, np.uint64(1), False, np.uint64(1), np.empty(0, np.uint8), np.uint64(0), np.uint64(9),
+    ...      references, places), places.tolist()
     (2, [1, 0])
     """
     found = 0
-    for slot in range(table.shape[0]):
-        if table[slot, REF] & mask != mask:
+    end = np.int64(mulhi(last, capacity))
+    for slot in range(np.int64(mulhi(first, capacity)), table.shape[0]):
+        word = table[slot, REF]
+        if word == np.uint64(0) and slot >= end:
+            break
+        if word & mask != mask or table[slot, ID] < first or table[slot, ID] > last:
+            continue
+        if members.size != 0 and members[np.int64(word >> np.uint64(BATCH)) & BATCHES] == 0:
             continue
         at = found
+        if at == places.size:
+            return -1
         while at > 0:
             other = places[at - 1]
             if table[other, ID] < table[slot, ID]:
@@ -182,6 +214,29 @@ def walk(table: Words, wide: bool, mask: np.uint64, references: Rows, places: Ro
                 break
             references[at], places[at] = references[at - 1], other
             at -= 1
-        references[at], places[at] = np.int64(table[slot, REF]), slot
+        references[at], places[at] = np.int64(word), slot
         found += 1
     return found
+
+
+@kernel
+def entries(table: Words, places: Rows, high: Words, low: Words, value: Words, order: Rows) -> None:
+    """Copy what the entries at ``places`` hold.
+
+    table: uint64[slots, width], read.  places: int64[m], none negative.  Written: high, value: uint64[m]; low: uint64[m]
+    or of size 0; order: int64[m, w].  O(m).
+
+    >>> high, value = np.empty(1, np.uint64), np.empty(1, np.uint64)
+    >>> entries(np.array([[9, 7, 1]], np.uint64), np.zeros(1, np.int64), high, high[:0], value, np.empty((1, 0), np.int64))
+    >>> int(high[0]), int(value[0])
+    (9, 7)
+    """
+    wide = low.size != 0
+    first = LOW + 1 if wide else LOW
+    for i in range(places.size):
+        slot = places[i]
+        high[i], value[i] = table[slot, ID], table[slot, VALUE]
+        if wide:
+            low[i] = table[slot, LOW]
+        for w in range(order.shape[1]):
+            order[i, w] = np.int64(table[slot, first + w])

@@ -6,11 +6,11 @@ not trivial: the rule needs the next version of the key, so it holds only where 
 is gathered afterwards, by what is kept; nothing is changed here.
 
 >>> import numpy as np
->>> kept = np.empty(2, np.int64)
->>> prune(np.array([0, 1]), np.array([0, 2]), np.array([1, 2]), np.ones(2, np.uint8), np.int64(2), False, kept)
+>>> kept, groups = np.empty(2, np.int64), np.empty(2, np.int64)
+>>> prune(np.array([0, 1], np.int32), np.array([0, 2], np.int32), np.array([1, 2]), np.ones(2, np.uint8), np.int64(2), False, kept, groups)
 1
->>> int(kept[0])  # the later of the two versions
-1
+>>> int(kept[0]), int(groups[0])  # the later of the two versions, of the first key
+(1, 0)
 """
 
 from __future__ import annotations
@@ -23,21 +23,23 @@ from ddflow.kernels.compile import kernel
 
 Flags = np.ndarray[Any, np.dtype[np.uint8]]
 Rows = np.ndarray[Any, np.dtype[np.int64]]
+Narrow = np.ndarray[Any, np.dtype[np.int32]]
 
 
 @kernel
 def prune(
-    permutation: Rows, starts: Rows, times: Rows, live: Flags, since: np.int64, droppable: bool, kept: Rows
+    permutation: Narrow, starts: Narrow, times: Rows, live: Flags, since: np.int64, droppable: bool, kept: Rows, groups: Rows
 ) -> int:
-    """Write the versions that stay, in the order of identities, then times; return how many.
+    """Write the places of the versions that stay, in the order of identities, then times; return how many.
 
-    permutation: int64[n], versions sorted by identity, within one by time.  starts: int64[g + 1], places.  times:
+    permutation: int32[n], versions sorted by identity, within one by time.  starts: int32[g + 1], places.  times:
     int64[n], live: uint8[n], by version.  since: times before it need not be told apart.  droppable: whether a lone
-    deletion may go (the oldest batch takes part, and orders need not be kept).  kept: int64[n], written.  Returns
-    -1 - version instead where a key has two versions of one time: the state is corrupt.  O(n).
+    deletion may go (the oldest batch takes part, and orders need not be kept).  kept, groups: int64[n], written: the
+    place of each, and which key it is of.  Returns -1 - version instead where a key has two versions of one time: the
+    state is corrupt.  O(n).
 
-    >>> one, kept = np.array([0]), np.empty(1, np.int64)
-    >>> prune(one, np.array([0, 1]), np.array([1]), np.zeros(1, np.uint8), np.int64(2), True, kept)
+    >>> one, kept = np.zeros(1, np.int32), np.empty(1, np.int64)
+    >>> prune(one, np.array([0, 1], np.int32), np.array([1]), np.zeros(1, np.uint8), np.int64(2), True, kept, kept.copy())
     0
     """
     written = 0
@@ -48,8 +50,9 @@ def prune(
                 return int(-1 - permutation[place])
             if place + 1 < stop and times[permutation[place + 1]] <= since:
                 continue
-            kept[written] = permutation[place]
+            kept[written], groups[written] = place, group
             written += 1
-        if droppable and written == first + 1 and live[kept[first]] == 0 and times[kept[first]] <= since:
-            written = first
+        if droppable and written == first + 1 and live[permutation[kept[first]]] == 0:
+            if times[permutation[kept[first]]] <= since:
+                written = first
     return written

@@ -9,14 +9,20 @@ replacement only.  It sees identities, orders, hashes and row numbers, never pay
 
 >>> import numpy as np
 >>> one = lambda *values: np.array(values, np.int64)
->>> events = Events(one(0, 1), one(0, 2), one(0, 1), np.empty((2, 0), np.int64), np.array([0, 0], np.uint8),
-...                 np.array([7, 8], np.uint64))
->>> held = Held(one(0), np.zeros(1, np.uint64), np.empty((1, 0), np.int64))
->>> out = judged(2, 1)
->>> judge(events, held, Rules(0, LAST, True, False, -1), out)
-(3, 2, -1)
->>> (out.update_source[:3] & ~RETRACTED).tolist(), (out.update_source[:3] < 0).tolist()  # +row0@0, -row0@1, +row1@1
-([0, 0, 1], [False, True, False])
+>>> words, few = np.array([7, 8], np.uint64), lambda *values: np.array(values, np.int32)
+>>> marked = np.empty(2, np.int32)
+>>> marks(one(5, 6), one(5, 6), np.zeros(2, np.uint8), marked)
+>>> events = Events(few(0, 1), few(0, 2), words, words[:0], marked, one(5, 6), np.empty((2, 0), np.int64), words)
+>>> held = Held(one(0), one(0), words[:1], np.empty((1, 0), np.int64))
+>>> out = judged(2, 1, wide=False)
+>>> judge(events, held, Rules(0, LAST, True, False, 4), out)
+(3, 2, -1, 1, 0)
+>>> rows, sources, diffs, ranks = np.empty(3, np.int64), np.empty(3, np.int64), np.empty(3, np.int64), few(0, 0, 0)
+>>> counts = np.zeros(8, np.int64)
+>>> emit(out.fate, marked, rows, sources, diffs, ranks, counts)
+3
+>>> sources.tolist(), diffs.tolist(), int(counts[APPLIED])  # +row 0 at 5; -row 0, +row 1 at 6
+([0, 0, 1], [1, -1, 1], 2)
 """
 
 from __future__ import annotations
@@ -25,36 +31,46 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ddflow.arena import Arena
 from ddflow.kernels.compile import kernel
+from ddflow.kernels.pointer import prefetch
 
 Words = np.ndarray[Any, np.dtype[np.uint64]]
 Flags = np.ndarray[Any, np.dtype[np.uint8]]
 Rows = np.ndarray[Any, np.dtype[np.int64]]
+Narrow = np.ndarray[Any, np.dtype[np.int32]]
 
 LAST, FIRST, GREATEST, ERROR = 0, 1, 2, 3
+AHEAD = 16
+"""How many keys ahead the rows of events are asked for."""
 BAD, FORGOTTEN, LATE, STALE, TIE_LOST, SUPERSEDED, NOOP, APPLIED = 0, 1, 2, 3, 4, 5, 6, 7
 
 OCCUPIED, LIVE = 1 << 62, 1 << 61
 """Flags of a reference into state: that there is an entry at all, and that its row is live (not a tombstone)."""
-RETRACTED = -(1 << 63)
-"""The flag of an update's source when its diff is -1."""
+FATE, RETRACTS = 60, -(1 << 63)
+"""An event's fate: its verdict from bit 60 on; for an applied one that retracts a row, RETRACTS and, below, which."""
+ROW = (1 << FATE) - 1
 NOTHING = -(1 << 62)
 """Instead of an event or a group: there is no order to compare with."""
 
 
 class Events(NamedTuple):
-    """The events of a step.  All but the first two are indexed by row, not by place."""
+    """The events of a step.  The first four are in the order of identities, the rest in that of rows."""
 
-    permutation: Rows
-    """int64[n]: the row at each place, sorted by identity; within a key by time."""
-    starts: Rows
-    """int64[g + 1]: the place where each key begins."""
-    ranks: Rows
-    """int64[n]: the dense rank of each row's time, or of size 0 when there is one time."""
+    permutation: Narrow
+    """int32[n]: the row at each place, sorted by identity; within a key by time."""
+    starts: Narrow
+    """int32[g + 1]: the place where each key begins."""
+    high: Words
+    """uint64[n]: the identities."""
+    low: Words
+    """uint64[n]: their second words, or of size 0."""
+    mark: Narrow
+    """int32[n]: twice the rank of each row's time, and 1 more for a delete."""
+    times: Rows
+    """int64[times]: the step's distinct times, by rank."""
     order: Rows
     """int64[n, w]: order words, base words first, then those that break ties."""
-    gone: Flags
-    """uint8[n]: 1 for a delete."""
     value: Words
     """uint64[n]: the hash of what counts in "did it change"."""
 
@@ -62,6 +78,8 @@ class Events(NamedTuple):
 class Held(NamedTuple):
     """What each key holds when the step begins."""
 
+    place: Rows
+    """int64[g]: the index's slot that holds the key or will, -1 for none."""
     reference: Rows
     """int64[g]: flags and where its row is; 0 for a key never seen."""
     value: Words
@@ -81,39 +99,49 @@ class Rules(NamedTuple):
     """Whether equal base words are a tie; not where arrival or a sequence alone decides."""
     keeps: bool
     """Whether a key keeps its order, after a delete too."""
-    since_rank: int
-    """The greatest rank whose time is at or before the new since; history before it is not kept apart."""
+    since: int
+    """The since after the step: history before it is not kept apart."""
 
 
 class Judged(NamedTuple):
-    """The outcome, written by `judge`: verdicts by row; updates and versions by key, then time."""
+    """The outcome, written by `judge`: the first two by row, the versions by key, then time."""
 
-    verdict: Flags
-    """uint8[n]."""
+    fate: Rows
+    """int64[n]: see `FATE`."""
     winner: Rows
     """int64[n]: the row whose order the key holds after that time, or -1 - group for what was held, or NOTHING; of size
     0 when nobody asks."""
-    update_rank: Rows
-    """int64[2n]."""
-    update_source: Rows
-    """int64[2n]: a row of the events, or a reference into state; with RETRACTED set for a diff of -1."""
-    version_event: Rows
-    """int64[n]: the event that made the version: its time, its order, whether it is live, the hash of its value."""
-    version_row: Rows
-    """int64[n]: where the version's row comes from: an event, or the row that was held (a no-op that kept it)."""
-    version_place: Rows
-    """int64[n]: a place of the version's key among the sorted events."""
+    high: Words
+    """uint64[n]: the identity of each version."""
+    low: Words
+    """uint64[n], or of size 0."""
+    time: Rows
+    """int64[n]: from when on the version is in force."""
+    live: Flags
+    """uint8[n]: whether it is a row or a deletion."""
+    value: Words
+    """uint64[n]: the hash of its row."""
+    event: Rows
+    """int64[n]: the event that made it, whose order it has."""
+    row: Rows
+    """int64[n]: where its row comes from: an event, or the row that was held (a no-op that kept it)."""
     last: Rows
     """int64[g]: each key's last version, -1 where nothing changed."""
 
 
-def judged(rows: int, groups: int, winners: bool = True) -> Judged:
-    """Room for the outcome of ``rows`` events of ``groups`` keys: at most two updates and one version an event."""
-    n = rows
+def judged(rows: int, groups: int, wide: bool, winners: bool = True, arena: Arena | None = None) -> Judged:
+    """Room for the outcome of ``rows`` events of ``groups`` keys: at most one version an event.
+
+    What a batch keeps of it (identities, times, which are live) is fresh, the rest is carved from ``arena``.
+    """
+    n, kept, arena = rows, Arena(), arena or Arena()
+    kept.used = n * (17 + 8 * wide) + 2048
+    kept.reset()
     return Judged(
-        np.empty(n, np.uint8), np.empty(n if winners else 0, np.int64),
-        np.empty(2 * n, np.int64), np.empty(2 * n, np.int64),
-        np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64), np.empty(groups, np.int64),
+        arena.empty(n, np.int64), arena.empty(n if winners else 0, np.int64),
+        kept.empty(n, np.uint64), kept.empty(n if wide else 0, np.uint64), kept.empty(n, np.int64),
+        kept.empty(n, np.uint8), arena.empty(n, np.uint64), arena.empty(n, np.int64), arena.empty(n, np.int64),
+        arena.empty(groups, np.int64),
     )  # fmt: skip
 
 
@@ -136,7 +164,7 @@ def _against(order: Rows, row: int, held: Rows, other: int, begin: int, end: int
 
 @kernel
 def _winner(
-    permutation: Rows, order: Rows, held: Rows, verdict: Flags, begin: int, end: int, bound: int, base: int, tie: int
+    permutation: Narrow, order: Rows, held: Rows, fate: Rows, begin: int, end: int, bound: int, base: int, tie: int
 ) -> int:
     """The row that wins among places [begin, end), one key at one time, or -1 for none; -2 - row refuses the step.
 
@@ -146,7 +174,7 @@ def _winner(
     best = -1
     for place in range(begin, end):
         row: int = permutation[place]
-        verdict[row] = SUPERSEDED
+        fate[row] = SUPERSEDED << FATE
         if bound != NOTHING:
             against = _against(order, row, held, bound, 0, base)
             if against == 0:
@@ -156,10 +184,10 @@ def _winner(
                 if further < 0 and tie == LAST:
                     against = -1
                 elif further < 0 or (further == 0 and tie == FIRST):
-                    verdict[row] = TIE_LOST
+                    fate[row] = TIE_LOST << FATE
                     continue
             if against < 0:
-                verdict[row] = STALE
+                fate[row] = STALE << FATE
                 continue
         if best >= 0:
             against = _compare(order, row, order, best, 0, base)
@@ -177,7 +205,7 @@ def _winner(
 
 @kernel
 def _settle(
-    permutation: Rows, order: Rows, verdict: Flags, winner: Rows, begin: int, end: int, best: int, bound: int,
+    permutation: Narrow, order: Rows, fate: Rows, winner: Rows, begin: int, end: int, best: int, bound: int,
     base: int, ties: bool,
 ) -> None:  # fmt: skip
     """Write the verdicts of those who lost to ``best``, and whose order each event's key holds now."""
@@ -185,74 +213,139 @@ def _settle(
         row = permutation[place]
         if winner.size != 0:
             winner[row] = best if best >= 0 else bound
-        if best >= 0 and row != best and verdict[row] == SUPERSEDED:
+        if best >= 0 and row != best and fate[row] == SUPERSEDED << FATE:
             tied = ties and _compare(order, row, order, best, 0, base) == 0
-            verdict[row] = TIE_LOST if tied else SUPERSEDED
+            fate[row] = (TIE_LOST if tied else SUPERSEDED) << FATE
 
 
 @kernel
-def judge(events: Events, held: Held, rules: Rules, out: Judged) -> tuple[int, int, int]:
+def judge(events: Events, held: Held, rules: Rules, out: Judged) -> tuple[int, int, int, int, int]:
     """Fold all events over what is held.
 
-    events, held, rules: see the fields; read.  out: written.  Returns how many updates and versions were written, and
-    a row that ties under ERROR (then the outcome is void), or -1.  Under ERROR the rows of one key and time must come
+    events, held, rules: see the fields; read.  out: written.  Returns how many updates there are and versions were
+    written; a row that ties under ERROR (then the outcome is void), or -1; how many more keys are live than before, and
+    how many more hold an order and no row.  Under ERROR the rows of one key and time must come
     sorted by their base words.  O(n), each event twice; no allocation.
 
-    >>> empty = np.empty(0, np.int64)
-    >>> events = Events(empty, np.zeros(1, np.int64), empty, np.empty((0, 0), np.int64), np.empty(0, np.uint8),
-    ...                 np.empty(0, np.uint64))
-    >>> judge(events, Held(empty, np.empty(0, np.uint64), np.empty((0, 0), np.int64)),
-    ...       Rules(0, LAST, True, False, -1), judged(0, 0))
-    (0, 0, -1)
+    >>> none, words, few = np.empty(0, np.int64), np.empty(0, np.uint64), np.zeros(1, np.int32)
+    >>> events = Events(few[:0], few, words, words, few[:0], none, np.empty((0, 0), np.int64), words)
+    >>> judge(events, Held(none, none, words, np.empty((0, 0), np.int64)), Rules(0, LAST, True, False, -1),
+    ...       judged(0, 0, False))
+    (0, 0, -1, 0, 0)
     """
     # Fields are taken out once: reading one inside the loops would count references for every event.
-    permutation, starts, ranks, order, gone, hashes = events
-    references, values, held_order = held
-    base, tie, ties, keeps, since_rank = rules
-    verdict, winner, update_rank, update_source, version_event, version_row, version_place, lasts = out
-    words, updates, versions = order.shape[1], 0, 0
+    permutation, starts, highs, lows, marks, times, order, hashes = events
+    _, references, values, held_order = held
+    base, tie, ties, keeps, since = rules
+    fate, winner, v_high, v_low, v_time, v_live, v_value, v_event, v_row, lasts = out
+    words, updates, versions, born, buried = order.shape[1], 0, 0, 0, 0
+    alone = times.size < 2
+    at_hash, at_mark, at_fate = np.uint64(hashes.ctypes.data), np.uint64(marks.ctypes.data), np.uint64(fate.ctypes.data)
     for group in range(references.size):
+        if group + AHEAD < references.size:
+            # Rows lie as they came: a branch that waits for one from afar costs more than all else here.
+            ahead = np.uint64(permutation[starts[group + AHEAD]])
+            prefetch(at_hash + (ahead << np.uint64(3)))
+            prefetch(at_fate + (ahead << np.uint64(3)))
+            prefetch(at_mark + (ahead << np.uint64(2)))
         reference, value = references[group], values[group]
         live = reference & LIVE != 0
+        born -= np.int64(live)
+        buried -= np.int64(keeps and reference != 0 and not live)
         bound = -1 - group if keeps and reference != 0 else NOTHING
         last = -1
-        begin, stop = starts[group], starts[group + 1]
+        begin, stop = np.int64(starts[group]), np.int64(starts[group + 1])
+        first = begin
         while begin < stop:
-            rank, end = 0, stop
-            if ranks.size != 0:
-                rank, end = ranks[permutation[begin]], begin + 1
-                while end < stop and ranks[permutation[end]] == rank:
-                    end += 1
+            best = np.int64(permutation[begin])
+            rank, end = marks[best] >> 1, begin + 1
+            while end < stop and (alone or marks[permutation[end]] >> 1 == rank):
+                end += 1
             if end == begin + 1 and bound == NOTHING:
-                best = permutation[begin]
                 if winner.size != 0:
                     winner[best] = best
             else:
-                best = _winner(permutation, order, held_order, verdict, begin, end, bound, base, tie)
+                best = _winner(permutation, order, held_order, fate, begin, end, bound, base, tie)
                 if best < -1:
-                    return updates, versions, -2 - best
-                _settle(permutation, order, verdict, winner, begin, end, best, bound, base, ties)
+                    return updates, versions, -2 - best, 0, 0
+                _settle(permutation, order, fate, winner, begin, end, best, bound, base, ties)
             begin = end
             if best < 0:
                 continue
-            now = gone[best] == 0
+            now = marks[best] & 1 == 0
             changed = now != live or (now and hashes[best] != value)
-            verdict[best] = APPLIED if changed else NOOP
-            if changed and live:
-                update_rank[updates], update_source[updates] = rank, reference | RETRACTED
-                updates += 1
-            if changed and now:
-                update_rank[updates], update_source[updates] = rank, best
-                updates += 1
+            if not changed:
+                fate[best] = NOOP << FATE
+            elif live:
+                fate[best] = RETRACTS | (APPLIED << FATE) | (reference & ROW)
+            else:
+                fate[best] = APPLIED << FATE
+            if changed:
+                updates += np.int64(live) + np.int64(now)
             if changed or not now:
                 reference = best
             if changed:
                 live, value = now, hashes[best]
             if changed or (keeps and (bound == NOTHING or _against(order, best, held_order, bound, 0, words) != 0)):
-                if last < 0 or rank > since_rank:
+                if last < 0 or times[rank] > since:
                     last = versions
                     versions += 1
-                version_event[last], version_row[last], version_place[last] = best, reference, starts[group]
+                v_high[last], v_time[last], v_live[last] = highs[first], times[rank], np.uint8(live)
+                v_value[last], v_event[last], v_row[last] = value, best, reference
+                if v_low.size != 0:
+                    v_low[last] = lows[first]
             bound = best if keeps else NOTHING
         lasts[group] = last
-    return updates, versions, -1
+        born += np.int64(live)
+        buried += np.int64(keeps and not live and (last >= 0 or references[group] != 0))
+    return updates, versions, -1, born, buried
+
+
+@kernel
+def marks(times: Rows, distinct: Rows, gone: Flags, out: Narrow) -> None:
+    """Mark rows by the rank of their times and by whether they delete.
+
+    times: int64[n], ascending, each one of distinct: int64[m], ascending.  gone: uint8[n], or of size 0 for none.  out:
+    int32[n], written.  O(n + m).
+
+    >>> out = np.empty(3, np.int32)
+    >>> marks(np.array([5, 7, 7]), np.array([5, 6, 7]), np.array([0, 1, 0], np.uint8), out)
+    >>> out.tolist()
+    [0, 5, 4]
+    """
+    rank = 0
+    for i in range(times.size):
+        while distinct[rank] != times[i]:
+            rank += 1
+        out[i] = 2 * rank + (np.int64(gone[i]) if gone.size != 0 else 0)
+
+
+@kernel
+def emit(fate: Rows, mark: Narrow, rows: Rows, sources: Rows, diffs: Rows, ranks: Narrow, counts: Rows) -> int:
+    """Spell out the updates of the applied events, in the order of rows, retractions before assertions.
+
+    fate: int64[n], mark: int32[n], as in `Judged` and `Events`.  Written, by update: rows int64, the event that caused
+    it; sources int64, the row it is about, an event or a reference into state; diffs int64, 1 or -1; ranks int32, of
+    its time.  Rows are in the order of times, hence so are updates, and nothing has to be sorted.  counts: int64[8],
+    events by verdict are added.  Returns how many updates there are.  O(n).
+
+    >>> out, counts = [np.empty(1, np.int64) for _ in range(3)], np.zeros(8, np.int64)
+    >>> fate = np.array([RETRACTS | APPLIED << FATE | 9])
+    >>> emit(fate, np.ones(1, np.int32), *out, np.empty(1, np.int32), counts)
+    1
+    >>> [int(column[0]) for column in out], int(counts[APPLIED])
+    ([0, 9, -1], 1)
+    """
+    written = 0
+    for row in range(fate.size):
+        verdict = (fate[row] >> FATE) & 7
+        counts[verdict] += 1
+        if verdict != APPLIED:
+            continue
+        if fate[row] < 0:
+            rows[written], sources[written], diffs[written], ranks[written] = row, fate[row] & ROW, -1, mark[row] >> 1
+            written += 1
+        if mark[row] & 1 == 0:
+            rows[written], sources[written], diffs[written], ranks[written] = row, row, 1, mark[row] >> 1
+            written += 1
+    return written

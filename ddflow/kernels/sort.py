@@ -8,8 +8,8 @@ for a bucket of one key.  It does not look at keys, times or payload.
 
 >>> import numpy as np
 >>> high, none = np.array([3, 1, 3, 2], np.uint64) << np.uint64(62), np.empty(0, np.uint64)
->>> permutation, sorted_high = np.empty(4, np.int64), np.empty(4, np.uint64)
->>> sort_identities(high, none, np.int64(2), permutation, sorted_high, none)
+>>> permutation, sorted_high = np.empty(4, np.int32), np.empty(4, np.uint64)
+>>> sort_identities(high, none, np.int64(2), np.zeros(5, np.int32), permutation, sorted_high, none)
 >>> permutation.tolist()
 [1, 3, 0, 2]
 """
@@ -24,6 +24,7 @@ from ddflow.kernels.compile import kernel
 
 Words = np.ndarray[Any, np.dtype[np.uint64]]
 Rows = np.ndarray[Any, np.dtype[np.int64]]
+Narrow = np.ndarray[Any, np.dtype[np.int32]]
 
 
 @kernel
@@ -35,7 +36,7 @@ def _after(high: Words, low: Words, i: int, j: int) -> bool:
 
 
 @kernel
-def _merge_runs(high: Words, low: Words, permutation: Rows, begin: int, end: int) -> None:
+def _merge_runs(high: Words, low: Words, permutation: Narrow, begin: int, end: int) -> None:
     """Sort the bucket [begin, end) by merging its natural runs pairwise; O(m log runs) time, O(m) scratch."""
     m = end - begin
     bounds = np.empty(m + 1, np.int64)
@@ -47,7 +48,7 @@ def _merge_runs(high: Words, low: Words, permutation: Rows, begin: int, end: int
             runs += 1
     bounds[runs] = m
     has_low = low.size != 0
-    h, p = np.empty(m, np.uint64), np.empty(m, np.int64)
+    h, p = np.empty(m, np.uint64), np.empty(m, np.int32)
     w = np.empty(m if has_low else 0, np.uint64)
     while runs > 1:
         h[:] = high[begin:end]
@@ -76,7 +77,7 @@ def _merge_runs(high: Words, low: Words, permutation: Rows, begin: int, end: int
 
 
 @kernel
-def _insert(high: Words, low: Words, permutation: Rows, begin: int, end: int) -> None:
+def _insert(high: Words, low: Words, permutation: Narrow, begin: int, end: int) -> None:
     """Sort the bucket [begin, end) by insertion; for small buckets."""
     for i in range(begin + 1, end):
         if not _after(high, low, i - 1, i):
@@ -96,23 +97,23 @@ def _insert(high: Words, low: Words, permutation: Rows, begin: int, end: int) ->
 
 @kernel
 def sort_identities(
-    high: Words, low: Words, bits: np.int64, permutation: Rows, sorted_high: Words, sorted_low: Words
+    high: Words, low: Words, bits: np.int64, ends: Narrow, permutation: Narrow, sorted_high: Words, sorted_low: Words
 ) -> None:
     """Sort rows by identity, stably.
 
     high, low: uint64[n] as given (low of size 0 for one-word identities).  bits: how many leading bits make a bucket,
-    about log2(n).  permutation: int64[n], written: the row at each place.  sorted_high, sorted_low: uint64[n], written.
-    O(n) for uniform identities, O(n log n) at worst; scratch of 2**bits words and the largest bucket.
+    about log2(n).  ends: int32[2**bits + 1], zero, scratch.  permutation: int32[n], written: the row at each place.
+    sorted_high, sorted_low: uint64[n], written.  O(n) for uniform identities, O(n log n) and scratch of the largest
+    bucket at worst.
 
     >>> none = np.empty(0, np.uint64)
-    >>> out, ids = np.empty(2, np.int64), np.empty(2, np.uint64)
-    >>> sort_identities(np.array([9, 4], np.uint64), none, np.int64(1), out, ids, none)
+    >>> out, ids = np.empty(2, np.int32), np.empty(2, np.uint64)
+    >>> sort_identities(np.array([9, 4], np.uint64), none, np.int64(1), np.zeros(3, np.int32), out, ids, none)
     >>> ids.tolist()
     [4, 9]
     """
     n = high.size
     shift = np.uint64(64 - bits)
-    ends = np.zeros((1 << bits) + 1, np.int64)
     for i in range(n):
         ends[np.int64(high[i] >> shift) + 1] += 1
     for b in range(1, ends.size):
@@ -135,12 +136,12 @@ def sort_identities(
 
 
 @kernel
-def group_starts(sorted_high: Words, sorted_low: Words, starts: Rows) -> int:
+def group_starts(sorted_high: Words, sorted_low: Words, starts: Narrow) -> int:
     """Write where each run of equal identities starts, and ``n`` after the last; return how many runs there are.
 
-    sorted_high, sorted_low: uint64[n], sorted.  starts: int64[n + 1], written up to the count.  O(n).
+    sorted_high, sorted_low: uint64[n], sorted.  starts: int32[n + 1], written up to the count.  O(n).
 
-    >>> starts = np.empty(4, np.int64)
+    >>> starts = np.empty(4, np.int32)
     >>> group_starts(np.array([5, 5, 7], np.uint64), np.empty(0, np.uint64), starts), starts[:3].tolist()
     (2, [0, 2, 3])
     """
@@ -158,14 +159,14 @@ def group_starts(sorted_high: Words, sorted_low: Words, starts: Rows) -> int:
 
 
 @kernel
-def order_by_rank(ranks: Rows, second: Rows, size: np.int64, out: Rows) -> None:
+def order_by_rank(ranks: Narrow, second: Rows, size: np.int64, out: Rows) -> None:
     """Write the stable order of rows by (rank, second) for small ranks: a counting sort.
 
-    ranks: int64[n] in [0, size).  second: int64[n] of 0 and 1, or of size 0 to sort by rank alone.  out: int64[n],
+    ranks: int32[n] in [0, size).  second: int64[n] of 0 and 1, or of size 0 to sort by rank alone.  out: int64[n],
     written: the row at each place.  O(n + size).
 
     >>> out = np.empty(3, np.int64)
-    >>> order_by_rank(np.array([1, 0, 1]), np.array([1, 0, 0]), np.int64(2), out)
+    >>> order_by_rank(np.array([1, 0, 1], np.int32), np.array([1, 0, 0]), np.int64(2), out)
     >>> out.tolist()
     [1, 2, 0]
     """
@@ -178,29 +179,3 @@ def order_by_rank(ranks: Rows, second: Rows, size: np.int64, out: Rows) -> None:
         b = 2 * ranks[i] + (second[i] if second.size != 0 else 0)
         out[ends[b]] = i
         ends[b] += 1
-
-
-@kernel
-def order_updates(
-    ranks: Rows, sources: Rows, size: np.int64, out_ranks: Rows, out_sources: Rows, out_diffs: Rows
-) -> None:
-    """Copy updates in the stable order of their ranks, and take their diffs from the sign of their sources.
-
-    ranks: int64[n] in [0, size).  sources: int64[n], negative (the highest bit set) for a retraction.  out_*: int64[n],
-    written; sources without that bit, diffs 1 or -1.  A counting sort that moves all at once: O(n + size).
-
-    >>> ranks, sources, diffs = np.empty(2, np.int64), np.empty(2, np.int64), np.empty(2, np.int64)
-    >>> order_updates(np.array([1, 0]), np.array([7, 8 - 2**63]), np.int64(2), ranks, sources, diffs)
-    >>> ranks.tolist(), sources.tolist(), diffs.tolist()
-    ([0, 1], [8, 7], [-1, 1])
-    """
-    ends = np.zeros(size + 1, np.int64)
-    for i in range(ranks.size):
-        ends[ranks[i] + 1] += 1
-    for b in range(1, ends.size):
-        ends[b] += ends[b - 1]
-    for i in range(ranks.size):
-        to = ends[ranks[i]]
-        ends[ranks[i]] = to + 1
-        out_ranks[to], out_sources[to] = ranks[i], sources[i] & 0x7FFFFFFFFFFFFFFF
-        out_diffs[to] = -1 if sources[i] < 0 else 1

@@ -9,27 +9,30 @@ columns of a retraction are taken from the update that caused it: equal to the s
 
 >>> import pyarrow as pa
 >>> count = Count(pa.schema({"v": pa.string()}), "count", Secret(1, 2))
->>> out, change = count.judge(Updates(pa.table({"v": ["a", "a", "b"]}), ints(0, 0, 0), ints(1, 1, 1), ints(5)), 5)
+>>> out, change = count.judge(Updates(pa.table({"v": ["a", "a", "b"]}), few(0, 0, 0), ints(1, 1, 1), ints(5)), 5)
 >>> count.apply(change, upper=6, since=5)
->>> out, _ = count.judge(Updates(pa.table({"v": ["a"]}), ints(0), ints(-1), ints(6)), 6)
+>>> out, _ = count.judge(Updates(pa.table({"v": ["a"]}), few(0), ints(-1), ints(6)), 6)
 >>> out.to_table(count.schema, pa.int64()).to_pylist()
 [{'v': 'a', 'count': 2, '_time': 6, '_diff': -1}, {'v': 'a', 'count': 1, '_time': 6, '_diff': 1}]
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 
+from ddflow.arena import Arena
 from ddflow.arrange.arrangement import Arrangement, Change
 from ddflow.identity import Ints, Secret, identities, is_wide
 from ddflow.kernels import accumulate as kernels
 from ddflow.kernels.resolve import LIVE
 from ddflow.kernels.sort import order_by_rank
-from ddflow.operators.updates import Updates, ints, overflow
+from ddflow.operators.updates import Updates, few, ints, overflow
 from ddflow.sorting import sort
 
-__all__ = ["Count", "ints"]
+__all__ = ["Count", "few", "ints"]
 
 
 class Count:
@@ -38,7 +41,7 @@ class Count:
     def __init__(self, groups: pa.Schema, name: str, secret: Secret) -> None:
         self.groups, self.name, self.secret = groups, name, secret
         self.schema = pa.schema([*groups, pa.field(name, pa.int64(), nullable=False)])
-        self.arranged = Arrangement(self.schema, is_wide(groups), 0)
+        self.arranged, self.arena = Arrangement(self.schema, is_wide(groups), 0), Arena()
 
     def judge(self, updates: Updates, since: int) -> tuple[Updates, Change]:
         """The updates of the counts, and the change to apply.  ``since``: what it will be after the step.
@@ -48,35 +51,42 @@ class Count:
         # Not cast: the types agree, only what may be null does not; and Arrow's cast breaks lists of nulls.
         groups = pa.Table.from_arrays([updates.rows.column(f.name) for f in self.groups], schema=self.groups)
         n = updates.diffs.size
-        by = sort(*identities(groups, self.secret, n))
-        held = self.arranged.seek(by.high, by.low, by.starts[:-1])
+        self.arena.reset()
+        by = sort(*identities(groups, self.secret, n), self.arena)
+        held = self.arranged.seek(by.high, by.low, by.starts[:-1], self.arena)
         before = np.where(held.reference & LIVE != 0, held.value.view(np.int64), 0)
         since_rank = int(np.searchsorted(updates.times, since, side="right")) - 1
-        up, down = np.empty((4, 2 * n), np.int64), np.empty((3, n), np.int64)
-        last = np.empty(before.size, np.int64)
+        up, down = self._room(3, 2 * n), self._room(2, n)
+        last = self.arena.empty(before.size, np.int64)
         changed, versions, refused = kernels.count(by.permutation, by.starts, updates.ranks, updates.diffs, before,
-                                                   np.int64(since_rank), up[0], up[1], up[2], up[3],
-                                                   down[0], down[1], down[2], last)  # fmt: skip
+                                                   np.int64(since_rank), *up, *down, last)  # fmt: skip
         if refused >= 0:
             raise overflow(groups, refused)
         order = np.empty(changed, np.int64)
         order_by_rank(up[0][:changed], np.empty(0, np.int64), np.int64(updates.times.size), order)
-        ranks, rows, counts, diffs = (column[order] for column in up)
+        ranks, rows, counts, diffs = (column.take(order) for column in up)
         out = Updates(self._rows(groups, rows, counts), ranks, diffs, updates.times)
         ranks, rows, counts = (column[:versions] for column in down)
-        place = np.empty(n, np.int64)
-        place[by.permutation] = np.arange(n)
-        at = place[rows]
+        moved = np.flatnonzero(last >= 0)
+        first = np.zeros(versions, np.int64)
+        first[last[moved]] = 1
+        at = by.starts[moved.take(np.cumsum(first) - first)]
+        live = (counts != 0).astype(np.uint8)
+        born = int(live.take(last.take(moved)).sum()) - int(np.count_nonzero(before.take(moved)))
         change = Change(
-            by.high[at], by.low[at] if by.low.size else by.low, updates.times[ranks], (counts != 0).astype(np.uint8),
+            by.high.take(at), by.low.take(at) if by.low.size else by.low, updates.times.take(ranks), live,
             counts.astype(np.uint64, copy=False).view(np.uint64), np.empty((versions, 0), np.int64),
-            self._rows(groups, rows, counts), last[last >= 0],
+            self._rows(groups, rows, counts), last, held.place, self.arranged.index.built, born, 0,
         )  # fmt: skip
         return out, change
 
     def apply(self, change: Change, upper: int, since: int) -> None:
         """Take the change into the state.  Amortised O(groups changed)."""
-        self.arranged.apply(change, upper, since)
+        self.arranged.apply([change], upper, since)
+
+    def _room(self, wide: int, n: int) -> list[Any]:
+        """Scratch: ranks, and ``wide`` columns of int64."""
+        return [self.arena.empty(n, np.int32), *(self.arena.empty(n, np.int64) for _ in range(wide))]
 
     def _rows(self, groups: pa.Table, rows: Ints, counts: Ints) -> pa.Table:
         taken = groups.take(pa.array(rows)).columns if len(self.groups) else []

@@ -5,7 +5,7 @@ collection downstream is what the operator makes of the collection upstream.  Mu
 not remove duplicates, their diffs add up when the output is consolidated.
 
 >>> import pyarrow as pa
->>> updates = Updates(pa.table({"v": ["zappa", "oz"]}), ints(0, 1), ints(1, 1), ints(3, 4))
+>>> updates = Updates(pa.table({"v": ["zappa", "oz"]}), few(0, 1), ints(1, 1), ints(3, 4))
 >>> negate(updates).diffs.tolist()
 [-1, -1]
 """
@@ -13,30 +13,32 @@ not remove duplicates, their diffs add up when the output is consolidated.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from ddflow.identity import flags
 from ddflow.kernels.sort import order_by_rank
-from ddflow.operators.updates import Updates, ints, overflow
+from ddflow.operators.updates import Updates, few, ints, overflow
+from ddflow.schema import one_chunk
 
-__all__ = ["concat", "filter_rows", "ints", "negate", "project"]
+__all__ = ["concat", "few", "filter_rows", "ints", "negate", "project"]
 
 
-def one_batch(table: pa.Table) -> pa.RecordBatch:
-    """A table of one chunk a column as a record batch, without a copy."""
-    batches = table.combine_chunks().to_batches()
-    if batches:
-        return batches[0]
-    return pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in table.schema], schema=table.schema)
+def one_batch(table: Any, names: Sequence[str] | None = None) -> pa.RecordBatch:
+    """A table of one chunk a column, or those of its columns, as a record batch, without a copy."""
+    names = table.schema.names if names is None else names
+    columns = [one_chunk(c) if isinstance(c := table.column(n), pa.ChunkedArray) else c for n in names]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema([table.schema.field(n) for n in names]))
 
 
 def filter_rows(updates: Updates, predicate: Callable[[pa.RecordBatch], pa.Array]) -> Updates:
     """The updates whose row passes; null does not.  O(n)."""
     if not updates.diffs.size:
         return updates
-    places = np.flatnonzero(flags(predicate(one_batch(updates.rows))))
+    read = getattr(predicate, "columns", None)  # the others are not even gathered for rows that do not pass
+    places = np.flatnonzero(flags(predicate(one_batch(updates.rows, None if read is None else list(read)))))
     return updates if places.size == updates.diffs.size else updates.picked(places)
 
 

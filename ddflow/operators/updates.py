@@ -5,20 +5,20 @@ for all operators of a step, so a rank means the same time everywhere.  Why rank
 counting, and no kernel touches a timestamp's type.  Rows may repeat and cancel until `consolidated` says otherwise.
 
 >>> import pyarrow as pa
->>> updates = Updates(pa.table({"v": ["a", "a", "b"]}), ints(0, 0, 1), ints(1, -1, 2), ints(5, 9))
+>>> updates = Updates(pa.table({"v": ["a", "a", "b"]}), few(0, 0, 1), ints(1, -1, 2), ints(5, 9))
 >>> consolidated(updates, Secret(1, 2)).to_table(updates.rows.schema, pa.int64()).to_pylist()
 [{'v': 'b', '_time': 9, '_diff': 2}]
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from ddflow.errors import CountOverflow
-from ddflow.identity import Ints, Secret, identities
+from ddflow.identity import Ints, Narrow, Secret, identities
 from ddflow.kernels.accumulate import net
 from ddflow.kernels.sort import order_by_rank
 from ddflow.rows import shown_row
@@ -31,12 +31,18 @@ def ints(*values: int) -> Ints:
     return np.array(values, np.int64)
 
 
+def few(*values: int) -> Narrow:
+    """A short int32 array."""
+    return np.array(values, np.int32)
+
+
 class Updates(NamedTuple):
     """n updates; see the header."""
 
-    rows: pa.Table
-    ranks: Ints
-    """int64[n], ascending."""
+    rows: Any
+    """A table, or a `ddflow.rows.View` that gathers its columns when they are read."""
+    ranks: Narrow
+    """int32[n], ascending."""
     diffs: Ints
     """int64[n]."""
     times: Ints
@@ -47,7 +53,7 @@ class Updates(NamedTuple):
         columns = [self.rows.column(name) for name in schema.names]
         fields = list(schema)
         if time_type is not None:
-            columns.append(time_column(self.times[self.ranks], time_type))
+            columns.append(time_column(self.times.take(self.ranks), time_type))
             fields.append(pa.field(TIME, time_type, nullable=False))
         columns.append(pa.array(self.diffs))
         fields.append(pa.field(DIFF, pa.int64(), nullable=False))
@@ -55,18 +61,7 @@ class Updates(NamedTuple):
 
     def picked(self, places: Ints) -> Updates:
         """The updates at ``places``."""
-        return Updates(self.rows.take(pa.array(places)), self.ranks[places], self.diffs[places], self.times)
-
-
-def time_ranks(times: Ints, distinct: Ints) -> Ints:
-    """int64[n]: the place of each of some ascending times in the step's distinct ones.  O(n) when all occur."""
-    if distinct.size < 2:
-        return np.zeros(times.size, np.int64)
-    if times.size >= distinct.size:
-        ranks = np.cumsum(times[1:] != times[:-1])
-        if ranks[-1] == distinct.size - 1:
-            return np.concatenate([ints(0), ranks])
-    return np.searchsorted(distinct, times)
+        return Updates(self.rows.take(pa.array(places)), self.ranks.take(places), self.diffs.take(places), self.times)
 
 
 def time_column(times: Ints, kind: pa.DataType) -> pa.Array:
@@ -85,7 +80,7 @@ def consolidated(updates: Updates, secret: Secret) -> Updates:
     if not n:
         return updates
     by = sort(*identities(updates.rows, secret, n))
-    ranks, rows, diffs = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
+    ranks, rows, diffs = np.empty(n, np.int32), np.empty(n, np.int64), np.empty(n, np.int64)
     written, refused = net(by.permutation, by.starts, updates.ranks, updates.diffs, ranks, rows, diffs)
     if refused >= 0:
         raise overflow(updates.rows, refused)

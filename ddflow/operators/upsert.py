@@ -24,17 +24,19 @@ from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pat
 
+from ddflow.arena import Arena
 from ddflow.arrange.arrangement import Arrangement, Change
 from ddflow.batcher import Sealed
 from ddflow.binding import Bound
 from ddflow.errors import TieRefused
-from ddflow.identity import Flags, Ints, Secret, identities, is_wide, value_hashes
-from ddflow.kernels.resolve import ERROR, LIVE, NOTHING, Events, Held, Judged, Rules, judge, judged
-from ddflow.kernels.sort import order_updates
-from ddflow.operators.updates import Updates, ints, time_ranks
+from ddflow.identity import Flags, Ints, Narrow, Secret, identities, is_wide, validity, value_hashes
+from ddflow.kernels.resolve import ERROR, FATE, LIVE, NOTHING, Events, Held, Judged, Rules, emit, judge, judged, marks
+from ddflow.operators.updates import Updates, ints
 from ddflow.order import Order
-from ddflow.rows import Rows, gather, shown_row
+from ddflow.rows import Rows, Sources, View, gather, shown_row
+from ddflow.schema import is_word
 from ddflow.sorting import Sorted, sort
 
 __all__ = ["Judgement", "Upsert", "ints"]
@@ -46,7 +48,11 @@ class Upsert:
     def __init__(self, bound: Bound, secret: Secret) -> None:
         self.bound, self.secret, self.order = bound, secret, Order(bound)
         stored = pa.schema([*bound.row_schema, *self.order.hidden])
-        self.arranged = Arrangement(stored, is_wide(bound.key_schema), self.order.words, self.order.keeps)
+        self.wide, self.arena = is_wide(bound.key_schema), Arena()
+        self.arranged = Arrangement(stored, self.wide, self.order.words, self.order.keeps)
+        # Equal keys of these types are the same bytes, so a retraction may take its key from the event beside it.
+        exact = [n for n in bound.spec.key if is_word(bound.key_schema.field(n).type)]
+        self.exact = {n for n in exact if not pat.is_floating(bound.key_schema.field(n).type)}
 
     def judge(self, sealed: Sealed, times: Ints, since: int, winners: bool = True) -> Judgement:
         """Compute the outcome of sealed events; nothing changes.
@@ -58,7 +64,7 @@ class Upsert:
 
     def apply(self, judgement: Judgement, upper: int, since: int) -> None:
         """Take a judgement into the state.  Amortised O(versions)."""
-        self.arranged.apply(judgement.change, upper, since)
+        self.arranged.apply([judgement.change], upper, since)
 
 
 class Judgement:
@@ -68,23 +74,39 @@ class Judgement:
         self.upsert, self.sealed, self.times = upsert, sealed, times
         bound, order, events = upsert.bound, upsert.order, sealed.events
         keys = pa.RecordBatch.from_arrays([events.column(n) for n in bound.spec.key], schema=bound.key_schema)
-        self.by: Sorted = sort(*identities(keys, upsert.secret))
+        self.arena = upsert.arena
+        self.arena.reset()
+        self.by: Sorted = sort(*identities(keys, upsert.secret), self.arena)
         self.gone: Flags = bound.deletes(events)
         self.value = value_hashes(events.select(bound.tracked), upsert.secret)
-        self.held: Held = upsert.arranged.seek(self.by.high, self.by.low, self.by.starts[:-1])
+        self.held: Held = upsert.arranged.seek(self.by.high, self.by.low, self.by.starts[:-1], self.arena)
+        self.built = upsert.arranged.index.built
         self.words = order.of(events, sealed.original, self.gone)
         if order.ranks:
             self._rank()
-        self.ranks = time_ranks(sealed.times, times)
-        self.rules = Rules(order.base, order.tie, order.ties, order.keeps,
-                           int(np.searchsorted(times, since, side="right")) - 1)  # fmt: skip
-        self.out: Judged = judged(sealed.times.size, self.held.reference.size, winners)
+        self.mark: Narrow = self.arena.empty(sealed.times.size, np.int32)
+        marks(sealed.times, times, self.gone, self.mark)
+        self.rules = Rules(order.base, order.tie, order.ties, order.keeps, since)
+        self.out: Judged = judged(sealed.times.size, self.held.reference.size, upsert.wide, winners, self.arena)
         permutation = self._by_order() if order.tie == ERROR else self.by.permutation
-        ranks = self.ranks if times.size > 1 else np.empty(0, np.int64)
-        work = Events(permutation, self.by.starts, ranks, self.words, self.gone, self.value)
-        self.updated, self.versions, refused = judge(work, self.held, self.rules, self.out)
+        work = Events(permutation, self.by.starts, self.by.high, self.by.low, self.mark, times, self.words, self.value)
+        self.updated, self.versions, refused, self.born, self.buried = judge(work, self.held, self.rules, self.out)
         if refused >= 0:
             self._refuse_tie(refused)
+        self._spell()
+
+    def _spell(self) -> None:
+        """Count the verdicts and write the updates: by which event, which row, the diff, the rank of the time."""
+        n, arena = self.updated, self.arena
+        self.counts = np.zeros(8, np.int64)
+        self.spelled = (arena.empty(n, np.int64), arena.empty(n, np.int64), np.empty(n, np.int64),
+                        arena.empty(n, np.int32))  # fmt: skip
+        emit(self.out.fate, self.mark, *self.spelled, self.counts)
+
+    @property
+    def verdict(self) -> Flags:
+        """uint8[n]: the verdict of each event.  O(n)."""
+        return ((self.out.fate >> FATE) & 7).astype(np.uint8)
 
     @cached_property
     def payload(self) -> Rows:
@@ -92,31 +114,38 @@ class Judgement:
         events, order = self.sealed.events, self.upsert.order
         columns = [events.column(n) for n in self.upsert.bound.row_schema.names]
         columns += [events.column(f.name) for f in order.fields] if order.hidden else []
-        return Rows(pa.RecordBatch.from_arrays(columns, schema=self.upsert.arranged.schema))
+        batch = pa.RecordBatch.from_arrays(columns, schema=self.upsert.arranged.schema)
+        return Rows(batch, [f.name for f, c in zip(batch.schema, columns, strict=True) if self._filled(c)])
+
+    def _filled(self, column: pa.Array) -> bool:
+        """Whether only deletions are null in a column, which nobody will look at."""
+        return bool(column.null_count) and bool((self.gone | validity(column)).all())
+
+    @cached_property
+    def sources(self) -> Sources:
+        """What the updates' rows are gathered from."""
+        return self.upsert.arranged.sources(self.payload)
 
     def updates(self, schema: pa.Schema) -> Updates:
-        """The differences, in the order of their times; only ``schema``'s columns are gathered.  O(updates)."""
-        out, n = self.out, self.updated
-        ranks, sources, diffs = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
-        order_updates(out.update_rank[:n], out.update_source[:n], np.int64(self.times.size), ranks, sources, diffs)
-        rows = gather(self.upsert.arranged.sources(self.payload), sources, schema)
-        return Updates(rows, ranks, diffs, self.times)
+        """The differences, in the order of their times; a column is gathered when somebody reads it.  O(updates)."""
+        events, sources, diffs, ranks = self.spelled
+        return Updates(View(self.sources, sources, schema, events, self.upsert.exact), ranks, diffs, self.times)
 
     @cached_property
     def change(self) -> Change:
         """What the state must take in.  O(versions)."""
-        out, n, by = self.out, self.versions, self.by
-        events, key = out.version_event[:n], out.version_place[:n]
-        arranged, order = self.upsert.arranged, self.upsert.order
-        table = gather(arranged.sources(self.payload), out.version_row[:n], self.upsert.bound.row_schema)
+        out, n, order = self.out, self.versions, self.upsert.order
+        schema = self.upsert.bound.row_schema
+        table = gather(self.sources, out.row[:n], schema)
         for field in order.hidden:
-            table = table.append_column(field, self.sealed.events.column(field.name[7:]).take(pa.array(events)))
-        return Change(
-            by.high[key], by.low[key] if by.low.size else by.low,
-            self.sealed.times[events], np.uint8(1) - self.gone[events],
-            self.value[events], self.words[events] if order.words else np.empty((n, 0), np.int64), table,
-            out.last[out.last >= 0],
-        )  # fmt: skip
+            taken = self.sealed.events.column(field.name[7:]).take(pa.array(out.event[:n]))
+            table = table.append_column(field, taken)
+        words = self.words[out.event[:n]] if order.words else np.empty((n, 0), np.int64)
+        columns = (column[:n] for column in (out.high, out.low, out.time, out.live))
+        if n < out.high.size // 2:  # else the room of those that are not there would be kept with them
+            columns = (column.copy() for column in columns)
+        return Change(*columns, out.value[:n], words, table, out.last, self.held.place, self.built,
+                      self.born, self.buried)  # fmt: skip
 
     def winner_orders(self, rows: Ints) -> list[pa.Array]:
         """For each of some rows, the order columns' values that its key holds after that time; null for none.
@@ -154,12 +183,12 @@ class Judgement:
         if groups.size:
             held.order[groups] = old
 
-    def _by_order(self) -> Ints:
+    def _by_order(self) -> Narrow:
         """The permutation with each key and time's events in the order of their base words: ties stand side by side."""
         groups = np.repeat(np.arange(self.by.starts.size - 1), np.diff(self.by.starts))
         at = self.by.permutation
         base = [self.words[at, w] for w in range(self.rules.base)]
-        return at[np.lexsort((*reversed(base), self.ranks[at], groups))]
+        return at[np.lexsort((*reversed(base), self.mark[at] >> 1, groups))]
 
     def _refuse_tie(self, row: int) -> None:
         spec, events = self.upsert.bound.spec, self.sealed.events

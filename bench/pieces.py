@@ -1,0 +1,152 @@
+"""The large workloads: upserts that are made a piece at a time, so that they are nowhere whole, not even on disk.
+
+Invariant: piece ``i`` of a workload is drawn from a generator of its own, seeded by the workload and ``i``, so any prefix
+is the same upserts whoever asks, in whatever steps.  Why that is not trivial: inputs and updates of this size do not
+fit the memory that is being measured, so both are made, checked and dropped piece by piece, and the known answer is kept
+as *marks*: count and checksum of the updates after so many upserts.  They come from ``reference``, which knows that
+keys are small integers and keeps their values in one flat array.  Columns as in ``workloads``.  Nothing here measures.
+
+>>> shape = LARGE["tinyl"]
+>>> batch = piece(shape, 1)
+>>> batch.num_rows, batch["time"][0].as_py(), sum(b.num_rows for b in pieces(shape, 0, 25_000))
+(10000, 10, 25000)
+>>> marks = Marks(every=10_000)
+>>> for events in pieces(shape, 0, 20_000):
+...     marks.add([pa.table({"key": [1], "val": [2], "_time": [3], "_diff": [1]})], events.num_rows)
+>>> [mark.updates for mark in marks.seen]
+[1, 2]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from workloads import Answer, checksum, columns
+
+CHECKED = 65_536  # rows of updates looked at together, so that checking takes no memory to speak of
+
+
+class Large(NamedTuple):
+    """``n`` upserts over ``keys`` keys in pieces of ``piece`` rows; the rest as in ``workloads.Shape``."""
+
+    n: int
+    keys: int
+    strings: bool = False
+    piece: int = 100_000
+    deletes: float = 0.05
+    values: int = 1000
+    per_time: int = 1000
+    seed: int = 3
+
+
+class Mark(NamedTuple):
+    """What all updates come to after the first ``events`` upserts."""
+
+    events: int
+    updates: int
+    checksum: str
+
+
+LARGE = {
+    "w1l": Large(50_000_000, 20_000_000),
+    "w3l": Large(10_000_000, 5_000_000, strings=True),
+    "tinyl": Large(60_000, 24_000, piece=10_000),
+    "tinyl3": Large(60_000, 24_000, strings=True, piece=10_000),
+}
+
+
+class Marks:
+    """Adds up updates as they come, and notes a `Mark` after every ``every`` upserts.  O(updates), little memory."""
+
+    def __init__(self, every: int) -> None:
+        self.every, self.seen = every, list[Mark]()
+        self._events = self._updates = self._sum = 0
+
+    def add(self, tables: Iterable[pa.Table], events: int) -> None:
+        """Take in the updates of the next ``events`` upserts."""
+        for table in tables:
+            self._updates += table.num_rows
+            self._sum = (self._sum + checksum([table], CHECKED)) % 2**64
+        self._events += events
+        if self._events % self.every == 0:
+            self.seen.append(self.mark)
+
+    @property
+    def mark(self) -> Mark:
+        """What it comes to so far."""
+        return Mark(self._events, self._updates, f"{self._sum:016x}")
+
+
+def piece(shape: Large, number: int) -> pa.RecordBatch:
+    """Piece ``number``, counted from 0."""
+    key, val, gone = _numbers(shape, number)
+    time = np.arange(number * shape.piece, (number + 1) * shape.piece) // shape.per_time
+    return pa.record_batch([*columns(key, val, gone, shape.strings), time], names=["key", "val", "time"])
+
+
+def schema(shape: Large) -> pa.Schema:
+    """The schema of its pieces."""
+    return piece(shape._replace(piece=1), 0).schema
+
+
+def pieces(shape: Large, start: int, stop: int) -> Iterator[pa.RecordBatch]:
+    """Upserts [start, stop), in pieces; ``start`` is where a piece begins."""
+    for number in range(start // shape.piece, -(-stop // shape.piece)):
+        batch = piece(shape, number)
+        yield batch.slice(0, stop - number * shape.piece)
+
+
+def _numbers(shape: Large, number: int) -> tuple[Any, Any, Any]:
+    rng = np.random.default_rng((shape.seed, shape.n, number))
+    key, val = rng.integers(0, shape.keys, shape.piece), rng.integers(0, shape.values, shape.piece)
+    return key, val, rng.random(shape.piece) < shape.deletes
+
+
+def reference(shape: Large, events: int, every: int) -> tuple[list[Mark], Answer]:
+    """The marks of the first ``events`` upserts, and the answer when they are one epoch (time 0): the live rows.
+
+    Independent of every contender: values live in a flat array by key, ``-1`` where there is none.
+    """
+    state = np.full(shape.keys, -1, np.int16 if shape.values < 2**15 else np.int64)
+    marks = Marks(every)
+    for start in range(0, events, every):
+        chunk = [_numbers(shape, number) for number in _numbered(shape, start, min(start + every, events))]
+        key, val, gone = (np.concatenate(parts)[: events - start] for parts in zip(*chunk, strict=True))
+        val = np.where(gone, -1, val)
+        time = (start + np.arange(len(key))) // shape.per_time
+        marks.add([_judged(state, key, val, time)], len(key))
+    if events % every:
+        marks.seen.append(marks.mark)
+    live = np.flatnonzero(state >= 0)
+    one_epoch = Marks(every)
+    for part in np.array_split(live, max(1, len(live) // CHECKED)):
+        one_epoch.add([_table(part, state[part], np.zeros_like(part), 1)], 0)
+    return marks.seen, Answer(one_epoch.mark.updates, one_epoch.mark.checksum)
+
+
+def _numbered(shape: Large, start: int, stop: int) -> range:
+    return range(start // shape.piece, -(-stop // shape.piece))
+
+
+def _judged(state: Any, key: Any, val: Any, time: Any) -> pa.Table:
+    """The updates of some upserts in order of arrival; ``state`` is brought up to date."""
+    order = np.argsort(key, kind="stable")
+    key, val, time = key[order], val[order], time[order]
+    same = key[1:] == key[:-1]
+    last = np.append(~same | (time[1:] != time[:-1]), True)  # of its (key, time)
+    key, val, time = key[last], val[last], time[last]
+    first = np.insert(key[1:] != key[:-1], 0, True)
+    old = np.where(first, state[key], np.roll(val, 1))
+    final = np.append(first[1:], True)
+    state[key[final]] = val[final]
+    out, into = (old >= 0) & (old != val), (val >= 0) & (old != val)
+    retracted = _table(key[out], old[out], time[out], -1)
+    return pa.concat_tables([retracted, _table(key[into], val[into], time[into], 1)])
+
+
+def _table(key: Any, val: Any, time: Any, diff: int) -> pa.Table:
+    parts = [key, val.astype(np.int64), time, np.full(len(key), diff)]
+    return pa.table(parts, names=["key", "val", "_time", "_diff"])

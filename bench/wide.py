@@ -1,0 +1,111 @@
+"""The wide workload: rows of 20 columns, of which half the events change one and the other half nothing.
+
+Invariant: a row is a pure function of its key and its *version*, the number of changes its key has seen, and a change
+touches exactly one of the 19 columns after the key, in turn.  Why that is not trivial: so the events need no state to
+be made, and the updates they must give follow from versions alone (``expected``), without comparing a single column.
+
+The first events bring every key once, in random order, at version 0.  Each event after them takes a key at random and,
+as often as not, changes it; else it repeats the row as it is, as feeds do.  There are no deletes.
+
+Columns: ``key``, ``i1``-``i7`` int64; ``f1``-``f4`` float64; ``s1``-``s6`` text of 6 to 17 bytes; ``at`` a timestamp;
+``flag``; behind these 20 the clock ``time``, never decreasing.  Nothing here runs a contender.
+
+>>> rows(np.array([5]), np.array([0])).column_names[:3], len(rows(np.array([5]), np.array([0])).column_names)
+(['key', 'i1', 'i2'], 20)
+>>> before, after = (rows(np.array([5]), np.array([version])).to_pylist()[0] for version in (3, 4))
+>>> [name for name in before if before[name] != after[name]]
+['f3']
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+DIGITS = {"s1": 1, "s2": 3, "s3": 5, "s4": 7, "s5": 9, "s6": 12}  # of a text column, at most (more by its changes)
+CHANGING = (*(f"i{n}" for n in range(1, 8)), *(f"f{n}" for n in range(1, 5)), *DIGITS, "at", "flag")
+NAMES = ("key", *CHANGING)
+
+
+class Wide(NamedTuple):
+    """``n`` events over ``keys`` keys; the first ``keys`` events bring each once."""
+
+    n: int
+    keys: int
+    per_time: int = 1000
+    seed: int = 0
+
+
+def build(shape: Wide) -> pa.Table:
+    """Make the events in memory: O(n) time, one chunk a column."""
+    key, version, time = _events(shape)
+    return rows(key, version).append_column("time", pa.array(time))
+
+
+def expected(shape: Wide) -> pa.Table:
+    """The updates these events must give, in no order, found from versions alone: O(n log n)."""
+    key, version, time = _events(shape)
+    order = np.argsort(key, kind="stable")
+    key, version, time = key[order], version[order], time[order]
+    same = key[1:] == key[:-1]
+    last = np.append(~(same & (time[1:] == time[:-1])), True)  # the last event of a (key, time) wins
+    key, version, time = key[last], version[last], time[last]
+    known = np.insert(key[1:] == key[:-1], 0, False)
+    before = np.roll(version, 1)
+    into, out = ~known | (version != before), known & (version != before)
+    retracted = _stamped(rows(key[out], before[out]), time[out], -1)
+    return pa.concat_tables([retracted, _stamped(rows(key[into], version[into]), time[into], 1)])
+
+
+def _stamped(table: pa.Table, time: Any, diff: int) -> pa.Table:
+    table = table.append_column("_time", pa.array(time))
+    return table.append_column("_diff", pa.array(np.full(len(time), diff)))
+
+
+def _events(shape: Wide) -> tuple[Any, Any, Any]:
+    """Key, version and time of each event."""
+    rng = np.random.default_rng(shape.seed)
+    later = shape.n - shape.keys
+    key = np.concatenate((rng.permutation(shape.keys), rng.integers(0, shape.keys, later)))
+    changes = np.concatenate((np.zeros(shape.keys, bool), rng.random(later) < 0.5))
+    order = np.argsort(key, kind="stable")
+    counted = np.cumsum(changes[order])
+    first = np.flatnonzero(np.insert(np.diff(key[order]) != 0, 0, True))  # a key's first event changes nothing
+    version = np.empty(shape.n, np.int64)
+    version[order] = counted - np.repeat(counted[first], np.diff(np.append(first, shape.n)))
+    return key, version, np.arange(shape.n) // shape.per_time
+
+
+def rows(key: Any, version: Any) -> pa.Table:
+    """The rows of keys at versions.  O(n)."""
+    columns = [pa.array(key)]
+    for place, name in enumerate(CHANGING):
+        first = (place - key - 1) % len(CHANGING) + 1  # the first change of the key that touches this column
+        changes = np.maximum(0, (version - first + len(CHANGING)) // len(CHANGING))
+        columns.append(_column(name, _drawn(key, place), changes))
+    return pa.table(columns, names=NAMES)
+
+
+def _column(name: str, drawn: Any, changes: Any) -> pa.Array:
+    """A column from a random number a row and how often it was changed; two changes in turn never give one value."""
+    if name in DIGITS:
+        digits = pc.cast(pa.array(drawn % 10 ** DIGITS[name] + changes), pa.string())
+        return pc.binary_join_element_wise(pa.scalar("text-"), digits, "")
+    if name == "flag":
+        return pa.array((drawn + changes) % 2 == 1)
+    if name == "at":
+        seconds = 1_700_000_000 + drawn % 100_000_000 + changes
+        return pa.array(seconds * 1_000_000, pa.timestamp("us"))
+    number = drawn % 1_000_000 + changes
+    return pa.array(number / 8 if name.startswith("f") else number)
+
+
+def _drawn(key: Any, place: int) -> Any:
+    """A random number of 62 bits for each key, another one for every column."""
+    z = key.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64((place + 1) * 0xBF58476D1CE4E5B9 % 2**64)
+    z ^= z >> np.uint64(31)
+    z *= np.uint64(0x94D049BB133111EB)
+    return (z >> np.uint64(2)).astype(np.int64)

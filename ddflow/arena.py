@@ -1,0 +1,51 @@
+"""An arena: scratch arrays that a step carves out of memory which the step before it used.
+
+Invariant: arrays carved since the last `reset` do not overlap; after it they are void.  Why that is not trivial: fresh
+memory costs a page fault for each 4 KB, more than most kernels do with it; and arrays that begin at the same offset of
+a page compete for the same few lines of the cache, so that a loop over ten of them runs at a fifth of its speed.
+So all come from one block, each a few lines further on.  What outlives a step (batches, outputs) is not carved here.
+
+>>> arena = Arena()
+>>> a, b = arena.empty(100, np.int64), arena.empty((10, 2), np.uint8)
+>>> a[:], b[:] = 1, 2
+>>> int(a.sum()), int(b.sum())
+(100, 40)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+STAGGER = 5 * 64
+"""Bytes between arrays: an odd number of cache lines, so that neighbours begin in different sets of the cache."""
+
+
+class Arena:
+    """``block``: the memory; it grows to what the largest step carved."""
+
+    def __init__(self) -> None:
+        self.block: np.ndarray[Any, np.dtype[np.uint8]] = np.empty(0, np.uint8)
+        self.used = 0
+
+    def reset(self) -> None:
+        """Begin anew: arrays carved before are void.  One block from now on, where several were needed."""
+        if self.used > self.block.size:
+            self.block = np.empty(self.used + self.used // 8, np.uint8)
+        self.used = 0
+
+    def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
+        """An array of unspecified content, contiguous, aligned to a cache line.  O(1)."""
+        kind = np.dtype(dtype)
+        n = shape if isinstance(shape, int) else int(np.prod(shape))
+        begin = -(-self.used // 64) * 64 + STAGGER
+        self.used = begin + n * kind.itemsize
+        if self.used > self.block.size:
+            return np.empty(shape, kind)
+        return self.block[begin : self.used].view(kind).reshape(shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the block."""
+        return int(self.block.nbytes)

@@ -1,0 +1,178 @@
+"""A merge in progress: runs that become one, a range of identities at a time, as far as was paid for.
+
+Invariant: at every moment what the inputs still hold and what the output holds already are together what the inputs
+held, less what no read at or after ``since`` can ask for; the ranges are disjoint, so nothing is told twice.  So a
+merge of any size goes on beside the steps, none pays for all of it, and memory comes free as it goes.  Why that is not
+trivial: the index must be right after each piece, for it points into the inputs.  Two ways to find what stays: where
+every version is at or before ``since``, the index itself names what lives, in hash order, and nothing is sorted; else the
+versions are sorted together and pruned.  It does not decide when to merge (``spine.choose``) nor where output goes
+(``Target``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from ddflow.arrange.batch import Batch, same
+from ddflow.arrange.index import Index
+from ddflow.arrange.run import Part, Run, Slots
+from ddflow.errors import CorruptState
+from ddflow.frontier import NEVER
+from ddflow.identity import NONE, Flags, Ints, Words
+from ddflow.kernels.merge import prune
+from ddflow.kernels.resolve import LIVE
+from ddflow.rows import Rows, gather
+from ddflow.sorting import sort
+
+END = 2**64 - 1
+"""The greatest identity."""
+Target = Callable[[Batch], Batch]
+"""Where output goes: gives the batch back, mapped, or as it is."""
+
+
+class Picked(NamedTuple):
+    """m versions that stay, in the order of identities, then times."""
+
+    references: Ints
+    """int64[m]: where they are, without flags."""
+    places: Ints
+    """int64[m]: the index's entries that point there, -1 for none."""
+    high: Words
+    low: Words
+    time: Ints
+    live: Flags
+    value: Words
+    order: Ints
+
+    def batch(self, slots: Slots, values: bool) -> Batch:
+        """They as a batch of their own.  ``values``: whether it must hold the hashes.  O(m) a column."""
+        rows = Rows(gather(slots.sources, self.references, slots.sources.schema))
+        return Batch(self.high, self.low, self.time, self.live, self.value if values else NONE, self.order, rows)
+
+
+def by_index(
+    index: Index, slots: Slots, parts: list[Part], first: int, last: int, time: int, deletions: bool
+) -> Picked:
+    """What stays of ``parts``, the range [first, last] of some runs, when all versions are at or before since.
+
+    ``time``: what all of them are stamped with now: history before since is one.  ``deletions``: whether they stay.
+    O(slots of the range).
+    """
+    references, places = index.walk(not deletions, slots.members(parts), first, last)
+    high, low, value, order = index.entries(places)
+    m = references.size
+    live = (references & LIVE != 0).astype(np.uint8) if deletions else same(1, m, np.uint8)
+    return Picked(references & (LIVE - 1), places, high, low, same(time, m, np.int64), live, value, order)
+
+
+def by_sorting(slots: Slots, parts: list[Part], since: int, droppable: bool, index: Index | None = None) -> Picked:
+    """What stays of ``parts``, some runs' versions of one range, sorted together.  O(versions).
+
+    ``droppable``: whether a lone deletion may go.  ``index``: names their values' hashes and says which are current.
+    Raises `CorruptState` where a key has two versions of one time.
+    """
+    cuts = [(slots[part.slot], part) for part in parts]
+
+    def joined(name: str) -> np.ndarray:  # type: ignore[type-arg]
+        return np.concatenate([getattr(batch, name)[part.begin : part.end] for batch, part in cuts])
+
+    by = sort(joined("high"), joined("low") if cuts[0][0].low.size else NONE)
+    times, live = joined("time"), joined("live")
+    kept, groups = np.empty(times.size, np.int64), np.empty(times.size, np.int64)
+    n = prune(by.permutation, by.starts, times, live, np.int64(since), droppable, kept, groups)
+    if n < 0:
+        raise CorruptState("a read or a merge", f"a key has two values at one time, {times[-1 - n]}",
+                           "do not use this state; replay the log into a new one")  # fmt: skip
+    kept, groups = kept[:n], groups[:n]
+    rows = by.permutation.take(kept)
+    references = np.concatenate([part.references for part in parts]).take(rows)
+    low = by.low.take(kept) if by.low.size else NONE
+    value, places = NONE, np.full(n, -1)
+    if index is not None:
+        places = index.places(by.high, by.low, by.starts[:-1], references, groups)
+        value = np.where(places >= 0, index.entries(np.maximum(places, 0))[2], np.uint64(0))
+    elif cuts[0][0].value.size:
+        value = joined("value").take(rows)
+    return Picked(references, places, by.high.take(kept), low, times.take(rows), live.take(rows), value,
+                  joined("order")[rows])  # fmt: skip
+
+
+class Merge:
+    """``inputs``: neighbouring runs, oldest first.  ``whole``: nothing older is held anywhere.
+
+    ``output``: the run they become.  ``credit``: versions it may still go through.
+    """
+
+    def __init__(self, inputs: list[Run], whole: bool) -> None:
+        description = inputs[0].description
+        for run in inputs[1:]:
+            description = description.joined(run.description)
+        self.inputs, self.whole, self.first, self.credit = inputs, whole, 0, 0
+        self.output = Run(description, [])
+
+    def __len__(self) -> int:
+        return self.owed + len(self.output)
+
+    @property
+    def owed(self) -> int:
+        """Versions it has still to go through."""
+        return sum(map(len, self.inputs))
+
+    @property
+    def parts(self) -> list[Part]:
+        """All versions, those merged and those not."""
+        return [*self.output.parts, *(part for run in self.inputs for part in run.parts)]
+
+    def advance(self, rows: int, slots: Slots, index: Index | None, since: int, settled: bool, keeps: bool,
+                target: Target | None) -> tuple[int, int]:  # fmt: skip
+        """Go through about ``rows`` versions; how many that were, and how many of them were copied.
+
+        ``index``: the one that points into the inputs, if any.  ``settled``: every version anywhere is at or before
+        ``since``.  ``keeps``: deletions must stay, whatever is older.  ``target``: where the output is to live, and then the index lets go of it; None for memory.
+        O(versions gone through).  When ``target`` raises, nothing was changed.
+        """
+        last = self._until(rows, slots)
+        kept = [list(run.parts) for run in self.inputs]
+        parts = [part for run in self.inputs for part in run.bite(slots, last)]
+        try:
+            if index is not None and settled and (self.whole or keeps):
+                time = min(since, self.output.description.upper - 1)
+                picked = by_index(index, slots, parts, self.first, last, time, keeps)
+            else:
+                picked = by_sorting(slots, parts, since, self.whole and not keeps, index)
+            batch = picked.batch(slots, target is not None) if picked.references.size else None
+            if target is not None and batch is not None:
+                batch = target(batch)
+        except BaseException:
+            for run, before in zip(self.inputs, kept, strict=True):
+                run.parts = before
+            raise
+        if batch is not None:
+            part = slots.put(batch)
+            self.output.parts.append(part)
+            if index is not None and target is None:
+                index.redirect(picked.places, part.references)
+        if index is not None and target is not None:
+            index.evict(self.first, last, slots.members(parts))
+        for part in parts:
+            if part.end == len(slots[part.slot]):
+                slots.drop(part.slot)
+        self.first = last + 1
+        if since > self.output.description.since:
+            description = self.output.description
+            since = min(since, description.upper - 1) if description.upper > NEVER else since
+            self.output.description = description._replace(since=max(since, description.since))
+        return sum(part.end - part.begin for part in parts), 0 if batch is None else len(batch)
+
+    def _until(self, rows: int, slots: Slots) -> int:
+        """The greatest identity of the next piece, of about ``rows`` versions: its share of the largest input."""
+        owed = self.owed
+        if owed <= rows + rows // 4:
+            return END
+        largest = max(self.inputs, key=len)
+        part = largest.parts[0]
+        at = min(part.begin + max(len(largest) * rows // owed, 1), part.end) - 1
+        return int(slots[part.slot].high[at])

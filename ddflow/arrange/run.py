@@ -1,0 +1,126 @@
+"""A run: what one step, or one merge, wrote: versions in hash order with a description, in one batch or several.
+
+Invariant: the parts are disjoint and ascending ranges of identities, and together they hold all that the run's
+description speaks of, but for what a merge has taken already: a merge eats its inputs from the least identity on,
+part by part, so that memory and disk come free as it goes.  Why that is not trivial: references name (slot, row), and
+must stay good while a run is half eaten; so parts remember where they now begin, and rows are never renumbered.
+`Slots` gives batches their numbers.  A run does not know what is current; the index does.
+
+>>> import pyarrow as pa
+>>> from ddflow.frontier import Description
+>>> slots = Slots(pa.schema({"k": pa.int64()}))
+>>> run = Run(Description(0, 3, 0), [slots.put(Batch.of([4, 7, 9], [1, 1, 2], [True] * 3, pa.table({"k": [1, 2, 3]})))])
+>>> run.bite(slots, 7), len(run), run.bite(slots, 2**64 - 1), len(run)
+([Part(slot=1, begin=0, end=2)], 1, [Part(slot=1, begin=2, end=3)], 0)
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.arrange.batch import Batch
+from ddflow.frontier import Description
+from ddflow.identity import Flags, Ints
+from ddflow.kernels.gather import SLOT
+from ddflow.rows import Sources
+
+
+class Part(NamedTuple):
+    """Rows [begin, end) of the batch in a slot."""
+
+    slot: int
+    begin: int
+    end: int
+
+    @property
+    def references(self) -> Ints:
+        """int64[end - begin]: the references of the rows, without flags."""
+        return np.arange(self.slot << SLOT | self.begin, self.slot << SLOT | self.end, dtype=np.int64)
+
+
+class Slots:
+    """The batches of an arrangement by number; 0 is left to the events of the step at hand."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.held: list[Batch | None] = [None]
+        self.free: list[int] = []
+        self.sources = Sources(schema)
+        self.sources.put(0, None)
+        self.resident = self.mapped = 0
+
+    def __getitem__(self, slot: int) -> Batch:
+        batch = self.held[slot]
+        assert batch is not None, f"slot {slot} is empty"
+        return batch
+
+    @property
+    def batches(self) -> list[Batch]:
+        """All batches, in the order of slots."""
+        return [batch for batch in self.held if batch is not None]
+
+    def put(self, batch: Batch) -> Part:
+        """Give a batch a number; all its rows as a part.  O(columns)."""
+        if self.free:
+            slot = self.free.pop()
+            self.held[slot] = batch
+        else:
+            slot = len(self.held)
+            self.held.append(batch)
+        self.sources.put(slot, batch.rows)
+        self._weigh(batch, 1)
+        return Part(slot, 0, len(batch))
+
+    def drop(self, slot: int) -> None:
+        """Let a batch go: its memory when nobody looks at it any more, its file at once."""
+        batch = self[slot]
+        self._weigh(batch, -1)
+        self.held[slot] = None
+        self.sources.put(slot, None)
+        self.free.append(slot)
+        if batch.mapped is not None:
+            batch.mapped.drop()
+
+    def _weigh(self, batch: Batch, sign: int) -> None:
+        if batch.mapped is None:
+            self.resident += sign * batch.nbytes
+        else:
+            self.mapped += sign * batch.nbytes
+
+    def members(self, parts: list[Part]) -> Flags:
+        """uint8[slots]: 1 for those that the parts are of."""
+        out = np.zeros(len(self.held), np.uint8)
+        out[[part.slot for part in parts]] = 1
+        return out
+
+
+class Run:
+    """``description``: the times it speaks for.  ``parts``: ascending ranges of identities."""
+
+    def __init__(self, description: Description, parts: list[Part]) -> None:
+        self.description, self.parts = description, parts
+
+    def __len__(self) -> int:
+        return sum(part.end - part.begin for part in self.parts)
+
+    def bite(self, slots: Slots, last: int) -> list[Part]:
+        """Take the rows with identities up to ``last`` (its first word) off, and their batches when nothing is left.
+
+        O(parts taken + log rows).  The batches stay readable through what the caller holds of them.
+        """
+        taken = []
+        while self.parts:
+            part = self.parts[0]
+            high = slots[part.slot].high
+            end = part.end
+            if int(high[end - 1]) > last:
+                end = int(np.searchsorted(high[part.begin : end], np.uint64(last), side="right")) + part.begin
+            if end > part.begin:
+                taken.append(Part(part.slot, part.begin, end))
+            if end < part.end:
+                self.parts[0] = Part(part.slot, end, part.end)
+                break
+            del self.parts[0]
+        return taken

@@ -1,0 +1,114 @@
+"""A filter lets everything pass that was filled in, and little else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddflow.kernels.bloom import BITS, blocks_for, fill, sift
+
+pytestmark = pytest.mark.kernels
+TOP = 2**64 - 1
+Key = tuple[int, int]
+# Uniform ones, the ends, and crowds that share their leading or their lowest bits.
+highs = st.one_of(
+    st.integers(0, TOP),
+    st.sampled_from([0, 1, TOP - 1, TOP]),
+    st.integers(0, 9).map(lambda i: (1 << 62) + i),
+    st.integers(0, 9).map(lambda i: i << 56),
+)
+lows = st.one_of(st.integers(0, 1), st.integers(0, TOP))
+MOST = 0.02
+"""About 1.3 % pass by mistake; of some thousands, not twice as many."""
+
+
+def columns(keys: list[Key], wide: bool) -> tuple[Any, Any]:
+    high = np.array([high for high, _ in keys], np.uint64)
+    return high, np.array([low for _, low in keys] if wide else [], np.uint64)
+
+
+def uniform(n: int, seed: int) -> Any:
+    return np.random.default_rng(seed).integers(0, TOP, n, np.uint64, endpoint=True)
+
+
+def filled(high: Any, low: Any, blocks: int) -> Any:
+    words = np.zeros(4 * blocks, np.uint64)
+    fill(high, low, words)
+    return words
+
+
+def passed(high: Any, low: Any, words: Any) -> int:
+    every = np.arange(high.size)
+    return sift(high, low, every, every, words, np.empty(high.size, np.int64))
+
+
+@given(st.lists(st.tuples(highs, lows), max_size=30), st.booleans(), st.integers(1, 5), st.data())
+def test_all_that_was_filled_in_passes_in_order_and_only_what_is_wanted_is_asked(
+    keys: list[Key], wide: bool, blocks: int, data: st.DataObject
+) -> None:
+    keys = sorted(keys)
+    high, low = columns(keys, wide)
+    words = filled(high, low, blocks)
+    starts = np.array(sorted(data.draw(st.sets(st.sampled_from(range(len(keys))))) if keys else []), np.int64)
+    wanted = np.array([group for group in range(starts.size) if data.draw(st.booleans())], np.int64)
+    out = np.full(wanted.size, -7, np.int64)
+    assert sift(high, low, starts, wanted, words, out) == wanted.size
+    assert out.tolist() == wanted.tolist()
+
+
+@given(st.lists(st.tuples(highs, lows), max_size=20), st.booleans(), st.integers(1, 4), st.integers(0, 20))
+def test_a_filter_filled_in_pieces_is_the_same_in_any_order(keys: list[Key], wide: bool, blocks: int, at: int) -> None:
+    pieces = filled(*columns(keys[at:], wide), blocks)
+    fill(*columns(keys[:at], wide), pieces)
+    assert pieces.tolist() == filled(*columns(sorted(keys) * 2, wide), blocks).tolist()
+
+
+@given(st.lists(st.tuples(highs, lows), min_size=1, max_size=20), st.booleans())
+def test_nothing_passes_an_empty_filter_and_all_pass_a_full_one(keys: list[Key], wide: bool) -> None:
+    high, low = columns(sorted(keys), wide)
+    assert passed(high, low, np.zeros(8, np.uint64)) == 0
+    assert passed(high, low, np.full(8, TOP, np.uint64)) == len(keys)
+
+
+@pytest.mark.parametrize("n", [1000, 4000])
+@pytest.mark.parametrize("wide", [False, True])
+def test_few_others_pass(n: int, wide: bool) -> None:
+    none = np.empty(0, np.uint64)
+    held, others = uniform(n, 1), uniform(4000, 2)
+    words = filled(held, uniform(n, 3) if wide else none, blocks_for(n))
+    assert 0 < passed(others, uniform(4000, 4) if wide else none, words) < MOST * 4000
+
+
+def test_identities_that_differ_in_their_second_word_only_are_told_apart() -> None:
+    high = uniform(4000, 5)
+    words = filled(high, np.zeros(4000, np.uint64), blocks_for(4000))
+    assert passed(high, np.ones(4000, np.uint64), words) < MOST * 4000
+    assert passed(high, uniform(4000, 6), words) < MOST * 4000
+
+
+def test_a_group_is_asked_for_by_the_row_that_begins_it() -> None:
+    high, none = np.array([1, 1, TOP - 1, TOP], np.uint64), np.empty(0, np.uint64)
+    words, starts, out = filled(high[2:].copy(), none, 2), np.array([0, 2, 3]), np.full(3, -7, np.int64)
+    assert sift(high, none, starts, np.array([0, 1, 2]), words, out) == 2
+    assert out[:2].tolist() == [1, 2]
+    assert sift(high, none, starts, np.array([0, 2]), words, out) == 1
+    assert out[0] == 2
+
+
+def test_what_passes_may_be_written_over_what_was_wanted() -> None:
+    none, high = np.empty(0, np.uint64), np.sort(uniform(2000, 7))
+    words, every = filled(high[::2].copy(), none, blocks_for(1000)), np.arange(2000)
+    apart = np.empty(2000, np.int64)
+    n = sift(high, none, every, every, words, apart)
+    assert sift(high, none, every, every, words, every) == n
+    assert every[:n].tolist() == apart[:n].tolist()
+    assert set(range(0, 2000, 2)) <= set(every[:n].tolist())
+
+
+def test_a_filter_takes_ten_bits_a_key_and_one_block_at_least() -> None:
+    assert [blocks_for(n) for n in (0, 1, 25, 26, 20_000_000)] == [1, 1, 1, 2, 781_250]
+    assert all(256 * blocks_for(n) - BITS * n in range(256) for n in range(26, 999))

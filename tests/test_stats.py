@@ -1,0 +1,158 @@
+"""The figures of an engine: they add up, never change, and read well in a terminal, a notebook and JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from ddflow.frontier import CLOSED, NEVER
+from ddflow.stats import COLUMNS, Arranged, Stats
+
+PEOPLE = Arranged(keys=950_000, tombstones=0, batches=3, runs=4, versions=1_400_000, bytes_resident=95_000_000,
+                  bytes_mapped=0, bytes_index=40_000_000, written=2_000_000, copied=1_000_000, owed=0)  # fmt: skip
+CITIES = Arranged(keys=50_000, tombstones=7, batches=1, runs=1, versions=50_007, bytes_resident=4_000_000,
+                  bytes_mapped=1_000_000, bytes_index=3_000_000, written=500_000, copied=0, owed=12)  # fmt: skip
+VERDICTS = {"applied": 2_400_000, "superseded": 0, "noop": 100}
+
+
+def stats(*figures: Arranged, names: list[str] | None = None, **given: Any) -> Stats:
+    named = dict(zip(names or ["people", "cities"], figures, strict=False))
+    usual = {"frontier": 9, "since": 8, "pending": 0, "bytes_pending": 0, "verdicts": VERDICTS, "budget": None}
+    return Stats(arrangements=named, **usual | given)
+
+
+def test_totals_are_those_of_the_arrangements_together() -> None:
+    found = stats(PEOPLE, CITIES, pending=4, bytes_pending=120, bytes_pending_mapped=1000, budget=10**9)
+    assert (found["keys"], found["tombstones"], found["batches"]) == (1_000_000, 7, 4)
+    assert (found["versions"], found["effort_owed"]) == (1_450_007, 12)
+    assert (found["bytes_resident"], found["bytes_pending"]) == (99_000_000, 120)
+    assert found["bytes_mapped"] == 1_000_000 + 1000  # events that wait on disk are mapped too
+    assert found["bytes_per_key"] == 100.0  # of index and batches; what waits is no state of a key
+    assert found["write_amplification"] == 3_500_000 / 2_500_000
+    assert (found["frontier"], found["since"], found["pending"], found["budget"]) == (9, 8, 4, 10**9)
+    assert found["verdicts"] == VERDICTS
+    assert found["arrangements"]["cities"] == CITIES._asdict()
+
+
+def test_an_engine_that_has_seen_nothing_has_figures_too() -> None:
+    nothing = stats(Arranged(*[0] * 11), frontier=NEVER, since=NEVER, verdicts={})
+    assert nothing["bytes_per_key"] is None
+    assert nothing["write_amplification"] == 1.0
+    assert "frontier the beginning, since the beginning" in str(nothing)
+    assert "bytes a key" not in str(nothing)
+    assert "verdicts: no events" in str(nothing)
+    bare = stats(frontier=CLOSED)
+    assert (bare["keys"], dict(bare["arrangements"])) == (0, {})
+    assert "frontier CLOSED" in str(bare)
+
+
+def test_it_is_a_mapping_that_nobody_can_change() -> None:
+    verdicts, arrangements = dict(VERDICTS), {"people": PEOPLE}
+    found = Stats(frontier=9, since=8, arrangements=arrangements, pending=0, bytes_pending=0, verdicts=verdicts,
+                  budget=None)  # fmt: skip
+    verdicts["applied"], arrangements["people"] = 0, CITIES
+    assert found["verdicts"]["applied"] == 2_400_000
+    assert found["arrangements"]["people"]["keys"] == 950_000
+    assert {*found} == {*found.keys()} and len(found) == len({*found})
+    assert found == stats(PEOPLE) and found != stats(CITIES)
+    for inner in (found, found["verdicts"], found["arrangements"], found["arrangements"]["people"]):
+        with pytest.raises(TypeError):
+            inner["keys"] = 1  # type: ignore[index]
+    with pytest.raises(AttributeError):
+        found.keys_seen = 1  # type: ignore[attr-defined]
+    with pytest.raises(KeyError):
+        found["no such figure"]
+
+
+def test_as_a_dict_it_goes_through_json_whole() -> None:
+    found = stats(PEOPLE, CITIES, pending=3, budget=10**9)
+    back = json.loads(json.dumps(found.to_dict()))
+    assert back == found.to_dict()
+    assert set(back) == set(found)
+    assert back["arrangements"]["people"] == PEOPLE._asdict()
+    copy = found.to_dict()
+    copy["arrangements"]["people"]["keys"] = 0
+    assert found["arrangements"]["people"]["keys"] == 950_000
+
+
+def test_printed_its_columns_stand_under_each_other_and_it_fits_a_terminal() -> None:
+    text = str(stats(PEOPLE, CITIES, pending=4, bytes_pending=120, budget=200_000_000))
+    lines = text.splitlines()
+    head, *rows = [line for line in lines if re.match("arrangement|people|cities|total", line)]
+    ends = [match.end() for match in re.finditer(r"\S+", head)][1:]
+    for row in rows:
+        assert len(row) == len(head)
+        assert all(row[end - 1] != " " and row[end : end + 1] in ("", " ") for end in ends), row
+    assert max(map(len, lines)) <= 130
+    assert "950,000" in rows[0] and "95.0 MB" in rows[0] and "40.0 MB" in rows[0]
+    assert "1,000,000" in rows[2] and "99.0 MB" in rows[2] and "12" in rows[2]
+    assert "100.0 bytes a key, write amplification 1.40, 12 versions owed to merges" in lines
+    assert "pending 4 events, 120 B; budget 200.0 MB, 49.5 % used" in lines
+    assert lines[-1] == "verdicts: applied 2,400,000, noop 100"
+    assert repr(stats(PEOPLE)) == str(stats(PEOPLE))
+
+
+def test_printed_it_leaves_out_what_is_nowhere_and_a_total_of_one() -> None:
+    text = str(stats(PEOPLE))
+    assert not re.search("tombstones|mapped|owed$|total", text, re.MULTILINE)
+    assert "no merge in progress" in text and "no budget" in text
+    assert max(map(len, text.splitlines())) <= 100
+    assert "pending 1 event," in str(stats(PEOPLE, pending=1))
+
+
+def test_wide_and_combining_characters_do_not_move_the_columns() -> None:
+    text = str(stats(PEOPLE, CITIES, names=["顧客", "e\u0301te\u0301"]))
+    wide, accents, total = (next(line for line in text.splitlines() if line.startswith(name))
+                            for name in ("顧客", "e\u0301te\u0301", "total"))  # fmt: skip
+    assert len(wide) + 2 == len(accents) - 2 == len(total)
+
+
+NAMES = ["<script>alert('x')</script>", 'a"b&c', "two\nlines", "red \x1b[31m", "tab\there", ""]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_name_of_a_source_breaks_a_line_or_reaches_the_terminal_raw(name: str) -> None:
+    text = str(stats(PEOPLE, CITIES, names=[name, "cities"]))
+    assert len(text.splitlines()) == len(str(stats(PEOPLE, CITIES)).splitlines())
+    assert "\x1b" not in text and "\t" not in text
+
+
+class Cells(HTMLParser):
+    """The texts of all table cells, and the tags that were met."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.open: list[str] = []
+        self.texts: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.add(tag)
+        self.open.append(tag)
+        if tag in ("td", "th"):
+            self.texts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in ("td", "th"):
+            self.texts[-1] += data
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_in_a_notebook_it_is_a_table_in_which_names_are_text(name: str) -> None:
+    page = Cells()
+    page.feed(stats(PEOPLE, CITIES, names=[name, "cities"])._repr_html_())
+    page.close()
+    assert page.open == []
+    assert page.tags <= {"div", "table", "thead", "tbody", "tr", "th", "td"}
+    shown = name if name.isprintable() else name.replace("\n", "\\n").replace("\x1b", "\\x1b").replace("\t", "\\t")
+    columns = 1 + len(COLUMNS)
+    assert page.texts[columns] == shown
+    assert len(page.texts) == 4 * columns  # the head, two arrangements, their total
+    assert "950,000" in page.texts and "95.0 MB" in page.texts
