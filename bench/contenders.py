@@ -30,7 +30,7 @@ PAIRS = ("ints", "texts")  # the kinds of rows that are a key and a value
 
 
 class Contender(NamedTuple):
-    """One way to do the work; ``run`` takes the events (and the line, if it has several) and returns tables of updates."""
+    """One way to do the work; ``run`` takes events, and the line if it has several, and returns tables of updates."""
 
     name: str
     run: Callable[..., list[pa.Table]]
@@ -54,7 +54,7 @@ def _all() -> list[Contender]:
     every = ("ints", "texts", "wide")
     two, operators = partial(ddflow_steps, threads=2), workloads.LINES[:4]
     yours = [
-        Contender("ddflow", ddflow_steps, "steps of 100 k rows with state; any arrival order", 1, workloads.LINES, every),
+        Contender("ddflow", ddflow_steps, "steps of 100 k rows; any arrival order", 1, workloads.LINES, every),
         Contender("ddflow-2t", two, "the same on two threads", 2, kinds=every),
         Contender("limit", limit, "a bare compiled loop, int64 only; events in time order", kinds=("ints",)),
         Contender("limit-plain", limit_plain, "the same, one event after another", kinds=("ints",)),

@@ -1,8 +1,9 @@
 """The yardstick: a bare loop, compiled, that keeps int64 -> int64 in open addressing and writes the updates.
 
-Invariant: it keeps the contract of ``peers.py`` and nothing beyond it.  It knows no other types, no columns, no batches,
-no history, no verdicts, no events out of time order, and gives up on the least int64, its mark for *nothing here*.  Why
-that is not trivial: what an engine could at most reach is only worth knowing when nobody can say the loop was slow.
+Invariant: it keeps the contract of ``peers.py`` and nothing beyond it.  It knows no other types, no columns, no
+batches, no history, no verdicts, no events out of time order, and gives up on the least int64, its mark for *nothing
+here*.  Why that is not trivial: what an engine could at most reach is only worth knowing when nobody can say the loop
+was slow.
 So there are two: ``limit``, the fastest we found, and ``limit_plain``, which takes events strictly one after another.
 
 `limit` first finds the last event of each key of a time in a table small enough for the first-level cache, then looks
@@ -20,12 +21,15 @@ rows in one array are slower than a hundred arrays.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numba import njit
 from workloads import slices, whole
+
+Loop = TypeVar("Loop", bound=Callable[..., Any])
+compiled: Callable[[Loop], Loop] = njit(nogil=True)
 
 STEP = 100_000
 NOTHING = np.int64(-(2**63))
@@ -67,7 +71,7 @@ class Table(NamedTuple):
     used: int
 
 
-@njit(nogil=True)
+@compiled
 def _grown(table: Table, width: int) -> Table:
     """The table with twice the capacity."""
     slots, shift = np.full(table.slots.size * 2, NOTHING), table.shift - np.uint64(1)
@@ -83,7 +87,7 @@ def _grown(table: Table, width: int) -> Table:
     return Table(slots, shift, table.used)
 
 
-@njit(nogil=True)
+@compiled
 def _winners(key: Any, begin: int, end: int, scratch: Scratch) -> int:
     """Put the last row of each key among [begin, end) into ``scratch.rows``, the latest first; returns how many."""
     small, rows, slots = scratch
@@ -106,7 +110,7 @@ def _winners(key: Any, begin: int, end: int, scratch: Scratch) -> int:
     return found
 
 
-@njit(nogil=True)
+@compiled
 def _in_groups(table: Table, events: Events, out: Updates, scratch: Scratch) -> tuple[Table, int]:
     """`limit`: slots of (key, value)."""
     # Fields are taken out once: reading one inside a loop counts references each time, which halves the speed.
@@ -152,7 +156,7 @@ def _in_groups(table: Table, events: Events, out: Updates, scratch: Scratch) -> 
     return Table(slots, shift, used), written
 
 
-@njit(nogil=True)
+@compiled
 def _one_by_one(table: Table, events: Events, out: Updates, scratch: Scratch) -> tuple[Table, int]:
     """`limit_plain`: slots of (key, value, value before this time, time last seen)."""
     keys, vals, bits, offset, times = events

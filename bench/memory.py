@@ -7,6 +7,7 @@ libraries), which the system drops when it needs the room, and shared memory (Rs
 disk are.  A watch samples them; what comes and goes between two samples it does not see.  Elsewhere than on Linux only
 the resident size is known, and a watch sees nothing.
 
+>>> import time
 >>> with Watch(every=0.001) as watch:
 ...     taken = bytearray(50_000_000)
 ...     time.sleep(0.1)
@@ -21,7 +22,6 @@ import os
 import resource
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import NamedTuple
 

@@ -44,7 +44,8 @@ def plan(schema: pa.Schema, line: str) -> dd.Flow:
 
 def opened(flow: dd.Flow, threads: int = 1, **options: Any) -> dd.Engine:
     """The flow's engine with so many threads, a budget and a spill folder; what is not asked for stays the default."""
-    return flow.open(**({"threads": threads} if threads > 1 else {}), **options)
+    wanted: dict[str, Any] = {"threads": threads} if threads > 1 else {}
+    return flow.open(**wanted, **options)
 
 
 def ddflow_steps(events: pa.Table, line: str = "upsert", step: int = STEP, threads: int = 1) -> list[pa.Table]:

@@ -1,10 +1,10 @@
 """The large workloads: upserts that are made a piece at a time, so that they are nowhere whole, not even on disk.
 
-Invariant: piece ``i`` of a workload is drawn from a generator of its own, seeded by the workload and ``i``, so any prefix
-is the same upserts whoever asks, in whatever steps.  Why that is not trivial: inputs and updates of this size do not
-fit the memory that is being measured, so both are made, checked and dropped piece by piece, and the known answer is kept
-as *marks*: count and checksum of the updates after so many upserts.  They come from ``reference``, which knows that
-keys are small integers and keeps their values in one flat array.  Columns as in ``workloads``.  Nothing here measures.
+Invariant: piece ``i`` of a workload is drawn from a generator of its own, seeded by the workload and ``i``, so any
+prefix is the same upserts whoever asks, in whatever steps.  Why that is not trivial: inputs and updates of this size do
+not fit the memory that is being measured, so both are made, checked and dropped piece by piece, and the known answer is
+kept as *marks*: count and checksum of the updates after so many upserts.  They come from ``reference``, which knows
+that keys are small integers and keeps their values in one flat array.  Columns as in ``workloads``.
 
 >>> shape = LARGE["tinyl"]
 >>> batch = piece(shape, 1)
@@ -55,6 +55,15 @@ LARGE = {
     "w3l": Large(10_000_000, 5_000_000, strings=True),
     "tinyl": Large(60_000, 24_000, piece=10_000),
     "tinyl3": Large(60_000, 24_000, strings=True, piece=10_000),
+}
+
+# What the updates of the first so many upserts come to; `reference` must find it again.
+KNOWN = {
+    ("w1l", 20_000_000): Answer(25_975_231, "fbf77ff292e847d7"),
+    ("w1l", 50_000_000): Answer(77_499_281, "2e9a38e47099916a"),
+    ("w3l", 10_000_000): Answer(14_881_279, "8e527617025c1e08"),
+    ("tinyl", 60_000): Answer(90_794, "5602200aff9b2055"),
+    ("tinyl3", 60_000): Answer(90_794, "5602200aff9b2055"),
 }
 
 
@@ -110,7 +119,7 @@ def reference(shape: Large, events: int, every: int) -> tuple[list[Mark], Answer
 
     Independent of every contender: values live in a flat array by key, ``-1`` where there is none.
     """
-    state = np.full(shape.keys, -1, np.int16 if shape.values < 2**15 else np.int64)
+    state: Any = np.full(shape.keys, -1, np.int16 if shape.values < 2**15 else np.int64)
     marks = Marks(every)
     for start in range(0, events, every):
         chunk = [_numbers(shape, number) for number in _numbered(shape, start, min(start + every, events))]

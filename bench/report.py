@@ -1,4 +1,4 @@
-"""What a run leaves behind: a table on the terminal, the raw samples as JSON, a Markdown table, and on request a plot.
+"""What a run leaves behind: tables on the terminal, the raw samples as JSON, tables in Markdown, and on request a plot.
 
 Invariant: the JSON holds every sample of every round and the machine they come from; the tables are computed from it
 alone, so a figure in a table can always be traced.  Why that is not trivial: a ratio is only meaningful within one run
@@ -12,12 +12,13 @@ on one machine, hence the ratio is taken here, per workload, to the contender ca
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,7 +37,7 @@ HEADINGS = (
     "CPU s",
     "peak MB",
 )
-LIBRARIES = ("ddflow", "numpy", "numba", "pyarrow", "duckdb", "polars")
+LIBRARIES = ("ddflow", "numpy", "numba", "pyarrow", "duckdb", "polars", "rocksdict")
 
 
 class Row(NamedTuple):
@@ -109,6 +110,37 @@ def _said(*command: str) -> str:
         return ""
 
 
+def machine_line(about: dict[str, Any]) -> str:
+    """Whose figures these are, in one line."""
+    return ", ".join(f"{name} {value}" for name, value in about.items())
+
+
+def keep(folder: Path, result: dict[str, Any], text: str, suffix: str = "") -> Path:
+    """Write a result as JSON and its tables as Markdown, named by bench, date and commit; the path of the JSON."""
+    about = result["machine"]
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{result['bench']}-{about['date'][:10]}-{about['commit']}{suffix}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    path.with_suffix(".md").write_text(text)
+    return path
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table, the first column to the left and the others to the right."""
+    lines = [_line(headings), _line(["---", *["---:"] * (len(headings) - 1)]), *map(_line, rows)]
+    return "\n".join(lines) + "\n"
+
+
+def print_table(console: Console, title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """The same on a terminal."""
+    shown = Table(title=title, title_justify="left")
+    for place, heading in enumerate(headings):
+        shown.add_column(heading, justify="right" if place else "left", no_wrap=True)
+    for row in rows:
+        shown.add_row(*row, style="bold" if row[0].startswith("ddflow") else None)
+    console.print(shown)
+
+
 def as_json(rows: Sequence[Row], about: dict[str, Any], startup: dict[str, float] | None, base: str) -> dict[str, Any]:
     """Everything of a run, for machines."""
     results = [
@@ -120,7 +152,7 @@ def as_json(rows: Sequence[Row], about: dict[str, Any], startup: dict[str, float
         }
         for row in rows
     ]
-    return {"machine": about, "base": base, "startup": startup, "results": results}
+    return {"bench": "upsert", "machine": about, "base": base, "startup": startup, "results": results}
 
 
 def _ratio(row: Row, rows: Sequence[Row], base: str) -> float | None:
@@ -162,12 +194,7 @@ def _title(group: tuple[str, str], members: Sequence[Row]) -> str:
 def show(console: Console, rows: Sequence[Row], base: str) -> None:
     """Print a table for each workload and line, the fastest first."""
     for group, members in _groups(rows).items():
-        table = Table(title=_title(group, members), title_justify="left")
-        for heading in HEADINGS:
-            table.add_column(heading, justify="left" if heading == "contender" else "right", no_wrap=True)
-        for row in members:
-            table.add_row(*_cells(row, rows, base), style="bold" if row.contender == "ddflow" else None)
-        console.print(table)
+        print_table(console, _title(group, members), HEADINGS, [_cells(row, rows, base) for row in members])
 
 
 def startup_line(startup: dict[str, float]) -> str:
@@ -180,10 +207,9 @@ def startup_line(startup: dict[str, float]) -> str:
 
 def as_markdown(rows: Sequence[Row], about: dict[str, Any], startup: dict[str, float] | None, base: str) -> str:
     """The same tables in Markdown, under a line that names the machine."""
-    parts = ["# Upsert bench", "", ", ".join(f"{name} {value}" for name, value in about.items()), ""]
+    parts = ["# Upsert bench", "", machine_line(about), ""]
     for group, members in _groups(rows).items():
-        parts += [f"## {_title(group, members)}", "", _line(HEADINGS), _line(["---", *["---:"] * (len(HEADINGS) - 1)])]
-        parts += [*(_line(_cells(row, rows, base)) for row in members), ""]
+        parts += [f"## {_title(group, members)}", "", table(HEADINGS, [_cells(row, rows, base) for row in members])]
     if startup is not None:
         parts += [startup_line(startup) + ".", ""]
     return "\n".join(parts)
@@ -207,7 +233,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     )
     for panel, (group, members) in zip(panels[:, 0], groups.items(), strict=True):
         members = members[::-1]
-        colours = ["#c44e52" if row.contender == "ddflow" else "#8c9bb0" for row in members]
+        colours = ["#c44e52" if row.contender.startswith("ddflow") else "#8c9bb0" for row in members]
         bars = panel.barh([row.contender for row in members], [row.rate for row in members], color=colours)
         panel.bar_label(bars, labels=[f"{row.rate:.2f}" for row in members], padding=3)
         panel.set(title=_title(group, members), xlabel="million upserts a second (more is better)")

@@ -19,8 +19,9 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
+from typing import Any
 
+import bars
 import report
 import workloads
 from child import ROOT, Broken
@@ -32,10 +33,11 @@ from startup import startup
 
 BASE = next(name for name, contender in CONTENDERS.items() if contender.base)
 WIDTH = 120
-BAR = 2.5  # ddflow on w1, times the base: below it the structure is not right yet
+SOME = {"w1z": {"ddflow", "limit", "limit-plain", BASE}}  # who takes part unless asked for
 
 EPILOG = f"""\
-workloads: w1s and w1 (1 and 10 million upserts of int64), w3 (2 million of strings); w1z (Zipf keys) with --all
+workloads: w1s and w1 (1 and 10 million upserts of int64), w1z (Zipf keys), w3 (2 million of strings), wide (3 million
+rows of 20 columns)
 contenders: {", ".join(CONTENDERS)}
 examples:
   python bench/upsert.py --quick                                  a minute, small inputs, one round
@@ -53,12 +55,18 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = line.add_argument
-    add("--workload", nargs="+", choices=workloads.SHAPES, metavar="NAME", help="only these (default: w1s w1 w3)")
+    add(
+        "--workload",
+        nargs="+",
+        choices=workloads.SHAPES,
+        metavar="NAME",
+        help="only these (default: w1s w1 w1z w3 wide)",
+    )
     add("--contender", nargs="+", choices=CONTENDERS, metavar="NAME", help="only these (default: all)")
     add(
         "--line", nargs="+", choices=workloads.LINES, metavar="LINE", help=f"only these of {', '.join(workloads.LINES)}"
     )
-    add("--all", action="store_true", help="also w1z")
+    add("--all", action="store_true", help="everybody on w1z too")
     add("--quick", action="store_true", help="w1s and w3s, one round, no start-up figures")
     add("--rounds", type=int, metavar="N", help="rounds, of which the median is taken (default: 3; 5 for w1s)")
     add("--json", action="store_true", help="print the raw results as JSON instead of tables")
@@ -70,15 +78,17 @@ def parser() -> argparse.ArgumentParser:
 
 def select(options: argparse.Namespace) -> list[Job]:
     """The jobs of one round.  Peers run the line ``upsert``; on the others ddflow runs, with the dict loop on w1s."""
-    names = options.workload or (["w1s", "w3s"] if options.quick else ["w1s", "w1", "w3", *["w1z"] * options.all])
+    names = options.workload or (["w1s", "w3s"] if options.quick else ["w1s", "w1", "w1z", "w3", "wide"])
     jobs = []
     for name in names:
+        some = SOME.get(name, set(CONTENDERS)) if not options.all else set(CONTENDERS)
         for line in options.line or workloads.LINES:
-            if workloads.SHAPES[name].strings and line != "upsert":
+            if options.line is None and name not in ("w1s", "w1", "w1z") and line != "upsert":
                 continue
             for contender in options.contender or CONTENDERS:
-                asked = options.contender is not None or line == "upsert" or contender == "ddflow" or name == "w1s"
-                if asked and CONTENDERS[contender].takes(line):
+                asked = line == "upsert" or contender == "ddflow" or name == "w1s"
+                asked = options.contender is not None or (asked and contender in some)
+                if asked and CONTENDERS[contender].takes(name, line):
                     jobs.append(Job(name, contender, line))
     return jobs
 
@@ -100,7 +110,7 @@ def wrong(job: Job, sample: Sample, agreed: dict[tuple[str, str], workloads.Answ
     """What is wrong with a sample, None when nothing: by the known answer, or else by the first contender's."""
     found = workloads.Answer(sample.updates, sample.checksum)
     key = (job.workload, job.line)
-    expected = agreed.setdefault(key, workloads.KNOWN.get(key, found))
+    expected = agreed.setdefault(key, workloads.answer(*key) or found)
     if found != expected:
         return (
             f"{found.updates:,} updates with checksum {found.checksum}, "
@@ -163,32 +173,12 @@ def _row(job: Job, samples: Sequence[Sample]) -> report.Row:
     )
 
 
-def bars(rows: Sequence[report.Row]) -> list[str]:
-    """One sentence for each workload on which both ddflow and the base ran; both take one thread."""
-    found = {(row.workload, row.contender): row for row in rows if row.line == "upsert"}
-    sentences = []
-    for name in dict.fromkeys(workload for workload, _ in found):
-        ours, base = found.get((name, "ddflow")), found.get((name, BASE))
-        if ours is not None and base is not None:
-            ratio = base.median_seconds / ours.median_seconds
-            by_cpu = median(base.cpu_seconds) / median(ours.cpu_seconds)
-            bar = f"; the bar is {BAR}" if name == "w1" else ""
-            sentences.append(f"{name}: ddflow is {ratio:.2f} times {BASE} ({by_cpu:.2f} by processor time){bar}")
-    return sentences
-
-
-def save(options: argparse.Namespace, rows: Sequence[report.Row], result: dict[str, object], text: str) -> Path:
+def save(options: argparse.Namespace, rows: Sequence[report.Row], result: dict[str, Any], text: str) -> Path:
     """Write JSON and Markdown, and the plot if asked for; returns the path of the first."""
-    about = result["machine"]
-    assert isinstance(about, dict)
     partial = options.quick or options.workload or options.contender or options.line or options.rounds is not None
-    stem = f"upsert-{about['date'][:10]}-{about['commit']}" + ("-partial" if partial else "")
     # Two narrowed runs of one commit must not overwrite each other.
-    stem += "".join(f"-{name}" for name in options.workload or ())
-    options.out.mkdir(parents=True, exist_ok=True)
-    path: Path = options.out / f"{stem}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    path.with_suffix(".md").write_text(text)
+    suffix = "".join(f"-{name}" for name in (*["partial"] * bool(partial), *(options.workload or ())))
+    path = report.keep(options.out, result, text, suffix)
     if options.plot:
         report.plot(rows, path.with_suffix(".png"))
     return path
@@ -206,19 +196,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     whole = not (options.quick or options.contender or options.line)
     times = startup() if whole and not failures else None
     result = report.as_json(rows, about, times, BASE)
+    reached = bars.bars_of(result)
     if options.json:
         out.print_json(json.dumps(result))
     else:
-        out.print(", ".join(f"{name} {value}" for name, value in about.items()), style="dim")
+        out.print(report.machine_line(about), style="dim")
         report.show(out, rows, BASE)
-        for sentence in [*bars(rows), *([report.startup_line(times)] if times else [])]:
-            out.print(sentence, highlight=False)
+        if times is not None:
+            out.print(report.startup_line(times), highlight=False)
+        if reached:
+            bars.show(out, reached)
     for failure in failures:
         progress.print(f"[bold red]WRONG[/] {escape(failure)}", highlight=False, soft_wrap=True)
     if failures:
         return 1
     if not options.no_save:
-        path = save(options, rows, result, report.as_markdown(rows, about, times, BASE))
+        text = report.as_markdown(rows, about, times, BASE) + ("\n" + bars.markdown(reached) if reached else "")
+        path = save(options, rows, result, text)
         progress.print(f"written: {path} and .md beside it", soft_wrap=True, highlight=False)
     return 0
 

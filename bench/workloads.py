@@ -136,8 +136,8 @@ def kind(name: str) -> str:
 
 def lines(name: str) -> tuple[str, ...]:
     """The lines that make sense on a workload."""
-    of_kind = {"ints": LINES, "texts": ("upsert", "count", "backfill", "epoch"), "wide": ("upsert", "backfill", "epoch")}
-    return of_kind[kind(name)]
+    wide = ("upsert", "backfill", "epoch")
+    return {"ints": LINES, "texts": ("count", *wide), "wide": wide}[kind(name)]
 
 
 def answer(name: str, line: str) -> Answer | None:

@@ -1,11 +1,15 @@
-"""Sizes that people write, and the budget a step must stay inside.
+"""Sizes that people write, and the budget: how many bytes of memory an engine may take, and for what.
 
-Invariant: a step is refused before its change is taken in when the state would outgrow the budget, so what was held
-stays readable and right.  Counted is what ddflow itself holds: indexes, batches, pending events.  Not counted: the
-step's own input and output, and Python.
+Invariant: what ddflow holds (indexes, batches, pending events, scratch, outputs on their way) stays inside the budget.
+Without a spill folder a step whose state would outgrow it is refused before anything changes; with one, state, pending
+events and outputs go to files, and large steps are taken in pieces.  Why that is not trivial: the parts compete, and
+none can be cut short while it works; so each has a share that it is brought under before and after every step, and
+what a step may add in between is a share as well.  Not counted: the input as it is given, and Python itself.
 
 >>> parse_size("512MB"), parse_size("2 GiB"), parse_size(100)
 (512000000, 2147483648, 100)
+>>> Budget(parse_size("128MB"), None).state
+64000000
 """
 
 from __future__ import annotations
@@ -14,9 +18,45 @@ import re
 from typing import Final
 
 from ddflow.errors import BudgetExceeded, SpecError
+from ddflow.store.folder import Folder
 
 UNITS: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
                 "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
+LEAST: Final = 16_000_000
+"""The smallest budget that can be spilled within: pieces of a few thousand events, and what merging them takes."""
+SCRATCH: Final = 320
+"""Bytes of scratch an event of a piece, beside three times its row: identities, the sort, what is held, versions."""
+
+
+class Budget:
+    """``memory``: bytes in all, None for no budget.  ``folder``: where to spill, None for nowhere."""
+
+    def __init__(self, memory: int | None, folder: Folder | None) -> None:
+        if folder is not None and memory is None:
+            raise SpecError(f"spill={folder.path!r}", "there is no budget, so nothing would be spilled",
+                            "give memory= too, such as '512MB'")  # fmt: skip
+        if folder is not None and memory is not None and memory < LEAST:
+            raise SpecError(f"memory={shown_size(memory)}", "that is too small to work in",
+                            f"with spill= give {shown_size(LEAST)} or more")  # fmt: skip
+        self.memory, self.folder = memory, folder
+        total = memory or 0
+        self.state, self.pending, self.shelf, self.piece = total // 2, total // 8, total // 8, total // 4
+
+    @property
+    def spills(self) -> bool:
+        """Whether there is somewhere to spill to."""
+        return self.folder is not None
+
+    def rows(self, width: float) -> int:
+        """How many events of some bytes a row are judged together."""
+        return max(int(self.piece / (SCRATCH + 3 * width)), 1024)
+
+    def check(self, needed: int) -> None:
+        """Raise `BudgetExceeded` when the state would outgrow a budget that cannot be spilled."""
+        if self.memory is not None and not self.spills and needed > self.memory:
+            raise BudgetExceeded("a step", f"the state would take {shown_size(needed)}, the budget is "
+                                 f"{shown_size(self.memory)}",
+                                 "give spill= a folder, or a larger memory=; nothing was changed")  # fmt: skip
 
 
 def parse_size(given: str | int | None) -> int | None:
@@ -37,10 +77,3 @@ def shown_size(size: int) -> str:
             return f"{value:,.0f} {unit}" if unit == "B" else f"{value:,.1f} {unit}"
         value /= 1000
     return f"{value:,.1f} TB"
-
-
-def check_budget(budget: int, needed: int) -> None:
-    """Raise `BudgetExceeded` when ``needed`` bytes of state are more than the budget."""
-    if needed > budget:
-        raise BudgetExceeded("a step", f"the state would take {shown_size(needed)}, the budget is {shown_size(budget)}",
-                             "open with a larger memory=; nothing was changed")  # fmt: skip

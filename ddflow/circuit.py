@@ -19,34 +19,18 @@ many read it; all share one list of times.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
-
 import numpy as np
 import pyarrow as pa
 
 from ddflow import flow as plan
-from ddflow.arrange.arrangement import Arrangement, Change
-from ddflow.batcher import Sealed
-from ddflow.identity import Ints, Secret
+from ddflow.arrange.arrangement import Arrangement
+from ddflow.computation import Computation, Observe, Released, Stepped, nothing
+from ddflow.identity import Secret
 from ddflow.operators import linear
 from ddflow.operators.count import Count
-from ddflow.operators.updates import Updates, consolidated, few, ints
-from ddflow.operators.upsert import Judgement, Upsert
-from ddflow.schema import empty
-
-
-class Stepped(NamedTuple):
-    """A computed step: what it puts out, and what it will change."""
-
-    outputs: dict[str, pa.Table]
-    judgements: dict[str, Judgement]
-    counts: dict[plan.Collection, Change]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the changes will add to the state."""
-        changes = [j.change for j in self.judgements.values()] + list(self.counts.values())
-        return sum(int(change.table.nbytes) + 40 * change.time.size for change in changes)
+from ddflow.operators.updates import Updates, consolidated, ints
+from ddflow.operators.upsert import Upsert
+from ddflow.shelf import Shelf
 
 
 class Circuit:
@@ -70,34 +54,18 @@ class Circuit:
             out[f"count {i} by {count.groups.names}"] = count.arranged
         return out
 
-    def judge(self, sealed: Mapping[str, Sealed | None], since: int) -> Stepped:
-        """Compute a step from the events released of each source.  O(events and updates); nothing changes."""
-        given = {name: s for name, s in sealed.items() if s is not None and s.times.size}
-        parts = [s.times[np.concatenate([[True], s.times[1:] != s.times[:-1]])] for s in given.values()]
-        times = parts[0] if len(parts) == 1 else np.unique(np.concatenate([ints(), *parts]))
-        judgements = {name: self.upserts[name].judge(s, times, since, self.winners) for name, s in given.items()}
-        done: dict[plan.Collection, Updates] = {}
-        changes: dict[plan.Collection, Change] = {}
-        for node in self.plan.nodes:
-            if node not in self.needed:
-                continue
-            if isinstance(node, plan.Source):
-                schema = pa.schema([f for f in node.schema if f.name in self.needed[node]])
-                judgement = judgements.get(node.name)
-                done[node] = judgement.updates(schema) if judgement else _nothing(schema, times)
-            elif isinstance(node, plan.Count):
-                done[node], changes[node] = self.counts[node].judge(done[node.inputs[0]], since)
-            else:
-                done[node] = self._stateless(node, [done[i] for i in node.inputs])
-        for judgement in judgements.values():
-            _ = judgement.change  # computed now: nothing may fail once a step is taken in
-        outputs = {}
-        for name, node in self.plan.outputs.items():
-            updates = done[node] if node.distinct else consolidated(done[node], self.secret)
-            outputs[name] = updates.to_table(node.schema, self.plan.time_type)
-        return Stepped(outputs, judgements, changes)
+    def judge(self, released: Mapping[str, Released], since: int, shelf: Shelf | None = None,
+              observe: Observe = nothing) -> Stepped:  # fmt: skip
+        """Compute a step from the events released of each source.  O(events and updates); nothing changes.
 
-    def _stateless(self, node: plan.Collection, inputs: list[Updates]) -> Updates:
+        ``shelf``: where updates of a large step lie.  ``observe``: is shown each judgement once, when its events have
+        been judged.
+        """
+        given = {name: each for name, each in released.items() if each.total}
+        return Computation(self, given, since, shelf or Shelf(None, 0), observe).run()
+
+    def stateless(self, node: plan.Collection, inputs: list[Updates]) -> Updates:
+        """What an operator without state makes of its inputs' updates.  O(updates)."""
         if isinstance(node, plan.Filter):
             return linear.filter_rows(inputs[0], node.predicate)
         if isinstance(node, plan.Project):
@@ -114,11 +82,9 @@ class Circuit:
     def apply(self, stepped: Stepped, upper: int, since: int) -> None:
         """Take a computed step into the state.  Amortised O(versions written)."""
         for name, upsert in self.upserts.items():
-            judgement = stepped.judgements.get(name)
-            upsert.arranged.apply([judgement.change] if judgement else [], upper, since)
+            upsert.arranged.apply(stepped.changes.get(name, ()), upper, since)
         for node, count in self.counts.items():
-            change = stepped.counts.get(node)
-            count.arranged.apply([change] if change else [], upper, since)
+            count.arranged.apply(stepped.counted.get(node, ()), upper, since)
 
     def read(self, node: plan.Collection, as_of: int | None) -> pa.Table:
         """A collection as of a time, by default now: its rows and ``_diff``, consolidated.
@@ -143,15 +109,11 @@ class Circuit:
         inputs = [self._read(i, as_of, done) for i in node.inputs]
         if isinstance(node, plan.Project):
             return linear.project(inputs[0], node.schema, node.columns)
-        return self._stateless(node, inputs)
+        return self.stateless(node, inputs)
 
     def _check(self) -> None:
         for arrangement in self.arrangements.values():
             arrangement._check()
-
-
-def _nothing(schema: pa.Schema, times: Ints) -> Updates:
-    return Updates(empty(schema), few(), ints(), times)
 
 
 def _needed(flow: plan.Flow) -> dict[plan.Collection, set[str]]:

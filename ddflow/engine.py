@@ -19,16 +19,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
+from os import PathLike
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from ddflow.batcher import Batcher, Sealed
-from ddflow.budget import check_budget, parse_size
-from ddflow.circuit import Circuit, Stepped
+from ddflow.batcher import Batcher
+from ddflow.budget import Budget, parse_size
+from ddflow.circuit import Circuit
+from ddflow.computation import Released, Stepped
 from ddflow.errors import (
     ConcurrentUse,
     EngineClosed,
@@ -36,24 +39,43 @@ from ddflow.errors import (
     NotReadable,
     SchemaMismatch,
     SpecError,
+    SpillFailed,
+    SpillFull,
     TimeWentBack,
     WrongMode,
 )
-from ddflow.flow import Flow
+from ddflow.flow import Collection, Flow
 from ddflow.frontier import CLOSED, NEVER, advance, shown
+from ddflow.history import changes, check_readable
 from ddflow.identity import Secret
-from ddflow.intake import Admitted, Intake
+from ddflow.inflow import Inflow, add, flowing
+from ddflow.intake import Intake
+from ddflow.operators.upsert import Judgement
+from ddflow.reader import Holds, Reader
 from ddflow.schema import did_you_mean
-from ddflow.sides import check_listed, side_outputs, verdict_rows
+from ddflow.shelf import Shelf
+from ddflow.sides import Sides, check_listed, verdict_rows
+from ddflow.spilling import make_room, released
+from ddflow.stats import Arranged, Stats
 from ddflow.step import Step
+from ddflow.store.folder import Folder
 from ddflow.verdicts import Verdicts, counted
+
+
+class Judged(NamedTuple):
+    """A step that was computed, and is not taken in yet."""
+
+    stepped: Stepped
+    sides: dict[str, pa.Table]
+    rows: dict[str, list[pa.Table]]
+    """By source, verdict rows, when they are asked for."""
 
 
 class Engine:
     """Runs a flow; `Flow.open` makes it.  Its options are there."""
 
-    def __init__(self, flow: Flow, *, memory: str | int | None, verdicts: Literal["counts", "rows"], retain: int,
-                 secret: Secret | None) -> None:  # fmt: skip
+    def __init__(self, flow: Flow, *, memory: str | int | None, spill: str | PathLike[str] | None,
+                 verdicts: Literal["counts", "rows"], retain: int, secret: Secret | None) -> None:  # fmt: skip
         if not flow.sources or not flow.outputs:
             raise SpecError("open a flow", f"it has {len(flow.sources)} sources and {len(flow.outputs)} outputs",
                             "give it at least one of each: flow.upserts(...), flow.output(...)")  # fmt: skip
@@ -66,10 +88,13 @@ class Engine:
         if self.lists:
             for source in flow.sources.values():
                 check_listed(source.bound)
-        self.memory = parse_size(memory)
-        self.circuit = Circuit(flow, secret or Secret.fresh(), self.lists)
+        size = parse_size(memory)
+        self.budget = Budget(size, None if spill is None else Folder.open(spill))
+        self.secret = secret or Secret.fresh()
+        self.circuit = Circuit(flow, self.secret, self.lists)
         self.intakes = {name: Intake(source.bound) for name, source in flow.sources.items()}
         self.batchers = {name: Batcher() for name in flow.sources}
+        self.holds = Holds()
         self._frontier, self._last, self._since = NEVER, NEVER, NEVER
         self._totals: dict[str, int] = {}
         self._lock, self._state = threading.Lock(), "open"
@@ -86,6 +111,8 @@ class Engine:
         with self._alone("close"):
             self._state = "closed"
             self.circuit, self.batchers = Circuit(self.flow, Secret(0, 0)), {}
+            if self.budget.folder is not None:
+                self.budget.folder.close()
 
     @property
     def frontier(self) -> int:
@@ -116,10 +143,9 @@ class Engine:
             if time < self._frontier:
                 raise TimeWentBack(f"cannot step at {time}", f"the last step was at {shown(self._last)}",
                                    "give every step a greater time")  # fmt: skip
-            admitted = self._admit(inputs, time)
-            stepped = self._judge({name: a.sealed for name, a in admitted.items()}, time)
-            self._check_budget(stepped.nbytes, self.batchers)
-            return self._take(admitted, stepped, time + 1, time, self.batchers)
+            inflows = self._admit(inputs, time)
+            with self._released(CLOSED, {name: inflow.batcher for name, inflow in inflows.items()}) as given:
+                return self._take(inflows, self._judge(given, time), time + 1, time)
 
     def push(self, inputs: Mapping[str, Any]) -> Step:
         """Hold-back mode: take in rows that wait for their times to close; returns what ``lateness=`` closes.
@@ -129,14 +155,12 @@ class Engine:
         """
         with self._use("push"):
             self._must_hold_back("push")
-            admitted = self._admit(inputs, None)
-            batchers = {name: _with(batcher, admitted.get(name)) for name, batcher in self.batchers.items()}
-            to = self._lateness_frontier(admitted)
+            inflows = self._admit(inputs, None)
+            to = self._lateness_frontier(inflows)
             if to > self._frontier:
-                stepped, last = self._sealed(to, batchers)
-                return self._take(admitted, stepped, to, last, batchers)
-            self._check_budget(0, batchers)
-            return self._take(admitted, None, self._frontier, self._last, batchers)
+                return self._sealed(inflows, to)
+            self._check_budget(None, inflows)
+            return self._take(inflows, None, self._frontier, self._last)
 
     def advance_to(self, frontier: int) -> Step:
         """Hold-back mode: close the times below ``frontier`` (`CLOSED`: all) and return what became of them.
@@ -146,8 +170,7 @@ class Engine:
         with self._use("advance_to"):
             self._must_hold_back("advance_to")
             to = advance(self._frontier, _int64(f"advance to {frontier!r}", frontier, CLOSED))
-            stepped, last = self._sealed(to, self.batchers)
-            return self._take({}, stepped, to, last, self.batchers)
+            return self._sealed({}, to)
 
     def read(self, name: str, as_of: int | None = None) -> pa.Table:
         """An output or a source as it is, or was at a time not before `since`: its rows, and ``_diff``, consolidated.
@@ -155,30 +178,48 @@ class Engine:
         O(rows of the sources it depends on).  Raises `NotReadable` for an unknown name or a time that cannot be read.
         """
         with self._use("read"):
-            node = self.flow.outputs.get(name) or self.flow.sources.get(name)
-            if node is None:
-                known = [*self.flow.outputs, *self.flow.sources]
-                raise NotReadable(f"read {name!r}", "that is no output or source", did_you_mean(name, known))
+            node = self._node(name)
             if as_of is not None:
-                as_of = _int64(f"read {name!r} as of {as_of!r}", as_of, CLOSED)
-            if as_of is not None and not self._since <= as_of < max(self._frontier, NEVER + 1):
-                raise NotReadable(f"read {name!r} as of {as_of}",
-                                  f"it can be read from {shown(self._since)} up to, not including, "
-                                  f"{shown(self._frontier)}",
-                                  "read at a closed time, or open with a larger retain=")  # fmt: skip
+                as_of = self._closed(f"read {name!r} as of {as_of!r}", as_of)
             return self.circuit.read(node, as_of)
 
-    def stats(self) -> dict[str, Any]:
-        """Figures: frontier, verdicts, and for each arrangement its keys, batches and bytes.  O(arrangements)."""
+    def changes(self, name: str, t1: int, t2: int) -> pa.Table:
+        """The net differences of an output or a source from one time to another: half open, so that what it was as of
+        ``t1``, plus these, is what it was as of ``t2``.  Its rows, and ``_diff``, consolidated.
+
+        O(rows of the sources it depends on).  Raises `NotReadable` as `read` does.
+        """
+        with self._use("changes"):
+            node, asked = self._node(name), f"changes of {name!r} from {t1!r} to {t2!r}"
+            return changes(self.circuit, node, self._closed(asked, t1), self._closed(asked, t2))
+
+    def reader(self, name: str, at: int | None = None) -> Reader:
+        """A reader of an output or a source, which holds ``since`` back at its time while it lives.
+
+        ``at``: that time, by default the last closed one.  O(log readers).  Raises `NotReadable` as `read` does.
+        """
+        with self._use("reader"):
+            self._node(name)
+            return Reader(self, name, self._closed(f"a reader of {name!r} at {at!r}", at))
+
+    def stats(self) -> Stats:
+        """Figures: keys, batches, bytes by where they are, merges owed, verdicts.  Prints as a table.
+
+        O(arrangements and their runs).
+        """
         arrangements = {
-            name: {"keys": a.keys, "batches": len(a.slots.batches), "versions": a.spine.versions,
-                   "bytes": a.nbytes, "copied": a.spine.copied}
+            name: Arranged(
+                a.keys, a.tombstones, len(a.slots.batches), len(a.spine) + len(a.beneath),
+                a.spine.versions + a.beneath.versions, a.nbytes, a.slots.mapped, a.index.nbytes,
+                a.written, a.spine.copied + a.beneath.copied, a.spine.owed + a.beneath.owed,
+            )
             for name, a in self.circuit.arrangements.items()
         }  # fmt: skip
-        return {
-            "frontier": self._frontier, "since": self._since, "verdicts": dict(self.verdicts.counts),
-            "pending": self._pending(), "bytes": self._bytes(self.batchers), "arrangements": arrangements,
-        }  # fmt: skip
+        return Stats(
+            frontier=self._frontier, since=self._since, arrangements=arrangements, pending=self._pending(),
+            bytes_pending=sum(b.nbytes for b in self.batchers.values()), verdicts=self.verdicts.counts,
+            budget=self.budget.memory, bytes_pending_mapped=sum(b.mapped for b in self.batchers.values()),
+        )  # fmt: skip
 
     # Below: what those have in common.
 
@@ -205,83 +246,129 @@ class Engine:
             raise WrongMode(what, "the flow is in epoch mode: its sources name no time column",
                             "call step(inputs, time=...)")  # fmt: skip
 
-    def _admit(self, inputs: Mapping[str, Any], time: int | None) -> dict[str, Admitted]:
+    def _node(self, name: str) -> Collection:
+        node = self.flow.outputs.get(name) or self.flow.sources.get(name)
+        if node is None:
+            known = [*self.flow.outputs, *self.flow.sources]
+            raise NotReadable(f"read {name!r}", "that is no output or source", did_you_mean(name, known))
+        return node
+
+    def _closed(self, asked: str, time: Any) -> int:
+        """A time that can be read; by default the last closed one."""
+        time = self._last if time is None else _int64(asked, time, CLOSED)
+        return check_readable(asked, time, self._since, self._frontier)
+
+    def _admit(self, inputs: Mapping[str, Any], time: int | None) -> dict[str, Inflow]:
         if not isinstance(inputs, Mapping):
             raise NotArrow(f"inputs from {type(inputs).__name__}", "it does not say which rows are for which source",
                            f"give {{name: rows}}; the sources are {list(self.intakes)}")  # fmt: skip
         for name in inputs:
             if name not in self.intakes:
                 raise SchemaMismatch(f"rows for {name!r}", "there is no such source", did_you_mean(name, self.intakes))
-        return {name: self.intakes[name].admit(rows, self._frontier, time) for name, rows in inputs.items()}
+        make_room(self.budget, self.circuit, self.batchers)
+        out = {}
+        for name, rows in inputs.items():
+            intake = self.intakes[name]
+            listed = partial(verdict_rows, intake.bound) if self.lists else None
+            out[name] = flowing(rows, intake, self.batchers[name], self._frontier, time, self.budget, listed)
+        return out
 
-    def _lateness_frontier(self, admitted: Mapping[str, Admitted]) -> int:
+    def _lateness_frontier(self, inflows: Mapping[str, Inflow]) -> int:
         """Where ``lateness=`` puts the frontier: the least, over the sources, of the greatest time less it."""
         to = CLOSED
         for name, intake in self.intakes.items():
             if intake.bound.spec.lateness is None:
                 return NEVER
-            new = admitted[name].greatest if name in admitted else NEVER
-            seen = max(intake.greatest, new)
+            seen = max(intake.greatest, inflows[name].greatest if name in inflows else NEVER)
             to = min(to, NEVER if seen == NEVER else max(seen - intake.bound.spec.lateness, NEVER))
         return to
 
-    def _sealed(self, to: int, batchers: Mapping[str, Batcher]) -> tuple[Stepped, int]:
-        sealed = {name: batcher.peek(to) for name, batcher in batchers.items()}
-        seen = max((int(s.times[-1]) for s in sealed.values() if s is not None), default=self._last)
-        last = max(self._last, seen) if to == CLOSED else to - 1
-        stepped = self._judge(sealed, last)
-        self._check_budget(stepped.nbytes - sum(s.nbytes for s in sealed.values() if s is not None), batchers)
-        return stepped, last
+    def _sealed(self, inflows: Mapping[str, Inflow], to: int) -> Step:
+        """Close the times before ``to``."""
+        batchers = {name: inflows[name].batcher if name in inflows else b for name, b in self.batchers.items()}
+        with self._released(to, batchers) as given:
+            seen = max((int(r.times[-1]) for r in given.values() if r.total), default=self._last)
+            last = max(self._last, seen) if to == CLOSED else to - 1
+            return self._take(inflows, self._judge(given, last), to, last)
+
+    def _released(self, to: int, batchers: Mapping[str, Batcher]) -> AbstractContextManager[dict[str, Released]]:
+        keys = {name: intake.bound.key_schema for name, intake in self.intakes.items()}
+        return released(to, batchers, keys, self.secret, self.budget)
+
+    def _shelf(self) -> Shelf:
+        return Shelf(self.budget.folder, self.budget.shelf)
 
     def _since_after(self, last: int) -> int:
-        return max(self._since, last - self.retain if last > NEVER + self.retain else NEVER)
+        since = last - self.retain if last > NEVER + self.retain else NEVER
+        return max(self._since, min(since, self.holds.least()))
 
-    def _judge(self, sealed: Mapping[str, Sealed | None], last: int) -> Stepped:
-        return self.circuit.judge(sealed, self._since_after(last))
+    def _judge(self, given: Mapping[str, Released], last: int) -> Judged:
+        rows: dict[str, list[pa.Table]] = {}
+        sides = Sides(self.flow)
 
-    def _check_budget(self, more: int, batchers: Mapping[str, Batcher]) -> None:
-        if self.memory is not None:
-            check_budget(self.memory, self._bytes(batchers) + more)
+        def observe(judgement: Judgement) -> None:
+            bound = judgement.upsert.bound
+            sides.add(judgement)
+            if self.lists:
+                rows.setdefault(bound.name, []).append(verdict_rows(bound, judgement))
 
-    def _take(self, admitted: Mapping[str, Admitted], stepped: Stepped | None, frontier: int, last: int,
-              batchers: dict[str, Batcher]) -> Step:  # fmt: skip
-        """Make it so: nothing below can be refused any more."""
+        if any(not isinstance(each.pieces, list) for each in given.values() if each.total):
+            make_room(self.budget, self.circuit, {}, 0)
+        stepped = self.circuit.judge(given, self._since_after(last), self._shelf(), observe)
+        return Judged(stepped, sides.tables(), rows)
+
+    def _check_budget(self, judged: Judged | None, inflows: Mapping[str, Inflow]) -> None:
+        more = sum(inflow.batcher.nbytes - self.batchers[name].nbytes for name, inflow in inflows.items())
+        if judged is not None:
+            more += judged.stepped.nbytes
+            if not self.flow.holds_back:
+                more = judged.stepped.nbytes
+        self.budget.check(self._bytes() + more)
+
+    def _take(self, inflows: Mapping[str, Inflow], judged: Judged | None, frontier: int, last: int) -> Step:
+        """Make it so: nothing below can be refused any more but by the budget, which is looked at first."""
+        self._check_budget(judged, inflows)
         counts: dict[str, int] = {}
-        rows: dict[str, list[pa.Table]] = {name: [] for name in self.intakes}
-        for name, each in admitted.items():
-            _add(counts, each.counts)
-            if self.lists:
-                rows[name].append(verdict_rows(self.intakes[name].bound, each))
-        outputs = {name: node.schema for name, node in self.flow.outputs.items()}
-        tables = dict(stepped.outputs) if stepped else {}
-        for name, judgement in (stepped.judgements if stepped else {}).items():
-            _add(counts, counted(judgement.counts))
-            if self.lists:
-                rows[name].append(verdict_rows(self.intakes[name].bound, judgement))
-        sides = side_outputs(self.flow, stepped.judgements if stepped else {})
+        rows: dict[str, list[pa.Table]] = {name: [*inflow.listed] for name, inflow in inflows.items()}
+        for inflow in inflows.values():
+            add(counts, inflow.counts)
+        for name, codes in (judged.stepped.counts if judged else {}).items():
+            add(counts, counted(codes))
+        for name, more in (judged.rows if judged else {}).items():
+            rows.setdefault(name, []).extend(more)
+        sides = judged.sides if judged else Sides(self.flow).tables()
         self._state = "interrupted"
-        self.batchers = batchers
-        for name, each in admitted.items():
-            self.intakes[name].arrived += each.rows
-            self.intakes[name].greatest = max(self.intakes[name].greatest, each.greatest)
-        if stepped is not None:
+        for name, inflow in inflows.items():
+            if self.flow.holds_back:
+                self.batchers[name] = inflow.batcher
+            self.intakes[name].arrived += inflow.rows
+            self.intakes[name].greatest = max(self.intakes[name].greatest, inflow.greatest)
+        if judged is not None:
             for batcher in self.batchers.values():
                 batcher.seal(frontier)
-            self.circuit.apply(stepped, frontier, self._since_after(last))
-            self._frontier, self._last, self._since = frontier, last, self._since_after(last)
-        _add(self._totals, counts)
+            since = self._since_after(last)
+            self.circuit.apply(judged.stepped, frontier, since)
+            self._frontier, self._last, self._since = frontier, last, since
+        add(self._totals, counts)
         self._state = "open"
         arrived = sum(intake.arrived for intake in self.intakes.values())
         assert arrived == sum(self._totals.values()) + self._pending(), "events in are not judged + pending"
-        listed = {name: pa.concat_tables(parts) for name, parts in rows.items() if parts} if self.lists else None
-        return Step(outputs, self.flow.time_type, tables, sides, Verdicts.of(counts, self._pending(), listed), frontier)
+        with suppress(SpillFull, SpillFailed):
+            make_room(self.budget, self.circuit, self.batchers)  # and if there is none: the next call asks again, before it takes anything in
+        listed = None
+        if self.lists:
+            listed = {name: pa.concat_tables(rows.get(name, [])) for name in self.intakes if rows.get(name)}
+        schemas = {name: node.schema for name, node in self.flow.outputs.items()}
+        tables = judged.stepped.outputs if judged else {}
+        verdicts = Verdicts.of(counts, self._pending(), listed)
+        return Step(schemas, self.flow.time_type, tables, sides, verdicts, frontier)
 
     def _pending(self) -> int:
         return sum(map(len, self.batchers.values()))
 
-    def _bytes(self, batchers: Mapping[str, Batcher]) -> int:
+    def _bytes(self) -> int:
         state = sum(a.nbytes for a in self.circuit.arrangements.values())
-        return state + sum(batcher.nbytes for batcher in batchers.values())
+        return state + sum(batcher.nbytes for batcher in self.batchers.values())
 
     def _check(self) -> None:
         """Assert the invariants of everything below."""
@@ -290,23 +377,9 @@ class Engine:
             batcher._check()
 
 
-def _with(batcher: Batcher, admitted: Admitted | None) -> Batcher:
-    """A batcher that also holds what was admitted; the given one is as before."""
-    if admitted is None:
-        return batcher
-    both = Batcher()
-    both.runs, both.pending = batcher.runs.copy(), batcher.pending
-    both.add(admitted.sealed)
-    return both
-
-
 def _int64(asked: str, time: Any, most: int) -> int:
     """A time or frontier as an int.  Raises `SchemaMismatch` for anything that is none, or is above ``most``."""
     if isinstance(time, bool) or not isinstance(time, int | np.integer) or not NEVER <= time <= most:
         raise SchemaMismatch(asked, "that is no int64 time", f"give an integer, {most} at most, in the time's own unit")
     return int(time)
 
-
-def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
-    for name, n in more.items():
-        counts[name] = counts.get(name, 0) + n

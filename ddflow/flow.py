@@ -17,6 +17,7 @@ an output must be, and that follows from which columns still determine a row.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
@@ -273,16 +274,18 @@ class Flow:
         self,
         memory: str | int | None = None,
         *,
+        spill: str | PathLike[str] | None = None,
         verdicts: Literal["counts", "rows"] = "counts",
         retain: int = 0,
         secret: Secret | None = None,
     ) -> Engine:
-        """An engine that runs this plan, with state in memory; use it in a ``with``.
+        """An engine that runs this plan; use it in a ``with``.
 
-        ``memory``: a budget such as ``"512MB"``; a step whose state would pass it is refused.  ``verdicts``: "rows"
+        ``memory``: a budget such as ``"512MB"``.  ``spill``: a folder of this engine's own for what does not fit in it;
+        without one, a step whose state would pass the budget is refused.  ``verdicts``: "rows"
         also lists every event with its verdict.  ``retain``: how many times of history reads may go back.  ``secret``:
         for identities; a fresh one by default.  Raises `SpecError` for a flow without sources or outputs.
         """
         from ddflow.engine import Engine
 
-        return Engine(self, memory=memory, verdicts=verdicts, retain=retain, secret=secret)
+        return Engine(self, memory=memory, spill=spill, verdicts=verdicts, retain=retain, secret=secret)

@@ -6,27 +6,22 @@ trivial: *net* means that a row which left and came back within the interval is 
 and left, whatever the operators between the sources and the collection did with it in the meantime; only consolidation
 knows.  This asks for two reads and subtracts them; it keeps nothing, and what is held back for whom is ``reader``'s.
 
->>> import pyarrow as pa
->>> from ddflow.batcher import Sealed
->>> from ddflow.flow import Flow
->>> from ddflow.identity import Secret
->>> from ddflow.spec import Upsert
->>> flow, schema = Flow(), pa.schema({"id": pa.int64(), "city": pa.string()})
->>> people = flow.output("people", flow.upserts("people", schema, Upsert(key="id")))
->>> circuit = Circuit(flow, Secret(1, 2))
->>> for time, city in enumerate(["Bern", "Basel", "Bern", "Chur"]):
-...     events = pa.record_batch({"id": [1], "city": [city]}, schema)
-...     stepped = circuit.judge({"people": Sealed(events, ints(time), ints(time), ints(time))}, since=0)
-...     circuit.apply(stepped, upper=time + 1, since=0)
->>> changes(circuit, people, 0, 3).to_pylist()
+>>> import pyarrow as pa, ddflow as dd
+>>> flow = dd.Flow()
+>>> people = flow.output("people", flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id")))
+>>> with flow.open(retain=9) as engine:
+...     for time, city in enumerate(["Bern", "Basel", "Bern", "Chur"]):
+...         _ = engine.step({"people": pa.table({"id": [1], "city": [city]})}, time)
+...     away = changes(engine.circuit, people, 0, 3).to_pylist()
+...     back = changes(engine.circuit, people, 0, 2).to_pylist()
+>>> away
 [{'id': 1, 'city': 'Bern', '_diff': -1}, {'id': 1, 'city': 'Chur', '_diff': 1}]
->>> changes(circuit, people, 0, 2).num_rows  # it was away and came back
-0
+>>> back  # it was away in between, and nothing has changed
+[]
 """
 
 from __future__ import annotations
 
-import numpy as np
 import pyarrow as pa
 
 from ddflow import flow as plan
@@ -34,10 +29,8 @@ from ddflow.circuit import Circuit
 from ddflow.errors import NotReadable, TimeWentBack
 from ddflow.frontier import NEVER, shown
 from ddflow.operators import linear
-from ddflow.operators.updates import Updates, consolidated, ints
+from ddflow.operators.updates import consolidated
 from ddflow.schema import DIFF, empty
-
-__all__ = ["changes", "check_readable", "ints"]
 
 
 def check_readable(asked: str, time: int, since: int, frontier: int) -> int:
@@ -66,12 +59,6 @@ def changes(circuit: Circuit, node: plan.Collection, t1: int, t2: int) -> pa.Tab
                            "give the earlier time first; negate the diffs to go back")  # fmt: skip
     if t1 == t2:
         return empty(pa.schema([*node.schema, pa.field(DIFF, pa.int64(), nullable=False)]))
-    after, before = _updates(circuit.read(node, t2)), _updates(circuit.read(node, t1))
+    after, before = circuit._read(node, t2, {}), circuit._read(node, t1, {})
     both = linear.concat([after, linear.negate(before)])
     return consolidated(both, circuit.secret).to_table(node.schema, None)
-
-
-def _updates(rows: pa.Table) -> Updates:
-    """What a read returned as updates of one time, whichever: nobody asks for it."""
-    diffs = np.asarray(rows.column(DIFF), np.int64)
-    return Updates(rows.drop_columns([DIFF]), np.zeros(diffs.size, np.int64), diffs, ints(0))

@@ -60,8 +60,9 @@ class Intake:
         self.bound, self.arrived = bound, 0
         self.greatest = NEVER
 
-    def admit(self, given: Any, frontier: int, time: int | None = None) -> Admitted:
-        """Check and number the rows of one source.  ``time``: of the step, in epoch mode.  O(rows).
+    def admit(self, given: Any, frontier: int, time: int | None = None, before: int = 0) -> Admitted:
+        """Check and number the rows of one source.  ``time``: of the step, in epoch mode.  ``before``: how many
+        rows came before these in the same call.  O(rows).
 
         Raises `NotArrow`, `SchemaMismatch`, `NullKey`, `LateEvent`; nothing changes.
         """
@@ -69,7 +70,8 @@ class Intake:
         table = conform(to_table(given, what, bound.schema), bound.schema, what, bound.required)
         events = one_batch(table)
         n = events.num_rows
-        arrival = np.arange(self.arrived, self.arrived + n)
+        first = self.arrived + before
+        arrival = np.arange(first, first + n)
         codes = np.full(n, -1, np.int8)
         keyless = bound.keyless(events) if bound.spec.null_key != "keep" else np.zeros(n, np.uint8)
         if keyless.any():

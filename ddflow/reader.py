@@ -107,6 +107,14 @@ class Holds:
         while self._left:
             self._held.discard(self._left.popleft().place)
 
+    def _check(self) -> None:
+        """Assert the invariant."""
+        with self._lock:
+            self._sweep()
+            # Ascending, so that the first is the least; and no claim stands twice.
+            assert list(self._held) == sorted(self._held)
+            assert len({number for _, number in self._held}) == len(self._held)
+
 
 def went_back(to: int, at: int) -> TimeWentBack:
     """The error for a reader that is to go to a time before its own."""

@@ -187,6 +187,10 @@ class View:
         out._made = {name: column.take(places) for name, column in self._made.items()}
         return out
 
+    def slice(self, begin: int, size: int) -> View:
+        """The rows [begin, begin + size)."""
+        return self.take(pa.array(np.arange(begin, begin + size)))
+
     def select(self, names: Sequence[str]) -> pa.Table:
         """Some columns as a table."""
         return pa.table([self.column(n) for n in names], schema=pa.schema([self.schema.field(n) for n in names]))

@@ -19,7 +19,6 @@ the orders of what keys held are read from state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ import pyarrow as pa
 
 from ddflow.binding import Bound
 from ddflow.errors import SpecError
-from ddflow.flow import Flow
+from ddflow.flow import Flow, Source
 from ddflow.intake import Admitted
 from ddflow.kernels.resolve import STALE
 from ddflow.operators.updates import time_column
@@ -64,15 +63,20 @@ def verdict_rows(bound: Bound, of: Admitted | Judgement) -> pa.Table:
     return pa.table(columns)
 
 
-def side_outputs(flow: Flow, judgements: Mapping[str, Judgement]) -> dict[str, pa.Table]:
-    """The tables of `Flow.side_outputs` for one step.  O(events) of the sources that have one."""
-    out = {}
-    for name, (source, schema) in flow.side_outputs().items():
-        judgement = judgements.get(source.name)
-        full = updates_schema(schema, flow.time_type)
-        if judgement is None:
-            out[name] = empty(full)
-            continue
+class Sides:
+    """The tables of `Flow.side_outputs` for one step, judgement by judgement."""
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow, self.wanted = flow, flow.side_outputs()
+        self.made: dict[str, list[pa.Table]] = {name: [] for name in self.wanted}
+
+    def add(self, judgement: Judgement) -> None:
+        """Take in what a judgement has for them.  O(events) of sources that have one."""
+        for name, (source, schema) in self.wanted.items():
+            if source.name == judgement.upsert.bound.name:
+                self.made[name].append(self._table(source, schema, judgement))
+
+    def _table(self, source: Source, schema: pa.Schema, judgement: Judgement) -> pa.Table:
         stale = judgement.verdict == STALE
         if source.spec.stale == "mark":
             rows, further = np.arange(stale.size), [pa.array(stale)]
@@ -81,6 +85,16 @@ def side_outputs(flow: Flow, judgements: Mapping[str, Judgement]) -> dict[str, p
             further = judgement.winner_orders(rows)
         events = judgement.sealed.events.take(pa.array(rows))
         columns = [events.column(n) for n in source.schema.names] + further
-        columns += [time_column(judgement.sealed.times[rows], flow.time_type), pa.array(np.ones(rows.size, np.int64))]
-        out[name] = pa.Table.from_arrays(columns, schema=full)
-    return out
+        times = time_column(judgement.sealed.times[rows], self.flow.time_type)
+        columns += [times, pa.array(np.ones(rows.size, np.int64))]
+        return pa.Table.from_arrays(columns, schema=updates_schema(schema, self.flow.time_type))
+
+    def tables(self) -> dict[str, pa.Table]:
+        """By name, in the order of times."""
+        out = {}
+        for name, (_, schema) in self.wanted.items():
+            made = self.made[name]
+            out[name] = pa.concat_tables(made) if made else empty(updates_schema(schema, self.flow.time_type))
+            if len(made) > 1:
+                out[name] = out[name].sort_by(TIME)
+        return out

@@ -20,8 +20,10 @@ from ddflow.kernels.sort import group_starts, sort_identities
 
 
 class Sorted(NamedTuple):
-    """Rows sorted by identity: the row at each place, the identities, where each key begins (and n at the end).  Numbers are
-    int32: no more than 2**31 rows at once."""
+    """Rows sorted by identity: the row at each place, the identities, where each key begins (and n at the end).
+
+    Numbers are int32: no more than 2**31 rows at once.
+    """
 
     permutation: Narrow
     high: Words

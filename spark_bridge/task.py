@@ -32,12 +32,13 @@ import pyarrow as pa
 
 from ddflow import flow as plan
 from ddflow.circuit import Circuit
+from ddflow.computation import Released
 from ddflow.frontier import CLOSED, NEVER
 from ddflow.identity import Ints, Secret, identities
 from ddflow.intake import Intake
 from ddflow.operators.updates import Updates, ints, time_column
 from ddflow.schema import DIFF, TIME
-from ddflow.sides import side_outputs
+from ddflow.sides import Sides
 from ddflow.spec import Upsert
 from ddflow.step import updates_schema
 from spark_bridge.columns import carried, restored
@@ -92,15 +93,15 @@ class Body:
         circuit = RegionCircuit(flow, self.secret, winners=False)
         if isinstance(stage.reads, Events):
             intake = Intake(flow.sources[stage.reads.source].bound)
-            sealed = intake.admit(table, NEVER, None if flow.holds_back else EPOCH).sealed
+            sealed, sides = intake.admit(table, NEVER, None if flow.holds_back else EPOCH).sealed, Sides(flow)
             del table
-            stepped = circuit.judge({stage.reads.source: sealed}, CLOSED - 1)
+            stepped = circuit.judge({stage.reads.source: Released.of(sealed)}, CLOSED - 1, observe=sides.add)
+            if stage.gives == "side":
+                return self._stamped(sides.tables()[stage.name])
         else:
             circuit.arrived = as_updates(table, stage.reads.schema)
             del table
             stepped = circuit.judge({}, CLOSED - 1)
-        if stage.gives == "side":
-            return self._stamped(side_outputs(flow, stepped.judgements)[stage.name])
         out = stepped.outputs[""]
         return self._routed(out) if stage.gives == "sums" else self._stamped(out)
 
@@ -159,8 +160,9 @@ class RegionCircuit(Circuit):
 
     arrived: Updates
 
-    def _stateless(self, node: plan.Collection, inputs: list[Updates]) -> Updates:
-        return self.arrived if isinstance(node, Arrived) else super()._stateless(node, inputs)
+    def stateless(self, node: plan.Collection, inputs: list[Updates]) -> Updates:
+        """What arrived, and else as ever."""
+        return self.arrived if isinstance(node, Arrived) else super().stateless(node, inputs)
 
 
 def in_order(table: pa.Table) -> pa.Table:

@@ -23,15 +23,16 @@ contenders = importlib.import_module("contenders")
 measure = importlib.import_module("measure")
 startup = importlib.import_module("startup")
 upsert = importlib.import_module("upsert")
+wide = importlib.import_module("wide")
 workloads = importlib.import_module("workloads")
 
-SMALL = ("tiny", "tinyz", "tiny3")
+SMALL = ("tiny", "tinyz", "tiny3", "tinyw")
 CASES = [
     (name, contender, line)
     for name in SMALL
     for contender in contenders.CONTENDERS
-    for line in workloads.LINES
-    if contenders.CONTENDERS[contender].takes(line) and not (workloads.SHAPES[name].strings and "filter" in line)
+    for line in workloads.lines(name)
+    if contenders.CONTENDERS[contender].takes(name, line)
 ]
 
 
@@ -44,7 +45,7 @@ def rows(tables: list[pa.Table]) -> list[tuple[Any, ...]]:
     return sorted(tuple(row.values()) for table in tables for row in table.to_pylist())
 
 
-@pytest.mark.parametrize("name", ["tiny", "tinyz", "tiny3", "w3s", "w1s"])
+@pytest.mark.parametrize("name", ["tiny", "tinyz", "tiny3", "tinyw", "w3s", "w1s"])
 def test_a_workload_is_the_same_bytes_everywhere_and_is_read_back_as_it_was_made(name: str) -> None:
     assert upsert.check_input(name) is None
     assert workloads.load(name).equals(workloads.build(workloads.SHAPES[name]))
@@ -54,16 +55,18 @@ def test_a_workload_is_the_same_bytes_everywhere_and_is_read_back_as_it_was_made
 def test_a_contender_gives_the_known_updates(name: str, contender: str, line: str) -> None:
     tables = contenders.CONTENDERS[contender](workloads.load(name), line)
     found = workloads.Answer(sum(table.num_rows for table in tables), f"{workloads.checksum(tables):016x}")
-    assert found == workloads.KNOWN[name, line]
-    names = ["val", "count"] if "count" in line else ["key", "val"]
+    assert found == workloads.answer(name, line)
+    names = wide.NAMES if name == "tinyw" else ["val", "count"] if "count" in line else ["key", "val"]
     assert {tuple(table.column_names) for table in tables} == {(*names, "_time", "_diff")}
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_contenders_agree_row_by_row_and_those_that_say_so_are_in_order(name: str) -> None:
     events = workloads.load(name)
-    expected = rows(contenders.CONTENDERS["dict"](events, "upsert"))
-    for contender in contenders.CONTENDERS.values():
+    taking = [contender for contender in contenders.CONTENDERS.values() if contender.takes(name, "upsert")]
+    assert len(taking) > 2
+    expected = rows([wide.expected(workloads.SHAPES[name])] if name == "tinyw" else taking[-1](events, "upsert"))
+    for contender in taking:
         tables = contender(events, "upsert")
         assert rows(tables) == expected, contender.name
         if contender.ordered:
@@ -74,7 +77,7 @@ def test_contenders_agree_row_by_row_and_those_that_say_so_are_in_order(name: st
 def _retractions_come_first(tables: list[pa.Table]) -> bool:
     asserted = set()
     for table in tables:
-        for key, _, time, diff in zip(*(column.to_pylist() for column in table.columns), strict=True):
+        for key, time, diff in zip(*(table[name].to_pylist() for name in ("key", "_time", "_diff")), strict=True):
             if diff < 0 and (key, time) in asserted:
                 return False
             if diff > 0:
@@ -102,9 +105,41 @@ def test_the_checksum_sees_a_swapped_value_but_not_the_order_of_rows() -> None:
 
 def test_a_key_too_wide_to_pack_falls_back_to_a_plain_sort() -> None:
     events = pa.table({"key": [2**62, -(2**62), 2**62], "val": [1, 2, None], "time": [0, 0, 1]})
-    tables = [contenders.CONTENDERS[name](events, "upsert") for name in ("dict", "numpy", "numpy-arrival")]
-    assert rows(tables[0]) == rows(tables[1]) == rows(tables[2])
-    assert len(rows(tables[0])) == 3
+    names = ("dict", "numpy", "numpy-arrival", "limit", "limit-plain")
+    first, *others = (rows(contenders.CONTENDERS[name](events, "upsert")) for name in names)
+    assert others == [first] * 4
+    assert len(first) == 3
+
+
+def test_half_of_the_later_wide_events_change_one_column_and_the_others_none() -> None:
+    shape = workloads.SHAPES["tinyw"]
+    last: dict[int, dict[str, Any]] = {}
+    changed = []
+    for event in wide.build(shape).to_pylist():
+        del event["time"]
+        before = last.get(event["key"])
+        if before is not None:
+            changed.append(sum(before[name] != event[name] for name in wide.NAMES))
+        last[event["key"]] = event
+    assert set(changed) == {0, 1} and len(changed) == shape.n - shape.keys
+    assert abs(sum(changed) / len(changed) - 0.5) < 0.02
+
+
+def test_the_limit_refuses_the_number_it_keeps_for_itself() -> None:
+    events = pa.table({"key": [1], "val": [-(2**63)], "time": [0]})
+    for name in ("limit", "limit-plain"):
+        with pytest.raises(ValueError, match="that there is none"):
+            contenders.CONTENDERS[name](events, "upsert")
+
+
+def test_the_limit_takes_times_and_tables_larger_than_it_began_with() -> None:
+    numbers = range(150_000)
+    events = pa.table({"key": [n % 70_000 for n in numbers], "val": list(numbers), "time": [0] * 150_000})
+    steps = [events.slice(0, 100_000), events.slice(100_000).set_column(2, "time", pa.array([1] * 50_000))]
+    events = pa.concat_tables(steps)
+    expected = rows(contenders.CONTENDERS["numpy"](events, "upsert"))
+    for name in ("limit", "limit-plain"):
+        assert rows(contenders.CONTENDERS[name](events, "upsert")) == expected
 
 
 def bench(out: Path, *arguments: str) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -12,27 +13,37 @@ from hypothesis import strategies as st
 
 from ddflow.kernels.resolve import (
     APPLIED,
+    BAD,
     ERROR,
+    FATE,
     FIRST,
     GREATEST,
     LAST,
+    LATE,
     LIVE,
     NOOP,
     NOTHING,
     OCCUPIED,
-    RETRACTED,
+    RETRACTS,
+    ROW,
     STALE,
     SUPERSEDED,
     TIE_LOST,
     Events,
     Held,
+    Judged,
     Rules,
+    emit,
     judge,
     judged,
+    marks,
 )
 
 pytestmark = pytest.mark.kernels
 Words = tuple[int, ...]
+Update = tuple[int, int, int, int]
+"""The event that causes it, the row it is about, the diff, the rank of its time."""
+TIMES = (5, 6, 9)
 
 
 @dataclass(frozen=True)
@@ -61,12 +72,38 @@ class State:
 
 @dataclass
 class Outcome:
-    """What must come out, in the order of groups and times."""
+    """What must come out; updates in the order of rows."""
 
     verdict: dict[int, int] = field(default_factory=dict)
     winner: dict[int, int] = field(default_factory=dict)
-    updates: list[tuple[int, int]] = field(default_factory=list)
+    updates: list[Update] = field(default_factory=list)
     history: dict[tuple[int, int], State] = field(default_factory=dict)
+
+
+class Found(NamedTuple):
+    """What came out, its columns cut to their counts."""
+
+    refused: int
+    born: int
+    buried: int
+    verdict: list[int]
+    winner: list[int]
+    updates: list[Update]
+    counts: list[int]
+    versions: list[Version]
+    last: list[int]
+
+
+class Version(NamedTuple):
+    """A version as it is written."""
+
+    high: int
+    low: int
+    time: int
+    live: bool
+    value: int
+    event: int
+    row: int
 
 
 class Tied(Exception):
@@ -89,6 +126,7 @@ def fold(events: list[Event], held: list[State], tie: int, ties: bool, keeps: bo
             for event in now:
                 out.winner[event.row] = ruler if best is None else best.row
             out.history[group, rank] = state
+    out.updates.sort(key=lambda update: update[0])
     return out
 
 
@@ -118,13 +156,13 @@ def champion(now: list[Event], held: State | None, tie: int, out: Outcome) -> Ev
 
 
 def taken(best: Event, state: State, out: Outcome) -> State:
-    """What the key holds after ``best`` has won; writes its verdict and the updates."""
+    """What the key holds after ``best`` has won; writes its verdict and the updates, the retraction first."""
     changed = best.gone == state.live if best.gone or not state.live else best.value != state.value
     out.verdict[best.row] = APPLIED if changed else NOOP
     if changed and state.live:
-        out.updates.append((best.rank, state.reference | RETRACTED))
+        out.updates.append((best.row, state.reference & ROW, -1, best.rank))
     if changed and not best.gone:
-        out.updates.append((best.rank, best.row))
+        out.updates.append((best.row, best.row, 1, best.rank))
     row = best.row if changed or best.gone else state.reference
     return State(row, not best.gone, best.value, best.base, best.further)
 
@@ -150,98 +188,210 @@ def steps(draw: st.DrawFn, tie: int) -> tuple[list[Event], list[State], int, int
     return events, held, base, further
 
 
-def run(events: list[Event], held: list[State], rules: Rules, words: int, winners: bool = True) -> Any:
-    """The kernel's outcome, with its counts."""
+def identity(group: int, wide: bool) -> tuple[int, int]:
+    """The identity of a group: two words, of which the first is shared by neighbours, or one."""
+    return (group // 2, group) if wide else (group * 3, 0)
+
+
+def run(events: list[Event], held: list[State], rules: Rules, words: int, winners: bool = True, wide: bool = False,
+        times: tuple[int, ...] = TIMES) -> Found:  # fmt: skip
+    """The outcome of the three kernels: marked, judged, spelled out."""
     by = sorted(range(len(events)), key=lambda i: (events[i].group, i))
     if rules.tie == ERROR:
         by.sort(key=lambda i: (events[i].group, events[i].rank, events[i].base, i))
     starts = [place for place, i in enumerate(by) if place == 0 or events[i].group != events[by[place - 1]].group]
-    ranks = [event.rank for event in events]
-    order = np.array([event.base + event.further for event in events], np.int64).reshape(len(events), words)
+    ids = [identity(events[i].group, wide) for i in by]
     before = np.zeros((len(held), words if rules.keeps else 0), np.int64)
     if rules.keeps:
         for i, state in enumerate(held):
             before[i] = (state.base + state.further) if state.reference else 0
-    work = Events(np.array(by, np.int64), np.array([*starts, len(by)], np.int64),
-                  np.array(ranks if len(set(ranks)) > 1 or any(ranks) else [], np.int64), order,
-                  np.array([event.gone for event in events], np.uint8),
+    mark = np.empty(len(events), np.int32)
+    gone = [event.gone for event in events] if any(event.gone for event in events) else []
+    marks(np.array([times[event.rank] for event in events], np.int64), np.array(times), np.array(gone, np.uint8), mark)
+    work = Events(np.array(by, np.int32), np.array([*starts, len(by)], np.int32),
+                  np.array([high for high, _ in ids], np.uint64),
+                  np.array([low for _, low in ids] if wide else [], np.uint64), mark, np.array(times, np.int64),
+                  np.array([event.base + event.further for event in events], np.int64).reshape(len(events), words),
                   np.array([event.value for event in events], np.uint64))  # fmt: skip
-    now = Held(np.array([state.reference for state in held], np.int64),
+    now = Held(np.zeros(len(held), np.int64), np.array([state.reference for state in held], np.int64),
                np.array([state.value for state in held], np.uint64), before)  # fmt: skip
-    out = judged(len(events), len(held), winners)
-    return judge(work, now, rules, out), out, by
+    out = judged(len(events), len(held), wide, winners)
+    return found(out, mark, *judge(work, now, rules, out))
 
 
-@settings(max_examples=250)
-@given(st.data(), st.sampled_from([LAST, FIRST, GREATEST, ERROR]), st.booleans(), st.booleans(), st.integers(-1, 3))
-def test_updates_verdicts_and_winners_are_those_of_the_rulings(
-    data: st.DataObject, tie: int, ties: bool, keeps: bool, since_rank: int
-) -> None:
-    events, held, base, further = data.draw(steps(tie))
-    (updates, versions, refused), out, by = run(events, held, Rules(base, tie, ties, keeps, since_rank), base + further)
+def found(out: Judged, mark: Any, updates: int, versions: int, refused: int, born: int, buried: int) -> Found:
+    """The outcome as lists; the updates are as many as `judge` said, or `emit` would write past the end."""
+    if refused >= 0:
+        return Found(refused, 0, 0, [], [], [], [], [], [])
+    spelled = [np.empty(updates, np.int64) for _ in range(3)] + [np.empty(updates, np.int32)]
+    counts = np.zeros(8, np.int64)
+    assert emit(out.fate, mark, *spelled, counts) == updates
+    low = out.low if out.low.size else np.zeros_like(out.high)
+    made = zip(*(c[:versions].tolist() for c in (out.high, low, out.time, out.live, out.value, out.event, out.row)),
+               strict=True)  # fmt: skip
+    return Found(refused, born, buried, ((out.fate >> FATE) & 7).tolist(), out.winner.tolist(),
+                 list(zip(*(column.tolist() for column in spelled), strict=True)), counts.tolist(),
+                 [Version(*version) for version in made], out.last.tolist())  # fmt: skip
+
+
+def assert_as_ruled(events: list[Event], held: list[State], rules: Rules, words: int, wide: bool,
+                    times: tuple[int, ...] = TIMES) -> None:  # fmt: skip
+    """All that came out is what the rulings say."""
+    come = run(events, held, rules, words, wide=wide, times=times)
     try:
-        expected = fold(events, held, tie, ties, keeps)
+        expected = fold(events, held, rules.tie, rules.ties, rules.keeps)
     except Tied:
-        assert refused >= 0
+        assert come.refused >= 0
         return
-    assert refused == -1
-    assert dict(enumerate(out.verdict.tolist())) == expected.verdict
-    assert dict(enumerate(out.winner.tolist())) == expected.winner
-    pairs = zip(out.update_rank[:updates].tolist(), out.update_source[:updates].tolist(), strict=True)
-    assert list(pairs) == expected.updates
-    places = out.version_place[:versions].tolist()
-    made = list(zip(out.version_event[:versions].tolist(), out.version_row[:versions].tolist(), strict=True))
-    groups = [events[by[place]].group for place in places]
-    assert groups == sorted(groups) == [events[event].group for event, _ in made]
-    assert_history(events, held, made, groups, expected, keeps, since_rank)
-    old = [group for (event, _), group in zip(made, groups, strict=True) if events[event].rank <= since_rank]
+    assert come.refused == -1
+    assert dict(enumerate(come.verdict)) == expected.verdict
+    assert dict(enumerate(come.winner)) == expected.winner
+    assert come.updates == expected.updates
+    assert come.counts == [come.verdict.count(verdict) for verdict in range(8)]
+    groups = [events[version.event].group for version in come.versions]
+    assert groups == sorted(groups)
+    assert [version[:2] for version in come.versions] == [identity(group, wide) for group in groups]
+    assert [version.time for version in come.versions] == [times[events[v.event].rank] for v in come.versions]
+    assert len({version[:3] for version in come.versions}) == len(come.versions)
+    assert_history(events, held, come.versions, groups, expected, rules, times)
+    old = [group for version, group in zip(come.versions, groups, strict=True) if version.time <= rules.since]
     assert len(old) == len(set(old))  # history before since is not kept apart
-    for group, last in enumerate(out.last.tolist()):
+    for group, last in enumerate(come.last):
         mine = [i for i, g in enumerate(groups) if g == group]
         assert last == (mine[-1] if mine else -1)
+    after = {group: state for (group, _), state in sorted(expected.history.items())}
+    assert come.born == sum(after[group].live - state.live for group, state in enumerate(held))
+    graves = sum((not after[g].live and after[g] != State()) - (not s.live and s != State()) for g, s in enumerate(held))
+    assert come.buried == (graves if rules.keeps else 0)
 
 
-def assert_history(events: list[Event], held: list[State], made: list[tuple[int, int]], groups: list[int],
-                   expected: Outcome, keeps: bool, since_rank: int) -> None:  # fmt: skip
+def assert_history(events: list[Event], held: list[State], versions: list[Version], groups: list[int],
+                   expected: Outcome, rules: Rules, times: tuple[int, ...]) -> None:  # fmt: skip
     """The versions, and what was held before them, say what each key holds after every time from since on."""
     for (group, rank), state in expected.history.items():
-        if rank < since_rank:
+        following = [times[r] for g, r in expected.history if g == group and r > rank]
+        if following and min(following) <= rules.since:
             continue
-        mine = [(events[event], row) for (event, row), g in zip(made, groups, strict=True) if g == group]
-        seen = [(event, row) for event, row in mine if event.rank <= rank]
+        mine = [version for version, g in zip(versions, groups, strict=True) if g == group]
+        seen = [version for version in mine if version.time <= times[rank]]
         if not seen:
             assert state.live == held[group].live
             assert not state.live or (state.reference, state.value) == (held[group].reference, held[group].value)
-            assert not keeps or (state.base, state.further) == (held[group].base, held[group].further)
+            assert not rules.keeps or (state.base, state.further) == (held[group].base, held[group].further)
             continue
-        event, row = seen[-1]
+        event = events[seen[-1].event]
+        assert bool(seen[-1].live) == state.live
         assert event.gone != state.live
-        assert not state.live or (row, event.value) == (state.reference, state.value)
-        assert not keeps or (event.base, event.further) == (state.base, state.further)
+        assert not state.live or (seen[-1].row, seen[-1].value) == (state.reference, state.value)
+        assert not rules.keeps or (event.base, event.further) == (state.base, state.further)
+
+
+@settings(max_examples=250)
+@given(st.data(), st.sampled_from([LAST, FIRST, GREATEST, ERROR]), st.booleans(), st.booleans(), st.integers(4, 10),
+       st.booleans())  # fmt: skip
+def test_updates_verdicts_and_winners_are_those_of_the_rulings(
+    data: st.DataObject, tie: int, ties: bool, keeps: bool, since: int, wide: bool
+) -> None:
+    events, held, base, further = data.draw(steps(tie))
+    alone = not any(event.rank for event in events) and data.draw(st.booleans())
+    rules = Rules(base, tie, ties, keeps, since)
+    assert_as_ruled(events, held, rules, base + further, wide, TIMES[:1] if alone else TIMES)
+
+
+@pytest.mark.parametrize("tie", [LAST, FIRST, GREATEST])
+@pytest.mark.parametrize("keeps", [False, True])
+def test_keys_by_the_dozen_are_judged_as_one_would_be(tie: int, keeps: bool) -> None:
+    draw = random.Random(tie)
+    ranks = sorted(draw.randrange(3) for _ in range(150))
+    keys = [*range(60), *(draw.randrange(60) for _ in range(90))]
+    draw.shuffle(keys)
+    events = [
+        Event(row, group, rank, (draw.randrange(3),), (), draw.random() < 0.3, draw.randrange(1, 3))
+        for row, (group, rank) in enumerate(zip(keys, ranks, strict=True))
+    ]
+    held = []
+    for i in range(60):
+        live = draw.random() < 0.5
+        reference = OCCUPIED | (LIVE if live else 0) | 3 << 40 | i
+        held.append(State(reference, live, draw.randrange(1, 3), (draw.randrange(3),)) if i % 3 else State())
+    assert_as_ruled(events, held, Rules(1, tie, True, keeps, 5), 1, keeps)
 
 
 @given(st.data(), st.sampled_from([LAST, FIRST, GREATEST]), st.booleans())
 def test_nobody_needs_to_ask_for_winners(data: st.DataObject, tie: int, keeps: bool) -> None:
     events, held, base, further = data.draw(steps(tie))
-    rules = Rules(base, tie, True, keeps, 0)
-    counts, out, _ = run(events, held, rules, base + further)
-    same, silent, _ = run(events, held, rules, base + further, winners=False)
-    assert silent.winner.size == 0 and counts == same
-    assert silent.verdict.tolist() == out.verdict.tolist()
-    assert silent.update_source[: counts[0]].tolist() == out.update_source[: counts[0]].tolist()
+    rules = Rules(base, tie, True, keeps, 5)
+    asked = run(events, held, rules, base + further)
+    silent = run(events, held, rules, base + further, winners=False)
+    assert silent.winner == [] and silent == asked._replace(winner=[])
 
 
 def test_a_row_that_comes_and_goes_in_one_step_leaves_both_its_updates() -> None:
     events = [Event(0, 0, 0, (), (), False, 1), Event(1, 0, 1, (), (), True, 1), Event(2, 0, 2, (), (), True, 2)]
-    (updates, versions, refused), out, _ = run(events, [State()], Rules(0, LAST, True, False, -1), 0)
-    assert (updates, versions, refused) == (2, 2, -1)
-    assert out.update_source[:2].tolist() == [0, RETRACTED]
-    assert out.verdict.tolist() == [APPLIED, APPLIED, NOOP]
+    come = run(events, [State()], Rules(0, LAST, True, False, 4), 0)
+    assert (come.refused, come.born, len(come.versions)) == (-1, 0, 2)
+    assert come.updates == [(0, 0, 1, 0), (1, 0, -1, 1)]
+    assert come.verdict == [APPLIED, APPLIED, NOOP]
 
 
 def test_a_delete_of_an_absent_key_is_kept_where_an_older_insert_may_come() -> None:
     events = [Event(0, 0, 0, (5,), (), True, 1)]
-    (updates, versions, _), out, _ = run(events, [State()], Rules(1, LAST, True, True, 0), 1)
-    assert (updates, versions, out.verdict.tolist()) == (0, 1, [NOOP])
-    (updates, versions, _), out, _ = run(events, [State()], Rules(1, LAST, True, False, 0), 1)
-    assert (updates, versions, out.verdict.tolist()) == (0, 0, [NOOP])
+    kept = run(events, [State()], Rules(1, LAST, True, True, 5), 1)
+    assert (kept.updates, len(kept.versions), kept.buried, kept.verdict) == ([], 1, 1, [NOOP])
+    dropped = run(events, [State()], Rules(1, LAST, True, False, 5), 1)
+    assert (dropped.updates, len(dropped.versions), dropped.buried, dropped.verdict) == ([], 0, 0, [NOOP])
+
+
+def test_updates_are_in_the_order_of_rows_whatever_their_identities_and_a_retraction_comes_first() -> None:
+    # The keys of the rows descend, so the order of identities is the other way round.
+    held = [State(OCCUPIED | LIVE | 7 << 40 | i, True, 1) for i in range(3)]
+    events = [Event(row, 2 - row % 3, row // 3, (), (), False, 2 + row) for row in range(6)]
+    come = run(events, held, Rules(0, LAST, True, False, 4), 0)
+    old = [7 << 40 | 2, 7 << 40 | 1, 7 << 40 | 0, 0, 1, 2]
+    assert come.updates == [
+        update for row in range(6) for update in ((row, old[row], -1, row // 3), (row, row, 1, row // 3))
+    ]
+
+
+fates = st.tuples(st.integers(0, 7), st.booleans(), st.integers(0, ROW), st.integers(0, 4), st.booleans())
+
+
+@given(st.lists(fates, max_size=20), st.lists(st.integers(0, 9), min_size=8, max_size=8))
+def test_only_applied_events_are_spelled_out_and_every_verdict_is_counted(
+    drawn: list[tuple[int, bool, int, int, bool]], before: list[int]
+) -> None:
+    fate, mark, expected = [], [], []
+    for row, (verdict, retracts, old, rank, gone) in enumerate(drawn):
+        retracts = retracts and verdict == APPLIED
+        fate.append((RETRACTS if retracts else 0) | verdict << FATE | (old if retracts else 0))
+        mark.append(2 * rank + gone)
+        expected += [(row, old, -1, rank)] * retracts + [(row, row, 1, rank)] * (verdict == APPLIED and not gone)
+    spelled = [np.empty(len(expected), np.int64) for _ in range(3)] + [np.empty(len(expected), np.int32)]
+    counts = np.array(before)
+    assert emit(np.array(fate, np.int64), np.array(mark, np.int32), *spelled, counts) == len(expected)
+    assert list(zip(*(column.tolist() for column in spelled), strict=True)) == expected
+    verdicts = [verdict for verdict, *_ in drawn]
+    assert counts.tolist() == [more + verdicts.count(verdict) for verdict, more in enumerate(before)]
+
+
+def test_a_fate_holds_the_verdict_and_the_largest_reference() -> None:
+    for verdict in range(BAD, APPLIED + 1):
+        assert (verdict << FATE >> FATE) & 7 == verdict and 0 <= verdict << FATE < 2**63
+    fate = np.array([RETRACTS | APPLIED << FATE | ROW, LATE << FATE], np.int64)
+    spelled, counts = [np.empty(2, np.int64) for _ in range(3)], np.zeros(8, np.int64)
+    assert emit(fate, np.zeros(2, np.int32), *spelled, np.empty(2, np.int32), counts) == 2
+    assert [column.tolist() for column in spelled] == [[0, 0], [ROW, 0], [-1, 1]]
+    assert (counts[APPLIED], counts[LATE], counts.sum()) == (1, 1, 2)
+
+
+@given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.booleans()), max_size=12),
+       st.sets(st.integers(-(2**63), 2**63 - 1), max_size=4), st.booleans())  # fmt: skip
+def test_rows_are_marked_by_the_rank_of_their_time_among_all_of_the_step_and_by_whether_they_delete(
+    rows: list[tuple[int, bool]], others: set[int], deletes: bool
+) -> None:
+    rows.sort()
+    distinct = sorted({time for time, _ in rows} | others)  # of other sources, too
+    out = np.empty(len(rows), np.int32)
+    gone = np.array([gone for _, gone in rows] if deletes else [], np.uint8)
+    marks(np.array([time for time, _ in rows], np.int64), np.array(distinct, np.int64), gone, out)
+    assert out.tolist() == [2 * distinct.index(time) + (deletes and gone) for time, gone in rows]

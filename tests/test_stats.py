@@ -7,8 +7,10 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+import ddflow as dd
 from ddflow.frontier import CLOSED, NEVER
 from ddflow.stats import COLUMNS, Arranged, Stats
 
@@ -156,3 +158,68 @@ def test_in_a_notebook_it_is_a_table_in_which_names_are_text(name: str) -> None:
     assert page.texts[columns] == shown
     assert len(page.texts) == 4 * columns  # the head, two arrangements, their total
     assert "950,000" in page.texts and "95.0 MB" in page.texts
+
+
+def events(keys: range, city: str | None, at: int) -> pa.Table:
+    n = len(keys)
+    return pa.table({"id": pa.array(keys), "city": pa.array([city] * n, pa.string()), "at": pa.array([at] * n)})
+
+
+def test_an_engine_says_how_many_keys_it_holds_how_many_are_deleted_and_what_they_take() -> None:
+    flow = dd.Flow()
+    schema = {"id": pa.int64(), "city": pa.string(), "at": pa.int64()}
+    source = flow.upserts("s", schema, dd.Upsert("id", order_by="at", delete="city is null"))
+    flow.output("by_city", source.project(["city"]).count())
+    with flow.open(memory="10MB") as engine:
+        empty = engine.stats()
+        assert (empty["keys"], empty["bytes_per_key"], empty["write_amplification"]) == (0, None, 1.0)
+        engine.step({"s": events(range(100), "Bern", 1)}, time=1)
+        engine.step({"s": events(range(30), None, 2)}, time=2)
+        engine.step({"s": events(range(50), "Chur", 1)}, time=3)
+        found = engine.stats()
+        state, count = found["arrangements"].values()
+        # 30 deleted keys kept their order, so that an older row cannot bring them back.
+        assert (state["keys"], state["tombstones"]) == (70, 30)
+        assert (count["keys"], count["tombstones"]) == (2, 0)
+        assert (found["keys"], found["tombstones"]) == (72, 30)
+        assert found["verdicts"] == engine.verdicts.counts
+        assert (found["frontier"], found["since"], found["budget"]) == (4, 3, 10**7)
+        for each in (state, count):
+            assert 0 < each["bytes_index"] < each["bytes_resident"]
+            assert each["runs"] > 0 and each["batches"] > 0
+            assert each["keys"] + each["tombstones"] <= each["versions"] <= each["written"] + each["copied"]
+        assert found["bytes_per_key"] == found["bytes_resident"] / 72
+        assert found["write_amplification"] >= 1
+        assert engine.stats() == found
+        assert str(found).splitlines()[1].startswith("arrangement")
+
+
+def test_an_engine_counts_what_waits_for_its_time_apart_from_its_state() -> None:
+    flow = dd.Flow()
+    schema = {"id": pa.int64(), "city": pa.string(), "at": pa.int64()}
+    flow.output("rows", flow.upserts("s", schema, dd.Upsert("id", time="at")))
+    with flow.open() as engine:
+        engine.push({"s": events(range(100), "Bern", 5)})
+        waiting = engine.stats()
+        assert (waiting["pending"], waiting["keys"]) == (100, 0)
+        assert waiting["bytes_pending"] > 100 * 16
+        engine.advance_to(6)
+        sealed = engine.stats()
+        assert (sealed["pending"], sealed["bytes_pending"], sealed["keys"]) == (0, 0, 100)
+
+
+def test_many_steps_over_the_same_keys_show_what_merges_cost_and_still_owe() -> None:
+    flow = dd.Flow()
+    flow.output("rows", flow.upserts("s", {"id": pa.int64(), "n": pa.int64()}, dd.Upsert("id")))
+    with flow.open() as engine:
+        for time in range(60):
+            n = 2000
+            engine.step({"s": pa.table({"id": pa.array(range(n)), "n": pa.array([time] * n)})}, time=time)
+            found = engine.stats()
+            state = found["arrangements"]["s"]
+            assert found["effort_owed"] == state["owed"]
+            assert state["versions"] >= state["keys"] == 2000
+            assert found["write_amplification"] == (state["written"] + state["copied"]) / state["written"]
+        assert state["written"] == 60 * 2000
+        assert 1 < found["write_amplification"] < 3
+        assert found["versions"] < 10 * 2000

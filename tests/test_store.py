@@ -182,9 +182,9 @@ def test_a_damaged_file_is_refused_before_it_is_parsed_and_removed(
         flip(written.path, data.draw(st.integers(0, written.size - 1)), data.draw(st.integers(0, 7)))
     else:
         os.truncate(written.path, data.draw(st.integers(0, written.size - 1)))
-    with pytest.raises(CorruptState, match=re.escape(written.path)):
+    with pytest.raises(CorruptState, match=re.escape(written.path)) as caught:
         Mapped(claim, written, INTS.schema)
-    assert files(place) == []
+    assert files(place) == [] and caught.value.remedy
     claim.release()
 
 

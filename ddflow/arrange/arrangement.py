@@ -1,16 +1,18 @@
 """An arrangement: a collection with at most one live row a key, kept indexed by key; one writer, many readers.
 
 Invariant: for every t in [since, upper) a read at t is the collection that the applied changes define; ``since`` never
-retreats.  Why that is not trivial: the index knows only what is current, the spine only what was written; a read at an
-older time is assembled from the versions of all runs, while merges throw away what no read may ask for any more.
-An operator uses it in two steps: ``seek`` what the keys of its step hold, and, when the whole step has been
-computed and nothing was refused, ``apply`` its changes.  An arrangement does not judge, and does not know its operator.
+retreats.  An operator uses it in two steps: ``seek`` what the keys of its step hold, and, when the whole step has been
+computed and nothing was refused, ``apply`` its changes.  Why that is not trivial: state is in two layers.  The newer
+one is in memory, and a resident index says what is current in it; when it outgrows its share of the budget it is merged
+into a run of files beneath, range by range, and the index lets go of those keys; there they are searched.  So a key is
+looked up in the index, then beneath from the newest run to the oldest.  An arrangement does not judge, and does not
+know its operator.
 
 >>> import numpy as np, pyarrow as pa
 >>> arranged = Arrangement(pa.schema({"k": pa.int64()}), wide=False, words=0)
->>> one, none, zero = np.array([5], np.uint64), np.empty(0, np.uint64), np.array([0])
->>> change = Change(one, none, np.array([3]), np.ones(1, np.uint8), one, np.empty((1, 0), np.int64),
-...                 pa.table({"k": [1]}), zero, zero, 0, born=1, buried=0)
+>>> zero = np.array([0])
+>>> batch = Batch.of([5], [3], [True], pa.table({"k": [1]}))
+>>> change = Change(batch, np.array([5], np.uint64), zero, zero, 0, born=1, buried=0)
 >>> arranged.apply([change], upper=4, since=3)
 >>> arranged.read().to_pylist(), arranged.since, arranged.upper, arranged.keys
 ([{'k': 1}], 3, 4, 1)
@@ -18,7 +20,9 @@ computed and nothing was refused, ``apply`` its changes.  An arrangement does no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -27,28 +31,31 @@ import pyarrow as pa
 from ddflow.arena import Arena
 from ddflow.arrange.batch import Batch
 from ddflow.arrange.index import Index
-from ddflow.arrange.merge import by_sorting
+from ddflow.arrange.merge import END, Merge, by_sorting
 from ddflow.arrange.run import Part, Run, Slots
+from ddflow.arrange.spill import find, spilled
 from ddflow.arrange.spine import Spine
 from ddflow.errors import NotReadable
 from ddflow.frontier import NEVER, Description, advance, shown
-from ddflow.identity import NONE, Flags, Ints, Words
+from ddflow.identity import Ints, Narrow, Words
 from ddflow.kernels.gather import SLOT
-from ddflow.kernels.resolve import LIVE, Held
+from ddflow.kernels.resolve import LIVE, OCCUPIED, Held
 from ddflow.rows import Rows, Sources, gather
+from ddflow.store.folder import Folder
+
+FAN = 4
+"""How many runs of about one size are merged beneath: each is one more place to search."""
+PIECE = 1 << 19
+"""Versions that a read at an older time, or beneath, looks at together."""
 
 
 class Change(NamedTuple):
-    """What one step does to a range of identities: versions sorted by (identity, time), and which are current after."""
+    """What one step does to a range of identities: its versions, and which of them are current after it."""
 
-    high: Words
-    low: Words
-    time: Ints
-    live: Flags
+    batch: Batch
+    """The versions, in memory or in files."""
     value: Words
     """uint64[n]: what counts in "did it change", for the index."""
-    order: Ints
-    table: pa.Table
     last: Ints
     """int64[keys]: the place of each key's last version, ascending; -1 for a key that did not change."""
     place: Ints
@@ -69,16 +76,45 @@ class Arrangement:
         self.schema, self.keeps = schema, keeps
         self.index = Index(wide, words, keeps)
         self.slots = Slots(schema)
-        self.spine = Spine(keeps=keeps)
+        self.spine, self.beneath = Spine(keeps=keeps), Spine(FAN, keeps)
         self.since, self.upper, self.latest = NEVER, NEVER, NEVER
-        self.keys, self.tombstones, self.written = 0, 0, 0
+        self.keys, self.tombstones, self.written, self.piece = 0, 0, 0, PIECE
 
-    def seek(self, high: Words, low: Words, starts: Ints, arena: Arena | None = None) -> Held:
+    def seek(self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None) -> Held:
         """What the keys that begin at ``starts`` of the sorted identities hold now, carved from ``arena``.
 
-        O(keys) expected.
+        O(keys) expected; in memory but for those that are beneath, about 40 ns for each and run there.
         """
-        return self.index.seek(high, low, starts, arena)
+        held = self.index.seek(high, low, starts, arena)
+        if self._lower():
+            self._seek_beneath(held, high, low, starts)
+        return held
+
+    def _lower(self) -> list[list[Part]]:
+        """What is not in the index's care, newest first: runs beneath, and before them one that is on its way."""
+        lower = [item.parts for item in reversed(self.beneath.items)]
+        if self.spine.items and isinstance(flush := self.spine.items[0], Merge) and flush.target is not None:
+            lower.insert(0, flush.output.parts)
+        return lower
+
+    def _seek_beneath(self, held: Held, high: Words, low: Words, starts: Narrow) -> None:
+        """Fill in what is held by the keys that the index does not know."""
+        wanted = np.flatnonzero(held.reference == 0)
+        for parts in self._lower():
+            ids = high.take(starts.take(wanted))
+            for part in parts:
+                batch = self.slots[part.slot]
+                first = int(np.searchsorted(ids, batch.high[part.begin], side="left"))
+                last = int(np.searchsorted(ids, batch.high[part.end - 1], side="right"))
+                if first == last:
+                    continue
+                groups, rows = find(batch, part.begin, high, low, starts, wanted[first:last])
+                live = batch.live.take(rows).astype(np.int64)
+                held.reference[groups] = rows | (OCCUPIED | part.slot << SLOT) | live * LIVE
+                held.value[groups] = batch.value.take(rows)
+                if held.order.shape[1]:
+                    held.order[groups] = batch.order[rows]
+            wanted = wanted[held.reference.take(wanted) == 0]
 
     def sources(self, events: Rows | None = None) -> Sources:
         """What references point into: the batches, and at 0 the step's own rows."""
@@ -87,40 +123,88 @@ class Arrangement:
     def apply(self, changes: Sequence[Change], upper: int, since: int) -> None:
         """Take in the computed changes of a step, by ascending identities; times below ``upper`` are complete now.
 
-        O(versions), and the merging that they pay for.
+        O(versions).  The merging that they pay for is `tidy`'s.
         """
-        lower = self.spine_upper
+        lower = self._written_upper()
         self.upper = advance(self.upper, upper)
         self.since = max(self.since, since)
-        changes = [change for change in changes if change.high.size]
+        changes = [change for change in changes if len(change.batch)]
         for change in changes:
-            self.latest = max(self.latest, int(change.time.max()))
+            self.latest = max(self.latest, int(change.batch.time.max()))
             self.keys, self.tombstones = self.keys + change.born, self.tombstones + change.buried
-        parts = [self._put(change) for change in changes]
-        if parts:
-            self.spine.append(Run(Description(lower, upper, NEVER), parts))
-        paid = sum(part.end for part in parts)
+        paid = sum(len(change.batch) for change in changes)
         self.written += paid
-        self.spine.plan(len(self.index), True)
+        if changes:
+            run = Run(Description(lower, upper, NEVER), [self._put(change) for change in changes])
+            (self.spine if changes[0].batch.mapped is None else self.beneath).append(run)
+        self.spine.plan(len(self.index), not self._lower())
         self.spine.work(paid, self.slots, self.index, self.since, self.latest <= self.since)
 
     def _put(self, change: Change) -> Part:
-        high, low, time, live, value, order, table, last, place, built, _, _ = change
-        part = self.slots.put(Batch(high, low, time, live, NONE, order, Rows(table)))
-        self.index.write(place, built, last, high, low, value, live, order, part.slot)
+        batch, value, last, place, built, _, _ = change
+        part = self.slots.put(batch)
+        if batch.mapped is None:
+            self.index.write(place, built, last, batch.high, batch.low, value, batch.live, batch.order, part.slot)
         return part
 
-    @property
-    def spine_upper(self) -> int:
+    def shelved(self, change: Change, folder: Folder) -> Change:
+        """The same change in files, to go beneath at once; `spill` with no share must have come before the step.
+
+        O(versions).  Raises `SpillFull`, `SpillFailed`.
+        """
+        assert not self.spine.items, "what is in memory would be newer than what goes beneath"
+        if not len(change.batch):
+            return change
+        self.index.keep_deletions()
+        return change._replace(batch=spilled(replace(change.batch, value=change.value), folder))
+
+    def _written_upper(self) -> int:
         """The time from which on nothing was written yet: where the next run's description begins."""
-        if not self.spine.items:
-            return NEVER
-        item = self.spine.items[-1]
-        return (item if isinstance(item, Run) else item.output).description.upper
+        uppers = (self.spine.upper, self.beneath.upper)
+        return next((upper for upper in uppers if upper is not None), NEVER)
+
+    def spill(self, folder: Folder, share: int, scratch: int = 1 << 26) -> None:
+        """Move what is in memory beneath, as far as ``share`` asks for, and go on with merges there.
+
+        ``share``: bytes that it may take in memory.  ``scratch``: bytes that a piece of a merge may take beside.  Beyond three quarters of it a flush begins, which is paid for like
+        any merge; beyond all of it the flush is finished.  When a write fails nothing is lost: `SpillFull` and
+        `SpillFailed` leave all as it was, but for the pieces that were moved whole.
+        """
+        if not self.spine.items and not self.beneath.items:
+            return
+        width = max((self.slots.resident + self.slots.mapped) // max(self.spine.versions + self.beneath.versions, 1), 32)
+        self.piece = self.spine.most = self.beneath.most = max(scratch // (4 * width + 128), 4096)
+        target = partial(spilled, folder=folder)
+        paid = self.written - self._paid_beneath
+        settled = self.latest <= self.since
+        if not self._flushing and self.nbytes * 4 > share * 3 and self.spine.items:
+            self.spine.work(None, self.slots, self.index, self.since, settled)
+            self.index.keep_deletions()
+            self.spine.keeps = True
+            runs = [item for item in self.spine.items if isinstance(item, Run)]
+            self.spine.items[:] = [Merge(runs, not self.beneath.items, target)]
+        if self._flushing and self.nbytes > share:
+            self.spine.work(None, self.slots, self.index, self.since, settled)
+        if self.spine.items and self._is_below(self.spine.items[0]):
+            self.beneath.append(self.spine.items.pop(0))  # type: ignore[arg-type]
+        self.beneath.plan(self.keys + self.tombstones, True, target)
+        self.beneath.work(paid, self.slots, None, self.since, settled)
+        self._paid_beneath = self.written
+
+    _paid_beneath = 0
+
+    @property
+    def _flushing(self) -> bool:
+        item = self.spine.items[0] if self.spine.items else None
+        return isinstance(item, Merge) and item.target is not None
+
+    def _is_below(self, item: Run | Merge) -> bool:
+        """Whether a run was flushed whole."""
+        return isinstance(item, Run) and all(self.slots[part.slot].mapped is not None for part in item.parts)
 
     def check_readable(self, as_of: int | None, what: str) -> None:
         """Raise `NotReadable` unless ``as_of`` (None: now) is a time in [since, upper)."""
-        if as_of is not None and not self.since <= as_of < self.upper:
+        if as_of is not None and not self.since <= as_of < max(self.upper, NEVER + 1):
             raise NotReadable(f"{what} as of {as_of}",
                               f"it can be read from {shown(self.since)} up to, not including, {shown(self.upper)}",
                               "read at a closed time, or open with a larger retain=")  # fmt: skip
@@ -131,16 +215,33 @@ class Arrangement:
         O(keys) now; O(versions) at an older time.  Raises `NotReadable` outside [since, upper), `CorruptState` when a
         key has two values at one time.
         """
-        self.check_readable(as_of, what)
-        if as_of is None or as_of >= self.latest:
-            return gather(self.slots.sources, self.index.walk(live=True)[0], self.schema)
-        return gather(self.slots.sources, self._live_at(as_of), self.schema)
+        tables = list(self.pieces(as_of, what))
+        return pa.concat_tables(tables) if tables else self.schema.empty_table()
 
-    def _live_at(self, as_of: int) -> Ints:
-        """References to the rows that were live at an older time."""
-        if not self.spine.items:
-            return np.empty(0, np.int64)
-        picked = by_sorting(self.slots, self.spine.parts, NEVER, droppable=False)
+    def pieces(self, as_of: int | None = None, what: str = "a read") -> Iterator[pa.Table]:
+        """What `read` gives, range by range of identities; it must not change meanwhile."""
+        self.check_readable(as_of, what)
+        if (as_of is None or as_of >= self.latest) and not self._lower():
+            yield gather(self.slots.sources, self.index.walk(live=True)[0], self.schema)
+            return
+        as_of = self.latest if as_of is None else as_of
+        for parts in self.ranges():
+            yield gather(self.slots.sources, self._live_at(parts, as_of), self.schema)
+
+    def ranges(self) -> Iterator[list[Part]]:
+        """All versions, a range of identities at a time, older ones of a key before newer ones."""
+        whole = [Run(Description(NEVER, NEVER, NEVER), [part]) for part in [*self.beneath.parts, *self.spine.parts]]
+        while any(whole):
+            left = sum(map(len, whole))
+            largest = max(whole, key=len)
+            part = largest.parts[0]
+            share = max(len(largest) * self.piece // left, 1)
+            last = END if left <= self.piece else int(self.slots[part.slot].high[min(part.begin + share, part.end) - 1])
+            yield [part for run in whole for part in run.bite(self.slots, last)]
+
+    def _live_at(self, parts: list[Part], as_of: int) -> Ints:
+        """References to the rows that were live at a time, of all versions of a range."""
+        picked = by_sorting(self.slots, parts, NEVER, droppable=False)
         same = picked.high[1:] == picked.high[:-1]
         if picked.low.size:
             same &= picked.low[1:] == picked.low[:-1]
@@ -161,20 +262,22 @@ class Arrangement:
         self.index._check()
         for batch in self.slots.batches:
             batch._check()
-        self.spine._check(self.slots)
+        parts = [*self.beneath.parts, *self.spine.parts]
+        for spine in (self.spine, self.beneath):
+            spine._check(self.slots)
         # Each batch is of one part, and slot 0 is the step's own.
-        assert sorted(part.slot for part in self.spine.parts) == [
-            i for i, batch in enumerate(self.slots.held) if batch is not None
-        ]
+        assert sorted(part.slot for part in parts) == [i for i, b in enumerate(self.slots.held) if b is not None]
         assert self.slots.resident == sum(b.nbytes for b in self.slots.batches if b.mapped is None)
-        alive = 0
-        table = self.index.table
-        where = {part.slot: part for part in self.spine.parts}
-        for word in table[table[:, 2] != 0, 2]:
+        where, alive = {part.slot: part for part in self.spine.parts}, 0
+        for word in self.index.table[self.index.table[:, 2] != 0, 2]:
             slot, row = (int(word) >> SLOT) & ((1 << 20) - 1), int(word) & ((1 << SLOT) - 1)
             alive += bool(int(word) & LIVE)
-            if int(word) & LIVE or self.index.keeps:
-                # An entry points at a version that is live or not as it says (a deletion that is not kept may be gone).
+            if slot:
+                # An entry points at a version that is live or not as it says.
                 assert slot in where and where[slot].begin <= row < where[slot].end, (slot, row)
                 assert bool(self.slots[slot].live[row]) == bool(int(word) & LIVE), (slot, row)
-        assert alive == self.keys
+            else:
+                assert not int(word) & LIVE and not self.index.keeps
+        # Counted as they came and went, the keys are those that a read finds.
+        assert self.keys == sum(table.num_rows for table in self.pieces())
+        assert self._lower() or alive == self.keys

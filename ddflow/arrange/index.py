@@ -19,7 +19,7 @@ from __future__ import annotations
 import numpy as np
 
 from ddflow.arena import Arena
-from ddflow.identity import Flags, Ints, Words
+from ddflow.identity import Flags, Ints, Narrow, Words
 from ddflow.kernels import index as kernels
 from ddflow.kernels.evict import evict
 from ddflow.kernels.gather import SLOT
@@ -46,7 +46,7 @@ class Index:
         """Bytes of the table, free slots included."""
         return int(self.table.nbytes)
 
-    def seek(self, high: Words, low: Words, starts: Ints, arena: Arena | None = None) -> Held:
+    def seek(self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None) -> Held:
         """What the keys at ``starts`` of the sorted identities hold.  O(keys) expected."""
         n, arena = starts.size, arena or Arena()
         held = Held(arena.empty(n, np.int64), arena.empty(n, np.int64), arena.empty(n, np.uint64),
@@ -86,7 +86,7 @@ class Index:
         self.used -= gone
         self.built += 1
 
-    def places(self, high: Words, low: Words, starts: Ints, references: Ints, groups: Ints) -> Ints:
+    def places(self, high: Words, low: Words, starts: Narrow, references: Ints, groups: Ints) -> Ints:
         """int64[m]: the slots of the entries that point at ``references`` (without flags), -1 where they do not.
 
         ``groups``: int64[m], of which of the keys at ``starts`` each reference is.

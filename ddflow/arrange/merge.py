@@ -12,7 +12,7 @@ versions are sorted together and pruned.  It does not decide when to merge (``sp
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -76,7 +76,7 @@ def by_sorting(slots: Slots, parts: list[Part], since: int, droppable: bool, ind
     """
     cuts = [(slots[part.slot], part) for part in parts]
 
-    def joined(name: str) -> np.ndarray:  # type: ignore[type-arg]
+    def joined(name: str) -> Any:
         return np.concatenate([getattr(batch, name)[part.begin : part.end] for batch, part in cuts])
 
     by = sort(joined("high"), joined("low") if cuts[0][0].low.size else NONE)
@@ -94,23 +94,24 @@ def by_sorting(slots: Slots, parts: list[Part], since: int, droppable: bool, ind
     if index is not None:
         places = index.places(by.high, by.low, by.starts[:-1], references, groups)
         value = np.where(places >= 0, index.entries(np.maximum(places, 0))[2], np.uint64(0))
-    elif cuts[0][0].value.size:
+    elif all(batch.value.size for batch, _ in cuts):
         value = joined("value").take(rows)
     return Picked(references, places, by.high.take(kept), low, times.take(rows), live.take(rows), value,
                   joined("order")[rows])  # fmt: skip
 
 
 class Merge:
-    """``inputs``: neighbouring runs, oldest first.  ``whole``: nothing older is held anywhere.
+    """``inputs``: neighbouring runs, oldest first.  ``whole``: nothing older is held anywhere.  ``target``: where the
+    output is to live; None for memory.
 
     ``output``: the run they become.  ``credit``: versions it may still go through.
     """
 
-    def __init__(self, inputs: list[Run], whole: bool) -> None:
+    def __init__(self, inputs: list[Run], whole: bool, target: Target | None = None) -> None:
         description = inputs[0].description
         for run in inputs[1:]:
             description = description.joined(run.description)
-        self.inputs, self.whole, self.first, self.credit = inputs, whole, 0, 0
+        self.inputs, self.whole, self.target, self.first, self.credit = inputs, whole, target, 0, 0
         self.output = Run(description, [])
 
     def __len__(self) -> int:
@@ -126,14 +127,15 @@ class Merge:
         """All versions, those merged and those not."""
         return [*self.output.parts, *(part for run in self.inputs for part in run.parts)]
 
-    def advance(self, rows: int, slots: Slots, index: Index | None, since: int, settled: bool, keeps: bool,
-                target: Target | None) -> tuple[int, int]:  # fmt: skip
+    def advance(self, rows: int, slots: Slots, index: Index | None, since: int, settled: bool, keeps: bool
+                ) -> tuple[int, int]:  # fmt: skip
         """Go through about ``rows`` versions; how many that were, and how many of them were copied.
 
-        ``index``: the one that points into the inputs, if any.  ``settled``: every version anywhere is at or before
-        ``since``.  ``keeps``: deletions must stay, whatever is older.  ``target``: where the output is to live, and then the index lets go of it; None for memory.
-        O(versions gone through).  When ``target`` raises, nothing was changed.
+        ``index``: the one that points into the inputs, if any; it lets go of what moves to a target.  ``settled``: every
+        version anywhere is at or before ``since``.  ``keeps``: deletions must stay, whatever is older.  O(versions gone
+        through).  When the target raises, nothing was changed.
         """
+        target = self.target
         last = self._until(rows, slots)
         kept = [list(run.parts) for run in self.inputs]
         parts = [part for run in self.inputs for part in run.bite(slots, last)]
@@ -143,6 +145,7 @@ class Merge:
                 picked = by_index(index, slots, parts, self.first, last, time, keeps)
             else:
                 picked = by_sorting(slots, parts, since, self.whole and not keeps, index)
+            self._verify(parts, slots)
             batch = picked.batch(slots, target is not None) if picked.references.size else None
             if target is not None and batch is not None:
                 batch = target(batch)
@@ -166,6 +169,13 @@ class Merge:
             since = min(since, description.upper - 1) if description.upper > NEVER else since
             self.output.description = description._replace(since=max(since, description.since))
         return sum(part.end - part.begin for part in parts), 0 if batch is None else len(batch)
+
+    def _verify(self, parts: list[Part], slots: Slots) -> None:
+        """Check the bytes of the files that are let go now, so that a flipped bit is found and not carried on."""
+        for part in parts:
+            batch = slots[part.slot]
+            if batch.mapped is not None and part.end == len(batch):
+                batch.mapped.verify()
 
     def _until(self, rows: int, slots: Slots) -> int:
         """The greatest identity of the next piece, of about ``rows`` versions: its share of the largest input."""

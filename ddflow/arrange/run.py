@@ -87,7 +87,7 @@ class Slots:
         if batch.mapped is None:
             self.resident += sign * batch.nbytes
         else:
-            self.mapped += sign * batch.nbytes
+            self.mapped += sign * batch.mapped.nbytes
 
     def members(self, parts: list[Part]) -> Flags:
         """uint8[slots]: 1 for those that the parts are of."""

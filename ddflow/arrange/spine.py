@@ -83,22 +83,33 @@ class Spine:
         """All versions, older ones of a key before newer ones."""
         return [part for item in self.items for part in item.parts]
 
+    @property
+    def upper(self) -> int | None:
+        """The time from which on nothing was written yet; None where nothing was."""
+        if not self.items:
+            return None
+        item = self.items[-1]
+        return (item if isinstance(item, Run) else item.output).description.upper
+
     def append(self, run: Run) -> None:
         """Take in the newest run.  O(1)."""
         self.items.append(run)
 
-    def plan(self, needed: int, alone: bool) -> None:
-        """Begin merges while `choose` says so.  ``alone``: nothing older is held elsewhere.  O(runs)."""
+    def plan(self, needed: int, alone: bool, target: Target | None = None) -> None:
+        """Begin merges while `choose` says so.
+
+        ``needed``: versions that a merge of all would leave, about.  ``alone``: nothing older is held elsewhere.
+        ``target``: where merged runs are to live, None for memory.  O(runs).
+        """
         while True:
             start = next((i + 1 for i in range(len(self.items) - 1, -1, -1) if isinstance(self.items[i], Merge)), 0)
             runs = [item for item in self.items[start:] if isinstance(item, Run)]
             first = choose([len(run) for run in runs], needed if start == 0 else None, self.fan)
             if first is None:
                 return
-            self.items[start + first :] = [Merge(runs[first:], alone and start + first == 0)]
+            self.items[start + first :] = [Merge(runs[first:], alone and start + first == 0, target)]
 
-    def work(self, paid: int | None, slots: Slots, index: Index | None, since: int, settled: bool,
-             target: Target | None = None) -> None:  # fmt: skip
+    def work(self, paid: int | None, slots: Slots, index: Index | None, since: int, settled: bool) -> None:
         """Go on with the merges by what was paid, ``EFFORT`` for each version; None finishes them.
 
         The rest as in `Merge.advance`.  O(versions paid for), amortised.
@@ -107,7 +118,7 @@ class Spine:
             owed = merge.owed
             merge.credit = owed if paid is None else merge.credit + EFFORT * paid
             while owed and merge.credit >= min(PIECE, owed):
-                done, copied = merge.advance(min(merge.credit, self.most), slots, index, since, settled, self.keeps, target)
+                done, copied = merge.advance(min(merge.credit, self.most), slots, index, since, settled, self.keeps)
                 merge.credit -= done
                 self.copied += copied
                 owed = merge.owed

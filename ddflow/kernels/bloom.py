@@ -7,17 +7,17 @@ bits, so that a sorted step walks the blocks front to back; the bits within come
 is independent since identities are uniform.  (Blocks are Putze, Sanders and Singler's, "Cache-, hash- and
 space-efficient Bloom filters"; the eight parts are those of Impala and Parquet.)
 
-Identities are 64-bit mixes already, so nothing is hashed again.  One filter serves a whole batch, whose identities are
-spread over all leading bits; those of a narrow slice alone would crowd a few blocks.  Filling adds up, so a batch in
-parts is filled part by part.  A filter of more than 2**24 blocks (430 M keys) lets more pass, slowly more: block and
+Identities are 64-bit mixes already, so nothing is hashed again.  A batch may hold a
+narrow range of identities, which would crowd a few blocks; so blocks are chosen by where in its range (``base``, and
+how far to shift what is left) an identity lies.  Filling adds up.  A filter of more than 2**24 blocks (430 M keys) lets more pass, slowly more: block and
 bits then share some of the word.  It does not forget, grow, or say where a key is.
 
 >>> import numpy as np
 >>> high, none = np.array([3, 5, 2**63], np.uint64), np.empty(0, np.uint64)
->>> words = np.zeros(BLOCK * blocks_for(2), np.uint64)
->>> fill(high[:2], none, words)
+>>> words, base, shift = np.zeros(BLOCK * blocks_for(2), np.uint64), np.uint64(0), np.uint64(0)
+>>> fill(high[:2], none, base, shift, words)
 >>> out = np.empty(3, np.int64)
->>> sift(high, none, np.arange(3), np.arange(3), words, out), out[:2].tolist()
+>>> sift(high, none, np.arange(3, dtype=np.int32), np.arange(3), base, shift, words, out), out[:2].tolist()
 (2, [0, 1])
 """
 
@@ -32,6 +32,7 @@ from ddflow.kernels.pointer import mulhi, prefetch
 
 Words = np.ndarray[Any, np.dtype[np.uint64]]
 Rows = np.ndarray[Any, np.dtype[np.int64]]
+Narrow = np.ndarray[Any, np.dtype[np.int32]]
 
 BITS = 10
 """Bits a key."""
@@ -63,24 +64,24 @@ def _bits(high: np.uint64, low: np.uint64) -> np.uint64:
 
 
 @kernel
-def fill(high: Words, low: Words, words: Words) -> None:
+def fill(high: Words, low: Words, base: np.uint64, shift: np.uint64, words: Words) -> None:
     """Add identities to a filter.
 
     high, low: uint64[n] (low of size 0 for one-word identities), in any order, repeated or not; sorted ones walk the
-    filter front to back.  words: uint64[blocks * 4], zero at first, changed.  What was filled before stays, so columns
+    filter front to back.  base, shift: as for the batch.  words: uint64[blocks * 4], zero at first, changed.  What was filled before stays, so columns
     that may not be passed whole (mapped, read-only) are copied and passed piece by piece.  O(n), 3 to 5 ns each.
 
     >>> words = np.zeros(4, np.uint64)
-    >>> fill(np.array([0], np.uint64), np.empty(0, np.uint64), words)
+    >>> fill(np.array([0], np.uint64), np.empty(0, np.uint64), np.uint64(0), np.uint64(0), words)
     >>> [hex(word) for word in words.tolist()]
     ['0x100000001', '0x100000001', '0x100000001', '0x100000001']
     """
     wide, blocks = low.size != 0, np.uint64(words.size >> 2)
-    base, ahead = np.uint64(words.ctypes.data), high.size - AHEAD
+    data, ahead = np.uint64(words.ctypes.data), high.size - AHEAD
     for i in range(high.size):
         if i < ahead:
-            prefetch(base + (mulhi(high[i + AHEAD], blocks) << np.uint64(5)))
-        at = np.int64(mulhi(high[i], blocks) << np.uint64(2))
+            prefetch(data + (mulhi((high[i + AHEAD] - base) << shift, blocks) << np.uint64(5)))
+        at = np.int64(mulhi((high[i] - base) << shift, blocks) << np.uint64(2))
         bits = _bits(high[i], low[i] if wide else np.uint64(0))
         words[at] |= _mask(bits)
         words[at + 1] |= _mask(bits >> np.uint64(10))
@@ -89,26 +90,29 @@ def fill(high: Words, low: Words, words: Words) -> None:
 
 
 @kernel
-def sift(high: Words, low: Words, starts: Rows, wanted: Rows, words: Words, out: Rows) -> int:
+def sift(
+    high: Words, low: Words, starts: Narrow, wanted: Rows, base: np.uint64, shift: np.uint64, words: Words, out: Rows
+) -> int:
     """Write those of the wanted groups whose identities may have been filled in; return how many.
 
-    high, low: uint64[n], sorted (low of size 0 for one-word identities).  starts: int64[g], the row that begins each
-    group.  wanted: int64[m], ascending numbers of groups.  words: uint64[blocks * 4], read.  out: int64[m], written up
+    high, low: uint64[n], sorted (low of size 0 for one-word identities).  starts: int32[g], the row that begins each
+    group.  wanted: int64[m], ascending numbers of groups, none below the range.  base, shift: of the batch.  words: uint64[blocks * 4], read.  out: int64[m], written up
     to the count, in the order of ``wanted``; it may be ``wanted`` itself.  O(m), 5 to 7 ns a group.
 
     >>> one, out = np.array([7], np.uint64), np.empty(1, np.int64)
-    >>> sift(one, np.empty(0, np.uint64), np.array([0]), np.array([0]), np.zeros(4, np.uint64), out)
+    >>> sift(one, np.empty(0, np.uint64), np.zeros(1, np.int32), np.array([0]), np.uint64(0), np.uint64(0),
+    ...      np.zeros(4, np.uint64), out)
     0
     """
     wide, blocks = low.size != 0, np.uint64(words.size >> 2)
-    base, ahead = np.uint64(words.ctypes.data), wanted.size - AHEAD
+    data, ahead = np.uint64(words.ctypes.data), wanted.size - AHEAD
     passed = 0
     for i in range(wanted.size):
         if i < ahead:
-            prefetch(base + (mulhi(high[starts[wanted[i + AHEAD]]], blocks) << np.uint64(5)))
+            prefetch(data + (mulhi((high[starts[wanted[i + AHEAD]]] - base) << shift, blocks) << np.uint64(5)))
         group = wanted[i]
         row = starts[group]
-        at = np.int64(mulhi(high[row], blocks) << np.uint64(2))
+        at = np.int64(mulhi((high[row] - base) << shift, blocks) << np.uint64(2))
         bits = _bits(high[row], low[row] if wide else np.uint64(0))
         missing = _mask(bits) & ~words[at]
         missing |= _mask(bits >> np.uint64(10)) & ~words[at + 1]

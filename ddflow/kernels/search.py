@@ -33,6 +33,7 @@ from ddflow.kernels.pointer import load_u64, prefetch
 
 Words = np.ndarray[Any, np.dtype[np.uint64]]
 Rows = np.ndarray[Any, np.dtype[np.int64]]
+Narrow = np.ndarray[Any, np.dtype[np.int32]]
 
 FAR, MIDDLE, NEAR = 24, 16, 8
 """How many keys ahead of its turn a key's place is guessed, and guessed again from what stands at the last guess."""
@@ -100,7 +101,7 @@ def _guess(row: int, there: np.uint64, high: np.uint64, slope: float, begin: int
 
 
 @kernel
-def _less(high: Words, starts: Rows, wanted: Rows, bound: np.uint64) -> int:
+def _less(high: Words, starts: Narrow, wanted: Rows, bound: np.uint64) -> int:
     """How many of the wanted groups have an identity whose first word is less than ``bound``."""
     begin, end = 0, wanted.size
     while begin < end:
@@ -114,7 +115,7 @@ def _less(high: Words, starts: Rows, wanted: Rows, bound: np.uint64) -> int:
 
 @kernel
 def _walk(
-    high: Words, low: Words, starts: Rows, wanted: Rows, part_high: np.uint64, part_low: np.uint64,
+    high: Words, low: Words, starts: Narrow, wanted: Rows, part_high: np.uint64, part_low: np.uint64,
     begin: int, end: int, found: Rows,
 ) -> int:  # fmt: skip
     """`search` among few rows for each wanted group: O(rows + groups)."""
@@ -133,7 +134,7 @@ def _walk(
 
 @kernel
 def _leap(
-    high: Words, low: Words, starts: Rows, wanted: Rows, part_high: np.uint64, part_low: np.uint64,
+    high: Words, low: Words, starts: Narrow, wanted: Rows, part_high: np.uint64, part_low: np.uint64,
     begin: int, end: int, found: Rows,
 ) -> int:  # fmt: skip
     """`search` among many rows for each wanted group; until its turn, ``found`` holds the guess."""
@@ -175,12 +176,12 @@ def _leap(
 
 @kernel
 def search(
-    high: Words, low: Words, starts: Rows, wanted: Rows, part_high: np.uint64, part_low: np.uint64, n: np.int64,
+    high: Words, low: Words, starts: Narrow, wanted: Rows, part_high: np.uint64, part_low: np.uint64, n: np.int64,
     begin: np.int64, found: Rows,
 ) -> int:  # fmt: skip
     """Write the last row of each wanted group in a part of a batch, -1 where it has none; return how many have one.
 
-    high, low: uint64[k], sorted (low of size 0 for one-word identities).  starts: int64[g], the row in ``high`` that
+    high, low: uint64[k], sorted (low of size 0 for one-word identities).  starts: int32[g], the row in ``high`` that
     begins each group.  wanted: int64[m], ascending numbers of groups.  part_high, part_low: addresses of uint64[n],
     sorted by (high, low), an identity once or more (part_low 0 for one-word identities); any slice of all identities.
     begin: only rows of the part at or after it count.  found: int64[m], written: rows in [begin, n), or -1.  O(m)

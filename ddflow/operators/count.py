@@ -25,11 +25,13 @@ import pyarrow as pa
 
 from ddflow.arena import Arena
 from ddflow.arrange.arrangement import Arrangement, Change
-from ddflow.identity import Ints, Secret, identities, is_wide
+from ddflow.arrange.batch import Batch
+from ddflow.identity import NONE, Ints, Secret, identities, is_wide
 from ddflow.kernels import accumulate as kernels
 from ddflow.kernels.resolve import LIVE
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.updates import Updates, few, ints, overflow
+from ddflow.rows import Rows
 from ddflow.sorting import sort
 
 __all__ = ["Count", "few", "ints"]
@@ -73,11 +75,9 @@ class Count:
         at = by.starts[moved.take(np.cumsum(first) - first)]
         live = (counts != 0).astype(np.uint8)
         born = int(live.take(last.take(moved)).sum()) - int(np.count_nonzero(before.take(moved)))
-        change = Change(
-            by.high.take(at), by.low.take(at) if by.low.size else by.low, updates.times.take(ranks), live,
-            counts.astype(np.uint64, copy=False).view(np.uint64), np.empty((versions, 0), np.int64),
-            self._rows(groups, rows, counts), last, held.place, self.arranged.index.built, born, 0,
-        )  # fmt: skip
+        batch = Batch(by.high.take(at), by.low.take(at) if by.low.size else by.low, updates.times.take(ranks), live,
+                      NONE, np.empty((versions, 0), np.int64), Rows(self._rows(groups, rows, counts)))  # fmt: skip
+        change = Change(batch, counts.view(np.uint64), last, held.place, self.arranged.index.built, born, 0)
         return out, change
 
     def apply(self, change: Change, upper: int, since: int) -> None:

@@ -59,6 +59,10 @@ class Updates(NamedTuple):
         fields.append(pa.field(DIFF, pa.int64(), nullable=False))
         return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
+    def between(self, begin: int, end: int) -> Updates:
+        """The updates [begin, end), without a copy.  They need not be in the order of times."""
+        return Updates(self.rows.slice(begin, end - begin), self.ranks[begin:end], self.diffs[begin:end], self.times)
+
     def picked(self, places: Ints) -> Updates:
         """The updates at ``places``."""
         return Updates(self.rows.take(pa.array(places)), self.ranks.take(places), self.diffs.take(places), self.times)

@@ -21,6 +21,7 @@ all sources, is known to succeed; so `judge` computes a `Judgement`, and `apply`
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,10 +29,11 @@ import pyarrow.types as pat
 
 from ddflow.arena import Arena
 from ddflow.arrange.arrangement import Arrangement, Change
+from ddflow.arrange.batch import Batch
 from ddflow.batcher import Sealed
 from ddflow.binding import Bound
 from ddflow.errors import TieRefused
-from ddflow.identity import Flags, Ints, Narrow, Secret, identities, is_wide, validity, value_hashes
+from ddflow.identity import NONE, Flags, Ints, Narrow, Secret, identities, is_wide, validity, value_hashes
 from ddflow.kernels.resolve import ERROR, FATE, LIVE, NOTHING, Events, Held, Judged, Rules, emit, judge, judged, marks
 from ddflow.operators.updates import Updates, ints
 from ddflow.order import Order
@@ -141,11 +143,11 @@ class Judgement:
             taken = self.sealed.events.column(field.name[7:]).take(pa.array(out.event[:n]))
             table = table.append_column(field, taken)
         words = self.words[out.event[:n]] if order.words else np.empty((n, 0), np.int64)
-        columns = (column[:n] for column in (out.high, out.low, out.time, out.live))
+        columns: list[Any] = [column[:n] for column in (out.high, out.low, out.time, out.live)]
         if n < out.high.size // 2:  # else the room of those that are not there would be kept with them
-            columns = (column.copy() for column in columns)
-        return Change(*columns, out.value[:n], words, table, out.last, self.held.place, self.built,
-                      self.born, self.buried)  # fmt: skip
+            columns = [column.copy() for column in columns]
+        batch = Batch(*columns, NONE, words, Rows(table))
+        return Change(batch, out.value[:n], out.last, self.held.place, self.built, self.born, self.buried)
 
     def winner_orders(self, rows: Ints) -> list[pa.Array]:
         """For each of some rows, the order columns' values that its key holds after that time; null for none.

@@ -67,7 +67,6 @@ class Claim:
             raise _unless_ours(path, error) from None
         try:
             claim._clear()
-            claim._probe()
         except BaseException as error:
             claim.release()
             raise _unless_ours(path, error) from None
@@ -122,7 +121,11 @@ class Claim:
             raise EngineClosed(f"spill to {self.path}", "the folder was closed", "open a new engine")
 
     def _locked(self) -> int:
-        """The descriptor of the lock file, locked.  Raises `SpillInUse`."""
+        """The descriptor of the lock file, locked.  Raises `SpillInUse`.
+
+        Our process number is written to it, which also tells whether the disk takes anything: permissions do not tell
+        of a file system that is read-only or full.
+        """
         while True:
             lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600, dir_fd=self.directory)
             try:
@@ -162,16 +165,6 @@ class Claim:
                 os.stat(name, dir_fd=self.directory, follow_symlinks=False).st_mode
             ):
                 os.unlink(name, dir_fd=self.directory)
-
-    def _probe(self) -> None:
-        """Write a byte: permissions do not tell of a file system that is read-only or full."""
-        name = self.new_name()
-        file = self.create(name)
-        try:
-            os.write(file, b"?")
-        finally:
-            os.close(file)
-            self.remove(name)
 
 
 def _check_folder(path: str, state: os.stat_result) -> None:

@@ -1,0 +1,115 @@
+"""What a call brings: the rows of each source, admitted piece by piece and put with those that wait.
+
+Invariant: either all rows of all sources are taken in, or an error names what is wrong and every source is as before:
+batchers are changed in copies, which the engine adopts when nothing can be refused any more.  Why that is not trivial:
+under a budget the input is a stream that must never be in memory whole, so rows are admitted, numbered and, where they
+are many, spilled while more of them are still to come.
+
+>>> import pyarrow as pa
+>>> parts = list(portions(pa.table({"v": range(10)}), "'v'", pa.schema({"v": pa.int64()}), 32))
+>>> [part.num_rows for part in parts]
+[4, 4, 2]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from ddflow.batcher import Batcher
+from ddflow.budget import Budget, shown_size
+from ddflow.errors import BudgetExceeded
+from ddflow.frontier import NEVER
+from ddflow.intake import Admitted, Intake
+from ddflow.schema import to_table
+
+
+@dataclass
+class Inflow:
+    """The rows of one source in one call."""
+
+    batcher: Batcher
+    """What waits, with the rows that were admitted."""
+    rows: int = 0
+    """How many rows came, with those that do not go on."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Those, by verdict."""
+    greatest: int = NEVER
+    """The greatest time among the events that go on, or NEVER."""
+    listed: list[pa.Table] = field(default_factory=list)
+    """Verdict rows, when they are asked for."""
+
+
+def flowing(
+    given: Any, intake: Intake, batcher: Batcher, frontier: int, time: int | None, budget: Budget,
+    listed: Callable[[Admitted], pa.Table] | None,
+) -> Inflow:  # fmt: skip
+    """Admit all rows of one source.  ``time``: of the step, in epoch mode.  O(rows).
+
+    Raises what `Intake.admit` raises, `BudgetExceeded` for a row that is larger than the budget allows, `SpillFull` and
+    `SpillFailed`; nothing has changed then.
+    """
+    bound = intake.bound
+    most = budget.piece // 2 if budget.spills else None
+    inflow = Inflow(batcher)
+    for part in portions(given, repr(bound.name), bound.schema, most):
+        admitted = intake.admit(part, frontier, time, inflow.rows)
+        inflow.batcher = inflow.batcher.with_run(admitted.sealed)
+        inflow.rows += admitted.rows
+        inflow.greatest = max(inflow.greatest, admitted.greatest)
+        add(inflow.counts, admitted.counts)
+        if listed is not None:
+            inflow.listed.append(listed(admitted))
+        if budget.folder is not None and inflow.batcher.nbytes > budget.pending:
+            inflow.batcher.spill(budget.folder, budget.pending // 2)
+    return inflow
+
+
+def portions(given: Any, what: str, schema: pa.Schema, most: int | None) -> Iterator[pa.Table]:
+    """Rows as tables of at most ``most`` bytes (None: one table); at least one, so that its columns are looked at.
+
+    A reader, or whatever gives one, is read as it goes.  Raises what `to_table` raises, and `BudgetExceeded` for a row
+    that is larger than that.
+    """
+    if most is None or isinstance(given, pa.RecordBatch):
+        yield from _cut(to_table(given, what, schema), what, most)
+        return
+    if not isinstance(given, pa.RecordBatchReader) and hasattr(given, "__arrow_c_stream__") and not isinstance(
+        given, pa.Table
+    ):
+        given = pa.RecordBatchReader.from_stream(given)
+    if not isinstance(given, pa.RecordBatchReader):
+        yield from _cut(to_table(given, what, schema), what, most)
+        return
+    held: list[pa.RecordBatch] = []
+    size, none = 0, True
+    for batch in given:
+        held.append(batch)
+        size += batch.nbytes
+        if size >= most:
+            yield from _cut(pa.Table.from_batches(held, given.schema), what, most)
+            held, size, none = [], 0, False
+    if held or none:
+        yield from _cut(pa.Table.from_batches(held, given.schema), what, most)
+
+
+def _cut(table: pa.Table, what: str, most: int | None) -> Iterator[pa.Table]:
+    size = table.nbytes if most is not None else 0
+    if most is None or size <= most:
+        yield table
+        return
+    if table.num_rows == 1:
+        raise BudgetExceeded(f"rows for {what}", f"one row takes {shown_size(size)}, the budget leaves "
+                             f"{shown_size(most)} for a row", "give a larger memory=; nothing was taken in")  # fmt: skip
+    rows = max(min(table.num_rows * most // size, table.num_rows // 2), 1)
+    for begin in range(0, table.num_rows, rows):
+        yield from _cut(table.slice(begin, rows), what, most)
+
+
+def add(counts: dict[str, int], more: Mapping[str, int]) -> None:
+    """Add some counts to others."""
+    for name, n in more.items():
+        counts[name] = counts.get(name, 0) + n

@@ -1,0 +1,108 @@
+"""What readers hold: the registry knows the least time at any moment, whoever lets go, when, and from where."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import effort
+
+from ddflow.errors import TimeWentBack
+from ddflow.frontier import CLOSED, NEVER
+from ddflow.reader import Hold, Holds
+
+TIMES = st.one_of(st.integers(-5, 5), st.sampled_from([NEVER, NEVER + 1, 0, CLOSED - 1]))
+
+
+@effort(200)
+@given(st.data())
+def test_the_least_time_is_the_least_of_all_that_are_held(data: st.DataObject) -> None:
+    holds, times = Holds(), dict[Hold, int]()
+    for act in data.draw(st.lists(st.sampled_from(["add", "add", "advance", "let go"]), max_size=30)):
+        if act == "add":
+            time = data.draw(TIMES)
+            times[holds.add(time)] = time
+        elif times:
+            hold = data.draw(st.sampled_from([*times]))
+            if act == "advance":
+                times[hold] = data.draw(TIMES.filter(lambda to, at=times[hold]: to >= at))  # type: ignore[misc]
+                holds.advance(hold, times[hold])
+            else:
+                del times[hold]
+                holds.let_go(hold)
+        assert holds.least() == min(times.values(), default=CLOSED)
+        assert len(holds) == len(times)
+        assert all(hold.time == time for hold, time in times.items())
+        holds._check()
+
+
+def test_no_claim_goes_back_and_a_refused_one_stays_where_it_was() -> None:
+    holds = Holds()
+    hold = holds.add(5)
+    with pytest.raises(TimeWentBack, match="advance a reader to 4: it is already at 5; times may not go back"):
+        holds.advance(hold, 4)
+    assert (hold.time, holds.least()) == (5, 5)
+    holds.advance(hold, 5)
+    assert holds.least() == 5
+
+
+def test_letting_go_twice_gives_up_one_claim_only() -> None:
+    holds = Holds()
+    one, _ = holds.add(3), holds.add(3)
+    holds.let_go(one)
+    holds.let_go(one)
+    assert (len(holds), holds.least()) == (1, 3)
+
+
+def test_a_claim_that_was_given_up_cannot_be_taken_up_again_by_advancing_it() -> None:
+    holds = Holds()
+    hold, other = holds.add(3), holds.add(9)
+    holds.let_go(hold)
+    holds.advance(hold, 4)
+    assert (len(holds), holds.least()) == (1, 9)
+    holds.advance(other, 10)
+    assert holds.least() == 10
+
+
+def test_a_finalizer_may_let_go_while_the_registry_is_being_changed() -> None:
+    holds = Holds()
+    hold, other = holds.add(3), holds.add(4)
+    with holds._lock:  # as when garbage is collected in the middle of a call: the lock is taken already
+        holds.let_go(hold)
+    assert holds.least() == 4
+    with holds._lock:
+        holds.let_go(other)
+    assert len(holds) == 0
+
+
+def test_very_many_claims_of_one_time_cost_no_more_than_those_of_many() -> None:
+    holds = Holds()
+    claims = [holds.add(7) for _ in range(50_000)]
+    for claim in claims:
+        holds.advance(claim, 8)
+    for claim in claims[1:]:
+        holds.let_go(claim)
+    assert (holds.least(), len(holds)) == (8, 1)
+
+
+def test_many_threads_open_advance_and_let_go_at_once() -> None:
+    holds, low = Holds(), Holds()
+    kept = [low.add(10) for _ in range(4)]
+
+    def work(number: int) -> None:
+        for i in range(500):
+            hold = holds.add(i)
+            assert holds.least() <= i
+            holds.advance(hold, i + number)
+            holds.let_go(hold)
+            low.advance(kept[number], 10 + i)
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(work, number) for number in range(4)]:
+            done.result()
+    assert (len(holds), holds.least()) == (0, CLOSED)
+    assert (len(low), low.least()) == (4, 509)
+    holds._check()
+    low._check()
