@@ -19,6 +19,7 @@ many read it; all share one list of times.
 from __future__ import annotations
 
 from collections.abc import Mapping
+
 import numpy as np
 import pyarrow as pa
 

@@ -332,7 +332,7 @@ class Engine:
         rows: dict[str, list[pa.Table]] = {name: [*inflow.listed] for name, inflow in inflows.items()}
         for inflow in inflows.values():
             add(counts, inflow.counts)
-        for name, codes in (judged.stepped.counts if judged else {}).items():
+        for codes in judged.stepped.counts.values() if judged else ():
             add(counts, counted(codes))
         for name, more in (judged.rows if judged else {}).items():
             rows.setdefault(name, []).extend(more)
@@ -345,7 +345,7 @@ class Engine:
             self.intakes[name].greatest = max(self.intakes[name].greatest, inflow.greatest)
         if judged is not None:
             for batcher in self.batchers.values():
-                batcher.seal(frontier)
+                batcher.discard(frontier)
             since = self._since_after(last)
             self.circuit.apply(judged.stepped, frontier, since)
             self._frontier, self._last, self._since = frontier, last, since
@@ -354,7 +354,9 @@ class Engine:
         arrived = sum(intake.arrived for intake in self.intakes.values())
         assert arrived == sum(self._totals.values()) + self._pending(), "events in are not judged + pending"
         with suppress(SpillFull, SpillFailed):
-            make_room(self.budget, self.circuit, self.batchers)  # and if there is none: the next call asks again, before it takes anything in
+            make_room(
+                self.budget, self.circuit, self.batchers
+            )  # and if there is none: the next call asks again, before it takes anything in
         listed = None
         if self.lists:
             listed = {name: pa.concat_tables(rows.get(name, [])) for name in self.intakes if rows.get(name)}
@@ -382,4 +384,3 @@ def _int64(asked: str, time: Any, most: int) -> int:
     if isinstance(time, bool) or not isinstance(time, int | np.integer) or not NEVER <= time <= most:
         raise SchemaMismatch(asked, "that is no int64 time", f"give an integer, {most} at most, in the time's own unit")
     return int(time)
-

@@ -77,8 +77,10 @@ def portions(given: Any, what: str, schema: pa.Schema, most: int | None) -> Iter
     if most is None or isinstance(given, pa.RecordBatch):
         yield from _cut(to_table(given, what, schema), what, most)
         return
-    if not isinstance(given, pa.RecordBatchReader) and hasattr(given, "__arrow_c_stream__") and not isinstance(
-        given, pa.Table
+    if (
+        not isinstance(given, pa.RecordBatchReader)
+        and hasattr(given, "__arrow_c_stream__")
+        and not isinstance(given, pa.Table)
     ):
         given = pa.RecordBatchReader.from_stream(given)
     if not isinstance(given, pa.RecordBatchReader):
@@ -102,8 +104,8 @@ def _cut(table: pa.Table, what: str, most: int | None) -> Iterator[pa.Table]:
         yield table
         return
     if table.num_rows == 1:
-        raise BudgetExceeded(f"rows for {what}", f"one row takes {shown_size(size)}, the budget leaves "
-                             f"{shown_size(most)} for a row", "give a larger memory=; nothing was taken in")  # fmt: skip
+        found = f"one row takes {shown_size(size)}, the budget leaves {shown_size(most)} for a row"
+        raise BudgetExceeded(f"rows for {what}", found, "give a larger memory=; nothing was taken in")
     rows = max(min(table.num_rows * most // size, table.num_rows // 2), 1)
     for begin in range(0, table.num_rows, rows):
         yield from _cut(table.slice(begin, rows), what, most)

@@ -45,7 +45,9 @@ class Ranges:
         columns = pa.RecordBatch.from_arrays([events.column(name) for name in self.keys.names], schema=self.keys)
         high, _ = identities(columns, self.secret, n)
         # Shifted by all 64 bits a word would stay as it is.
-        at = (high >> np.uint64(63) >> np.uint64(1) if not self.bits else high >> np.uint64(64 - self.bits)).astype(np.uint16)
+        at = (high >> np.uint64(63) >> np.uint64(1) if not self.bits else high >> np.uint64(64 - self.bits)).astype(
+            np.uint16
+        )
         order = np.argsort(at, kind="stable")
         ends = np.concatenate([[0], np.cumsum(np.bincount(at, minlength=1 << self.bits))])
         numbers = [sealed.times, sealed.original, sealed.arrival]

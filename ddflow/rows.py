@@ -174,8 +174,9 @@ class View:
         """One column.  O(n), once."""
         made = self._made.get(name)
         if made is None:
-            near = self.events is not None and name in self.near
-            made = gather_column(self.sources, self.events if near else self.references, self.schema.field(name))
+            events = self.events if name in self.near else None
+            references = self.references if events is None else events
+            made = gather_column(self.sources, references, self.schema.field(name))
             self._made[name] = made
         return made
 

@@ -84,7 +84,9 @@ class Shelf:
                 writer.abort()
             raise
 
-    def _merged(self, pieces: Sequence[Updates], schema: pa.Schema, time_type: pa.DataType | None) -> Iterable[pa.Table]:
+    def _merged(
+        self, pieces: Sequence[Updates], schema: pa.Schema, time_type: pa.DataType | None
+    ) -> Iterable[pa.Table]:
         """The output window by window."""
         times = pieces[0].times
         counts = np.zeros(max(times.size, 1), np.int64)

@@ -104,8 +104,8 @@ def estimate(table: Any, spec: Upsert, *, keys: int | None = None, step: int = 1
     different keys there will be, when the table is a sample: best all events of some of the keys.  ``step``: how many
     rows a step brings.  Rows without a key are left out unless the spec keeps them.  O(rows); some 50 bytes a row.
 
-    Keys that come about equally often: within 10 % of what the engine takes, whichever step one stops after.  Where some
-    come much more often than others it may be 40 % off while a merge is at work.  Raises `NotArrow`, `SchemaMismatch`,
+    Keys that come about equally often: within 10 % of what the engine takes, after whichever step.  Where some come
+    much more often than others it may be 40 % off while a merge is at work.  Raises `NotArrow`, `SchemaMismatch`,
     `SpecError` when spec and columns do not fit, or ``keys`` or ``step`` make no sense.
     """
     for name, given in (("keys", keys), ("step", step)):

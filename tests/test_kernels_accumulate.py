@@ -30,8 +30,13 @@ def given_to_kernel(updates: list[Update]) -> tuple[list[Update], Any, Any, Any,
     by = sorted(range(len(updates)), key=lambda i: updates[i][0])
     starts = [place for place, row in enumerate(by) if place == 0 or updates[row][0] != updates[by[place - 1]][0]]
     ranks, diffs = ([update[i] for update in updates] for i in (1, 2))
-    arrays = (np.array(column, np.int64) for column in (by, [*starts, len(by)] if by else [0], ranks, diffs))
-    return updates, *arrays
+    narrow = (np.array(column, np.int32) for column in (by, [*starts, len(by)] if by else [0], ranks))
+    return updates, *narrow, np.array(diffs, np.int64)
+
+
+def room(n: int, columns: int) -> list[Any]:
+    """Where a kernel writes: ranks, and columns of 64 bits."""
+    return [np.empty(n, np.int32), *(np.empty(n, np.int64) for _ in range(columns))]
 
 
 def fits(total: int) -> bool:
@@ -41,7 +46,7 @@ def fits(total: int) -> bool:
 @given(updates_of(small))
 def test_net_is_the_sum_of_equal_rows_at_equal_times_without_zeros(drawn: list[Update]) -> None:
     updates, by, starts, ranks, diffs = given_to_kernel(drawn)
-    out = [np.empty(len(updates), np.int64) for _ in range(3)]
+    out = room(len(updates), 2)
     written, refused = net(by, starts, ranks, diffs, *out)
     assert refused == -1
     expected: Counter[tuple[int, int]] = Counter()
@@ -64,7 +69,7 @@ def test_net_refuses_exactly_when_a_running_sum_leaves_int64(drawn: list[Update]
         if not fits(sums[group, rank]):
             wrong.add((group, rank))
             sums[group, rank] = MOST + 1  # once gone it stays gone
-    out = [np.empty(len(updates), np.int64) for _ in range(3)]
+    out = room(len(updates), 2)
     refused = net(by, starts, ranks, diffs, *out)[1]
     assert updates[refused][:2] in wrong if wrong else refused == -1
 
@@ -74,7 +79,7 @@ def counted(updates: list[Update], held: list[int], since_rank: int) -> tuple[li
     updates, by, starts, ranks, diffs = given_to_kernel(updates)
     groups = sorted({group for group, _, _ in updates})
     n = len(updates)
-    up, down = [np.empty(2 * n, np.int64) for _ in range(4)], [np.empty(n, np.int64) for _ in range(3)]
+    up, down = room(2 * n, 3), room(n, 2)
     last = np.empty(len(groups), np.int64)
     before = np.array([held[group] for group in groups], np.int64)
     changed, versions, refused = count(by, starts, ranks, diffs, before, np.int64(since_rank), *up, *down, last)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,18 +12,21 @@ from hypothesis import strategies as st
 
 from ddflow.arrange.index import Index
 from ddflow.kernels import index as kernels
+from ddflow.kernels.gather import SLOT, SLOTS
 from ddflow.kernels.resolve import LIVE, OCCUPIED
 
 pytestmark = pytest.mark.kernels
 TOP = 2**64 - 1
+FLAGS = OCCUPIED | LIVE
 Key = tuple[int, int]
+Put = tuple[int, bool, tuple[int, ...], int]
+"""Value hash, live, order words, how many versions the key has before this one in the same step."""
 Entry = tuple[int, int, tuple[int, ...]]
 """Value hash, reference with flags, order words."""
 # Uniform ones, a crowd of one home slot in the middle, and one that runs off the end.
 highs = st.one_of(
     st.integers(0, TOP), st.integers(0, 9).map(lambda i: (1 << 62) + i), st.integers(TOP - 9, TOP), st.integers(0, 2)
 )
-references = st.builds(lambda live, at: OCCUPIED | (LIVE if live else 0) | at, st.booleans(), st.integers(0, 2**60 - 1))
 values = st.integers(0, TOP)
 orders = st.integers(-(2**63), 2**63 - 1)
 
@@ -32,60 +36,137 @@ def columns(keys: list[Key], wide: bool) -> tuple[Any, Any]:
     return high, np.array([low for _, low in keys] if wide else [], np.uint64)
 
 
-def put(index: Index, entries: dict[Key, Entry]) -> None:
-    keys = sorted(entries)
-    order = np.array([entries[key][2] for key in keys], np.int64).reshape(len(keys), index.words)
-    index.write(*columns(keys, index.wide), np.array([entries[key][0] for key in keys], np.uint64),
-                np.array([entries[key][1] for key in keys], np.int64), order)  # fmt: skip
+def starts(n: int) -> Any:
+    return np.arange(n, dtype=np.int32)
+
+
+def put(
+    index: Index, entries: dict[Key, Put], slot: int, others: Sequence[Key] = (), stale: bool = False
+) -> dict[Key, Entry]:
+    """Write what a step's keys hold now, and leave ``others``, of which it has events too, as they are.
+
+    ``stale``: the table was rebuilt since the keys were looked for.  Returns the entries that there should be now.
+    """
+    keys, rows, last = sorted({*entries, *others}), list[Key](), list[int]()
+    out: dict[Key, Entry] = {}
+    for key in keys:
+        if key not in entries:
+            last.append(-1)
+            continue
+        value, live, order, more = entries[key]
+        rows += [key] * (more + 1)
+        last.append(len(rows) - 1)
+        out[key] = value, OCCUPIED | (LIVE if live else 0) | slot << SLOT | last[-1], order
+        if not live and not index.keeps:
+            out[key] = value, OCCUPIED, order
+    newest = [row in last for row in range(len(rows))]
+    order = np.array([entries[key][2] for key in rows], np.int64).reshape(len(rows), index.words)
+    value = [entries[key][0] if last else 7 for key, last in zip(rows, newest, strict=True)]
+    live = [entries[key][1] == last for key, last in zip(rows, newest, strict=True)]
+    place, built = index.seek(*columns(keys, index.wide), starts(len(keys))).place, index.built
+    if stale:
+        index._rebuild(index.capacity + 1)
+    index.write(place, built, np.array(last, np.int64), *columns(rows, index.wide), np.array(value, np.uint64),
+                np.array(live, np.uint8), order, slot)  # fmt: skip
+    return out
 
 
 def found(index: Index, keys: list[Key]) -> list[Entry | None]:
-    held = index.seek(*columns(keys, index.wide), np.arange(len(keys)))
+    """What the index knows of some keys; of one that it does not know, the slot it names is the one for it."""
+    held = index.seek(*columns(keys, index.wide), starts(len(keys)))
+    for (high, _), place, reference in zip(keys, held.place.tolist(), held.reference.tolist(), strict=True):
+        home = high * index.capacity >> 64
+        taken = index.table[home:, kernels.REF] != 0
+        if not reference:
+            assert place == (home + int(taken.argmin()) if not taken.all() else -1)
     rows = zip(held.value.tolist(), held.reference.tolist(), map(tuple, held.order.tolist()), strict=True)
-    return [row if row[1] else None for row in rows]
+    # A deletion that need not be kept may linger, or be gone.
+    return [row if row[1] & LIVE or (row[1] and index.keeps) else None for row in rows]
+
+
+def seen(index: Index, entry: Entry | None) -> Entry | None:
+    return entry if entry is not None and (index.keeps or entry[1] & LIVE) else None
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> tuple[bool, int, list[dict[Key, Entry]]]:
+def batches(draw: st.DrawFn) -> tuple[bool, int, list[dict[Key, Put]]]:
     """Wide or not, the number of order words, and some writes."""
     wide, words = draw(st.booleans()), draw(st.integers(0, 3))
     keys = st.tuples(highs, st.integers(0, 1) if wide else st.just(0))
-    entries = st.tuples(values, references, st.tuples(*[orders] * words))
+    entries = st.tuples(values, st.booleans(), st.tuples(*[orders] * words), st.integers(0, 2))
     return wide, words, draw(st.lists(st.dictionaries(keys, entries, max_size=12), min_size=1, max_size=5))
 
 
-@given(batches(), st.lists(highs, max_size=8))
+@given(batches(), st.lists(highs, max_size=8), st.booleans(), st.booleans())
 def test_what_was_written_last_is_found_and_nothing_else(
-    drawn: tuple[bool, int, list[dict[Key, Entry]]], absent: list[int]
+    drawn: tuple[bool, int, list[dict[Key, Put]]], absent: list[int], keeps: bool, stale: bool
 ) -> None:
     wide, words, writes = drawn
-    index, twin = Index(wide, words), dict[Key, Entry]()
-    for entries in writes:
-        put(index, entries)
-        twin |= entries
+    index, twin = Index(wide, words, keeps), dict[Key, Entry]()
+    others = [(high, 0) for high in absent]
+    for slot, entries in enumerate(writes, 1):
+        twin |= put(index, entries, slot, others, stale)
         index._check()
-        keys = sorted({*twin, *((high, 0) for high in absent)})
-        assert found(index, keys) == [twin.get(key) for key in keys]
-        assert len(index) == len(twin)
-    _, places = index.walk(live=False)
-    assert [index.table[place, kernels.ID] for place in places] == [high for high, _ in sorted(twin)]
+        keys = sorted({*twin, *others})
+        assert found(index, keys) == [seen(index, twin.get(key)) for key in keys]
+        alive = sum(bool(reference & LIVE) for _, reference, _ in twin.values())
+        assert len(index) == len(twin) if keeps else alive <= len(index) <= len(twin)
     live = [twin[key][1] for key in sorted(twin) if twin[key][1] & LIVE]
     assert index.walk(live=True)[0].tolist() == live
 
 
-@given(batches())
-def test_redirected_entries_point_elsewhere_and_keep_their_flags(
-    drawn: tuple[bool, int, list[dict[Key, Entry]]],
+@given(batches(), st.sets(st.integers(0, 5)), highs, highs)
+def test_a_walk_gives_the_entries_of_a_range_and_of_some_batches_in_the_order_of_identities(
+    drawn: tuple[bool, int, list[dict[Key, Put]]], slots: set[int], one: int, other: int
 ) -> None:
     wide, words, writes = drawn
     index, twin = Index(wide, words), dict[Key, Entry]()
-    for entries in writes:
-        put(index, entries)
-        twin |= entries
+    for slot, entries in enumerate(writes, 1):
+        twin |= put(index, entries, slot)
+    members = np.array([slot in slots for slot in range(6)], np.uint8)
+    first, last = sorted([one, other])
+    ranges = [{}, {"first": first, "last": last}, {"first": first, "last": last, "members": members},
+              {"members": members}, {"first": first}, {"last": last}]  # fmt: skip
+    for asked in ranges:
+        for live in (False, True):
+            keys = [
+                key
+                for key, (_, reference, _) in sorted(twin.items())
+                if asked.get("first", 0) <= key[0] <= asked.get("last", TOP)
+                and ("members" not in asked or reference >> SLOT & SLOTS in slots)
+                and (reference & LIVE or not live)
+            ]
+            references, places = index.walk(live, **asked)
+            assert references.tolist() == [twin[key][1] for key in keys]
+            high, low, value, order = index.entries(places)
+            assert high.tolist() == [high for high, _ in keys]
+            assert low.tolist() == [low for _, low in keys if wide]
+            assert value.tolist() == [twin[key][0] for key in keys]
+            assert list(map(tuple, order.tolist())) == [twin[key][2] for key in keys]
+
+
+@given(batches())
+def test_redirected_entries_point_elsewhere_and_keep_their_flags(
+    drawn: tuple[bool, int, list[dict[Key, Put]]],
+) -> None:
+    wide, words, writes = drawn
+    index, twin = Index(wide, words), dict[Key, Entry]()
+    for slot, entries in enumerate(writes, 1):
+        twin |= put(index, entries, slot)
     keys = sorted(twin)
-    moved = {key: (v, r & (OCCUPIED | LIVE) | i, o) for i, (key, (v, r, o)) in enumerate(sorted(twin.items())) if i % 2}
-    places = index.places(*columns(keys, wide), np.arange(len(keys)))
-    index.redirect(np.where(np.arange(len(keys)) % 2 == 1, places, -1), np.arange(len(keys)))
+    n, absent = len(keys), (1 << 61, 0)
+    # Of every key its reference and one that it had before, if any; in between a key that was never there.
+    asked = sorted([*keys, absent] if absent not in twin else keys)
+    groups = np.repeat(np.arange(len(asked)), 2)
+    now = [twin[key][1] & ~FLAGS if key in twin else 5 for key in asked]
+    references = np.array([each for reference in now for each in (reference, reference ^ 1)], np.int64)
+    places = index.places(*columns(asked, wide), starts(len(asked)), references, groups)
+    assert (places[1::2] == -1).all()
+    ours = places[::2][[key in twin for key in asked]]
+    assert index.table[ours, kernels.ID].tolist() == [high for high, _ in keys]
+    assert n == len(asked) or places[2 * asked.index(absent)] == -1
+    moved = {key: (v, r & FLAGS | i, o) for i, (key, (v, r, o)) in enumerate(sorted(twin.items())) if i % 2}
+    index.redirect(np.where(np.arange(n) % 2 == 1, ours, -1), np.arange(n))
     assert found(index, keys) == [moved.get(key, twin[key]) for key in keys]
 
 
@@ -93,12 +174,13 @@ def test_redirected_entries_point_elsewhere_and_keep_their_flags(
 @pytest.mark.parametrize("crowd", ["at the end", "in the middle", "at the beginning"])
 def test_a_crowd_of_identities_with_the_same_leading_bits_finds_room(wide: bool, crowd: str) -> None:
     first = {"at the end": TOP - 700, "in the middle": 1 << 63, "at the beginning": 0}[crowd]
-    entries: dict[Key, Entry] = {(first + i, 0): (i, OCCUPIED | LIVE | i, (i,)) for i in range(700)}
+    keys = [(first + i, 0) for i in range(700)]
     index = Index(wide, 1)
-    put(index, entries)
+    twin = put(index, {key: (i, True, (i,), 0) for i, key in enumerate(keys)}, 3)
     index._check()
-    assert found(index, sorted(entries)) == [entries[key] for key in sorted(entries)]
+    assert found(index, keys) == [twin[key] for key in keys]
     assert found(index, [(first - 1 & TOP, 0)]) == [None]
+    assert index.walk(live=True, first=first + 10, last=first + 19)[0].tolist() == [twin[k][1] for k in keys[10:20]]
     assert index.nbytes < 1 << 20
 
 
@@ -106,18 +188,69 @@ def test_deleted_keys_are_dropped_when_the_table_is_rebuilt_unless_their_order_i
     for keeps in (False, True):
         index = Index(False, 0, keeps)
         step = TOP // 4000
-        put(index, {(i * step, 0): (0, OCCUPIED, ()) for i in range(600)})
-        put(index, {(i * step + 1, 0): (0, OCCUPIED | LIVE, ()) for i in range(600)})
+        put(index, {(i * step, 0): (0, False, (), 0) for i in range(600)}, 1)
+        put(index, {(i * step + 1, 0): (0, True, (), 0) for i in range(600)}, 2)
         index._check()
         assert len(index) == (1200 if keeps else 600)
+
+
+def test_a_deletion_points_at_its_version_only_where_it_is_kept() -> None:
+    for keeps in (False, True):
+        index = Index(False, 0, keeps)
+        put(index, {(5, 0): (0, True, (), 0), (9, 0): (0, True, (), 0)}, 1)
+        put(index, {(5, 0): (0, False, (), 1)}, 2)
+        references = index.walk(live=False)[0].tolist()
+        assert references == [OCCUPIED | 2 << SLOT | 1 if keeps else OCCUPIED, FLAGS | 1 << SLOT | 1]
+
+
+def test_from_the_moment_that_deletions_are_kept_they_stay_and_those_before_are_gone() -> None:
+    index = Index(False, 0, keeps=False)
+    put(index, {(5, 0): (0, False, (), 0), (9, 0): (0, True, (), 0)}, 1)
+    index.keep_deletions()
+    index._check()
+    assert index.walk(live=False)[0].tolist() == [FLAGS | 1 << SLOT | 1]
+    put(index, {(9, 0): (0, False, (), 0)}, 2)
+    index._rebuild(index.capacity)
+    assert index.walk(live=False)[0].tolist() == [OCCUPIED | 2 << SLOT]
+
+
+@given(batches(), highs, highs, st.sets(st.integers(1, 5)))
+def test_what_is_evicted_is_found_no_more_and_a_step_that_looked_before_writes_as_if_it_looked_after(
+    drawn: tuple[bool, int, list[dict[Key, Put]]], one: int, other: int, slots: set[int]
+) -> None:
+    wide, words, writes = drawn
+    index, twin = Index(wide, words), dict[Key, Entry]()
+    for slot, entries in enumerate(writes, 1):
+        twin |= put(index, entries, slot)
+    keys, (first, last) = sorted(twin), sorted([one, other])
+    n, held, built = len(keys), index.seek(*columns(keys, wide), starts(len(keys))), index.built
+    index.evict(first, last, np.array([slot in slots for slot in range(6)], np.uint8))
+    index._check()
+    leaving = {key for key in keys if first <= key[0] <= last and twin[key][1] >> SLOT & SLOTS in slots}
+    assert found(index, keys) == [None if key in leaving else twin[key] for key in keys]
+    assert len(index) == n - len(leaving)
+    value, order = np.arange(n).astype(np.uint64), np.zeros((n, words), np.int64)
+    index.write(held.place, built, np.arange(n), *columns(keys, wide), value, np.ones(n, np.uint8), order, 9)
+    index._check()
+    assert found(index, keys) == [(i, FLAGS | 9 << SLOT | i, (0,) * words) for i in range(n)]
 
 
 def test_a_table_that_is_full_says_so_and_writing_again_into_a_larger_one_is_harmless() -> None:
     high, none, order = np.array([1, 2, 3], np.uint64), np.empty(0, np.uint64), np.empty((3, 0), np.int64)
     table, larger = np.zeros((2, 3), np.uint64), np.zeros((8, 3), np.uint64)
-    reference = np.array([OCCUPIED | i for i in range(3)])
-    assert kernels.write(table, np.uint64(2), high, none, high, reference, order) == -1
+    home, last, live = np.full(3, -1), np.arange(3), np.ones(3, np.uint8)
+    rest = (home, last, high, none, high, live, order, np.int64(OCCUPIED), np.int64(LIVE), np.int64(0))
+    assert kernels.write(table, np.uint64(2), *rest) == -1
     assert kernels.rebuild(table, np.zeros((1, 3), np.uint64), np.uint64(1), False, np.uint64(OCCUPIED)) == -1
     assert kernels.rebuild(table, larger, np.uint64(4), False, np.uint64(OCCUPIED)) == 2
-    assert kernels.write(larger, np.uint64(4), high, none, high, reference, order) == 1
+    assert kernels.write(larger, np.uint64(4), *rest) == 1
     assert sorted(larger[larger[:, kernels.REF] != 0, kernels.ID].tolist()) == [1, 2, 3]
+
+
+def test_a_walk_without_room_says_so() -> None:
+    table = np.array([[1, 0, 1], [2, 0, 1]], np.uint64)
+    ends = np.uint64(0), np.uint64(TOP)
+    for room in (0, 1, 2):
+        out = np.empty(room, np.int64), np.empty(room, np.int64)
+        n = kernels.walk(table, np.uint64(1), False, np.uint64(1), np.empty(0, np.uint8), *ends, *out)
+        assert n == (2 if room == 2 else -1)

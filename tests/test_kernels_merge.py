@@ -21,11 +21,14 @@ def pruned(versions: list[Version], since: int, droppable: bool) -> list[Version
     by = sorted(range(len(versions)), key=lambda i: versions[i][:2])
     keys = [versions[i][0] for i in by]
     starts = [place for place in range(len(by)) if place == 0 or keys[place] != keys[place - 1]]
-    kept = np.empty(len(by), np.int64)
+    kept, groups = np.empty(len(by), np.int64), np.empty(len(by), np.int64)
     times, live = (np.array([version[i] for version in versions]) for i in (1, 2))
-    n = prune(np.array(by, np.int64), np.array([*starts, len(by)] if by else [0], np.int64), times.astype(np.int64),
-              live.astype(np.uint8), np.int64(since), droppable, kept)  # fmt: skip
-    return [versions[i] for i in kept[:n]]
+    n = prune(np.array(by, np.int32), np.array([*starts, len(by)] if by else [0], np.int32), times.astype(np.int64),
+              live.astype(np.uint8), np.int64(since), droppable, kept, groups)  # fmt: skip
+    # What is written are places in the order of keys, and which of the keys each is of.
+    order = sorted(set(keys))
+    assert [order[group] for group in groups[:n]] == [keys[place] for place in kept[:n]]
+    return [versions[by[place]] for place in kept[:n]]
 
 
 def in_force(versions: list[Version], key: int, at: int) -> Version | None:
@@ -66,3 +69,12 @@ def test_a_deletion_stays_where_it_hides_an_older_row() -> None:
     assert pruned([(0, 1, True), (0, 4, False)], 2, True) == [(0, 1, True), (0, 4, False)]
     assert pruned([(0, 1, True), (0, 2, False)], 2, True) == []
     assert pruned([(0, 1, True), (0, 2, False)], 2, False) == [(0, 2, False)]
+
+
+def test_two_versions_of_one_time_are_told_even_where_a_later_one_hides_both() -> None:
+    permutation, starts = np.array([2, 0, 1, 3], np.int32), np.array([0, 4], np.int32)
+    times, live = np.array([4, 4, 1, 5]), np.ones(4, np.uint8)
+    kept = np.empty(4, np.int64), np.empty(4, np.int64)
+    for since in (0, 4, 9):
+        n = prune(permutation, starts, times, live, np.int64(since), False, *kept)
+        assert n < 0 and times[-1 - n] == 4

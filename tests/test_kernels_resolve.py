@@ -261,8 +261,12 @@ def assert_as_ruled(events: list[Event], held: list[State], rules: Rules, words:
         assert last == (mine[-1] if mine else -1)
     after = {group: state for (group, _), state in sorted(expected.history.items())}
     assert come.born == sum(after[group].live - state.live for group, state in enumerate(held))
-    graves = sum((not after[g].live and after[g] != State()) - (not s.live and s != State()) for g, s in enumerate(held))
-    assert come.buried == (graves if rules.keeps else 0)
+    buried = sum(is_grave(after[group]) - is_grave(state) for group, state in enumerate(held))
+    assert come.buried == (buried if rules.keeps else 0)
+
+
+def is_grave(state: State) -> bool:
+    return not state.live and state != State()
 
 
 def assert_history(events: list[Event], held: list[State], versions: list[Version], groups: list[int],

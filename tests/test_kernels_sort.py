@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddflow.kernels.sort import group_starts, order_by_rank, order_updates, sort_identities
+from ddflow.arena import Arena
+from ddflow.kernels.sort import group_starts, order_by_rank, sort_identities
 from ddflow.sorting import sort
 
 pytestmark = pytest.mark.kernels
@@ -38,9 +39,9 @@ def words(values: list[int]) -> Any:
 
 def assert_sorted(high: list[int], low: list[int] | None, bits: int) -> None:
     n = len(high)
-    permutation, sorted_high = np.empty(n, np.int64), np.empty(n, np.uint64)
+    permutation, sorted_high, ends = np.empty(n, np.int32), np.empty(n, np.uint64), np.zeros((1 << bits) + 1, np.int32)
     sorted_low = np.empty(n if low is not None else 0, np.uint64)
-    sort_identities(words(high), words(low or []), np.int64(bits), permutation, sorted_high, sorted_low)
+    sort_identities(words(high), words(low or []), np.int64(bits), ends, permutation, sorted_high, sorted_low)
     expected = sorted(range(n), key=lambda i: (high[i], low[i] if low is not None else 0))
     assert permutation.tolist() == expected
     assert sorted_high.tolist() == [high[i] for i in expected]
@@ -70,7 +71,7 @@ def test_a_bucket_too_large_for_insertion_is_sorted_too(kind: str, wide: bool) -
 @given(st.lists(st.tuples(identity, st.integers(0, 1)), max_size=30), st.booleans())
 def test_groups_begin_where_the_identity_changes(pairs: list[tuple[int, int]], wide: bool) -> None:
     pairs.sort()
-    starts = np.empty(len(pairs) + 1, np.int64)
+    starts = np.empty(len(pairs) + 1, np.int32)
     low = words([low for _, low in pairs] if wide else [])
     if wide and not pairs:
         return
@@ -80,31 +81,32 @@ def test_groups_begin_where_the_identity_changes(pairs: list[tuple[int, int]], w
 
 
 @pytest.mark.parametrize("kind", SHAPES)
-def test_the_shell_sorts_and_groups_any_number_of_rows(kind: str) -> None:
-    for n in (0, 1, 2, 3, 200):
+@pytest.mark.parametrize("wide", [False, True])
+def test_the_shell_sorts_and_groups_any_number_of_rows_in_memory_that_was_used_before(kind: str, wide: bool) -> None:
+    arena = Arena()
+    for n in (200, 0, 1, 2, 3, 200, 150):
         high = spread(kind, n)
-        by = sort(words(high), np.empty(0, np.uint64))
-        expected = sorted(range(n), key=lambda i: high[i])
+        low = [i * 31 % 3 for i in range(n)] if wide else [0] * n
+        arena.reset()
+        arena.block[:] = 0xAA
+        by = sort(words(high), words(low if wide else []), arena)
+        expected = sorted(range(n), key=lambda i: (high[i], low[i]))
         assert by.permutation.tolist() == expected
-        found = [high[by.permutation[start]] for start in by.starts[:-1]]
-        assert found == sorted(set(high)) and by.starts[-1] == n
+        assert by.high.tolist() == [high[i] for i in expected]
+        assert by.low.tolist() == [low[i] for i in expected if wide]
+        found = [(high[by.permutation[start]], low[by.permutation[start]]) for start in by.starts[:-1]]
+        assert found == sorted(set(zip(high, low, strict=True))) and by.starts[-1] == n
+
+
+def test_the_result_of_a_sort_without_an_arena_is_the_callers() -> None:
+    first = sort(words([9, 4, 9]), words([]))
+    sort(words([1, 2, 3]), words([]))
+    assert (first.permutation.tolist(), first.starts.tolist()) == ([1, 0, 2], [0, 1, 3])
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 1)), max_size=40), st.booleans())
 def test_order_by_rank_is_a_stable_sort_by_rank_then_flag(rows: list[tuple[int, int]], flagged: bool) -> None:
     out = np.empty(len(rows), np.int64)
     second = np.array([flag for _, flag in rows] if flagged else [], np.int64)
-    order_by_rank(np.array([rank for rank, _ in rows], np.int64), second, np.int64(5), out)
+    order_by_rank(np.array([rank for rank, _ in rows], np.int32), second, np.int64(5), out)
     assert out.tolist() == sorted(range(len(rows)), key=lambda i: (rows[i][0], rows[i][1] if flagged else 0))
-
-
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2**62), st.booleans()), max_size=40))
-def test_order_updates_moves_all_columns_stably_by_rank_and_reads_diffs_off_the_sign(
-    rows: list[tuple[int, int, bool]],
-) -> None:
-    n = len(rows)
-    sources = np.array([source - 2**63 if gone else source for _, source, gone in rows], np.int64)
-    out = [np.empty(n, np.int64) for _ in range(3)]
-    order_updates(np.array([rank for rank, _, _ in rows], np.int64), sources, np.int64(4), *out)
-    expected = [(rank, source, -1 if gone else 1) for rank, source, gone in sorted(rows, key=lambda row: row[0])]
-    assert list(zip(*(column.tolist() for column in out), strict=True)) == expected

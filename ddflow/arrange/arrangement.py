@@ -166,13 +166,16 @@ class Arrangement:
     def spill(self, folder: Folder, share: int, scratch: int = 1 << 26) -> None:
         """Move what is in memory beneath, as far as ``share`` asks for, and go on with merges there.
 
-        ``share``: bytes that it may take in memory.  ``scratch``: bytes that a piece of a merge may take beside.  Beyond three quarters of it a flush begins, which is paid for like
-        any merge; beyond all of it the flush is finished.  When a write fails nothing is lost: `SpillFull` and
+        ``share``: bytes that it may take in memory.  ``scratch``: bytes that a piece of a merge may take beside.
+        Beyond three quarters of the share a flush begins, which is paid for like any merge; beyond all of it the flush
+        is finished.  When a write fails nothing is lost: `SpillFull` and
         `SpillFailed` leave all as it was, but for the pieces that were moved whole.
         """
         if not self.spine.items and not self.beneath.items:
             return
-        width = max((self.slots.resident + self.slots.mapped) // max(self.spine.versions + self.beneath.versions, 1), 32)
+        width = max(
+            (self.slots.resident + self.slots.mapped) // max(self.spine.versions + self.beneath.versions, 1), 32
+        )
         self.piece = self.spine.most = self.beneath.most = max(scratch // (4 * width + 128), 4096)
         target = partial(spilled, folder=folder)
         paid = self.written - self._paid_beneath

@@ -30,9 +30,9 @@ from ddflow.identity import NONE, Flags, Ints, Words
 from ddflow.rows import Rows
 
 
-def same(value: int, n: int, kind: type[np.generic]) -> np.ndarray[Any, Any]:
+def same(value: int, n: int, kind: Any) -> np.ndarray[Any, Any]:
     """A column of n times one value, in the memory of one."""
-    return np.broadcast_to(kind(value), n)  # type: ignore[call-arg]
+    return np.broadcast_to(kind(value), n)
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,8 +4,8 @@ Invariant: at every moment what the inputs still hold and what the output holds 
 held, less what no read at or after ``since`` can ask for; the ranges are disjoint, so nothing is told twice.  So a
 merge of any size goes on beside the steps, none pays for all of it, and memory comes free as it goes.  Why that is not
 trivial: the index must be right after each piece, for it points into the inputs.  Two ways to find what stays: where
-every version is at or before ``since``, the index itself names what lives, in hash order, and nothing is sorted; else the
-versions are sorted together and pruned.  It does not decide when to merge (``spine.choose``) nor where output goes
+every version is at or before ``since``, the index itself names what lives, in hash order, and nothing is sorted; else
+the versions are sorted together and pruned.  It does not decide when to merge (``spine.choose``) nor where output goes
 (``Target``).
 """
 
@@ -131,9 +131,9 @@ class Merge:
                 ) -> tuple[int, int]:  # fmt: skip
         """Go through about ``rows`` versions; how many that were, and how many of them were copied.
 
-        ``index``: the one that points into the inputs, if any; it lets go of what moves to a target.  ``settled``: every
-        version anywhere is at or before ``since``.  ``keeps``: deletions must stay, whatever is older.  O(versions gone
-        through).  When the target raises, nothing was changed.
+        ``index``: the one that points into the inputs, if any; it lets go of what moves to a target.  ``settled``:
+        every version anywhere is at or before ``since``.  ``keeps``: deletions must stay, whatever is older.
+        O(versions gone through).  When the target raises, nothing was changed.
         """
         target = self.target
         last = self._until(rows, slots)

@@ -69,7 +69,13 @@ class Files:
 
 def spilled(batch: Batch, folder: Folder) -> Batch:
     """The same batch in files.  O(bytes).  Raises `SpillFull`, `SpillFailed`; no file is left then."""
-    own: dict[str, Any] = {"high": batch.high, "low": batch.low, "time": batch.time, "live": batch.live, "value": batch.value}
+    own: dict[str, Any] = {
+        "high": batch.high,
+        "low": batch.low,
+        "time": batch.time,
+        "live": batch.live,
+        "value": batch.value,
+    }
     kept = {name: column for name, column in own.items() if column.size and all(column.strides)}
     arrays = [pa.array(column) for column in kept.values()]
     width = batch.order.shape[1]
@@ -116,6 +122,3 @@ def find(batch: Batch, begin: int, high: Words, low: Words, starts: Narrow, want
            row)  # fmt: skip
     there = row >= 0
     return maybe[there], row[there]
-
-
-

@@ -9,8 +9,9 @@ space-efficient Bloom filters"; the eight parts are those of Impala and Parquet.
 
 Identities are 64-bit mixes already, so nothing is hashed again.  A batch may hold a
 narrow range of identities, which would crowd a few blocks; so blocks are chosen by where in its range (``base``, and
-how far to shift what is left) an identity lies.  Filling adds up.  A filter of more than 2**24 blocks (430 M keys) lets more pass, slowly more: block and
-bits then share some of the word.  It does not forget, grow, or say where a key is.
+how far to shift what is left) an identity lies.  Filling adds up.  A filter of more than 2**24 blocks (430 M keys)
+lets more pass, slowly more: block and bits then share some of the word.  It does not forget, grow, or say where a key
+is.
 
 >>> import numpy as np
 >>> high, none = np.array([3, 5, 2**63], np.uint64), np.empty(0, np.uint64)
@@ -68,8 +69,9 @@ def fill(high: Words, low: Words, base: np.uint64, shift: np.uint64, words: Word
     """Add identities to a filter.
 
     high, low: uint64[n] (low of size 0 for one-word identities), in any order, repeated or not; sorted ones walk the
-    filter front to back.  base, shift: as for the batch.  words: uint64[blocks * 4], zero at first, changed.  What was filled before stays, so columns
-    that may not be passed whole (mapped, read-only) are copied and passed piece by piece.  O(n), 3 to 5 ns each.
+    filter front to back.  base, shift: as for the batch.  words: uint64[blocks * 4], zero at first, changed.  What was
+    filled before stays, so columns that may not be passed whole (mapped, read-only) are copied and passed piece by
+    piece.  O(n), 3 to 5 ns each.
 
     >>> words = np.zeros(4, np.uint64)
     >>> fill(np.array([0], np.uint64), np.empty(0, np.uint64), np.uint64(0), np.uint64(0), words)
@@ -96,8 +98,9 @@ def sift(
     """Write those of the wanted groups whose identities may have been filled in; return how many.
 
     high, low: uint64[n], sorted (low of size 0 for one-word identities).  starts: int32[g], the row that begins each
-    group.  wanted: int64[m], ascending numbers of groups, none below the range.  base, shift: of the batch.  words: uint64[blocks * 4], read.  out: int64[m], written up
-    to the count, in the order of ``wanted``; it may be ``wanted`` itself.  O(m), 5 to 7 ns a group.
+    group.  wanted: int64[m], ascending numbers of groups, none below the range.  base, shift: of the batch.  words:
+    uint64[blocks * 4], read.  out: int64[m], written up to the count, in the order of ``wanted``; it may be ``wanted``
+    itself.  O(m), 5 to 7 ns a group.
 
     >>> one, out = np.array([7], np.uint64), np.empty(1, np.int64)
     >>> sift(one, np.empty(0, np.uint64), np.zeros(1, np.int32), np.array([0]), np.uint64(0), np.uint64(0),

@@ -100,7 +100,8 @@ def write(
     table: uint64[slots, width], changed.  place: int64[g], where `seek` ended (-1: begin at home), in the order of
     identities.  last: int64[g], each key's version, -1 for none.  By version: high, low, value: uint64[m]; live:
     uint8[m]; order: int64[m, w].  An entry refers to ``tag`` + version, with ``flag`` set for a live one; one of a
-    deletion to ``grave`` instead, when that is not 0.  The caller has made room; after -1 it rebuilds larger and writes again (which is harmless: writing is idempotent).  O(g).
+    deletion to ``grave`` instead, when that is not 0.  The caller has made room; after -1 it rebuilds larger and
+    writes again (which is harmless: writing is idempotent).  O(g).
 
     >>> one, words = np.zeros(1, np.int64), np.ones(1, np.uint64)
     >>> write(np.zeros((4, 3), np.uint64), np.uint64(2), one, one, words, words[:0], words, np.ones(1, np.uint8),
@@ -182,10 +183,10 @@ def walk(
 ) -> int:  # fmt: skip
     """Write the references of the entries of a range of identities, and their slots, in the order of identities.
 
-    table: uint64[slots, width], read.  mask: bits that a reference must have, all of them.  members: uint8[batch slots],
-    1 for the batches whose references are wanted; of size 0 for all.  first, last: the least and the greatest identity
-    (its first word).  references, places: int64[room], written.  Returns how many, or -1 when there is not enough room.
-    O(slots of the range): the table is nearly in that order, entries stand a few slots after their homes.
+    table: uint64[slots, width], read.  mask: bits that a reference must have, all of them.  members: uint8[batch
+    slots], 1 for the batches whose references are wanted; of size 0 for all.  first, last: the least and the greatest
+    identity (its first word).  references, places: int64[room], written.  Returns how many, or -1 when there is not
+    enough room. O(slots of the range): the table is nearly in that order, entries stand a few slots after their homes.
 
     >>> references, places = np.empty(2, np.int64), np.empty(2, np.int64)
     >>> table = np.array([[9, 0, 1], [4, 0, 1]], np.uint64)
@@ -223,11 +224,11 @@ def walk(
 def entries(table: Words, places: Rows, high: Words, low: Words, value: Words, order: Rows) -> None:
     """Copy what the entries at ``places`` hold.
 
-    table: uint64[slots, width], read.  places: int64[m], none negative.  Written: high, value: uint64[m]; low: uint64[m]
-    or of size 0; order: int64[m, w].  O(m).
+    table: uint64[slots, width], read.  places: int64[m], none negative.  Written: high, value: uint64[m]; low:
+    uint64[m] or of size 0; order: int64[m, w].  O(m).
 
-    >>> high, value = np.empty(1, np.uint64), np.empty(1, np.uint64)
-    >>> entries(np.array([[9, 7, 1]], np.uint64), np.zeros(1, np.int64), high, high[:0], value, np.empty((1, 0), np.int64))
+    >>> high, value, order = np.empty(1, np.uint64), np.empty(1, np.uint64), np.empty((1, 0), np.int64)
+    >>> entries(np.array([[9, 7, 1]], np.uint64), np.zeros(1, np.int64), high, high[:0], value, order)
     >>> int(high[0]), int(value[0])
     (9, 7)
     """

@@ -7,7 +7,8 @@ is gathered afterwards, by what is kept; nothing is changed here.
 
 >>> import numpy as np
 >>> kept, groups = np.empty(2, np.int64), np.empty(2, np.int64)
->>> prune(np.array([0, 1], np.int32), np.array([0, 2], np.int32), np.array([1, 2]), np.ones(2, np.uint8), np.int64(2), False, kept, groups)
+>>> both, starts, live = np.array([0, 1], np.int32), np.array([0, 2], np.int32), np.ones(2, np.uint8)
+>>> prune(both, starts, np.array([1, 2]), live, np.int64(2), False, kept, groups)
 1
 >>> int(kept[0]), int(groups[0])  # the later of the two versions, of the first key
 (1, 0)
@@ -28,7 +29,14 @@ Narrow = np.ndarray[Any, np.dtype[np.int32]]
 
 @kernel
 def prune(
-    permutation: Narrow, starts: Narrow, times: Rows, live: Flags, since: np.int64, droppable: bool, kept: Rows, groups: Rows
+    permutation: Narrow,
+    starts: Narrow,
+    times: Rows,
+    live: Flags,
+    since: np.int64,
+    droppable: bool,
+    kept: Rows,
+    groups: Rows,
 ) -> int:
     """Write the places of the versions that stay, in the order of identities, then times; return how many.
 
@@ -39,7 +47,8 @@ def prune(
     state is corrupt.  O(n).
 
     >>> one, kept = np.zeros(1, np.int32), np.empty(1, np.int64)
-    >>> prune(one, np.array([0, 1], np.int32), np.array([1]), np.zeros(1, np.uint8), np.int64(2), True, kept, kept.copy())
+    >>> starts, dead = np.array([0, 1], np.int32), np.zeros(1, np.uint8)
+    >>> prune(one, starts, np.array([1]), dead, np.int64(2), True, kept, kept.copy())
     0
     """
     written = 0
@@ -52,7 +61,7 @@ def prune(
                 continue
             kept[written], groups[written] = place, group
             written += 1
-        if droppable and written == first + 1 and live[permutation[kept[first]]] == 0:
-            if times[permutation[kept[first]]] <= since:
-                written = first
+        alone = permutation[kept[first]] if droppable and written == first + 1 else -1
+        if alone >= 0 and live[alone] == 0 and times[alone] <= since:
+            written = first
     return written

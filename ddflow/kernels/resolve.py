@@ -238,7 +238,10 @@ def judge(events: Events, held: Held, rules: Rules, out: Judged) -> tuple[int, i
     _, references, values, held_order = held
     base, tie, ties, keeps, since = rules
     fate, winner, v_high, v_low, v_time, v_live, v_value, v_event, v_row, lasts = out
-    words, updates, versions, born, buried = order.shape[1], 0, 0, 0, 0
+    words, versions = order.shape[1], 0
+    updates: Any = 0
+    born: Any = 0
+    buried: Any = 0
     alone = times.size < 2
     at_hash, at_mark, at_fate = np.uint64(hashes.ctypes.data), np.uint64(marks.ctypes.data), np.uint64(fate.ctypes.data)
     for group in range(references.size):
@@ -248,16 +251,16 @@ def judge(events: Events, held: Held, rules: Rules, out: Judged) -> tuple[int, i
             prefetch(at_hash + (ahead << np.uint64(3)))
             prefetch(at_fate + (ahead << np.uint64(3)))
             prefetch(at_mark + (ahead << np.uint64(2)))
-        reference, value = references[group], values[group]
-        live = reference & LIVE != 0
+        reference: Any = references[group]
+        value, live = values[group], reference & LIVE != 0
         born -= np.int64(live)
         buried -= np.int64(keeps and reference != 0 and not live)
         bound = -1 - group if keeps and reference != 0 else NOTHING
         last = -1
-        begin, stop = np.int64(starts[group]), np.int64(starts[group + 1])
-        first = begin
+        begin: Any = np.int64(starts[group])
+        first, stop = begin, np.int64(starts[group + 1])
         while begin < stop:
-            best = np.int64(permutation[begin])
+            best: Any = np.int64(permutation[begin])
             rank, end = marks[best] >> 1, begin + 1
             while end < stop and (alone or marks[permutation[end]] >> 1 == rank):
                 end += 1

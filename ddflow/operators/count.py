@@ -61,7 +61,8 @@ class Count:
         up, down = self._room(3, 2 * n), self._room(2, n)
         last = self.arena.empty(before.size, np.int64)
         changed, versions, refused = kernels.count(by.permutation, by.starts, updates.ranks, updates.diffs, before,
-                                                   np.int64(since_rank), *up, *down, last)  # fmt: skip
+                                                   np.int64(since_rank), up[0], up[1], up[2], up[3],
+                                                   down[0], down[1], down[2], last)  # fmt: skip
         if refused >= 0:
             raise overflow(groups, refused)
         order = np.empty(changed, np.int64)

@@ -146,7 +146,8 @@ class Judgement:
         columns: list[Any] = [column[:n] for column in (out.high, out.low, out.time, out.live)]
         if n < out.high.size // 2:  # else the room of those that are not there would be kept with them
             columns = [column.copy() for column in columns]
-        batch = Batch(*columns, NONE, words, Rows(table))
+        high, low, time, live = columns
+        batch = Batch(high, low, time, live, NONE, words, Rows(table))
         return Change(batch, out.value[:n], out.last, self.held.place, self.built, self.born, self.buried)
 
     def winner_orders(self, rows: Ints) -> list[pa.Array]:
