@@ -7,7 +7,7 @@ not trivial: the first leaves out scratch, allocators' leftovers and whatever wa
 and the smaller the state the more of the second is none of the keys'.  Updates are dropped as they come.
 
 >>> found = run("tiny")
->>> found["keys"], found["private_per_key"] > 0
+>>> found["keys"], found["bytes_per_key"] > 16
 (1920, True)
 """
 

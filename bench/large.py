@@ -65,12 +65,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def plan(options: argparse.Namespace) -> list[LargeJob]:
-    """The jobs in the order they run; their folders are still to be made."""
+    """The jobs in the order they run, their folders still to be made; exits when a step is no number of pieces."""
     jobs = []
     for name in options.workload or ("w1l", "w3l"):
         whole = LARGE[name].n
         prefix = min(options.events or PREFIX.get(name, whole), whole)
         for step in (*STEPS, 0) if options.steps is None else options.steps:
+            if step % LARGE[name].piece:
+                parser().error(f"a step of {step} cuts the pieces of {name}: give a multiple of {LARGE[name].piece}")
             for contender in options.contender or CONTENDERS:
                 ours = contender.startswith("ddflow")
                 # At once is what ddflow must be able to do: all of it, far more than the budget, in both modes.

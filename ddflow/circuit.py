@@ -26,6 +26,7 @@ import pyarrow as pa
 from ddflow import flow as plan
 from ddflow.arrange.arrangement import Arrangement
 from ddflow.computation import Computation, Observe, Released, Stepped, nothing
+from ddflow.crew import ALONE, Crew
 from ddflow.identity import Secret
 from ddflow.operators import linear
 from ddflow.operators.count import Count
@@ -35,11 +36,13 @@ from ddflow.shelf import Shelf
 
 
 class Circuit:
-    """``plan_``: the flow.  ``secret``: for identities.  ``winners``: whether verdict rows will be asked for."""
+    """``plan_``: the flow.  ``secret``: for identities.  ``winners``: whether verdict rows will be asked for.
 
-    def __init__(self, plan_: plan.Flow, secret: Secret, winners: bool = True) -> None:
+    ``crew``: the threads that share the work."""
+
+    def __init__(self, plan_: plan.Flow, secret: Secret, winners: bool = True, crew: Crew = ALONE) -> None:
         self.plan, self.secret, self.winners = plan_, secret, winners or bool(plan_.side_outputs())
-        self.upserts = {name: Upsert(source.bound, secret) for name, source in plan_.sources.items()}
+        self.upserts = {name: Upsert(source.bound, secret, crew) for name, source in plan_.sources.items()}
         self.needed = _needed(plan_)
         self.counts = {
             node: Count(node.groups, node.name, secret)

@@ -143,7 +143,7 @@ class Computation:
             self.observe(judgement)
             if wanted is not None:
                 self._spread(node, judgement.updates(schema))
-            changes.append(self._kept(upsert.arranged, judgement.change))
+            changes.extend(self._kept(upsert.arranged, change) for change in judgement.changes)
         self.out.counts[node.name] = counts
 
     def _kept(self, arranged: Arrangement, change: Change) -> Change:

@@ -21,9 +21,8 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
-from os import PathLike
 from types import TracebackType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -32,10 +31,10 @@ from ddflow.batcher import Batcher
 from ddflow.budget import Budget, parse_size
 from ddflow.circuit import Circuit
 from ddflow.computation import Released, Stepped
+from ddflow.crew import Crew
 from ddflow.errors import (
     ConcurrentUse,
     EngineClosed,
-    NotArrow,
     NotReadable,
     SchemaMismatch,
     SpecError,
@@ -48,9 +47,10 @@ from ddflow.flow import Collection, Flow
 from ddflow.frontier import CLOSED, NEVER, advance, shown
 from ddflow.history import changes, check_readable
 from ddflow.identity import Secret
-from ddflow.inflow import Inflow, add, flowing
+from ddflow.inflow import Inflow, add, check_names, flowing, lateness_frontier
 from ddflow.intake import Intake
 from ddflow.operators.upsert import Judgement
+from ddflow.options import Options
 from ddflow.reader import Holds, Reader
 from ddflow.schema import did_you_mean
 from ddflow.shelf import Shelf
@@ -74,24 +74,19 @@ class Judged(NamedTuple):
 class Engine:
     """Runs a flow; `Flow.open` makes it.  Its options are there."""
 
-    def __init__(self, flow: Flow, *, memory: str | int | None, spill: str | PathLike[str] | None,
-                 verdicts: Literal["counts", "rows"], retain: int, secret: Secret | None) -> None:  # fmt: skip
+    def __init__(self, flow: Flow, options: Options) -> None:
         if not flow.sources or not flow.outputs:
             raise SpecError("open a flow", f"it has {len(flow.sources)} sources and {len(flow.outputs)} outputs",
                             "give it at least one of each: flow.upserts(...), flow.output(...)")  # fmt: skip
-        if verdicts not in ("counts", "rows"):
-            raise SpecError(f"verdicts={verdicts!r}", "that is no choice", "use 'counts' or 'rows'")
-        if isinstance(retain, bool) or not isinstance(retain, int) or retain < 0:
-            raise SpecError(f"retain={retain!r}", "that is no number of times", "give a whole number, 0 or more")
         self.flow = flow = flow.frozen()
-        self.retain, self.lists = retain, verdicts == "rows"
+        self.retain, self.lists = options.retain, options.verdicts == "rows"
         if self.lists:
             for source in flow.sources.values():
                 check_listed(source.bound)
-        size = parse_size(memory)
-        self.budget = Budget(size, None if spill is None else Folder.open(spill))
-        self.secret = secret or Secret.fresh()
-        self.circuit = Circuit(flow, self.secret, self.lists)
+        size = parse_size(options.memory)
+        self.budget = Budget(size, None if options.spill is None else Folder.open(options.spill))
+        self.secret, self.crew = options.secret or Secret.fresh(), Crew(options.threads)
+        self.circuit = Circuit(flow, self.secret, self.lists, self.crew)
         self.intakes = {name: Intake(source.bound) for name, source in flow.sources.items()}
         self.batchers = {name: Batcher() for name in flow.sources}
         self.holds = Holds()
@@ -111,6 +106,7 @@ class Engine:
         with self._alone("close"):
             self._state = "closed"
             self.circuit, self.batchers = Circuit(self.flow, Secret(0, 0)), {}
+            self.crew.close()
             if self.budget.folder is not None:
                 self.budget.folder.close()
 
@@ -156,7 +152,7 @@ class Engine:
         with self._use("push"):
             self._must_hold_back("push")
             inflows = self._admit(inputs, None)
-            to = self._lateness_frontier(inflows)
+            to = lateness_frontier(self.intakes, inflows)
             if to > self._frontier:
                 return self._sealed(inflows, to)
             self._check_budget(None, inflows)
@@ -207,14 +203,7 @@ class Engine:
 
         O(arrangements and their runs).
         """
-        arrangements = {
-            name: Arranged(
-                a.keys, a.tombstones, len(a.slots.batches), len(a.spine) + len(a.beneath),
-                a.spine.versions + a.beneath.versions, a.nbytes, a.slots.mapped, a.index.nbytes,
-                a.written, a.spine.copied + a.beneath.copied, a.spine.owed + a.beneath.owed,
-            )
-            for name, a in self.circuit.arrangements.items()
-        }  # fmt: skip
+        arrangements = {name: Arranged.of(arranged) for name, arranged in self.circuit.arrangements.items()}
         return Stats(
             frontier=self._frontier, since=self._since, arrangements=arrangements, pending=self._pending(),
             bytes_pending=sum(b.nbytes for b in self.batchers.values()), verdicts=self.verdicts.counts,
@@ -259,12 +248,7 @@ class Engine:
         return check_readable(asked, time, self._since, self._frontier)
 
     def _admit(self, inputs: Mapping[str, Any], time: int | None) -> dict[str, Inflow]:
-        if not isinstance(inputs, Mapping):
-            raise NotArrow(f"inputs from {type(inputs).__name__}", "it does not say which rows are for which source",
-                           f"give {{name: rows}}; the sources are {list(self.intakes)}")  # fmt: skip
-        for name in inputs:
-            if name not in self.intakes:
-                raise SchemaMismatch(f"rows for {name!r}", "there is no such source", did_you_mean(name, self.intakes))
+        check_names(inputs, self.intakes)
         make_room(self.budget, self.circuit, self.batchers)
         out = {}
         for name, rows in inputs.items():
@@ -272,16 +256,6 @@ class Engine:
             listed = partial(verdict_rows, intake.bound) if self.lists else None
             out[name] = flowing(rows, intake, self.batchers[name], self._frontier, time, self.budget, listed)
         return out
-
-    def _lateness_frontier(self, inflows: Mapping[str, Inflow]) -> int:
-        """Where ``lateness=`` puts the frontier: the least, over the sources, of the greatest time less it."""
-        to = CLOSED
-        for name, intake in self.intakes.items():
-            if intake.bound.spec.lateness is None:
-                return NEVER
-            seen = max(intake.greatest, inflows[name].greatest if name in inflows else NEVER)
-            to = min(to, NEVER if seen == NEVER else max(seen - intake.bound.spec.lateness, NEVER))
-        return to
 
     def _sealed(self, inflows: Mapping[str, Inflow], to: int) -> Step:
         """Close the times before ``to``."""

@@ -277,15 +277,18 @@ class Flow:
         spill: str | PathLike[str] | None = None,
         verdicts: Literal["counts", "rows"] = "counts",
         retain: int = 0,
+        threads: int = 1,
         secret: Secret | None = None,
     ) -> Engine:
         """An engine that runs this plan; use it in a ``with``.
 
         ``memory``: a budget such as ``"512MB"``.  ``spill``: a folder of this engine's own for what does not fit in it;
-        without one, a step whose state would pass the budget is refused.  ``verdicts``: "rows"
-        also lists every event with its verdict.  ``retain``: how many times of history reads may go back.  ``secret``:
-        for identities; a fresh one by default.  Raises `SpecError` for a flow without sources or outputs.
+        without one, a step whose state would pass the budget is refused.  ``verdicts``: "rows" also lists every event
+        with its verdict.  ``retain``: how many times of history reads may go back.  ``threads``: how many share the
+        kernels of a step; results do not depend on it.  ``secret``: for identities; a fresh one by default.  Raises
+        `SpecError` for a flow without sources or outputs, `SpillRefused` and `SpillInUse` for the folder.
         """
         from ddflow.engine import Engine
+        from ddflow.options import Options
 
-        return Engine(self, memory=memory, spill=spill, verdicts=verdicts, retain=retain, secret=secret)
+        return Engine(self, Options(memory, spill, verdicts, retain, threads, secret))

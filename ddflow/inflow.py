@@ -21,10 +21,10 @@ import pyarrow as pa
 
 from ddflow.batcher import Batcher
 from ddflow.budget import Budget, shown_size
-from ddflow.errors import BudgetExceeded
-from ddflow.frontier import NEVER
+from ddflow.errors import BudgetExceeded, NotArrow, SchemaMismatch
+from ddflow.frontier import CLOSED, NEVER
 from ddflow.intake import Admitted, Intake
-from ddflow.schema import to_table
+from ddflow.schema import did_you_mean, to_table
 
 
 @dataclass
@@ -66,6 +66,27 @@ def flowing(
         if budget.folder is not None and inflow.batcher.nbytes > budget.pending:
             inflow.batcher.spill(budget.folder, budget.pending // 2)
     return inflow
+
+
+def check_names(inputs: Any, known: Mapping[str, Intake]) -> None:
+    """Raise `NotArrow` or `SchemaMismatch` unless ``inputs`` says which rows are for which source."""
+    if not isinstance(inputs, Mapping):
+        raise NotArrow(f"inputs from {type(inputs).__name__}", "it does not say which rows are for which source",
+                       f"give {{name: rows}}; the sources are {list(known)}")  # fmt: skip
+    for name in inputs:
+        if name not in known:
+            raise SchemaMismatch(f"rows for {name!r}", "there is no such source", did_you_mean(name, known))
+
+
+def lateness_frontier(intakes: Mapping[str, Intake], inflows: Mapping[str, Inflow]) -> int:
+    """Where ``lateness=`` puts the frontier: the least, over the sources, of the greatest time seen less it."""
+    to = CLOSED
+    for name, intake in intakes.items():
+        if intake.bound.spec.lateness is None:
+            return NEVER
+        seen = max(intake.greatest, inflows[name].greatest if name in inflows else NEVER)
+        to = min(to, NEVER if seen == NEVER else max(seen - intake.bound.spec.lateness, NEVER))
+    return to
 
 
 def portions(given: Any, what: str, schema: pa.Schema, most: int | None) -> Iterator[pa.Table]:

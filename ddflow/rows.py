@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from ddflow.crew import ALONE, Crew
 from ddflow.errors import TooLarge
 from ddflow.kernels.gather import ROWS, SLOT, SLOTS, gather_bits, gather_bytes, gather_sizes, gather_words
 from ddflow.schema import one_chunk
@@ -115,6 +116,7 @@ class Sources:
         self.schema = schema
         self.at = {name: i for i, name in enumerate(schema.names)}
         self.rows: list[Rows | None] = []
+        self.crew = ALONE
         self.addresses = np.zeros((len(schema), 3, 16), np.uint64)
         self.firsts = np.zeros((len(schema), 2, 16), np.int64)
         for i, each in enumerate(rows):
@@ -135,7 +137,7 @@ class Sources:
     def beside(self, events: Rows) -> Sources:
         """These, as they are now, with the rows of a step as number 0.  O(columns * batches)."""
         out = object.__new__(Sources)
-        out.schema, out.at, out.rows = self.schema, self.at, [events, *self.rows[1:]]
+        out.schema, out.at, out.crew, out.rows = self.schema, self.at, self.crew, [events, *self.rows[1:]]
         out.addresses, out.firsts = self.addresses.copy(), self.firsts.copy()
         out.addresses[:, :, 0], out.firsts[:, :, 0] = events.addresses, events.firsts
         return out
@@ -229,14 +231,19 @@ def gather_column(sources: Sources, references: Array, field: pa.Field) -> pa.Ar
         buffers = [validity, pa.py_buffer(values)]
     elif how == WORDS:
         values = fresh(n * wide)
-        gather_words(references, bases[1], np.int64(wide), np.uint64(values.ctypes.data))
+        start = values.ctypes.data
+        sources.crew.each(
+            lambda a, b: gather_words(references[a:b], bases[1], np.int64(wide), np.uint64(start + a * wide)),
+            sources.crew.spans(n),
+        )
         buffers = [validity, pa.py_buffer(values)]
     else:
-        buffers = [validity, *_bytes(references, bases[1], bases[2], wide, field.name)]
+        buffers = [validity, *_bytes(references, bases[1], bases[2], wide, field.name, sources.crew)]
     return pa.Array.from_buffers(kind, n, buffers, nulls)
 
 
-def _bytes(references: Array, bases: Array, data: Array, wide: int, name: str) -> tuple[pa.Buffer, pa.Buffer]:
+def _bytes(references: Array, bases: Array, data: Array, wide: int, name: str, crew: Crew
+           ) -> tuple[pa.Buffer, pa.Buffer]:  # fmt: skip
     """The offset and data buffers of gathered byte strings."""
     ends = np.empty(references.size + 1, np.int64)
     total = gather_sizes(references, bases, np.int64(wide), ends)
@@ -244,7 +251,9 @@ def _bytes(references: Array, bases: Array, data: Array, wide: int, name: str) -
         raise TooLarge(f"column {name!r} of one output", f"its text takes {total:,} bytes, 32-bit offsets reach 2 GiB",
                        "take smaller steps, or declare the column large_string")  # fmt: skip
     out = fresh(total)
-    gather_bytes(references, bases, data, np.int64(wide), ends, np.uint64(out.ctypes.data))
+    start = np.uint64(out.ctypes.data)
+    crew.each(lambda a, b: gather_bytes(references[a:b], bases, data, np.int64(wide), ends[a : b + 1], start),
+              crew.spans(references.size))  # fmt: skip
     return pa.py_buffer(ends if wide == 8 else ends.astype(np.int32)), pa.py_buffer(out)
 
 

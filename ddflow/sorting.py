@@ -10,13 +10,15 @@ counting, consolidating, merging) begins here, and relies on that stability inst
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from ddflow.arena import Arena
+from ddflow.crew import ALONE, Crew
 from ddflow.identity import Narrow, Words
-from ddflow.kernels.sort import group_starts, sort_identities
+from ddflow.kernels.sort import begin_buckets, count_buckets, fill_buckets, group_starts, sort_buckets
 
 
 class Sorted(NamedTuple):
@@ -31,14 +33,27 @@ class Sorted(NamedTuple):
     starts: Narrow
 
 
-def sort(high: Words, low: Words, arena: Arena | None = None) -> Sorted:
+def sort(high: Words, low: Words, arena: Arena | None = None, crew: Crew = ALONE) -> Sorted:
     """Sort rows by identity, stably, and find the groups.  ``arena``: where the result is carved from.  O(n)."""
     n, arena = high.size, arena or Arena()
     bits = min(max((n - 1).bit_length(), 1), 20) if n else 1
     permutation, starts = arena.empty(n, np.int32), arena.empty(n + 1, np.int32)
-    sorted_high, sorted_low = arena.empty(n, np.uint64), arena.empty(low.size, np.uint64)
-    ends = arena.empty((1 << bits) + 1, np.int32)
-    ends[:] = 0
-    sort_identities(high, low, np.int64(bits), ends, permutation, sorted_high, sorted_low)
-    groups = group_starts(sorted_high, sorted_low, starts)
-    return Sorted(permutation, sorted_high, sorted_low, starts[: groups + 1])
+    ids, seconds = arena.empty(n, np.uint64), arena.empty(low.size, np.uint64)
+    spans = crew.spans(n)
+    at = arena.empty((len(spans), 1 << bits), np.int32)
+
+    def fill(begin: int, end: int) -> None:
+        second = low[begin:end] if low.size else low
+        fill_buckets(
+            high[begin:end], second, np.int64(begin), np.int64(bits), at[number[begin]], permutation, ids, seconds
+        )
+
+    number = {begin: i for i, (begin, _) in enumerate(spans)}
+    crew.each(lambda begin, end: count_buckets(high[begin:end], np.int64(bits), at[number[begin]]), spans)
+    begin_buckets(at)
+    crew.each(fill, spans)
+    cuts = [(1 << bits) * i // len(spans) for i in range(len(spans) + 1)]
+    crew.each(lambda begin, end: sort_buckets(at[-1], np.int64(begin), np.int64(end), permutation, ids, seconds),
+              list(pairwise(cuts)))  # fmt: skip
+    groups = group_starts(ids, seconds, starts)
+    return Sorted(permutation, ids, seconds, starts[: groups + 1])

@@ -29,6 +29,7 @@ from html import escape
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from ddflow.arrange.arrangement import Arrangement
 from ddflow.budget import shown_size
 from ddflow.frontier import shown
 from ddflow.verdicts import Verdicts
@@ -58,6 +59,16 @@ class Arranged(NamedTuple):
     """Versions that merges have copied."""
     owed: int
     """Versions that a merge in progress has still to copy."""
+
+    @classmethod
+    def of(cls, arranged: Arrangement) -> Arranged:
+        """Of an arrangement.  O(runs)."""
+        spine, beneath, slots = arranged.spine, arranged.beneath, arranged.slots
+        return cls(
+            arranged.keys, arranged.tombstones, len(slots.batches), len(spine) + len(beneath),
+            spine.versions + beneath.versions, arranged.nbytes, slots.mapped, arranged.index.nbytes,
+            arranged.written, spine.copied + beneath.copied, spine.owed + beneath.owed,
+        )  # fmt: skip
 
 
 COLUMNS: Final = {

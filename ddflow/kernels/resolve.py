@@ -10,19 +10,13 @@ replacement only.  It sees identities, orders, hashes and row numbers, never pay
 >>> import numpy as np
 >>> one = lambda *values: np.array(values, np.int64)
 >>> words, few = np.array([7, 8], np.uint64), lambda *values: np.array(values, np.int32)
->>> marked = np.empty(2, np.int32)
->>> marks(one(5, 6), one(5, 6), np.zeros(2, np.uint8), marked)
->>> events = Events(few(0, 1), few(0, 2), words, words[:0], marked, one(5, 6), np.empty((2, 0), np.int64), words)
+>>> events = Events(few(0, 1), few(0, 2), words, words[:0], few(0, 2), one(5, 6), np.empty((2, 0), np.int64), words)
 >>> held = Held(one(0), one(0), words[:1], np.empty((1, 0), np.int64))
 >>> out = judged(2, 1, wide=False)
->>> judge(events, held, Rules(0, LAST, True, False, 4), out)
+>>> judge(events, held, Rules(0, LAST, True, False, 4), out)  # +row 0 at 5; -row 0, +row 1 at 6
 (3, 2, -1, 1, 0)
->>> rows, sources, diffs, ranks = np.empty(3, np.int64), np.empty(3, np.int64), np.empty(3, np.int64), few(0, 0, 0)
->>> counts = np.zeros(8, np.int64)
->>> emit(out.fate, marked, rows, sources, diffs, ranks, counts)
-3
->>> sources.tolist(), diffs.tolist(), int(counts[APPLIED])  # +row 0 at 5; -row 0, +row 1 at 6
-([0, 0, 1], [1, -1, 1], 2)
+>>> (out.fate >> FATE & 7).tolist() == [APPLIED] * 2, (out.fate & ROW).tolist(), (out.fate < 0).tolist()
+(True, [0, 0], [False, True])
 """
 
 from __future__ import annotations
@@ -87,6 +81,10 @@ class Held(NamedTuple):
     order: Rows
     """int64[g, w]: the order it was won with, in the words of the events."""
 
+    def span(self, begin: int, end: int) -> Held:
+        """Of the keys [begin, end)."""
+        return Held(self.place[begin:end], self.reference[begin:end], self.value[begin:end], self.order[begin:end])
+
 
 class Rules(NamedTuple):
     """Which event wins, and what is kept."""
@@ -127,6 +125,18 @@ class Judged(NamedTuple):
     """int64[n]: where its row comes from: an event, or the row that was held (a no-op that kept it)."""
     last: Rows
     """int64[g]: each key's last version, -1 where nothing changed."""
+
+    def span(self, begin: int, end: int, first: int, stop: int) -> Judged:
+        """The room for versions [begin, end) and keys [first, stop); that of events as it is."""
+        low = self.low[begin:end] if self.low.size else self.low
+        high, time, live, value = (
+            self.high[begin:end],
+            self.time[begin:end],
+            self.live[begin:end],
+            self.value[begin:end],
+        )
+        event, row = self.event[begin:end], self.row[begin:end]
+        return Judged(self.fate, self.winner, high, low, time, live, value, event, row, self.last[first:stop])
 
 
 def judged(rows: int, groups: int, wide: bool, winners: bool = True, arena: Arena | None = None) -> Judged:
@@ -302,53 +312,3 @@ def judge(events: Events, held: Held, rules: Rules, out: Judged) -> tuple[int, i
         born += np.int64(live)
         buried += np.int64(keeps and not live and (last >= 0 or references[group] != 0))
     return updates, versions, -1, born, buried
-
-
-@kernel
-def marks(times: Rows, distinct: Rows, gone: Flags, out: Narrow) -> None:
-    """Mark rows by the rank of their times and by whether they delete.
-
-    times: int64[n], ascending, each one of distinct: int64[m], ascending.  gone: uint8[n], or of size 0 for none.  out:
-    int32[n], written.  O(n + m).
-
-    >>> out = np.empty(3, np.int32)
-    >>> marks(np.array([5, 7, 7]), np.array([5, 6, 7]), np.array([0, 1, 0], np.uint8), out)
-    >>> out.tolist()
-    [0, 5, 4]
-    """
-    rank = 0
-    for i in range(times.size):
-        while distinct[rank] != times[i]:
-            rank += 1
-        out[i] = 2 * rank + (np.int64(gone[i]) if gone.size != 0 else 0)
-
-
-@kernel
-def emit(fate: Rows, mark: Narrow, rows: Rows, sources: Rows, diffs: Rows, ranks: Narrow, counts: Rows) -> int:
-    """Spell out the updates of the applied events, in the order of rows, retractions before assertions.
-
-    fate: int64[n], mark: int32[n], as in `Judged` and `Events`.  Written, by update: rows int64, the event that caused
-    it; sources int64, the row it is about, an event or a reference into state; diffs int64, 1 or -1; ranks int32, of
-    its time.  Rows are in the order of times, hence so are updates, and nothing has to be sorted.  counts: int64[8],
-    events by verdict are added.  Returns how many updates there are.  O(n).
-
-    >>> out, counts = [np.empty(1, np.int64) for _ in range(3)], np.zeros(8, np.int64)
-    >>> fate = np.array([RETRACTS | APPLIED << FATE | 9])
-    >>> emit(fate, np.ones(1, np.int32), *out, np.empty(1, np.int32), counts)
-    1
-    >>> [int(column[0]) for column in out], int(counts[APPLIED])
-    ([0, 9, -1], 1)
-    """
-    written = 0
-    for row in range(fate.size):
-        verdict = (fate[row] >> FATE) & 7
-        counts[verdict] += 1
-        if verdict != APPLIED:
-            continue
-        if fate[row] < 0:
-            rows[written], sources[written], diffs[written], ranks[written] = row, fate[row] & ROW, -1, mark[row] >> 1
-            written += 1
-        if mark[row] & 1 == 0:
-            rows[written], sources[written], diffs[written], ranks[written] = row, row, 1, mark[row] >> 1
-            written += 1
-    return written

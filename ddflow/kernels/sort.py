@@ -8,8 +8,11 @@ for a bucket of one key.  It does not look at keys, times or payload.
 
 >>> import numpy as np
 >>> high, none = np.array([3, 1, 3, 2], np.uint64) << np.uint64(62), np.empty(0, np.uint64)
->>> permutation, sorted_high = np.empty(4, np.int32), np.empty(4, np.uint64)
->>> sort_identities(high, none, np.int64(2), np.zeros(5, np.int32), permutation, sorted_high, none)
+>>> at, permutation, ids = np.empty((1, 4), np.int32), np.empty(4, np.int32), np.empty(4, np.uint64)
+>>> count_buckets(high, np.int64(2), at[0])
+>>> begin_buckets(at)
+>>> fill_buckets(high, none, np.int64(0), np.int64(2), at[0], permutation, ids, none)
+>>> sort_buckets(at[0], np.int64(0), np.int64(4), permutation, ids, none)
 >>> permutation.tolist()
 [1, 3, 0, 2]
 """
@@ -25,6 +28,7 @@ from ddflow.kernels.compile import kernel
 Words = np.ndarray[Any, np.dtype[np.uint64]]
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 Narrow = np.ndarray[Any, np.dtype[np.int32]]
+Buckets = np.ndarray[Any, np.dtype[np.int32]]
 
 
 @kernel
@@ -96,43 +100,89 @@ def _insert(high: Words, low: Words, permutation: Narrow, begin: int, end: int) 
 
 
 @kernel
-def sort_identities(
-    high: Words, low: Words, bits: np.int64, ends: Narrow, permutation: Narrow, sorted_high: Words, sorted_low: Words
-) -> None:
-    """Sort rows by identity, stably.
+def count_buckets(high: Words, bits: np.int64, counts: Narrow) -> None:
+    """Count identities by their leading bits.
 
-    high, low: uint64[n] as given (low of size 0 for one-word identities).  bits: how many leading bits make a bucket,
-    about log2(n).  ends: int32[2**bits + 1], zero, scratch.  permutation: int32[n], written: the row at each place.
-    sorted_high, sorted_low: uint64[n], written.  O(n) for uniform identities, O(n log n) and scratch of the largest
-    bucket at worst.
+    high: uint64[n].  counts: int32[2**bits], written.  O(n + 2**bits).
 
-    >>> none = np.empty(0, np.uint64)
-    >>> out, ids = np.empty(2, np.int32), np.empty(2, np.uint64)
-    >>> sort_identities(np.array([9, 4], np.uint64), none, np.int64(1), np.zeros(3, np.int32), out, ids, none)
-    >>> ids.tolist()
-    [4, 9]
+    >>> counts = np.empty(2, np.int32)
+    >>> count_buckets(np.array([1, 2**63, 2], np.uint64), np.int64(1), counts)
+    >>> counts.tolist()
+    [2, 1]
     """
-    n = high.size
     shift = np.uint64(64 - bits)
-    for i in range(n):
-        ends[np.int64(high[i] >> shift) + 1] += 1
-    for b in range(1, ends.size):
-        ends[b] += ends[b - 1]
-    for i in range(n):
+    counts[:] = 0
+    for i in range(high.size):
+        counts[np.int64(high[i] >> shift)] += 1
+
+
+@kernel
+def begin_buckets(counts: Buckets) -> None:
+    """Turn counts into where each bucket begins: for some spans of rows, one behind the other within a bucket.
+
+    counts: int32[spans, buckets], changed.  O(size).
+
+    >>> counts = np.array([[2, 1], [1, 0]], np.int32)
+    >>> begin_buckets(counts)
+    >>> counts.tolist()
+    [[0, 3], [2, 4]]
+    """
+    total = 0
+    for bucket in range(counts.shape[1]):
+        for span in range(counts.shape[0]):
+            count = counts[span, bucket]
+            counts[span, bucket] = total
+            total += count
+
+
+@kernel
+def fill_buckets(
+    high: Words, low: Words, first: np.int64, bits: np.int64, at: Narrow, permutation: Narrow, sorted_high: Words,
+    sorted_low: Words,
+) -> None:  # fmt: skip
+    """Put a span of rows into their buckets, in their order.
+
+    high, low: uint64[n] of the span (low of size 0 for one-word identities); first: the number of its first row.  at:
+    int32[2**bits], where in each bucket the span begins, changed to where it ends.  Written, by place: permutation
+    int32, sorted_high, sorted_low uint64.  O(n).
+
+    >>> at, out = np.array([0, 1], np.int32), np.empty(2, np.int32)
+    >>> ids, none = np.empty(2, np.uint64), np.empty(0, np.uint64)
+    >>> fill_buckets(np.array([2**63, 7], np.uint64), none, np.int64(0), np.int64(1), at, out, ids, none)
+    >>> out.tolist(), at.tolist()
+    ([1, 0], [1, 2])
+    """
+    shift = np.uint64(64 - bits)
+    for i in range(high.size):
         bucket = np.int64(high[i] >> shift)
-        to = ends[bucket]
-        ends[bucket] = to + 1
-        permutation[to], sorted_high[to] = i, high[i]
+        to = np.int64(at[bucket])
+        at[bucket] = to + 1
+        permutation[to], sorted_high[to] = first + i, high[i]
         if low.size != 0:
             sorted_low[to] = low[i]
-    begin = 0
-    for b in range(ends.size - 1):
-        end = ends[b]
-        if end - begin > 24:
-            _merge_runs(sorted_high, sorted_low, permutation, begin, end)
-        elif end - begin > 1:
-            _insert(sorted_high, sorted_low, permutation, begin, end)
-        begin = end
+
+
+@kernel
+def sort_buckets(ends: Narrow, begin: np.int64, stop: np.int64, permutation: Narrow, sorted_high: Words,
+                 sorted_low: Words) -> None:  # fmt: skip
+    """Sort the buckets [begin, stop) by identity, stably, in place.
+
+    ends: int32[buckets], where each bucket ends.  permutation int32[n], sorted_high, sorted_low uint64[n], changed.
+    O(n) for uniform identities; O(n log n), and scratch of the largest bucket, at worst.
+
+    >>> out, ids = np.array([0, 1], np.int32), np.array([9, 4], np.uint64)
+    >>> sort_buckets(np.array([2], np.int32), np.int64(0), np.int64(1), out, ids, np.empty(0, np.uint64))
+    >>> out.tolist(), ids.tolist()
+    ([1, 0], [4, 9])
+    """
+    first: Any = np.int64(ends[begin - 1]) if begin > 0 else np.int64(0)
+    for bucket in range(begin, stop):
+        end: Any = np.int64(ends[bucket])
+        if end - first > 24:
+            _merge_runs(sorted_high, sorted_low, permutation, first, end)
+        elif end - first > 1:
+            _insert(sorted_high, sorted_low, permutation, first, end)
+        first = end
 
 
 @kernel

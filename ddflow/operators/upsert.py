@@ -32,9 +32,11 @@ from ddflow.arrange.arrangement import Arrangement, Change
 from ddflow.arrange.batch import Batch
 from ddflow.batcher import Sealed
 from ddflow.binding import Bound
+from ddflow.crew import ALONE, Crew
 from ddflow.errors import TieRefused
 from ddflow.identity import NONE, Flags, Ints, Narrow, Secret, identities, is_wide, validity, value_hashes
-from ddflow.kernels.resolve import ERROR, FATE, LIVE, NOTHING, Events, Held, Judged, Rules, emit, judge, judged, marks
+from ddflow.kernels.resolve import ERROR, FATE, LIVE, NOTHING, Events, Held, Judged, Rules, judge, judged
+from ddflow.kernels.spell import emit, marks, tally
 from ddflow.operators.updates import Updates, ints
 from ddflow.order import Order
 from ddflow.rows import Rows, Sources, View, gather, shown_row
@@ -47,11 +49,12 @@ __all__ = ["Judgement", "Upsert", "ints"]
 class Upsert:
     """``bound``: the source's spec and schema.  State: one live row a key, with the order it was won by."""
 
-    def __init__(self, bound: Bound, secret: Secret) -> None:
-        self.bound, self.secret, self.order = bound, secret, Order(bound)
+    def __init__(self, bound: Bound, secret: Secret, crew: Crew = ALONE) -> None:
+        self.bound, self.secret, self.order, self.crew = bound, secret, Order(bound), crew
         stored = pa.schema([*bound.row_schema, *self.order.hidden])
         self.wide, self.arena = is_wide(bound.key_schema), Arena()
         self.arranged = Arrangement(stored, self.wide, self.order.words, self.order.keeps)
+        self.arranged.slots.sources.crew = crew
         # Equal keys of these types are the same bytes, so a retraction may take its key from the event beside it.
         exact = [n for n in bound.spec.key if is_word(bound.key_schema.field(n).type)]
         self.exact = {n for n in exact if not pat.is_floating(bound.key_schema.field(n).type)}
@@ -66,7 +69,7 @@ class Upsert:
 
     def apply(self, judgement: Judgement, upper: int, since: int) -> None:
         """Take a judgement into the state.  Amortised O(versions)."""
-        self.arranged.apply([judgement.change], upper, since)
+        self.arranged.apply(judgement.changes, upper, since)
 
 
 class Judgement:
@@ -78,7 +81,7 @@ class Judgement:
         keys = pa.RecordBatch.from_arrays([events.column(n) for n in bound.spec.key], schema=bound.key_schema)
         self.arena = upsert.arena
         self.arena.reset()
-        self.by: Sorted = sort(*identities(keys, upsert.secret), self.arena)
+        self.by: Sorted = sort(*identities(keys, upsert.secret), self.arena, upsert.crew)
         self.gone: Flags = bound.deletes(events)
         self.value = value_hashes(events.select(bound.tracked), upsert.secret)
         self.held: Held = upsert.arranged.seek(self.by.high, self.by.low, self.by.starts[:-1], self.arena)
@@ -91,19 +94,52 @@ class Judgement:
         self.rules = Rules(order.base, order.tie, order.ties, order.keeps, since)
         self.out: Judged = judged(sealed.times.size, self.held.reference.size, upsert.wide, winners, self.arena)
         permutation = self._by_order() if order.tie == ERROR else self.by.permutation
-        work = Events(permutation, self.by.starts, self.by.high, self.by.low, self.mark, times, self.words, self.value)
-        self.updated, self.versions, refused, self.born, self.buried = judge(work, self.held, self.rules, self.out)
-        if refused >= 0:
-            self._refuse_tie(refused)
+        self.work = Events(permutation, self.by.starts, self.by.high, self.by.low, self.mark, times, self.words,
+                           self.value)  # fmt: skip
+        self._fold()
         self._spell()
+
+    def _fold(self) -> None:
+        """Judge the keys, in spans of them where there are several threads; each writes versions of its own."""
+        starts, held, out = self.by.starts, self.held, self.out
+        lists = out.winner.size != 0
+
+        def fold(begin: int, end: int) -> tuple[int, int, int, int, int]:
+            at, to = int(starts[begin]), int(starts[end])
+            work = self.work._replace(starts=starts[begin : end + 1])
+            return judge(work, held.span(begin, end), self.rules, out.span(at, to, begin, end))
+
+        self.spans = ALONE.spans(starts.size - 1) if lists else self.upsert.crew.spans(starts.size - 1)
+        self.folded = self.upsert.crew.each(fold, self.spans)
+        for _, _, refused, _, _ in self.folded:
+            if refused >= 0:
+                self._refuse_tie(refused)
 
     def _spell(self) -> None:
         """Count the verdicts and write the updates: by which event, which row, the diff, the rank of the time."""
-        n, arena = self.updated, self.arena
-        self.counts = np.zeros(8, np.int64)
-        self.spelled = (arena.empty(n, np.int64), arena.empty(n, np.int64), np.empty(n, np.int64),
-                        arena.empty(n, np.int32))  # fmt: skip
-        emit(self.out.fate, self.mark, *self.spelled, self.counts)
+        crew, arena, fate, mark = self.upsert.crew, self.arena, self.out.fate, self.mark
+        n = sum(updates for updates, *_ in self.folded)
+        spelled: Any = (
+            arena.empty(n, np.int64),
+            arena.empty(n, np.int64),
+            np.empty(n, np.int64),
+            arena.empty(n, np.int32),
+        )
+        spans = crew.spans(fate.size)
+        ends = [0, n]
+        if len(spans) > 1:
+            ends = np.cumsum([0, *crew.each(lambda a, b: tally(fate[a:b], mark[a:b]), spans)]).tolist()
+        at = {begin: (ends[i], ends[i + 1]) for i, (begin, _) in enumerate(spans)}
+
+        def spell(a: int, b: int) -> Ints:
+            begin, end = at[a]
+            counts = np.zeros(8, np.int64)
+            rows, sources, diffs, ranks = (column[begin:end] for column in spelled)
+            emit(fate[a:b], mark[a:b], np.int64(a), rows, sources, diffs, ranks, counts)
+            return counts
+
+        self.counts: Ints = sum(crew.each(spell, spans), np.zeros(8, np.int64))
+        self.spelled = spelled
 
     @property
     def verdict(self) -> Flags:
@@ -134,21 +170,27 @@ class Judgement:
         return Updates(View(self.sources, sources, schema, events, self.upsert.exact), ranks, diffs, self.times)
 
     @cached_property
-    def change(self) -> Change:
-        """What the state must take in.  O(versions)."""
-        out, n, order = self.out, self.versions, self.upsert.order
-        schema = self.upsert.bound.row_schema
-        table = gather(self.sources, out.row[:n], schema)
+    def changes(self) -> list[Change]:
+        """What the state must take in, by ascending identities.  O(versions)."""
+        return [self._change(begin, end, *folded[1::2], folded[4])
+                for (begin, end), folded in zip(self.spans, self.folded, strict=True)]  # fmt: skip
+
+    def _change(self, begin: int, end: int, versions: int, born: int, buried: int) -> Change:
+        """What a span of keys brings."""
+        at = int(self.by.starts[begin])
+        out = self.out.span(at, at + versions, begin, end)
+        order, schema = self.upsert.order, self.upsert.bound.row_schema
+        table = gather(self.sources, out.row, schema)
         for field in order.hidden:
-            taken = self.sealed.events.column(field.name[7:]).take(pa.array(out.event[:n]))
+            taken = self.sealed.events.column(field.name[7:]).take(pa.array(out.event))
             table = table.append_column(field, taken)
-        words = self.words[out.event[:n]] if order.words else np.empty((n, 0), np.int64)
-        columns: list[Any] = [column[:n] for column in (out.high, out.low, out.time, out.live)]
-        if n < out.high.size // 2:  # else the room of those that are not there would be kept with them
-            columns = [column.copy() for column in columns]
-        high, low, time, live = columns
+        words = self.words[out.event] if order.words else np.empty((versions, 0), np.int64)
+        high, low, time, live = out.high, out.low, out.time, out.live
+        if versions < self.out.high.size // 2 // len(self.spans):
+            # Else the room of those that are not there would be kept with them.
+            high, low, time, live = high.copy(), low.copy(), time.copy(), live.copy()
         batch = Batch(high, low, time, live, NONE, words, Rows(table))
-        return Change(batch, out.value[:n], out.last, self.held.place, self.built, self.born, self.buried)
+        return Change(batch, out.value, out.last, self.held.place[begin:end], self.built, born, buried)
 
     def winner_orders(self, rows: Ints) -> list[pa.Array]:
         """For each of some rows, the order columns' values that its key holds after that time; null for none.

@@ -1,0 +1,104 @@
+"""Spelling out: the verdict of each event as a word, and the updates of the applied ones, in the order of rows.
+
+Invariant: updates come in the order of the rows that caused them, a retraction before its assertion; rows are in the
+order of times, hence so are updates, and nothing has to be sorted.  Why that is not trivial: judging goes by key, and
+leaves with each row what became of it (``resolve.FATE``); here rows are read front to back, once.  Several threads
+write spans of them: `tally` says beforehand how many updates each will have.
+
+>>> one, few = lambda *values: np.array(values, np.int64), lambda *values: np.array(values, np.int32)
+>>> fate = one(APPLIED << FATE, RETRACTS | APPLIED << FATE)
+>>> rows, sources, diffs, ranks = np.empty(3, np.int64), np.empty(3, np.int64), np.empty(3, np.int64), few(0, 0, 0)
+>>> counts = np.zeros(8, np.int64)
+>>> emit(fate, few(0, 2), np.int64(0), rows, sources, diffs, ranks, counts)
+3
+>>> sources.tolist(), diffs.tolist(), ranks.tolist(), int(counts[APPLIED])  # +row 0; -row 0, +row 1
+([0, 0, 1], [1, -1, 1], [0, 1, 1], 2)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ddflow.kernels.compile import kernel
+from ddflow.kernels.resolve import APPLIED, FATE, NOOP, ROW
+
+__all__ = ["NOOP", "emit", "marks", "tally"]
+
+Flags = np.ndarray[Any, np.dtype[np.uint8]]
+Rows = np.ndarray[Any, np.dtype[np.int64]]
+Narrow = np.ndarray[Any, np.dtype[np.int32]]
+
+
+@kernel
+def marks(times: Rows, distinct: Rows, gone: Flags, out: Narrow) -> None:
+    """Mark rows by the rank of their times and by whether they delete.
+
+    times: int64[n], ascending, each one of distinct: int64[m], ascending.  gone: uint8[n], or of size 0 for none.  out:
+    int32[n], written.  O(n + m).
+
+    >>> out = np.empty(3, np.int32)
+    >>> marks(np.array([5, 7, 7]), np.array([5, 6, 7]), np.array([0, 1, 0], np.uint8), out)
+    >>> out.tolist()
+    [0, 5, 4]
+    """
+    rank = 0
+    for i in range(times.size):
+        while distinct[rank] != times[i]:
+            rank += 1
+        out[i] = 2 * rank + (np.int64(gone[i]) if gone.size != 0 else 0)
+
+
+@kernel
+def emit(
+    fate: Rows, mark: Narrow, first: np.int64, rows: Rows, sources: Rows, diffs: Rows, ranks: Narrow, counts: Rows
+) -> int:
+    """Spell out the updates of the applied events, in the order of rows, retractions before assertions.
+
+    fate: int64[n], mark: int32[n], as in `Judged` and `Events`, of a span of rows; first: the number of its first row.
+    Written, by update: rows int64, the event that caused it; sources int64, the row it is about, an event or a
+    reference into state; diffs int64, 1 or -1; ranks int32, of its time.  Rows are in the order of times, hence so are
+    updates, and nothing has to be sorted.  counts: int64[8], events by verdict are added.  Returns how many updates
+    there are.  O(n).
+
+    >>> out, counts = [np.empty(1, np.int64) for _ in range(3)], np.zeros(8, np.int64)
+    >>> fate = np.array([RETRACTS | APPLIED << FATE | 9])
+    >>> emit(fate, np.ones(1, np.int32), np.int64(0), *out, np.empty(1, np.int32), counts)
+    1
+    >>> [int(column[0]) for column in out], int(counts[APPLIED])
+    ([0, 9, -1], 1)
+    """
+    written = 0
+    for row in range(fate.size):
+        verdict = (fate[row] >> FATE) & 7
+        counts[verdict] += 1
+        if verdict != APPLIED:
+            continue
+        if fate[row] < 0:
+            rows[written], sources[written] = first + row, fate[row] & ROW
+            diffs[written], ranks[written] = -1, mark[row] >> 1
+            written += 1
+        if mark[row] & 1 == 0:
+            rows[written], sources[written], diffs[written], ranks[written] = (
+                first + row,
+                first + row,
+                1,
+                mark[row] >> 1,
+            )
+            written += 1
+    return written
+
+
+@kernel
+def tally(fate: Rows, mark: Narrow) -> int:
+    """How many updates `emit` will write for a span of rows.  O(n).
+
+    >>> tally(np.array([RETRACTS | APPLIED << FATE, NOOP << FATE]), np.zeros(2, np.int32))
+    2
+    """
+    updates = 0
+    for row in range(fate.size):
+        if (fate[row] >> FATE) & 7 == APPLIED:
+            updates += (1 if fate[row] < 0 else 0) + 1 - (mark[row] & 1)
+    return updates

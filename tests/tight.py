@@ -1,0 +1,122 @@
+"""Engines that spill with a few events: sizes that are megabytes made bytes, and what really happened, counted.
+
+``tiny()`` makes merges, ranges, lots and pieces large from a few rows on, and yields a counter of the ways that were
+gone; ``tighten(engine)`` takes away an opened engine's shares of memory, so that everything it holds goes to files.
+Why that is not trivial: a test of spilling that never spills would pass; so the ways are counted where they are gone,
+in the functions that go them, and tests assert on the counts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddflow import computation
+from ddflow.arrange import arrangement, spine
+from ddflow.arrange.arrangement import Arrangement
+from ddflow.arrange.merge import Merge
+from ddflow.batcher import Batcher, batcher, run, runs
+from ddflow.engine import Engine
+from ddflow.intake import Intake
+from ddflow.kernels.gather import SLOT, SLOTS
+from ddflow.ranges import Ranges
+from ddflow.store.claim import LOCK
+from ddflow.store.table import TableWriter
+
+MEMORY = "16MB"
+"""The least budget that an engine with a spill folder opens with."""
+WAYS = (
+    "a step taken in ranges",
+    "a change that went beneath at once",
+    "a piece of a flush",
+    "a pause in a flush",
+    "a piece of a merge beneath",
+    "a pause in a merge beneath",
+    "a piece of a merge in memory",
+    "a key found beneath",
+    "a key found in what a flush has written",
+    "updates brought into ranges",
+    "a table that was mapped",
+    "pending events that were spilled",
+    "an input taken in portions",
+)
+"""What may happen to an engine that spills, as `tiny` counts it."""
+
+
+@contextmanager
+def tiny() -> Iterator[Counter[str]]:
+    """What decides by size decides with a few rows; yields how often each of ``WAYS`` was gone."""
+    seen: Counter[str] = Counter()
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (runs, batcher):
+            patch.setattr(module, "LARGE", 600)
+        for module, name, size in [(runs, "CHUNK", 150), (runs, "FAN", 3), (run, "SMALL", 64), (batcher, "PIECE", 3),
+                                   (spine, "PIECE", 2), (spine, "EFFORT", 2), (computation, "GATHERED", 3)]:  # fmt: skip
+            patch.setattr(module, name, size)
+        for owner, name, tell in WATCHED:
+            patch.setattr(owner, name, watched(getattr(owner, name), tell, seen))
+        yield seen
+
+
+def watched(function: Callable[..., Any], tell: Callable[..., list[str]], seen: Counter[str]) -> Callable[..., Any]:
+    """The same function; what ``tell`` makes of its result and its arguments is counted."""
+
+    @wraps(function)
+    def wrapped(*given: Any, **named: Any) -> Any:
+        out = function(*given, **named)
+        seen.update(tell(out, *given, **named))
+        return out
+
+    return wrapped
+
+
+def _advanced(_: Any, merge: Merge, rows: int, slots: Any, index: Any, *__: Any) -> list[str]:
+    if merge.target is None:
+        return ["a piece of a merge in memory"]
+    kind = "merge beneath" if index is None else "flush"
+    return [f"a piece of a {kind}", *([f"a pause in a {kind}"] if merge.owed else [])]
+
+
+def _sought(_: Any, arranged: Arrangement, held: Any, *__: Any) -> list[str]:
+    first = next(iter(arranged.spine.items), None)
+    if not isinstance(first, Merge) or first.target is None:
+        return []
+    written = {part.slot for part in first.output.parts}
+    found = {int(word) >> SLOT & SLOTS for word in held.reference if word}
+    return ["a key found in what a flush has written"] if written & found else []
+
+
+WATCHED: list[tuple[Any, str, Callable[..., list[str]]]] = [
+    (Merge, "advance", _advanced),
+    (Arrangement, "_seek_beneath", _sought),
+    (Ranges, "add", lambda *_: ["a step taken in ranges"]),
+    (Arrangement, "shelved", lambda out, *_: ["a change that went beneath at once"] if out.batch.mapped else []),
+    (arrangement, "find", lambda out, *_: ["a key found beneath"] if out[0].size else []),
+    (computation.Computation, "_ranged", lambda _, __, ___, by, bits: ["updates brought into ranges"] if bits else []),
+    (TableWriter, "finish", lambda *_: ["a table that was mapped"]),
+    (Batcher, "spill", lambda _, waiting, *__: ["pending events that were spilled"] if waiting.mapped else []),
+    (Intake, "admit", lambda _, __, ___, ____, _____, before: ["an input taken in portions"] if before else []),
+]
+"""Whose calls are watched, and what each call tells of, by its result and its arguments."""
+
+
+def tighten(engine: Engine, share: int = 0, rows: int = 3) -> Engine:
+    """The engine with a ``share`` of memory for its state, none for anything else, and steps of a few ``rows``."""
+    budget = engine.budget
+    budget.state, budget.pending, budget.shelf, budget.piece = share, 0, 0, 4096
+    budget.rows = lambda width: rows  # type: ignore[method-assign]
+    for arranged in engine.circuit.arrangements.values():
+        arranged.spine.fan = arranged.beneath.fan = 2
+    return engine
+
+
+def files(place: Path | str) -> list[str]:
+    """What is in a spill folder, but for the lock."""
+    return sorted(name for name in os.listdir(place) if name != LOCK)
