@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.kernels import identity as kernels
-from ddflow.rows import address, offset_width, width
+from ddflow.rows import address, offset_width, plainly, width
 from ddflow.schema import is_word, one_chunk, plain
 
 Words = np.ndarray[Any, np.dtype[np.uint64]]
@@ -100,7 +100,7 @@ def words(column: pa.Array) -> Words:
 
 
 def _view(column: pa.Array, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    return np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * dtype.itemsize)
+    return plainly(np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * dtype.itemsize))
 
 
 def ordered_words(column: pa.Array) -> Ints:

@@ -24,7 +24,7 @@ from ddflow.budget import Budget, shown_size
 from ddflow.errors import BudgetExceeded, NotArrow, SchemaMismatch
 from ddflow.frontier import CLOSED, NEVER
 from ddflow.intake import Admitted, Intake
-from ddflow.schema import did_you_mean, to_table
+from ddflow.schema import did_you_mean, imported, plain_size, to_table
 
 
 @dataclass
@@ -95,23 +95,16 @@ def portions(given: Any, what: str, schema: pa.Schema, most: int | None) -> Iter
     A reader, or whatever gives one, is read as it goes.  Raises what `to_table` raises, and `BudgetExceeded` for a row
     that is larger than that.
     """
-    if most is None or isinstance(given, pa.RecordBatch):
-        yield from _cut(to_table(given, what, schema), what, most)
-        return
-    if (
-        not isinstance(given, pa.RecordBatchReader)
-        and hasattr(given, "__arrow_c_stream__")
-        and not isinstance(given, pa.Table)
-    ):
-        given = pa.RecordBatchReader.from_stream(given)
-    if not isinstance(given, pa.RecordBatchReader):
+    if most is not None and not isinstance(given, pa.Table | pa.RecordBatch) and hasattr(given, "__arrow_c_stream__"):
+        given = imported(pa.RecordBatchReader.from_stream, given, what)
+    if most is None or not isinstance(given, pa.RecordBatchReader):
         yield from _cut(to_table(given, what, schema), what, most)
         return
     held: list[pa.RecordBatch] = []
     size, none = 0, True
     for batch in given:
         held.append(batch)
-        size += batch.nbytes
+        size += plain_size(batch)
         if size >= most:
             yield from _cut(pa.Table.from_batches(held, given.schema), what, most)
             held, size, none = [], 0, False
@@ -120,7 +113,7 @@ def portions(given: Any, what: str, schema: pa.Schema, most: int | None) -> Iter
 
 
 def _cut(table: pa.Table, what: str, most: int | None) -> Iterator[pa.Table]:
-    size = table.nbytes if most is not None else 0
+    size = plain_size(table) if most is not None else 0
     if most is None or size <= most:
         yield table
         return

@@ -70,6 +70,22 @@ def address(buffer: pa.Buffer | None) -> int:
     return 0 if buffer is None else int(buffer.address)
 
 
+class _Memory:
+    """Memory as numpy imports it, and whose it is."""
+
+    def __init__(self, array: Array) -> None:
+        self.owner = array
+        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+
+
+def plainly(array: Array) -> Array:
+    """The same memory as an array that kernels take for any other: numba would compile them anew for a read-only one.
+
+    It is not to be written to.  O(1).
+    """
+    return array if array.flags.writeable else np.asarray(_Memory(array))
+
+
 class Rows:
     """A table of one chunk a column, and where each column's buffers are.
 

@@ -91,6 +91,28 @@ def plain(array: pa.Array) -> pa.Array:
     return made.from_arrays(offsets, plain(children), type=normal, mask=gone)
 
 
+def plain_size(rows: pa.Table | pa.RecordBatch) -> int:
+    """Bytes that rows take once they are in their normal types.  O(columns), and O(rows) for those that are encoded.
+
+    A slice of a dictionary's or of views' rows refers to all values, so Arrow would tell the bytes of them all.
+    """
+    return sum(_plain_size(chunk) for c in rows.columns for chunk in (c.chunks if isinstance(rows, pa.Table) else [c]))
+
+
+def _plain_size(array: pa.Array) -> int:
+    kind, normal, n = array.type, normal_type(array.type), len(array)
+    if kind == normal:
+        return int(array.nbytes)
+    if kind in (pa.string_view(), pa.binary_view()):
+        # Sixteen bytes a view, of which the first four are its length.
+        lengths = np.frombuffer(array.buffers()[1] or b"", np.int32)[4 * array.offset : 4 * (array.offset + n) : 4]
+        return int(lengths[np.asarray(array.is_valid())].sum(dtype=np.int64)) + 4 * n
+    bytes_of = is_text(normal) or pat.is_binary(normal) or pat.is_large_binary(normal)
+    if pat.is_dictionary(kind) and kind.value_type == normal and bytes_of:
+        return (pc.sum(pc.binary_length(array.dictionary).take(array.indices)).as_py() or 0) + 4 * n
+    return 8 * n if is_word(normal) else int(plain(array).nbytes)
+
+
 def is_text(kind: pa.DataType) -> bool:
     """Whether values are strings, of any offset width."""
     return bool(pat.is_string(kind) or pat.is_large_string(kind))
@@ -174,9 +196,9 @@ def to_table(given: Any, what: str, schema: pa.Schema) -> pa.Table:
     if isinstance(given, pa.RecordBatchReader):
         return given.read_all()
     if hasattr(given, "__arrow_c_stream__"):
-        return _imported(pa.RecordBatchReader.from_stream, given, what).read_all()
+        return imported(pa.RecordBatchReader.from_stream, given, what).read_all()
     if hasattr(given, "__arrow_c_array__"):
-        return pa.Table.from_batches([_imported(pa.record_batch, given, what)])
+        return pa.Table.from_batches([imported(pa.record_batch, given, what)])
     if isinstance(given, list | tuple) and all(isinstance(part, pa.RecordBatch) for part in given):
         for i, part in enumerate(given):
             if not part.schema.equals(given[0].schema):
@@ -187,7 +209,8 @@ def to_table(given: Any, what: str, schema: pa.Schema) -> pa.Table:
                    "give a table, record batches, a reader, or anything with __arrow_c_stream__")  # fmt: skip
 
 
-def _imported(take: Callable[[Any], Any], given: Any, what: str) -> Any:
+def imported(take: Callable[[Any], Any], given: Any, what: str) -> Any:
+    """What ``take`` makes of something that speaks Arrow.  Raises `NotArrow` where that holds no rows."""
     try:
         return take(given)
     except pa.ArrowInvalid as error:

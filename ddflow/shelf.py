@@ -93,6 +93,9 @@ class Shelf:
         for piece in pieces:
             counts += np.bincount(piece.ranks, minlength=counts.size)
         total = int(counts.sum())
+        if not total:
+            yield pieces[0].to_table(schema, time_type)
+            return
         size = sum(piece.rows.nbytes for piece in pieces) // max(total, 1) + 16
         most = max(self.share // 2 // size, 1024) if self.folder is not None else max(total, 1)
         ends = np.cumsum(counts)

@@ -4,8 +4,8 @@ Invariant: after `warm` no step of any flow compiles anything, in this process o
 written, in later ones.  Why that is not trivial: a kernel is compiled for the types of its arguments, and a list of
 types kept by hand would be wrong one day without a word.  So small real flows are run, chosen to lead through every
 kernel: keys of one word and of many, text, floats, lists and nulls, orders, ties, late events, enough keys for the
-index to grow and enough steps for batches to merge.  Each kernel then has one compiled form; tests/test_warmup.py
-holds that so.
+index to grow, enough steps for batches to merge, state that was moved to files.  Each kernel then has one compiled
+form; tests/test_warmup.py holds that so.
 
 >>> from ddflow.kernels.warmup import entries, is_ready
 >>> warmed = warm()
@@ -15,6 +15,7 @@ holds that so.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -23,8 +24,10 @@ import numpy as np
 import pyarrow as pa
 
 import ddflow as dd
+from ddflow.budget import LEAST
 from ddflow.kernels.compile import Interpreted, cache_directory
 from ddflow.kernels.warmup import entries, is_ready, watched
+from ddflow.spilling import make_room
 
 Progress = Callable[[int, int, str], None]
 """Called with how many kernels are ready, how many there are, and what is being compiled."""
@@ -71,6 +74,7 @@ def _parts() -> Iterator[str]:
     """Run the flows; yields what was done after each."""
     yield from _by_epochs()
     yield from _by_time()
+    yield from _beneath()
 
 
 def _by_epochs() -> Iterator[str]:
@@ -128,3 +132,20 @@ def _by_time() -> Iterator[str]:
             yield "flows by time"
         engine.advance_to(dd.CLOSED)
         engine.read("counts")
+
+
+def _beneath() -> Iterator[str]:
+    """State in files, searched there: keys that are there and keys that are not, of one word and of several."""
+    flow = dd.Flow()
+    text = flow.upserts("text", {"key": pa.string(), "at": pa.int64()}, dd.Upsert("key", "at"))
+    flow.output("text", text)
+    flow.output("numbers", flow.upserts("numbers", {"key": pa.int64(), "value": pa.int64()}, dd.Upsert("key")))
+    with tempfile.TemporaryDirectory() as place, flow.open(4 * LEAST, spill=place, threads=2) as engine:
+        for time in range(3):
+            key = np.arange(time * 100, time * 100 + 20_000)
+            names = pa.array(key).cast(pa.string())
+            engine.step({"text": pa.table({"key": names, "at": key}), "numbers": pa.table({"key": key, "value": key})},
+                        time)  # fmt: skip
+            make_room(engine.budget, engine.circuit, engine.batchers, 0)
+            yield "state in files"
+        engine.read("numbers")

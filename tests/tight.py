@@ -110,7 +110,7 @@ WATCHED: list[tuple[Any, str, Callable[..., list[str]]]] = [
 def tighten(engine: Engine, share: int = 0, rows: int = 3) -> Engine:
     """The engine with a ``share`` of memory for its state, none for anything else, and steps of a few ``rows``."""
     budget = engine.budget
-    budget.state, budget.pending, budget.shelf, budget.piece = share, 0, 0, 4096
+    budget.state, budget.pending, budget.shelf, budget.piece = share, 0, 0, 1000
     budget.rows = lambda width: rows  # type: ignore[method-assign]
     for arranged in engine.circuit.arrangements.values():
         arranged.spine.fan = arranged.beneath.fan = 2

@@ -139,6 +139,7 @@ class Arrangement:
             (self.spine if changes[0].batch.mapped is None else self.beneath).append(run)
         self.spine.plan(len(self.index), not self._lower())
         self.spine.work(paid, self.slots, self.index, self.since, self.latest <= self.since)
+        self._sink()
 
     def _put(self, change: Change) -> Part:
         batch, value, last, place, built, _, _ = change
@@ -188,8 +189,7 @@ class Arrangement:
             self.spine.items[:] = [Merge(runs, not self.beneath.items, target)]
         if self._flushing and self.nbytes > share:
             self.spine.work(None, self.slots, self.index, self.since, settled)
-        if self.spine.items and self._is_below(self.spine.items[0]):
-            self.beneath.append(self.spine.items.pop(0))  # type: ignore[arg-type]
+        self._sink()
         self.beneath.plan(self.keys + self.tombstones, True, target)
         self.beneath.work(paid, self.slots, None, self.since, settled)
         self._paid_beneath = self.written
@@ -201,9 +201,12 @@ class Arrangement:
         item = self.spine.items[0] if self.spine.items else None
         return isinstance(item, Merge) and item.target is not None
 
-    def _is_below(self, item: Run | Merge) -> bool:
-        """Whether a run was flushed whole."""
-        return isinstance(item, Run) and all(self.slots[part.slot].mapped is not None for part in item.parts)
+    def _sink(self) -> None:
+        """What was flushed whole is beneath from now on: the index does not know it any more."""
+        item = self.spine.items[0] if self.spine.items else None
+        if isinstance(item, Run) and item.parts and self.slots[item.parts[0].slot].mapped is not None:
+            self.beneath.append(item)
+            del self.spine.items[0]
 
     def check_readable(self, as_of: int | None, what: str) -> None:
         """Raise `NotReadable` unless ``as_of`` (None: now) is a time in [since, upper)."""

@@ -25,7 +25,7 @@ from ddflow.arrange.batch import Batch
 from ddflow.identity import Ints, Narrow, Words
 from ddflow.kernels.bloom import BLOCK, blocks_for, fill, sift
 from ddflow.kernels.search import search
-from ddflow.rows import Rows
+from ddflow.rows import Rows, plainly
 from ddflow.store.folder import Folder
 from ddflow.store.mapped import Mapped
 
@@ -103,7 +103,7 @@ def spilled(batch: Batch, folder: Folder) -> Batch:
 
 def _numbers(column: pa.Array, kind: Any) -> Any:
     """A column's values where they lie."""
-    return np.frombuffer(column.buffers()[1], kind, len(column), column.offset * kind.itemsize)
+    return plainly(np.frombuffer(column.buffers()[1], kind, len(column), column.offset * kind.itemsize))
 
 
 def find(batch: Batch, begin: int, high: Words, low: Words, starts: Narrow, wanted: Ints) -> tuple[Ints, Ints]:

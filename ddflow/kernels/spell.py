@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from ddflow.kernels.compile import kernel
-from ddflow.kernels.resolve import APPLIED, FATE, NOOP, ROW
+from ddflow.kernels.resolve import APPLIED, FATE, NOOP, RETRACTS, ROW
 
-__all__ = ["NOOP", "emit", "marks", "tally"]
+__all__ = ["NOOP", "RETRACTS", "emit", "marks", "tally"]
 
 Flags = np.ndarray[Any, np.dtype[np.uint8]]
 Rows = np.ndarray[Any, np.dtype[np.int64]]

@@ -39,7 +39,7 @@ from ddflow.kernels.resolve import ERROR, FATE, LIVE, NOTHING, Events, Held, Jud
 from ddflow.kernels.spell import emit, marks, tally
 from ddflow.operators.updates import Updates, ints
 from ddflow.order import Order
-from ddflow.rows import Rows, Sources, View, gather, shown_row
+from ddflow.rows import Rows, Sources, View, gather, plainly, shown_row
 from ddflow.schema import is_word
 from ddflow.sorting import Sorted, sort
 
@@ -90,7 +90,7 @@ class Judgement:
         if order.ranks:
             self._rank()
         self.mark: Narrow = self.arena.empty(sealed.times.size, np.int32)
-        marks(sealed.times, times, self.gone, self.mark)
+        marks(plainly(sealed.times), times, self.gone, self.mark)
         self.rules = Rules(order.base, order.tie, order.ties, order.keeps, since)
         self.out: Judged = judged(sealed.times.size, self.held.reference.size, upsert.wide, winners, self.arena)
         permutation = self._by_order() if order.tie == ERROR else self.by.permutation
