@@ -129,6 +129,7 @@ def run(options: argparse.Namespace, progress: Console) -> tuple[list[dict[str, 
         if problem := wrong(job, sample, *answers[sized]):
             failures.append(f"{label}: {problem}")
         rows.append(_row(job, sample, None))
+        progress.print(f"{label}: {rows[-1]['late_m_per_s']:.3f} M/s late", highlight=False, soft_wrap=True)
     return rows, failures
 
 

@@ -40,19 +40,22 @@ if TYPE_CHECKING:
     from ddflow.flow import Collection, Flow
     from ddflow.frontier import CLOSED, NEVER
     from ddflow.identity import Secret
+    from ddflow.reader import Reader
+    from ddflow.sizing import Estimate, estimate
     from ddflow.spec import Tombstone, Upsert, tombstone
+    from ddflow.stats import Stats
     from ddflow.step import Step
     from ddflow.verdicts import Verdicts
 
 _HOMES = {
     "CLOSED": "frontier", "NEVER": "frontier", "Collection": "flow", "DdflowError": "errors", "Engine": "engine",
-    "Flow": "flow", "Secret": "identity", "Step": "step", "Tombstone": "spec", "Upsert": "spec", "Verdicts": "verdicts",
-    "tombstone": "spec",
+    "Estimate": "sizing", "Flow": "flow", "Reader": "reader", "Secret": "identity", "Stats": "stats", "Step": "step",
+    "Tombstone": "spec", "Upsert": "spec", "Verdicts": "verdicts", "estimate": "sizing", "tombstone": "spec",
 }  # fmt: skip
 
 __all__ = [
-    "CLOSED", "NEVER", "Collection", "DdflowError", "Engine", "Flow", "Secret", "Step", "Tombstone", "Upsert",
-    "Verdicts", "__version__", "tombstone",
+    "CLOSED", "NEVER", "Collection", "DdflowError", "Engine", "Estimate", "Flow", "Reader", "Secret", "Stats", "Step",
+    "Tombstone", "Upsert", "Verdicts", "__version__", "estimate", "tombstone",
 ]  # fmt: skip
 
 

@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+SMALL = 256
+"""Shorter arrays are not worth carving."""
 STAGGER = 5 * 64
 """Bytes between arrays: an odd number of cache lines, so that neighbours begin in different sets of the cache."""
 
@@ -37,6 +39,8 @@ class Arena:
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
         """An array of unspecified content, contiguous, aligned to a cache line.  O(1)."""
+        if shape.__class__ is int and shape < SMALL:
+            return np.empty(shape, dtype)
         kind = np.dtype(dtype)
         n = shape if isinstance(shape, int) else int(np.prod(shape))
         begin = -(-self.used // 64) * 64 + STAGGER

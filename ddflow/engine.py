@@ -52,12 +52,12 @@ from ddflow.intake import Intake
 from ddflow.operators.upsert import Judgement
 from ddflow.options import Options
 from ddflow.reader import Holds, Reader
-from ddflow.schema import did_you_mean
+from ddflow.schema import did_you_mean, empty
 from ddflow.shelf import Shelf
 from ddflow.sides import Sides, check_listed, verdict_rows
 from ddflow.spilling import make_room, released
 from ddflow.stats import Arranged, Stats
-from ddflow.step import Step
+from ddflow.step import Step, updates_schema
 from ddflow.store.folder import Folder
 from ddflow.verdicts import Verdicts, counted
 
@@ -90,6 +90,8 @@ class Engine:
         self.intakes = {name: Intake(source.bound) for name, source in flow.sources.items()}
         self.batchers = {name: Batcher() for name in flow.sources}
         self.holds = Holds()
+        outputs = {name: updates_schema(node.schema, flow.time_type) for name, node in flow.outputs.items()}
+        self._nothing = {**{name: empty(schema) for name, schema in outputs.items()}, **Sides(flow).tables()}
         self._frontier, self._last, self._since = NEVER, NEVER, NEVER
         self._totals: dict[str, int] = {}
         self._lock, self._state = threading.Lock(), "open"
@@ -292,6 +294,8 @@ class Engine:
         return Judged(stepped, sides.tables(), rows)
 
     def _check_budget(self, judged: Judged | None, inflows: Mapping[str, Inflow]) -> None:
+        if self.budget.memory is None or self.budget.spills:
+            return
         more = sum(inflow.batcher.nbytes - self.batchers[name].nbytes for name, inflow in inflows.items())
         if judged is not None:
             more += judged.stepped.nbytes
@@ -310,7 +314,6 @@ class Engine:
             add(counts, counted(codes))
         for name, more in (judged.rows if judged else {}).items():
             rows.setdefault(name, []).extend(more)
-        sides = judged.sides if judged else Sides(self.flow).tables()
         self._state = "interrupted"
         for name, inflow in inflows.items():
             if self.flow.holds_back:
@@ -334,10 +337,8 @@ class Engine:
         listed = None
         if self.lists:
             listed = {name: pa.concat_tables(rows.get(name, [])) for name in self.intakes if rows.get(name)}
-        schemas = {name: node.schema for name, node in self.flow.outputs.items()}
-        tables = judged.stepped.outputs if judged else {}
-        verdicts = Verdicts.of(counts, self._pending(), listed)
-        return Step(schemas, self.flow.time_type, tables, sides, verdicts, frontier)
+        tables = {**self._nothing, **judged.stepped.outputs, **judged.sides} if judged else self._nothing
+        return Step(tables, Verdicts.of(counts, self._pending(), listed), frontier)
 
     def _pending(self) -> int:
         return sum(map(len, self.batchers.values()))

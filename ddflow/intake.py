@@ -26,12 +26,13 @@ from ddflow.batcher import Sealed
 from ddflow.binding import Bound
 from ddflow.errors import LateEvent, NullKey, SchemaMismatch
 from ddflow.frontier import CLOSED, NEVER, shown
-from ddflow.identity import Ints, validity, words
+from ddflow.identity import Flags, Ints, validity, words
 from ddflow.operators.linear import one_batch
 from ddflow.schema import conform, to_table
 from ddflow.verdicts import NAMES
 
 BAD, LATE = NAMES.index("bad"), NAMES.index("late")
+NOTHING: Ints = np.empty(0, np.int64)
 
 
 class Admitted(NamedTuple):
@@ -69,42 +70,48 @@ class Intake:
         bound, what = self.bound, repr(self.bound.name)
         table = conform(to_table(given, what, bound.schema), bound.schema, what, bound.required)
         events = one_batch(table)
-        n = events.num_rows
-        first = self.arrived + before
+        n, first = events.num_rows, self.arrived + before
         arrival = np.arange(first, first + n)
-        codes = np.full(n, -1, np.int8)
-        keyless = bound.keyless(events) if bound.spec.null_key != "keep" else np.zeros(n, np.uint8)
-        if keyless.any():
-            self._null_keys(keyless)
-            codes[keyless != 0] = BAD
-        original = np.full(n, time) if time is not None else self._times(events, keyless)
-        times = original
-        if time is None and bool((late := (original < frontier) & (codes < 0)).any()):
-            times = self._late(late, original, frontier, codes)
-        going = codes < 0
-        if going.all():
-            sealed, refused = Sealed(events, times, original, arrival), events.slice(0, 0)
-        else:
-            keep, drop = np.flatnonzero(going), np.flatnonzero(~going)
-            sealed = Sealed(events.take(pa.array(keep)), times[keep], original[keep], arrival[keep])
-            refused = events.take(pa.array(drop))
-        gone = codes[~going]
+        keyless = self._keyless(events)
+        times = original = np.full(n, time) if time is not None else self._times(events, keyless)
+        codes = None if keyless is None else np.where(keyless != 0, np.int8(BAD), np.int8(-1))
+        if time is None and n and int(original.min()) < frontier:
+            codes = np.full(n, -1, np.int8) if codes is None else codes
+            late = (original < frontier) & (codes < 0)
+            if late.any():
+                times = self._late(late, original, frontier, codes)
+        if codes is None or not (codes >= 0).any():
+            sealed = Sealed(events, times, original, arrival).in_order()
+            greatest = int(original.max()) if n else NEVER
+            return Admitted(sealed, n, {}, events.slice(0, 0), NOTHING, NOTHING, greatest)
+        keep, drop = np.flatnonzero(codes < 0), np.flatnonzero(codes >= 0)
+        sealed = Sealed(events.take(pa.array(keep)), times[keep], original[keep], arrival[keep])
+        gone = codes[drop]
         counts = {NAMES[code]: int((gone == code).sum()) for code in (BAD, LATE) if (gone == code).any()}
         greatest = int(sealed.original.max()) if sealed.original.size else NEVER
-        return Admitted(sealed.in_order(), n, counts, refused, gone.astype(np.int64), arrival[~going], greatest)
+        refused = events.take(pa.array(drop))
+        return Admitted(sealed.in_order(), n, counts, refused, gone.astype(np.int64), arrival[drop], greatest)
 
-    def _times(self, events: pa.RecordBatch, keyless: Any) -> Ints:
+    def _keyless(self, events: pa.RecordBatch) -> Flags | None:
+        """Which events lack their key, None when none does.  Raises `NullKey` when that is an error."""
+        bound = self.bound
+        if bound.spec.null_key == "keep" or not any(events.column(name).null_count for name in bound.spec.key):
+            return None
+        keyless = bound.keyless(events)
+        self._null_keys(keyless)
+        return keyless
+
+    def _times(self, events: pa.RecordBatch, keyless: Flags | None) -> Ints:
         """The events' times as int64.  Raises `SchemaMismatch` for a null, or a time that no event may have."""
         name = self.bound.spec.time
         assert name is not None
         column = events.column(name)
         present = validity(column)
-        if present.size and ((present == 0) & (keyless == 0)).any():
-            rows = np.flatnonzero((present == 0) & (keyless == 0))
+        if present.size and (rows := np.flatnonzero((present == 0) & (True if keyless is None else keyless == 0))).size:
             raise SchemaMismatch(f"the times of {self.bound.name!r}", f"{name!r} is null in rows {rows[:5].tolist()}",
                                  "every event needs a time: mend the rows; nothing was taken in")  # fmt: skip
         times = words(column).view(np.int64)
-        beyond = np.flatnonzero((times == CLOSED) & (keyless == 0))
+        beyond = np.flatnonzero((times == CLOSED) & (True if keyless is None else keyless == 0))
         if beyond.size:
             raise SchemaMismatch(f"the times of {self.bound.name!r}", f"rows {beyond[:5].tolist()} have time {CLOSED}",
                                  "that is the closed frontier itself; use smaller times")  # fmt: skip

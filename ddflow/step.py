@@ -4,7 +4,8 @@ Invariant: a step is a mapping of exactly the flow's outputs (and those that ``s
 collection's columns, then ``_time`` and ``_diff``, sorted by time, retractions of a key before its assertion; tables
 never change afterwards and own their memory.
 
->>> step = Step({"v": pa.schema({"v": pa.int64()})}, pa.int64(), {}, {}, Verdicts.of({}), 5)
+>>> from ddflow.schema import empty
+>>> step = Step({"v": empty(updates_schema(pa.schema({"v": pa.int64()}), pa.int64()))}, Verdicts.of({}), 5)
 >>> step["v"].schema.names, len(step), step.frontier
 (['v', '_time', '_diff'], 1, 5)
 """
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 
-from ddflow.schema import DIFF, TIME, empty
+from ddflow.schema import DIFF, TIME
 from ddflow.verdicts import Verdicts
 
 
@@ -27,10 +28,8 @@ def updates_schema(schema: pa.Schema, time_type: pa.DataType) -> pa.Schema:
 class Step(Mapping[str, pa.Table]):
     """The outputs by name.  ``verdicts``: of the events judged in it.  ``frontier``: the least time still open."""
 
-    def __init__(self, outputs: Mapping[str, pa.Schema], time_type: pa.DataType, tables: Mapping[str, pa.Table],
-                 sides: Mapping[str, pa.Table], verdicts: Verdicts, frontier: int) -> None:  # fmt: skip
-        self._tables = {n: tables.get(n, empty(updates_schema(s, time_type))) for n, s in outputs.items()}
-        self._tables.update(sides)
+    def __init__(self, tables: Mapping[str, pa.Table], verdicts: Verdicts, frontier: int) -> None:
+        self._tables = tables
         self.verdicts, self.frontier = verdicts, frontier
 
     def __getitem__(self, name: str) -> pa.Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -160,7 +161,9 @@ def test_merging_keeps_runs_few_and_garbage_below_half(keeps: bool) -> None:
         spine, needed = twin.arranged.spine, len(twin.arranged.index)
         assert len(spine) < 80 and len(spine.parts) < 80
         if not spine.merges:
-            assert choose([len(item) for item in spine.items], needed, FAN) is None
+            # A few more runs than there were when a plan was made are not worth another look.
+            assert choose([len(run) for run in spine.items], needed, FAN) is None or len(spine) > spine.planned
+            assert len(spine) - spine.planned < FAN // 8
             assert spine.versions <= GARBAGE * needed + 64
         # While all is merged, an eighth as many versions come in, and those of one step are too many.
         assert spine.versions * EFFORT <= (GARBAGE * needed + 64 + 12) * (EFFORT + 1)
@@ -271,10 +274,8 @@ def test_memory_comes_free_as_a_merge_goes_on(monkeypatch: pytest.MonkeyPatch) -
     twin = Twin(4, False, 0, False)
     # A run of many batches, as a large step leaves it.
     ordered = sorted(range(1000), key=twin.identity)
-    changes = [
-        twin.change(keys, {key: [(0, True, key)] for key in keys}) for keys in np.split(ordered, range(50, 1000, 50))
-    ]
-    twin.arranged.apply(changes, 1, 0)
+    parts = [ordered[at : at + 50] for at in range(0, 1000, 50)]
+    twin.arranged.apply([twin.change(part, {key: [(0, True, key)] for key in part}) for part in parts], 1, 0)
     for key in ordered:
         twin.histories[key].append((0, True, key))
     spine, before = twin.arranged.spine, twin.arranged.slots.resident
@@ -314,7 +315,7 @@ def test_an_arrangement_whose_keys_are_all_gone_can_be_read_and_written_again() 
         twin.arranged._check()
         twin.assert_reads(None)
     spine = twin.arranged.spine
-    assert twin.arranged.keys in (0, 1) and spine.copied
+    assert twin.arranged.keys in (0, 1) and spine.versions < 100  # most was merged away
     twin.apply({key: [(200, False, 500 + key)] for key in range(3) if twin.live(key)}, 201, 200)
     runs = [item for item in spine.items if isinstance(item, Run)]
     assert len(runs) == len(spine)
@@ -455,7 +456,8 @@ def test_payload_of_a_batch_is_counted_and_what_all_rows_share_takes_nothing() -
     twin.arranged.spine.work(None, twin.arranged.slots, twin.arranged.index, 1, True)
     (batch,) = twin.arranged.slots.batches
     assert (batch.time.tolist(), batch.live.tolist()) == ([1] * 500, [1] * 500)
-    assert batch.nbytes - batch.rows.nbytes == 8 * 500 + 8 + 1
+    whole = replace(batch, time=batch.time.copy(), live=batch.live.copy())
+    assert whole.nbytes - batch.nbytes == (8 + 1) * 499
 
 
 sizes = st.lists(st.one_of(st.integers(0, 40), st.integers(0, 10**6)), max_size=80)

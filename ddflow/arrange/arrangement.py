@@ -230,7 +230,8 @@ class Arrangement:
         if (as_of is None or as_of >= self.latest) and not self._lower():
             yield gather(self.slots.sources, self.index.walk(live=True)[0], self.schema)
             return
-        as_of = self.latest if as_of is None else as_of
+        # A merge stamps what it settles with a time up to since, which may be after the latest version's.
+        as_of = max(self.latest, self.since) if as_of is None else as_of
         for parts in self.ranges():
             yield gather(self.slots.sources, self._live_at(parts, as_of), self.schema)
 

@@ -68,7 +68,8 @@ class Batch:
     def nbytes(self) -> int:
         """Bytes held by columns and payload, in memory or in the file."""
         own = (self.high, self.low, self.time, self.live, self.value, self.order)
-        return sum(a.nbytes if all(a.strides) else a.itemsize for a in own) + self.rows.nbytes
+        payload: int = sum(b.size for c in self.rows.columns for b in c.buffers() if b is not None)
+        return sum(a.nbytes if all(a.strides) else a.itemsize for a in own) + payload
 
     def _check(self) -> None:
         """Assert the invariant; raise `CorruptState` for two values of a key at one time."""

@@ -151,11 +151,11 @@ class Merge:
                 batch = target(batch)
         except BaseException:
             for run, before in zip(self.inputs, kept, strict=True):
-                run.parts = before
+                run.parts, run.size = before, sum(part.end - part.begin for part in before)
             raise
         if batch is not None:
             part = slots.put(batch)
-            self.output.parts.append(part)
+            self.output.add(part)
             if index is not None and target is None:
                 index.redirect(picked.places, part.references)
         if index is not None and target is not None:

@@ -101,9 +101,15 @@ class Run:
 
     def __init__(self, description: Description, parts: list[Part]) -> None:
         self.description, self.parts = description, parts
+        self.size = sum(part.end - part.begin for part in parts)
 
     def __len__(self) -> int:
-        return sum(part.end - part.begin for part in self.parts)
+        return self.size
+
+    def add(self, part: Part) -> None:
+        """Take in the next range of identities."""
+        self.parts.append(part)
+        self.size += part.end - part.begin
 
     def bite(self, slots: Slots, last: int) -> list[Part]:
         """Take the rows with identities up to ``last`` (its first word) off, and their batches when nothing is left.
@@ -119,6 +125,7 @@ class Run:
                 end = int(np.searchsorted(high[part.begin : end], np.uint64(last), side="right")) + part.begin
             if end > part.begin:
                 taken.append(Part(part.slot, part.begin, end))
+                self.size -= end - part.begin
             if end < part.end:
                 self.parts[0] = Part(part.slot, end, part.end)
                 break

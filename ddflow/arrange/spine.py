@@ -59,6 +59,8 @@ class Spine:
     def __init__(self, fan: int = FAN, keeps: bool = False) -> None:
         self.items: list[Run | Merge] = []
         self.fan, self.keeps, self.copied, self.most = fan, keeps, 0, MOST
+        # Runs when a plan was last made, and versions since: a few more of either change nothing.
+        self.planned = self.fresh = 0
 
     def __len__(self) -> int:
         return len(self.items)
@@ -94,6 +96,7 @@ class Spine:
     def append(self, run: Run) -> None:
         """Take in the newest run.  O(1)."""
         self.items.append(run)
+        self.fresh += len(run)
 
     def plan(self, needed: int, alone: bool, target: Target | None = None) -> None:
         """Begin merges while `choose` says so.
@@ -101,7 +104,10 @@ class Spine:
         ``needed``: versions that a merge of all would leave, about.  ``alone``: nothing older is held elsewhere.
         ``target``: where merged runs are to live, None for memory.  O(runs).
         """
+        if len(self.items) - self.planned < self.fan // 8 and self.fresh * 16 <= needed:
+            return
         while True:
+            self.planned, self.fresh = len(self.items), 0
             start = next((i + 1 for i in range(len(self.items) - 1, -1, -1) if isinstance(self.items[i], Merge)), 0)
             runs = [item for item in self.items[start:] if isinstance(item, Run)]
             first = choose([len(run) for run in runs], needed if start == 0 else None, self.fan)
@@ -114,6 +120,8 @@ class Spine:
 
         The rest as in `Merge.advance`.  O(versions paid for), amortised.
         """
+        if not self.merges:
+            return
         for at, merge in [(i, item) for i, item in enumerate(self.items) if isinstance(item, Merge)]:
             owed = merge.owed
             merge.credit = owed if paid is None else merge.credit + EFFORT * paid
