@@ -54,9 +54,9 @@ class Budget:
     def check(self, needed: int) -> None:
         """Raise `BudgetExceeded` when the state would outgrow a budget that cannot be spilled."""
         if self.memory is not None and not self.spills and needed > self.memory:
-            raise BudgetExceeded("a step", f"the state would take {shown_size(needed)}, the budget is "
-                                 f"{shown_size(self.memory)}",
-                                 "give spill= a folder, or a larger memory=; nothing was changed")  # fmt: skip
+            found = f"the state would take {shown_size(needed)}, the budget is {shown_size(self.memory)}"
+            remedy = "open with a larger memory=, or with spill= a folder; nothing was changed"
+            raise BudgetExceeded("a step", found, remedy)
 
 
 def parse_size(given: str | int | None) -> int | None:

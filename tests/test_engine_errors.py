@@ -395,7 +395,7 @@ def test_events_that_wait_count_against_the_budget_and_are_not_counted_twice_whe
     flow = dd.Flow()
     flow.output("rows", flow.upserts("s", TIMED, dd.Upsert("id", time="t")))
     waiting = rows(*((i, "a city of some length", i) for i in range(2000)), schema=TIMED)
-    with flow.open(memory="150KB") as engine:
+    with flow.open(memory="110KB") as engine:
         with pytest.raises(BudgetExceeded):
             engine.push({"s": waiting})
         assert engine.verdicts.total == 0 and engine.stats()["pending"] == 0

@@ -78,7 +78,8 @@ class Table:
         n = len(keys)
         place, reference, value = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.uint64)
         order = np.empty((n, 1), np.int64)
-        seek(self.words, self.capacity, *self.columns(keys), np.arange(n), place, reference, value, order)
+        starts = np.arange(n, dtype=np.int32)
+        seek(self.words, self.capacity, *self.columns(keys), starts, place, reference, value, order)
         rows = zip(value.tolist(), reference.tolist(), order[:, 0].tolist(), strict=True)
         assert [row if row[1] else None for row in rows] == [self.twin.get(key) for key in keys]
 

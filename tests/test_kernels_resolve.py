@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,11 +35,10 @@ from ddflow.kernels.resolve import (
     Held,
     Judged,
     Rules,
-    emit,
     judge,
     judged,
-    marks,
 )
+from ddflow.kernels.spell import emit, marks, tally
 
 pytestmark = pytest.mark.kernels
 Words = tuple[int, ...]
@@ -194,8 +195,11 @@ def identity(group: int, wide: bool) -> tuple[int, int]:
 
 
 def run(events: list[Event], held: list[State], rules: Rules, words: int, winners: bool = True, wide: bool = False,
-        times: tuple[int, ...] = TIMES) -> Found:  # fmt: skip
-    """The outcome of the three kernels: marked, judged, spelled out."""
+        times: tuple[int, ...] = TIMES, cuts: Sequence[int] = (), marked: Sequence[int] = ()) -> Found:  # fmt: skip
+    """The outcome of the kernels: marked, judged, spelled out.
+
+    ``cuts``, ``marked``: numbers of keys, and of rows, where the spans begin that several threads would take.
+    """
     by = sorted(range(len(events)), key=lambda i: (events[i].group, i))
     if rules.tie == ERROR:
         by.sort(key=lambda i: (events[i].group, events[i].rank, events[i].base, i))
@@ -215,23 +219,39 @@ def run(events: list[Event], held: list[State], rules: Rules, words: int, winner
                   np.array([event.value for event in events], np.uint64))  # fmt: skip
     now = Held(np.zeros(len(held), np.int64), np.array([state.reference for state in held], np.int64),
                np.array([state.value for state in held], np.uint64), before)  # fmt: skip
-    out = judged(len(events), len(held), wide, winners)
-    return found(out, mark, *judge(work, now, rules, out))
+    out, versions, last = judged(len(events), len(held), wide, winners), list[Version](), list[int]()
+    updates = born = buried = 0
+    for begin, end in pairwise(sorted({0, *cuts, len(held)})):
+        room = out.span(int(work.starts[begin]), int(work.starts[end]), begin, end)
+        part = work._replace(starts=work.starts[begin : end + 1])
+        more, n, refused, alive, dead = judge(part, now.span(begin, end), rules, room)
+        if refused >= 0:
+            return Found(refused, 0, 0, [], [], [], [], [], [])
+        last += [place if place < 0 else place + len(versions) for place in room.last.tolist()]
+        versions += written(room, n)
+        updates, born, buried = updates + more, born + alive, buried + dead
+    spelled, counts = spell(out, mark, updates, marked)
+    return Found(-1, born, buried, ((out.fate >> FATE) & 7).tolist(), out.winner.tolist(), spelled, counts, versions,
+                 last)  # fmt: skip
 
 
-def found(out: Judged, mark: Any, updates: int, versions: int, refused: int, born: int, buried: int) -> Found:
-    """The outcome as lists; the updates are as many as `judge` said, or `emit` would write past the end."""
-    if refused >= 0:
-        return Found(refused, 0, 0, [], [], [], [], [], [])
-    spelled = [np.empty(updates, np.int64) for _ in range(3)] + [np.empty(updates, np.int32)]
-    counts = np.zeros(8, np.int64)
-    assert emit(out.fate, mark, *spelled, counts) == updates
+def written(out: Judged, n: int) -> list[Version]:
     low = out.low if out.low.size else np.zeros_like(out.high)
-    made = zip(*(c[:versions].tolist() for c in (out.high, low, out.time, out.live, out.value, out.event, out.row)),
-               strict=True)  # fmt: skip
-    return Found(refused, born, buried, ((out.fate >> FATE) & 7).tolist(), out.winner.tolist(),
-                 list(zip(*(column.tolist() for column in spelled), strict=True)), counts.tolist(),
-                 [Version(*version) for version in made], out.last.tolist())  # fmt: skip
+    columns = (out.high, low, out.time, out.live, out.value, out.event, out.row)
+    return [Version(*version) for version in zip(*(column[:n].tolist() for column in columns), strict=True)]
+
+
+def spell(out: Judged, mark: Any, updates: int, cuts: Sequence[int] = ()) -> tuple[list[Update], list[int]]:
+    """Updates and counts; the room is for as many as `judge` said, and each span fills what `tally` said it would."""
+    spelled = [np.empty(updates, np.int64) for _ in range(3)] + [np.empty(updates, np.int32)]
+    counts, at = np.zeros(8, np.int64), 0
+    for begin, end in pairwise(sorted({0, *cuts, mark.size})):
+        fate, marked = out.fate[begin:end], mark[begin:end]
+        n = tally(fate, marked)
+        assert emit(fate, marked, np.int64(begin), *(column[at : at + n] for column in spelled), counts) == n
+        at += n
+    assert at == updates
+    return list(zip(*(column.tolist() for column in spelled), strict=True)), counts.tolist()
 
 
 def assert_as_ruled(events: list[Event], held: list[State], rules: Rules, words: int, wide: bool,
@@ -330,6 +350,18 @@ def test_nobody_needs_to_ask_for_winners(data: st.DataObject, tie: int, keeps: b
     assert silent.winner == [] and silent == asked._replace(winner=[])
 
 
+@given(st.data(), st.sampled_from([LAST, FIRST, GREATEST]), st.booleans(), st.booleans(), st.integers(4, 10))
+def test_spans_of_keys_are_judged_and_spans_of_rows_spelled_out_as_all_at_once(
+    data: st.DataObject, tie: int, keeps: bool, wide: bool, since: int
+) -> None:
+    events, held, base, further = data.draw(steps(tie))
+    rules = Rules(base, tie, True, keeps, since)
+    cuts = data.draw(st.lists(st.integers(0, len(held)), max_size=2))
+    marked = data.draw(st.lists(st.integers(0, len(events)), max_size=3))
+    whole = run(events, held, rules, base + further, winners=False, wide=wide)
+    assert run(events, held, rules, base + further, winners=False, wide=wide, cuts=cuts, marked=marked) == whole
+
+
 def test_a_row_that_comes_and_goes_in_one_step_leaves_both_its_updates() -> None:
     events = [Event(0, 0, 0, (), (), False, 1), Event(1, 0, 1, (), (), True, 1), Event(2, 0, 2, (), (), True, 2)]
     come = run(events, [State()], Rules(0, LAST, True, False, 4), 0)
@@ -372,7 +404,9 @@ def test_only_applied_events_are_spelled_out_and_every_verdict_is_counted(
         expected += [(row, old, -1, rank)] * retracts + [(row, row, 1, rank)] * (verdict == APPLIED and not gone)
     spelled = [np.empty(len(expected), np.int64) for _ in range(3)] + [np.empty(len(expected), np.int32)]
     counts = np.array(before)
-    assert emit(np.array(fate, np.int64), np.array(mark, np.int32), *spelled, counts) == len(expected)
+    fates, marked = np.array(fate, np.int64), np.array(mark, np.int32)
+    assert tally(fates, marked) == len(expected)
+    assert emit(fates, marked, np.int64(0), *spelled, counts) == len(expected)
     assert list(zip(*(column.tolist() for column in spelled), strict=True)) == expected
     verdicts = [verdict for verdict, *_ in drawn]
     assert counts.tolist() == [more + verdicts.count(verdict) for verdict, more in enumerate(before)]
@@ -383,8 +417,8 @@ def test_a_fate_holds_the_verdict_and_the_largest_reference() -> None:
         assert (verdict << FATE >> FATE) & 7 == verdict and 0 <= verdict << FATE < 2**63
     fate = np.array([RETRACTS | APPLIED << FATE | ROW, LATE << FATE], np.int64)
     spelled, counts = [np.empty(2, np.int64) for _ in range(3)], np.zeros(8, np.int64)
-    assert emit(fate, np.zeros(2, np.int32), *spelled, np.empty(2, np.int32), counts) == 2
-    assert [column.tolist() for column in spelled] == [[0, 0], [ROW, 0], [-1, 1]]
+    assert emit(fate, np.zeros(2, np.int32), np.int64(7), *spelled, np.empty(2, np.int32), counts) == 2
+    assert [column.tolist() for column in spelled] == [[7, 7], [ROW, 7], [-1, 1]]  # the span begins at row 7
     assert (counts[APPLIED], counts[LATE], counts.sum()) == (1, 1, 2)
 
 

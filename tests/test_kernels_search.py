@@ -38,7 +38,7 @@ def searched(events: list[Key], starts: list[int], wanted: list[int], part: list
     """(how many, rows) that are found."""
     high, low = columns(part, wide)
     found = np.full(len(wanted), -7, np.int64)
-    hits = search(*columns(events, wide), np.array(starts, np.int64), np.array(wanted, np.int64), address(high),
+    hits = search(*columns(events, wide), np.array(starts, np.int32), np.array(wanted, np.int64), address(high),
                   address(low) if wide else np.uint64(0), np.int64(len(part)), np.int64(begin), found)  # fmt: skip
     return hits, found.tolist()
 
@@ -114,9 +114,10 @@ def test_a_mapped_part_that_may_not_be_written_is_searched_by_the_same_compiled_
     part.tofile(tmp_path / "part")
     mapped = np.memmap(tmp_path / "part", np.uint64, "r")
     keys, none, every = np.sort(random.choice(part, 200)), np.empty(0, np.uint64), np.arange(200)
+    starts = every.astype(np.int32)
     rows = [np.empty(200, np.int64), np.empty(200, np.int64)]
     for source, found in zip((part, mapped), rows, strict=True):
-        search(keys, none, every, every, address(source), np.uint64(0), np.int64(20_000), np.int64(0), found)
+        search(keys, none, starts, every, address(source), np.uint64(0), np.int64(20_000), np.int64(0), found)
     assert part[rows[0]].tolist() == keys.tolist()
     assert rows[0].tolist() == rows[1].tolist()
     assert len(getattr(search, "signatures", [search])) == 1
@@ -148,7 +149,7 @@ for name, part in {
     wanted = np.unique(part[:: n // keys])
     every, found, loads = np.arange(wanted.size), np.empty(wanted.size, np.int64), 0
     at = np.uint64(part.ctypes.data)
-    module.search(wanted, none, every, every, at, nothing, np.int64(part.size), np.int64(0), found)
+    module.search(wanted, none, every.astype(np.int32), every, at, nothing, np.int64(part.size), np.int64(0), found)
     if not name.startswith("not sorted"):
         assert (found == np.searchsorted(part, wanted, "right") - 1).all(), name
         print(loads / wanted.size)
@@ -158,7 +159,7 @@ for n in 9, 900:  # first words all equal, and wanted keys beyond the last row
     wanted, second, every = np.full(9, 7, np.uint64), (np.arange(9) + n // 3).astype(np.uint64), np.arange(9)
     at, low_at, found = np.uint64(part.ctypes.data), np.uint64(low.ctypes.data), np.empty(9, np.int64)
     for begin in range(0, n, 4):
-        module.search(wanted, second, every, every, at, low_at, np.int64(n), np.int64(begin), found)
+        module.search(wanted, second, every.astype(np.int32), every, at, low_at, np.int64(n), np.int64(begin), found)
         assert found[4:].tolist() == [-1] * 5
 """
 

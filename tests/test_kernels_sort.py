@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddflow.arena import Arena
-from ddflow.kernels.sort import group_starts, order_by_rank, sort_identities
+from ddflow.crew import Crew
+from ddflow.kernels.sort import (
+    begin_buckets,
+    count_buckets,
+    fill_buckets,
+    group_starts,
+    order_by_rank,
+    sort_buckets,
+)
 from ddflow.sorting import sort
 
 pytestmark = pytest.mark.kernels
@@ -37,35 +45,54 @@ def words(values: list[int]) -> Any:
     return np.array(values, np.uint64)
 
 
-def assert_sorted(high: list[int], low: list[int] | None, bits: int) -> None:
-    n = len(high)
-    permutation, sorted_high, ends = np.empty(n, np.int32), np.empty(n, np.uint64), np.zeros((1 << bits) + 1, np.int32)
+def assert_sorted(high: list[int], low: list[int] | None, bits: int, rows: list[int], buckets: list[int]) -> None:
+    """``rows``, ``buckets``: where the spans begin that several threads would take."""
+    n, spans = len(high), list(pairwise(sorted({0, *rows, len(high)}))) or [(0, 0)]
+    given_high, given_low = words(high), words(low or [])
+    permutation, sorted_high = np.full(n, -7, np.int32), np.empty(n, np.uint64)
     sorted_low = np.empty(n if low is not None else 0, np.uint64)
-    sort_identities(words(high), words(low or []), np.int64(bits), ends, permutation, sorted_high, sorted_low)
+    at = np.full((len(spans), 1 << bits), -7, np.int32)
+    for span, (begin, end) in enumerate(spans):
+        count_buckets(given_high[begin:end], np.int64(bits), at[span])
+    begin_buckets(at)
+    for span, (begin, end) in enumerate(spans):
+        second = given_low[begin:end] if given_low.size else given_low
+        fill_buckets(given_high[begin:end], second, np.int64(begin), np.int64(bits), at[span], permutation, sorted_high,
+                     sorted_low)  # fmt: skip
+    for begin, end in pairwise(sorted({0, *buckets, 1 << bits})):
+        sort_buckets(at[-1], np.int64(begin), np.int64(end), permutation, sorted_high, sorted_low)
     expected = sorted(range(n), key=lambda i: (high[i], low[i] if low is not None else 0))
     assert permutation.tolist() == expected
     assert sorted_high.tolist() == [high[i] for i in expected]
     assert sorted_low.tolist() == ([low[i] for i in expected] if low is not None else [])
 
 
-@given(st.lists(identity, max_size=60), st.integers(1, 12))
-def test_one_word_identities_are_sorted_stably_whatever_the_number_of_buckets(high: list[int], bits: int) -> None:
-    assert_sorted(high, None, bits)
+cuts = st.lists(st.integers(0, 60), max_size=3)
+
+
+@given(st.lists(identity, max_size=60), st.integers(1, 12), cuts, cuts)
+def test_one_word_identities_are_sorted_stably_whatever_the_number_of_buckets_and_of_spans(
+    high: list[int], bits: int, rows: list[int], buckets: list[int]
+) -> None:
+    assert_sorted(high, None, bits, [min(row, len(high)) for row in rows], [min(b, 1 << bits) for b in buckets])
 
 
 @given(
-    st.lists(st.tuples(identity, st.one_of(st.integers(0, 2), identity)), min_size=1, max_size=60), st.integers(1, 8)
+    st.lists(st.tuples(identity, st.one_of(st.integers(0, 2), identity)), min_size=1, max_size=60),
+    st.integers(1, 8),
+    cuts,
 )
-def test_two_word_identities_are_sorted_by_both_words(pairs: list[tuple[int, int]], bits: int) -> None:
-    assert_sorted([high for high, _ in pairs], [low for _, low in pairs], bits)
+def test_two_word_identities_are_sorted_by_both_words(pairs: list[tuple[int, int]], bits: int, rows: list[int]) -> None:
+    cut = [min(row, len(pairs)) for row in rows]
+    assert_sorted([high for high, _ in pairs], [low for _, low in pairs], bits, cut, [])
 
 
 @pytest.mark.parametrize("kind", SHAPES)
 @pytest.mark.parametrize("wide", [False, True])
 def test_a_bucket_too_large_for_insertion_is_sorted_too(kind: str, wide: bool) -> None:
     high = spread(kind, 150)
-    assert_sorted(high, [i * 31 % 5 for i in range(150)] if wide else None, 1)
-    assert_sorted(high, [9 - i % 3 for i in range(150)] if wide else None, 8)
+    assert_sorted(high, [i * 31 % 5 for i in range(150)] if wide else None, 1, [], [])
+    assert_sorted(high, [9 - i % 3 for i in range(150)] if wide else None, 8, [75], [100, 200])
 
 
 @given(st.lists(st.tuples(identity, st.integers(0, 1)), max_size=30), st.booleans())
@@ -110,3 +137,11 @@ def test_order_by_rank_is_a_stable_sort_by_rank_then_flag(rows: list[tuple[int, 
     second = np.array([flag for _, flag in rows] if flagged else [], np.int64)
     order_by_rank(np.array([rank for rank, _ in rows], np.int32), second, np.int64(5), out)
     assert out.tolist() == sorted(range(len(rows)), key=lambda i: (rows[i][0], rows[i][1] if flagged else 0))
+
+
+def test_two_threads_sort_as_one_does() -> None:
+    high = words(spread("hot key", 40_000))
+    with Crew(2) as crew:
+        assert len(crew.spans(high.size)) == 2
+        found = sort(high, words([]), crew=crew)
+    assert all(np.array_equal(a, b) for a, b in zip(found, sort(high, words([])), strict=True))

@@ -2,8 +2,8 @@
 
 Invariant: nothing with a net diff of 0 comes out, and no (group, time) comes out twice.  Why that is not trivial:
 counts are int64 and numba wraps silently, so every sum is checked and the row that would overflow is returned; and a
-count's own output is a difference too: the old count leaves at the time at which the new one enters.  Inputs are
-sorted by identity and, within one, by time; what a group is, the shell knows.
+count's own output is a difference too: the old count leaves at the time at which the new one enters.  What equal
+rows are, the shell knows.
 
 >>> import numpy as np
 >>> one, few = lambda *values: np.array(values, np.int64), lambda *values: np.array(values, np.int32)
@@ -67,52 +67,62 @@ def net(
 
 @kernel
 def count(
-    permutation: Narrow, starts: Narrow, ranks: Narrow, diffs: Rows, held: Rows, since_rank: np.int64,
+    groups: Narrow, ranks: Narrow, diffs: Rows, held: Rows, since_rank: np.int64, net: Rows, touched: Rows,
     update_rank: Narrow, update_row: Rows, update_count: Rows, update_diff: Rows,
-    version_rank: Narrow, version_row: Rows, version_count: Rows, last: Rows,
+    version_rank: Narrow, version_row: Rows, version_count: Rows, version_group: Rows, last: Rows,
 ) -> tuple[int, int, int]:  # fmt: skip
     """Fold diffs over the counts that groups hold; emit the old count's retraction and the new one's assertion.
 
-    permutation, starts, ranks, diffs: as in `net`.  held: int64[g], the counts now, 0 for a new group.  since_rank: the
-    greatest rank whose time need not be kept apart.  Written: update_* [2n] by group then time, version_*
-    [n], last int64[g] (-1 where nothing changed).  Returns how many updates and versions, and a row whose count
-    overflows or -1.  O(n).
+    groups: int32[n], dense numbers.  ranks: int32[n], ascending.  diffs: int64[n].  held: int64[g], the counts before,
+    0 for a new group; changed to those after.  since_rank: the greatest rank whose time need not be kept apart.
+    Scratch: net int64[g], touched int64[n].  Written: update_* [2n] in the order of times; version_* [n], of a group
+    in the order of times; last int64[g], each group's last version, -1 where nothing changed.  Returns how many
+    updates and versions, and a row whose count overflows or -1.  O(n).
 
     >>> a, e, f = np.zeros(1, np.int32), lambda: np.empty(2, np.int64), lambda: np.empty(2, np.int32)
-    >>> count(a, np.array([0, 1], np.int32), a, np.ones(1, np.int64), np.array([4]), -1, f(), e(), e(), e(),
-    ...       f(), e(), e(), e())
+    >>> count(a, a, np.ones(1, np.int64), np.array([4]), -1, e(), e(), f(), e(), e(), e(), f(), e(), e(), e(), e())
     (2, 1, -1)
     """
     updates = versions = 0
-    for group in range(held.size):
-        begin, stop = starts[group], starts[group + 1]
-        now = held[group]
-        last[group] = -1
-        while begin < stop:
-            first = permutation[begin]
-            rank, total, end = ranks[first], 0, begin
-            while end < stop and ranks[permutation[end]] == rank:
-                if _overflows(total, diffs[permutation[end]]):
-                    return updates, versions, first
-                total += diffs[permutation[end]]
-                end += 1
-            begin = end
+    last[:] = -1
+    net[:] = 0
+    begin = 0
+    while begin < groups.size:
+        rank, end, some = ranks[begin], begin, 0
+        while end < groups.size and ranks[end] == rank:
+            group = groups[end]
+            # Not seen at this time, or cancelled so far: then it is there twice, and settled once.  No branch here: it
+            # would be guessed wrong half the time.
+            touched[some] = end
+            some += int(net[group] == 0)
+            if _overflows(net[group], diffs[end]):
+                return updates, versions, end
+            net[group] += diffs[end]
+            end += 1
+        begin = end
+        for i in range(some):
+            row = touched[i]
+            group = groups[row]
+            now, total = held[group], net[group]
+            net[group] = 0
             if total == 0:
                 continue
             if _overflows(now, total):
-                return updates, versions, first
+                return updates, versions, row
             if now != 0:
-                update_rank[updates], update_row[updates] = rank, first
+                update_rank[updates], update_row[updates] = rank, row
                 update_count[updates], update_diff[updates] = now, -1
                 updates += 1
             now += total
             if now != 0:
-                update_rank[updates], update_row[updates] = rank, first
+                update_rank[updates], update_row[updates] = rank, row
                 update_count[updates], update_diff[updates] = now, 1
                 updates += 1
+            held[group] = now
             if last[group] < 0 or rank > since_rank:
                 last[group] = versions
                 versions += 1
             at = last[group]
-            version_rank[at], version_row[at], version_count[at] = rank, first, now
+            version_rank[at], version_row[at] = rank, row
+            version_count[at], version_group[at] = now, group
     return updates, versions, -1

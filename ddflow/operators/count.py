@@ -26,13 +26,14 @@ import pyarrow as pa
 from ddflow.arena import Arena
 from ddflow.arrange.arrangement import Arrangement, Change
 from ddflow.arrange.batch import Batch
-from ddflow.identity import NONE, Ints, Secret, identities, is_wide
+from ddflow.identity import NONE, Ints, Narrow, Secret, Words, identities, is_wide
 from ddflow.kernels import accumulate as kernels
-from ddflow.kernels.resolve import LIVE
+from ddflow.kernels.group import group
+from ddflow.kernels.resolve import LIVE, Held
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.updates import Updates, few, ints, overflow
 from ddflow.rows import Rows
-from ddflow.sorting import sort
+from ddflow.sorting import Sorted, sort
 
 __all__ = ["Count", "few", "ints"]
 
@@ -52,34 +53,54 @@ class Count:
         """
         # Not cast: the types agree, only what may be null does not; and Arrow's cast breaks lists of nulls.
         groups = pa.Table.from_arrays([updates.rows.column(f.name) for f in self.groups], schema=self.groups)
-        n = updates.diffs.size
-        self.arena.reset()
-        by = sort(*identities(groups, self.secret, n), self.arena)
-        held = self.arranged.seek(by.high, by.low, by.starts[:-1], self.arena)
-        before = np.where(held.reference & LIVE != 0, held.value.view(np.int64), 0)
+        n, arena = updates.diffs.size, self.arena
+        arena.reset()
+        high, low = identities(groups, self.secret, n)
+        number, first = self._number(high, low)
+        by = sort(high.take(first), low.take(first) if low.size else low, arena)
+        held = self.arranged.seek(by.high, by.low, by.starts[:-1], arena)
+        m = first.size
+        counts: Ints = arena.empty(m, np.int64)
+        counts[by.permutation] = np.where(held.reference & LIVE != 0, held.value.view(np.int64), 0)
+        lived = int(np.count_nonzero(counts))
         since_rank = int(np.searchsorted(updates.times, since, side="right")) - 1
-        up, down = self._room(3, 2 * n), self._room(2, n)
-        last = self.arena.empty(before.size, np.int64)
-        changed, versions, refused = kernels.count(by.permutation, by.starts, updates.ranks, updates.diffs, before,
-                                                   np.int64(since_rank), up[0], up[1], up[2], up[3],
-                                                   down[0], down[1], down[2], last)  # fmt: skip
+        up, down, last = self._room(3, 2 * n), self._room(3, n), arena.empty(m, np.int64)
+        changed, versions, refused = kernels.count(
+            number, updates.ranks, updates.diffs, counts, np.int64(since_rank), arena.empty(m, np.int64),
+            arena.empty(n, np.int64), up[0], up[1], up[2], up[3], down[0], down[1], down[2], down[3], last,
+        )  # fmt: skip
         if refused >= 0:
             raise overflow(groups, refused)
-        order = np.empty(changed, np.int64)
-        order_by_rank(up[0][:changed], np.empty(0, np.int64), np.int64(updates.times.size), order)
-        ranks, rows, counts, diffs = (column.take(order) for column in up)
-        out = Updates(self._rows(groups, rows, counts), ranks, diffs, updates.times)
-        ranks, rows, counts = (column[:versions] for column in down)
-        moved = np.flatnonzero(last >= 0)
-        first = np.zeros(versions, np.int64)
-        first[last[moved]] = 1
-        at = by.starts[moved.take(np.cumsum(first) - first)]
-        live = (counts != 0).astype(np.uint8)
-        born = int(live.take(last.take(moved)).sum()) - int(np.count_nonzero(before.take(moved)))
-        batch = Batch(by.high.take(at), by.low.take(at) if by.low.size else by.low, updates.times.take(ranks), live,
-                      NONE, np.empty((versions, 0), np.int64), Rows(self._rows(groups, rows, counts)))  # fmt: skip
-        change = Change(batch, counts.view(np.uint64), last, held.place, self.arranged.index.built, born, 0)
-        return out, change
+        ranks, rows, values, diffs = (column[:changed] for column in up)
+        out = Updates(self._rows(groups, rows, values), ranks, diffs.copy(), updates.times)
+        change = self._change(updates, groups, by, held, [column[:versions] for column in down])
+        return out, change._replace(born=int(np.count_nonzero(counts)) - lived)
+
+    def _number(self, high: Words, low: Words) -> tuple[Narrow, Ints]:
+        """The dense number of each row's group, and the first row of each group.  O(n) expected."""
+        n = high.size
+        bits = max(n.bit_length() + 1, 2)
+        table, number, first = (self.arena.empty(size, kind) for size, kind in
+                                ((1 << bits, np.int32), (n, np.int32), (n, np.int64)))  # fmt: skip
+        table[:] = -1
+        m = group(high, low, np.int64(bits), table, number, first)
+        return number, first[:m]
+
+    def _change(self, updates: Updates, groups: pa.Table, by: Sorted, held: Held, versions: list[Any]) -> Change:
+        """The versions, in the order of identities, then times, and which are their groups' last."""
+        ranks, rows, values, numbers = versions
+        place = self.arena.empty(by.permutation.size, np.int32)
+        place[by.permutation] = np.arange(place.size, dtype=np.int32)
+        at = place.take(numbers)
+        order = np.empty(at.size, np.int64)
+        order_by_rank(at, np.empty(0, np.int64), np.int64(place.size), order)
+        at, values = at.take(order), values.take(order)
+        last = np.full(place.size, -1)
+        last[at] = np.arange(at.size)
+        batch = Batch(by.high.take(at), by.low.take(at) if by.low.size else by.low,
+                      updates.times.take(ranks.take(order)), (values != 0).astype(np.uint8), NONE,
+                      np.empty((at.size, 0), np.int64), Rows(self._rows(groups, rows.take(order), values)))  # fmt: skip
+        return Change(batch, values.view(np.uint64), last, held.place, self.arranged.index.built, 0, 0)
 
     def apply(self, change: Change, upper: int, since: int) -> None:
         """Take the change into the state.  Amortised O(groups changed)."""
