@@ -34,11 +34,14 @@ class Arena:
     def reset(self) -> None:
         """Begin anew: arrays carved before are void.  One block from now on, where several were needed."""
         if self.used > self.block.size:
-            self.block = np.empty(self.used + self.used // 8, np.uint8)
+            size = self.used + self.used // 8
+            room = np.empty(size + 64, np.uint8)
+            begin = -room.ctypes.data % 64
+            self.block = room[begin : begin + size]
         self.used = 0
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
-        """An array of unspecified content, contiguous, aligned to a cache line.  O(1)."""
+        """An array of unspecified content, contiguous; one from the block is aligned to a cache line.  O(1)."""
         if shape.__class__ is int and shape < SMALL:
             return np.empty(shape, dtype)
         kind = np.dtype(dtype)

@@ -142,8 +142,7 @@ class Sources:
         """Make ``number`` stand for some rows, or for none.  O(columns), amortised."""
         while len(self.rows) <= number:
             self.rows.append(None)
-        room = self.addresses.shape[2]
-        if number >= room:
+        while number >= self.addresses.shape[2]:
             self.addresses = np.concatenate([self.addresses, np.zeros_like(self.addresses)], axis=2)
             self.firsts = np.concatenate([self.firsts, np.zeros_like(self.firsts)], axis=2)
         self.rows[number] = rows

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ddflow.arena import Arena
 
 kinds = st.sampled_from([np.uint8, np.int32, np.int64, np.uint64])
-shapes = st.one_of(st.integers(0, 200), st.tuples(st.integers(0, 20), st.integers(0, 3)))
+shapes = st.one_of(st.integers(0, 20), st.integers(250, 600), st.tuples(st.integers(0, 300), st.integers(0, 3)))
 
 
 @given(st.lists(st.lists(st.tuples(shapes, kinds), max_size=8), min_size=1, max_size=5))
@@ -31,13 +31,14 @@ def test_a_step_like_the_one_before_takes_no_fresh_memory() -> None:
     arena = Arena()
     for _ in range(2):
         arena.reset()
-        for n in (1000, 7, 300):
+        for n in (1000, 700, 300):
             arena.empty(n, np.int64)
     block = arena.block
     arena.reset()
-    arrays = [arena.empty(n, np.int64) for n in (1000, 7, 300)]
+    arrays = [arena.empty(n, np.int64) for n in (1000, 700, 300)]
     assert arena.block is block
     assert all(np.shares_memory(array, block) for array in arrays)
+    assert [array.ctypes.data % 64 for array in arrays] == [0, 0, 0]
 
 
 def test_large_arrays_begin_in_different_lines_of_a_page() -> None:

@@ -158,7 +158,8 @@ def test_a_view_is_the_table_of_its_references_however_it_is_taken_apart(data: s
     assert view.select(["l", "n"]).equals(table.select(["l", "n"]))
     assert view.columns == [column.combine_chunks() for column in table.columns]
     if view.num_rows:
-        assert view.slice(1, 2**31).select(NUMBERS.names).equals(table.slice(1))
+        rest = view.slice(1, view.num_rows - 1)
+        assert rest.select(NUMBERS.names).equals(table.slice(1))
 
 
 def test_columns_that_are_the_same_nearby_are_gathered_from_there() -> None:

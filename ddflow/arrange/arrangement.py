@@ -123,7 +123,7 @@ class Arrangement:
     def apply(self, changes: Sequence[Change], upper: int, since: int) -> None:
         """Take in the computed changes of a step, by ascending identities; times below ``upper`` are complete now.
 
-        O(versions).  The merging that they pay for is `tidy`'s.
+        O(versions).  The merging in memory that they pay for is done, what goes to files is `spill`'s.
         """
         lower = self._written_upper()
         self.upper = advance(self.upper, upper)
@@ -138,8 +138,8 @@ class Arrangement:
             run = Run(Description(lower, upper, NEVER), [self._put(change) for change in changes])
             (self.spine if changes[0].batch.mapped is None else self.beneath).append(run)
         self.spine.plan(len(self.index), not self._lower())
-        self.spine.work(paid, self.slots, self.index, self.since, self.latest <= self.since)
-        self._sink()
+        # A flush goes on in `spill`: the disk may refuse it, and nothing can be refused any more here.
+        self.spine.work(paid, self.slots, self.index, self.since, self.latest <= self.since, files=False)
 
     def _put(self, change: Change) -> Part:
         batch, value, last, place, built, _, _ = change
@@ -187,8 +187,9 @@ class Arrangement:
             self.spine.keeps = True
             runs = [item for item in self.spine.items if isinstance(item, Run)]
             self.spine.items[:] = [Merge(runs, not self.beneath.items, target)]
-        if self._flushing and self.nbytes > share:
-            self.spine.work(None, self.slots, self.index, self.since, settled)
+        if self._flushing:
+            paid_now = None if self.nbytes > share else paid
+            self.spine.work(paid_now, self.slots, self.index, self.since, settled, files=True)
         self._sink()
         self.beneath.plan(self.keys + self.tombstones, True, target)
         self.beneath.work(paid, self.slots, None, self.since, settled)

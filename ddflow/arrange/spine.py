@@ -115,14 +115,18 @@ class Spine:
                 return
             self.items[start + first :] = [Merge(runs[first:], alone and start + first == 0, target)]
 
-    def work(self, paid: int | None, slots: Slots, index: Index | None, since: int, settled: bool) -> None:
+    def work(self, paid: int | None, slots: Slots, index: Index | None, since: int, settled: bool,
+             files: bool | None = None) -> None:  # fmt: skip
         """Go on with the merges by what was paid, ``EFFORT`` for each version; None finishes them.
 
-        The rest as in `Merge.advance`.  O(versions paid for), amortised.
+        ``files``: only with those that write files, and may be refused by the disk, or only with the others; None: with
+        all.  The rest as in `Merge.advance`.  O(versions paid for), amortised.
         """
         if not self.merges:
             return
         for at, merge in [(i, item) for i, item in enumerate(self.items) if isinstance(item, Merge)]:
+            if files is not None and files != (merge.target is not None):
+                continue
             owed = merge.owed
             merge.credit = owed if paid is None else merge.credit + EFFORT * paid
             while owed and merge.credit >= min(PIECE, owed):
