@@ -26,6 +26,7 @@ import ours
 import report
 import workloads
 from rich.console import Console
+from startup import fill_cache
 
 HEADINGS = ("workload", "keys", "resident MB", "bytes a key", "private MB more", "private bytes a key")
 
@@ -79,6 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = line.parse_args(arguments)
     out, about = Console(), report.machine(child.ROOT)
     out.width = max(out.width, 120)
+    fill_cache()
     rows = [child.ask(__file__, {"workload": name}) for name in options.workload]
     result = {"bench": "footprint", "machine": about, "results": rows}
     report.print_table(out, "What is held, steps of 100 k", HEADINGS, map(_cells, rows))

@@ -3,7 +3,7 @@
 Invariant: the contract of ``peers.py``, step by step, and each gets the settings we found fastest for it (README.md
 names those that lost).  Neither keeps a log or syncs, because what ddflow spills is not durable either.  Why that is
 not trivial: with one Python call for each event RocksDB would measure Python; so all that can be done on whole arrays
-is, keys are asked for in order and in one call a step, and writes go in one batch.  Nothing here measures.
+is, keys are asked for in one call a step, integers in order, and writes go in one batch.  Nothing here measures.
 
 >>> import tempfile
 >>> events = pa.table({"key": [1, 1, 1], "val": [5, 6, None], "time": [0, 0, 1]})

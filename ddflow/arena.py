@@ -31,6 +31,14 @@ class Arena:
         self.block: np.ndarray[Any, np.dtype[np.uint8]] = np.empty(0, np.uint8)
         self.used = 0
 
+    @classmethod
+    def of(cls, nbytes: int) -> Arena:
+        """One with so many bytes to carve from, for arrays that live as long as each other.  O(1)."""
+        arena = cls()
+        arena.used = nbytes
+        arena.reset()
+        return arena
+
     def reset(self) -> None:
         """Begin anew: arrays carved before are void.  One block from now on, where several were needed."""
         if self.used > self.block.size:

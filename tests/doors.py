@@ -15,16 +15,21 @@ timestamps each have a way to look different though they are equal.  What is rig
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
+from weakref import finalize
 
 import pyarrow as pa
 import pyarrow.types as pat
 from conditions import COMPUTED, CONDITIONS
 from model import Collection, Node, Twin, Updates, collection, without_zeros
 from rules import Refused, Row, Source, canonical
+from tight import MEMORY, tighten
 
 import ddflow as dd
 from ddflow.errors import DdflowError
@@ -216,9 +221,13 @@ class TwinReader:
 
 
 class EngineDoor:
-    """A scenario, opened by the engine.  What it returns is checked against the output contract on the way."""
+    """A scenario, opened by the engine.  What it returns is checked against the output contract on the way.
 
-    def __init__(self, scenario: Mapping[str, Any], shape: Shape = as_table, **options: Any) -> None:
+    ``medium``: what `tight.tighten` leaves an engine that spills to a folder of its own; None for one in memory.
+    """
+
+    def __init__(self, scenario: Mapping[str, Any], shape: Shape = as_table, medium: Mapping[str, int] | None = None,
+                 **options: Any) -> None:  # fmt: skip
         self.columns = {name: given["columns"] for name, given in scenario["sources"].items()}
         self.shape = shape
         self.flow = dd.Flow()
@@ -230,7 +239,18 @@ class EngineDoor:
         self.keys = {name: given["spec"]["key"] for name, given in scenario["sources"].items()}
         for name, expression in self.plans.items():
             self.flow.output(name, plan(expression, self.sources, False))
+        self.place = None if medium is None else mkdtemp()
+        if medium is not None:
+            options |= {"memory": MEMORY, "spill": self.place}
+            finalize(self, rmtree, self.place)
         self.engine = self.flow.open(**{"verdicts": "rows", "retain": FOREVER, "secret": SECRET} | options)
+        if medium is not None:
+            tighten(self.engine, **medium)
+
+    def close(self) -> None:
+        """Close the engine; of what it spilled nothing is left."""
+        self.engine.close()
+        assert self.place is None or os.listdir(self.place) == []
 
     def step(self, inputs: Mapping[str, Rows], time: int) -> Result:
         return self._call(self.engine.step, self._tables(inputs), time)

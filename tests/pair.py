@@ -20,6 +20,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import tight
 from doors import FOREVER, EngineDoor, EngineReader, Result, Rows, Shape, TwinDoor, TwinReader, as_table
 from model import CLOSED, NEVER, Collection
 from rules import Refused
@@ -28,10 +29,13 @@ from ddflow.errors import DdflowError
 
 
 class Pair:
-    """Both doors of one scenario.  Methods return the twin's result, or None when the call was refused by both."""
+    """Both doors of one scenario.  Methods return the twin's result, or None when the call was refused by both.
+
+    ``options``: of the engine, and ``medium``, see `EngineDoor`.
+    """
 
     def __init__(self, scenario: Mapping[str, Any], shape: Shape = as_table, **options: Any) -> None:
-        self.scenario = scenario
+        self.scenario, self.options = scenario, options
         self.twin, self.engine = TwinDoor(scenario), EngineDoor(scenario, shape, **options)
         self.calls: list[list[Any]] = []
         self.lists = options.get("verdicts", "rows") == "rows"
@@ -101,6 +105,18 @@ class Pair:
         gc.collect()
         self._unmoved()
 
+    def spill(self, rest: int = 0) -> None:
+        """Move state and pending events to files, down to so many thousandths; 1000 just begins a flush."""
+        self.calls.append(["spill", rest])
+        tight.spill(self.engine.engine, rest)
+        self._unmoved()
+
+    def merge(self, effort: int | None, bite: int = 2) -> None:
+        """Go on with all merges, by so many versions paid, None for all; so many at a time."""
+        self.calls.append(["merge", effort, bite])
+        tight.merge(self.engine.engine, effort, bite)
+        self._unmoved()
+
     def play(self, call: list[Any]) -> Any:
         """One call of a trace: the name of the method (``advance_to`` is "advance", `let_go` "let go"), its arguments.
 
@@ -112,6 +128,7 @@ class Pair:
         acts: dict[str, Callable[..., Any]] = {
             "push": self.push, "advance": self.advance_to, "changes": self.changes, "open": self.open,
             "follow": self.follow, "move": self.move, "let go": self.let_go,
+            "spill": self.spill, "merge": self.merge,
         }  # fmt: skip
         return acts[verb](*arguments)
 
@@ -156,7 +173,7 @@ class Pair:
         self.check_reads(*(time for time in {*history, *(t - 1 for t in history[1:])}))
         for number in list(self.readers):
             self.follow(number)
-        self.engine.engine.close()
+        self.engine.close()
         for number, (_, reader) in self.readers.items():
             self._answered(f"reader {number} of a closed engine", None, {"EngineClosed"}, reader.read)
             reader.reader.close()
@@ -222,5 +239,6 @@ class Pair:
             raise AssertionError(f"{what} differ\ntwin:   {expected}\nengine: {found}\n{self.trace()}")
 
     def trace(self) -> str:
-        """The scenario and the calls so far, as a file under ``tests/found`` holds them."""
-        return json.dumps({"scenario": self.scenario, "calls": self.calls}, ensure_ascii=False)
+        """The scenario, the options and the calls so far, as a file under ``tests/found`` holds them."""
+        trace = {"scenario": self.scenario, "options": self.options, "calls": self.calls}
+        return json.dumps(trace, ensure_ascii=False)

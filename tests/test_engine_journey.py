@@ -37,7 +37,7 @@ def test_epochs_of_upserts_agree_with_a_dict_through_merges_deletes_and_counts(k
     total: dict[str, Counter[Any]] = {name: Counter() for name in flow.outputs}
     columns = {"rows": ("k", "city", "x", "at"), "by_city": ("city", "count"), "both": ("city",)}
     with flow.open(secret=SECRET) as engine:
-        for time in range(45):
+        for time in range(90):
             events: list[Any] = []
             for _ in range(chance.randrange(8)):
                 city, x, at = chance.choice(CITIES), chance.choice([0.0, 1.0]), chance.randrange(time + 2)

@@ -76,21 +76,25 @@ def test_net_refuses_exactly_when_a_running_sum_leaves_int64(drawn: list[Update]
 
 def counted(updates: list[Update], held: list[int], since_rank: int) -> tuple[list[Any], list[Any], int]:
     """What the kernel says: updates (rank, group, count, diff), versions (rank, group, count), the refused row."""
-    updates, by, starts, ranks, diffs = given_to_kernel(updates)
-    groups = sorted({group for group, _, _ in updates})
-    n = len(updates)
-    up, down = room(2 * n, 3), room(n, 2)
-    last = np.empty(len(groups), np.int64)
-    before = np.array([held[group] for group in groups], np.int64)
-    changed, versions, refused = count(by, starts, ranks, diffs, before, np.int64(since_rank), *up, *down, last)
+    updates, _, _, ranks, diffs = given_to_kernel(updates)
+    groups = list(dict.fromkeys(group for group, _, _ in updates))
+    n, m = len(updates), len(groups)
+    up, down = room(2 * n, 3), room(n, 3)
+    numbers = np.array([groups.index(group) for group, _, _ in updates], np.int32)
+    net, touched, last = np.full(m, 7), np.full(n, 7), np.full(m, 7)
+    now = np.array([held[group] for group in groups], np.int64)
+    changed, versions, refused = count(numbers, ranks, diffs, now, np.int64(since_rank), net, touched, *up, *down, last)
     if refused >= 0:
         return [], [], refused
     out = [(rank, updates[row][0], held_count, diff)
            for rank, row, held_count, diff in zip(*(c[:changed].tolist() for c in up), strict=True)]  # fmt: skip
-    kept = [(rank, updates[row][0], now) for rank, row, now in zip(*(c[:versions].tolist() for c in down), strict=True)]
-    for group, at in zip(groups, last.tolist(), strict=True):
+    rows = list(zip(*(column[:versions].tolist() for column in down), strict=True))
+    assert [groups[number] for *_, number in rows] == [updates[row][0] for _, row, _, _ in rows]
+    kept = [(rank, updates[row][0], value) for rank, row, value, _ in rows]
+    for number, (group, at) in enumerate(zip(groups, last.tolist(), strict=True)):
         mine = [i for i, version in enumerate(kept) if version[1] == group]
         assert at == (mine[-1] if mine else -1)
+        assert now[number] == held[group] + sum(diff for g, _, diff in updates if g == group)
     return out, kept, -1
 
 
@@ -100,21 +104,23 @@ def test_a_count_leaves_when_the_new_one_enters_and_groups_at_zero_are_gone(
 ) -> None:
     found, versions, refused = counted(updates, held, since_rank)
     assert refused == -1
-    expected, history = [], {}
-    for group in sorted({group for group, _, _ in updates}):
-        now = held[group]
-        for rank in range(3):
-            total = sum(diff for g, r, diff in updates if (g, r) == (group, rank))
+    expected, history, counts = [], {}, list(held)
+    for rank in range(3):
+        # In the order of times; within one as the groups come.
+        for group in dict.fromkeys(group for group, r, _ in updates if r == rank):
+            now, total = counts[group], sum(diff for g, r, diff in updates if (g, r) == (group, rank))
             if total:
                 expected += [(rank, group, now, -1)] * (now != 0) + [(rank, group, now + total, 1)] * (now + total != 0)
-            now += total
-            history[group, rank] = now
+            counts[group] += total
+        history |= {(group, rank): counts[group] for group, _, _ in updates}
     assert found == expected
     for (group, rank), now in history.items():
         if rank >= since_rank:
             seen = [version[2] for version in versions if version[1] == group and version[0] <= rank]
             assert (seen[-1] if seen else held[group]) == now
     assert len({version[:2] for version in versions}) == len(versions)
+    old = [group for rank, group, _ in versions if rank <= since_rank]
+    assert len(old) == len(set(old))  # history before since is not kept apart
 
 
 @given(updates_of(large), st.lists(large, min_size=4, max_size=4))

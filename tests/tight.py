@@ -27,6 +27,7 @@ from ddflow.engine import Engine
 from ddflow.intake import Intake
 from ddflow.kernels.gather import SLOT, SLOTS
 from ddflow.ranges import Ranges
+from ddflow.spilling import make_room
 from ddflow.store.claim import LOCK
 from ddflow.store.table import TableWriter
 
@@ -49,16 +50,19 @@ WAYS = (
 )
 """What may happen to an engine that spills, as `tiny` counts it."""
 
+SMALL: list[tuple[Any, str, int]] = [
+    (runs, "LARGE", 600), (batcher, "LARGE", 600), (runs, "CHUNK", 150), (runs, "FAN", 3), (run, "SMALL", 64),
+    (batcher, "PIECE", 3), (spine, "PIECE", 2), (spine, "EFFORT", 2), (computation, "GATHERED", 3),
+]  # fmt: skip
+"""Sizes by which ddflow decides, and what they are where everything is `tiny`."""
+
 
 @contextmanager
 def tiny() -> Iterator[Counter[str]]:
     """What decides by size decides with a few rows; yields how often each of ``WAYS`` was gone."""
     seen: Counter[str] = Counter()
     with pytest.MonkeyPatch.context() as patch:
-        for module in (runs, batcher):
-            patch.setattr(module, "LARGE", 600)
-        for module, name, size in [(runs, "CHUNK", 150), (runs, "FAN", 3), (run, "SMALL", 64), (batcher, "PIECE", 3),
-                                   (spine, "PIECE", 2), (spine, "EFFORT", 2), (computation, "GATHERED", 3)]:  # fmt: skip
+        for module, name, size in SMALL:
             patch.setattr(module, name, size)
         for owner, name, tell in WATCHED:
             patch.setattr(owner, name, watched(getattr(owner, name), tell, seen))
@@ -107,14 +111,36 @@ WATCHED: list[tuple[Any, str, Callable[..., list[str]]]] = [
 """Whose calls are watched, and what each call tells of, by its result and its arguments."""
 
 
-def tighten(engine: Engine, share: int = 0, rows: int = 3) -> Engine:
-    """The engine with a ``share`` of memory for its state, none for anything else, and steps of a few ``rows``."""
+def tighten(engine: Engine, share: int = 0, rows: int = 3) -> None:
+    """Leave the engine ``share`` bytes each for state, pending events and results; more than ``rows`` are too many."""
     budget = engine.budget
-    budget.state, budget.pending, budget.shelf, budget.piece = share, 0, 0, 1000
+    budget.state = budget.pending = budget.shelf = share
+    budget.piece = 1000
     budget.rows = lambda width: rows  # type: ignore[method-assign]
     for arranged in engine.circuit.arrangements.values():
         arranged.spine.fan = arranged.beneath.fan = 2
-    return engine
+
+
+def spill(engine: Engine, rest: int) -> None:
+    """Move what the engine holds to files, down to ``rest`` thousandths of it: 0 is all, 1000 just begins a flush."""
+    folder = engine.budget.folder
+    assert folder is not None
+    if not rest:
+        make_room(engine.budget, engine.circuit, engine.batchers, share=0)
+    for arranged in engine.circuit.arrangements.values():
+        arranged.spill(folder, arranged.nbytes * rest // 1000)
+    for waiting in engine.batchers.values():
+        waiting.spill(folder, waiting.nbytes * rest // 1000)
+
+
+def merge(engine: Engine, effort: int | None, bite: int = 2) -> None:
+    """Pay for ``effort`` versions in all merges that are under way, None for all; ``bite``: versions at once."""
+    for arranged in engine.circuit.arrangements.values():
+        arranged.piece = arranged.spine.most = arranged.beneath.most = bite
+        settled = arranged.latest <= arranged.since
+        arranged.spine.work(effort, arranged.slots, arranged.index, arranged.since, settled)
+        arranged._sink()
+        arranged.beneath.work(effort, arranged.slots, None, arranged.since, settled)
 
 
 def files(place: Path | str) -> list[str]:

@@ -36,7 +36,7 @@ Narrow = np.ndarray[Any, np.dtype[np.int32]]
 ID, VALUE, REF, LOW = 0, 1, 2, 3
 BATCH, BATCHES = 40, (1 << 20) - 1
 """Where a reference holds the number of its batch, as in ``kernels.gather``."""
-AHEAD = 12
+AHEAD = 24
 """How many keys ahead a walk asks for: a step's keys are ascending, but too far apart for the machine to guess."""
 
 

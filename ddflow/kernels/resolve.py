@@ -21,11 +21,11 @@ replacement only.  It sees identities, orders, hashes and row numbers, never pay
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddflow.arena import Arena
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import prefetch
 
@@ -33,6 +33,8 @@ Words = np.ndarray[Any, np.dtype[np.uint64]]
 Flags = np.ndarray[Any, np.dtype[np.uint8]]
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 Narrow = np.ndarray[Any, np.dtype[np.int32]]
+Empty = Callable[[int, Any], Any]
+"""Makes an array of unspecified content, by its size and type."""
 
 LAST, FIRST, GREATEST, ERROR = 0, 1, 2, 3
 AHEAD = 16
@@ -139,19 +141,19 @@ class Judged(NamedTuple):
         return Judged(self.fate, self.winner, high, low, time, live, value, event, row, self.last[first:stop])
 
 
-def judged(rows: int, groups: int, wide: bool, winners: bool = True, arena: Arena | None = None) -> Judged:
+def judged(rows: int, groups: int, wide: bool, winners: bool = True, passing: Empty = np.empty, kept: Empty = np.empty
+           ) -> Judged:  # fmt: skip
     """Room for the outcome of ``rows`` events of ``groups`` keys: at most one version an event.
 
-    What a batch keeps of it (identities, times, which are live) is fresh, the rest is carved from ``arena``.
+    ``kept``: makes arrays for what a batch keeps of it (identities, times, which are live), 17 bytes a row and 8 more
+    where ``wide``; ``passing``: for the rest.
     """
-    n, kept, arena = rows, Arena(), arena or Arena()
-    kept.used = n * (17 + 8 * wide) + 2048
-    kept.reset()
+    n = rows
     return Judged(
-        arena.empty(n, np.int64), arena.empty(n if winners else 0, np.int64),
-        kept.empty(n, np.uint64), kept.empty(n if wide else 0, np.uint64), kept.empty(n, np.int64),
-        kept.empty(n, np.uint8), arena.empty(n, np.uint64), arena.empty(n, np.int64), arena.empty(n, np.int64),
-        arena.empty(groups, np.int64),
+        passing(n, np.int64), passing(n if winners else 0, np.int64),
+        kept(n, np.uint64), kept(n if wide else 0, np.uint64), kept(n, np.int64),
+        kept(n, np.uint8), passing(n, np.uint64), passing(n, np.int64), passing(n, np.int64),
+        passing(groups, np.int64),
     )  # fmt: skip
 
 
@@ -229,6 +231,17 @@ def _settle(
 
 
 @kernel
+def _ask(at_hash: np.uint64, at_mark: np.uint64, at_fate: np.uint64, row: np.uint64) -> None:
+    """Ask for a row ahead of its turn.
+
+    Rows lie as they came: a branch that waits for one from afar costs more than all else here.
+    """
+    prefetch(at_hash + (row << np.uint64(3)))
+    prefetch(at_fate + (row << np.uint64(3)))
+    prefetch(at_mark + (row << np.uint64(2)))
+
+
+@kernel
 def judge(events: Events, held: Held, rules: Rules, out: Judged) -> tuple[int, int, int, int, int]:
     """Fold all events over what is held.
 
@@ -248,25 +261,17 @@ def judge(events: Events, held: Held, rules: Rules, out: Judged) -> tuple[int, i
     _, references, values, held_order = held
     base, tie, ties, keeps, since = rules
     fate, winner, v_high, v_low, v_time, v_live, v_value, v_event, v_row, lasts = out
-    words, versions = order.shape[1], 0
-    updates: Any = 0
-    born: Any = 0
-    buried: Any = 0
-    alone = times.size < 2
+    words, versions, alone = order.shape[1], 0, times.size < 2
+    none: Any = 0
+    updates = born = buried = none
     at_hash, at_mark, at_fate = np.uint64(hashes.ctypes.data), np.uint64(marks.ctypes.data), np.uint64(fate.ctypes.data)
     for group in range(references.size):
         if group + AHEAD < references.size:
-            # Rows lie as they came: a branch that waits for one from afar costs more than all else here.
-            ahead = np.uint64(permutation[starts[group + AHEAD]])
-            prefetch(at_hash + (ahead << np.uint64(3)))
-            prefetch(at_fate + (ahead << np.uint64(3)))
-            prefetch(at_mark + (ahead << np.uint64(2)))
-        reference: Any = references[group]
-        value, live = values[group], reference & LIVE != 0
+            _ask(at_hash, at_mark, at_fate, np.uint64(permutation[starts[group + AHEAD]]))
+        reference, value, live = references[group], values[group], references[group] & LIVE != 0
         born -= np.int64(live)
         buried -= np.int64(keeps and reference != 0 and not live)
-        bound = -1 - group if keeps and reference != 0 else NOTHING
-        last = -1
+        bound, last = -1 - group if keeps and reference != 0 else NOTHING, -1
         begin: Any = np.int64(starts[group])
         first, stop = begin, np.int64(starts[group + 1])
         while begin < stop:
@@ -274,31 +279,26 @@ def judge(events: Events, held: Held, rules: Rules, out: Judged) -> tuple[int, i
             rank, end = marks[best] >> 1, begin + 1
             while end < stop and (alone or marks[permutation[end]] >> 1 == rank):
                 end += 1
-            if end == begin + 1 and bound == NOTHING:
-                if winner.size != 0:
-                    winner[best] = best
-            else:
+            if end > begin + 1 or bound != NOTHING:
                 best = _winner(permutation, order, held_order, fate, begin, end, bound, base, tie)
                 if best < -1:
                     return updates, versions, -2 - best, 0, 0
                 _settle(permutation, order, fate, winner, begin, end, best, bound, base, ties)
+            elif winner.size != 0:
+                winner[best] = best
             begin = end
             if best < 0:
                 continue
             now = marks[best] & 1 == 0
             changed = now != live or (now and hashes[best] != value)
-            if not changed:
-                fate[best] = NOOP << FATE
-            elif live:
-                fate[best] = RETRACTS | (APPLIED << FATE) | (reference & ROW)
-            else:
+            if changed:
                 fate[best] = APPLIED << FATE
-            if changed:
+                if live:
+                    fate[best] |= RETRACTS | (reference & ROW)
                 updates += np.int64(live) + np.int64(now)
-            if changed or not now:
-                reference = best
-            if changed:
-                live, value = now, hashes[best]
+                live, value, reference = now, hashes[best], best
+            else:
+                fate[best], reference = NOOP << FATE, reference if now else best
             if changed or (keeps and (bound == NOTHING or _against(order, best, held_order, bound, 0, words) != 0)):
                 if last < 0 or times[rank] > since:
                     last = versions

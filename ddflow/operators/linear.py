@@ -38,7 +38,9 @@ def filter_rows(updates: Updates, predicate: Callable[[pa.RecordBatch], pa.Array
     if not updates.diffs.size:
         return updates
     read = getattr(predicate, "columns", None)  # the others are not even gathered for rows that do not pass
-    places = np.flatnonzero(flags(predicate(one_batch(updates.rows, None if read is None else list(read)))))
+    # A predicate that reads none still has to be told how many rows there are.
+    names = None if read is None else list(read) or updates.rows.schema.names[:1]
+    places = np.flatnonzero(flags(predicate(one_batch(updates.rows, names))))
     return updates if places.size == updates.diffs.size else updates.picked(places)
 
 

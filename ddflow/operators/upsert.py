@@ -92,7 +92,9 @@ class Judgement:
         self.mark: Narrow = self.arena.empty(sealed.times.size, np.int32)
         marks(plainly(sealed.times), times, self.gone, self.mark)
         self.rules = Rules(order.base, order.tie, order.ties, order.keeps, since)
-        self.out: Judged = judged(sealed.times.size, self.held.reference.size, upsert.wide, winners, self.arena)
+        kept = Arena.of(sealed.times.size * (17 + 8 * upsert.wide) + 2048)
+        self.out: Judged = judged(sealed.times.size, self.held.reference.size, upsert.wide, winners, self.arena.empty,
+                                  kept.empty)  # fmt: skip
         permutation = self._by_order() if order.tie == ERROR else self.by.permutation
         self.work = Events(permutation, self.by.starts, self.by.high, self.by.low, self.mark, times, self.words,
                            self.value)  # fmt: skip
@@ -153,7 +155,9 @@ class Judgement:
         columns = [events.column(n) for n in self.upsert.bound.row_schema.names]
         columns += [events.column(f.name) for f in order.fields] if order.hidden else []
         batch = pa.RecordBatch.from_arrays(columns, schema=self.upsert.arranged.schema)
-        return Rows(batch, [f.name for f, c in zip(batch.schema, columns, strict=True) if self._filled(c)])
+        # A retraction may take its key from the deletion, so there a null is looked at.
+        others = [i for i, f in enumerate(batch.schema) if f.name not in self.upsert.exact]
+        return Rows(batch, [batch.schema.field(i).name for i in others if self._filled(columns[i])])
 
     def _filled(self, column: pa.Array) -> bool:
         """Whether only deletions are null in a column, which nobody will look at."""

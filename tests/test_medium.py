@@ -1,0 +1,255 @@
+"""The laws of state that leaves memory: where it lies, when it is merged and how far it is compacted changes no answer.
+
+Each property runs drawn traces where everything is `tight.tiny`, so that a few events are flushed, merged beneath and
+taken in ranges; and each ends with a count of the ways that were gone, for a law about spilling that never spilled
+would hold of anything.  What is promised is in docs/semantics.md under "Laws".
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import tight
+from doors import FOREVER, EngineDoor
+from hypothesis import given
+from hypothesis import strategies as st
+from model import CLOSED, NEVER, Collection
+from pair import Pair
+from strategies import effort, events, scenarios, shapes, splits
+from test_laws import DECIDED, calls, merged, numbered, quietly, same_collections
+from tight import WAYS, tiny
+
+from ddflow.errors import NotReadable
+
+ALL, NONE = {"share": 0, "rows": 3}, {"share": 2**40, "rows": 2**40}
+"""Everything leaves memory at once; nothing does, unless it is told to."""
+BENEATH = {"a piece of a flush", "a pause in a flush", "a piece of a merge beneath", "a pause in a merge beneath",
+           "a key found beneath", "a key found in what a flush has written"}  # fmt: skip
+Trace = tuple[dict[str, Any], list[list[Any]]]
+
+
+@st.composite
+def crowds(draw: st.DrawFn) -> Trace:
+    """A trace of more keys than `strategies` has values: some 60, a few dozen events a step, a fifth of them deletes."""
+    chance, holds_back = random.Random(draw(st.integers(0, 2**32))), draw(st.booleans())
+    kinds = st.sampled_from(["int64", "string", "float64"])
+    columns = {"k": draw(kinds), "s": "string", "n": "int64", "l": "list<int64>", "op": "string", "o": draw(kinds)}
+    spec: dict[str, Any] = {
+        "key": ["k"],
+        "order_by": draw(st.sampled_from([["o"], []])),
+        "delete": {"tombstone": "op", "value": "D"},
+        "noop_ignore": draw(st.sampled_from([[], ["s"]])),
+        "stale": draw(st.sampled_from(["drop", "mark", "side"])),
+    }
+    if spec["order_by"] or holds_back:
+        spec["tie"] = draw(st.sampled_from(["last", "first"]))
+    if holds_back:
+        columns["t"], spec["time"], spec["late"] = "int64", "t", "advance"
+    a, positive = ["source", "a"], ["filter", ["source", "a"], "n >= 0"]
+    outputs = {
+        "by_s": ["count", positive, ["s"], "count"],
+        "most": ["concat", ["project", a, ["k", "n"]], ["negate", ["project", positive, ["k", "n"]]]],
+        "rows": ["consolidate", ["project", a, ["s", "n"]]],
+    }
+    out: list[list[Any]] = []
+    for step in range(draw(st.integers(2, 5))):
+        rows = [member(chance, columns, step) for _ in range(chance.randrange(40))]
+        out += [["push", {"a": rows}], ["advance", 4 * step]] if holds_back else [["step", step, {"a": rows}]]
+    return {"sources": {"a": {"columns": columns, "spec": spec}}, "outputs": outputs}, out
+
+
+def member(chance: random.Random, columns: Mapping[str, str], step: int) -> list[Any]:
+    """One event of a crowd."""
+    key, order = chance.randrange(60), chance.randrange(20 * step + 20)
+    values = {"int64": [key, order], "string": [f"the key of number {key}", f"{order:04}"], "float64": [key / 7, order]}
+    row = {
+        "k": values[columns["k"]][0],
+        "o": values[columns["o"]][1],
+        "s": chance.choice(["a", "b", "a text that is longer", None]),
+        "n": chance.choice([-1, 0, 1, None]),
+        "l": chance.choice([[], [1, None], None]),
+        "op": "D" if chance.random() < 0.2 else "U",
+        "t": 4 * step + chance.randrange(-3, 8),
+    }
+    return [row[name] for name in columns]
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> Trace:
+    """A scenario of any kind with its calls, or as often a crowd."""
+    if draw(st.booleans()):
+        return draw(crowds())
+    scenario = draw(scenarios())
+    return scenario, draw(calls(scenario))
+
+
+RETAIN = st.sampled_from([0, 2, FOREVER])
+
+
+def readable(door: EngineDoor) -> list[int | None]:
+    """Now, and the times in [since, upper): all of them that lie near the events', and the edges."""
+    since, upper = door.engine.since, max(door.engine.frontier, NEVER + 1)
+    near = {*range(-6, 26), since, upper - 1, CLOSED - 1}
+    return [None, *sorted(time for time in near if since <= time < upper)]
+
+
+def everything(door: EngineDoor, times: Sequence[int | None] = ()) -> dict[tuple[str, int | None], Collection]:
+    """All that can be read: each source and output at each time."""
+    names = [*door.flow.sources, *door.flow.outputs]
+    return {(name, time): door.read(name, time) for name in names for time in times or readable(door)}
+
+
+def figures(door: EngineDoor) -> Any:
+    """What stats tell that is no matter of where things are."""
+    stats = door.engine.stats()
+    state = {name: (each["keys"], each["tombstones"]) for name, each in stats["arrangements"].items()}
+    return state, stats["pending"], stats["frontier"], stats["since"], dict(stats["verdicts"])
+
+
+def stir(data: st.DataObject, door: EngineDoor) -> None:
+    """Spill some of what an engine holds, and go on with some of its merges."""
+    for rest in data.draw(st.lists(st.sampled_from([0, 500, 1000, 1000]), max_size=2)):
+        tight.spill(door.engine, rest)
+        tight.merge(door.engine, data.draw(st.sampled_from([0, 1, 3, None])), data.draw(st.sampled_from([1, 2, 9])))
+        door.engine._check()
+
+
+def test_medium_spilled_all_or_none_or_at_random_the_answers_are_those_of_memory() -> None:
+    went: Counter[str] = Counter()
+
+    @effort(30)
+    @given(st.data(), traces(), shapes(), RETAIN)
+    def law(data: st.DataObject, trace: Trace, shape: Any, retain: int) -> None:
+        scenario, played = trace
+        with tiny() as seen:
+            memory = EngineDoor(scenario, shape, retain=retain)
+            doors = [EngineDoor(scenario, shape, medium, retain=retain) for medium in (ALL, NONE, NONE)]
+            for call in played:
+                expected = quietly(memory, call)
+                for door in doors:
+                    assert quietly(door, call) == expected
+                    if door is doors[2]:
+                        stir(data, door)
+                    door.engine._check()
+                    assert figures(door) == figures(memory)
+            expected = everything(memory)
+            for door in doors:
+                assert everything(door) == expected
+            assert doors[1].engine.stats()["bytes_mapped"] == 0
+            for door in doors:
+                door.close()
+        went.update(seen)
+
+    law()
+    assert set(WAYS) - set(went) == set()
+
+
+def test_merge_any_effort_at_any_moment_leaves_all_reads_the_same() -> None:
+    went: Counter[str] = Counter()
+
+    @effort(16)
+    @given(st.data(), traces(), RETAIN)
+    def law(data: st.DataObject, trace: Trace, retain: int) -> None:
+        scenario, played = trace
+        with tiny() as seen:
+            door = EngineDoor(scenario, medium=NONE, retain=retain)
+            for call in played:
+                quietly(door, call)
+                before = everything(door), figures(door)
+                for _ in range(data.draw(st.integers(0, 3))):
+                    stir(data, door)
+                    assert (everything(door), figures(door)) == before
+            door.close()
+        went.update(seen)
+
+    law()
+    assert (BENEATH | {"a piece of a merge in memory"}) - set(went) == set()
+
+
+def test_compaction_raising_since_changes_no_read_at_or_after_it() -> None:
+    went: Counter[str] = Counter()
+
+    @effort(16)
+    @given(st.data(), traces(), st.sampled_from([0, 0, 1, 4]), st.sampled_from([ALL, NONE]))
+    def law(data: st.DataObject, trace: Trace, retain: int, medium: Mapping[str, int]) -> None:
+        scenario, played = trace
+        with tiny() as seen:
+            whole, door = EngineDoor(scenario), EngineDoor(scenario, medium=medium, retain=retain)
+            readers, since = [], NEVER
+            for call in played:
+                assert quietly(door, call) == quietly(whole, call)
+                stir(data, door)
+                times = readable(door)
+                assert everything(door) == everything(whole, times)
+                assert door.engine.since >= since
+                since = door.engine.since
+                if since > NEVER:
+                    with pytest.raises(NotReadable):
+                        door.read("a", since - 1)
+                act = data.draw(st.sampled_from(["open", "advance", "close", "wait"]))
+                if act == "open":
+                    readers.append(door.engine.reader("a", data.draw(st.sampled_from(times))))
+                elif readers and act != "wait":
+                    reader = readers[0] if act == "advance" else readers.pop(0)
+                    reader.advance_to() if act == "advance" else reader.close()
+            door.close()
+        went.update(seen)
+
+    law()
+    assert BENEATH - set(went) == set()
+
+
+def test_agreement_every_read_in_since_to_upper_equals_the_twin() -> None:
+    went: Counter[str] = Counter()
+
+    @effort(16)
+    @given(st.data(), traces(), shapes(), st.sampled_from([0, 1, 4, FOREVER]), st.sampled_from([ALL, NONE]))
+    def law(data: st.DataObject, trace: Trace, shape: Any, retain: int, medium: Mapping[str, int]) -> None:
+        scenario, played = trace
+        with tiny() as seen:
+            pair = Pair(scenario, shape, medium=medium, retain=retain)
+            for call in played:
+                pair.play(call)
+                for rest in data.draw(st.lists(st.sampled_from([0, 500, 1000]), max_size=1)):
+                    pair.spill(rest)
+                pair.merge(data.draw(st.sampled_from([0, 1, 3, None])))
+                pair.check_reads(*(time for time in readable(pair.engine) if time is not None))
+            pair.close()
+        went.update(seen)
+
+    law()
+    assert BENEATH - set(went) == set()
+
+
+def test_shuffle_arrival_does_not_matter_with_a_unique_seq_in_any_medium() -> None:
+    went: Counter[str] = Counter()
+
+    @effort(16)
+    @given(st.data(), st.booleans(), st.sampled_from(["last", "first"]))
+    def law(data: st.DataObject, holds_back: bool, tie: str) -> None:
+        options = DECIDED | {"tie": tie, "seq": True, "order_by": ["o"]}
+        scenario = data.draw(scenarios(holds_back=holds_back, **options))
+        source = scenario["sources"]["a"]
+        rows = data.draw(events(source, most=14, least=4))
+        rows = numbered(source, rows, data.draw(st.permutations(range(len(rows)))))
+        shuffled = data.draw(splits(data.draw(st.permutations(rows))))
+        with tiny() as seen:
+            memory, door = EngineDoor(scenario), EngineDoor(scenario, medium=ALL)
+            if holds_back:
+                expected = merged([memory.push({"a": rows}), memory.advance_to(CLOSED)])
+                found = merged([*(door.push({"a": part}) for part in shuffled), door.advance_to(CLOSED)])
+                assert found == expected or source["spec"]["noop_ignore"]
+            else:
+                memory.step({"a": rows}, 0)
+                for time, part in enumerate(shuffled):
+                    door.step({"a": part}, time)
+            same_collections(scenario, memory, door)
+            door.close()
+        went.update(seen)
+
+    law()
+    assert {"a step taken in ranges", "a key found beneath", "pending events that were spilled"} - set(went) == set()
