@@ -5,7 +5,8 @@ Invariant: at every size all keys are loaded first, then events of existing keys
 come round more than once, and only those are counted; verdicts and updates are checked against the events.  Why that
 is not trivial: merges come seldom and are dear, so too few events would leave them out; cost is the mean over all
 steps.  It may grow by the logarithm of the state, no faster: the merges' share is that of the levels, and what the
-processor's caches no longer hold comes on top.  In memory, and once more through a budget a tenth of the state.
+processor's caches no longer hold comes on top.  Write amplification is that of the counted steps too: versions written
+and copied for each one written.  In memory, and once more through a budget a tenth of the state.
 
 >>> row = run(2_000, 10_000, None)
 >>> row["keys"], row["events"], row["ns_per_event"] > 0, row["write_amplification"] >= 1
@@ -48,7 +49,7 @@ def run(keys: int, events: int, budget: str | None) -> dict[str, Any]:
     rng = np.random.default_rng(keys)
     values = np.full(keys, -1, np.int16)  # what each key holds, to know how many updates there must be
     expected = updates = at = 0
-    nanoseconds = []
+    nanoseconds, loaded = list[int](), None
     with tempfile.TemporaryDirectory() as folder:
         options: dict[str, Any] = {} if budget is None else {"memory": budget, "spill": folder}
         flow = ours.plan(_table(np.zeros(1, np.int64), np.zeros(1), 0).schema, "upsert")
@@ -57,6 +58,8 @@ def run(keys: int, events: int, budget: str | None) -> dict[str, Any]:
                 val = rng.integers(0, 1000, len(keyed))
                 table, frontier = _table(keyed, val, at), at + -(-len(keyed) // PER_TIME)
                 expected += _updates(values, keyed, val)
+                if counted and loaded is None:
+                    loaded = _rows_written(engine)
                 begun = time.perf_counter_ns()
                 engine.push({"events": table})
                 out = engine.advance_to(frontier)["out"]
@@ -66,10 +69,12 @@ def run(keys: int, events: int, budget: str | None) -> dict[str, Any]:
                 if counted:
                     nanoseconds.append(took)
             ours.check_verdicts(engine, keys + events)
-            stats, private = engine.stats(), memory.pages().private
+            stats, private, end = engine.stats(), memory.pages().private, _rows_written(engine)
     if updates != expected:
         raise AssertionError(f"{updates} updates came out of {keys + events} events, expected {expected}")
-    wanted = ("write_amplification", "batches", "bytes_resident", "bytes_mapped", "effort_owed")
+    assert loaded is not None
+    written, copied = end[0] - loaded[0], end[1] - loaded[1]
+    wanted = ("batches", "bytes_resident", "bytes_mapped", "effort_owed")
     return {
         "keys": keys,
         "events": events,
@@ -78,8 +83,15 @@ def run(keys: int, events: int, budget: str | None) -> dict[str, Any]:
         "ns_per_event": sum(nanoseconds) / events,
         "longest_ms": max(nanoseconds) / 1e6,
         "private": private,
+        "write_amplification": (written + copied) / max(written, 1),
         **{name: stats[name] for name in wanted},
     }
+
+
+def _rows_written(engine: Any) -> tuple[int, int]:
+    """Versions that steps have written so far, and that merges have copied."""
+    each = engine.stats()["arrangements"].values()
+    return sum(held["written"] for held in each), sum(held["copied"] for held in each)
 
 
 def _steps(rng: Any, keys: int, events: int) -> Iterator[tuple[Any, bool]]:
@@ -159,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     line.add_argument("--no-save", action="store_true", help="write no files")
     options = line.parse_args(arguments)
     out, about = Console(), report.machine(child.ROOT)
-    out.width = max(out.width, 120)
+    out.width = max(out.width, 140)
     sizes = options.keys or SIZES
     jobs: list[tuple[int, str | None]] = [(keys, None) for keys in sizes]
     jobs += [] if options.in_memory else [(keys, SPILLED[keys]) for keys in sizes if keys in SPILLED]

@@ -111,8 +111,11 @@ class Intake:
             raise SchemaMismatch(f"the times of {self.bound.name!r}", f"{name!r} is null in rows {rows[:5].tolist()}",
                                  "every event needs a time: mend the rows; nothing was taken in")  # fmt: skip
         times = words(column).view(np.int64)
-        beyond = np.flatnonzero((times == CLOSED) & (True if keyless is None else keyless == 0))
-        if beyond.size:
+        if (
+            times.size
+            and int(times.max()) == CLOSED
+            and (beyond := np.flatnonzero((times == CLOSED) & (True if keyless is None else keyless == 0))).size
+        ):
             raise SchemaMismatch(f"the times of {self.bound.name!r}", f"rows {beyond[:5].tolist()} have time {CLOSED}",
                                  "that is the closed frontier itself; use smaller times")  # fmt: skip
         return times

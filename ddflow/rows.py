@@ -15,7 +15,7 @@ Arrays are brought to one chunk with a plain offset first, so that address and r
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import cache
 from typing import Any
 
@@ -161,15 +161,13 @@ class Sources:
 class View:
     """Rows named by reference; a column is gathered when somebody asks for it, and then kept.
 
-    ``references``: int64[n], as `gather` takes them.  ``events``: for the columns in ``near`` the references to use
-    instead: rows of the step that hold the very same values, one behind the other.  It has the methods of a table
-    that operators use.
+    ``references``: int64[n], as `gather` takes them.  ``near``: gives a column otherwise where that is cheaper, else
+    None.  It has the methods of a table that operators use.
     """
 
-    def __init__(self, sources: Sources, references: Array, schema: pa.Schema, events: Array | None = None,
-                 near: Container[str] = ()) -> None:  # fmt: skip
-        self.sources, self.references, self.schema = sources, references, schema
-        self.events, self.near = events, near
+    def __init__(self, sources: Sources, references: Array, schema: pa.Schema,
+                 near: Callable[[str], pa.Array | None] | None = None) -> None:  # fmt: skip
+        self.sources, self.references, self.schema, self.near = sources, references, schema, near
         self._made: dict[str, pa.Array] = {}
 
     @property
@@ -191,17 +189,15 @@ class View:
         """One column.  O(n), once."""
         made = self._made.get(name)
         if made is None:
-            events = self.events if name in self.near else None
-            references = self.references if events is None else events
-            made = gather_column(self.sources, references, self.schema.field(name))
+            made = self.near(name) if self.near is not None else None
+            if made is None:
+                made = gather_column(self.sources, self.references, self.schema.field(name))
             self._made[name] = made
         return made
 
     def take(self, places: pa.Array) -> View:
         """The rows at some places: nothing is gathered for it but what was before.  O(places)."""
-        at = np.asarray(places)
-        events = None if self.events is None else self.events.take(at)
-        out = View(self.sources, self.references.take(at), self.schema, events, self.near)
+        out = View(self.sources, self.references.take(np.asarray(places)), self.schema)
         out._made = {name: column.take(places) for name, column in self._made.items()}
         return out
 

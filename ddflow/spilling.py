@@ -4,6 +4,16 @@ Invariant: nothing here changes what can be read; state and pending events only 
 trivial: when the disk is full, the step that would have needed room fails before it has changed anything, and
 everything is as readable as before; so room is made before rows are admitted, not only after they were taken in.
 Shares are the budget's; how to spill is known to arrangements and batchers.
+
+>>> import tempfile, ddflow as dd
+>>> flow = dd.Flow()
+>>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
+>>> with tempfile.TemporaryDirectory() as place, flow.open(memory="16MB", spill=place) as engine:
+...     _ = engine.step({"people": pa.table({"id": range(1000)})}, 0)
+...     before = engine.stats()["bytes_mapped"]
+...     make_room(engine.budget, engine.circuit, {}, share=0)
+...     before, engine.stats()["bytes_mapped"] > 8000, engine.read("people").num_rows
+(0, True, 1000)
 """
 
 from __future__ import annotations

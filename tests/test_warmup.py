@@ -38,14 +38,16 @@ from doors import EngineDoor
 from rules import Refused
 from strategies import scenarios, shapes
 from test_laws import calls
+from tight import tiny
 
-compiled, flows = [], []
+compiled, flows, spilled = [], [], []
+media = st.sampled_from([None, None, {}, {"share": 500}])
 
 @settings(max_examples=150, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
-@given(st.data(), shapes(), st.sampled_from([{}, {"retain": 0}, {"retain": 2}]))
-def draw(data, shape, options):
+@given(st.data(), shapes(), st.sampled_from([{}, {"retain": 0}, {"retain": 2}]), media, st.integers(1, 2))
+def draw(data, shape, options, medium, threads):
     scenario = data.draw(scenarios())
-    door = EngineDoor(scenario, shape, **options)
+    door = EngineDoor(scenario, shape, medium, threads=threads, **options)
     for verb, *arguments in data.draw(calls(scenario)):
         try:
             if verb == "step":
@@ -54,13 +56,17 @@ def draw(data, shape, options):
                 door.push(*arguments) if verb == "push" else door.advance_to(*arguments)
         except Refused:
             pass
+    for name in scenario["outputs"]:
+        door.read(name)
     flows.append(scenario)
+    spilled.append(bool(door.engine.stats()["bytes_mapped"]))
+    door.close()
 
-with watched(compiled.append):
+with watched(compiled.append), tiny():
     draw()
 misses = {kernel.py_func.__name__: sum(kernel.stats.cache_misses.values()) for kernel in entries()}
 forms = {kernel.py_func.__name__: len(kernel.signatures) for kernel in entries()}
-print(json.dumps({"flows": len(flows), "compiled": compiled, "misses": misses, "forms": forms}))
+print(json.dumps({"flows": len(flows), "spilled": sum(spilled), "compiled": compiled, "misses": misses, "forms": forms}))
 """
 
 
@@ -95,6 +101,7 @@ def test_every_kernel_is_compiled_once_and_told_of(first: Any) -> None:
 def test_afterwards_no_flow_compiles_anything(first: Any, cold: dict[str, str]) -> None:
     drawn = python(DRAW, **cold)
     assert drawn["flows"] >= 150
+    assert drawn["spilled"] > 20
     assert drawn["compiled"] == []
     assert set(drawn["misses"].values()) == {0}
     assert set(drawn["forms"].values()) <= {0, 1}

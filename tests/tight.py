@@ -138,8 +138,8 @@ def merge(engine: Engine, effort: int | None, bite: int = 2) -> None:
     for arranged in engine.circuit.arrangements.values():
         arranged.piece = arranged.spine.most = arranged.beneath.most = bite
         settled = arranged.latest <= arranged.since
-        arranged.spine.work(effort, arranged.slots, arranged.index, arranged.since, settled)
-        arranged._sink()
+        arranged.spine.work(effort, arranged.slots, arranged.index, arranged.since, settled, files=False)
+        arranged._flush(effort)
         arranged.beneath.work(effort, arranged.slots, None, arranged.since, settled)
 
 

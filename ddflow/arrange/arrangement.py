@@ -187,10 +187,7 @@ class Arrangement:
             self.spine.keeps = True
             runs = [item for item in self.spine.items if isinstance(item, Run)]
             self.spine.items[:] = [Merge(runs, not self.beneath.items, target)]
-        if self._flushing:
-            paid_now = None if self.nbytes > share else paid
-            self.spine.work(paid_now, self.slots, self.index, self.since, settled, files=True)
-        self._sink()
+        self._flush(None if self.nbytes > share else paid)
         self.beneath.plan(self.keys + self.tombstones, True, target)
         self.beneath.work(paid, self.slots, None, self.since, settled)
         self._paid_beneath = self.written
@@ -202,12 +199,13 @@ class Arrangement:
         item = self.spine.items[0] if self.spine.items else None
         return isinstance(item, Merge) and item.target is not None
 
-    def _sink(self) -> None:
-        """What was flushed whole is beneath from now on: the index does not know it any more."""
-        item = self.spine.items[0] if self.spine.items else None
-        if isinstance(item, Run) and item.parts and self.slots[item.parts[0].slot].mapped is not None:
-            self.beneath.append(item)
-            del self.spine.items[0]
+    def _flush(self, paid: int | None) -> None:
+        """Go on with a flush that is under way, None: to its end.  Then the run is beneath; the index knows it no more."""
+        if self._flushing:
+            self.spine.work(paid, self.slots, self.index, self.since, self.latest <= self.since, files=True)
+            if isinstance(run := self.spine.items[0], Run):
+                self.beneath.append(run)
+                del self.spine.items[0]
 
     def check_readable(self, as_of: int | None, what: str) -> None:
         """Raise `NotReadable` unless ``as_of`` (None: now) is a time in [since, upper)."""

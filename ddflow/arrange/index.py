@@ -101,7 +101,7 @@ class Index:
 
         ``members``: only those that point into these batches.  O(slots of the range).
         """
-        room = min(self.used, ((last - first) * self.table.shape[0] >> 64) + 2 * self.spare + 2)
+        room = min(self.used, ((last - first) * self.table.shape[0] >> 64) + 2 * self.spare) + 2
         while True:
             references, places = np.empty(room, np.int64), np.empty(room, np.int64)
             mask = np.uint64(OCCUPIED | LIVE if live else OCCUPIED)
@@ -109,7 +109,7 @@ class Index:
                              np.uint64(last), references, places)  # fmt: skip
             if n >= 0:
                 return references[:n], places[:n]
-            room = self.used
+            room = self.used + 2
 
     def entries(self, places: Ints) -> tuple[Words, Words, Words, Ints]:
         """The identities (high, low), value hashes and orders of the entries at ``places``.  O(places)."""
@@ -138,7 +138,8 @@ class Index:
         """
         keep = np.uint64(OCCUPIED if self.keeps else LIVE)
         while True:
-            table = np.zeros((capacity + self.spare, self.width), np.uint64)
+            table = np.empty((capacity + self.spare, self.width), np.uint64)
+            table.fill(0)
             used = kernels.rebuild(self.table, table, np.uint64(capacity), self.wide, keep)
             if used >= 0:
                 self.table, self.capacity, self.used = table, capacity, used

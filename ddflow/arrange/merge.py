@@ -7,6 +7,16 @@ trivial: the index must be right after each piece, for it points into the inputs
 every version is at or before ``since``, the index itself names what lives, in hash order, and nothing is sorted; else
 the versions are sorted together and pruned.  It does not decide when to merge (``spine.choose``) nor where output goes
 (``Target``).
+
+>>> import pyarrow as pa
+>>> from ddflow.frontier import Description
+>>> slots, table = Slots(pa.schema({"k": pa.int64()})), pa.table({"k": [1, 2]})
+>>> old, new = (slots.put(Batch.of([4, 9], [time, time], [True, True], table)) for time in (0, 5))
+>>> merge = Merge([Run(Description(0, 5, 0), [old]), Run(Description(5, 9, 0), [new])], whole=True)
+>>> merge.advance(2, slots, None, since=5, settled=True, keeps=False)  # two of four, of which one stays
+(2, 1)
+>>> merge.owed, len(merge.output)
+(2, 1)
 """
 
 from __future__ import annotations

@@ -188,36 +188,45 @@ def walk(
     identity (its first word).  references, places: int64[room], written.  Returns how many, or -1 when there is not
     enough room. O(slots of the range): the table is nearly in that order, entries stand a few slots after their homes.
 
-    >>> references, places = np.empty(2, np.int64), np.empty(2, np.int64)
+    >>> references, places = np.empty(3, np.int64), np.empty(3, np.int64)
     >>> table = np.array([[9, 0, 1], [4, 0, 1]], np.uint64)
     >>> walk(table, np.uint64(1), False, np.uint64(1), np.empty(0, np.uint8), np.uint64(0), np.uint64(9),
-    ...      references, places), places.tolist()
+    ...      references, places), places[:2].tolist()
     (2, [1, 0])
     """
-    found = 0
+    found: Any = 0
+    room = references.size
     end = np.int64(mulhi(last, capacity))
+    every, greatest = members.size == 0, np.uint64(0)
+    slot: Any
     for slot in range(np.int64(mulhi(first, capacity)), table.shape[0]):
-        word = table[slot, REF]
+        word, identity = table[slot, REF], table[slot, ID]
         if word == np.uint64(0) and slot >= end:
             break
-        if word & mask != mask or table[slot, ID] < first or table[slot, ID] > last:
-            continue
-        if members.size != 0 and members[np.int64(word >> np.uint64(BATCH)) & BATCHES] == 0:
-            continue
-        at = found
-        if at == places.size:
+        if found == room:
             return -1
-        while at > 0:
-            other = places[at - 1]
-            if table[other, ID] < table[slot, ID]:
-                break
-            if table[other, ID] == table[slot, ID] and wide and table[other, LOW] < table[slot, LOW]:
-                break
-            references[at], places[at] = references[at - 1], other
-            at -= 1
-        references[at], places[at] = np.int64(word), slot
-        found += 1
-    return found
+        # Written at any rate, counted if it is wanted: half the slots are empty, and no branch could guess which.
+        references[found], places[found] = np.int64(word), slot
+        wanted = (word & mask == mask) & (identity >= first) & (identity <= last)
+        if not every:
+            wanted &= members[np.int64(word >> np.uint64(BATCH)) & BATCHES] != 0
+        if wanted and found > 0 and (identity < greatest or (wide and identity == greatest)):
+            at = found
+            while at > 0 and _after(table, wide, places[at - 1], slot):
+                references[at], places[at] = references[at - 1], places[at - 1]
+                at -= 1
+            references[at], places[at] = np.int64(word), slot
+        greatest = max(greatest, identity) if wanted else greatest
+        found += np.int64(wanted)
+    return int(found)
+
+
+@kernel
+def _after(table: Words, wide: bool, one: np.int64, other: np.int64) -> bool:
+    """Whether the identity in one slot is greater than that in another."""
+    if table[one, ID] != table[other, ID]:
+        return bool(table[one, ID] > table[other, ID])
+    return wide and bool(table[one, LOW] > table[other, LOW])
 
 
 @kernel

@@ -116,13 +116,13 @@ class Judged(NamedTuple):
     low: Words
     """uint64[n], or of size 0."""
     time: Rows
-    """int64[n]: from when on the version is in force."""
+    """int64[n]: from when on the version is in force; of size 0 when that is one time for all, as far as is told."""
     live: Flags
     """uint8[n]: whether it is a row or a deletion."""
     value: Words
     """uint64[n]: the hash of its row."""
     event: Rows
-    """int64[n]: the event that made it, whose order it has."""
+    """int64[n]: the event that made it, whose order it has; of size 0 when nobody asks."""
     row: Rows
     """int64[n]: where its row comes from: an event, or the row that was held (a no-op that kept it)."""
     last: Rows
@@ -131,28 +131,25 @@ class Judged(NamedTuple):
     def span(self, begin: int, end: int, first: int, stop: int) -> Judged:
         """The room for versions [begin, end) and keys [first, stop); that of events as it is."""
         low = self.low[begin:end] if self.low.size else self.low
-        high, time, live, value = (
-            self.high[begin:end],
-            self.time[begin:end],
-            self.live[begin:end],
-            self.value[begin:end],
-        )
-        event, row = self.event[begin:end], self.row[begin:end]
+        time = self.time[begin:end] if self.time.size else self.time
+        event = self.event[begin:end] if self.event.size else self.event
+        high, live, value, row = self.high[begin:end], self.live[begin:end], self.value[begin:end], self.row[begin:end]
         return Judged(self.fate, self.winner, high, low, time, live, value, event, row, self.last[first:stop])
 
 
-def judged(rows: int, groups: int, wide: bool, winners: bool = True, passing: Empty = np.empty, kept: Empty = np.empty
-           ) -> Judged:  # fmt: skip
+def judged(rows: int, groups: int, wide: bool, winners: bool = True, passing: Empty = np.empty, kept: Empty = np.empty,
+           timed: bool = True, ordered: bool = True) -> Judged:  # fmt: skip
     """Room for the outcome of ``rows`` events of ``groups`` keys: at most one version an event.
 
-    ``kept``: makes arrays for what a batch keeps of it (identities, times, which are live), 17 bytes a row and 8 more
-    where ``wide``; ``passing``: for the rest.
+    ``winners``, ``timed``, ``ordered``: whether anybody asks for the winners, the versions' times, their events.
+    ``kept``: makes arrays for what a batch keeps of it (identities, times, which are live), 9 bytes a row, 8 more where
+    ``wide`` and 8 where ``timed``; ``passing``: for the rest.
     """
     n = rows
     return Judged(
         passing(n, np.int64), passing(n if winners else 0, np.int64),
-        kept(n, np.uint64), kept(n if wide else 0, np.uint64), kept(n, np.int64),
-        kept(n, np.uint8), passing(n, np.uint64), passing(n, np.int64), passing(n, np.int64),
+        kept(n, np.uint64), kept(n if wide else 0, np.uint64), kept(n if timed else 0, np.int64),
+        kept(n, np.uint8), passing(n, np.uint64), passing(n if ordered else 0, np.int64), passing(n, np.int64),
         passing(groups, np.int64),
     )  # fmt: skip
 
@@ -191,7 +188,7 @@ def _winner(
             against = _against(order, row, held, bound, 0, base)
             if against == 0:
                 if tie == ERROR:
-                    return -2 - row
+                    return int(-2 - row)
                 further = _against(order, row, held, bound, base, words)
                 if further < 0 and tie == LAST:
                     against = -1
@@ -205,14 +202,14 @@ def _winner(
             against = _compare(order, row, order, best, 0, base)
             if against == 0:
                 if tie == ERROR:
-                    return -2 - row
+                    return int(-2 - row)
                 against = _compare(order, row, order, best, base, words)
                 if against == 0 and tie != LAST:
                     continue
             if against < 0:
                 continue
         best = row
-    return best
+    return int(best)
 
 
 @kernel
@@ -262,15 +259,14 @@ def judge(events: Events, held: Held, rules: Rules, out: Judged) -> tuple[int, i
     base, tie, ties, keeps, since = rules
     fate, winner, v_high, v_low, v_time, v_live, v_value, v_event, v_row, lasts = out
     words, versions, alone = order.shape[1], 0, times.size < 2
-    none: Any = 0
-    updates = born = buried = none
+    updates = born = buried = 0
     at_hash, at_mark, at_fate = np.uint64(hashes.ctypes.data), np.uint64(marks.ctypes.data), np.uint64(fate.ctypes.data)
     for group in range(references.size):
         if group + AHEAD < references.size:
             _ask(at_hash, at_mark, at_fate, np.uint64(permutation[starts[group + AHEAD]]))
         reference, value, live = references[group], values[group], references[group] & LIVE != 0
-        born -= np.int64(live)
-        buried -= np.int64(keeps and reference != 0 and not live)
+        born -= int(live)
+        buried -= int(keeps and reference != 0 and not live)
         bound, last = -1 - group if keeps and reference != 0 else NOTHING, -1
         begin: Any = np.int64(starts[group])
         first, stop = begin, np.int64(starts[group + 1])
@@ -295,7 +291,7 @@ def judge(events: Events, held: Held, rules: Rules, out: Judged) -> tuple[int, i
                 fate[best] = APPLIED << FATE
                 if live:
                     fate[best] |= RETRACTS | (reference & ROW)
-                updates += np.int64(live) + np.int64(now)
+                updates += int(live) + int(now)
                 live, value, reference = now, hashes[best], best
             else:
                 fate[best], reference = NOOP << FATE, reference if now else best
@@ -303,12 +299,15 @@ def judge(events: Events, held: Held, rules: Rules, out: Judged) -> tuple[int, i
                 if last < 0 or times[rank] > since:
                     last = versions
                     versions += 1
-                v_high[last], v_time[last], v_live[last] = highs[first], times[rank], np.uint8(live)
-                v_value[last], v_event[last], v_row[last] = value, best, reference
+                v_high[last], v_live[last], v_value[last], v_row[last] = highs[first], np.uint8(live), value, reference
+                if v_time.size != 0:
+                    v_time[last] = times[rank]
+                if v_event.size != 0:
+                    v_event[last] = best
                 if v_low.size != 0:
                     v_low[last] = lows[first]
             bound = best if keeps else NOTHING
         lasts[group] = last
-        born += np.int64(live)
-        buried += np.int64(keeps and not live and (last >= 0 or references[group] != 0))
+        born += int(live)
+        buried += int(keeps and not live and (last >= 0 or references[group] != 0))
     return updates, versions, -1, born, buried

@@ -31,6 +31,10 @@ Narrow = np.ndarray[Any, np.dtype[np.int32]]
 Buckets = np.ndarray[Any, np.dtype[np.int32]]
 
 
+CROWD = 24
+"""Rows of a bucket above which they are merged, not inserted."""
+
+
 @kernel
 def _after(high: Words, low: Words, i: int, j: int) -> bool:
     """Whether identity i is greater than identity j."""
@@ -176,9 +180,17 @@ def sort_buckets(ends: Narrow, begin: np.int64, stop: np.int64, permutation: Nar
     ([1, 0], [4, 9])
     """
     first: Any = np.int64(ends[begin - 1]) if begin > 0 else np.int64(0)
+    crowded = False
+    for bucket in range(begin, stop):
+        crowded |= ends[bucket] - (ends[bucket - 1] if bucket > 0 else 0) > CROWD
+    if not crowded:
+        # Buckets ascend, so one pass over all of them sorts each, and only an inversion is a branch guessed wrong.
+        last: Any = np.int64(ends[stop - 1])
+        _insert(sorted_high, sorted_low, permutation, first, last)
+        return
     for bucket in range(begin, stop):
         end: Any = np.int64(ends[bucket])
-        if end - first > 24:
+        if end - first > CROWD:
             _merge_runs(sorted_high, sorted_low, permutation, first, end)
         elif end - first > 1:
             _insert(sorted_high, sorted_low, permutation, first, end)

@@ -7,9 +7,8 @@ write spans of them: `tally` says beforehand how many updates each will have.
 
 >>> one, few = lambda *values: np.array(values, np.int64), lambda *values: np.array(values, np.int32)
 >>> fate = one(APPLIED << FATE, RETRACTS | APPLIED << FATE)
->>> rows, sources, diffs, ranks = np.empty(3, np.int64), np.empty(3, np.int64), np.empty(3, np.int64), few(0, 0, 0)
->>> counts = np.zeros(8, np.int64)
->>> emit(fate, few(0, 2), np.int64(0), rows, sources, diffs, ranks, counts)
+>>> sources, diffs, ranks, counts = np.empty(3, np.int64), np.empty(3, np.int64), few(0, 0, 0), np.zeros(8, np.int64)
+>>> emit(fate, few(0, 2), np.int64(0), sources, diffs, ranks, counts)
 3
 >>> sources.tolist(), diffs.tolist(), ranks.tolist(), int(counts[APPLIED])  # +row 0; -row 0, +row 1
 ([0, 0, 1], [1, -1, 1], [0, 1, 1], 2)
@@ -22,10 +21,12 @@ from typing import Any
 import numpy as np
 
 from ddflow.kernels.compile import kernel
+from ddflow.kernels.pointer import load_u64
 from ddflow.kernels.resolve import APPLIED, FATE, NOOP, RETRACTS, ROW
 
-__all__ = ["NOOP", "RETRACTS", "emit", "marks", "tally"]
+__all__ = ["NOOP", "RETRACTS", "causes", "emit", "look_up", "marks", "spread", "tally"]
 
+Words = np.ndarray[Any, np.dtype[np.uint64]]
 Flags = np.ndarray[Any, np.dtype[np.uint8]]
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 Narrow = np.ndarray[Any, np.dtype[np.int32]]
@@ -51,23 +52,19 @@ def marks(times: Rows, distinct: Rows, gone: Flags, out: Narrow) -> None:
 
 
 @kernel
-def emit(
-    fate: Rows, mark: Narrow, first: np.int64, rows: Rows, sources: Rows, diffs: Rows, ranks: Narrow, counts: Rows
-) -> int:
+def emit(fate: Rows, mark: Narrow, first: np.int64, sources: Rows, diffs: Rows, ranks: Narrow, counts: Rows) -> int:
     """Spell out the updates of the applied events, in the order of rows, retractions before assertions.
 
     fate: int64[n], mark: int32[n], as in `Judged` and `Events`, of a span of rows; first: the number of its first row.
-    Written, by update: rows int64, the event that caused it; sources int64, the row it is about, an event or a
-    reference into state; diffs int64, 1 or -1; ranks int32, of its time.  Rows are in the order of times, hence so are
-    updates, and nothing has to be sorted.  counts: int64[8], events by verdict are added.  Returns how many updates
-    there are.  O(n).
+    Written, by update: sources int64, the row it is about, an event or a reference into state; diffs int64, 1 or -1;
+    ranks int32, of its time.  counts: int64[8], events by verdict are added.  Returns how many there are.  O(n).
 
-    >>> out, counts = [np.empty(1, np.int64) for _ in range(3)], np.zeros(8, np.int64)
+    >>> out, counts = [np.empty(1, np.int64) for _ in range(2)], np.zeros(8, np.int64)
     >>> fate = np.array([RETRACTS | APPLIED << FATE | 9])
     >>> emit(fate, np.ones(1, np.int32), np.int64(0), *out, np.empty(1, np.int32), counts)
     1
     >>> [int(column[0]) for column in out], int(counts[APPLIED])
-    ([0, 9, -1], 1)
+    ([9, -1], 1)
     """
     written = 0
     for row in range(fate.size):
@@ -76,18 +73,71 @@ def emit(
         if verdict != APPLIED:
             continue
         if fate[row] < 0:
-            rows[written], sources[written] = first + row, fate[row] & ROW
-            diffs[written], ranks[written] = -1, mark[row] >> 1
+            sources[written], diffs[written], ranks[written] = fate[row] & ROW, -1, mark[row] >> 1
             written += 1
         if mark[row] & 1 == 0:
-            rows[written], sources[written], diffs[written], ranks[written] = (
-                first + row,
-                first + row,
-                1,
-                mark[row] >> 1,
-            )
+            sources[written], diffs[written], ranks[written] = first + row, 1, mark[row] >> 1
             written += 1
     return written
+
+
+@kernel
+def causes(fate: Rows, mark: Narrow, rows: Rows) -> None:
+    """Write the event that caused each update, in the order of `emit`.
+
+    fate: int64[n], mark: int32[n].  rows: int64[updates], written.  O(n).
+
+    >>> rows = np.empty(2, np.int64)
+    >>> causes(np.array([NOOP << FATE, RETRACTS | APPLIED << FATE]), np.zeros(2, np.int32), rows)
+    >>> rows.tolist()
+    [1, 1]
+    """
+    written = 0
+    for row in range(fate.size):
+        if (fate[row] >> FATE) & 7 == APPLIED:
+            for _ in range((1 if fate[row] < 0 else 0) + 1 - (mark[row] & 1)):
+                rows[written] = row
+                written += 1
+
+
+@kernel
+def spread(fate: Rows, mark: Narrow, values: np.uint64, out: Words) -> None:
+    """Write the value that each update's event has in a column of 64-bit values, in the order of `emit`.
+
+    fate: int64[n], mark: int32[n], of a span of rows.  values: address of the column at its first row.  out:
+    uint64[updates], written.  O(n).
+
+    >>> out, column = np.empty(2, np.uint64), np.array([7, 8])
+    >>> spread(np.array([NOOP << FATE, RETRACTS | APPLIED << FATE]), np.zeros(2, np.int32),
+    ...        np.uint64(column.ctypes.data), out)
+    >>> out.tolist()
+    [8, 8]
+    """
+    written = 0
+    for row in range(fate.size):
+        if (fate[row] >> FATE) & 7 == APPLIED:
+            value = load_u64(values + np.uint64(row << 3))
+            if fate[row] < 0:
+                out[written] = value
+                written += 1
+            if mark[row] & 1 == 0:
+                out[written] = value
+                written += 1
+
+
+@kernel
+def look_up(ranks: Narrow, times: Rows, out: Rows) -> None:
+    """Write the time of each rank.
+
+    ranks: int32[n].  times: int64[distinct].  out: int64[n], written.  O(n).
+
+    >>> out = np.empty(2, np.int64)
+    >>> look_up(np.array([1, 0], np.int32), np.array([5, 9]), out)
+    >>> out.tolist()
+    [9, 5]
+    """
+    for i in range(ranks.size):
+        out[i] = times[ranks[i]]
 
 
 @kernel
@@ -101,4 +151,4 @@ def tally(fate: Rows, mark: Narrow) -> int:
     for row in range(fate.size):
         if (fate[row] >> FATE) & 7 == APPLIED:
             updates += (1 if fate[row] < 0 else 0) + 1 - (mark[row] & 1)
-    return updates
+    return int(updates)

@@ -21,6 +21,7 @@ from ddflow.errors import CountOverflow
 from ddflow.identity import Ints, Narrow, Secret, identities
 from ddflow.kernels.accumulate import net
 from ddflow.kernels.sort import order_by_rank
+from ddflow.kernels.spell import look_up
 from ddflow.rows import shown_row
 from ddflow.schema import DIFF, TIME
 from ddflow.sorting import sort
@@ -53,7 +54,9 @@ class Updates(NamedTuple):
         columns = [self.rows.column(name) for name in schema.names]
         fields = list(schema)
         if time_type is not None:
-            columns.append(time_column(self.times.take(self.ranks), time_type))
+            stamps = np.empty(self.ranks.size, np.int64)
+            look_up(self.ranks, self.times, stamps)
+            columns.append(time_column(stamps, time_type))
             fields.append(pa.field(TIME, time_type, nullable=False))
         columns.append(pa.array(self.diffs))
         fields.append(pa.field(DIFF, pa.int64(), nullable=False))

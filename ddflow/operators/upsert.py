@@ -29,17 +29,17 @@ import pyarrow.types as pat
 
 from ddflow.arena import Arena
 from ddflow.arrange.arrangement import Arrangement, Change
-from ddflow.arrange.batch import Batch
+from ddflow.arrange.batch import Batch, same
 from ddflow.batcher import Sealed
 from ddflow.binding import Bound
 from ddflow.crew import ALONE, Crew
 from ddflow.errors import TieRefused
 from ddflow.identity import NONE, Flags, Ints, Narrow, Secret, identities, is_wide, validity, value_hashes
 from ddflow.kernels.resolve import ERROR, FATE, LIVE, NOTHING, Events, Held, Judged, Rules, judge, judged
-from ddflow.kernels.spell import emit, marks, tally
+from ddflow.kernels.spell import causes, emit, marks, spread, tally
 from ddflow.operators.updates import Updates, ints
 from ddflow.order import Order
-from ddflow.rows import Rows, Sources, View, gather, plainly, shown_row
+from ddflow.rows import Rows, Sources, View, gather, plainly, shown_row, width
 from ddflow.schema import is_word
 from ddflow.sorting import Sorted, sort
 
@@ -92,9 +92,11 @@ class Judgement:
         self.mark: Narrow = self.arena.empty(sealed.times.size, np.int32)
         marks(plainly(sealed.times), times, self.gone, self.mark)
         self.rules = Rules(order.base, order.tie, order.ties, order.keeps, since)
-        kept = Arena.of(sealed.times.size * (17 + 8 * upsert.wide) + 2048)
+        # What is at or before since is not told apart, so one time will do for all versions; merges say the same.
+        self.settled = bool(times.size) and int(times[-1]) <= since
+        kept = Arena.of(sealed.times.size * (9 + 8 * upsert.wide + 8 * (not self.settled)) + 2048)
         self.out: Judged = judged(sealed.times.size, self.held.reference.size, upsert.wide, winners, self.arena.empty,
-                                  kept.empty)  # fmt: skip
+                                  kept.empty, not self.settled, bool(order.words or order.hidden))  # fmt: skip
         permutation = self._by_order() if order.tie == ERROR else self.by.permutation
         self.work = Events(permutation, self.by.starts, self.by.high, self.by.low, self.mark, times, self.words,
                            self.value)  # fmt: skip
@@ -121,27 +123,46 @@ class Judgement:
         """Count the verdicts and write the updates: by which event, which row, the diff, the rank of the time."""
         crew, arena, fate, mark = self.upsert.crew, self.arena, self.out.fate, self.mark
         n = sum(updates for updates, *_ in self.folded)
-        spelled: Any = (
-            arena.empty(n, np.int64),
-            arena.empty(n, np.int64),
-            np.empty(n, np.int64),
-            arena.empty(n, np.int32),
-        )
+        spelled: Any = (arena.empty(n, np.int64), np.empty(n, np.int64), arena.empty(n, np.int32))
         spans = crew.spans(fate.size)
         ends = [0, n]
         if len(spans) > 1:
             ends = np.cumsum([0, *crew.each(lambda a, b: tally(fate[a:b], mark[a:b]), spans)]).tolist()
-        at = {begin: (ends[i], ends[i + 1]) for i, (begin, _) in enumerate(spans)}
+        self.spelling = [(a, b, ends[i], ends[i + 1]) for i, (a, b) in enumerate(spans)]
+        at = {a: (begin, end) for a, _, begin, end in self.spelling}
 
         def spell(a: int, b: int) -> Ints:
             begin, end = at[a]
             counts = np.zeros(8, np.int64)
-            rows, sources, diffs, ranks = (column[begin:end] for column in spelled)
-            emit(fate[a:b], mark[a:b], np.int64(a), rows, sources, diffs, ranks, counts)
+            sources, diffs, ranks = (column[begin:end] for column in spelled)
+            emit(fate[a:b], mark[a:b], np.int64(a), sources, diffs, ranks, counts)
             return counts
 
         self.counts: Ints = sum(crew.each(spell, spans), np.zeros(8, np.int64))
         self.spelled = spelled
+
+    def rows(self) -> Ints:
+        """int64[updates]: the event that caused each update.  O(events)."""
+        out: Ints = np.empty(self.spelled[0].size, np.int64)
+        causes(self.out.fate, self.mark, out)
+        return out
+
+    def near(self, name: str) -> pa.Array | None:
+        """A column of the updates from the events that caused them, where these hold the very same values.
+
+        None where they need not, or for a type of another width than 64 bits.  O(events).
+        """
+        column = self.sealed.events.column(name) if name in self.upsert.exact else None
+        if column is None or width(column.type) != 8 or column.null_count:
+            return None
+        out = np.empty(self.spelled[0].size, np.uint64)
+        start = column.buffers()[1].address + 8 * column.offset
+        fate, mark, at = self.out.fate, self.mark, {a: (begin, end) for a, _, begin, end in self.spelling}
+        self.upsert.crew.each(
+            lambda a, b: spread(fate[a:b], mark[a:b], np.uint64(start + 8 * a), out[slice(*at[a])]),
+            [(a, b) for a, b, _, _ in self.spelling],
+        )
+        return pa.Array.from_buffers(column.type, out.size, [None, pa.py_buffer(out)], 0)
 
     @property
     def verdict(self) -> Flags:
@@ -170,8 +191,8 @@ class Judgement:
 
     def updates(self, schema: pa.Schema) -> Updates:
         """The differences, in the order of their times; a column is gathered when somebody reads it.  O(updates)."""
-        events, sources, diffs, ranks = self.spelled
-        return Updates(View(self.sources, sources, schema, events, self.upsert.exact), ranks, diffs, self.times)
+        sources, diffs, ranks = self.spelled
+        return Updates(View(self.sources, sources, schema, self.near), ranks, diffs, self.times)
 
     @cached_property
     def changes(self) -> list[Change]:
@@ -189,10 +210,12 @@ class Judgement:
             taken = self.sealed.events.column(field.name[7:]).take(pa.array(out.event))
             table = table.append_column(field, taken)
         words = self.words[out.event] if order.words else np.empty((versions, 0), np.int64)
-        high, low, time, live = out.high, out.low, out.time, out.live
+        high, low, live = out.high, out.low, out.live
+        time = same(int(self.times[-1]), versions, np.int64) if self.settled else out.time
         if versions < self.out.high.size // 2 // len(self.spans):
             # Else the room of those that are not there would be kept with them.
-            high, low, time, live = high.copy(), low.copy(), time.copy(), live.copy()
+            high, low, live = high.copy(), low.copy(), live.copy()
+            time = time if self.settled else time.copy()
         batch = Batch(high, low, time, live, NONE, words, Rows(table))
         return Change(batch, out.value, out.last, self.held.place[begin:end], self.built, born, buried)
 
