@@ -41,13 +41,17 @@ class Crew:
 
     def spans(self, n: int, least: int = LEAST) -> list[tuple[int, int]]:
         """[0, n) in equal spans, one a thread, or fewer where they would be shorter than ``least``."""
+        if self._pool is None:
+            return [(0, n)]
         count = max(min(self.size, n // least), 1)
         bounds = [n * i // count for i in range(count + 1)]
         return list(pairwise(bounds))
 
     def each(self, work: Callable[[int, int], T], spans: Sequence[tuple[int, int]]) -> list[T]:
         """``work(begin, end)`` for each span, at the same time; the first error is raised when all have ended."""
-        if self._pool is None or len(spans) == 1:
+        if len(spans) == 1:
+            return [work(*spans[0])]
+        if self._pool is None:
             return [work(begin, end) for begin, end in spans]
         others = [self._pool.submit(work, begin, end) for begin, end in spans[1:]]
         try:

@@ -181,13 +181,15 @@ class Arrangement:
         target = partial(spilled, folder=folder)
         paid = self.written - self._paid_beneath
         settled = self.latest <= self.since
+        self._flush(None if self.nbytes > share else paid)
+        # What came in while a flush was under way is another's.
         if not self._flushing and self.nbytes * 4 > share * 3 and self.spine.items:
             self.spine.work(None, self.slots, self.index, self.since, settled)
             self.index.keep_deletions()
             self.spine.keeps = True
             runs = [item for item in self.spine.items if isinstance(item, Run)]
             self.spine.items[:] = [Merge(runs, not self.beneath.items, target)]
-        self._flush(None if self.nbytes > share else paid)
+            self._flush(None if self.nbytes > share else paid)
         self.beneath.plan(self.keys + self.tombstones, True, target)
         self.beneath.work(paid, self.slots, None, self.since, settled)
         self._paid_beneath = self.written
@@ -200,7 +202,7 @@ class Arrangement:
         return isinstance(item, Merge) and item.target is not None
 
     def _flush(self, paid: int | None) -> None:
-        """Go on with a flush that is under way, None: to its end.  Then the run is beneath; the index knows it no more."""
+        """Go on with a flush that is under way, None: to its end.  Its run is beneath then, and not indexed."""
         if self._flushing:
             self.spine.work(paid, self.slots, self.index, self.since, self.latest <= self.since, files=True)
             if isinstance(run := self.spine.items[0], Run):

@@ -32,7 +32,7 @@ from ddflow.rows import Rows
 
 def same(value: int, n: int, kind: Any) -> np.ndarray[Any, Any]:
     """A column of n times one value, in the memory of one."""
-    return np.broadcast_to(kind(value), n)
+    return np.ndarray(n, kind, np.array([value], kind), 0, (0,))
 
 
 @dataclass(frozen=True, eq=False)
