@@ -15,6 +15,7 @@ what a step may add in between is a share as well.  Not counted: the input as it
 from __future__ import annotations
 
 import re
+from os import PathLike
 from typing import Final
 
 from ddflow.errors import BudgetExceeded, SpecError
@@ -29,18 +30,22 @@ SCRATCH: Final = 320
 
 
 class Budget:
-    """``memory``: bytes in all, None for no budget.  ``folder``: where to spill, None for nowhere."""
+    """``memory``: bytes in all, None for no budget.  ``spill``: the folder to spill to, None for none; it is claimed.
 
-    def __init__(self, memory: int | None, folder: Folder | None) -> None:
-        if folder is not None and memory is None:
-            raise SpecError(f"spill={folder.path!r}", "there is no budget, so nothing would be spilled",
+    Raises `SpecError` for a budget too small, before the folder is looked at, and what `Folder.open` does.
+    """
+
+    def __init__(self, memory: int | None, spill: str | PathLike[str] | None) -> None:
+        if spill is not None and memory is None:
+            raise SpecError(f"spill={str(spill)!r}", "there is no budget, so nothing would be spilled",
                             "give memory= too, such as '512MB'")  # fmt: skip
-        if folder is not None and memory is not None and memory < LEAST:
+        if spill is not None and memory is not None and memory < LEAST:
             raise SpecError(f"memory={shown_size(memory)}", "that is too small to work in",
                             f"with spill= give {shown_size(LEAST)} or more")  # fmt: skip
-        self.memory, self.folder = memory, folder
+        self.memory, self.folder = memory, None if spill is None else Folder.open(spill)
         total = memory or 0
         self.state, self.pending, self.shelf, self.piece = total // 2, total // 8, total // 8, total // 4
+        self.lot = self.pending // 4
 
     @property
     def spills(self) -> bool:

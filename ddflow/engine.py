@@ -17,7 +17,6 @@ while it takes its changes in cannot be undone in memory; the engine then refuse
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import partial
@@ -33,8 +32,6 @@ from ddflow.circuit import Circuit
 from ddflow.computation import Released, Stepped
 from ddflow.crew import Crew
 from ddflow.errors import (
-    ConcurrentUse,
-    EngineClosed,
     NotReadable,
     SchemaMismatch,
     SpecError,
@@ -58,7 +55,7 @@ from ddflow.sides import Sides, check_listed, verdict_rows
 from ddflow.spilling import make_room, released
 from ddflow.stats import Arranged, Stats
 from ddflow.step import Step, updates_schema
-from ddflow.store.folder import Folder
+from ddflow.turns import Turns
 from ddflow.verdicts import Verdicts, counted
 
 
@@ -69,19 +66,6 @@ class Judged(NamedTuple):
     sides: dict[str, pa.Table]
     rows: dict[str, list[pa.Table]]
     """By source, verdict rows, when they are asked for."""
-
-
-class Held:
-    """A lock that was taken, to be let go of at the end of a ``with``.  A generator would cost a tenth of a small step."""
-
-    def __init__(self, lock: threading.Lock) -> None:
-        self.lock = lock
-
-    def __enter__(self) -> None:
-        """It is held."""
-
-    def __exit__(self, *_: object) -> None:
-        self.lock.release()
 
 
 class Engine:
@@ -96,8 +80,7 @@ class Engine:
         if self.lists:
             for source in flow.sources.values():
                 check_listed(source.bound)
-        size = parse_size(options.memory)
-        self.budget = Budget(size, None if options.spill is None else Folder.open(options.spill))
+        self.budget = Budget(parse_size(options.memory), options.spill)
         self.secret, self.crew = options.secret or Secret.fresh(), Crew(options.threads)
         self.circuit = Circuit(flow, self.secret, self.lists, self.crew)
         self.intakes = {name: Intake(source.bound) for name, source in flow.sources.items()}
@@ -107,8 +90,7 @@ class Engine:
         self._nothing = {**{name: empty(schema) for name, schema in outputs.items()}, **Sides(flow).tables()}
         self._frontier, self._last, self._since = NEVER, NEVER, NEVER
         self._totals: dict[str, int] = {}
-        self._lock, self._state = threading.Lock(), "open"
-        self._held = Held(self._lock)
+        self.turns = Turns()
 
     def __enter__(self) -> Engine:
         return self
@@ -119,8 +101,8 @@ class Engine:
 
     def close(self) -> None:
         """Let go of all state; twice is harmless.  Raises `ConcurrentUse` while another thread is in a call."""
-        with self._alone("close"):
-            self._state = "closed"
+        with self.turns.alone("close"):
+            self.turns.state = "closed"
             self.circuit, self.batchers = Circuit(self.flow, Secret(0, 0)), {}
             self.crew.close()
             if self.budget.folder is not None:
@@ -228,20 +210,8 @@ class Engine:
 
     # Below: what those have in common.
 
-    def _alone(self, what: str) -> AbstractContextManager[None]:
-        """The lock, taken; leaving it lets go."""
-        if not self._lock.acquire(blocking=False):
-            raise ConcurrentUse(what, "another call is using this engine", "give every thread its own, or a lock")
-        return self._held
-
-    def _use(self, what: str) -> AbstractContextManager[None]:
-        held = self._alone(what)
-        if self._state != "open":
-            self._lock.release()
-            closed = self._state == "closed"
-            why = "it was closed" if closed else "a step was interrupted while it changed the state"
-            raise EngineClosed(what, why, "open a new engine")
-        return held
+    def _use(self, what: str) -> Turns:
+        return self.turns.use(what)
 
     def _must_hold_back(self, what: str) -> None:
         if not self.flow.holds_back:
@@ -325,7 +295,7 @@ class Engine:
             add(counts, counted(codes))
         for name, more in (judged.rows if judged else {}).items():
             rows.setdefault(name, []).extend(more)
-        self._state = "interrupted"
+        self.turns.state = "interrupted"
         for name, inflow in inflows.items():
             if self.flow.holds_back:
                 self.batchers[name] = inflow.batcher
@@ -338,7 +308,7 @@ class Engine:
             self.circuit.apply(judged.stepped, frontier, since)
             self._frontier, self._last, self._since = frontier, last, since
         add(self._totals, counts)
-        self._state = "open"
+        self.turns.state = "open"
         arrived = sum(intake.arrived for intake in self.intakes.values())
         assert arrived == sum(self._totals.values()) + self._pending(), "events in are not judged + pending"
         with suppress(SpillFull, SpillFailed):

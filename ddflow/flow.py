@@ -61,9 +61,15 @@ class Collection:
     def count(self, by: str | Sequence[str] | None = None, name: str = "count") -> Count:
         """How many rows each group has.  ``by``: the group columns, by default all; ``[]`` counts all rows.
 
-        A group at zero is not there.  Raises `SpecError` for a missing column or one that is called ``name``.
+        A group at zero is not there.  Asked for twice it is one collection, with one arrangement.  Raises `SpecError`
+        for a missing column or one that is called ``name``.
         """
-        return Count(self, [by] if isinstance(by, str) else by, name)
+        made = Count(self, [by] if isinstance(by, str) else by, name)
+        for node in self.flow.nodes[:-1]:
+            if isinstance(node, Count) and (node.inputs, node.by, node.name) == ((self,), made.by, name):
+                self.flow.nodes.remove(made)
+                return node
+        return made
 
     def consolidate(self) -> Collection:
         """The same collection with the diffs of equal rows of a time added up and zeros dropped."""

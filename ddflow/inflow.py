@@ -64,7 +64,7 @@ def flowing(
         if listed is not None:
             inflow.listed.append(listed(admitted))
         if budget.folder is not None and inflow.batcher.nbytes > budget.pending:
-            inflow.batcher.spill(budget.folder, budget.pending // 2)
+            inflow.batcher.spill(budget.folder, budget.pending // 2, budget.lot)
     return inflow
 
 

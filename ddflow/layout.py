@@ -40,7 +40,7 @@ class Weights(NamedTuple):
     entry: int
     """Of a slot of the index, taken or free."""
     written: float
-    """Of a version as steps write it, and merges that must tell times apart."""
+    """Of a version as steps write it, where no history is kept and so a step has one time."""
     merged: float
     """Of a version after a merge for which all times are one and all versions live."""
     keeps: bool
@@ -51,7 +51,7 @@ def weigh(bound: Bound, payload: float) -> Weights:
     order, wide = Order(bound), is_wide(bound.key_schema)
     kept = WORD * (1 + wide + order.words) + payload
     live = FLAG if order.keeps else 0
-    return Weights(WORD * (3 + wide + order.words), kept + WORD + FLAG, kept + live, order.keeps)
+    return Weights(WORD * (3 + wide + order.words), kept + FLAG, kept + live, order.keeps)
 
 
 class Brought(NamedTuple):

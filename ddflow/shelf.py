@@ -13,7 +13,7 @@ the file that the caller's table is mapped from.  Without a folder everything st
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -104,7 +104,8 @@ class Shelf:
             done = int(ends[begin - 1]) if begin else 0
             end = max(int(np.searchsorted(ends, done + most, side="right")), begin + 1)
             cuts = [(piece, *np.searchsorted(piece.ranks, [begin, end]).tolist()) for piece in pieces]
-            yield from self._window([cut for cut in cuts if cut[1] < cut[2]], begin, end, schema, time_type)
+            window = self._window([cut for cut in cuts if cut[1] < cut[2]], begin, end, schema, time_type)
+            yield from together(window, most)
             begin = end
 
     def _window(self, cuts: Sequence[tuple[Updates, int, int]], begin: int, end: int, schema: pa.Schema,
@@ -121,3 +122,15 @@ class Shelf:
             rows = pa.concat_tables([part.rows for part in parts]).combine_chunks()
             whole = Updates(rows, ranks, np.concatenate([part.diffs for part in parts]), parts[0].times)
             yield whole.picked(order).to_table(schema, time_type)
+
+
+def together(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
+    """The same rows in tables of one chunk and at least so many rows, but for the last: thousands are slow to use."""
+    held: list[pa.Table] = []
+    for table in tables:
+        held.append(table)
+        if sum(part.num_rows for part in held) >= rows:
+            yield pa.concat_tables(held).combine_chunks()
+            held = []
+    if held:
+        yield pa.concat_tables(held).combine_chunks()

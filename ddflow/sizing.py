@@ -12,9 +12,9 @@ behind the source (a count holds its groups), and which of two events of a key h
 >>> print(dd.estimate(orders, dd.Upsert(key="id")))
 keys          5,000
 index      177.6 KB
-batches    165.0 KB
-together   342.6 KB, 68.5 bytes a key
-at most    342.6 KB, after a step, while batches wait to be merged
+batches    125.0 KB
+together   302.6 KB, 60.5 bytes a key
+at most    302.6 KB, after a step, while batches wait to be merged
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def make_room(budget: Budget, circuit: Circuit, batchers: Mapping[str, Batcher],
         each.spill(budget.folder, budget.state * each.nbytes // total if share is None else share, budget.piece)
     for batcher in batchers.values():
         if batcher.nbytes > budget.pending:
-            batcher.spill(budget.folder, budget.pending // 2)
+            batcher.spill(budget.folder, budget.pending // 2, budget.lot)
 
 
 @contextmanager

@@ -117,6 +117,26 @@ class Pair:
         tight.merge(self.engine.engine, effort, bite)
         self._unmoved()
 
+    def hindered(self, call: list[Any]) -> Any:
+        """A step, push or advance while the disk is full: done, or refused for that and done afterwards."""
+        self.calls.append(["hindered", call])
+        verb, *arguments = call
+        acts: dict[str, Callable[[Any], Result]] = {
+            "step": lambda door: door.step(arguments[1], arguments[0]),
+            "push": lambda door: door.push(arguments[0]),
+            "advance": lambda door: door.advance_to(arguments[0]),
+        }
+        act = acts[verb]
+        try:
+            with tight.full():
+                found = act(self.engine)
+        except Refused as refused:
+            if "SpillFull" in refused.kinds:
+                self._unmoved()
+                self.check_reads()
+            return self._both(act)
+        return self._both(lambda door: act(door) if door is self.twin else found)
+
     def play(self, call: list[Any]) -> Any:
         """One call of a trace: the name of the method (``advance_to`` is "advance", `let_go` "let go"), its arguments.
 
@@ -128,7 +148,7 @@ class Pair:
         acts: dict[str, Callable[..., Any]] = {
             "push": self.push, "advance": self.advance_to, "changes": self.changes, "open": self.open,
             "follow": self.follow, "move": self.move, "let go": self.let_go,
-            "spill": self.spill, "merge": self.merge,
+            "spill": self.spill, "merge": self.merge, "hindered": self.hindered,
         }  # fmt: skip
         return acts[verb](*arguments)
 

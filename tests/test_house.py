@@ -23,6 +23,7 @@ FLOORS = {
     "ddflow.schema": 1,
     "ddflow.arena": 1,
     "ddflow.crew": 1,
+    "ddflow.turns": 1,
     "ddflow.kernels": 2,
     "ddflow.rows": 2,
     "ddflow.identity": 2,

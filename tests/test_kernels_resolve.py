@@ -38,7 +38,7 @@ from ddflow.kernels.resolve import (
     judge,
     judged,
 )
-from ddflow.kernels.spell import emit, marks, tally
+from ddflow.kernels.spell import emit, look_up, marks, spread, tally
 
 pytestmark = pytest.mark.kernels
 Words = tuple[int, ...]
@@ -195,7 +195,8 @@ def identity(group: int, wide: bool) -> tuple[int, int]:
 
 
 def run(events: list[Event], held: list[State], rules: Rules, words: int, winners: bool = True, wide: bool = False,
-        times: tuple[int, ...] = TIMES, cuts: Sequence[int] = (), marked: Sequence[int] = ()) -> Found:  # fmt: skip
+        times: tuple[int, ...] = TIMES, cuts: Sequence[int] = (), marked: Sequence[int] = (),
+        timed: bool = True, ordered: bool = True) -> Found:  # fmt: skip
     """The outcome of the kernels: marked, judged, spelled out.
 
     ``cuts``, ``marked``: numbers of keys, and of rows, where the spans begin that several threads would take.
@@ -219,7 +220,8 @@ def run(events: list[Event], held: list[State], rules: Rules, words: int, winner
                   np.array([event.value for event in events], np.uint64))  # fmt: skip
     now = Held(np.zeros(len(held), np.int64), np.array([state.reference for state in held], np.int64),
                np.array([state.value for state in held], np.uint64), before)  # fmt: skip
-    out, versions, last = judged(len(events), len(held), wide, winners), list[Version](), list[int]()
+    out = judged(len(events), len(held), wide, winners, timed=timed, ordered=ordered)
+    versions, last = list[Version](), list[int]()
     updates = born = buried = 0
     for begin, end in pairwise(sorted({0, *cuts, len(held)})):
         room = out.span(int(work.starts[begin]), int(work.starts[end]), begin, end)
@@ -236,22 +238,34 @@ def run(events: list[Event], held: list[State], rules: Rules, words: int, winner
 
 
 def written(out: Judged, n: int) -> list[Version]:
-    low = out.low if out.low.size else np.zeros_like(out.high)
-    columns = (out.high, low, out.time, out.live, out.value, out.event, out.row)
+    nobody = np.zeros(out.high.size, np.int64)
+    low, time, event = (column if column.size else nobody for column in (out.low, out.time, out.event))
+    columns = (out.high, low, time, out.live, out.value, event, out.row)
     return [Version(*version) for version in zip(*(column[:n].tolist() for column in columns), strict=True)]
 
 
 def spell(out: Judged, mark: Any, updates: int, cuts: Sequence[int] = ()) -> tuple[list[Update], list[int]]:
     """Updates and counts; the room is for as many as `judge` said, and each span fills what `tally` said it would."""
-    spelled = [np.empty(updates, np.int64) for _ in range(3)] + [np.empty(updates, np.int32)]
-    counts, at = np.zeros(8, np.int64), 0
+    spelled, counts, at = room(updates), np.zeros(8, np.int64), 0
     for begin, end in pairwise(sorted({0, *cuts, mark.size})):
         fate, marked = out.fate[begin:end], mark[begin:end]
         n = tally(fate, marked)
         assert emit(fate, marked, np.int64(begin), *(column[at : at + n] for column in spelled), counts) == n
         at += n
     assert at == updates
-    return list(zip(*(column.tolist() for column in spelled), strict=True)), counts.tolist()
+    return listed(out.fate, mark, spelled), counts.tolist()
+
+
+def room(updates: int) -> list[Any]:
+    """Where updates are written: sources, diffs, ranks."""
+    return [np.empty(updates, np.int64), np.empty(updates, np.int64), np.empty(updates, np.int32)]
+
+
+def listed(fate: Any, mark: Any, spelled: list[Any]) -> list[Update]:
+    """The updates that were spelled out, each with the event that caused it."""
+    applied = [row for row, each in enumerate(fate.tolist()) if (each >> FATE) & 7 == APPLIED]
+    rows = [row for row in applied for _ in range(int(fate[row] < 0) + int(mark[row] & 1 == 0))]
+    return list(zip(rows, *(column.tolist() for column in spelled), strict=True))
 
 
 def assert_as_ruled(events: list[Event], held: list[State], rules: Rules, words: int, wide: bool,
@@ -350,6 +364,18 @@ def test_nobody_needs_to_ask_for_winners(data: st.DataObject, tie: int, keeps: b
     assert silent.winner == [] and silent == asked._replace(winner=[])
 
 
+@given(st.data(), st.sampled_from([LAST, FIRST, GREATEST]), st.booleans(), st.booleans(), st.booleans())
+def test_nobody_needs_to_ask_for_the_times_and_events_of_versions(
+    data: st.DataObject, tie: int, keeps: bool, timed: bool, ordered: bool
+) -> None:
+    events, held, base, further = data.draw(steps(tie))
+    rules = Rules(base, tie, True, keeps, 9)
+    asked = run(events, held, rules, base + further)
+    silent = run(events, held, rules, base + further, timed=timed, ordered=ordered)
+    expected = [v._replace(time=timed * v.time, event=ordered * v.event) for v in asked.versions]
+    assert silent == asked._replace(versions=expected)
+
+
 @given(st.data(), st.sampled_from([LAST, FIRST, GREATEST]), st.booleans(), st.booleans(), st.integers(4, 10))
 def test_spans_of_keys_are_judged_and_spans_of_rows_spelled_out_as_all_at_once(
     data: st.DataObject, tie: int, keeps: bool, wide: bool, since: int
@@ -402,12 +428,14 @@ def test_only_applied_events_are_spelled_out_and_every_verdict_is_counted(
         fate.append((RETRACTS if retracts else 0) | verdict << FATE | (old if retracts else 0))
         mark.append(2 * rank + gone)
         expected += [(row, old, -1, rank)] * retracts + [(row, row, 1, rank)] * (verdict == APPLIED and not gone)
-    spelled = [np.empty(len(expected), np.int64) for _ in range(3)] + [np.empty(len(expected), np.int32)]
-    counts = np.array(before)
+    spelled, counts = room(len(expected)), np.array(before)
     fates, marked = np.array(fate, np.int64), np.array(mark, np.int32)
     assert tally(fates, marked) == len(expected)
     assert emit(fates, marked, np.int64(0), *spelled, counts) == len(expected)
-    assert list(zip(*(column.tolist() for column in spelled), strict=True)) == expected
+    assert listed(fates, marked, spelled) == expected
+    column, out = np.arange(len(drawn), dtype=np.uint64) * 7, np.empty(len(expected), np.uint64)
+    spread(fates, marked, np.uint64(column.ctypes.data), out)
+    assert out.tolist() == [7 * row for row, *_ in expected]
     verdicts = [verdict for verdict, *_ in drawn]
     assert counts.tolist() == [more + verdicts.count(verdict) for verdict, more in enumerate(before)]
 
@@ -416,9 +444,9 @@ def test_a_fate_holds_the_verdict_and_the_largest_reference() -> None:
     for verdict in range(BAD, APPLIED + 1):
         assert (verdict << FATE >> FATE) & 7 == verdict and 0 <= verdict << FATE < 2**63
     fate = np.array([RETRACTS | APPLIED << FATE | ROW, LATE << FATE], np.int64)
-    spelled, counts = [np.empty(2, np.int64) for _ in range(3)], np.zeros(8, np.int64)
-    assert emit(fate, np.zeros(2, np.int32), np.int64(7), *spelled, np.empty(2, np.int32), counts) == 2
-    assert [column.tolist() for column in spelled] == [[7, 7], [ROW, 7], [-1, 1]]  # the span begins at row 7
+    spelled, counts = room(2), np.zeros(8, np.int64)
+    assert emit(fate, np.zeros(2, np.int32), np.int64(7), *spelled, counts) == 2
+    assert [column.tolist() for column in spelled] == [[ROW, 7], [-1, 1], [0, 0]]  # the span begins at row 7
     assert (counts[APPLIED], counts[LATE], counts.sum()) == (1, 1, 2)
 
 
@@ -429,7 +457,10 @@ def test_rows_are_marked_by_the_rank_of_their_time_among_all_of_the_step_and_by_
 ) -> None:
     rows.sort()
     distinct = sorted({time for time, _ in rows} | others)  # of other sources, too
-    out = np.empty(len(rows), np.int32)
+    out, times = np.empty(len(rows), np.int32), np.array([time for time, _ in rows], np.int64)
     gone = np.array([gone for _, gone in rows] if deletes else [], np.uint8)
-    marks(np.array([time for time, _ in rows], np.int64), np.array(distinct, np.int64), gone, out)
+    marks(times, np.array(distinct, np.int64), gone, out)
     assert out.tolist() == [2 * distinct.index(time) + (deletes and gone) for time, gone in rows]
+    back = np.empty(len(rows), np.int64)
+    look_up(out >> 1, np.array(distinct, np.int64), back)
+    assert back.tolist() == times.tolist()

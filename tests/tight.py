@@ -9,6 +9,7 @@ in the functions that go them, and tests assert on the counts.
 from __future__ import annotations
 
 import os
+import resource
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,12 +38,12 @@ WAYS = (
     "a step taken in ranges",
     "a change that went beneath at once",
     "a piece of a flush",
-    "a pause in a flush",
+    "a flush half way",
     "a piece of a merge beneath",
-    "a pause in a merge beneath",
+    "a merge beneath half way",
     "a piece of a merge in memory",
     "a key found beneath",
-    "a key found in what a flush has written",
+    "a key found in a flush half way",
     "updates brought into ranges",
     "a table that was mapped",
     "pending events that were spilled",
@@ -85,7 +86,7 @@ def _advanced(_: Any, merge: Merge, rows: int, slots: Any, index: Any, *__: Any)
     if merge.target is None:
         return ["a piece of a merge in memory"]
     kind = "merge beneath" if index is None else "flush"
-    return [f"a piece of a {kind}", *([f"a pause in a {kind}"] if merge.owed else [])]
+    return [f"a piece of a {kind}", *([f"a {kind} half way"] if merge.owed else [])]
 
 
 def _sought(_: Any, arranged: Arrangement, held: Any, *__: Any) -> list[str]:
@@ -94,7 +95,7 @@ def _sought(_: Any, arranged: Arrangement, held: Any, *__: Any) -> list[str]:
         return []
     written = {part.slot for part in first.output.parts}
     found = {int(word) >> SLOT & SLOTS for word in held.reference if word}
-    return ["a key found in what a flush has written"] if written & found else []
+    return ["a key found in a flush half way"] if written & found else []
 
 
 WATCHED: list[tuple[Any, str, Callable[..., list[str]]]] = [
@@ -115,7 +116,7 @@ def tighten(engine: Engine, share: int = 0, rows: int = 3) -> None:
     """Leave the engine ``share`` bytes each for state, pending events and results; more than ``rows`` are too many."""
     budget = engine.budget
     budget.state = budget.pending = budget.shelf = share
-    budget.piece = 1000
+    budget.piece = 700
     budget.rows = lambda width: rows  # type: ignore[method-assign]
     for arranged in engine.circuit.arrangements.values():
         arranged.spine.fan = arranged.beneath.fan = 2
@@ -141,6 +142,17 @@ def merge(engine: Engine, effort: int | None, bite: int = 2) -> None:
         arranged.spine.work(effort, arranged.slots, arranged.index, arranged.since, settled, files=False)
         arranged._flush(effort)
         arranged.beneath.work(effort, arranged.slots, None, arranged.since, settled)
+
+
+@contextmanager
+def full(size: int = 0) -> Iterator[None]:
+    """A disk that takes no file of more than so many bytes, for this process; the error is that of a full one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def files(place: Path | str) -> list[str]:

@@ -105,21 +105,22 @@ class Batcher:
         self.pending -= number
         return number
 
-    def spill(self, folder: Folder, at_most: int) -> None:
+    def spill(self, folder: Folder, at_most: int, lot: int = LARGE) -> None:
         """Write runs to files until at most so many bytes are resident; they are then mapped.  O(bytes written).
 
-        Those that wait longest go first, joined and cut by time into files of some 8 MB, which takes the memory of two;
-        a file is unlinked when its last event is consumed and nobody refers to it any more.
+        Those that wait longest go first, joined and cut by time into files of about ``lot`` bytes, 8 MB at most, which
+        takes the memory of a few; a file is unlinked when its last event is consumed and nobody refers to it any more.
         Raises `SpillFull`, `SpillFailed`; the batcher is then as before, and no file is left.
         """
         self._peeked = None
-        if not (chosen := to_spill(self.runs, at_most)):
+        lot = min(lot, LARGE)
+        if not (chosen := to_spill(self.runs, at_most, lot)):
             return
         written: list[Run] = []
         try:
-            for lot in lots(chosen, rows_of(chosen, LARGE)):
-                written.append(Run.spilled(folder, lot))
-                del lot  # before the next takes memory
+            for sealed in lots(chosen, rows_of(chosen, lot)):
+                written.append(Run.spilled(folder, sealed))
+                del sealed  # before the next takes memory
         except BaseException:
             for run in written:
                 assert run.file is not None

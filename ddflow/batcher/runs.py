@@ -162,12 +162,12 @@ def kept(run: Run) -> list[Run]:
     return merged([run])
 
 
-def to_spill(runs: Runs, at_most: int) -> list[Run]:
+def to_spill(runs: Runs, at_most: int, lot: int) -> list[Run]:
     """The runs to write so that ``at_most`` bytes stay resident, none when that is so already.  O(runs log runs).
 
     The final ones go first, those with the latest times before others, as they will wait longest; then the largest.
-    Small files that earlier spills left are written anew with them, ``FAN`` of a size class at a time, so that there
-    are never many: each event is written once a class.
+    Files of less than half of ``lot`` bytes that earlier spills left are written anew with them, ``FAN`` of a size
+    class at a time, so that there are never many: each event is written once a class.
     """
     chosen, held = [], runs.held
     for run in sorted(runs.by_least, key=lambda run: (run.final, run.least if run.final else run.held), reverse=True):
@@ -178,6 +178,6 @@ def to_spill(runs: Runs, at_most: int) -> list[Run]:
             held -= run.held
     small: dict[int, list[Run]] = {}
     for run in runs.by_least if chosen else ():
-        if run.file is not None and run.file.nbytes < LARGE // 2:
+        if run.file is not None and run.file.nbytes < lot // 2:
             small.setdefault(size_class(run.file.nbytes), []).append(run)
     return chosen + [run for same in small.values() if len(same) >= FAN for run in same]

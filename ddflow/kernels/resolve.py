@@ -268,10 +268,9 @@ def judge(events: Events, held: Held, rules: Rules, out: Judged) -> tuple[int, i
         born -= int(live)
         buried -= int(keeps and reference != 0 and not live)
         bound, last = -1 - group if keeps and reference != 0 else NOTHING, -1
-        begin: Any = np.int64(starts[group])
-        first, stop = begin, np.int64(starts[group + 1])
+        first, begin, stop = starts[group], int(starts[group]), int(starts[group + 1])
         while begin < stop:
-            best: Any = np.int64(permutation[begin])
+            best = int(permutation[begin])
             rank, end = marks[best] >> 1, begin + 1
             while end < stop and (alone or marks[permutation[end]] >> 1 == rank):
                 end += 1
@@ -307,7 +306,6 @@ def judge(events: Events, held: Held, rules: Rules, out: Judged) -> tuple[int, i
                 if v_low.size != 0:
                     v_low[last] = lows[first]
             bound = best if keeps else NOTHING
-        lasts[group] = last
-        born += int(live)
+        lasts[group], born = last, born + int(live)
         buried += int(keeps and not live and (last >= 0 or references[group] != 0))
     return updates, versions, -1, born, buried

@@ -24,7 +24,7 @@ from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import load_u64
 from ddflow.kernels.resolve import APPLIED, FATE, NOOP, RETRACTS, ROW
 
-__all__ = ["NOOP", "RETRACTS", "causes", "emit", "look_up", "marks", "spread", "tally"]
+__all__ = ["NOOP", "RETRACTS", "emit", "look_up", "marks", "spread", "tally"]
 
 Words = np.ndarray[Any, np.dtype[np.uint64]]
 Flags = np.ndarray[Any, np.dtype[np.uint8]]
@@ -79,25 +79,6 @@ def emit(fate: Rows, mark: Narrow, first: np.int64, sources: Rows, diffs: Rows, 
             sources[written], diffs[written], ranks[written] = first + row, 1, mark[row] >> 1
             written += 1
     return written
-
-
-@kernel
-def causes(fate: Rows, mark: Narrow, rows: Rows) -> None:
-    """Write the event that caused each update, in the order of `emit`.
-
-    fate: int64[n], mark: int32[n].  rows: int64[updates], written.  O(n).
-
-    >>> rows = np.empty(2, np.int64)
-    >>> causes(np.array([NOOP << FATE, RETRACTS | APPLIED << FATE]), np.zeros(2, np.int32), rows)
-    >>> rows.tolist()
-    [1, 1]
-    """
-    written = 0
-    for row in range(fate.size):
-        if (fate[row] >> FATE) & 7 == APPLIED:
-            for _ in range((1 if fate[row] < 0 else 0) + 1 - (mark[row] & 1)):
-                rows[written] = row
-                written += 1
 
 
 @kernel

@@ -22,7 +22,7 @@ from ddflow.identity import Ints, Narrow, Secret, identities
 from ddflow.kernels.accumulate import net
 from ddflow.kernels.sort import order_by_rank
 from ddflow.kernels.spell import look_up
-from ddflow.rows import shown_row
+from ddflow.rows import plainly, shown_row
 from ddflow.schema import DIFF, TIME
 from ddflow.sorting import sort
 
@@ -55,7 +55,7 @@ class Updates(NamedTuple):
         fields = list(schema)
         if time_type is not None:
             stamps = np.empty(self.ranks.size, np.int64)
-            look_up(self.ranks, self.times, stamps)
+            look_up(plainly(self.ranks), self.times, stamps)  # they may be mapped
             columns.append(time_column(stamps, time_type))
             fields.append(pa.field(TIME, time_type, nullable=False))
         columns.append(pa.array(self.diffs))

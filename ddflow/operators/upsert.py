@@ -36,7 +36,7 @@ from ddflow.crew import ALONE, Crew
 from ddflow.errors import TieRefused
 from ddflow.identity import NONE, Flags, Ints, Narrow, Secret, identities, is_wide, validity, value_hashes
 from ddflow.kernels.resolve import ERROR, FATE, LIVE, NOTHING, Events, Held, Judged, Rules, judge, judged
-from ddflow.kernels.spell import causes, emit, marks, spread, tally
+from ddflow.kernels.spell import emit, marks, spread, tally
 from ddflow.operators.updates import Updates, ints
 from ddflow.order import Order
 from ddflow.rows import Rows, Sources, View, gather, plainly, shown_row, width
@@ -140,12 +140,6 @@ class Judgement:
 
         self.counts: Ints = sum(crew.each(spell, spans), np.zeros(8, np.int64))
         self.spelled = spelled
-
-    def rows(self) -> Ints:
-        """int64[updates]: the event that caused each update.  O(events)."""
-        out: Ints = np.empty(self.spelled[0].size, np.int64)
-        causes(self.out.fate, self.mark, out)
-        return out
 
     def near(self, name: str) -> pa.Array | None:
         """A column of the updates from the events that caused them, where these hold the very same values.
