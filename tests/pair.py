@@ -126,16 +126,17 @@ class Pair:
             "push": lambda door: door.push(arguments[0]),
             "advance": lambda door: door.advance_to(arguments[0]),
         }
-        act = acts[verb]
+        act, refused, before = acts[verb], set[str](), self.twin.twin.state.frontier
+        closes = lambda: verb != "push" or self.twin.twin.state.frontier > before  # noqa: E731
         try:
             with tight.full():
                 found = act(self.engine)
-        except Refused as refused:
-            if "SpillFull" in refused.kinds:
-                self._unmoved()
-                self.check_reads()
-            return self._both(act)
-        return self._both(lambda door: act(door) if door is self.twin else found)
+        except Refused as why:
+            refused = why.kinds
+        if "SpillFull" in refused:
+            self._unmoved()
+            self.check_reads()
+        return self._both(act if refused else lambda door: act(door) if door is self.twin else found, closes)
 
     def play(self, call: list[Any]) -> Any:
         """One call of a trace: the name of the method (``advance_to`` is "advance", `let_go` "let go"), its arguments.
