@@ -103,7 +103,8 @@ class Shelf:
         while begin < counts.size:
             done = int(ends[begin - 1]) if begin else 0
             end = max(int(np.searchsorted(ends, done + most, side="right")), begin + 1)
-            cuts = [(piece, *np.searchsorted(piece.ranks, [begin, end]).tolist()) for piece in pieces]
+            edges = np.array([begin, end], np.int32)  # as ranks are: else all of them would be converted
+            cuts = [(piece, *piece.ranks.searchsorted(edges).tolist()) for piece in pieces]
             window = self._window([cut for cut in cuts if cut[1] < cut[2]], begin, end, schema, time_type)
             yield from together(window, most)
             begin = end

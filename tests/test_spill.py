@@ -60,9 +60,8 @@ def test_a_folder_that_cannot_be_used_is_refused_by_name(tmp_path: Path, make: s
 
 
 def test_two_engines_do_not_share_a_folder(tmp_path: Path) -> None:
-    with plan().open(memory="64MB", spill=tmp_path):
-        with pytest.raises(SpillInUse, match=str(tmp_path)):
-            plan().open(memory="64MB", spill=tmp_path)
+    with plan().open(memory="64MB", spill=tmp_path), pytest.raises(SpillInUse, match=str(tmp_path)):
+        plan().open(memory="64MB", spill=tmp_path)
     with plan().open(memory="64MB", spill=tmp_path) as engine:
         assert engine.step({"rows": batch(0, 3, 0)}, 1)["rows"].num_rows == 3
 
