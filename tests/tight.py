@@ -24,6 +24,7 @@ from ddflow.arrange import arrangement, spine
 from ddflow.arrange.arrangement import Arrangement
 from ddflow.arrange.merge import Merge
 from ddflow.batcher import Batcher, batcher, run, runs
+from ddflow.crew import Crew
 from ddflow.engine import Engine
 from ddflow.intake import Intake
 from ddflow.kernels.gather import SLOT, SLOTS
@@ -48,25 +49,34 @@ WAYS = (
     "a table that was mapped",
     "pending events that were spilled",
     "an input taken in portions",
+    "work shared by threads",
 )
 """What may happen to an engine that spills, as `tiny` counts it."""
 
-SMALL: list[tuple[Any, str, int]] = [
+SMALL: list[tuple[Any, str, Any]] = [
     (runs, "LARGE", 600), (batcher, "LARGE", 600), (runs, "CHUNK", 150), (runs, "FAN", 3), (run, "SMALL", 64),
     (batcher, "PIECE", 3), (spine, "PIECE", 2), (spine, "EFFORT", 2), (computation, "GATHERED", 3),
+    (Crew.spans, "__defaults__", (2,)),
 ]  # fmt: skip
 """Sizes by which ddflow decides, and what they are where everything is `tiny`."""
 
 
 @contextmanager
-def tiny() -> Iterator[Counter[str]]:
-    """What decides by size decides with a few rows; yields how often each of ``WAYS`` was gone."""
+def watching() -> Iterator[Counter[str]]:
+    """Yields how often each of ``WAYS`` is gone."""
     seen: Counter[str] = Counter()
     with pytest.MonkeyPatch.context() as patch:
-        for module, name, size in SMALL:
-            patch.setattr(module, name, size)
         for owner, name, tell in WATCHED:
             patch.setattr(owner, name, watched(getattr(owner, name), tell, seen))
+        yield seen
+
+
+@contextmanager
+def tiny() -> Iterator[Counter[str]]:
+    """What decides by size decides with a few rows; yields what happens."""
+    with pytest.MonkeyPatch.context() as patch, watching() as seen:
+        for module, name, size in SMALL:
+            patch.setattr(module, name, size)
         yield seen
 
 
@@ -107,6 +117,7 @@ WATCHED: list[tuple[Any, str, Callable[..., list[str]]]] = [
     (computation.Computation, "_ranged", lambda _, __, ___, by, bits: ["updates brought into ranges"] if bits else []),
     (TableWriter, "finish", lambda *_: ["a table that was mapped"]),
     (Batcher, "spill", lambda _, waiting, *__: ["pending events that were spilled"] if waiting.mapped else []),
+    (Crew, "each", lambda _, __, ___, spans: ["work shared by threads"] if len(spans) > 1 else []),
     (Intake, "admit", lambda _, __, ___, ____, _____, before: ["an input taken in portions"] if before else []),
 ]
 """Whose calls are watched, and what each call tells of, by its result and its arguments."""

@@ -85,7 +85,7 @@ class Arrangement:
 
         O(keys) expected; in memory but for those that are beneath, about 40 ns for each and run there.
         """
-        held = self.index.seek(high, low, starts, arena)
+        held = self.index.seek(high, low, starts, arena, self.slots.sources.crew)
         if self._lower():
             self._seek_beneath(held, high, low, starts)
         return held

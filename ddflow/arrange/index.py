@@ -19,6 +19,7 @@ from __future__ import annotations
 import numpy as np
 
 from ddflow.arena import Arena
+from ddflow.crew import ALONE, Crew
 from ddflow.identity import Flags, Ints, Narrow, Words
 from ddflow.kernels import index as kernels
 from ddflow.kernels.evict import evict
@@ -46,12 +47,17 @@ class Index:
         """Bytes of the table, free slots included."""
         return int(self.table.nbytes)
 
-    def seek(self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None) -> Held:
+    def seek(self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None, crew: Crew = ALONE) -> Held:
         """What the keys at ``starts`` of the sorted identities hold.  O(keys) expected."""
         n, arena = starts.size, arena or Arena()
         held = Held(arena.empty(n, np.int64), arena.empty(n, np.int64), arena.empty(n, np.uint64),
                     arena.empty((n, self.words), np.int64))  # fmt: skip
-        kernels.seek(self.table, np.uint64(self.capacity), high, low, starts, *held)
+
+        def seek(begin: int, end: int) -> None:
+            span = held.span(begin, end)
+            kernels.seek(self.table, np.uint64(self.capacity), high, low, starts[begin:end], *span)
+
+        crew.each(seek, crew.spans(n))
         return held
 
     def write(self, place: Ints, built: int, last: Ints, high: Words, low: Words, value: Words, live: Flags,

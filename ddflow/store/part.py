@@ -99,6 +99,8 @@ class Part:
         self._wanted += int(batch.nbytes)
         with self._guarded():
             self._arrow.write_batch(batch)
+        # Whoever writes is short of memory, and Arrow's allocator keeps what columns before this one gave back.
+        pa.default_memory_pool().release_unused()
 
     def finish(self) -> Written:
         """Complete the file and give it its name."""
