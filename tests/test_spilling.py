@@ -310,6 +310,20 @@ def test_results_stay_as_they_are_after_later_steps_after_close_and_without_the_
         assert unchanged()
 
 
+def test_a_forgotten_engine_leaves_nothing_but_its_results(tmp_path: Path) -> None:
+    engine = opened(plan(True), tmp_path)
+    tighten(engine, rows=100)
+    engine.push({"rows": events(2000, 1, (0, 5))})
+    out = engine.advance_to(5)
+    expected = multiset(out["all"])
+    spill(engine, 0)
+    assert len(files(tmp_path)) == wanted(engine) > 0
+    del engine
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
+    assert multiset(out["all"]) == expected
+
+
 @pytest.mark.parametrize("times", [1, 40, 20_000])
 def test_a_mapped_output_is_in_the_order_of_times_and_of_few_chunks(tmp_path: Path, times: int) -> None:
     rows = events(20_000, 3, (0, times))
