@@ -38,10 +38,15 @@ if TYPE_CHECKING:
     from ddflow.engine import Engine
     from ddflow.errors import DdflowError
     from ddflow.flow import Collection, Flow
+    from ddflow.fold import merge_on_read
     from ddflow.frontier import CLOSED, NEVER
     from ddflow.identity import Secret
+    from ddflow.proof.fsck import fsck
+    from ddflow.proof.inspect import inspect
+    from ddflow.proof.verify import verify
     from ddflow.reader import Reader
     from ddflow.sizing import Estimate, estimate
+    from ddflow.snapshot import Snapshot, read
     from ddflow.spec import Tombstone, Upsert, tombstone
     from ddflow.stats import Stats
     from ddflow.step import Step
@@ -49,13 +54,16 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "CLOSED": "frontier", "NEVER": "frontier", "Collection": "flow", "DdflowError": "errors", "Engine": "engine",
-    "Estimate": "sizing", "Flow": "flow", "Reader": "reader", "Secret": "identity", "Stats": "stats", "Step": "step",
-    "Tombstone": "spec", "Upsert": "spec", "Verdicts": "verdicts", "estimate": "sizing", "tombstone": "spec",
+    "Estimate": "sizing", "Flow": "flow", "Reader": "reader", "Secret": "identity", "Snapshot": "snapshot",
+    "Stats": "stats", "Step": "step", "Tombstone": "spec", "Upsert": "spec", "Verdicts": "verdicts",
+    "estimate": "sizing", "fsck": "proof.fsck", "inspect": "proof.inspect", "merge_on_read": "fold", "read": "snapshot",
+    "tombstone": "spec", "verify": "proof.verify",
 }  # fmt: skip
 
 __all__ = [
-    "CLOSED", "NEVER", "Collection", "DdflowError", "Engine", "Estimate", "Flow", "Reader", "Secret", "Stats", "Step",
-    "Tombstone", "Upsert", "Verdicts", "__version__", "estimate", "tombstone",
+    "CLOSED", "NEVER", "Collection", "DdflowError", "Engine", "Estimate", "Flow", "Reader", "Secret", "Snapshot",
+    "Stats", "Step", "Tombstone", "Upsert", "Verdicts", "__version__", "estimate", "fsck", "inspect", "merge_on_read",
+    "read", "tombstone", "verify",
 ]  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from os import PathLike
 from typing import Final
 
 from ddflow.errors import BudgetExceeded, SpecError
+from ddflow.store.filing import Filing
 from ddflow.store.folder import Folder
 
 UNITS: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
@@ -32,6 +33,9 @@ SCRATCH: Final = 320
 class Budget:
     """``memory``: bytes in all, None for no budget.  ``spill``: the folder to spill to, None for none; it is claimed.
 
+    ``folder``: for what a call has no room for.  ``home``: for state and pending events: the same folder, unless the
+    state is durable.
+
     Raises `SpecError` for a budget too small, before the folder is looked at, and what `Folder.open` does.
     """
 
@@ -43,6 +47,7 @@ class Budget:
             raise SpecError(f"memory={shown_size(memory)}", "that is too small to work in",
                             f"with spill= give {shown_size(LEAST)} or more")  # fmt: skip
         self.memory, self.folder = memory, None if spill is None else Folder.open(spill)
+        self.home: Filing | None = self.folder
         total = memory or 0
         self.state, self.pending, self.shelf, self.piece = total // 2, total // 8, total // 8, total // 4
         self.lot = self.pending // 4

@@ -95,8 +95,11 @@ class Circuit:
 
         O(rows of the sources it needs).
         """
-        updates = self._read(node, as_of, {})
-        return consolidated(updates, self.secret).to_table(node.schema, None)
+        return consolidated(self.held(node, as_of), self.secret).to_table(node.schema, None)
+
+    def held(self, node: plan.Collection, as_of: int | None = None) -> Updates:
+        """The rows of a collection as of a time, by default now, not consolidated.  O(rows of the sources)."""
+        return self._read(node, as_of, {})
 
     def _read(self, node: plan.Collection, as_of: int | None, done: dict[plan.Collection, Updates]) -> Updates:
         if node not in done:  # once, however many read it: a chain of concatenations would double the work each time

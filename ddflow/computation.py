@@ -148,9 +148,9 @@ class Computation:
 
     def _kept(self, arranged: Arrangement, change: Change) -> Change:
         """A change that outlives its piece: in files, where the step is in pieces since memory is short."""
-        if not self.many or self.shelf.folder is None:
+        if not self.many or self.shelf.home is None:
             return change
-        return arranged.shelved(change, self.shelf.folder)
+        return arranged.shelved(change, self.shelf.home)
 
     def _count(self, node: plan.Count) -> None:
         count = self.circuit.counts[node]

@@ -120,3 +120,43 @@ class SpillFull(DdflowError, OSError):
 
 class SpillFailed(DdflowError, OSError):
     """The disk failed to take what would be spilled, or to give it back; mend it and call again."""
+
+
+class StorageFull(DdflowError, OSError):
+    """The place of a state has no room: it did not happen; free some and open the state again."""
+
+
+class StorageFailed(DdflowError, OSError):
+    """The place of a state failed to take or to give something: it did not happen; mend it and open the state again."""
+
+
+class OutcomeUnknown(DdflowError, OSError):
+    """The place of a state failed while it published: it may have happened; open the state again and look."""
+
+
+class StateRefused(DdflowError, OSError):
+    """A state's place is missing, of another user, open to everybody, or cannot publish safely; give another."""
+
+
+class Fenced(DdflowError, RuntimeError):
+    """Another writer has committed to this state since it was opened; this engine will never write again."""
+
+
+class PlanChanged(DdflowError, ValueError):
+    """A state was made by another plan; open it with that one, or migrate it."""
+
+
+class ReplayMismatch(DdflowError, ValueError):
+    """An epoch that was committed is given again with other rows; give the same, or the next epoch."""
+
+
+class EpochSkipped(DdflowError, ValueError):
+    """An epoch is given that is neither the next nor one whose outputs are kept."""
+
+
+class SnapshotExpired(DdflowError, LookupError):
+    """A version of a state is asked for that is not kept any more; ask for a later one."""
+
+
+class OutOfMemory(DdflowError, MemoryError):
+    """Memory could not be had; what was committed is as it was.  Give the engine a budget, or smaller steps."""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ddflow.engine import Engine
     from ddflow.expressions import Expression
     from ddflow.identity import Secret
+    from ddflow.store.blob import Store
 
 Formula = Any
 """An SQL string, a ``pyarrow.compute.Expression``, or a function from a record batch to an array."""
@@ -278,23 +279,38 @@ class Flow:
 
     def open(
         self,
-        memory: str | int | None = None,
+        state: str | PathLike[str] | Store | None = None,
         *,
+        memory: str | int | None = None,
         spill: str | PathLike[str] | None = None,
         verdicts: Literal["counts", "rows"] = "counts",
         retain: int = 0,
         threads: int = 1,
         secret: Secret | None = None,
+        outputs: str | PathLike[str] | None = None,
+        autocommit: bool = True,
+        trust: Literal["owner", "group"] = "owner",
+        grace: float = 60.0,
     ) -> Engine:
         """An engine that runs this plan; use it in a ``with``.
 
-        ``memory``: a budget such as ``"512MB"``.  ``spill``: a folder of this engine's own for what does not fit in it;
-        without one, a step whose state would pass the budget is refused.  ``verdicts``: "rows" also lists every event
-        with its verdict.  ``retain``: how many times of history reads may go back.  ``threads``: how many share the
-        kernels of a step; results do not depend on it.  ``secret``: for identities; a fresh one by default.  Raises
-        `SpecError` for a flow without sources or outputs, `SpillRefused` and `SpillInUse` for the folder.
+        ``state``: a folder, or ``s3://bucket/prefix``, that the state lives in and is continued from; without one it is
+        in memory and gone with the engine.  ``memory``: a budget such as ``"512MB"``.  ``spill``: a folder of this
+        engine's own for what does not fit in it (a state brings its own); without one, a step whose state would pass
+        the budget is refused.  ``verdicts``: "rows" also lists every event with its verdict.  ``retain``: how many
+        times of history reads may go back.  ``threads``: how many share the kernels of a step; results do not depend
+        on it.  ``secret``: for identities; a fresh one by default, a state's own where there is one.
+
+        For a state: ``outputs``: a folder in which each epoch's updates appear as Parquet files once it is committed;
+        else they are kept in the state for as long as an epoch may be given again.  ``autocommit``: whether every call
+        is an epoch, or `Engine.commit` makes one.  ``trust``: "group" accepts a folder of another user, or that others
+        can write to.  ``grace``: seconds that a version outlives its successor, for readers.
+
+        Raises `SpecError` for a flow without sources or outputs, `SpillRefused` and `SpillInUse` for the spill folder;
+        `StateRefused`, `PlanChanged`, `CorruptState`, `StorageFailed` for the state.
         """
         from ddflow.engine import Engine
         from ddflow.options import Options
 
-        return Engine(self, Options(memory, spill, verdicts, retain, threads, secret))
+        return Engine(self, Options(memory, spill, verdicts, retain, threads, secret, state, outputs, autocommit,
+                                    trust, grace))  # fmt: skip

@@ -45,9 +45,9 @@ class Inflow:
 
 def flowing(
     given: Any, intake: Intake, batcher: Batcher, frontier: int, time: int | None, budget: Budget,
-    listed: Callable[[Admitted], pa.Table] | None,
+    listed: Callable[[Admitted], pa.Table] | None, look: Callable[[pa.RecordBatch], None] | None = None,
 ) -> Inflow:  # fmt: skip
-    """Admit all rows of one source.  ``time``: of the step, in epoch mode.  O(rows).
+    """Admit all rows of one source.  ``time``: of the step, in epoch mode.  ``look``: is shown all rows.  O(rows).
 
     Raises what `Intake.admit` raises, `BudgetExceeded` for a row that is larger than the budget allows, `SpillFull` and
     `SpillFailed`; nothing has changed then.
@@ -56,15 +56,15 @@ def flowing(
     most = budget.piece // 2 if budget.spills else None
     inflow = Inflow(batcher)
     for part in portions(given, repr(bound.name), bound.schema, most):
-        admitted = intake.admit(part, frontier, time, inflow.rows)
+        admitted = intake.admit(part, frontier, time, inflow.rows, look)
         inflow.batcher = inflow.batcher.with_run(admitted.sealed)
         inflow.rows += admitted.rows
         inflow.greatest = max(inflow.greatest, admitted.greatest)
         add(inflow.counts, admitted.counts)
         if listed is not None:
             inflow.listed.append(listed(admitted))
-        if budget.folder is not None and inflow.batcher.nbytes > budget.pending:
-            inflow.batcher.spill(budget.folder, budget.pending // 2, budget.lot)
+        if budget.home is not None and inflow.batcher.nbytes > budget.pending:
+            inflow.batcher.spill(budget.home, budget.pending // 2, budget.lot)
     return inflow
 
 

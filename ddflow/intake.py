@@ -17,6 +17,7 @@ decide (``upsert``).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,15 +62,18 @@ class Intake:
         self.bound, self.arrived = bound, 0
         self.greatest = NEVER
 
-    def admit(self, given: Any, frontier: int, time: int | None = None, before: int = 0) -> Admitted:
+    def admit(self, given: Any, frontier: int, time: int | None = None, before: int = 0,
+              look: Callable[[pa.RecordBatch], None] | None = None) -> Admitted:  # fmt: skip
         """Check and number the rows of one source.  ``time``: of the step, in epoch mode.  ``before``: how many
-        rows came before these in the same call.  O(rows).
+        rows came before these in the same call.  ``look``: is shown them all.  O(rows).
 
         Raises `NotArrow`, `SchemaMismatch`, `NullKey`, `LateEvent`; nothing changes.
         """
         bound, what = self.bound, repr(self.bound.name)
         table = conform(to_table(given, what, bound.schema), bound.schema, what, bound.required)
         events = one_batch(table)
+        if look is not None:
+            look(events)
         n, first = events.num_rows, self.arrived + before
         arrival = np.arange(first, first + n)
         keyless = self._keyless(events)

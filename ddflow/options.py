@@ -17,6 +17,8 @@ from typing import Literal
 
 from ddflow.errors import SpecError
 from ddflow.identity import Secret
+from ddflow.ledger import GRACE
+from ddflow.store.blob import Store
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,20 @@ class Options:
     retain: int = 0
     threads: int = 1
     secret: Secret | None = None
+    state: str | PathLike[str] | Store | None = None
+    outputs: str | PathLike[str] | None = None
+    autocommit: bool = True
+    trust: Literal["owner", "group"] = "owner"
+    grace: float = GRACE
 
     def __post_init__(self) -> None:
         if self.verdicts not in ("counts", "rows"):
             raise SpecError(f"verdicts={self.verdicts!r}", "that is no choice", "use 'counts' or 'rows'")
+        if self.trust not in ("owner", "group"):
+            raise SpecError(f"trust={self.trust!r}", "that is no choice", "use 'owner' or 'group'")
+        if self.state is None and (self.outputs is not None or not self.autocommit):
+            given = "outputs=" if self.outputs is not None else "autocommit="
+            raise SpecError(given, "it has no effect without a state", "give the folder of a state too")
         for name, what, least in (("retain", "times", 0), ("threads", "threads", 1)):
             given = getattr(self, name)
             if isinstance(given, bool) or not isinstance(given, int) or given < least:

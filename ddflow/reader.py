@@ -26,7 +26,6 @@ import itertools
 import threading
 import weakref
 from collections import deque
-from contextlib import AbstractContextManager
 from numbers import Integral
 from types import TracebackType
 from typing import Protocol
@@ -36,6 +35,7 @@ from sortedcontainers import SortedList
 
 from ddflow.errors import NotReadable, TimeWentBack
 from ddflow.frontier import CLOSED, shown
+from ddflow.turns import Turns
 
 
 class Hold:
@@ -126,6 +126,7 @@ class Readable(Protocol):
     """What a reader needs of an engine."""
 
     holds: Holds
+    turns: Turns
 
     def read(self, name: str, as_of: int | None = None) -> pa.Table:
         """A collection as of a time; raises `NotReadable`."""
@@ -133,11 +134,8 @@ class Readable(Protocol):
     def changes(self, name: str, t1: int, t2: int) -> pa.Table:
         """The net changes of a collection from one time to another; raises `NotReadable`."""
 
-    def _use(self, what: str) -> AbstractContextManager[None]:
-        """For the time of a call: refuse a closed engine, and other threads."""
-
     def _closed(self, asked: str, time: int | None) -> int:
-        """A time that can be read, checked, within `_use`; by default the last closed one.  Raises `NotReadable`."""
+        """A time that can be read, checked, within a turn; by default the last closed one.  Raises `NotReadable`."""
 
 
 class Reader:
@@ -190,7 +188,7 @@ class Reader:
         Raises `TimeWentBack` for one before its own, `NotReadable` for one that is not closed, or when the reader is.
         """
         self._must_be_open("advance")
-        with self._engine._use("advance a reader"):
+        with self._engine.turns.use("advance a reader"):
             self._engine.holds.advance(self._hold, self._to("advance", time))
 
     def changes_to(self, time: int | None = None) -> pa.Table:
@@ -201,7 +199,7 @@ class Reader:
         Cost and errors are those of ``engine.changes``, and those of `advance_to`.
         """
         self._must_be_open("changes")
-        with self._engine._use("changes of a reader"):
+        with self._engine.turns.use("changes of a reader"):
             to = self._to("changes", time)
         out = self._engine.changes(self.name, self.time, to)
         self._engine.holds.advance(self._hold, to)

@@ -20,16 +20,18 @@ import pyarrow as pa
 
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.updates import Updates
+from ddflow.store.filing import Filing
 from ddflow.store.folder import Folder
 
 NONE = np.empty(0, np.int64)
 
 
 class Shelf:
-    """``folder``: for files, None where there is no budget.  ``share``: bytes that may lie in memory."""
+    """``folder``: for files, None where there is no budget.  ``share``: bytes that may lie in memory.
+    ``home``: for changes of state."""
 
-    def __init__(self, folder: Folder | None, share: int) -> None:
-        self.folder, self.share, self.held = folder, share, 0
+    def __init__(self, folder: Folder | None, share: int, home: Filing | None = None) -> None:
+        self.folder, self.share, self.held, self.home = folder, share, 0, home
 
     def lay(self, updates: Updates) -> Updates:
         """The same updates, of their own memory or mapped: what they were gathered from may change.  O(n)."""

@@ -38,16 +38,16 @@ def make_room(budget: Budget, circuit: Circuit, batchers: Mapping[str, Batcher],
     O(1) where nothing is over; else the merges that are paid for.  Raises `SpillFull`, `SpillFailed`; what was moved
     until then has moved.
     """
-    if budget.folder is None:
+    if budget.home is None:
         return
     arranged = list(circuit.arrangements.values())
     total = sum(each.nbytes for each in arranged) or 1
     for each in arranged:
         # Each gets of the whole what it takes of it.
-        each.spill(budget.folder, budget.state * each.nbytes // total if share is None else share, budget.piece)
+        each.spill(budget.home, budget.state * each.nbytes // total if share is None else share, budget.piece)
     for batcher in batchers.values():
         if batcher.nbytes > budget.pending:
-            batcher.spill(budget.folder, budget.pending // 2, budget.lot)
+            batcher.spill(budget.home, budget.pending // 2, budget.lot)
 
 
 @contextmanager

@@ -16,15 +16,23 @@ ddflow.errors.ConcurrentUse: read: another call is using this engine; give every
 from __future__ import annotations
 
 import threading
+from types import TracebackType
+from typing import Final
 
-from ddflow.errors import ConcurrentUse, EngineClosed
+from ddflow.errors import ConcurrentUse, DdflowError, EngineClosed, OutOfMemory
+
+WHY: Final = {
+    "closed": "it was closed",
+    "interrupted": "a step was interrupted while it changed the state",
+    "failed": "a commit failed, so what the state holds now is known when it is opened again",
+}
 
 
 class Turns:
-    """``state``: "open", "closed" or "interrupted"."""
+    """``state``: "open", or a key of `WHY`.  ``memory``: words an error for memory that a call cannot have."""
 
     def __init__(self) -> None:
-        self._lock, self.state = threading.Lock(), "open"
+        self._lock, self.state, self.memory = threading.Lock(), "open", Memory(self)
 
     def alone(self, what: str) -> Turns:
         """The turn, taken, whatever the state.  Raises `ConcurrentUse`."""
@@ -37,8 +45,7 @@ class Turns:
         self.alone(what)
         if self.state != "open":
             self._lock.release()
-            why = "it was closed" if self.state == "closed" else "a step was interrupted while it changed the state"
-            raise EngineClosed(what, why, "open a new engine")
+            raise EngineClosed(what, WHY[self.state], "open a new engine")
         return self
 
     def __enter__(self) -> None:
@@ -46,3 +53,21 @@ class Turns:
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
+
+
+class Memory:
+    """Around what a call does: memory that cannot be had is an error of ours, which says what has become of it."""
+
+    def __init__(self, turns: Turns) -> None:
+        self.turns = turns
+
+    def __enter__(self) -> None:
+        """Nothing to begin."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if isinstance(error, MemoryError) and not isinstance(error, DdflowError):
+            whole = (
+                "nothing was changed" if self.turns.state == "open" else "the engine goes no further: open a new one"
+            )
+            raise OutOfMemory("a call", str(error).strip() or "no more memory could be had",
+                              f"give it smaller steps, or a budget with memory=; {whole}") from error  # fmt: skip

@@ -140,7 +140,7 @@ def _beneath() -> Iterator[str]:
     text = flow.upserts("text", {"key": pa.string(), "at": pa.int64()}, dd.Upsert("key", "at"))
     flow.output("text", text)
     flow.output("numbers", flow.upserts("numbers", {"key": pa.int64(), "value": pa.int64()}, dd.Upsert("key")))
-    with tempfile.TemporaryDirectory() as place, flow.open(4 * LEAST, spill=place, threads=2) as engine:
+    with tempfile.TemporaryDirectory() as place, flow.open(memory=4 * LEAST, spill=place, threads=2) as engine:
         for time in range(3):
             key = np.arange(time * 100, time * 100 + 20_000)
             names = pa.array(key).cast(pa.string())

@@ -118,7 +118,7 @@ WATCHED: list[tuple[Any, str, Callable[..., list[str]]]] = [
     (TableWriter, "finish", lambda *_: ["a table that was mapped"]),
     (Batcher, "spill", lambda _, waiting, *__: ["pending events that were spilled"] if waiting.mapped else []),
     (Crew, "each", lambda _, __, ___, spans: ["work shared by threads"] if len(spans) > 1 else []),
-    (Intake, "admit", lambda _, __, ___, ____, _____, before: ["an input taken in portions"] if before else []),
+    (Intake, "admit", lambda _, __, ___, ____, _____, before, *______: ["an input taken in portions"] if before else []),
 ]
 """Whose calls are watched, and what each call tells of, by its result and its arguments."""
 
@@ -135,7 +135,7 @@ def tighten(engine: Engine, share: int = 0, rows: int = 3) -> None:
 
 def spill(engine: Engine, rest: int) -> None:
     """Move what the engine holds to files, down to ``rest`` thousandths of it: 0 is all, 1000 just begins a flush."""
-    folder = engine.budget.folder
+    folder = engine.budget.home
     assert folder is not None
     if not rest:
         make_room(engine.budget, engine.circuit, engine.batchers, share=0)

@@ -41,7 +41,7 @@ from ddflow.identity import Ints, Narrow, Words
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Held
 from ddflow.rows import Rows, Sources, gather
-from ddflow.store.folder import Folder
+from ddflow.store.filing import Filing
 
 FAN = 4
 """How many runs of about one size are merged beneath: each is one more place to search."""
@@ -143,12 +143,14 @@ class Arrangement:
 
     def _put(self, change: Change) -> Part:
         batch, value, last, place, built, _, _ = change
+        if self.slots.lasting and batch.mapped is None:
+            batch = replace(batch, value=value)  # for the file that a commit will write
         part = self.slots.put(batch)
         if batch.mapped is None:
             self.index.write(place, built, last, batch.high, batch.low, value, batch.live, batch.order, part.slot)
         return part
 
-    def shelved(self, change: Change, folder: Folder) -> Change:
+    def shelved(self, change: Change, filing: Filing) -> Change:
         """The same change in files, to go beneath at once; `spill` with no share must have come before the step.
 
         O(versions).  Raises `SpillFull`, `SpillFailed`.
@@ -157,14 +159,14 @@ class Arrangement:
         if not len(change.batch):
             return change
         self.index.keep_deletions()
-        return change._replace(batch=spilled(replace(change.batch, value=change.value), folder))
+        return change._replace(batch=spilled(replace(change.batch, value=change.value), filing))
 
     def _written_upper(self) -> int:
         """The time from which on nothing was written yet: where the next run's description begins."""
         uppers = (self.spine.upper, self.beneath.upper)
         return next((upper for upper in uppers if upper is not None), NEVER)
 
-    def spill(self, folder: Folder, share: int, scratch: int = 1 << 26) -> None:
+    def spill(self, filing: Filing, share: int, scratch: int = 1 << 26) -> None:
         """Move what is in memory beneath, as far as ``share`` asks for, and go on with merges there.
 
         ``share``: bytes that it may take in memory.  ``scratch``: bytes that a piece of a merge may take beside.
@@ -178,7 +180,7 @@ class Arrangement:
             (self.slots.resident + self.slots.mapped) // max(self.spine.versions + self.beneath.versions, 1), 32
         )
         self.piece = self.spine.most = self.beneath.most = max(scratch // (4 * width + 128), 4096)
-        target = partial(spilled, folder=folder)
+        target = partial(spilled, filing=filing)
         paid = self.written - self._paid_beneath
         settled = self.latest <= self.since
         self._flush(None if self.nbytes > share else paid)

@@ -131,6 +131,11 @@ class Index:
             self._rebuild(self.capacity)
             self.keeps = True
 
+    def reserve(self, keys: int) -> None:
+        """Make room for so many keys at once.  O(keys)."""
+        if int(keys / LOAD) > self.capacity:
+            self._rebuild(int(keys / LOAD))
+
     def _make_room(self, more: int) -> None:
         need = int((self.used + more) / LOAD)
         if need > self.capacity:

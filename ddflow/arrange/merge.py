@@ -156,7 +156,7 @@ class Merge:
             else:
                 picked = by_sorting(slots, parts, since, self.whole and not keeps, index)
             self._verify(parts, slots)
-            batch = picked.batch(slots, target is not None) if picked.references.size else None
+            batch = picked.batch(slots, target is not None or slots.lasting) if picked.references.size else None
             if target is not None and batch is not None:
                 batch = target(batch)
         except BaseException:
@@ -184,8 +184,9 @@ class Merge:
         """Check the bytes of the files that are let go now, so that a flipped bit is found and not carried on."""
         for part in parts:
             batch = slots[part.slot]
-            if batch.mapped is not None and part.end == len(batch):
-                batch.mapped.verify()
+            file = batch.mapped or slots.files.get(part.slot)
+            if file is not None and part.end == len(batch):
+                file.verify()
 
     def _until(self, rows: int, slots: Slots) -> int:
         """The greatest identity of the next piece, of about ``rows`` versions: its share of the largest input."""

@@ -16,14 +16,15 @@ must stay good while a run is half eaten; so parts remember where they now begin
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from ddflow.arrange.batch import Batch
 from ddflow.frontier import Description
-from ddflow.identity import Flags, Ints
+from ddflow.identity import NONE, Flags, Ints
 from ddflow.kernels.gather import SLOT
 from ddflow.rows import Sources
 
@@ -42,7 +43,10 @@ class Part(NamedTuple):
 
 
 class Slots:
-    """The batches of an arrangement by number; 0 is left to the events of the step at hand."""
+    """The batches of an arrangement by number; 0 is left to the events of the step at hand.
+
+    ``lasting``: whether commits write them to files.  ``files``: by number, those of resident ones that were written.
+    """
 
     def __init__(self, schema: pa.Schema) -> None:
         self.held: list[Batch | None] = [None]
@@ -50,6 +54,8 @@ class Slots:
         self.sources = Sources(schema)
         self.sources.put(0, None)
         self.resident = self.mapped = 0
+        self.lasting = False
+        self.files: dict[int, Any] = {}
 
     def __getitem__(self, slot: int) -> Batch:
         batch = self.held[slot]
@@ -80,8 +86,21 @@ class Slots:
         self.held[slot] = None
         self.sources.put(slot, None)
         self.free.append(slot)
-        if batch.mapped is not None:
-            batch.mapped.drop()
+        file = self.files.pop(slot, batch.mapped)
+        if file is not None:
+            file.drop()
+
+    def wrote(self, slot: int, file: Any) -> None:
+        """Note that a resident batch is in a file, too; the index holds the hashes of its values."""
+        self.files[slot] = file
+        self.swap(slot, replace(self[slot], value=NONE))
+
+    def swap(self, slot: int, batch: Batch) -> None:
+        """Put a batch of the same versions, row by row, in the place of a slot's.  O(columns)."""
+        self._weigh(self[slot], -1)
+        self.held[slot] = batch
+        self.sources.put(slot, batch.rows)
+        self._weigh(batch, 1)
 
     def _weigh(self, batch: Batch, sign: int) -> None:
         if batch.mapped is None:

@@ -6,6 +6,7 @@ uniform, so a look-up interpolates, three cache lines a key; and a split-block B
 file of its own, keeps most keys that are not there from touching it.  It does not decide what is spilled, or when.
 
 >>> import tempfile
+>>> from ddflow.store.folder import Folder
 >>> with tempfile.TemporaryDirectory() as place, Folder.open(place) as folder:
 ...     batch = Batch.of([4, 9], [1, 2], [True, True], pa.table({"k": ["a", "b"]}))
 ...     there = spilled(batch, folder)
@@ -16,18 +17,23 @@ file of its own, keeps most keys that are not there from touching it.  It does n
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from ddflow.arrange.batch import Batch
+from ddflow.arrange.filed import Layout, filed, unfiled
+from ddflow.errors import CorruptState
 from ddflow.identity import Ints, Narrow, Words
 from ddflow.kernels.bloom import BLOCK, blocks_for, fill, sift
 from ddflow.kernels.search import search
-from ddflow.rows import Rows, plainly
-from ddflow.store.folder import Folder
-from ddflow.store.mapped import Mapped
+from ddflow.rows import plainly
+from ddflow.store.filing import Filed, Filing
+
+WORDS: Final = "words"
+"""The column of a sieve's file."""
 
 
 class Sieve(NamedTuple):
@@ -40,70 +46,65 @@ class Sieve(NamedTuple):
     @classmethod
     def over(cls, high: Words, low: Words) -> Sieve:
         """Of sorted identities.  O(n)."""
-        base, reach = int(high[0]), int(high[-1]) - int(high[0])
+        base, shift, size = cls.room(int(high[0]), int(high[-1]), high.size)
+        words = np.zeros(size, np.uint64)
+        fill(high, low, base, shift, words)
+        return cls(base, shift, words)
+
+    @classmethod
+    def of(cls, batch: Batch, words: pa.RecordBatch) -> Sieve:
+        """The one over a batch's identities whose words were written.  Raises `CorruptState` where they are not its."""
+        over = cls.room(int(batch.high[0]), int(batch.high[-1]), len(batch))
+        column = words.column(0)
+        if len(column) != over[2]:
+            raise CorruptState("the sieve of a batch", f"it has {len(column)} words, not {over[2]}", "replay the log")
+        kept = plainly(np.frombuffer(column.buffers()[1], np.uint64, len(column), column.offset * 8))
+        return cls(over[0], over[1], kept)
+
+    @staticmethod
+    def room(first: int, last: int, n: int) -> tuple[np.uint64, np.uint64, int]:
+        """Base, shift, and how many words, for n identities from ``first`` to ``last``."""
+        reach = last - first
         shift = 64 - max(reach.bit_length(), 1)
         # Part of the shifted range may be empty: as many more blocks keep ten bits for each key.
-        blocks = -(-blocks_for(high.size) * 2**64 // ((reach + 1) << shift))
-        words = np.zeros(BLOCK * blocks, np.uint64)
-        fill(high, low, np.uint64(base), np.uint64(shift), words)
-        return cls(np.uint64(base), np.uint64(shift), words)
+        blocks = -(-blocks_for(n) * 2**64 // ((reach + 1) << shift))
+        return np.uint64(first), np.uint64(shift), BLOCK * blocks
 
 
 class Files:
-    """The files of one batch: its columns, and its sieve."""
+    """The files of one batch: its columns, and its sieve.  ``layout``: what the columns are."""
 
-    def __init__(self, columns: Mapped, words: Mapped, sieve: Sieve) -> None:
-        self._files = (columns, words)
-        self.sieve, self.nbytes = sieve, columns.nbytes + words.nbytes
+    def __init__(self, columns: Filed, layout: Layout, words: Filed, sieve: Sieve) -> None:
+        self.columns, self.layout, self.words, self.sieve = columns, layout, words, sieve
+        self.nbytes = columns.nbytes + words.nbytes
 
     def drop(self) -> None:
-        """Unlink them; what refers to their bytes stays valid."""
-        for file in self._files:
-            file.drop()
+        """Let them go; what refers to their bytes stays valid."""
+        self.columns.drop()
+        self.words.drop()
 
     def verify(self) -> None:
         """Compare the bytes with their checksums.  O(bytes).  Raises `CorruptState`."""
-        for file in self._files:
-            file.verify()
+        self.columns.verify()
+        self.words.verify()
 
 
-def spilled(batch: Batch, folder: Folder) -> Batch:
-    """The same batch in files.  O(bytes).  Raises `SpillFull`, `SpillFailed`; no file is left then."""
-    own: dict[str, Any] = {
-        "high": batch.high,
-        "low": batch.low,
-        "time": batch.time,
-        "live": batch.live,
-        "value": batch.value,
-    }
-    kept = {name: column for name, column in own.items() if column.size and all(column.strides)}
-    arrays = [pa.array(column) for column in kept.values()]
-    width = batch.order.shape[1]
-    if width:
-        arrays.append(pa.FixedSizeListArray.from_arrays(pa.array(batch.order.reshape(-1)), width))
-    payload = batch.rows.table
-    fields = [pa.field("", array.type) for array in arrays]
-    arrays += batch.rows.columns
-    columns = folder.write(pa.RecordBatch.from_arrays(arrays, schema=pa.schema([*fields, *payload.schema])))
+def spilled(batch: Batch, filing: Filing) -> Batch:
+    """The same batch in files.  O(bytes).  Raises what the place raises; no file is left then."""
+    record, layout = filed(batch)
+    columns = filing.write(record)
     try:
-        sieve = Sieve.over(batch.high, batch.low)
-        words = folder.write(pa.RecordBatch.from_arrays([pa.array(sieve.words)], ["words"]))
+        return sifted(columns, layout, filing)
     except BaseException:
         columns.drop()
         raise
-    there = columns.batch
-    mine = {name: _numbers(there.column(i), own[name].dtype) for i, name in enumerate(kept)}
-    order = batch.order
-    if width:
-        order = _numbers(there.column(len(kept)).values, np.dtype(np.int64)).reshape(-1, width)
-    rows = pa.RecordBatch.from_arrays(there.columns[len(fields) :], schema=payload.schema)
-    sieve = sieve._replace(words=_numbers(words.batch.column(0), np.dtype(np.uint64)))
-    return Batch(**(own | mine), order=order, rows=Rows(rows), mapped=Files(columns, words, sieve))
 
 
-def _numbers(column: pa.Array, kind: Any) -> Any:
-    """A column's values where they lie."""
-    return plainly(np.frombuffer(column.buffers()[1], kind, len(column), column.offset * kind.itemsize))
+def sifted(columns: Filed, layout: Layout, filing: Filing) -> Batch:
+    """A batch that is in a file already, with a sieve in another.  O(n).  Raises what the place raises."""
+    batch = unfiled(columns.batch, layout)
+    words = filing.write(pa.RecordBatch.from_arrays([pa.array(Sieve.over(batch.high, batch.low).words)], [WORDS]))
+    return replace(batch, mapped=Files(columns, layout, words, Sieve.of(batch, words.batch)))
 
 
 def find(batch: Batch, begin: int, high: Words, low: Words, starts: Narrow, wanted: Ints) -> tuple[Ints, Ints]:

@@ -23,7 +23,7 @@ from ddflow.batcher.lots import lots, rows_of
 from ddflow.batcher.run import Run
 from ddflow.batcher.runs import LARGE, Runs, to_spill
 from ddflow.batcher.sealed import Sealed, joined
-from ddflow.store.folder import Folder
+from ddflow.store.filing import Filing
 
 PIECE: Final = 1 << 16
 """Events that `Batcher.released` hands out at a time, at most."""
@@ -105,7 +105,7 @@ class Batcher:
         self.pending -= number
         return number
 
-    def spill(self, folder: Folder, at_most: int, lot: int = LARGE) -> None:
+    def spill(self, filing: Filing, at_most: int, lot: int = LARGE) -> None:
         """Write runs to files until at most so many bytes are resident; they are then mapped.  O(bytes written).
 
         Those that wait longest go first, joined and cut by time into files of about ``lot`` bytes, 8 MB at most, which
@@ -119,7 +119,7 @@ class Batcher:
         written: list[Run] = []
         try:
             for sealed in lots(chosen, rows_of(chosen, lot)):
-                written.append(Run.spilled(folder, sealed))
+                written.append(Run.spilled(filing, sealed))
                 del sealed  # before the next takes memory
         except BaseException:
             for run in written:

@@ -22,8 +22,7 @@ from typing import Final
 import pyarrow as pa
 
 from ddflow.batcher.sealed import Sealed
-from ddflow.store.folder import Folder
-from ddflow.store.mapped import Mapped
+from ddflow.store.filing import Filed, Filing
 
 SMALL: Final = 1 << 16
 """Bytes that are not worth a closer look: to count them exactly, or to copy them."""
@@ -33,13 +32,16 @@ class Run:
     """Events [begin, n) of ``sealed`` wait; ``begin`` < n.
 
     ``held``: bytes of memory it holds, 0 when spilled.  ``file``: where it is spilled to.  ``final``: whether it is not
-    to be merged any more.  ``least``, ``greatest``: the times of the first and the last that wait.
+    to be merged any more.  ``least``, ``greatest``: the times of the first and the last that wait.  ``stored``: the
+    file that a commit wrote all of ``sealed`` to.
     """
 
-    __slots__ = ("begin", "file", "final", "greatest", "held", "least", "sealed")
+    __slots__ = ("begin", "file", "final", "greatest", "held", "least", "sealed", "stored")
 
-    def __init__(self, sealed: Sealed, begin: int, held: int, file: Mapped | None, final: bool) -> None:
+    def __init__(self, sealed: Sealed, begin: int, held: int, file: Filed | None, final: bool,
+                 stored: Filed | None = None) -> None:  # fmt: skip
         self.sealed, self.begin, self.held, self.file, self.final = sealed, begin, held, file, final
+        self.stored = file if stored is None else stored
         self.least, self.greatest = int(sealed.times[begin]), int(sealed.times[-1])
 
     @classmethod
@@ -57,15 +59,10 @@ class Run:
         return cls.resident(sealed.copied(), final) if run.wasteful else run
 
     @classmethod
-    def spilled(cls, folder: Folder, sealed: Sealed) -> Run:
-        """Events written to a file, which is final.  O(bytes).  Raises `SpillFull`, `SpillFailed`; no file is left."""
-        own = [sealed.times, sealed.arrival, *([] if sealed.original is sealed.times else [sealed.original])]
-        columns = [*map(pa.array, own), *sealed.events.columns]
-        file = folder.write(pa.RecordBatch.from_arrays(columns, names=[str(i) for i in range(len(columns))]))
-        mapped = file.batch.columns
-        times, arrival, *other = (column.to_numpy() for column in mapped[: len(own)])
-        events = pa.RecordBatch.from_arrays(mapped[len(own) :], schema=sealed.events.schema)
-        return cls(Sealed(events, times, other[0] if other else times, arrival), 0, 0, file, True)
+    def spilled(cls, filing: Filing, sealed: Sealed) -> Run:
+        """Events written to a file, which is final.  O(bytes).  Raises what the place does; no file is left then."""
+        file = filing.write(filed(sealed))
+        return cls(unfiled(file.batch, sealed.original is not sealed.times), 0, 0, file, True)
 
     def __len__(self) -> int:
         return int(self.sealed.times.size) - self.begin
@@ -88,7 +85,9 @@ class Run:
 
     def after(self, end: int) -> Run | None:
         """The run without the events before place ``end``; None when that is all."""
-        return Run(self.sealed, end, self.held, self.file, self.final) if end < self.sealed.times.size else None
+        if end >= self.sealed.times.size:
+            return None
+        return Run(self.sealed, end, self.held, self.file, self.final, self.stored)
 
     @property
     def size(self) -> int:
@@ -107,3 +106,22 @@ class Run:
         """The events before place ``end``, so many at a time, without a copy."""
         for begin in range(self.begin, end, rows):
             yield self.sealed.cut(begin, min(begin + rows, end))
+
+
+def filed(sealed: Sealed) -> pa.RecordBatch:
+    """Events as the columns of a file: their bookkeeping, then their own.  O(columns)."""
+    own = {"_time": sealed.times, "_arrival": sealed.arrival}
+    if sealed.original is not sealed.times:
+        own["_original"] = sealed.original
+    columns = [*map(pa.array, own.values()), *sealed.events.columns]
+    fields = [pa.field(name, pa.int64()) for name in own]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*fields, *sealed.events.schema]))
+
+
+def unfiled(record: pa.RecordBatch, advanced: bool) -> Sealed:
+    """The events again, over the same memory.  ``advanced``: whether they have times of their own.  O(columns)."""
+    own = 2 + advanced
+    times, arrival, *original = (column.to_numpy() for column in record.columns[:own])
+    schema = pa.schema([record.schema.field(i) for i in range(own, record.num_columns)])
+    events = pa.RecordBatch.from_arrays(record.columns[own:], schema=schema)
+    return Sealed(events, times, original[0] if original else times, arrival)

@@ -47,8 +47,8 @@ __all__ = ["Expression", "RowFunction", "Source", "compile"]
 class Expression:
     """A compiled expression: call it with a batch, get an array of ``type`` with a value per row.
 
-    ``text`` is the SQL (None for functions and pyarrow expressions); ``columns`` are those it reads, in order of first
-    mention (None: it may read all).  Calling costs a few microseconds and O(rows) for each operation; it raises
+    ``given`` is what was compiled, ``text`` that when it is SQL (else None); ``columns`` are those it reads, in order
+    of first mention (None: it may read all).  Calling costs a few microseconds and O(rows) an operation; it raises
     ExpressionError where Spark would fail too (overflow, division by zero, text that is no number), naming the first
     row that does, and SchemaMismatch for a batch without a column it reads.
     """
@@ -58,6 +58,7 @@ class Expression:
     type: pa.DataType
     what: str
     _run: RowFunction
+    given: Source
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Array:
         """The values for ``batch``, which has the columns of the schema (others, and their order, do not matter)."""
@@ -91,7 +92,7 @@ def compile(expression: Source, schema: pa.Schema, *, boolean: bool = False, wha
         found = f"it is {type(expression).__name__}"
         raise ExpressionError(asked, found, "give SQL, a pyarrow expression or a function over a RecordBatch")
     _check_boolean(run.type, boolean, asked)
-    return Expression(None, None, run.type, what, run)
+    return Expression(None, None, run.type, what, run, expression)
 
 
 def _sql(text: str, schema: pa.Schema, boolean: bool, what: str) -> Expression:
@@ -111,7 +112,7 @@ def _sql(text: str, schema: pa.Schema, boolean: bool, what: str) -> Expression:
     names = tuple(columns.names)
     run = SqlRun(node, [schema.field(name) for name in names], bare, f"cannot compute {what} {text}")
     _check_boolean(run.type, boolean, asked)
-    return Expression(text, names, run.type, what, run)
+    return Expression(text, names, run.type, what, run, text)
 
 
 def _check_boolean(kind: pa.DataType, boolean: bool, asked: str) -> None:

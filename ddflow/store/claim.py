@@ -32,7 +32,7 @@ from ddflow.errors import DdflowError, EngineClosed, SpillFailed, SpillFull, Spi
 
 LOCK = "ddflow-spill.lock"
 _OURS = re.compile(r"ddflow-[0-9a-f]{16}-[0-9]+\.(?:arrow|part)")
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 _claims: weakref.WeakSet[Claim] = weakref.WeakSet()
 
@@ -182,7 +182,7 @@ def _check_folder(path: str, state: os.stat_result) -> None:
 
 def failure(path: str, error: OSError, what: str, wanted: int) -> DdflowError:
     """What to raise when the disk refuses; ``wanted``: bytes."""
-    kind = SpillFull if error.errno in _NO_ROOM else SpillFailed
+    kind = SpillFull if error.errno in NO_ROOM else SpillFailed
     try:
         state = os.statvfs(path)
         free = f"{state.f_bavail * state.f_frsize:,} bytes are free"
@@ -198,7 +198,7 @@ def _unless_ours(path: str, error: BaseException) -> BaseException:
     """What to raise for an error while a claim begins: ours and interrupts as they are."""
     if isinstance(error, DdflowError) or not isinstance(error, OSError):
         return error
-    return failure(path, error, "open an engine", 1) if error.errno in _NO_ROOM else _refused(path, error)
+    return failure(path, error, "open an engine", 1) if error.errno in NO_ROOM else _refused(path, error)
 
 
 def _refused(given: Any, error: Exception) -> SpillRefused:

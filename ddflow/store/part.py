@@ -60,9 +60,13 @@ class Sink:
                 self.state.update(piece)
                 done = 0
                 while done < piece.nbytes:
-                    done += os.write(self.file, piece[done:])
+                    done += self._take(piece[done:])
             self.size += whole.nbytes
             return whole.nbytes
+
+    def _take(self, piece: memoryview) -> int:
+        """Bytes of a piece that the system took."""
+        return os.write(self.file, piece)
 
     def tell(self) -> int:
         """Bytes so far."""

@@ -1,0 +1,250 @@
+"""An engine's hold on durable state: what its calls did becomes an epoch, published whole, and told again when asked.
+
+Invariant: an epoch is one commit of state and outputs together; a committed epoch that is given again returns what it
+returned, and changes nothing.  Why that is not trivial: whoever feeds the engine may not know whether the epoch he
+gave was committed before one of the two died, so the rows of each call are digested and the outputs kept for as long as
+an epoch may be asked for again; and after a commit that failed nobody knows what the store holds, so the engine goes no
+further until it is opened anew.  What state consists of is ``recovery``'s, what is published the ``ledger``'s.
+
+>>> import ddflow as dd
+>>> from ddflow.store.memory import MemoryStore
+>>> flow = dd.Flow()
+>>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
+>>> with flow.open(MemoryStore()) as engine:
+...     first = engine.step({"people": pa.table({"id": [1]})}, time=5)
+...     again = engine.step({"people": pa.table({"id": [1]})}, time=5)
+...     engine.epoch, again["people"].equals(first["people"])
+(1, True)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from ddflow import recovery
+from ddflow.digests import digest_of
+from ddflow.errors import EpochSkipped, ReplayMismatch
+from ddflow.frontier import NEVER, shown
+from ddflow.identity import Secret
+from ddflow.ledger import Ledger, newest
+from ddflow.planned import describe, fingerprint
+from ddflow.reopening import Change, compare
+from ddflow.step import Step
+from ddflow.store.manifest import Call, Output, Receipt
+from ddflow.store.opening import open_store
+from ddflow.store.outputs import OutputFolder
+from ddflow.store.record import Record
+from ddflow.store.vault import Vault
+
+if TYPE_CHECKING:
+    from ddflow.engine import Engine
+    from ddflow.flow import Flow
+    from ddflow.options import Options
+
+PARQUET: Final = ".parquet"
+KEPT: Final = 8
+"""How many epochs can be given again."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A call as it was made: ``kind``: step, push or advance_to.  ``time``: of the step, or the frontier asked for."""
+
+    kind: str
+    time: int
+
+    def __str__(self) -> str:
+        return self.kind if self.kind == "push" else f"{self.kind} at {shown(self.time)}"
+
+
+class Durable:
+    """``ledger``, ``vault``: of the store.  ``folder``: where outputs go, None for the state itself.  ``change``: what
+    the plan has that the state's had not."""
+
+    def __init__(self, ledger: Ledger, plan: Mapping[str, Any], change: Change, folder: OutputFolder | None,
+                 autocommit: bool) -> None:  # fmt: skip
+        self.ledger, self.plan, self.change, self.folder, self.autocommit = ledger, plan, change, folder, autocommit
+        self.vault = Vault(ledger.store)
+        self.calls: list[tuple[Call, dict[str, pa.Table]]] = []
+        """Made since the last commit, with their outputs."""
+        self._told: tuple[int, int] = (-1, 0)
+        """The epoch that is being given again, and how many of its calls were."""
+
+    @classmethod
+    def open(cls, flow: Flow, options: Options) -> Durable:
+        """Take hold of the state that ``options`` name, or make a new one there.
+
+        Raises `CorruptState`, `PlanChanged`, and what the store raises.
+        """
+        plan, folder = describe(flow), None
+        store = open_store(options.state, trust=options.trust)
+        try:
+            if options.outputs is not None:
+                folder = OutputFolder(options.outputs, store.nonce)
+                for name, node in flow.outputs.items():
+                    folder.check(name, node.schema)
+            manifest = newest(store)
+            if manifest is None:
+                ledger = Ledger.create(store, plan, fingerprint(plan), options.secret or Secret.fresh(),
+                                       None if folder is None else folder.path, options.grace)  # fmt: skip
+            else:
+                ledger = Ledger(store, manifest, set(), options.grace)
+            change = compare(ledger.manifest.plan, flow, store.where)
+        except BaseException:
+            store.close()
+            raise
+        return cls(ledger, plan, change, folder, options.autocommit)
+
+    def close(self) -> None:
+        """Let go of the store; what was not committed is gone.  Twice is harmless."""
+        self.ledger.store.close()
+
+    @property
+    def epoch(self) -> int:
+        """The last one that was committed."""
+        return self.ledger.manifest.epoch
+
+    @property
+    def secret(self) -> Secret:
+        """The state's."""
+        return Secret(*self.ledger.manifest.secret)
+
+    def recover(self, engine: Engine) -> dict[str, pa.Table]:
+        """Fill a new engine with the state; what its new outputs owe, by name.  O(bytes of the state).
+
+        Raises `CorruptState`, naming the file.
+        """
+        manifest = self.ledger.manifest
+        for arranged in engine.circuit.arrangements.values():
+            arranged.slots.lasting = True
+        engine.frontier, engine.last, engine.since = manifest.frontier, manifest.last, manifest.since
+        names = {blob.name for blob in manifest.outputs() if not blob.name.endswith(PARQUET)}
+        for part in manifest.partitions:
+            whole = self.ledger.store.map(part)
+            names.add(part.name)
+            record = Record.parse(whole.to_pybytes(), f"the file {part.name} of {self.ledger.store.where}")
+            names |= files_named(record.given)
+            recovery.fill(engine, record, self.vault, engine.budget.memory is None)
+        self.vault.named |= names
+        self.ledger.names = names
+        self._show(manifest.receipts)
+        if manifest.last == NEVER:
+            return {}
+        return {name: recovery.contents(engine, name) for name in self.change.outputs}
+
+    def replayed(self, asked: Asked, epoch: int | None, inputs: Mapping[str, Any], engine: Engine) -> Step | None:
+        """What a committed epoch's call returned, when this is one; None when it is new.
+
+        O(rows) for their digest.  Raises `ReplayMismatch`, `EpochSkipped`, and `Fenced` when it is not ours to go on.
+        """
+        if epoch is None:
+            if asked.kind != "step" or self.calls or asked.time > self.ledger.manifest.last:
+                self.ledger.check_newest()
+                return None
+            receipts = self.ledger.manifest.receipts
+            found = next(((call, r.epoch) for r in receipts for call in r.calls if call.time == asked.time), None)
+            return None if found is None else self._again(*found, asked, inputs, engine)
+        if epoch == self.epoch + 1:
+            self.ledger.check_newest()
+            return None
+        receipt = next((each for each in self.ledger.manifest.receipts if each.epoch == epoch), None)
+        if receipt is None or self.calls:
+            kept = [each.epoch for each in self.ledger.manifest.receipts]
+            raise EpochSkipped(f"{asked} of epoch {epoch}", f"the last one committed is {self.epoch}, and the outputs "
+                               f"of {kept} are kept", f"give epoch {self.epoch + 1}")  # fmt: skip
+        at = self._told[1] if self._told[0] == epoch else 0
+        if at >= len(receipt.calls):
+            raise ReplayMismatch(f"{asked} of epoch {epoch}", f"it was committed with {len(receipt.calls)} calls",
+                                 f"give those again, or epoch {self.epoch + 1}")  # fmt: skip
+        step = self._again(receipt.calls[at], epoch, asked, inputs, engine)
+        self._told = (epoch, at + 1)
+        return step
+
+    def _again(self, call: Call, epoch: int, asked: Asked, inputs: Mapping[str, Any], engine: Engine) -> Step:
+        digest = digest_of(asked.kind, asked.time, inputs, engine.intakes, engine.secret)
+        if (call.kind, call.time, call.digest) != (asked.kind, asked.time, digest):
+            raise ReplayMismatch(f"{asked}", f"it was committed as {Asked(call.kind, call.time)} of rows with digest "
+                                 f"{call.digest}, these have {digest}",
+                                 "give the same rows again, or go on with the next epoch")  # fmt: skip
+        tables = {name: self._table(name, output, epoch, engine) for name, output in call.outputs.items()}
+        return engine.told(tables, call.counts, call.frontier)
+
+    def _table(self, name: str, output: Output, epoch: int, engine: Engine) -> pa.Table:
+        schema = engine.output_schema(name)
+        if output.blob.name.endswith(PARQUET):
+            folder = self.folder or OutputFolder(str(self.ledger.manifest.folder), self.ledger.store.nonce)
+            return folder.read(name, epoch, output.blob, schema)
+        return self.vault.table(output.blob, schema, output.rows)
+
+    def record(self, asked: Asked, digest: str, step: Step) -> None:
+        """Note a call that was made, for the commit to come."""
+        counts = {name: n for name, n in step.verdicts.counts.items() if n}
+        tables = {name: table for name, table in step.items() if table.num_rows}
+        self.calls.append((Call(asked.kind, asked.time, digest, step.frontier, counts, {}), tables))
+
+    def commit(self, engine: Engine) -> int:
+        """Publish the calls since the last commit as one epoch; its number.  O(what changed).
+
+        Raises `Fenced`, `StorageFull`, `StorageFailed`, `OutcomeUnknown`.
+        """
+        if not self.calls:
+            return self.epoch
+        epoch = self.epoch + 1
+        calls = tuple(call._replace(outputs={name: self._put(name, table) for name, table in tables.items()})
+                      for call, tables in self.calls)  # fmt: skip
+        receipts = (*self.ledger.manifest.receipts[1 - KEPT :], Receipt(epoch, calls))
+        self.publish(engine, epoch, receipts, f"commit of {', '.join(sorted({call.kind for call in calls}))}")
+        self.calls = []
+        self._show(receipts[-1:])
+        self.ledger.sweep()
+        return epoch
+
+    def publish(self, engine: Engine, epoch: int, receipts: tuple[Receipt, ...], note: str) -> None:
+        """Write what is in no file yet, and publish the engine's state as the next manifest.  As `commit`."""
+        manifest, store = self.ledger.manifest, self.ledger.store
+        data = json.dumps(recovery.take(engine, self.vault), separators=(",", ":")).encode()
+        part = store.put("json", lambda sink: sink.write(data))
+        new = replace(
+            manifest, epoch=epoch, plan=self.plan, fingerprint=fingerprint(self.plan), frontier=engine.frontier,
+            last=engine.last, since=engine.since, receipts=receipts,
+            folder=manifest.folder if self.folder is None else self.folder.path,
+        )  # fmt: skip
+        names = files_named(json.loads(data)) | {b.name for b in new.outputs() if not b.name.endswith(PARQUET)}
+        # From here on it may happen, whatever we are told.
+        self.vault.named |= names | {part.name}
+        if self.folder is not None:
+            self.folder.sync()
+        self.ledger.commit(new, (part,), names, note)
+
+    def _show(self, receipts: Sequence[Receipt]) -> None:
+        """Let the output files of committed epochs be seen."""
+        for receipt in receipts:
+            for call in receipt.calls:
+                for name, output in call.outputs.items():
+                    if self.folder is not None and output.blob.name.endswith(PARQUET):
+                        self.folder.show(name, receipt.epoch, output.blob)
+
+    def _put(self, name: str, table: pa.Table) -> Output:
+        """Write what an output gained to a file."""
+        if self.folder is not None:
+            return Output(self.folder.put(name, table), table.num_rows)
+        return Output(self.vault.put(table.to_batches(), table.schema), table.num_rows)
+
+
+def files_named(value: Any) -> set[str]:
+    """The names of all files in an inventory.  O(inventory)."""
+    if isinstance(value, dict):
+        return set[str]().union(*map(files_named, value.values()))
+    if not isinstance(value, list):
+        return set()
+    if [type(each) for each in value] == [str, int, str]:
+        return {value[0]}
+    return set[str]().union(*map(files_named, value))
+
+
+__all__ = ["Asked", "Durable", "files_named"]

@@ -1,0 +1,99 @@
+"""Formulas of a plan as JSON: SQL by its text; functions and pyarrow expressions by a name, with a digest beside it.
+
+Invariant: within one plan a name stands for one formula.  Why that is not trivial: every lambda of a module has the
+same name, and Arrow's text of an expression leaves out what is long; so each such formula is kept to be compared with
+the next of its name.  A digest tells of a change of code under the same name, but only to whoever has the same Python
+(or pyarrow): who made it stands beside it.  It does not see what a function calls, nor objects that it holds.
+
+>>> one, other = (lambda batch: batch.column("a")), (lambda batch: batch.column("b"))
+>>> digest_of(one) == digest_of(other), digest_of(one) == digest_of(lambda rows: rows.column("a"))
+(False, True)
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import CodeType, MethodType
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from ddflow.errors import SpecError
+
+if TYPE_CHECKING:
+    from ddflow.expressions import Expression
+
+
+def digest(given: Any) -> str:
+    """32 hex digits of JSON, equal for equal values: xxh3-128 of its one canonical text.  O(values)."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(given, sort_keys=True, separators=(",", ":")).encode())
+
+
+class Formulas:
+    """Those of one plan.  ``digests``: by kind and name, who made the digest, and the digest."""
+
+    def __init__(self) -> None:
+        self.digests: dict[str, list[str]] = {}
+        self._given: dict[str, Any] = {}
+
+    def add(self, expression: Expression) -> dict[str, str]:
+        """The formula as JSON: its SQL, or its name, and its type.
+
+        O(text).  Raises `SpecError` when another formula has the name.
+        """
+        kind = {"type": str(expression.type)}
+        if expression.text is not None:
+            return {"sql": expression.text} | kind
+        given = expression.given
+        if isinstance(given, pc.Expression):
+            found = [f"pyarrow {pa.__version__}", xxhash.xxh3_128_hexdigest(given.__reduce__()[1][0])]
+            return {"arrow": self._known("arrow", str(given), found, found)} | kind
+        home = getattr(given, "__module__", None) or type(given).__module__
+        name = f"{home}.{getattr(given, '__qualname__', type(given).__qualname__)}"
+        same = (given.__func__, id(given.__self__)) if isinstance(given, MethodType) else id(given)
+        found = [str(sys.implementation.cache_tag), digest_of(given)]
+        return {"python": self._known("python", name, found, same)} | kind
+
+    def _known(self, kind: str, name: str, found: list[str], same: Any) -> str:
+        if self._given.setdefault(f"{kind} {name}", same) != same:
+            raise SpecError("write a plan as JSON", f"two different formulas are both called {name}",
+                            "give functions names of their own with def, or write them as SQL")  # fmt: skip
+        self.digests[f"{kind} {name}"] = found
+        return name
+
+
+def digest_of(function: Any) -> str:
+    """32 hex digits of what a function does, as far as it can be seen: its code, and the plain values it was made with.
+
+    O(code).  Of a callable object nothing is seen.
+    """
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return digest(None)
+    cells = [_content(cell) for cell in getattr(function, "__closure__", None) or ()]
+    return digest([_code(code), [_value(each) for each in (*(getattr(function, "__defaults__", None) or ()), *cells)]])
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a name that is not bound yet
+        return None
+
+
+def _code(code: CodeType) -> Any:
+    return [code.co_code.hex(), list(code.co_names), [_value(each) for each in code.co_consts]]
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, CodeType):
+        return _code(value)
+    if isinstance(value, tuple):
+        return [_value(each) for each in value]
+    if isinstance(value, frozenset):  # whose order differs from process to process
+        return sorted(json.dumps(_value(each)) for each in value)
+    plain = isinstance(value, int | float | complex | str | bytes | None)
+    return repr(value) if plain else type(value).__qualname__

@@ -1,0 +1,112 @@
+"""The ledger of a state: its manifests, one after the other, and what may be deleted after each.
+
+Invariant: a commit publishes the manifest with the next number or nothing, and whoever is not the one who published the
+newest is `Fenced` and never writes again.  Why that is not trivial: every file must be durable before the manifest that
+names it, and a file may be deleted only when no manifest that is kept names it: a manifest goes first, then what it
+alone named.  Manifests are kept for ``grace`` seconds after their successor, so that readers who are opening files find
+them; the two newest are always kept.  A ledger does not know what partitions hold, but for which files they name.
+
+>>> from ddflow.store.memory import MemoryStore
+>>> store = MemoryStore()
+>>> ledger = Ledger.create(store, {}, "0" * 32, Secret(1, 2))
+>>> part = store.put("json", lambda sink: sink.write(b"{}"))
+>>> ledger.commit(ledger.manifest, (part,), set(), note="an example").epoch
+0
+>>> Ledger(store, newest(store), set()).number, ledger.number
+(1, 1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from time import monotonic, time
+from typing import Any, Final
+
+from ddflow.errors import DdflowError, Fenced
+from ddflow.frontier import NEVER
+from ddflow.identity import Secret
+from ddflow.store.blob import Blob, Store
+from ddflow.store.manifest import Manifest, newest
+
+__all__ = ["Ledger", "newest"]
+
+GRACE: Final = 60.0
+"""Seconds for which a manifest, and what it names, outlives its successor."""
+
+
+class Ledger:
+    """``manifest``: the one that this engine's state is.  ``names``: of all files that it names.
+
+    ``grace``: see the header.
+    """
+
+    def __init__(self, store: Store, manifest: Manifest, names: set[str], grace: float = GRACE) -> None:
+        self.store, self.manifest, self.names, self.grace = store, manifest, names, grace
+        self._older: list[tuple[int, float, set[str]]] = []
+        """Manifests that were replaced: their numbers, when, and the files that their successors do not name."""
+
+    @classmethod
+    def create(cls, store: Store, plan: Mapping[str, Any], fingerprint: str, secret: Secret,
+               folder: str | None = None, grace: float = GRACE) -> Ledger:  # fmt: skip
+        """The ledger of a new state: its manifest 0, of which there is one whoever else creates it at the same time.
+
+        Raises what `Store.publish` raises.
+        """
+        first = Manifest(
+            number=0, epoch=0, nonce=store.nonce, written=int(time() * 1000), secret=(secret.k0, secret.k1), plan=plan,
+            fingerprint=fingerprint, frontier=NEVER, last=NEVER, since=NEVER, partitions=(), receipts=(),
+            folder=folder, note="created",
+        )  # fmt: skip
+        if store.publish(0, first.encode()):
+            store.mark(0)
+            return cls(store, first, set(), grace)
+        found = newest(store)
+        assert found is not None, "a manifest was published and is not there"
+        return cls(store, found, set(), grace)
+
+    @property
+    def number(self) -> int:
+        """The number of the manifest."""
+        return self.manifest.number
+
+    def check_newest(self) -> None:
+        """Raise `Fenced` when another writer has committed since.  O(manifests)."""
+        if self.store.published(self.number + 1):
+            raise self._fenced()
+
+    def commit(self, manifest: Manifest, partitions: tuple[Blob, ...], names: set[str], note: str) -> Manifest:
+        """Publish a manifest as the next one; its number, writer and date are set here.  O(files that changed).
+
+        ``names``: of the files that ``partitions`` and the manifest name.  All of them were put before.  Raises
+        `Fenced`, and what `Store.sync` and `Store.publish` raise; after `OutcomeUnknown` it may have happened.
+        """
+        names = names | {blob.name for blob in partitions}
+        self.store.sync()
+        new = replace(manifest, number=self.number + 1, nonce=self.store.nonce, written=int(time() * 1000),
+                      partitions=partitions, note=note)  # fmt: skip
+        if not self.store.publish(new.number, new.encode()):
+            raise self._fenced()
+        self._older.append((self.number, monotonic(), self.names - names))
+        self.manifest, self.names = new, names
+        self.store.mark(new.number)
+        return new
+
+    def sweep(self) -> None:
+        """Delete manifests whose time is over, and then what they alone named.  O(files deleted).
+
+        Never fails: what stays is garbage that a later collection finds.
+        """
+        while len(self._older) > 1 and monotonic() - self._older[0][1] >= self.grace:
+            number, _, gone = self._older.pop(0)
+            try:
+                self.store.expire(number)
+                for name in gone:
+                    self.store.delete(name)
+            except DdflowError:
+                return
+
+    def _fenced(self) -> Fenced:
+        return Fenced(f"write to {self.store.where}",
+                      f"another writer has committed since this engine read manifest {self.number}",
+                      "open the state again: it has what that one wrote; this engine writes no more")  # fmt: skip

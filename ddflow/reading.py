@@ -1,0 +1,136 @@
+"""Reading: what an engine is asked, and what it answers without changing.
+
+Invariant: an answer is of one moment: the engine's last closed time, or one at or after `Reading.since`.  Nothing here
+takes anything in; a reader that is given out holds ``since`` back, which is all that a question can do.  Why it stands
+apart: an engine that takes steps and one that is only read (``snapshot``) answer in the same words.
+
+>>> import pyarrow as pa, ddflow as dd
+>>> flow = dd.Flow()
+>>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
+>>> with flow.open(retain=5) as engine:
+...     for time in (1, 2):
+...         _ = engine.step({"people": pa.table({"id": [time]})}, time)
+...     engine.read("people").num_rows, engine.read("people", as_of=1).num_rows, engine.changes("people", 1, 2).num_rows
+(2, 1, 1)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.batcher import Batcher
+from ddflow.budget import Budget
+from ddflow.circuit import Circuit
+from ddflow.errors import NotReadable, SchemaMismatch
+from ddflow.flow import Collection, Flow
+from ddflow.frontier import CLOSED, NEVER
+from ddflow.history import changes, check_readable
+from ddflow.reader import Holds, Reader
+from ddflow.schema import did_you_mean
+from ddflow.stats import Arranged, Stats
+from ddflow.turns import Turns
+from ddflow.verdicts import Verdicts
+
+if TYPE_CHECKING:
+    from ddflow.proof.why import Story
+
+
+class Reading:
+    """What can be read: ``flow``, ``circuit``, and the times ``frontier``, ``last``, ``since``.
+
+    ``frontier``: the least time that may still come: `NEVER` before the first step, `CLOSED` when none can.  ``last``:
+    the last closed one.  ``since``: reads at it and later are exact.
+    """
+
+    flow: Flow
+    circuit: Circuit
+    budget: Budget
+    batchers: dict[str, Batcher]
+    holds: Holds
+    turns: Turns
+    totals: dict[str, int]
+    frontier: int = NEVER
+    last: int = NEVER
+    since: int = NEVER
+
+    @property
+    def verdicts(self) -> Verdicts:
+        """What became of all events since the state began."""
+        return Verdicts.of(self.totals, self._pending())
+
+    def read(self, name: str, as_of: int | None = None) -> pa.Table:
+        """An output or a source as it is, or was at a time not before `since`: its rows, and ``_diff``, consolidated.
+
+        O(rows of the sources it depends on).  Raises `NotReadable` for an unknown name or a time that cannot be read.
+        """
+        with self.turns.use("read"):
+            node = self._node(name)
+            if as_of is not None:
+                as_of = self._closed(f"read {name!r} as of {as_of!r}", as_of)
+            return self.circuit.read(node, as_of)
+
+    def changes(self, name: str, t1: int, t2: int) -> pa.Table:
+        """The net differences of an output or a source from one time to another: half open, so that what it was as of
+        ``t1``, plus these, is what it was as of ``t2``.  Its rows, and ``_diff``, consolidated.
+
+        O(rows of the sources it depends on).  Raises `NotReadable` as `read` does.
+        """
+        with self.turns.use("changes"):
+            node, asked = self._node(name), f"changes of {name!r} from {t1!r} to {t2!r}"
+            return changes(self.circuit, node, self._closed(asked, t1), self._closed(asked, t2))
+
+    def reader(self, name: str, at: int | None = None) -> Reader:
+        """A reader of an output or a source, which holds ``since`` back at its time while it lives.
+
+        ``at``: that time, by default the last closed one.  O(log readers).  Raises `NotReadable` as `read` does.
+        """
+        with self.turns.use("reader"):
+            self._node(name)
+            return Reader(self, name, self._closed(f"a reader of {name!r} at {at!r}", at))
+
+    def why(self, source: str, key: Any, log: Any = None) -> Story:
+        """One key's story: what it holds and held, what waits, and what became of its events in a log.
+
+        See `ddflow.proof.why.why`.  Raises `NotReadable` for an unknown source, or what is no key of it.
+        """
+        from ddflow.proof.why import why
+
+        with self.turns.use("why"):
+            return why(self, source, key, log)
+
+    def stats(self) -> Stats:
+        """Figures: keys, batches, bytes by where they are, merges owed, verdicts.  Prints as a table.
+
+        O(arrangements and their runs).
+        """
+        arrangements = {name: Arranged.of(arranged) for name, arranged in self.circuit.arrangements.items()}
+        return Stats(
+            frontier=self.frontier, since=self.since, arrangements=arrangements, pending=self._pending(),
+            bytes_pending=sum(b.nbytes for b in self.batchers.values()), verdicts=self.verdicts.counts,
+            budget=self.budget.memory, bytes_pending_mapped=sum(b.mapped for b in self.batchers.values()),
+        )  # fmt: skip
+
+    def _pending(self) -> int:
+        return sum(map(len, self.batchers.values()))
+
+    def _node(self, name: str) -> Collection:
+        node = self.flow.outputs.get(name) or self.flow.sources.get(name)
+        if node is None:
+            known = [*self.flow.outputs, *self.flow.sources]
+            raise NotReadable(f"read {name!r}", "that is no output or source", did_you_mean(name, known))
+        return node
+
+    def _closed(self, asked: str, time: Any) -> int:
+        """A time that can be read; by default the last closed one."""
+        time = max(self.last, self.since) if time is None else as_int64(asked, time, CLOSED)
+        return check_readable(asked, time, self.since, self.frontier)
+
+
+def as_int64(asked: str, time: Any, most: int) -> int:
+    """A time or frontier as an int.  Raises `SchemaMismatch` for anything that is none, or is above ``most``."""
+    if isinstance(time, bool) or not isinstance(time, int | np.integer) or not NEVER <= time <= most:
+        raise SchemaMismatch(asked, "that is no int64 time", f"give an integer, {most} at most, in the time's own unit")
+    return int(time)

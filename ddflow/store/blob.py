@@ -1,0 +1,152 @@
+"""Where state lives: immutable blobs by name, and numbered manifests of which each number is published once.
+
+Invariant: a blob is never changed once it was put, and a manifest's number is given to at most one writer; so a reader
+that has a manifest sees one version exactly, and of two writers one wins.  Why that is not trivial: a store may fail
+with the answer lost, so every failure says whether the thing *did not happen* (`StorageFull`, `StorageFailed`) or *may
+have happened* (`OutcomeUnknown`, only from `Store.publish`).  Names are made by the store, of this writer's nonce and a
+number: nothing a user wrote becomes a name.  A store knows neither what blobs hold nor what manifests say; what no
+manifest names is garbage, whose collection is another's.
+
+>>> Blob("00ff-1.arrow", 4, bytes(16)).to_json()
+['00ff-1.arrow', 4, '00000000000000000000000000000000']
+"""
+
+from __future__ import annotations
+
+import builtins
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import xxhash
+
+from ddflow.errors import CorruptState
+
+NAME: Final = re.compile(r"[0-9a-f]{16}-[0-9]{1,12}\.(?:arrow|json|parquet)")
+"""What every blob is called: the nonce of its writer, a number, what it is."""
+
+
+class Blob(NamedTuple):
+    """A blob as a manifest names it: ``name``, ``length`` in bytes, ``digest``: xxh3-128 of them."""
+
+    name: str
+    length: int
+    digest: bytes
+
+    def to_json(self) -> list[Any]:
+        """Three plain values; `Record.blob` reads them."""
+        return [self.name, self.length, self.digest.hex()]
+
+
+class Entry(NamedTuple):
+    """A blob as its store lists it.  ``age``: seconds since it was written."""
+
+    name: str
+    length: int
+    age: float
+
+
+Write = Callable[[Any], None]
+"""Writes a blob's bytes to the sink it is given, which has ``write(buffer) -> int``, ``tell()``, ``flush()``."""
+
+
+class Store(ABC):
+    """``where``: for messages.  ``nonce``: 16 hex digits, this writer's own.  One thread at a time.
+
+    Every method raises `StorageFailed` when the place cannot be read or written, unless it says otherwise.
+    """
+
+    where: str
+    nonce: str
+
+    @abstractmethod
+    def put(self, ending: str, write: Write) -> Blob:
+        """A new blob with the bytes that ``write`` wrote, hashed on the way.  ``ending``: "arrow" or "json".
+
+        Its bytes are durable when this returns, its name is after `sync`.  Raises `StorageFull`, and whatever ``write``
+        raises; nothing is left then.
+        """
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Make the names of all blobs durable that were put before."""
+
+    @abstractmethod
+    def map(self, blob: Blob) -> pa.Buffer:
+        """The bytes of a blob, mapped where that can be; length and digest are compared before they are given.
+
+        O(bytes).  Raises `CorruptState` when the blob is missing or not what was put, naming it.
+        """
+
+    @abstractmethod
+    def list(self) -> list[Entry]:
+        """All blobs there are: named like `NAME`; other files are not ours and are not listed.  O(blobs)."""
+
+    @abstractmethod
+    def delete(self, name: str) -> None:
+        """Delete a blob; one that is not there is as good as deleted.  Whoever has mapped it keeps its bytes."""
+
+    @abstractmethod
+    def numbers(self) -> builtins.list[int]:
+        """The numbers of all manifests there are, ascending."""
+
+    def published(self, number: int) -> bool:
+        """Whether a manifest has this number."""
+        return number in self.numbers()
+
+    @abstractmethod
+    def manifest(self, number: int) -> bytes:
+        """The bytes of a manifest, at most 256 MB.  Raises `CorruptState` when it is missing or larger."""
+
+    @abstractmethod
+    def publish(self, number: int, data: bytes) -> bool:
+        """Put a manifest if its number is free: whether it was.  It is durable when this returns True.
+
+        ``data`` holds this writer's nonce, so that a store that lost the answer to its own put can read back and tell.
+        Raises `StorageFull`, `StorageFailed`: it did not happen; `OutcomeUnknown`: it may have.
+        """
+
+    @abstractmethod
+    def expire(self, number: int) -> None:
+        """Delete a manifest; one that is not there is as good as deleted."""
+
+    @abstractmethod
+    def mark(self, number: int) -> None:
+        """Note that a manifest was published and its writer told so; marks of smaller numbers may go.
+
+        Need not be durable.  A mark whose manifest is missing tells that the newest manifest was lost.
+        """
+
+    @abstractmethod
+    def marked(self) -> int:
+        """The greatest number marked, -1 for none."""
+
+    @abstractmethod
+    def scratch(self) -> str:
+        """A new private folder on this machine, for files that need not survive; `close` removes it when empty."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what was opened; twice is harmless."""
+
+
+def verified(whole: pa.Buffer | bytes, blob: Blob, where: str) -> pa.Buffer | bytes:
+    """The same bytes.  Raises `CorruptState`, naming the blob, unless they are what was put.  O(bytes)."""
+    size = len(whole) if isinstance(whole, bytes) else whole.size
+    found = xxhash.xxh3_128(whole).digest()
+    if size != blob.length or found != blob.digest:
+        raise CorruptState(f"the file {blob.name} of {where}",
+                           f"it has {size:,} bytes with checksum {found.hex()}, the manifest says {blob.length:,} with "
+                           f"{blob.digest.hex()}",
+                           "it was changed or cut; restore it from a copy, go back with ddflow rollback, or replay the "
+                           "log into a new state")  # fmt: skip
+    return whole
+
+
+def lost(name: str, where: str) -> CorruptState:
+    """The error for a file that a manifest names and that is not there."""
+    return CorruptState(f"the file {name} of {where}", "it is missing, and the manifest names it",
+                        "restore it from a copy, go back with ddflow rollback, or replay the log into a new "
+                        "state")  # fmt: skip

@@ -1,0 +1,145 @@
+"""The disk: the few system calls that a local state is made of, each a thin method.
+
+Invariant: a method does one thing to one path or descriptor, or raises `OSError` and leaves the rest to its caller;
+none retries, syncs or cleans up on the side.  Why that is not trivial: what survives a power loss depends on the order
+of these calls alone, so nothing else may touch a state's folder; a disk in memory that takes the place of this one sees
+every call, loses what was not synced, and fails when told to (`tests/simdisk.py`).  Links in the last part of a path
+are never followed, and what is not a regular file is never read.  It does not know what files mean.
+
+>>> import tempfile
+>>> with tempfile.TemporaryDirectory() as place:
+...     disk, path = Disk(), os.path.join(place, "a")
+...     file = disk.create(path, 0o600)
+...     disk.write(file, b"four"), disk.fsync(file), disk.close(file), disk.sync_dir(place)
+...     disk.read(path, 10), disk.names(place), oct(disk.status(path).mode)
+(4, None, None, None)
+(b'four', ['a'], '0o600')
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Status(NamedTuple):
+    """What a path is: ``kind`` "folder", "file" or "other"; ``changed``: when it was written, in seconds."""
+
+    kind: str
+    mode: int
+    user: int
+    size: int
+    changed: float
+
+
+class Disk:
+    """The real one.  It has no state: all stores of a process may share one.  Every method raises `OSError`."""
+
+    def real(self, path: str) -> str:
+        """The same place as an absolute path without symbolic links.  O(parts)."""
+        return os.path.realpath(path)
+
+    def status(self, path: str, follow: bool = False) -> Status:
+        """What a path is.  O(1)."""
+        found = os.stat(path, follow_symlinks=follow)
+        kind = "folder" if stat.S_ISDIR(found.st_mode) else "file" if stat.S_ISREG(found.st_mode) else "other"
+        return Status(kind, stat.S_IMODE(found.st_mode), found.st_uid, found.st_size, found.st_mtime)
+
+    def mkdir(self, path: str, mode: int) -> None:
+        """A new folder with exactly this mode, whatever the umask.  O(1)."""
+        os.mkdir(path, mode)
+        os.chmod(path, mode)
+
+    def names(self, path: str) -> list[str]:
+        """The names in a folder, in no order.  O(names)."""
+        return os.listdir(path)
+
+    def scan(self, path: str) -> list[tuple[str, int, float]]:
+        """Name, length and time of change of every regular file in a folder, in no order.  O(names)."""
+        found = []
+        with os.scandir(path) as entries:
+            for entry in entries:
+                try:
+                    if entry.is_file(follow_symlinks=False):
+                        state = entry.stat(follow_symlinks=False)
+                        found.append((entry.name, state.st_size, state.st_mtime))
+                except FileNotFoundError:
+                    continue  # deleted while we looked
+        return found
+
+    def create(self, path: str, mode: int) -> int:
+        """The descriptor of a new file with exactly this mode, to be written.  O(1)."""
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, mode)
+        try:
+            os.fchmod(file, mode)
+        except BaseException:
+            os.close(file)
+            raise
+        return file
+
+    def write(self, file: int, data: Any) -> int:
+        """Append bytes; how many were taken, which may be fewer.  O(bytes)."""
+        return os.write(file, data)
+
+    def fsync(self, file: int) -> None:
+        """Make the bytes of a file durable; not its name."""
+        os.fsync(file)
+
+    def close(self, file: int) -> None:
+        """Close a descriptor, which is gone then even if this raises."""
+        os.close(file)
+
+    def link(self, source: str, target: str) -> None:
+        """Give a file a second name; raises `FileExistsError` when that is taken.  O(1)."""
+        os.link(source, target, follow_symlinks=False)
+
+    def unlink(self, path: str) -> None:
+        """Take a name away; whoever has mapped the file keeps its bytes.  O(1)."""
+        os.unlink(path)
+
+    def sync_dir(self, path: str) -> None:
+        """Make the names in a folder durable: those that came and those that went."""
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _FLAGS)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def read(self, path: str, most: int) -> bytes:
+        """The bytes of a file; raises ``EFBIG`` before anything is read when it is longer than ``most``.  O(bytes)."""
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | _FLAGS)  # opening a pipe would wait for its writer
+        try:
+            found = os.fstat(file)
+            if not stat.S_ISREG(found.st_mode):
+                raise OSError(errno.EINVAL, "not a regular file", path)
+            if found.st_size > most:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
+            pieces = []
+            while piece := os.read(file, min(most, 1 << 24)):
+                pieces.append(piece)
+            return b"".join(pieces)
+        finally:
+            os.close(file)
+
+    def map(self, path: str) -> pa.Buffer:
+        """The bytes of a file, mapped; no descriptor stays open, so thousands may be mapped.  O(1)."""
+        if self.status(path).kind != "file":
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        with pa.memory_map(path) as source:
+            return source.read_buffer()
+
+    def free(self, path: str) -> int:
+        """How many bytes there is room for.  O(1)."""
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
+
+    def now(self) -> float:
+        """The clock that `Status.changed` goes by, in seconds."""
+        return time.time()

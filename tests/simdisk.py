@@ -1,0 +1,483 @@
+"""A disk in memory that remembers every call, so that it can tell what a power loss would leave; and one that fails.
+
+The model is harsher than any file system: until a file is synced each of its sectors may be lost, torn or kept, and its
+length is any between; until a folder is synced each name that came or went in it may or may not have; a folder's sync
+says nothing of files' bytes, a file's nothing of its name; and what a failed sync did not write, no later one does.
+All choices of an image come from one number, so that (scenario, seed) tells an image for ever.
+
+>>> disk = SimDisk()
+>>> file = disk.create("/a", 0o600)
+>>> disk.write(file, b"abc"), disk.note("written")
+(3, None)
+>>> sorted({tuple(disk.image(seed).names("/")) for seed in range(50)})
+[(), ('a',)]
+>>> disk.sync_dir("/"), disk.fsync(file)
+(None, None)
+>>> image = disk.image(7, cut=len(disk.log))
+>>> image.read("/a", 9), image.notes
+(b'abc', ['written'])
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from ddflow.store.disk import Disk, Status
+
+SECTOR = 512
+EVERY = 32  # operations between the states that are kept, from which others are computed
+
+
+class Pending(NamedTuple):
+    """A name that came (``node``) or went (None) in a folder; ``twin``: of a rename, whose halves share it."""
+
+    name: str
+    node: int | None
+    twin: int = 0
+
+
+class State(NamedTuple):
+    """What is durable after so many operations, and what is not yet.  Values are never changed, only replaced."""
+
+    folders: dict[int, tuple[dict[str, int], tuple[Pending, ...]]]
+    files: dict[int, tuple[bytes, tuple[tuple[int, bytes], ...], tuple[tuple[int, bytes], ...]]]  # durable, not, never
+    notes: tuple[Any, ...]
+
+    def copy(self) -> State:
+        return State(dict(self.folders), dict(self.files), self.notes)
+
+
+def error(number: int, path: str = "") -> OSError:
+    return OSError(number, os.strerror(number), path)  # OSError makes FileExistsError and its like by the number
+
+
+class SimDisk(Disk):
+    """``most``: bytes that one write takes, so that every write of more is short."""
+
+    def __init__(self, most: int | None = None, clock: float = 1e9) -> None:
+        self.most, self.clock = most, clock
+        self.folders: dict[int, dict[str, int]] = {0: {}}
+        self.files: dict[int, bytes | bytearray] = {}
+        self.open: dict[int, int] = {}
+        self.changed: dict[int, float] = {}
+        self.last, self.descriptor = 0, 1000
+        self.log: list[tuple[Any, ...]] = []
+        self.kept = [State({0: ({}, ())}, {}, ())]
+
+    # What the store calls.
+
+    def real(self, path: str) -> str:
+        return os.path.normpath(path)
+
+    def status(self, path: str, follow: bool = False) -> Status:
+        node = self._node(path)
+        kind = "folder" if node in self.folders else "file"
+        size = 0 if kind == "folder" else len(self.files[node])
+        return Status(kind, 0o700 if kind == "folder" else 0o600, os.geteuid(), size, self.changed.get(node, 0.0))
+
+    def mkdir(self, path: str, mode: int) -> None:
+        folder, name = self._free(path)
+        node = self._new(folder, name)
+        self.folders[node] = {}
+        self._did("mkdir", folder, name, node)
+
+    def names(self, path: str) -> list[str]:
+        return list(self._folder(path))
+
+    def scan(self, path: str) -> list[tuple[str, int, float]]:
+        found = self._folder(path).items()
+        return [
+            (name, len(self.files[node]), self.changed.get(node, 0.0)) for name, node in found if node in self.files
+        ]
+
+    def create(self, path: str, mode: int) -> int:
+        folder, name = self._free(path)
+        node = self._new(folder, name)
+        self.files[node] = bytearray()
+        self._did("create", folder, name, node)
+        return self._opened(node)
+
+    def write(self, file: int, data: Any) -> int:
+        node = self._of(file)
+        taken = bytes(memoryview(data)[: self.most])
+        self._did("write", node, len(self.files[node]), taken)
+        self.files[node] += taken  # an image's bytes are replaced, a live file's array grows
+        return len(taken)
+
+    def fsync(self, file: int) -> None:
+        self._did("fsync", self._of(file))
+
+    def close(self, file: int) -> None:
+        self._of(file)
+        del self.open[file]
+
+    def link(self, source: str, target: str) -> None:
+        node = self._node(source)
+        folder, name = self._free(target)
+        self.folders[folder][name] = node
+        self._did("link", folder, name, node)
+
+    def unlink(self, path: str) -> None:
+        folder, name = self._parent(path)
+        if self._node(path) in self.folders:
+            raise error(errno.EISDIR, path)
+        del self.folders[folder][name]
+        self._did("unlink", folder, name)
+
+    def sync_dir(self, path: str) -> None:
+        self._folder(path)
+        self._did("sync_dir", self._node(path))
+
+    def read(self, path: str, most: int) -> bytes:
+        found = self._bytes(path)
+        if len(found) > most:
+            raise error(errno.EFBIG, path)
+        return bytes(found)
+
+    def map(self, path: str) -> pa.Buffer:
+        return pa.py_buffer(bytes(self._bytes(path)))
+
+    def free(self, path: str) -> int:
+        return 0
+
+    def now(self) -> float:
+        return self.clock + len(self.log)
+
+    # What only wrong stores call.
+
+    def rename(self, source: str, target: str) -> None:
+        node, (folder, name), (other, to) = self._node(source), self._parent(source), self._parent(target)
+        assert folder == other
+        del self.folders[folder][name]
+        self.folders[folder][to] = node
+        self._did("rename", folder, name, to, node)
+
+    def reopen(self, path: str) -> int:
+        """The descriptor of a file that may be there already, emptied or not: it goes on at its end."""
+        return self._opened(self._node(path))
+
+    # What tests call.
+
+    def note(self, text: Any) -> None:
+        """Remember what was promised by now; images cut later have it in their ``notes``."""
+        self._did("note", text)
+
+    def doom(self, file: int) -> None:
+        """A sync of this file failed: what it had not written is lost to all later ones."""
+        self._did("doom", self._of(file))
+
+    @property
+    def notes(self) -> list[Any]:
+        return list(self._at(len(self.log)).notes)
+
+    def image(self, seed: int, cut: int | None = None) -> SimDisk:
+        """What a power loss may leave after ``cut`` operations, by default as many as ``seed`` says.  O(cut / 32)."""
+        random = Random(seed)
+        chosen = random.randrange(len(self.log) + 1)
+        state = self._at(chosen if cut is None else cut)
+        image = SimDisk(clock=self.clock + 1e6)
+        image.last = self.last
+        keep = random.choice((0.0, 0.15, 0.5, 0.85, 1.0))  # extremes are where rules break
+        folders, files = {}, {}
+        waiting = [0]
+        while waiting:
+            node = waiting.pop()
+            if node in state.folders:
+                folders[node] = names = _names(random, keep, *state.folders[node])
+                waiting += names.values()
+            elif node not in files:
+                durable, pending, never = state.files[node]
+                files[node] = _survivors(random, keep, durable, never + pending)
+        image.folders, image.files = folders, files
+        image.kept = [
+            State(
+                {n: (dict(names), ()) for n, names in folders.items()},
+                {n: (data, (), ()) for n, data in files.items()},
+                state.notes,
+            )
+        ]
+        return image
+
+    def images(self, seeds: range) -> Iterator[tuple[int, SimDisk]]:
+        """An image for each seed."""
+        for seed in seeds:
+            yield seed, self.image(seed)
+
+    def content(self) -> tuple[Any, ...]:
+        """All there is, to be compared: names of folders and files, and the files' bytes."""
+        found: list[Any] = []
+        waiting = [("", 0)]
+        while waiting:
+            path, node = waiting.pop()
+            if node in self.folders:
+                found.append(path)
+                waiting += [(f"{path}/{name}", below) for name, below in self.folders[node].items()]
+            else:
+                found.append((path, bytes(self.files[node])))
+        return tuple(found)
+
+    # How it is done.
+
+    def _did(self, *operation: Any) -> None:
+        self.log.append(operation)
+
+    def _new(self, folder: int, name: str) -> int:
+        self.last += 1
+        self.folders[folder][name] = self.last
+        self.changed[self.last] = self.now()
+        return self.last
+
+    def _opened(self, node: int) -> int:
+        self.descriptor += 1
+        self.open[self.descriptor] = node
+        return self.descriptor
+
+    def _of(self, file: int) -> int:
+        assert file in self.open, f"the descriptor {file} was closed, and may be another's by now"
+        return self.open[file]
+
+    def _node(self, path: str) -> int:
+        node = 0
+        for part in path.split("/"):
+            if part:
+                if node not in self.folders:
+                    raise error(errno.ENOTDIR, path)
+                if part not in self.folders[node]:
+                    raise error(errno.ENOENT, path)
+                node = self.folders[node][part]
+        return node
+
+    def _parent(self, path: str) -> tuple[int, str]:
+        above, _, name = path.rpartition("/")
+        node = self._node(above)
+        if node not in self.folders:
+            raise error(errno.ENOTDIR, path)
+        return node, name
+
+    def _free(self, path: str) -> tuple[int, str]:
+        folder, name = self._parent(path)
+        if name in self.folders[folder]:
+            raise error(errno.EEXIST, path)
+        return folder, name
+
+    def _folder(self, path: str) -> dict[str, int]:
+        node = self._node(path)
+        if node not in self.folders:
+            raise error(errno.ENOTDIR, path)
+        return self.folders[node]
+
+    def _bytes(self, path: str) -> bytes | bytearray:
+        node = self._node(path)
+        if node not in self.files:
+            raise error(errno.EISDIR, path)
+        return self.files[node]
+
+    def _at(self, cut: int) -> State:
+        """The state after so many operations."""
+        while len(self.kept) <= cut // EVERY:
+            begin = (len(self.kept) - 1) * EVERY
+            self.kept.append(_after(self.kept[-1], self.log[begin : begin + EVERY]))
+        begin = cut // EVERY * EVERY
+        return _after(self.kept[cut // EVERY], self.log[begin:cut])
+
+
+def _after(state: State, operations: list[tuple[Any, ...]]) -> State:
+    """The state after more operations."""
+    folders, files, notes = state.copy()
+    for index, (kind, *values) in enumerate(operations):
+        if kind in ("create", "link", "mkdir", "unlink", "rename"):
+            folder, name = values[:2]
+            durable, pending = folders[folder]
+            if kind == "unlink":
+                pending += (Pending(name, None),)
+            elif kind == "rename":
+                pending += (Pending(name, None, index + 1), Pending(values[2], values[3], index + 1))
+            else:
+                pending += (Pending(name, values[2]),)
+            folders[folder] = durable, pending
+            if kind == "create":
+                files[values[2]] = b"", (), ()
+            elif kind == "mkdir":
+                folders[values[2]] = {}, ()
+        elif kind == "sync_dir":
+            durable, pending = folders[values[0]]
+            folders[values[0]] = _applied(durable, pending), ()
+        elif kind == "note":
+            notes += (values[0],)
+        else:
+            durable, pending, never = files[values[0]]
+            if kind == "write":
+                files[values[0]] = durable, (*pending, (values[1], values[2])), never
+            elif kind == "fsync":
+                files[values[0]] = bytes(_over(durable, pending)), (), never
+            else:
+                files[values[0]] = durable, (), never + pending
+    return State(folders, files, notes)
+
+
+def _applied(durable: dict[str, int], pending: Any) -> dict[str, int]:
+    names: dict[str, int | None] = dict(durable)
+    for each in pending:
+        names[each.name] = each.node
+    return {name: node for name, node in names.items() if node is not None}
+
+
+def _names(random: Random, keep: float, durable: dict[str, int], pending: tuple[Pending, ...]) -> dict[str, int]:
+    """A folder with any of what came and went.  In order, as of one name it only matters which is the last one kept."""
+    chosen = {i for i in range(len(pending)) if random.random() < keep}
+    gone = {pending[i].twin for i in chosen if pending[i].node is None}
+    return _applied(
+        durable, [each for i, each in enumerate(pending) if i in chosen or (each.twin and each.twin in gone)]
+    )
+
+
+def _over(durable: bytes, writes: tuple[tuple[int, bytes], ...]) -> bytes | bytearray:
+    if not writes:
+        return durable
+    whole = bytearray(durable)
+    for offset, data in writes:
+        if len(whole) < offset:
+            whole += bytes(offset - len(whole))
+        whole[offset : offset + len(data)] = data
+    return whole
+
+
+def _survivors(random: Random, keep: float, durable: bytes, writes: tuple[tuple[int, bytes], ...]) -> bytes:
+    """A file with any sectors of what was written: kept, torn, or as they were (zeros behind the old end)."""
+    if not writes:
+        return durable
+    whole = bytes(_over(durable, writes))
+    if random.random() < 0.2:
+        return random.choice((durable, whole, durable.ljust(len(whole), b"\0")))
+    found = bytearray(durable.ljust(len(whole), b"\0"))
+    begin = min(offset for offset, _ in writes)
+    step = max(SECTOR, (len(whole) - begin) // 64 // SECTOR * SECTOR)
+    for sector in range(begin // step * step, len(whole), step):
+        if random.random() < keep:
+            end = sector + (step if random.random() < 0.9 else random.randrange(step))
+            found[sector:end] = whole[sector:end]
+    length = random.choice((len(durable), len(whole), len(whole), random.randint(len(durable), len(whole))))
+    return bytes(found[:length])
+
+
+# A disk that fails.
+
+CALLS = ("status", "mkdir", "names", "scan", "create", "write", "fsync", "close", "link", "unlink", "sync_dir", "read",
+         "map")  # fmt: skip
+SYNCS = ("fsync", "sync_dir")
+KINDS = {
+    "ENOSPC": ("mkdir", "create", "write", "fsync", "link", "sync_dir"),
+    "EIO": CALLS,
+    "short": ("write",),
+    "fsync": SYNCS,
+    "answer": ("mkdir", "link", "unlink", "fsync", "sync_dir", "close", "write"),  # done, and said to have failed
+}
+
+
+class Faulty(Disk):
+    """Another disk whose ``at``-th call that can fail this way does (from 0), once or from then on (``forever``).
+
+    ``calls``: how many there were that could.  ``failed``: what was asked by those that did.  ``before``: called before
+    every call with its name and arguments, to look on or to raise.
+    """
+
+    def __init__(self, disk: Disk, at: int = -1, kind: str = "EIO", forever: bool = False,
+                 before: Callable[..., Any] | None = None) -> None:  # fmt: skip
+        self.disk, self.at, self.kind, self.forever, self.before = disk, at, kind, forever, before
+        self.calls, self.failed = 0, list[str]()
+
+    def real(self, path: str) -> str:
+        return self.disk.real(path)
+
+    def free(self, path: str) -> int:
+        return self.disk.free(path)
+
+    def now(self) -> float:
+        return self.disk.now()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.disk, name)
+
+    def _call(self, name: str, *arguments: Any, **options: Any) -> Any:
+        if self.before is not None:
+            self.before(name, *arguments)
+        call = getattr(self.disk, name)
+        if name not in KINDS[self.kind]:
+            return call(*arguments, **options)
+        due = self.at >= 0 and (self.calls == self.at or (self.forever and self.calls > self.at))
+        self.calls += 1
+        if not due:
+            return call(*arguments, **options)
+        self.failed.append(name)
+        if self.kind == "short":
+            file, data = arguments
+            return call(file, memoryview(data)[: max(1, len(data) // 2)])
+        if self.kind == "answer" or name == "close":
+            call(*arguments, **options)
+        elif name == "fsync" and isinstance(self.disk, SimDisk):
+            self.disk.doom(*arguments)
+        raise error(errno.ENOSPC if self.kind == "ENOSPC" else errno.EIO)
+
+
+def _by_call(name: str) -> Callable[..., Any]:
+    return lambda self, *arguments, **options: self._call(name, *arguments, **options)
+
+
+for _name in CALLS:
+    setattr(Faulty, _name, _by_call(_name))
+
+
+# A story that is told to a disk, and what every image of it must keep.
+
+
+class Killed(BaseException):
+    """A process that ends here, without another call."""
+
+
+def killing(name: str, ending: str, nth: int = 0) -> Callable[..., Any]:
+    """A ``before`` for `Faulty`: the process dies at the ``nth`` call of that name on a path that ends so, from 0."""
+    seen = [0, 0]
+
+    def before(called: str, *arguments: Any) -> None:
+        if called == name and any(str(each).endswith(ending) for each in arguments):
+            seen[0] += 1
+        if seen[0] > nth:
+            raise Killed(f"{name} {ending}")
+
+    return before
+
+
+class Story(NamedTuple):
+    """``scenario(open, note)``: what happens; ``open(before=None)`` is a store of a new process, ``note`` a promise.
+
+    ``check(store, notes)``: raises unless a store keeps what was promised by then.  ``make(disk)``: a store on a disk.
+    """
+
+    scenario: Callable[[Callable[..., Any], Callable[[Any], None]], Any]
+    check: Callable[[Any, list[Any]], Any]
+    make: Callable[[Any], Any]
+
+    def told(self, disk: SimDisk) -> SimDisk:
+        """The disk after the scenario."""
+        self.scenario(lambda before=None: self.make(Faulty(disk, before=before) if before else disk), disk.note)
+        return disk
+
+    def violation(self, disk: SimDisk, seeds: range) -> str | None:
+        """The first image that breaks a promise, or None.  What was seen before is not looked at again."""
+        seen: set[int] = set()
+        for seed, image in disk.images(seeds):
+            notes = image.notes
+            key = hash((image.content(), len(notes)))
+            if key not in seen:
+                seen.add(key)
+                try:
+                    self.check(self.make(image), notes)
+                except Exception as error:
+                    return f"image {seed}: {type(error).__name__}: {error}"
+        return None

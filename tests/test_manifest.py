@@ -1,0 +1,252 @@
+"""Manifests: what is written is read, what is not quite that is an error with a name, and nothing is lost quietly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddflow.errors import CorruptState, StorageFailed
+from ddflow.frontier import CLOSED, NEVER
+from ddflow.store import manifest as module
+from ddflow.store.blob import Blob
+from ddflow.store.manifest import DEPTH, FORMAT, GREATEST, READERS, Call, Manifest, Output, Receipt, at, history, newest
+from ddflow.store.memory import MemoryStore
+from ddflow.store.record import I64
+
+WHERE = "the state shop"
+
+
+def blob(number: int, ending: str = "json") -> Blob:
+    """A blob by its number."""
+    return Blob(f"00ff00ff00ff00ff-{number}.{ending}", 10 * number, bytes([number]) * 16)
+
+
+def typical(number: int = 7) -> Manifest:
+    """A manifest with something in every field."""
+    outputs = {"totals": Output(blob(3, "arrow"), 12), "größe": Output(blob(4, "parquet"), 1)}
+    calls = (
+        Call("step", 41, "0a" * 16, 42, {"applied": 10, "noop": 2}, outputs),
+        Call("advance_to", CLOSED, "00" * 16, CLOSED, {}, {}),
+    )
+    plan = {"sources": [{"name": "orders", "key": ["id"]}], "where": "a < 1.5 and b = 'ß\"'", "nothing": None}
+    return Manifest(
+        number=number, epoch=5, nonce="00ff00ff00ff00ff", written=1_700_000_000_000, secret=(2**64 - 1, 1), plan=plan,
+        fingerprint="ab" * 16, frontier=42, last=41, since=NEVER, partitions=(blob(1), blob(2)),
+        receipts=(Receipt(4, ()), Receipt(5, calls)), folder="out/ü", note="commit",
+    )  # fmt: skip
+
+
+def sealed(body: Any, format_: int = FORMAT) -> bytes:
+    """The bytes of a manifest with any body, as if it were ours."""
+    data = body if isinstance(body, bytes) else json.dumps(body, separators=(",", ":")).encode()
+    return f"ddflow manifest {format_} {len(data)} {xxhash.xxh3_128_hexdigest(data)}\n".encode() + data
+
+
+def body_of(manifest: Manifest) -> dict[str, Any]:
+    """The JSON that a manifest is written as."""
+    return json.loads(manifest.encode().split(b"\n", 1)[1])
+
+
+def refusal(data: bytes, number: int = 7) -> CorruptState:
+    """The error that reading raises; whatever it is about, it names the manifest, the place and a way back."""
+    with pytest.raises(CorruptState) as caught:
+        Manifest.decode(data, number, WHERE)
+    assert str(caught.value).startswith(f"manifest {number} of {WHERE}") and "ddflow rollback" in caught.value.remedy
+    return caught.value
+
+
+times = st.integers(NEVER, CLOSED)
+counts = st.integers(0, I64)
+digests = st.binary(min_size=16, max_size=16).map(bytes.hex)
+names = st.text(max_size=8)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**30), 10**30) | names
+    | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+    max_leaves=8,
+)  # fmt: skip
+blobs = st.builds(Blob, st.from_regex(r"[0-9a-f]{16}-[0-9]{1,12}\.(arrow|json|parquet)", fullmatch=True), counts,
+                  st.binary(min_size=16, max_size=16))  # fmt: skip
+calls = st.builds(
+    Call, st.sampled_from(module.KINDS), times, digests, times, st.dictionaries(names, counts, max_size=3),
+    st.dictionaries(names, st.builds(Output, blobs, counts), max_size=2),
+)  # fmt: skip
+epochs = st.lists(counts, max_size=3, unique=True).map(sorted)
+receipts = epochs.flatmap(
+    lambda given: st.tuples(*(st.builds(Receipt, st.just(n), st.lists(calls, max_size=3).map(tuple)) for n in given))
+)
+manifests = receipts.flatmap(
+    lambda given: st.builds(
+        Manifest, number=st.integers(0, GREATEST), epoch=st.integers(given[-1].epoch if given else 0, I64),
+        nonce=digests.map(lambda text: text[:16]), written=counts,
+        secret=st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)),
+        plan=st.dictionaries(names, values, max_size=3), fingerprint=digests, frontier=times, last=times, since=times,
+        partitions=st.lists(blobs, max_size=4, unique_by=lambda each: each.name).map(tuple), receipts=st.just(given),
+        folder=st.none() | st.text(st.characters(exclude_characters="\0"), max_size=8), note=st.text(max_size=8),
+    )
+)  # fmt: skip
+
+
+@given(manifests)
+def test_what_is_written_is_read(manifest: Manifest) -> None:
+    data = manifest.encode()
+    assert Manifest.decode(data, manifest.number, WHERE) == manifest
+    assert Manifest.decode(data, manifest.number, WHERE).encode() == data
+    manifest._check()
+
+
+def test_every_flipped_bit_is_an_error() -> None:
+    data = typical().encode()
+    for i in range(len(data)):
+        for bit in range(8):
+            refusal(data[:i] + bytes([data[i] ^ 1 << bit]) + data[i + 1 :])
+
+
+def test_every_cut_is_an_error_and_so_is_every_addition() -> None:
+    data = typical().encode()
+    for i in range(len(data)):
+        refusal(data[:i])
+        refusal(data[:i] + b" " + data[i:])
+
+
+def test_a_manifest_is_read_by_its_own_number_only() -> None:
+    assert refusal(typical(8).encode(), 7).found == "it says it is manifest 8"
+
+
+def test_a_format_that_is_newer_is_told_from_damage() -> None:
+    newer = refusal(sealed({"format": FORMAT + 1, "whatever": [1]}, FORMAT + 1))
+    assert f"it has format {FORMAT + 1}, and this ddflow reads formats up to {FORMAT}" in str(newer)
+    assert "newer ddflow: upgrade" in newer.remedy
+    damaged = refusal(sealed(body_of(typical()), FORMAT + 1))
+    assert damaged.found == f"its header says format {FORMAT + 1}, its body format {FORMAT}"
+    assert sorted(READERS) == list(range(1, FORMAT + 1))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("number", -1), ("number", GREATEST + 1), ("number", 7.0), ("number", True), ("epoch", 4), ("nonce", "0" * 15),
+        ("nonce", "0" * 17), ("nonce", "G" * 16), ("written", None), ("secret", "0" * 31), ("secret", "-" + "0" * 31),
+        ("plan", []), ("plan", None), ("fingerprint", "AB" * 16), ("frontier", CLOSED + 1), ("since", NEVER - 1),
+        ("last", "7"), ("partitions", {}), ("partitions", [["x", 1, "00" * 16]]), ("receipts", [{"epoch": 1}]),
+        ("partitions", [blob(1).to_json()] * 2), ("folder", 7), ("folder", "a\0b"), ("note", None), ("extra", 1),
+        ("receipts", [{"epoch": 2, "calls": []}, {"epoch": 1, "calls": []}]), ("format", 0),
+        ("receipts", [{"epoch": 1, "calls": []}, {"epoch": 1, "calls": []}]),
+    ],
+)  # fmt: skip
+def test_a_field_that_is_none_of_ours_is_an_error(path: str, value: Any) -> None:
+    body = body_of(typical())
+    assert Manifest.decode(sealed(body), 7, WHERE) == typical()
+    refusal(sealed(body | {path: value}))
+
+
+def test_a_field_that_is_missing_is_an_error() -> None:
+    body = body_of(typical())
+    for name in body:
+        refusal(sealed({other: value for other, value in body.items() if other != name}))
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999", "[" * DEPTH + "]" * DEPTH,
+                                   "9" * 5000, "[" * 100_000, '"\xe4"'])  # fmt: skip
+def test_what_is_not_quite_json_is_an_error(value: str) -> None:
+    text = json.dumps(body_of(replace(typical(), plan={"x": "here"})), separators=(",", ":"))
+    assert Manifest.decode(sealed(text.replace('"here"', "1e99").encode("latin-1")), 7, WHERE).plan == {"x": 1e99}
+    refusal(sealed(text.replace('"here"', value).encode("latin-1")))
+
+
+def test_a_plan_that_could_not_be_read_is_not_written() -> None:
+    plan: Any = 1
+    for _ in range(DEPTH):
+        plan = {"in": plan}
+    replace(typical(), plan=plan)._check()
+    for bad in ({"in": plan}, {"x": float("nan")}):
+        with pytest.raises(ValueError):
+            replace(typical(), plan=bad).encode()
+
+
+class Stage(MemoryStore):
+    """A state in memory with manifests by number; ``meanwhile`` is done once, just after the numbers were told."""
+
+    def __init__(self, *given: int, mark: int = -1) -> None:
+        super().__init__()
+        self.where = WHERE
+        self.meanwhile: Callable[[], None] | None = None
+        for number in given:
+            self.publish(number, typical(number).encode())
+        self.mark(mark)
+
+    def numbers(self) -> list[int]:
+        """Ascending."""
+        out, self.meanwhile, then = super().numbers(), None, self.meanwhile
+        if then is not None:
+            then()
+        return out
+
+
+def test_the_newest_is_the_greatest_number() -> None:
+    stage = Stage(3, 7, 11)
+    assert newest(stage) == typical(11) and history(stage) == [3, 7, 11] and at(stage, 7) == typical(7)
+    stage.mark(11)
+    assert newest(stage) == typical(11)
+    assert newest(Stage(3, 7, 11, mark=7)) == typical(11)  # a mark need not be durable
+
+
+def test_a_place_where_nothing_was_published_has_none() -> None:
+    assert newest(Stage()) is None
+
+
+@pytest.mark.parametrize("stage", [Stage(mark=0), Stage(3, 7, mark=8), Stage(0, mark=1)])
+def test_a_newest_that_was_lost_is_an_error_and_no_step_back(stage: Stage) -> None:
+    with pytest.raises(
+        CorruptState, match=f"manifest {stage.marked()} of {WHERE}: it was committed and is missing; .*roll"
+    ):
+        newest(stage)
+
+
+def test_a_newest_that_is_damaged_is_an_error_and_no_step_back() -> None:
+    stage = Stage(6, 7)
+    stage.shelf.manifests[7] = stage.manifest(7)[:-1]
+    with pytest.raises(CorruptState, match=f"manifest 7 of {WHERE}: its body has .*; go back with ddflow rollback"):
+        newest(stage)
+    assert at(stage, 6) == typical(6)
+
+
+def test_a_writer_that_goes_on_meanwhile_is_no_loss() -> None:
+    stage = Stage(6, 7, mark=7)
+
+    def commit() -> None:
+        stage.publish(8, typical(8).encode())
+        stage.mark(8)
+
+    stage.meanwhile = commit
+    assert newest(stage) == typical(7)
+
+    def commit_and_expire() -> None:
+        stage.publish(9, typical(9).encode())
+        stage.mark(9)
+        for number in (6, 7, 8):
+            stage.expire(number)
+
+    stage.meanwhile = commit_and_expire
+    assert newest(stage) == typical(9)
+
+
+def test_what_a_store_raises_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: int) -> bytes:
+        raise StorageFailed("read", "the disk is gone", "mend it")
+
+    stage = Stage(7)
+    monkeypatch.setattr(stage, "manifest", fail)
+    with pytest.raises(StorageFailed):
+        newest(stage)
+
+
+def test_a_manifest_names_the_files_of_its_outputs() -> None:
+    assert list(typical().outputs()) == [blob(3, "arrow"), blob(4, "parquet")]

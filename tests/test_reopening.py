@@ -1,0 +1,269 @@
+"""Opening a state with another plan: what is refused and with which words, what is allowed and named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import effort, scenarios
+from test_planned import above, flow_of, positive
+
+import ddflow as dd
+from ddflow.errors import CorruptState, PlanChanged
+from ddflow.planned import describe
+from ddflow.reopening import Change, compare
+
+WHERE = "state/orders"
+COLUMNS: dict[str, Any] = {"id": pa.int64(), "at": pa.int64(), "rev": pa.int64(), "op": pa.string(), "n": pa.int32()}
+LAST: dict[str, Any] = {"key": "id", "order_by": "at"}
+HELD: dict[str, Any] = {"key": "id", "order_by": "at", "time": "rev", "late": "advance"}
+Plan = Callable[..., dd.Flow]
+
+
+def flow(
+    spec: dict[str, Any] = LAST, columns: Any = COLUMNS, outputs: Any = None, more: tuple[str, ...] = ()
+) -> dd.Flow:
+    """A plan of one source ``orders``, and one for each further name; ``outputs``: how each is made of it."""
+    out = dd.Flow()
+    rows = out.upserts("orders", columns, dd.Upsert(**spec))
+    for name in more:
+        out.upserts(name, columns, dd.Upsert(**spec))
+    for name, make in (outputs or {"rows": lambda rows: rows}).items():
+        out.output(name, make(rows))
+    return out
+
+
+def stored(of: dd.Flow) -> dict[str, Any]:
+    """The description as a state gives it back."""
+    return dict(json.loads(json.dumps(describe(of), sort_keys=True)))
+
+
+def refused(old: dd.Flow, new: dd.Flow) -> str:
+    with pytest.raises(PlanChanged) as error:
+        compare(stored(old), new, WHERE)
+    assert error.value.asked == "open state/orders with this plan"
+    assert error.value.remedy == (
+        "open it with the plan that it was made by, or make a new state of the log with ddflow migrate"
+    )
+    return error.value.found
+
+
+OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "key": (LAST, LAST | {"key": ["id", "op"]}, "key= of source 'orders' is ['id', 'op'], and was ['id']"),
+    "order_by": (LAST, LAST | {"order_by": ["rev", "at"]},
+                 "order_by= of source 'orders' is ['rev', 'at'], and was ['at']"),
+    "no order_by": (LAST, {"key": "id"}, "order_by= of source 'orders' is [], and was ['at']"),
+    "tie": (LAST, LAST | {"tie": "greatest"}, "tie= of source 'orders' is 'greatest', and was 'last'"),
+    "tie, back to the default": (LAST | {"tie": "first"}, LAST, "tie= of source 'orders' is 'last', and was 'first'"),
+    "seq": (LAST, LAST | {"seq": "rev"}, "seq= of source 'orders' is 'rev', and was None"),
+    "time": (HELD, HELD | {"time": "at", "order_by": "rev"}, "time= of source 'orders' is 'at', and was 'rev'"),
+    "the mode": (HELD, LAST, "time= of source 'orders' is None, and was 'rev'"),
+    "delete": (LAST, LAST | {"delete": "op = 'D'"}, "delete= of source 'orders' is \"op = 'D'\", and was None"),
+    "another tombstone": (LAST | {"delete": dd.tombstone("op", "D")}, LAST | {"delete": dd.tombstone("op", "X")},
+                          "Tombstone(column='op', value='X'), and was Tombstone(column='op', value='D')"),
+    "late": (HELD, HELD | {"late": "drop"}, "late= of source 'orders' is 'drop', and was 'advance'"),
+    "stale": (LAST, LAST | {"stale": "side"}, "stale= of source 'orders' is 'side', and was 'drop'"),
+    "null_key": (LAST, LAST | {"null_key": "keep"}, "null_key= of source 'orders' is 'keep', and was 'error'"),
+    "noop_ignore": (LAST, LAST | {"noop_ignore": "n"}, "noop_ignore= of source 'orders' is ['n'], and was []"),
+    "where": (LAST, LAST | {"where": "n > 1"}, "where= of source 'orders' is 'n > 1', and was None"),
+    "value": (LAST | {"value": ["n"]}, LAST | {"value": ["n", "op"]},
+              "value= of source 'orders' is ['n', 'op'], and was ['n']"),
+    "value, none at all": (LAST, LAST | {"value": []}, "value= of source 'orders' is [], and was None"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", OPTIONS)
+def test_another_option_is_refused_with_both_values(what: str) -> None:
+    old, new, found = OPTIONS[what]
+    assert found in refused(flow(old), flow(new))
+
+
+def columns(**changed: Any) -> pa.Schema:
+    """The columns, some of another type, or gone."""
+    return pa.schema([changed.get(name, pa.field(name, kind)) for name, kind in COLUMNS.items()
+                      if changed.get(name, True) is not None])  # fmt: skip
+
+
+SCHEMAS: dict[str, tuple[Any, str]] = {
+    "another type": (columns(n=pa.field("n", pa.int64())), "column 'n' of source 'orders' is int64, and was int32"),
+    "a missing column": (columns(n=None), "column 'n' of source 'orders' is missing, and was int32"),
+    "not null any more": (columns(n=pa.field("n", pa.int32(), nullable=False)),
+                          "column 'n' of source 'orders' may not be null, and may before"),
+    "another name": (columns(n=pa.field("m", pa.int32())), "column 'n' of source 'orders' is missing"),
+    "another order": (pa.schema([pa.field(name, COLUMNS[name]) for name in ("id", "rev", "at", "op", "n")]),
+                      "the columns of source 'orders' are in the order ['id', 'rev', 'at', 'op', 'n'], and were in "
+                      "['id', 'at', 'rev', 'op', 'n']"),
+    "a new one that is never null": (pa.schema([*columns(), pa.field("m", pa.int8(), nullable=False)]),
+                                     "column 'm' of source 'orders' is new and declared not null"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", SCHEMAS)
+def test_another_schema_is_refused_with_both_values(what: str) -> None:
+    new, found = SCHEMAS[what]
+    assert found in refused(flow(), flow(columns=new))
+
+
+def test_null_where_none_could_be_is_refused_too() -> None:
+    strict = columns(n=pa.field("n", pa.int32(), nullable=False))
+    assert "column 'n' of source 'orders' may be null, and may not before" in refused(flow(columns=strict), flow())
+
+
+def test_an_encoding_is_no_other_type() -> None:
+    encoded = columns(op=pa.field("op", pa.dictionary(pa.int32(), pa.string())))
+    assert not compare(stored(flow()), flow(columns=encoded), WHERE)
+
+
+def test_all_that_is_refused_is_named_and_what_is_much_is_cut() -> None:
+    found = refused(flow(), flow(LAST | {"tie": "first", "null_key": "keep"}, columns(n=pa.field("n", pa.int64()))))
+    assert all(part in found for part in ("tie= of", "null_key= of", "column 'n' of")), found
+    wide = {"id": pa.int64()} | {f"c{i}": pa.int64() for i in range(20)}
+    found = refused(flow({"key": "id"}, wide), flow({"key": "id"}, {"id": pa.int64()}))
+    assert found.count("is missing") == 8
+    assert found.endswith(", and 12 more")
+
+
+ADDED = COLUMNS | {"city": pa.string()}
+
+
+@pytest.mark.parametrize("place", [0, 2, 5])
+def test_a_new_nullable_column_is_allowed_and_named_wherever_it_stands(place: int) -> None:
+    fields = list(columns())
+    fields.insert(place, pa.field("city", pa.string()))
+    change = compare(stored(flow()), flow(columns=pa.schema(fields)), WHERE)
+    assert change == Change(columns={"orders": ["city"]})
+    assert change.text == "source 'orders' gets the columns ['city'], null in all rows there are"
+
+
+def test_a_new_column_is_refused_where_it_would_judge_ties_and_only_there() -> None:
+    greatest = LAST | {"tie": "greatest"}
+    assert "tie='greatest' compares all columns" in refused(flow(greatest), flow(greatest, ADDED))
+    narrow = greatest | {"value": ["n"]}
+    assert compare(stored(flow(narrow)), flow(narrow, ADDED), WHERE).columns == {"orders": ["city"]}
+
+
+def test_a_new_column_is_refused_where_an_output_would_be_another_by_it() -> None:
+    def outputs(rows: Any) -> Any:
+        return rows.count()
+
+    found = refused(flow(outputs={"n": outputs}), flow(columns=ADDED, outputs={"n": outputs}))
+    assert found == (
+        "output 'n' is orders.count(by=['id', 'at', 'rev', 'op', 'n', 'city']), "
+        "and was orders.count(by=['id', 'at', 'rev', 'op', 'n'])"
+    )
+
+
+def test_a_new_column_leaves_outputs_alone_that_do_not_read_it() -> None:
+    def outputs(rows: Any) -> Any:
+        return rows.filter("n > 1").project(["id", "at", "rev", "op", "n"]).consolidate().count(by="op")
+
+    assert compare(stored(flow(outputs={"n": outputs})), flow(columns=ADDED, outputs={"n": outputs}), WHERE)
+
+
+def test_new_outputs_and_sources_are_allowed_and_named() -> None:
+    new = flow(outputs={"rows": lambda rows: rows, "n": lambda rows: rows.count(by=[])}, more=("others",))
+    change = compare(stored(flow()), new, WHERE)
+    assert change == Change(sources=["others"], outputs=["n"])
+    assert change.text == "the sources ['others'] are new; the outputs ['n'] are new"
+
+
+def test_the_lateness_may_change_and_is_named() -> None:
+    change = compare(stored(flow(HELD)), flow(HELD | {"lateness": 5}), WHERE)
+    assert change == Change(options={"orders": {"lateness": (None, 5)}})
+    assert change.text == "lateness= of source 'orders' is 5, and was None"
+
+
+OUTPUTS: dict[str, tuple[Any, Any, str]] = {
+    "gone": (lambda rows: rows.filter("n > 1"), None, "output 'out' is not in it, and was orders.filter('n > 1')"),
+    "of another predicate": (lambda rows: rows.filter("n > 1"), lambda rows: rows.filter("n > 2"),
+                             "output 'out' is orders.filter('n > 2'), and was orders.filter('n > 1')"),
+    "of other columns": (lambda rows: rows.project(["id", "n"]), lambda rows: rows.project(["id"]),
+                         "output 'out' is orders.project(['id']), and was orders.project(['id', 'n'])"),
+    "of another formula": (lambda rows: rows.project({"n": "n"}), lambda rows: rows.project({"n": "n + 1"}),
+                           "output 'out' is orders.project({'n': 'n + 1'}), and was orders.project(['n'])"),
+    "counted by another name": (lambda rows: rows.count([], "m"), lambda rows: rows.count([], "k"),
+                                "output 'out' is orders.count(by=[], name='k'), and was orders.count(by=[], name='m')"),
+    "by another function": (lambda rows: rows.filter(positive), lambda rows: rows.filter(above(1)),
+                            "orders.filter(test_planned.above.<locals>.holds), and was "
+                            "orders.filter(test_planned.positive)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", OUTPUTS)
+def test_an_output_that_is_gone_or_another_is_refused_with_both(what: str) -> None:
+    old, new, found = OUTPUTS[what]
+    outputs = {"rows": lambda rows: rows}
+    assert found in refused(flow(outputs=outputs | {"out": old}), flow(outputs=outputs | ({"out": new} if new else {})))
+
+
+def test_outputs_that_differ_only_where_they_are_cut_are_told_by_their_ids() -> None:
+    def deep(predicate: str) -> Any:
+        def outputs(rows: Any) -> Any:
+            rows = rows.filter(predicate)
+            for _ in range(8):
+                rows = rows.negate()
+            return rows
+
+        return outputs
+
+    old, new = flow(outputs={"out": deep("n > 1")}), flow(outputs={"out": deep("n > 2")})
+    found = refused(old, new)
+    assert describe(old)["outputs"]["out"] in found
+    assert describe(new)["outputs"]["out"] in found
+
+
+def test_a_source_that_is_gone_is_refused() -> None:
+    found = refused(flow(more=("others",)), flow())
+    assert found == "source 'others' is not in it, and the state holds one"
+
+
+def test_a_function_of_the_same_name_that_does_something_else_is_refused() -> None:
+    old, new = (flow(outputs={"out": lambda rows, limit=limit: rows.filter(above(limit))}) for limit in (1, 2))
+    assert not compare(stored(old), flow(outputs={"out": lambda rows: rows.filter(above(1))}), WHERE)
+    assert "the formula test_planned.above.<locals>.holds is not the one" in refused(old, new)
+
+
+def test_a_long_pyarrow_expression_is_refused_where_only_what_is_not_shown_differs() -> None:
+    many = list(range(1000))
+    old, new = (flow(outputs={"out": lambda rows, values=values: rows.filter(pc.field("n").isin(values))})
+                for values in (many, [*many[:500], 7, *many[501:]]))  # fmt: skip
+    assert not compare(stored(old), old, WHERE)
+    assert "the formula is_in(n, " in refused(old, new)
+
+
+def test_a_digest_that_another_python_made_says_nothing() -> None:
+    old, new = (flow(outputs={"out": lambda rows, limit=limit: rows.filter(above(limit))}) for limit in (1, 2))
+    description = stored(old)
+    for each in description["formulas"].values():
+        each[0] = "cpython-27"
+    assert not compare(description, new, WHERE)
+
+
+@effort(100)
+@given(st.data())
+def test_a_plan_is_the_same_as_itself_and_no_other_drawn_plan(data: st.DataObject) -> None:
+    one, other = (flow_of(data.draw(scenarios())) for _ in range(2))
+    change = compare(stored(one), one, WHERE)
+    assert not change
+    assert change.text == "it is the same plan"
+    if describe(one) != describe(other):
+        try:
+            assert compare(stored(one), other, WHERE)
+        except PlanChanged as error:
+            assert len(error.found) < 5000
+
+
+@pytest.mark.parametrize("part", ["sources", "outputs", "formulas", "collections"])
+def test_a_description_that_is_none_is_corrupt(part: str) -> None:
+    new = flow(outputs={"rows": lambda rows: rows.filter("n > 2"), "out": lambda rows: rows.filter(positive)})
+    description = stored(flow(outputs={"rows": lambda rows: rows.filter("n > 1"),
+                                       "out": lambda rows: rows.filter(positive)}))  # fmt: skip
+    for junk in (None, 5, [], dict.fromkeys(description[part], 5)):
+        with pytest.raises(CorruptState, match="the plan of state/orders"):
+            compare(description | {part: junk}, new, WHERE)

@@ -1,0 +1,185 @@
+"""What every store promises, on each of them: in memory, in a local folder, in S3 (moto over HTTP)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from s3_server import Moto, moto, options
+
+from ddflow.errors import CorruptState, EngineClosed
+from ddflow.store.blob import NAME, Blob, Store
+from ddflow.store.folder import Folder
+from ddflow.store.local import LocalStore
+from ddflow.store.memory import MemoryStore
+from ddflow.store.s3 import S3Store
+
+__all__ = ["moto"]
+Opener = Callable[[], Store]
+
+
+@pytest.fixture(params=["memory", "local", "s3"])
+def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
+    """Opens a store of the test's own place, each time as another writer."""
+    if request.param == "memory":
+        return MemoryStore().writer
+    if request.param == "local":
+        return lambda: LocalStore(tmp_path / "state")
+    server: Moto = request.getfixturevalue("moto")
+    url = f"s3://{server.bucket()}/my states/orders"
+    return lambda: S3Store(url, cache=tmp_path / "cache", options=options(server.url))
+
+
+def test_what_is_put_is_mapped_and_listed(opener: Opener) -> None:
+    one, two = opener(), opener()
+    blobs = {}
+    for size in (0, 1, 4_096, 1_500_001):
+        for store, ending in ((one, "arrow"), (two, "json")):
+            data = random.Random(size).randbytes(size)
+            blob = store.put(ending, lambda sink, data=data: sink.write(data))
+            assert NAME.fullmatch(blob.name) and blob.name.endswith(ending) and blob.length == size
+            blobs[blob] = data
+    one.sync()
+    assert len({blob.name for blob in blobs}) == len(blobs)
+    for blob, data in blobs.items():
+        assert one.map(blob).to_pybytes() == two.map(blob).to_pybytes() == data
+    entries = opener().list()
+    assert {(entry.name, entry.length) for entry in entries} == {(blob.name, blob.length) for blob in blobs}
+    assert all(0.0 <= entry.age < 60.0 for entry in entries)
+
+
+def test_arrow_writes_straight_to_a_blob(opener: Opener) -> None:
+    table = pa.table({"n": range(1000), "city": ["Bern", None] * 500})
+
+    def write(sink: Any) -> None:
+        with pa.ipc.new_file(sink, table.schema) as file:
+            file.write_table(table)
+
+    whole = opener().map(opener().put("arrow", write))
+    assert pa.ipc.open_file(pa.BufferReader(whole)).read_all().equals(table)
+
+
+def test_a_write_that_raises_leaves_nothing(opener: Opener) -> None:
+    store = opener()
+
+    def write(sink: Any) -> None:
+        sink.write(b"half")
+        raise KeyError("stop")
+
+    with pytest.raises(KeyError, match="stop"):
+        store.put("arrow", write)
+    assert store.list() == []
+    assert store.map(store.put("json", lambda sink: sink.write(b"{}"))).to_pybytes() == b"{}"
+
+
+def test_a_blob_that_is_not_what_was_put_is_never_mapped(opener: Opener) -> None:
+    store = opener()
+    blob = store.put("arrow", lambda sink: sink.write(b"four"))
+    wrong = [
+        blob._replace(length=3),
+        blob._replace(length=1 << 50),
+        blob._replace(digest=bytes(16)),
+        Blob(f"{'0' * 16}-1.arrow", 4, blob.digest[::-1]),
+    ]
+    for each in wrong:
+        with pytest.raises(CorruptState, match=each.name):
+            store.map(each)
+    assert store.map(blob).to_pybytes() == b"four"
+
+
+def test_a_deleted_blob_stays_mapped_and_is_deleted_twice(opener: Opener) -> None:
+    store, other = opener(), opener()
+    blob = store.put("arrow", lambda sink: sink.write(b"x" * 100_000))
+    kept = other.put("arrow", lambda sink: sink.write(b"kept"))
+    whole = store.map(blob)
+    other.delete(blob.name)
+    store.delete(blob.name)
+    assert whole.to_pybytes() == b"x" * 100_000
+    assert [entry.name for entry in store.list()] == [kept.name]
+
+
+def test_a_number_is_published_once(opener: Opener) -> None:
+    one, two = opener(), opener()
+    assert one.numbers() == [] and not one.published(3)
+    assert one.publish(3, b"one") and not two.publish(3, b"two") and not one.publish(3, b"one again")
+    assert two.publish(12, b"") and two.publish(4, b"x" * 300_000)
+    late = opener()
+    assert late.numbers() == [3, 4, 12] and late.published(3) and not late.published(5)
+    assert [late.manifest(number) for number in (3, 4, 12)] == [b"one", b"x" * 300_000, b""]
+
+
+def test_an_expired_manifest_is_missing(opener: Opener) -> None:
+    store = opener()
+    store.publish(1, b"a")
+    store.publish(2, b"b")
+    store.expire(1)
+    store.expire(1)
+    assert store.numbers() == [2] and not store.published(1)
+    with pytest.raises(CorruptState, match="missing"):
+        store.manifest(1)
+
+
+def test_the_greatest_mark_is_kept(opener: Opener) -> None:
+    store, other = opener(), opener()
+    assert store.marked() == -1
+    for number in (0, 7, 8):
+        store.mark(number)
+        assert other.marked() == number
+    other.mark(8)
+    assert opener().marked() == 8
+
+
+def test_scratch_is_private_and_goes(opener: Opener) -> None:
+    store, other = opener(), opener()
+    paths = [store.scratch(), store.scratch(), other.scratch()]
+    assert len(set(paths)) == 3 and all(stat.S_IMODE(os.stat(path).st_mode) == 0o700 for path in paths)
+    for path in paths:
+        with Folder.open(path) as folder:
+            assert folder.write(pa.record_batch({"n": [1]})).batch.num_rows == 1
+    opener().scratch()
+    assert all(os.listdir(path) == [] for path in paths), "a third store cleared those of open ones"
+    store.close()
+    other.close()
+    assert not any(os.path.exists(path) for path in paths)
+
+
+def test_a_closed_store_takes_nothing(opener: Opener) -> None:
+    store = opener()
+    blob = store.put("arrow", lambda sink: sink.write(b"four"))
+    whole = store.map(blob)
+    store.close()
+    store.close()
+    for write in (lambda: store.put("arrow", lambda sink: sink.write(b"")), lambda: store.publish(1, b"")):
+        with pytest.raises(EngineClosed, match="closed"):
+            write()
+    assert whole.to_pybytes() == b"four" and opener().numbers() == []
+
+
+def test_one_of_many_writers_wins_each_number(opener: Opener) -> None:
+    stores = [opener() for _ in range(4)]
+    # That in memory is not for several threads.
+    lock = threading.Lock() if isinstance(stores[0], MemoryStore) else contextlib.nullcontext()
+    won: list[tuple[int, str]] = []
+    barrier, rounds = threading.Barrier(4), 20
+
+    def race(store: Store) -> None:
+        for number in range(rounds):
+            barrier.wait()
+            with lock:
+                if store.publish(number, store.nonce.encode()):
+                    won.append((number, store.nonce))
+
+    threads = [threading.Thread(target=race, args=(store,)) for store in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(won) == [(number, stores[0].manifest(number).decode()) for number in range(rounds)]
