@@ -3,7 +3,8 @@
 Invariant: it depends on the rows and their order, by canonical equality, and not on how they were cut into batches, nor
 on what their buffers hold where a value is null.  Why that is not trivial: a batch that is read again from a file or a
 feed has other buffers, and a step larger than memory is never there whole; so rows are hashed one by one, with the
-state's secret, and the words hashed in turn as they come.  A source that brought no rows counts as not given.
+state's secret, and the words hashed in turn as they come.  A source that brought no rows counts as not given.  What
+could not be read again from a file, text that is no UTF-8, is refused here, where all rows pass.
 
 >>> secret, schema = Secret(1, 2), pa.schema({"k": pa.int64()})
 >>> one, two = Digest(secret), Digest(secret)
@@ -17,16 +18,19 @@ True
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.types as pat
 import xxhash
 
+from ddflow.errors import SchemaMismatch
 from ddflow.identity import Secret, value_hashes
 from ddflow.inflow import check_names, portions
 from ddflow.intake import Intake
 from ddflow.operators.linear import one_batch
-from ddflow.schema import conform
+from ddflow.schema import conform, is_text
 
 MOST = 1 << 26
 """Bytes that are looked at together."""
@@ -35,17 +39,35 @@ MOST = 1 << 26
 class Digest:
     """Of the rows of one source, as they come."""
 
-    def __init__(self, secret: Secret) -> None:
-        self.secret, self.rows, self._state = secret, 0, xxhash.xxh3_128()
+    def __init__(self, secret: Secret, source: str = "rows") -> None:
+        self.secret, self.source, self.rows, self._state = secret, source, 0, xxhash.xxh3_128()
 
     def update(self, events: pa.RecordBatch) -> None:
-        """Take in rows.  O(rows)."""
+        """Take in rows.  O(rows).  Raises `SchemaMismatch` for text that is no UTF-8."""
+        for field, column in zip(events.schema, events.columns, strict=True):
+            if _has_text(field.type):
+                try:
+                    column.validate(full=True)
+                except pa.ArrowInvalid as error:
+                    raise SchemaMismatch(f"rows for {self.source!r}", f"{field.name!r} holds what is no {field.type} "
+                                         f"({error})", "mend the text, or declare the column as binary; nothing was "
+                                         "taken in") from None  # fmt: skip
         self.rows += events.num_rows
         self._state.update(value_hashes(events, self.secret).data)
 
     def digest(self) -> bytes:
         """Sixteen bytes."""
         return self._state.digest()
+
+
+@cache
+def _has_text(kind: pa.DataType) -> bool:
+    """Whether values of a type hold text."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _has_text(kind.storage_type)
+    if pat.is_nested(kind):
+        return any(_has_text(kind.field(i).type) for i in range(kind.num_fields))
+    return is_text(kind)
 
 
 def combined(kind: str, time: int, digests: Mapping[str, Digest]) -> str:

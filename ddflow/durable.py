@@ -20,6 +20,7 @@ further until it is opened anew.  What state consists of is ``recovery``'s, what
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -28,13 +29,14 @@ import pyarrow as pa
 
 from ddflow import recovery
 from ddflow.digests import digest_of
-from ddflow.errors import EpochSkipped, ReplayMismatch
+from ddflow.errors import EpochSkipped, ReplayMismatch, SpecError
 from ddflow.frontier import NEVER, shown
 from ddflow.identity import Secret
 from ddflow.ledger import Ledger, newest
 from ddflow.planned import describe, fingerprint
 from ddflow.reopening import Change, compare
 from ddflow.step import Step
+from ddflow.store.arrow_file import readable
 from ddflow.store.manifest import Call, Output, Receipt
 from ddflow.store.opening import open_store
 from ddflow.store.outputs import OutputFolder
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from ddflow.options import Options
 
 PARQUET: Final = ".parquet"
+_NAMED: Final = re.compile(rb'"([0-9a-f]{16}-[0-9]{1,12}\.arrow)"')
 KEPT: Final = 8
 """How many epochs can be given again."""
 
@@ -82,6 +85,7 @@ class Durable:
         Raises `CorruptState`, `PlanChanged`, and what the store raises.
         """
         plan, folder = describe(flow), None
+        check_types(flow)
         store = open_store(options.state, trust=options.trust)
         try:
             if options.outputs is not None:
@@ -125,12 +129,12 @@ class Durable:
         engine.frontier, engine.last, engine.since = manifest.frontier, manifest.last, manifest.since
         names = {blob.name for blob in manifest.outputs() if not blob.name.endswith(PARQUET)}
         for part in manifest.partitions:
-            whole = self.ledger.store.map(part)
+            whole = self.ledger.store.map(part).to_pybytes()
             names.add(part.name)
-            record = Record.parse(whole.to_pybytes(), f"the file {part.name} of {self.ledger.store.where}")
-            names |= files_named(record.given)
+            record = Record.parse(whole, f"the file {part.name} of {self.ledger.store.where}")
+            names |= files_named(whole)
             recovery.fill(engine, record, self.vault, engine.budget.memory is None)
-        self.vault.named |= names
+        self.vault.name(names)
         self.ledger.names = names
         self._show(manifest.receipts)
         if manifest.last == NEVER:
@@ -152,17 +156,15 @@ class Durable:
         if epoch == self.epoch + 1:
             self.ledger.check_newest()
             return None
-        receipt = next((each for each in self.ledger.manifest.receipts if each.epoch == epoch), None)
+        receipt = next((each for each in self.ledger.manifest.receipts if each.epoch == epoch and each.calls), None)
         if receipt is None or self.calls:
             kept = [each.epoch for each in self.ledger.manifest.receipts]
             raise EpochSkipped(f"{asked} of epoch {epoch}", f"the last one committed is {self.epoch}, and the outputs "
                                f"of {kept} are kept", f"give epoch {self.epoch + 1}")  # fmt: skip
         at = self._told[1] if self._told[0] == epoch else 0
-        if at >= len(receipt.calls):
-            raise ReplayMismatch(f"{asked} of epoch {epoch}", f"it was committed with {len(receipt.calls)} calls",
-                                 f"give those again, or epoch {self.epoch + 1}")  # fmt: skip
         step = self._again(receipt.calls[at], epoch, asked, inputs, engine)
-        self._told = (epoch, at + 1)
+        # After the last of its calls comes the first: whoever is not sure gives an epoch any number of times.
+        self._told = (epoch, (at + 1) % len(receipt.calls))
         return step
 
     def _again(self, call: Call, epoch: int, asked: Asked, inputs: Mapping[str, Any], engine: Engine) -> Step:
@@ -177,7 +179,9 @@ class Durable:
     def _table(self, name: str, output: Output, epoch: int, engine: Engine) -> pa.Table:
         schema = engine.output_schema(name)
         if output.blob.name.endswith(PARQUET):
-            folder = self.folder or OutputFolder(str(self.ledger.manifest.folder), self.ledger.store.nonce)
+            folder = self.folder or OutputFolder(
+                str(self.ledger.manifest.folder), self.ledger.store.nonce, create=False
+            )
             return folder.read(name, epoch, output.blob, schema)
         return self.vault.table(output.blob, schema, output.rows)
 
@@ -214,9 +218,9 @@ class Durable:
             last=engine.last, since=engine.since, receipts=receipts,
             folder=manifest.folder if self.folder is None else self.folder.path,
         )  # fmt: skip
-        names = files_named(json.loads(data)) | {b.name for b in new.outputs() if not b.name.endswith(PARQUET)}
+        names = files_named(data) | {b.name for b in new.outputs() if not b.name.endswith(PARQUET)}
         # From here on it may happen, whatever we are told.
-        self.vault.named |= names | {part.name}
+        self.vault.name(names)
         if self.folder is not None:
             self.folder.sync()
         self.ledger.commit(new, (part,), names, note)
@@ -236,15 +240,20 @@ class Durable:
         return Output(self.vault.put(table.to_batches(), table.schema), table.num_rows)
 
 
-def files_named(value: Any) -> set[str]:
-    """The names of all files in an inventory.  O(inventory)."""
-    if isinstance(value, dict):
-        return set[str]().union(*map(files_named, value.values()))
-    if not isinstance(value, list):
-        return set()
-    if [type(each) for each in value] == [str, int, str]:
-        return {value[0]}
-    return set[str]().union(*map(files_named, value))
+def check_types(flow: Flow) -> None:
+    """Raise `SpecError` for a column that a file of a state cannot have.  O(columns)."""
+    schemas = {f"source {name!r}": source.bound.schema for name, source in flow.sources.items()}
+    schemas |= {f"output {name!r}": node.schema for name, node in flow.outputs.items()}
+    for what, schema in schemas.items():
+        for field in schema:
+            if not readable(field.type):
+                raise SpecError(f"open a state with {what}", f"its column {field.name!r} is {field.type}, which files "
+                                "of a state cannot hold", "declare another type, or project it away")  # fmt: skip
+
+
+def files_named(inventory: bytes) -> set[str]:
+    """The names of all files in an inventory, as it is written; of none other, or of such as never are.  O(bytes)."""
+    return {name.decode() for name in _NAMED.findall(inventory)}
 
 
 __all__ = ["Asked", "Durable", "files_named"]

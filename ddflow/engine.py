@@ -251,10 +251,10 @@ class Engine(Compacting, Reading):
             intake, look = self.intakes[name], None
             listed = partial(verdict_rows, intake.bound) if self.lists else None
             if self.durable is not None:
-                digests[name] = Digest(self.secret)
+                digests[name] = Digest(self.secret, name)
                 look = digests[name].update
             out[name] = flowing(rows, intake, self.batchers[name], self.frontier, time, self.budget, listed, look)
-        return out, combined(asked.kind, asked.time, digests) if digests else ""
+        return out, combined(asked.kind, asked.time, digests) if self.durable is not None else ""
 
     def _sealed(self, inflows: Mapping[str, Inflow], to: int) -> Step:
         """Close the times before ``to``."""

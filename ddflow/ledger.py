@@ -3,8 +3,11 @@
 Invariant: a commit publishes the manifest with the next number or nothing, and whoever is not the one who published the
 newest is `Fenced` and never writes again.  Why that is not trivial: every file must be durable before the manifest that
 names it, and a file may be deleted only when no manifest that is kept names it: a manifest goes first, then what it
-alone named.  Manifests are kept for ``grace`` seconds after their successor, so that readers who are opening files find
-them; the two newest are always kept.  A ledger does not know what partitions hold, but for which files they name.
+alone named.  A number whose manifest is gone is free again, so a writer that slept may find its next number free long
+after others went on: who publishes looks whether greater numbers are there, and unless the next one was made from his
+manifest (`Manifest.previous`), what he published is void.  Manifests are kept for ``grace`` seconds after their
+successor, so that readers find the files they are opening: all of the last few, of older ones one a second or so.  A
+ledger does not know what partitions hold, but for which files they name.
 
 >>> from ddflow.store.memory import MemoryStore
 >>> store = MemoryStore()
@@ -19,20 +22,33 @@ them; the two newest are always kept.  A ledger does not know what partitions ho
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from time import monotonic, time
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+import xxhash
 
 from ddflow.errors import DdflowError, Fenced
 from ddflow.frontier import NEVER
 from ddflow.identity import Secret
 from ddflow.store.blob import Blob, Store
-from ddflow.store.manifest import Manifest, newest
+from ddflow.store.manifest import Manifest, at, newest
 
 __all__ = ["Ledger", "newest"]
 
 GRACE: Final = 60.0
 """Seconds for which a manifest, and what it names, outlives its successor."""
+LATEST: Final = 64
+"""How many of the newest manifests are kept for that long, however fast they follow each other."""
+
+
+class Past(NamedTuple):
+    """A manifest that was replaced: its number, when it was published, and the files that it names."""
+
+    number: int
+    since: float
+    names: set[str]
 
 
 class Ledger:
@@ -43,8 +59,8 @@ class Ledger:
 
     def __init__(self, store: Store, manifest: Manifest, names: set[str], grace: float = GRACE) -> None:
         self.store, self.manifest, self.names, self.grace = store, manifest, names, grace
-        self._older: list[tuple[int, float, set[str]]] = []
-        """Manifests that were replaced: their numbers, when, and the files that their successors do not name."""
+        self._digest, self._since = digest(store.manifest(manifest.number)), monotonic()
+        self._past: list[Past] = []
 
     @classmethod
     def create(cls, store: Store, plan: Mapping[str, Any], fingerprint: str, secret: Secret,
@@ -84,29 +100,57 @@ class Ledger:
         names = names | {blob.name for blob in partitions}
         self.store.sync()
         new = replace(manifest, number=self.number + 1, nonce=self.store.nonce, written=int(time() * 1000),
-                      partitions=partitions, note=note)  # fmt: skip
-        if not self.store.publish(new.number, new.encode()):
+                      partitions=partitions, note=note, previous=self._digest)  # fmt: skip
+        data = new.encode()
+        if not self.store.publish(new.number, data):
             raise self._fenced()
-        self._older.append((self.number, monotonic(), self.names - names))
-        self.manifest, self.names = new, names
-        self.store.mark(new.number)
+        mine = digest(data)
+        if self.store.numbers()[-1] > new.number and not self._followed(new.number, mine):
+            with suppress(DdflowError):
+                self.store.expire(new.number)
+            raise self._fenced()
+        self._past.append(Past(self.number, self._since, self.names))
+        self.manifest, self.names, self._digest, self._since = new, names, mine, monotonic()
+        with suppress(DdflowError):  # it has happened, with a mark or without
+            self.store.mark(new.number)
         return new
 
+    def _followed(self, number: int, mine: str) -> bool:
+        """Whether the next manifest was made from the one with this digest."""
+        try:
+            return at(self.store, number + 1).previous == mine
+        except DdflowError:
+            return False
+
     def sweep(self) -> None:
-        """Delete manifests whose time is over, and then what they alone named.  O(files deleted).
+        """Delete manifests whose time is over, and then what they alone named.  O(files deleted), amortised.
 
         Never fails: what stays is garbage that a later collection finds.
         """
-        while len(self._older) > 1 and monotonic() - self._older[0][1] >= self.grace:
-            number, _, gone = self._older.pop(0)
-            try:
-                self.store.expire(number)
-                for name in gone:
-                    self.store.delete(name)
-            except DdflowError:
-                return
+        now = monotonic()
+        with suppress(DdflowError):
+            while len(self._past) > 1 and now - self._past[1].since >= self.grace:
+                self._drop(0)
+            # Of those that leave the latest, one for each sixty-fourth of the grace is enough.
+            at = len(self._past) - LATEST
+            if at > 0 and self._past[at].since - self._past[at - 1].since < self.grace / LATEST:
+                self._drop(at)
+
+    def _drop(self, at: int) -> None:
+        """Delete a manifest of the past, and the files that neither of its neighbours names: then nobody does."""
+        number, _, gone = self._past.pop(at)
+        before = self._past[at - 1].names if at else set()
+        after = self._past[at].names if at < len(self._past) else self.names
+        self.store.expire(number)
+        for name in gone - before - after:
+            self.store.delete(name)
 
     def _fenced(self) -> Fenced:
         return Fenced(f"write to {self.store.where}",
                       f"another writer has committed since this engine read manifest {self.number}",
                       "open the state again: it has what that one wrote; this engine writes no more")  # fmt: skip
+
+
+def digest(data: bytes) -> str:
+    """32 hex digits of a manifest's bytes."""
+    return xxhash.xxh3_128_hexdigest(data)

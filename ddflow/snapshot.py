@@ -29,6 +29,7 @@ from ddflow import recovery
 from ddflow.batcher import Batcher
 from ddflow.budget import Budget
 from ddflow.circuit import Circuit
+from ddflow.durable import files_named
 from ddflow.errors import CorruptState, DdflowError, SnapshotExpired, StateRefused
 from ddflow.flow import Flow
 from ddflow.identity import Secret
@@ -54,6 +55,11 @@ class Snapshot(Reading):
 
     def __init__(self, store: Store, manifest: Manifest, flow: Flow) -> None:
         self.manifest, self.flow = manifest, flow
+        records = []
+        for part in manifest.partitions:
+            whole = store.map(part).to_pybytes()
+            store.ahead(files_named(whole))
+            records.append(Record.parse(whole, f"the file {part.name} of {store.where}"))
         self.turns, self.holds, self.budget = Turns(), Holds(), Budget(None, None)
         secret = Secret(*manifest.secret)
         self.circuit = Circuit(flow, secret)
@@ -62,8 +68,7 @@ class Snapshot(Reading):
         self.totals = {}
         self.frontier, self.last, self.since = manifest.frontier, manifest.last, manifest.since
         vault = Vault(store)
-        for part in manifest.partitions:
-            record = Record.parse(store.map(part).to_pybytes(), f"the file {part.name} of {store.where}")
+        for record in records:
             recovery.fill(self, record, vault, indexed=False, sieved=False)
 
     @classmethod

@@ -46,7 +46,7 @@ from ddflow.kernels.gather import SLOTS
 from ddflow.rows import Rows
 from ddflow.store.filing import Filed
 from ddflow.store.record import Record
-from ddflow.store.vault import Kept, Vault
+from ddflow.store.vault import Deposit, Kept, Vault
 
 __all__ = ["Batch", "Change", "json", "restore", "take"]
 
@@ -57,18 +57,18 @@ Rehash = Callable[[pa.RecordBatch], Words]
 
 
 class Written:
-    """The file of a resident batch.  ``mapped``: whether the batch's columns are that file's bytes."""
+    """The file of a resident batch.  ``names``: of its payload's columns."""
 
-    def __init__(self, columns: Kept, layout: Layout, mapped: bool) -> None:
-        self.columns, self.layout, self.mapped = columns, layout, mapped
+    def __init__(self, columns: Deposit, layout: Layout, names: list[str]) -> None:
+        self.columns, self.layout, self.names = columns, layout, names
 
     def drop(self) -> None:
         """Let it go."""
         self.columns.drop()
 
     def verify(self) -> None:
-        """Compare the bytes that the batch is with their checksum.  Raises `CorruptState`."""
-        if self.mapped:
+        """Where the batch is over the bytes of the file, compare these with their checksum.  Raises `CorruptState`."""
+        if isinstance(self.columns, Kept):
             self.columns.verify()
 
 
@@ -106,9 +106,9 @@ def _batch(slots: Slots, slot: int, batch: Batch, vault: Vault, shapes: list[lis
     file: Files | Written | None = batch.mapped or slots.files.get(slot)
     if file is None:
         record, layout = filed(batch)
-        file = Written(vault.write(record), layout, mapped=False)
+        file = Written(vault.deposit(record), layout, batch.rows.table.schema.names)
         slots.wrote(slot, file)
-    shape = file.columns.batch.schema.names[len(file.layout.own) + bool(file.layout.words) :]
+    shape = file.names
     if shape not in shapes:
         shapes.append(shape)
     sieve = _blob(file.words) if isinstance(file, Files) else None
@@ -116,8 +116,8 @@ def _batch(slots: Slots, slot: int, batch: Batch, vault: Vault, shapes: list[lis
             **file.layout.to_json()}  # fmt: skip
 
 
-def _blob(file: Filed) -> list[Any]:
-    assert isinstance(file, Kept), "what is durable is in the vault"
+def _blob(file: Filed | Deposit) -> list[Any]:
+    assert isinstance(file, Deposit), "what is durable is in the vault"
     return file.blob.to_json()
 
 
@@ -175,7 +175,8 @@ class _Items:
             raise _wrong(record, "a merge speaks of other times than its inputs")
         self._meet([run.description for run in inputs], record)
         merge = Merge(inputs, record.flag("whole"), self.target)
-        merge.output, merge.first, merge.credit = output, int(first), record.number("credit")
+        # A piece may be larger than what was paid for, so that the credit is less than nothing.
+        merge.output, merge.first, merge.credit = output, int(first), record.number("credit", NEVER, CLOSED)
         return merge
 
     def _run(self, record: Record) -> Run:
@@ -254,7 +255,7 @@ def _load(record: Record, shapes: list[list[pa.Field]], vault: Vault, arranged: 
         return replace(batch, mapped=Files(kept, layout, held, Sieve.of(batch, held.batch))), None
     if len(fields) < len(arranged.schema):
         batch = _widened(batch, arranged.schema, rehash)
-    return batch, Written(kept, layout, mapped=True)
+    return batch, Written(kept, layout, [f.name for f in fields])
 
 
 def _widened(batch: Batch, schema: pa.Schema, rehash: Rehash | None) -> Batch:

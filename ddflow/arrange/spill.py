@@ -72,11 +72,12 @@ class Sieve(NamedTuple):
 
 
 class Files:
-    """The files of one batch: its columns, and its sieve.  ``layout``: what the columns are."""
+    """The files of one batch: its columns, and its sieve.  ``layout``: what the columns are; ``names``: the payload's."""
 
     def __init__(self, columns: Filed, layout: Layout, words: Filed, sieve: Sieve) -> None:
         self.columns, self.layout, self.words, self.sieve = columns, layout, words, sieve
         self.nbytes = columns.nbytes + words.nbytes
+        self.names = columns.batch.schema.names[len(layout.own) + bool(layout.words) :]
 
     def drop(self) -> None:
         """Let them go; what refers to their bytes stays valid."""

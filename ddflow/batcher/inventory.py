@@ -27,7 +27,7 @@ from ddflow.batcher.batcher import Batcher
 from ddflow.batcher.run import Run, filed, unfiled
 from ddflow.errors import CorruptState
 from ddflow.store.record import Record
-from ddflow.store.vault import Kept, Vault
+from ddflow.store.vault import Deposit, Vault
 
 
 def take(batcher: Batcher, vault: Vault) -> list[dict[str, Any]]:
@@ -38,8 +38,8 @@ def take(batcher: Batcher, vault: Vault) -> list[dict[str, Any]]:
     out = []
     for run in batcher.runs.by_least:
         if run.stored is None:
-            run.stored = vault.write(filed(run.sealed))
-        assert isinstance(run.stored, Kept)
+            run.stored = vault.deposit(filed(run.sealed))
+        assert isinstance(run.stored, Deposit)
         columns = run.sealed.events.schema.names
         out.append({"file": run.stored.blob.to_json(), "rows": int(run.sealed.times.size), "begin": run.begin,
                     "advanced": run.sealed.original is not run.sealed.times, "final": run.final,

@@ -17,7 +17,7 @@ run that we made are counted until the last of its events goes, and what keeps m
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -39,9 +39,9 @@ class Run:
     __slots__ = ("begin", "file", "final", "greatest", "held", "least", "sealed", "stored")
 
     def __init__(self, sealed: Sealed, begin: int, held: int, file: Filed | None, final: bool,
-                 stored: Filed | None = None) -> None:  # fmt: skip
+                 stored: Any = None) -> None:  # fmt: skip
         self.sealed, self.begin, self.held, self.file, self.final = sealed, begin, held, file, final
-        self.stored = file if stored is None else stored
+        self.stored: Any = file if stored is None else stored
         self.least, self.greatest = int(sealed.times[begin]), int(sealed.times[-1])
 
     @classmethod

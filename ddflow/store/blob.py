@@ -16,7 +16,7 @@ from __future__ import annotations
 import builtins
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -78,6 +78,12 @@ class Store(ABC):
         """The bytes of a blob, mapped where that can be; length and digest are compared before they are given.
 
         O(bytes).  Raises `CorruptState` when the blob is missing or not what was put, naming it.
+        """
+
+    def ahead(self, names: Iterable[str]) -> None:  # noqa: B027
+        """Take hold of blobs that will be mapped, so that their being deleted meanwhile does no harm where that can be.
+
+        O(blobs); no byte is read.  Never fails: `map` does, for one that is gone.
         """
 
     @abstractmethod

@@ -27,7 +27,7 @@ import errno
 import itertools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import pyarrow as pa
@@ -61,6 +61,7 @@ class LocalStore(Store):
         self._numbers, self._process = itertools.count(3), os.getpid()  # the first three are the proof's
         self._closed, self._broken = False, ""
         self._scratch: Scratch | None = None
+        self._held: dict[str, pa.Buffer] = {}
         self.place.enter(create, readonly)
         self.where = self.place.path
         if not readonly:
@@ -90,7 +91,14 @@ class LocalStore(Store):
     def map(self, blob: Blob) -> pa.Buffer:
         """The bytes where they lie.  O(bytes), for the checksum; no descriptor stays open.  See `Store.map`."""
         with _reading(self.place, f"file {blob.name}", lost(blob.name, self.where)):
-            return verified(self.disk.map(self._blob(blob.name)), blob, self.where)
+            whole = self._held.pop(blob.name, None)
+            return verified(whole or self.disk.map(self._blob(blob.name)), blob, self.where)
+
+    def ahead(self, names: Iterable[str]) -> None:
+        """Map them now, look at their bytes later.  O(blobs)."""
+        for name in names:
+            with contextlib.suppress(OSError):
+                self._held[name] = self.disk.map(self._blob(name))
 
     def list(self) -> builtins.list[Entry]:
         """All blobs, with their ages by this machine's clock.  O(blobs), a call each."""
@@ -180,6 +188,7 @@ class LocalStore(Store):
     def close(self) -> None:
         """Nothing can be put any more, its folders to spill to are removed; blobs stay mapped.  Twice is harmless."""
         self._closed = True
+        self._held.clear()
         if self._scratch is not None:
             self._scratch.close()
 

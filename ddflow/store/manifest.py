@@ -18,7 +18,7 @@ True
 >>> Manifest.decode(data[:-1], 0, "memory")
 Traceback (most recent call last):
     ...
-ddflow.errors.CorruptState: manifest 0 of memory: its body has 267 bytes, its header says 268; go back with ddflow ...
+ddflow.errors.CorruptState: manifest 0 of memory: its body has 281 bytes, its header says 282; go back with ddflow ...
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _HEADER = re.compile(rb"ddflow manifest ([1-9][0-9]{0,5}) (0|[1-9][0-9]{0,11}) (
 _HEX = re.compile(r"[0-9a-f]+")
 _REMEDY = "go back with ddflow rollback, restore it from a copy, or replay the log into a new state"
 _FIELDS = frozenset(("format", "number", "epoch", "nonce", "written", "secret", "plan", "fingerprint", "frontier",
-                     "last", "since", "partitions", "receipts", "folder", "note"))  # fmt: skip
+                     "last", "since", "partitions", "receipts", "folder", "note", "previous"))  # fmt: skip
 
 
 class Output(NamedTuple):
@@ -91,6 +91,7 @@ class Manifest:
     flow as JSON.  ``fingerprint``: of the plan, 32 hex digits.  ``frontier``, ``last`` (time of a step), ``since``:
     int64.  ``partitions``: one JSON blob each, in their order.  ``receipts``: of the last epochs, ascending.
     ``folder``: where outputs are written to; None when they are blobs of the state.  ``note``: why it was written.
+    ``previous``: the digest of the manifest that it was made from, 32 hex digits, "" for none.
     """
 
     number: int
@@ -107,6 +108,7 @@ class Manifest:
     receipts: tuple[Receipt, ...]
     folder: str | None
     note: str
+    previous: str = ""
 
     def outputs(self) -> Iterator[Blob]:
         """The files of all outputs of all receipts, in order."""
@@ -125,7 +127,7 @@ class Manifest:
             "partitions": [blob.to_json() for blob in self.partitions],
             "receipts": [{"epoch": each.epoch, "calls": [_written(call) for call in each.calls]}
                          for each in self.receipts],
-            "folder": self.folder, "note": self.note,
+            "folder": self.folder, "note": self.note, "previous": self.previous,
         }, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")  # fmt: skip
         return f"ddflow manifest {FORMAT} {len(body)} {xxhash.xxh3_128_hexdigest(body)}\n".encode("ascii") + body
 
@@ -245,6 +247,7 @@ def _read_1(record: Record) -> Manifest:
         plan=plan, fingerprint=_hex(record, "fingerprint", 32),
         frontier=_time(record, "frontier"), last=_time(record, "last"), since=_time(record, "since"),
         partitions=partitions, receipts=receipts, folder=folder, note=record.text("note"),
+        previous=_hex(record, "previous", 32) if record.text("previous", 32) else "",
     )  # fmt: skip
 
 

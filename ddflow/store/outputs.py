@@ -43,13 +43,14 @@ def of(name: str) -> str:
 
 
 class OutputFolder:
-    """``path``: absolute; made, 0700, if missing.  ``nonce``: of the writer.  Raises `StateRefused`."""
+    """``path``: absolute; made, 0700, if missing and ``create``.  ``nonce``: of the writer.  Raises `StateRefused`."""
 
-    def __init__(self, path: str | os.PathLike[str], nonce: str) -> None:
+    def __init__(self, path: str | os.PathLike[str], nonce: str, create: bool = True) -> None:
         self.path, self.nonce = os.path.abspath(os.fspath(path)), nonce
         self._numbers, self._unsynced = itertools.count(), set[str]()
         try:
-            os.makedirs(self.path, mode=0o700, exist_ok=True)
+            if create:
+                os.makedirs(self.path, mode=0o700, exist_ok=True)
             known = self._known()
         except (OSError, ValueError) as error:
             raise StateRefused(f"write outputs to {self.path}", f"it cannot be used ({error})",

@@ -28,34 +28,43 @@ from typing import Any
 import pyarrow as pa
 
 from ddflow.errors import DdflowError
-from ddflow.store.arrow_file import read_batches
+from ddflow.store.arrow_file import new_file, read_batch, read_batches
 from ddflow.store.blob import Blob, Store, verified
 from ddflow.store.mapped import opened, restored
 
 
-class Kept:
-    """A batch in a blob.  ``batch``: over the mapped bytes.  ``blob``: as a manifest names it."""
+class Deposit:
+    """A blob of the vault's.  ``blob``: as a manifest names it."""
 
-    def __init__(self, vault: Vault, blob: Blob, whole: pa.Buffer, batch: pa.RecordBatch) -> None:
-        self.blob, self.batch, self.nbytes = blob, batch, blob.length
-        self._whole, self._where = whole, vault.store.where
+    def __init__(self, vault: Vault, blob: Blob) -> None:
+        self.blob, self.nbytes = blob, blob.length
         self._end = weakref.finalize(self, vault.forget, blob.name)
         self._end.atexit = False  # what a crash would leave, an end may leave
-
-    def verify(self) -> None:
-        """Compare the mapped bytes with the checksum of those written.  O(bytes).  Raises `CorruptState`."""
-        verified(self._whole, self.blob, self._where)
 
     def drop(self) -> None:
         """Delete the blob unless a manifest may name it.  Arrays that refer to it stay valid; twice is harmless."""
         self._end()
 
 
+class Kept(Deposit):
+    """A batch in a blob.  ``batch``: over the mapped bytes."""
+
+    def __init__(self, vault: Vault, blob: Blob, whole: pa.Buffer, batch: pa.RecordBatch) -> None:
+        super().__init__(vault, blob)
+        self.batch, self._whole, self._where = batch, whole, vault.store.where
+
+    def verify(self) -> None:
+        """Compare the mapped bytes with the checksum of those written.  O(bytes).  Raises `CorruptState`."""
+        verified(self._whole, self.blob, self._where)
+
+
 class Vault:
-    """``store``: where blobs go.  ``named``: the names that a manifest may hold."""
+    """``store``: where blobs go.  ``commits``: how many were tried."""
 
     def __init__(self, store: Store) -> None:
-        self.store, self.named = store, set[str]()
+        self.store, self.commits = store, 0
+        self._named: dict[str, int] = {}
+        self._most = 1 << 16
         self._process = os.getpid()
 
     def write(self, batch: pa.RecordBatch) -> Kept:
@@ -63,22 +72,21 @@ class Vault:
 
         Raises `StorageFull` and `StorageFailed`; nothing is left then.
         """
-
-        def arrow(sink: Any) -> None:
-            with pa.ipc.new_file(sink, batch.schema) as writer:
-                writer.write_batch(batch)
-
-        blob = self.store.put("arrow", arrow)
+        blob = self.put([batch], batch.schema)
         # Whoever writes may be short of memory, and Arrow's allocator keeps what columns before this one gave back.
         pa.default_memory_pool().release_unused()
         whole = self.store.map(blob)
         return Kept(self, blob, whole, restored(opened(whole).get_batch(0), batch.schema))
 
+    def deposit(self, batch: pa.RecordBatch) -> Deposit:
+        """Write a batch that stays in memory, too.  O(bytes).  Raises as `write` does."""
+        return Deposit(self, self.put([batch], batch.schema))
+
     def put(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Blob:
         """Write a table, batch by batch, to a blob that is not read here.  O(bytes).  Raises as `write` does."""
 
         def arrow(sink: Any) -> None:
-            with pa.ipc.new_file(sink, schema) as writer:
+            with new_file(sink, schema) as writer:
                 for batch in batches:
                     writer.write_batch(batch)
 
@@ -89,19 +97,30 @@ class Vault:
 
         ``schema``, ``rows``: what it must have.  Raises `CorruptState`, naming the file.
         """
-        self.named.add(blob.name)
+        self._named[blob.name] = self.commits
         whole = self.store.map(blob)
         what = f"the file {blob.name} of {self.store.where}"
-        return Kept(self, blob, whole, read_batches(whole, schema, rows, what)[0])
+        return Kept(self, blob, whole, read_batch(whole, schema, rows, what))
 
     def table(self, blob: Blob, schema: pa.Schema, rows: int) -> pa.Table:
         """A table that `put` wrote.  O(bytes).  Raises `CorruptState`, naming the file."""
-        self.named.add(blob.name)
+        self._named[blob.name] = self.commits
         what = f"the file {blob.name} of {self.store.where}"
         return pa.Table.from_batches(read_batches(self.store.map(blob), schema, rows, what), schema)
 
+    def name(self, names: Iterable[str]) -> None:
+        """Note that a manifest that is about to be published names these.  Amortised O(names).
+
+        Names are remembered for 1,000 commits after the last that named them, when nobody refers to their files.
+        """
+        self.commits += 1
+        self._named.update(dict.fromkeys(names, self.commits))
+        if len(self._named) > self._most:
+            self._named = {name: at for name, at in self._named.items() if at + 1000 >= self.commits}
+            self._most = max(2 * len(self._named), 1 << 16)
+
     def forget(self, name: str) -> None:
         """Delete a blob that no manifest names.  Never fails: what stays is garbage."""
-        if name not in self.named and os.getpid() == self._process:
+        if name not in self._named and os.getpid() == self._process:
             with suppress(DdflowError):
                 self.store.delete(name)

@@ -1,0 +1,215 @@
+"""Migration: a log is replayed into a new state under another plan, and what differs from the old one comes out.
+
+Invariant: the old state is as it was; the new one is complete when `migrate` returns, and not there when it does not;
+whoever held what the old state's output said, and takes the net difference in, holds what the new one's says.  Why that
+is not trivial: differences of a replay tell a history that was told before, so they are dropped, and contents are
+compared at the end; whoever follows has seen the old state's times, so the new state's last time is above them, as are
+all that will follow; and what cannot be compared, an output of other columns, is refused by name before anything is
+done.  An output that the old state has not comes out whole; one that the new plan has not is named.
+
+>>> import pyarrow as pa, ddflow as dd
+>>> from ddflow.store.memory import MemoryStore
+>>> def plan(least):
+...     flow = dd.Flow()
+...     orders = flow.upserts("orders", {"id": pa.int64(), "amount": pa.int64()}, dd.Upsert(key="id"))
+...     _ = flow.output("large", orders.filter(f"amount >= {least}"))
+...     return flow
+>>> log, old = [{"orders": pa.table({"id": [1, 2], "amount": [10, 20]})}], MemoryStore()
+>>> with plan(20).open(old) as engine:
+...     _ = engine.step(log[0], time=7)
+>>> migrate(old.writer(), MemoryStore(), plan(10), log).tables["large"].to_pylist()
+[{'id': 1, 'amount': 10, '_time': 8, '_diff': 1}]
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.engine import Engine
+from ddflow.errors import NotReadable, PlanChanged, StateRefused
+from ddflow.flow import Flow
+from ddflow.frontier import NEVER
+from ddflow.operators.updates import Updates, consolidated, ints
+from ddflow.schema import DIFF, did_you_mean
+from ddflow.snapshot import Snapshot
+from ddflow.store.blob import Store
+from ddflow.store.local import LocalStore
+from ddflow.store.opening import open_store
+from ddflow.store.place import INSIDE
+
+State = str | PathLike[str] | Store
+Trust = Literal["owner", "group"]
+Feed = Callable[[Engine, int], None]
+"""Replays a log into an engine, committing as it goes.  The int: what the time of its last step must be, at least."""
+
+
+@dataclass(frozen=True)
+class Migrated:
+    """``tables``: by output, the net difference: rows, ``_time``, ``_diff``.  ``epoch``, ``last``: of the new state.
+    ``new``: outputs that the old state has not, which come out whole, and so do those in ``full``, whose columns are
+    others.  ``gone``: those that the new plan has not."""
+
+    tables: dict[str, pa.Table]
+    epoch: int
+    last: int
+    new: list[str]
+    full: list[str]
+    gone: list[str]
+
+
+def migrate(
+    old_state: State,
+    new_state: State,
+    flow: Flow,
+    log: Iterable[Mapping[str, Any]],
+    output: str | None = None,
+    *,
+    full: bool = False,
+    old_flow: Flow | None = None,
+    memory: str | int | None = None,
+    trust: Trust = "owner",
+) -> Migrated:
+    """Replay ``log`` into a new state under ``flow``, and compare what both states' outputs hold.
+
+    ``log``: what `Engine.step` or `Engine.push` takes, call by call; each is an epoch, at the times 1, 2, 3, ... in
+    epoch mode, the last above all of the old state's.  In hold-back mode the times that were seen are closed at the end
+    (with ``lateness=``: those it closes), and all that the old state had closed.  ``output``: which one, by default
+    all.  ``full``: an output whose columns differ comes out whole.  ``old_flow``: the old plan, where it has functions.
+    ``memory``: of the new state, as in `Flow.open`.  O(log); memory for both contents of an output.
+
+    Raises `StateRefused` unless the new state is not there yet, `PlanChanged` for columns that differ, `NotReadable`
+    for an unknown output, and what steps and states raise; a new state in a folder is removed then.
+    """
+    done: list[Migrated] = []
+    replay(old_state, new_state, flow, _fed(flow, log), done.append, output, full=full, old_flow=old_flow,
+           memory=memory, trust=trust)  # fmt: skip
+    return done[0]
+
+
+def replay(
+    old_state: State,
+    new_state: State,
+    flow: Flow,
+    feed: Feed,
+    take: Callable[[Migrated], None],
+    output: str | None = None,
+    *,
+    full: bool = False,
+    old_flow: Flow | None = None,
+    memory: str | int | None = None,
+    trust: Trust = "owner",
+) -> None:
+    """As `migrate`, of a log that ``feed`` replays; ``take`` gets the result before the new state is let stand."""
+    with Snapshot.open(old_state, flow=old_flow, trust=trust) as old:
+        wanted = _wanted(old, flow, output, full)
+        with _fresh(new_state, trust) as store, flow.open(store, memory=memory, autocommit=False) as engine:
+            both = not flow.holds_back and not old.flow.holds_back
+            feed(engine, old.last + 1 if both and old.last > NEVER else 1)
+            _close(engine, old)
+            engine.commit()
+            tables = {name: _net(name, old if same else None, engine) for name, same in wanted.items()}
+            whole = [name for name, same in wanted.items() if not same]
+            take(Migrated(tables, engine.epoch, engine.last, [n for n in whole if n not in old.flow.outputs],
+                          [n for n in whole if n in old.flow.outputs],
+                          [n for n in old.flow.outputs if n not in flow.outputs]))  # fmt: skip
+
+
+def _fed(flow: Flow, log: Iterable[Mapping[str, Any]]) -> Feed:
+    def feed(engine: Engine, least: int) -> None:
+        calls, time = iter(log), 0
+        inputs, more = next(calls, {}), True
+        while more:
+            following = next(calls, None)
+            more, time = following is not None, time + 1
+            if flow.holds_back:
+                engine.push(inputs)
+            else:
+                engine.step(inputs, time if more else max(time, least))
+            engine.commit()
+            inputs = following or {}
+
+    return feed
+
+
+def _close(engine: Engine, old: Snapshot) -> None:
+    """In hold-back mode, close what was seen, unless ``lateness=`` does, and what the old state had closed."""
+    if not engine.flow.holds_back:
+        return
+    to = old.frontier if old.flow.holds_back else NEVER
+    for name, source in engine.flow.sources.items():
+        if source.spec.lateness is None and engine.intakes[name].arrived:
+            to = max(to, engine.intakes[name].greatest + 1)
+    if to > engine.frontier:
+        engine.advance_to(to)
+
+
+def _wanted(old: Snapshot, flow: Flow, output: str | None, full: bool) -> dict[str, bool]:
+    """The outputs to compare, and whether both states have them with the same columns."""
+    if output is not None and output not in flow.outputs:
+        raise NotReadable(f"the output {output!r} of the new plan", "there is none", did_you_mean(output, flow.outputs))
+    out = {}
+    for name in flow.outputs if output is None else [output]:
+        was, now = (_columns(each, name) for each in (old.flow, flow))
+        out[name] = was == now
+        if was is not None and was != now and not full:
+            raise PlanChanged(f"migrate the output {name!r}", f"its columns are {now}, and were {was}",
+                              "give it another name, or take its new contents whole (full=True, --full)")  # fmt: skip
+    return out
+
+
+def _columns(flow: Flow, name: str) -> list[tuple[str, str]] | None:
+    node = flow.outputs.get(name)
+    return None if node is None else [(field.name, str(field.type)) for field in node.schema]
+
+
+def _net(name: str, old: Snapshot | None, engine: Engine) -> pa.Table:
+    """What an output holds now and did not before, and the reverse, as updates of the last time."""
+    now = engine.read(name)
+    parts, schema = [(now, 1)], engine.flow.outputs[name].schema
+    if old is not None:
+        before = old.read(name)
+        schema = pa.schema([f.with_nullable(f.nullable or before.schema.field(f.name).nullable) for f in schema])
+        parts.append((before, -1))
+    rows = pa.concat_tables([table.select(schema.names).cast(schema) for table, _ in parts])
+    diffs = np.concatenate([sign * table.column(DIFF).to_numpy() for table, sign in parts])
+    updates = Updates(rows, np.zeros(diffs.size, np.int32), diffs, ints(engine.last))
+    return consolidated(updates, engine.secret).to_table(schema, engine.flow.time_type)
+
+
+@contextmanager
+def _fresh(state: State, trust: Trust) -> Iterator[Store]:
+    """The store of a state that is not there yet; in a folder it is gone again when the block fails."""
+    there = not isinstance(state, Store) and os.path.lexists(state)
+    if _held(state, trust):
+        raise StateRefused(f"migrate to {state}", "there is a state already", "give a place where there is none")
+    store = open_store(state, trust=trust)
+    try:
+        yield store
+    except BaseException:
+        store.close()
+        if isinstance(store, LocalStore):
+            for path in [store.place.below(name) for name in (*INSIDE, "spill")] if there else [store.where]:
+                shutil.rmtree(path, ignore_errors=True)
+        raise
+
+
+def _held(state: State, trust: Trust) -> bool:
+    """Whether there is a state.  Raises what the store raises."""
+    try:
+        store = open_store(state, trust=trust, create=False, readonly=True)
+    except StateRefused:
+        return False  # and if it is for another reason, it is said when it is made
+    try:
+        return bool(store.numbers()) or store.marked() >= 0
+    finally:
+        if store is not state:
+            store.close()
