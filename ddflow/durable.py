@@ -20,6 +20,7 @@ further until it is opened anew.  What state consists of is ``recovery``'s, what
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,8 +29,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from ddflow import recovery
+from ddflow.custody.collect import collect, names_of
 from ddflow.digests import digest_of
-from ddflow.errors import EpochSkipped, ReplayMismatch, SpecError
+from ddflow.errors import DdflowError, EpochSkipped, ReplayMismatch, SpecError
 from ddflow.frontier import NEVER, shown
 from ddflow.identity import Secret
 from ddflow.ledger import Ledger, newest
@@ -73,8 +75,10 @@ class Durable:
                  autocommit: bool) -> None:  # fmt: skip
         self.ledger, self.plan, self.change, self.folder, self.autocommit = ledger, plan, change, folder, autocommit
         self.vault = Vault(ledger.store)
-        self.calls: list[tuple[Call, dict[str, pa.Table]]] = []
-        """Made since the last commit, with their outputs."""
+        self.calls: list[Call] = []
+        """Made since the last commit; their outputs are in files."""
+        self._tidy = False
+        """Whether what others left was looked at."""
         self._told: tuple[int, int] = (-1, 0)
         """The epoch that is being given again, and how many of its calls were."""
 
@@ -106,6 +110,10 @@ class Durable:
 
     def close(self) -> None:
         """Let go of the store; what was not committed is gone.  Twice is harmless."""
+        for call in self.calls:
+            for output in call.outputs.values():
+                self.vault.forget(output.blob.name)
+        self.calls = []
         self.ledger.store.close()
 
     @property
@@ -186,10 +194,10 @@ class Durable:
         return self.vault.table(output.blob, schema, output.rows)
 
     def record(self, asked: Asked, digest: str, step: Step) -> None:
-        """Note a call that was made, for the commit to come."""
+        """Write what a call put out to files, for the commit to come.  O(updates).  Raises as `commit` does."""
         counts = {name: n for name, n in step.verdicts.counts.items() if n}
-        tables = {name: table for name, table in step.items() if table.num_rows}
-        self.calls.append((Call(asked.kind, asked.time, digest, step.frontier, counts, {}), tables))
+        outputs = {name: self._put(name, table) for name, table in step.items() if table.num_rows}
+        self.calls.append(Call(asked.kind, asked.time, digest, step.frontier, counts, outputs))
 
     def commit(self, engine: Engine) -> int:
         """Publish the calls since the last commit as one epoch; its number.  O(what changed).
@@ -199,8 +207,7 @@ class Durable:
         if not self.calls:
             return self.epoch
         epoch = self.epoch + 1
-        calls = tuple(call._replace(outputs={name: self._put(name, table) for name, table in tables.items()})
-                      for call, tables in self.calls)  # fmt: skip
+        calls = tuple(self.calls)
         receipts = (*self.ledger.manifest.receipts[1 - KEPT :], Receipt(epoch, calls))
         self.publish(engine, epoch, receipts, f"commit of {', '.join(sorted({call.kind for call in calls}))}")
         self.calls = []
@@ -208,9 +215,23 @@ class Durable:
         self.ledger.sweep()
         return epoch
 
+    def _look_after(self) -> None:
+        """Collect what is garbage, once, and take over the versions that others left.  O(those); never fails.
+
+        Where something cannot be accounted for, nothing is deleted by this engine at all; ``ddflow gc`` tells why.
+        """
+        self._tidy = True
+        try:
+            collect(self.ledger.store, grace=self.ledger.grace)
+            self.ledger.remember(names_of)
+        except DdflowError:
+            self.ledger.grace = math.inf
+
     def publish(self, engine: Engine, epoch: int, receipts: tuple[Receipt, ...], note: str) -> None:
         """Write what is in no file yet, and publish the engine's state as the next manifest.  As `commit`."""
         manifest, store = self.ledger.manifest, self.ledger.store
+        if not self._tidy:
+            self._look_after()
         data = json.dumps(recovery.take(engine, self.vault), separators=(",", ":")).encode()
         part = store.put("json", lambda sink: sink.write(data))
         new = replace(

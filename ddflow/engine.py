@@ -203,7 +203,8 @@ class Engine(Compacting, Reading):
             if self.durable is None:
                 raise SpecError("commit", "this engine's state is in memory", "open the flow with a state: "
                                 "flow.open('state/orders')")  # fmt: skip
-            return self._commit(self.durable)
+            with self.turns.commit:
+                return self.durable.commit(self)
 
     # Below: what those have in common.
 
@@ -218,17 +219,11 @@ class Engine(Compacting, Reading):
     def _done(self, asked: Asked, digest: str, step: Step) -> Step:
         """A call that was taken in, committed where that is asked for."""
         if self.durable is not None:
-            self.durable.record(asked, digest, step)
-            if self.durable.autocommit:
-                self._commit(self.durable)
+            with self.turns.commit:
+                self.durable.record(asked, digest, step)
+                if self.durable.autocommit:
+                    self.durable.commit(self)
         return step
-
-    def _commit(self, durable: Durable) -> int:
-        try:
-            return durable.commit(self)
-        except BaseException:
-            self.turns.state = "failed"
-            raise
 
     def told(self, tables: Mapping[str, pa.Table], counts: Mapping[str, int], frontier: int) -> Step:
         """The step of a call that was committed: its outputs that are not empty, its verdicts."""

@@ -21,7 +21,7 @@ ledger does not know what partitions hold, but for which files they name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from time import monotonic, time
@@ -121,6 +121,19 @@ class Ledger:
             return at(self.store, number + 1).previous == mine
         except DdflowError:
             return False
+
+    def remember(self, names_of: Callable[[Store, Manifest], set[str]]) -> None:
+        """Take over the manifests that others left, to be swept when their time is over.  O(those).
+
+        ``names_of``: what a manifest names.  Raises `CorruptState` for one that cannot be read; none is swept then.
+        """
+        now, past = time(), list[Past]()
+        for number in self.store.numbers():
+            if number < self.number:
+                manifest = at(self.store, number)
+                age = max(now - manifest.written / 1000, 0.0)
+                past.append(Past(number, monotonic() - age, names_of(self.store, manifest)))
+        self._past = [*past, *self._past]
 
     def sweep(self) -> None:
         """Delete manifests whose time is over, and then what they alone named.  O(files deleted), amortised.

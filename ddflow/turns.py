@@ -29,10 +29,14 @@ WHY: Final = {
 
 
 class Turns:
-    """``state``: "open", or a key of `WHY`.  ``memory``: words an error for memory that a call cannot have."""
+    """``state``: "open", or a key of `WHY`.
+
+    ``memory``: words an error for memory that a call cannot have.  ``commit``: whoever fails in it is the last one in.
+    """
 
     def __init__(self) -> None:
-        self._lock, self.state, self.memory = threading.Lock(), "open", Memory(self)
+        self._lock, self.state = threading.Lock(), "open"
+        self.memory, self.commit = Memory(self), Commit(self)
 
     def alone(self, what: str) -> Turns:
         """The turn, taken, whatever the state.  Raises `ConcurrentUse`."""
@@ -71,3 +75,17 @@ class Memory:
             )
             raise OutOfMemory("a call", str(error).strip() or "no more memory could be had",
                               f"give it smaller steps, or a budget with memory=; {whole}") from error  # fmt: skip
+
+
+class Commit:
+    """Around what is written to a store: when it fails, nobody knows what is there until it is opened again."""
+
+    def __init__(self, turns: Turns) -> None:
+        self.turns = turns
+
+    def __enter__(self) -> None:
+        """Nothing to begin."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is not None:
+            self.turns.state = "failed"
