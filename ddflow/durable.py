@@ -106,7 +106,9 @@ class Durable:
         except BaseException:
             store.close()
             raise
-        return cls(ledger, plan, change, folder, options.autocommit)
+        durable = cls(ledger, plan, change, folder, options.autocommit)
+        durable.vault.lazy = options.verify == "lazy"
+        return durable
 
     def close(self) -> None:
         """Let go of the store; what was not committed is gone.  Twice is harmless."""
@@ -142,6 +144,7 @@ class Durable:
             record = Record.parse(whole, f"the file {part.name} of {self.ledger.store.where}")
             names |= files_named(whole)
             recovery.fill(engine, record, self.vault, engine.budget.memory is None)
+        self.vault.begin()
         self.vault.name(names)
         self.ledger.names = names
         self._show(manifest.receipts)
@@ -230,6 +233,7 @@ class Durable:
     def publish(self, engine: Engine, epoch: int, receipts: tuple[Receipt, ...], note: str) -> None:
         """Write what is in no file yet, and publish the engine's state as the next manifest.  As `commit`."""
         manifest, store = self.ledger.manifest, self.ledger.store
+        self.vault.settle()
         if not self._tidy:
             self._look_after()
         data = json.dumps(recovery.take(engine, self.vault), separators=(",", ":")).encode()

@@ -291,6 +291,7 @@ class Flow:
         autocommit: bool = True,
         trust: Literal["owner", "group"] = "owner",
         grace: float = 60.0,
+        verify: Literal["open", "lazy"] = "open",
     ) -> Engine:
         """An engine that runs this plan; use it in a ``with``.
 
@@ -304,7 +305,8 @@ class Flow:
         For a state: ``outputs``: a folder in which each epoch's updates appear as Parquet files once it is committed;
         else they are kept in the state for as long as an epoch may be given again.  ``autocommit``: whether every call
         is an epoch, or `Engine.commit` makes one.  ``trust``: "group" accepts a folder of another user, or that others
-        can write to.  ``grace``: seconds that a version outlives its successor, for readers.
+        can write to.  ``grace``: seconds that a version outlives its successor, for readers.  ``verify``:
+        "lazy" compares the checksums of files in the background, before the first commit, instead of before all else.
 
         Raises `SpecError` for a flow without sources or outputs, `SpillRefused` and `SpillInUse` for the spill folder;
         `StateRefused`, `PlanChanged`, `CorruptState`, `StorageFailed` for the state.
@@ -313,4 +315,4 @@ class Flow:
         from ddflow.options import Options
 
         return Engine(self, Options(memory, spill, verdicts, retain, threads, secret, state, outputs, autocommit,
-                                    trust, grace))  # fmt: skip
+                                    trust, grace, verify))  # fmt: skip

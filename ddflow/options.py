@@ -36,10 +36,13 @@ class Options:
     autocommit: bool = True
     trust: Literal["owner", "group"] = "owner"
     grace: float = GRACE
+    verify: Literal["open", "lazy"] = "open"
 
     def __post_init__(self) -> None:
         if self.verdicts not in ("counts", "rows"):
             raise SpecError(f"verdicts={self.verdicts!r}", "that is no choice", "use 'counts' or 'rows'")
+        if self.verify not in ("open", "lazy"):
+            raise SpecError(f"verify={self.verify!r}", "that is no choice", "use 'open' or 'lazy'")
         if self.trust not in ("owner", "group"):
             raise SpecError(f"trust={self.trust!r}", "that is no choice", "use 'owner' or 'group'")
         if self.state is None and (self.outputs is not None or not self.autocommit):

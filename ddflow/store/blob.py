@@ -74,10 +74,11 @@ class Store(ABC):
         """Make the names of all blobs durable that were put before."""
 
     @abstractmethod
-    def map(self, blob: Blob) -> pa.Buffer:
+    def map(self, blob: Blob, check: bool = True) -> pa.Buffer:
         """The bytes of a blob, mapped where that can be; length and digest are compared before they are given.
 
-        O(bytes).  Raises `CorruptState` when the blob is missing or not what was put, naming it.
+        ``check``: without, the digest need not be, and the caller does it.  O(bytes).  Raises `CorruptState` when the
+        blob is missing or not what was put, naming it.
         """
 
     def ahead(self, names: Iterable[str]) -> None:  # noqa: B027
@@ -149,6 +150,11 @@ def verified(whole: pa.Buffer | bytes, blob: Blob, where: str) -> pa.Buffer | by
                            "it was changed or cut; restore it from a copy, go back with ddflow rollback, or replay the "
                            "log into a new state")  # fmt: skip
     return whole
+
+
+def sized(whole: pa.Buffer, blob: Blob, where: str) -> pa.Buffer:
+    """The same bytes, whose digest is still to be compared.  O(1).  Raises `CorruptState` for another length."""
+    return whole if whole.size == blob.length else verified(whole, blob, where)
 
 
 def lost(name: str, where: str) -> CorruptState:

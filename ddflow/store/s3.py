@@ -93,8 +93,8 @@ class S3Store(Store):
     def sync(self) -> None:
         """Nothing to do: a name is as durable as its bytes."""
 
-    def map(self, blob: Blob) -> pa.Buffer:
-        """As `Store.map`: from the cache, else fetched to it.  O(bytes); memory for a few pieces."""
+    def map(self, blob: Blob, check: bool = True) -> pa.Buffer:
+        """As `Store.map`: from the cache, else fetched to it; compared in any case.  O(bytes); memory for a few pieces."""
         found = self.cache.map(blob)
         return found if found is not None else self.fetch(blob)
 

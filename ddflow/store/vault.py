@@ -20,14 +20,15 @@ so files count as named from just before it is tried.  A forked child deletes no
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 
-from ddflow.errors import DdflowError
+from ddflow.errors import CorruptState, DdflowError
 from ddflow.store.arrow_file import new_file, read_batch, read_batches
 from ddflow.store.blob import Blob, Store, verified
 from ddflow.store.mapped import opened, restored
@@ -58,13 +59,34 @@ class Kept(Deposit):
         verified(self._whole, self.blob, self._where)
 
 
+class Behind(threading.Thread):
+    """Verifies files while the caller goes on.  ``files``: their bytes, and what they must be.  ``error``: of the first
+    that is not."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(name="ddflow verify", daemon=True)
+        self.where, self.error = where, cast(CorruptState | None, None)
+        self.files: list[tuple[pa.Buffer, Blob]] = []
+
+    def run(self) -> None:
+        """Compare them all, one after the other.  O(bytes)."""
+        try:
+            for whole, blob in self.files:
+                verified(whole, blob, self.where)
+        except CorruptState as error:
+            self.error = error
+
+
 class Vault:
-    """``store``: where blobs go.  ``commits``: how many were tried."""
+    """``store``: where blobs go.  ``commits``: how many were tried.  ``lazy``: whether files that are opened are
+    verified behind the caller's back, and `settle` tells what came of it."""
 
     def __init__(self, store: Store) -> None:
         self.store, self.commits = store, 0
         self._named: dict[str, int] = {}
         self._most = 1 << 16
+        self.lazy = False
+        self._behind: Behind | None = None
         self._process = os.getpid()
 
     def write(self, batch: pa.RecordBatch) -> Kept:
@@ -98,7 +120,10 @@ class Vault:
         ``schema``, ``rows``: what it must have.  Raises `CorruptState`, naming the file.
         """
         self._named[blob.name] = self.commits
-        whole = self.store.map(blob)
+        whole = self.store.map(blob, check=not self.lazy)
+        if self.lazy:
+            self._behind = self._behind or Behind(self.store.where)
+            self._behind.files.append((whole, blob))
         what = f"the file {blob.name} of {self.store.where}"
         return Kept(self, blob, whole, read_batch(whole, schema, rows, what))
 
@@ -107,6 +132,20 @@ class Vault:
         self._named[blob.name] = self.commits
         what = f"the file {blob.name} of {self.store.where}"
         return pa.Table.from_batches(read_batches(self.store.map(blob), schema, rows, what), schema)
+
+    def begin(self) -> None:
+        """Begin to verify, in a thread, what was opened without.  O(1)."""
+        self.lazy = False
+        if self._behind is not None:
+            self._behind.start()
+
+    def settle(self) -> None:
+        """Wait until that is done; nothing where there is nothing to wait for.  Raises `CorruptState`, naming the file."""
+        if self._behind is not None:
+            self._behind.join()
+            if self._behind.error is not None:
+                raise self._behind.error
+            self._behind = None
 
     def name(self, names: Iterable[str]) -> None:
         """Note that a manifest that is about to be published names these.  Amortised O(names).
