@@ -35,6 +35,9 @@ from typing import TYPE_CHECKING, Any
 from ddflow.version import __version__
 
 if TYPE_CHECKING:
+    from ddflow.custody.collect import collect
+    from ddflow.custody.migrate import migrate
+    from ddflow.custody.rollback import rollback
     from ddflow.engine import Engine
     from ddflow.errors import DdflowError
     from ddflow.flow import Collection, Flow
@@ -57,13 +60,14 @@ _HOMES = {
     "Estimate": "sizing", "Flow": "flow", "Reader": "reader", "Secret": "identity", "Snapshot": "snapshot",
     "Stats": "stats", "Step": "step", "Tombstone": "spec", "Upsert": "spec", "Verdicts": "verdicts",
     "estimate": "sizing", "fsck": "proof.fsck", "inspect": "proof.inspect", "merge_on_read": "fold", "read": "snapshot",
-    "tombstone": "spec", "verify": "proof.verify",
+    "tombstone": "spec", "verify": "proof.verify", "collect": "custody.collect", "migrate": "custody.migrate",
+    "rollback": "custody.rollback",
 }  # fmt: skip
 
 __all__ = [
     "CLOSED", "NEVER", "Collection", "DdflowError", "Engine", "Estimate", "Flow", "Reader", "Secret", "Snapshot",
-    "Stats", "Step", "Tombstone", "Upsert", "Verdicts", "__version__", "estimate", "fsck", "inspect", "merge_on_read",
-    "read", "tombstone", "verify",
+    "Stats", "Step", "Tombstone", "Upsert", "Verdicts", "__version__", "collect", "estimate", "fsck", "inspect",
+    "merge_on_read", "migrate", "read", "rollback", "tombstone", "verify",
 ]  # fmt: skip
 
 

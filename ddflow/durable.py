@@ -77,6 +77,7 @@ class Durable:
         self.vault = Vault(ledger.store)
         self.calls: list[Call] = []
         """Made since the last commit; their outputs are in files."""
+        self._was = ledger.manifest.folder
         self._tidy = False
         """Whether what others left was looked at."""
         self._told: tuple[int, int] = (-1, 0)
@@ -179,7 +180,7 @@ class Durable:
         return step
 
     def _again(self, call: Call, epoch: int, asked: Asked, inputs: Mapping[str, Any], engine: Engine) -> Step:
-        digest = digest_of(asked.kind, asked.time, inputs, engine.intakes, engine.secret)
+        digest = digest_of(asked.kind, asked.time, inputs, engine.intakes, engine.secret, self.change.columns)
         if (call.kind, call.time, call.digest) != (asked.kind, asked.time, digest):
             raise ReplayMismatch(f"{asked}", f"it was committed as {Asked(call.kind, call.time)} of rows with digest "
                                  f"{call.digest}, these have {digest}",
@@ -188,13 +189,20 @@ class Durable:
         return engine.told(tables, call.counts, call.frontier)
 
     def _table(self, name: str, output: Output, epoch: int, engine: Engine) -> pa.Table:
+        """What an output gained in a committed epoch; null in columns that the plan has got since."""
         schema = engine.output_schema(name)
-        if output.blob.name.endswith(PARQUET):
-            folder = self.folder or OutputFolder(
-                str(self.ledger.manifest.folder), self.ledger.store.nonce, create=False
-            )
-            return folder.read(name, epoch, output.blob, schema)
-        return self.vault.table(output.blob, schema, output.rows)
+        added = {column for columns in self.change.columns.values() for column in columns}
+        there = pa.schema([field for field in schema if field.name not in added])
+        if not output.blob.name.endswith(PARQUET):
+            table = self.vault.table(output.blob, there, output.rows)
+        else:
+            # Where the folder is another one since, its files are still in the one before.
+            places = dict.fromkeys(path for path in (self.folder and self.folder.path, self._was) if path)
+            folders = [OutputFolder(path, self.ledger.store.nonce, create=False) for path in places]
+            found = next((each for each in folders if each.has(name, epoch, output.blob)), folders[-1])
+            table = found.read(name, epoch, output.blob, there)
+        columns = [table.column(f.name) if f.name in there.names else pa.nulls(table.num_rows, f.type) for f in schema]
+        return pa.Table.from_arrays(columns, schema=schema)
 
     def record(self, asked: Asked, digest: str, step: Step) -> None:
         """Write what a call put out to files, for the commit to come.  O(updates).  Raises as `commit` does."""
@@ -211,9 +219,11 @@ class Durable:
             return self.epoch
         epoch = self.epoch + 1
         calls = tuple(self.calls)
-        receipts = (*self.ledger.manifest.receipts[1 - KEPT :], Receipt(epoch, calls))
+        # Who would read those of a plan with fewer columns a year from now?
+        before = () if self.change.columns else self.ledger.manifest.receipts[1 - KEPT :]
+        receipts = (*before, Receipt(epoch, calls))
         self.publish(engine, epoch, receipts, f"commit of {', '.join(sorted({call.kind for call in calls}))}")
-        self.calls = []
+        self.calls, self.change = [], Change()
         self._show(receipts[-1:])
         self.ledger.sweep()
         return epoch

@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 
 import xxhash
 
-from ddflow.errors import DdflowError, Fenced
+from ddflow.errors import DdflowError, Fenced, OutcomeUnknown
 from ddflow.frontier import NEVER
 from ddflow.identity import Secret
 from ddflow.store.blob import Blob, Store
@@ -105,7 +105,7 @@ class Ledger:
         if not self.store.publish(new.number, data):
             raise self._fenced()
         mine = digest(data)
-        if self.store.numbers()[-1] > new.number and not self._followed(new.number, mine):
+        if self._newest(new.number) > new.number and not self._followed(new.number, mine):
             with suppress(DdflowError):
                 self.store.expire(new.number)
             raise self._fenced()
@@ -114,6 +114,15 @@ class Ledger:
         with suppress(DdflowError):  # it has happened, with a mark or without
             self.store.mark(new.number)
         return new
+
+    def _newest(self, mine: int) -> int:
+        """The greatest number there is, looked up when one was published: a failure is of that publishing."""
+        try:
+            return max(self.store.numbers(), default=-1)
+        except DdflowError as error:
+            raise OutcomeUnknown(f"publish manifest {mine}, in the state {self.store.where}", error.found,
+                                 "it has happened, unless another writer was first: open the state again, which "
+                                 "tells") from error  # fmt: skip
 
     def _followed(self, number: int, mine: str) -> bool:
         """Whether the next manifest was made from the one with this digest."""

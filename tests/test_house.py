@@ -65,6 +65,7 @@ FLOORS = {
     "ddflow.digests": 4,
     "ddflow.durable": 5,
     "ddflow.recovery": 5,
+    "ddflow.custody": 5,
     "ddflow.snapshot": 5,
     "ddflow.reading": 5,
     "ddflow.proof": 5,

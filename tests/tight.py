@@ -118,7 +118,7 @@ WATCHED: list[tuple[Any, str, Callable[..., list[str]]]] = [
     (TableWriter, "finish", lambda *_: ["a table that was mapped"]),
     (Batcher, "spill", lambda _, waiting, *__: ["pending events that were spilled"] if waiting.mapped else []),
     (Crew, "each", lambda _, __, ___, spans: ["work shared by threads"] if len(spans) > 1 else []),
-    (Intake, "admit", lambda _, __, ___, ____, _____, before, *______: ["an input taken in portions"] if before else []),
+    (Intake, "admit", lambda *given: ["an input taken in portions"] if given[5] else []),
 ]
 """Whose calls are watched, and what each call tells of, by its result and its arguments."""
 

@@ -72,7 +72,8 @@ class Sieve(NamedTuple):
 
 
 class Files:
-    """The files of one batch: its columns, and its sieve.  ``layout``: what the columns are; ``names``: the payload's."""
+    """The files of one batch: its columns, and its sieve.  ``layout``: what the columns are.  ``names``: the payload's.
+    """
 
     def __init__(self, columns: Filed, layout: Layout, words: Filed, sieve: Sieve) -> None:
         self.columns, self.layout, self.words, self.sieve = columns, layout, words, sieve

@@ -31,7 +31,9 @@ from typer.core import TyperGroup
 from ddflow.errors import DdflowError
 from ddflow.version import __version__
 
-VERBS: Final = ("diff", "count", "demo", "warmup")
+VERBS: Final = (
+    "diff", "count", "inspect", "export", "why", "verify", "fsck", "gc", "rollback", "migrate", "demo", "warmup",
+)  # fmt: skip
 REFUSED, BUG, INTERRUPTED, NO_READER = 1, 70, 130, 141
 
 

@@ -36,6 +36,10 @@ def count(
     stale_output: o.StaleOutput = None,
     overwrite: o.Overwrite = False,
     as_json: o.Json = False,
+    state: o.State = None,
+    epoch: o.Epoch = None,
+    memory: o.Memory = None,
+    trust: o.Trust = "owner",
 ) -> None:
     """Count the live rows of a history of upserts by group, incrementally.
 
@@ -43,6 +47,8 @@ def count(
     (`_diff` 1). A group without rows has no count. `--net` writes the final counts alone.
 
     The two modes are those of `ddflow diff`: each file is one epoch, or with `--time` events wait for their time.
+
+    `--state` goes on from a state, as in `ddflow diff`.
 
     Examples:
 

@@ -33,6 +33,10 @@ def diff(
     stale_output: o.StaleOutput = None,
     overwrite: o.Overwrite = False,
     as_json: o.Json = False,
+    state: o.State = None,
+    epoch: o.Epoch = None,
+    memory: o.Memory = None,
+    trust: o.Trust = "owner",
 ) -> None:
     """Turn a history of upserts into differences: each change with its own retraction.
 
@@ -45,6 +49,9 @@ def diff(
     **Hold-back mode**, with `--time`: `_time` is the event's own. Events wait until their time is closed: at the end
     of input, or with `--lateness` once times that much greater have been seen.
 
+    With `--state` the run goes on from a state, and leaves it to the next: give it the files that are new. Each is an
+    epoch, and is committed with its rows.
+
     Examples:
 
     * `ddflow diff orders.parquet --key id --order-by updated_at --tombstone op=D -o diffs.parquet`
@@ -52,6 +59,8 @@ def diff(
     * `ddflow diff monday.csv tuesday.csv --key id --filter "status = 'paid'" --project city,amount`
 
     * `ddflow diff readings/ --key sensor,metric --time at --lateness 10min --late drop -o diffs.arrow`
+
+    * `ddflow diff wednesday.csv --state state/orders --key id -o wednesday.parquet`
     """
     ask = o.Ask(**locals())  # every option is a field of it
 

@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 _WINS, _GOES = "Which event of a key wins", "What deletes, what is no change"
-_OUT, _TIME, _ROWS = "Output", "Time", "Rows"
+_OUT, _TIME, _ROWS, _STATE = "Output", "Time", "Rows", "State"
 
 Inputs = Annotated[
     list[Path],
@@ -119,6 +119,28 @@ Json = Annotated[
     typer.Option("--json", rich_help_panel=_OUT,
                  help="Say what was done as one JSON object on stdout, for machines; needs -o FILE."),
 ]  # fmt: skip
+State = Annotated[
+    str | None,
+    typer.Option("--state", metavar="FOLDER", show_default=False, rich_help_panel=_STATE,
+                 help="Continue the state in this folder, or s3://bucket/prefix; made if it is missing. Each file is "
+                      "its next epoch."),
+]  # fmt: skip
+Epoch = Annotated[
+    int | None,
+    typer.Option("--epoch", metavar="N", min=1, show_default=False, rich_help_panel=_STATE,
+                 help="The first file is this epoch of the state. One that was committed gives the rows it gave, so "
+                      "that the same line can be run again after a crash."),
+]  # fmt: skip
+Memory = Annotated[
+    str | None,
+    typer.Option("--memory", metavar="SIZE", show_default=False, rich_help_panel=_STATE,
+                 help="A budget for the state, such as 512MB; what does not fit stays in its files."),
+]  # fmt: skip
+Trust = Annotated[
+    str,
+    typer.Option("--trust", metavar="owner|group", rich_help_panel=_STATE,
+                 help="group accepts a folder of another user, or that others can write to."),
+]  # fmt: skip
 By = Annotated[
     list[str] | None,
     typer.Option("--by", metavar="COLUMNS", show_default=False, rich_help_panel=_ROWS,
@@ -154,6 +176,10 @@ class Ask:
     stale_output: Path | None = None
     overwrite: bool = False
     as_json: bool = False
+    state: str | None = None
+    epoch: int | None = None
+    memory: str | None = None
+    trust: str = "owner"
     by: list[str] | None = None
     name: str = "count"
     net: bool = False

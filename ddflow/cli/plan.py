@@ -36,16 +36,19 @@ _SPAN = re.compile(r"(\d+)\s*(ns|us|ms|s|min|h|d)")
 _NAMED = re.compile(r"\s*(?:\"([^\"]+)\"|([^\W\d]\w*))\s*=(?!=)(.*)", re.DOTALL)
 
 
-def check_usage(ask: Ask) -> None:
-    """Raise `typer.BadParameter` for options that cannot stand together."""
+def check_usage(ask: Ask, sides: bool = True) -> None:
+    """Raise `typer.BadParameter` for options that cannot stand together.  ``sides``: ``--stale`` needs a file."""
     if ask.tombstone is not None and ask.delete is not None:
         raise typer.BadParameter("--tombstone and --delete both say what deletes: give one of them")
     if ask.as_json and ask.output in (None, "-"):
         raise typer.BadParameter("--json writes to stdout, so the rows need another place: give -o FILE")
-    if (ask.stale != "drop") != (ask.stale_output is not None):
+    if sides and (ask.stale != "drop") != (ask.stale_output is not None):
         raise typer.BadParameter("--stale mark or side and --stale-output FILE need each other")
     if ask.stale_output is not None and ask.output == str(ask.stale_output):
         raise typer.BadParameter("--output and --stale-output name the same file: give each its own")
+    given = [f"--{name}" for name in ("epoch", "memory") if getattr(ask, name) is not None]
+    if given and ask.state is None:
+        raise typer.BadParameter(f"{given[0]} is of a state: give --state FOLDER too")
 
 
 def names(texts: Iterable[str] | None) -> list[str]:

@@ -2,16 +2,12 @@
 
 Invariant: a run either ends with a complete output and events in = judged, or with an error and nothing written.  In
 epoch mode each file is one step, in the order given, at times 1, 2, 3, ...; in hold-back mode each batch is pushed as
-it is read and the end of input closes all times.  Why that is not trivial: the engine's errors speak of rows of a
-step, so the file, and where the step began in it, is put in front.  Nothing is interpreted here (``plan``), nor
+it is read and the end of input closes all times.  Why that is not trivial: what was read and judged is told of in
+full, also where some of it was for a state that goes on (``continued``).  Nothing is interpreted here (``plan``), nor
 worded (``show``).
 
->>> from ddflow.errors import NullKey
->>> with within(Path("a.csv"), 9):
-...     raise NullKey("rows for 'input'", "the key ['id'] is null in 1 rows, first [3]", "mend them")
-Traceback (most recent call last):
-    ...
-ddflow.errors.NullKey: a.csv, from row 9: rows for 'input': the key ['id'] is null in 1 rows, first [3]; mend them
+>>> run.__name__
+'run'
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -29,15 +25,18 @@ import pyarrow.compute as pc
 import typer
 
 import ddflow as dd
+from ddflow.cli.continued import epochs, opened, told
 from ddflow.cli.options import Ask
 from ddflow.cli.plan import OUT, SOURCE, check_usage, names, planned
 from ddflow.cli.progress import Tick, progress
+from ddflow.cli.reading import ticked, within
 from ddflow.cli.show import Done, Piped, Preview
-from ddflow.errors import DdflowError, OutputExists
-from ddflow.files import Input, Output, open_input, open_output
-from ddflow.files.types import parse_types
+from ddflow.errors import OutputExists
+from ddflow.files import Input, Output, open_output
+from ddflow.inflow import add
 from ddflow.schema import DIFF
 from ddflow.step import updates_schema
+from ddflow.verdicts import Verdicts
 
 Target = Output | Piped | Preview
 
@@ -47,19 +46,26 @@ def run(ask: Ask) -> None:
     check_usage(ask)
     began = perf_counter()
     required = [*names(ask.key), *([ask.time] if ask.time else [])]
-    given = open_input(ask.inputs, parse_types(ask.types or ()), required)
+    given = opened(ask, required)
     flow = planned(ask, given.schema)
-    out = _target(ask, flow, given)
+    out = target(ask, flow, given)
     sides = _sides(ask, flow, given)
-    updates = 0
+    updates, counts = 0, dict[str, int]()
     with ExitStack() as stack:
-        engine = stack.enter_context(flow.open())
+        engine = stack.enter_context(opening(ask, flow))
+        stack.enter_context(told(engine))
         for each in (out, *sides.values()):
             stack.enter_context(each)
-        hidden = isinstance(out, Piped) and sys.stdout.isatty()
-        tick = stack.enter_context(progress(given.rows, hidden))
-        for step in _steps(engine, given, ask.held_back, tick):
+        shown = stack.enter_context(progress(given.rows, isinstance(out, Piped) and sys.stdout.isatty()))
+        read = [0]
+
+        def tick(rows: int, updates: int) -> None:
+            read[0] += rows
+            shown(rows, updates)
+
+        for step in _steps(engine, given, ask, tick):
             updates += step[OUT].num_rows
+            add(counts, step.verdicts.counts)
             tick(0, step[OUT].num_rows)
             if not ask.net:
                 out.write(step[OUT])
@@ -67,52 +73,48 @@ def run(ask: Ask) -> None:
                 side.write(step[name])
         if ask.net:
             out.write(_net(engine))
-        verdicts = engine.verdicts
-        assert not verdicts.pending, f"{verdicts.pending} events have no verdict"
+        epoch, pending = engine.epoch, engine.verdicts.pending
+        assert ask.state is not None or not pending, f"{pending} events have no verdict"
     files = [str(file) for file in given.files]
-    written = str(out.path) if isinstance(out, Output) else None
-    epochs = None if ask.held_back else len(files)
-    done = Done(files, verdicts.judged, epochs, updates, out.written, verdicts.counts, perf_counter() - began, written)
+    done = Done(
+        files, rows=read[0], epochs=None if ask.held_back else len(files), updates=updates, written=out.written,
+        verdicts=Verdicts.of(counts).counts, seconds=perf_counter() - began,
+        output=str(out.path) if isinstance(out, Output) else None,
+        epoch=None if ask.state is None else epoch, pending=pending,
+    )  # fmt: skip
     if ask.as_json:
         typer.echo(json.dumps(done.as_json()))
     else:
         typer.echo(done.text(), err=True)
 
 
-def _steps(engine: dd.Engine, given: Input, held_back: bool, tick: Tick) -> Iterator[dd.Step]:
+def opening(ask: Ask, flow: dd.Flow) -> dd.Engine:
+    """The engine of a run: on its state, where it names one."""
+    if ask.state is None:
+        return flow.open()
+    trust: Any = ask.trust
+    return flow.open(ask.state, memory=ask.memory, trust=trust, autocommit=False)
+
+
+def _steps(engine: dd.Engine, given: Input, ask: Ask, tick: Tick) -> Iterator[dd.Step]:
+    if ask.state is not None:
+        yield from epochs(engine, given, ask, tick)
+        return
     for time, file in enumerate(given.files, 1):
-        if not held_back:
-            reader = pa.RecordBatchReader.from_batches(given.schema, _ticked(given.batches(file), tick))
+        if not ask.held_back:
+            reader = pa.RecordBatchReader.from_batches(given.schema, ticked(given.batches(file), tick))
             with within(file):
                 step = engine.step({SOURCE: reader}, time=time)
             yield step
             continue
         row = 0
-        for batch in _ticked(given.batches(file), tick):
+        for batch in ticked(given.batches(file), tick):
             with within(file, row):
                 step = engine.push({SOURCE: batch})
             row += batch.num_rows
             yield step
-    if held_back:
+    if ask.held_back:
         yield engine.advance_to(dd.CLOSED)
-
-
-def _ticked(batches: Iterator[pa.RecordBatch], tick: Tick) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        tick(batch.num_rows, 0)
-        yield batch
-
-
-@contextmanager
-def within(file: Path, row: int = 0) -> Iterator[None]:
-    """Put the file in front of what the engine says of its rows, and the row that it counts from."""
-    try:
-        yield
-    except DdflowError as error:
-        if str(file) in error.asked:
-            raise
-        where = f"{file}, from row {row:,}" if row else str(file)
-        raise type(error)(f"{where}: {error.asked}", error.found, error.remedy) from None
 
 
 def _net(engine: dd.Engine) -> pa.Table:
@@ -125,7 +127,7 @@ def _net(engine: dd.Engine) -> pa.Table:
         return counts
 
 
-def _target(ask: Ask, flow: dd.Flow, given: Input) -> Target:
+def target(ask: Ask, flow: dd.Flow, given: Input) -> Target:
     """Where the rows go.  Raises `OutputExists`, `UnwritableOutput`."""
     rows = flow.outputs[OUT].schema
     schema = rows if ask.net else updates_schema(rows, flow.time_type)

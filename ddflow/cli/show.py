@@ -26,7 +26,8 @@ SHOWN: Final = 20
 @dataclass(frozen=True)
 class Done:
     """What a run did.  ``epochs``: None in hold-back mode.  ``written``: rows in the output; fewer than the updates
-    with ``--net``, where they are the final counts."""
+    with ``--net``, where they are the final counts.  ``epoch``: of the state after it.  ``pending``: events that wait
+    there for their time."""
 
     inputs: Sequence[str]
     rows: int
@@ -36,6 +37,8 @@ class Done:
     verdicts: Mapping[str, int]
     seconds: float
     output: str | None
+    epoch: int | None = None
+    pending: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """The object that ``--json`` prints."""
@@ -45,10 +48,12 @@ class Done:
         """The same for people, on one line."""
         files = self.inputs[0] if len(self.inputs) == 1 else f"{len(self.inputs):,} files"
         mode = "by time" if self.epochs is None else f"in {self.epochs:,} epoch{'s' * (self.epochs != 1)}"
+        mode += f", now at epoch {self.epoch:,}" if self.epoch is not None else ""
         put = f"{self.updates:,} updates" + (f", {self.written:,} counts" if self.written != self.updates else "")
         where = f" to {self.output}" if self.output else ""
         rate = self.rows / max(self.seconds, 1e-3)
         verdicts = ", ".join(f"{name} {n:,}" for name, n in self.verdicts.items() if n) or "no events"
+        verdicts += f", pending {self.pending:,}" if self.pending else ""
         took = f"{self.seconds:.2f} s, {rate:,.0f} rows/s"
         return f"{self.rows:,} rows of {files} {mode}: {put}{where} in {took}; {verdicts}"
 

@@ -2,9 +2,10 @@
 
 Invariant: what is shown there and named by a version that is kept is not touched, nor is any file that ddflow did not
 write.  Why that is not trivial: whoever died between writing an output and committing it left a hidden file, which
-looks like that of a commit under way; and after a rollback files are shown of epochs that are none any more.  The first
-are deleted when they are old; the second are hidden under their whole name (``.<epoch>-<file>``), and theirs to delete
-whose they are.  A folder that is not there, or not on this machine, has no leftovers.
+looks like that of a commit under way; and after a rollback files are shown of epochs that are none any more.  Those are
+hidden again under the name that they had before they were shown, so that whoever goes forth to such a version finds
+them; and hidden files that no version names are deleted when they have been so for long.  A folder that is not there,
+or not on this machine, has no leftovers.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as place:
@@ -15,7 +16,7 @@ whose they are.  A folder that is not there, or not on this machine, has no left
 ...     for path in later(place, ["counts"], 1):
 ...         hide(path)
 ...     sorted(os.listdir(there))
-['.000000000002-00ff00ff00ff00ff-1.parquet', '000000000001-00ff00ff00ff00ff-0.parquet']
+['.00ff00ff00ff00ff-1.parquet', '000000000001-00ff00ff00ff00ff-0.parquet']
 """
 
 from __future__ import annotations
@@ -75,10 +76,15 @@ def later(folder: str, outputs: Iterable[str], epoch: int) -> list[str]:
 
 
 def hide(path: str) -> None:
-    """Hide a file under its whole name; one that is not there is hidden.  O(1).  Raises `StorageFailed`."""
+    """Hide a file that is shown; it counts as changed now.  One that is not there is hidden.  O(1).
+
+    Raises `StorageFailed`.
+    """
+    there, name = os.path.split(path)
     try:
         with suppress(FileNotFoundError):
-            os.rename(path, os.path.join(os.path.dirname(path), f".{os.path.basename(path)}"))
+            os.utime(path)
+            os.rename(path, os.path.join(there, f".{name.partition('-')[2]}"))
     except OSError as error:
         raise _failed(path, error) from None
 

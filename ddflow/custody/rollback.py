@@ -33,6 +33,7 @@ from typing import Any, Literal, NamedTuple
 from ddflow.custody import leftovers
 from ddflow.custody.collect import blobs_of, inside
 from ddflow.errors import CorruptState, DdflowError, Fenced, OutcomeUnknown, SnapshotExpired, StateRefused
+from ddflow.ledger import digest
 from ddflow.store.blob import Blob, Store
 from ddflow.store.manifest import Manifest, Output, at
 from ddflow.store.opening import open_store
@@ -143,11 +144,12 @@ def _chosen(store: Store, numbers: list[int], epoch: int | None) -> tuple[Manife
             continue
         return manifest, passed
     remedy = "restore it from a copy, or replay the log into a new state"
+    asked = f"go back to {'an older version' if epoch is None else f'epoch {epoch}'} of {store.where}"
     if passed:
-        raise CorruptState(f"go back in {store.where}", "no older version is whole: " + "; ".join(passed), remedy)
-    asked = "the epoch before the newest" if epoch is None else f"epoch {epoch}"
-    raise SnapshotExpired(f"go back to {asked} of {store.where}", f"none of the versions {numbers[::-1]} is of it",
-                          f"see ddflow rollback --list; else {remedy}")  # fmt: skip
+        raise CorruptState(asked, "no version of it is whole: " + "; ".join(passed), remedy)
+    raise SnapshotExpired(
+        asked, f"none of the versions {numbers[::-1]} is one", f"see ddflow rollback --list; else {remedy}"
+    )
 
 
 def _copied(store: Store, old: Manifest, number: int) -> Manifest:
@@ -166,10 +168,13 @@ def _copied(store: Store, old: Manifest, number: int) -> Manifest:
                 for call in receipt.calls
             )) for receipt in old.receipts
         )  # fmt: skip
-        new = replace(old, number=number, nonce=store.nonce, written=int(time() * 1000), partitions=parts,
-                      receipts=receipts, note=f"rollback to epoch {old.epoch} (manifest {old.number})")  # fmt: skip
+        new = replace(
+            old, number=number, nonce=store.nonce, written=int(time() * 1000), partitions=parts, receipts=receipts,
+            previous=_digest(store, number - 1), note=f"rollback to epoch {old.epoch} (manifest {old.number})",
+        )  # fmt: skip
         store.sync()
-        if not store.publish(number, new.encode()):
+        data = new.encode()
+        if not store.publish(number, data) or _passed(store, number, data):
             raise Fenced(f"go back in {store.where}", f"another writer has published manifest {number} meanwhile",
                          "stop the writer, look at what it wrote, and try again")  # fmt: skip
     except OutcomeUnknown:
@@ -181,6 +186,24 @@ def _copied(store: Store, old: Manifest, number: int) -> Manifest:
         raise
     store.mark(number)
     return new
+
+
+def _digest(store: Store, number: int) -> str:
+    """The digest of a manifest, whatever it says; "" when it is lost."""
+    with suppress(CorruptState):
+        return digest(store.manifest(number))
+    return ""
+
+
+def _passed(store: Store, number: int, data: bytes) -> bool:
+    """Whether the number was free again since others had gone on (see ``Ledger``); what was published there is void."""
+    if max(store.numbers()) == number:
+        return False
+    with suppress(CorruptState):
+        if at(store, number + 1).previous == digest(data):
+            return False
+    store.expire(number)
+    return True
 
 
 def _copy(store: Store, blob: Blob) -> Blob:

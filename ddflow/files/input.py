@@ -41,19 +41,20 @@ class Input:
     """Files with one schema; `open_input` makes it.  ``files``: in the order they are read, ``rows``: how many there
     are in all, where the files can tell without being read."""
 
-    def __init__(self, files: Sequence[Path], declared: Types, required: Iterable[str]) -> None:
+    def __init__(self, files: Sequence[Path], declared: Types, required: Iterable[str],
+                 known: pa.Schema | None = None) -> None:  # fmt: skip
         self.files = list(files)
         self._declared = declared
         readers = [_READERS[kind_of(file).name](file) for file in self.files]
         for file in self.files:
             check_there(file)
         first = readers[0]
-        known = first.columns()
+        there = first.columns()
         for name in declared:
-            if known is not None and name not in known:
+            if there is not None and name not in there:
                 raise SpecError(f"a type for {name!r}", f"there is no such column in {first.path}",
-                                did_you_mean(name, known))  # fmt: skip
-        self.schema = first.schema(declared)
+                                did_you_mean(name, there))  # fmt: skip
+        self.schema = first.schema(declared) if known is None else merged(known, first.schema(declared))
         if not len(self.schema):
             raise UnreadableInput(str(first.path), "it has no columns", "give a file with columns first")
         for reader in readers:
@@ -118,12 +119,33 @@ def open_input(
     paths: Sequence[Path | str],
     types: Mapping[str, str | pa.DataType] | None = None,
     required: Iterable[str] = (),
+    known: pa.Schema | None = None,
 ) -> Input:
     """Files and folders as one input of one schema.
 
     ``types``: of columns, where the first file's own or guessed ones will not do; as text (``"decimal(12,2)"``) or as
     Arrow types.  In JSON lines they may name columns that only occur later on.  ``required``: columns that no file may
-    lack.  Raises `UnreadableInput`, `SchemaMismatch`, `SpecError` for types.  O(files), and a few MiB of the first one.
+    lack.  ``known``: the columns of files that came before these, as if the first of them were the first.  O(files),
+    and a few MiB of the first one.  Raises `UnreadableInput`, `SchemaMismatch`, `SpecError` for types.
     """
     declared = {name: parse_type(kind) if isinstance(kind, str) else kind for name, kind in (types or {}).items()}
-    return Input(listed(paths), declared, list(required))
+    return Input(listed(paths), declared, list(required), known)
+
+
+def merged(known: pa.Schema, here: pa.Schema) -> pa.Schema:
+    """The columns that are known, in their order, then those that files add; with the files' types where they differ.
+
+    A column that the files lack is left out when it may not be null.
+
+    >>> known = pa.schema({"id": pa.int64(), "city": pa.string()})
+    >>> merged(known, pa.schema({"tag": pa.string(), "id": pa.int64()})).names
+    ['id', 'city', 'tag']
+    """
+    fields = []
+    for field in known:
+        if field.name in here.names:
+            other = here.field(field.name)
+            fields.append(field if other.type == field.type else other)
+        elif field.nullable:
+            fields.append(field)
+    return pa.schema([*fields, *(field for field in here if field.name not in known.names)])

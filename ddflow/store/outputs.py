@@ -108,6 +108,10 @@ class OutputFolder:
         except OSError as error:
             raise self._failed("show an output", error) from None
 
+    def has(self, name: str, epoch: int, blob: Blob) -> bool:
+        """Whether a file is there, shown or hidden.  O(1)."""
+        return any(map(os.path.exists, (self._shown(name, epoch, blob), self._hidden(name, blob.name))))
+
     def read(self, name: str, epoch: int, blob: Blob, schema: pa.Schema) -> pa.Table:
         """The rows of a file.  O(bytes).  Raises `CorruptState` when it is missing or not what was put."""
         for path in (self._shown(name, epoch, blob), self._hidden(name, blob.name)):

@@ -94,7 +94,7 @@ class S3Store(Store):
         """Nothing to do: a name is as durable as its bytes."""
 
     def map(self, blob: Blob, check: bool = True) -> pa.Buffer:
-        """As `Store.map`: from the cache, else fetched to it; compared in any case.  O(bytes); memory for a few pieces."""
+        """As `Store.map`: from the cache, else fetched to it; always compared.  O(bytes); memory for a few pieces."""
         found = self.cache.map(blob)
         return found if found is not None else self.fetch(blob)
 

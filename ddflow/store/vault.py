@@ -140,7 +140,7 @@ class Vault:
             self._behind.start()
 
     def settle(self) -> None:
-        """Wait until that is done; nothing where there is nothing to wait for.  Raises `CorruptState`, naming the file."""
+        """Wait until that is done, where there is anything to wait for.  Raises `CorruptState`, naming the file."""
         if self._behind is not None:
             self._behind.join()
             if self._behind.error is not None:

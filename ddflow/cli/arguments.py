@@ -1,0 +1,24 @@
+"""The arguments and options that the verbs about a state share, each described once.  Nothing heavy is imported here.
+
+>>> Trust.__metadata__[0].metavar
+'owner|group'
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+State = Annotated[
+    str, typer.Argument(metavar="STATE", show_default=False, help="The folder of a state, or s3://bucket/prefix.")
+]
+Source = Annotated[
+    str | None,
+    typer.Option("--source", metavar="NAME", show_default=False, help="Which source, where the state has several."),
+]
+Trust = Annotated[
+    str,
+    typer.Option("--trust", metavar="owner|group",
+                 help="group accepts a folder of another user, or that others can write to."),
+]  # fmt: skip

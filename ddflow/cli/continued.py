@@ -1,0 +1,137 @@
+"""A run that goes on from a state: its files as the next epochs, its columns as the state's.
+
+Invariant: the same files, given as the same epochs, give the same rows, whatever was committed of them before; and
+files are read as later files of the run that made the state would be.  Why that is not trivial: types of text files are
+guessed, so a column without a value on one day would be another type than the day before; columns may stand in another
+order, or be missing where there is nothing in them; times go on from the state's, but an epoch that is given again has
+the time that it had.  In hold-back mode the end of input closes the times that were seen, unless ``--lateness`` says
+what is closed: later files bring later events.  Whatever else differs from the state's plan is refused by `Flow.open`.
+
+>>> from ddflow.errors import NullKey
+>>> class Half:
+...     epoch = 3
+>>> with told(Half):
+...     Half.epoch = 5
+...     raise NullKey("rows for 'input'", "the key is null", "mend them")
+Traceback (most recent call last):
+    ...
+ddflow.errors.NullKey: rows for 'input': the key is null; mend them; epochs 4 to 5 are committed: the same files ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import ddflow as dd
+from ddflow.cli.options import Ask
+from ddflow.cli.plan import SOURCE
+from ddflow.cli.progress import Tick
+from ddflow.cli.reading import ticked, within
+from ddflow.errors import DdflowError, StateRefused
+from ddflow.files import Input, open_input
+from ddflow.files.kinds import CSV, JSON, kind_of, listed
+from ddflow.files.types import parse_types
+from ddflow.frontier import NEVER
+from ddflow.rebuilt import sources
+from ddflow.store.manifest import Receipt, newest
+from ddflow.store.opening import open_store
+
+
+def opened(ask: Ask, required: list[str]) -> Input:
+    """The input of a run, in the columns of its state where it has one.  Raises what `open_input` raises."""
+    types = parse_types(ask.types or ())
+    known = None if ask.state is None else _columns(ask.state, ask.trust)
+    if known is None:
+        return open_input(ask.inputs, types, required)
+    first = listed(ask.inputs)[0]
+    if (kind := kind_of(first).name) in (CSV, JSON):
+        there = known.names if kind == JSON else open_input([first], types, required).schema.names
+        types = {field.name: field.type for field in known if field.name in there} | types
+    return open_input(ask.inputs, types, required, known)
+
+
+def _columns(state: str, trust: str) -> pa.Schema | None:
+    """The columns of our source in a state; None where there is no state yet, or another one."""
+    try:
+        store = open_store(state, trust=trust, create=False, readonly=True)
+    except StateRefused:
+        return None  # made, or refused in full words, when it is opened to be written to
+    try:
+        manifest = newest(store)
+        found = {} if manifest is None else sources(manifest.plan, store.where)
+    finally:
+        store.close()
+    return found[SOURCE][0] if SOURCE in found else None
+
+
+def epochs(engine: dd.Engine, given: Input, ask: Ask, tick: Tick, least: int = NEVER) -> Iterator[dd.Step]:
+    """Each file as an epoch of a state, committed before its last step is given out.
+
+    ``least``: the time of the last file, in epoch mode, is no less.
+    """
+    for i, file in enumerate(given.files):
+        number = engine.epoch + 1 if ask.epoch is None else ask.epoch + i
+        final = i + 1 == len(given.files)
+        batches = ticked(given.batches(file), tick)
+        if ask.held_back:
+            yield from _pushed(engine, file, chain(batches, [None]), number, final and ask.lateness is None)
+            continue
+        receipt, time = _receipt(engine, number), engine.last + 1 if engine.last > NEVER else 1
+        if receipt is not None:
+            time = receipt.calls[0].time
+        elif final:
+            time = max(time, least)
+        with within(file):
+            step = engine.step({SOURCE: pa.RecordBatchReader.from_batches(given.schema, batches)}, time, epoch=number)
+        engine.commit()
+        yield step
+
+
+def _pushed(engine: dd.Engine, file: Path, batches: Iterator[pa.RecordBatch | None], number: int, closes: bool
+            ) -> Iterator[dd.Step]:  # fmt: skip
+    """A file of hold-back mode as one epoch: pushes, and what closes the times that were seen."""
+    receipt, row, calls = _receipt(engine, number), 0, 0
+    for batch in batches:
+        if batch is None and calls:
+            break
+        # A file without rows is an epoch, too.
+        rows: dict[str, Any] = {} if batch is None else {SOURCE: batch}
+        with within(file, row):
+            step = engine.push(rows, epoch=number)
+        row, calls = row + (0 if batch is None else batch.num_rows), calls + 1
+        yield step
+    if receipt is not None:
+        for call in receipt.calls[calls:]:
+            yield engine.advance_to(call.time, epoch=number)
+        return
+    seen = engine.intakes[SOURCE].greatest
+    closed = engine.advance_to(seen + 1, epoch=number) if closes and seen >= engine.frontier else None
+    engine.commit()
+    if closed is not None:
+        yield closed
+
+
+def _receipt(engine: dd.Engine, number: int) -> Receipt | None:
+    """What is kept of an epoch that was committed."""
+    assert engine.durable is not None
+    return next((each for each in engine.durable.ledger.manifest.receipts if each.epoch == number), None)
+
+
+@contextmanager
+def told(engine: Any) -> Iterator[None]:
+    """Say, where a run is refused, which of its epochs were committed all the same."""
+    before = engine.epoch
+    try:
+        yield
+    except DdflowError as error:
+        if engine.epoch == before:
+            raise
+        again = f"epochs {before + 1} to {engine.epoch} are committed: the same files with --epoch {before + 1} give "
+        again += "their rows again, and go on"
+        raise type(error)(error.asked, error.found, f"{error.remedy}; {again}") from None

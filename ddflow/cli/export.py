@@ -1,0 +1,115 @@
+"""``ddflow export``: collections of a state as files.
+
+Invariant: a file is there under its name only when it is whole.  What is in it is `ddflow.proof.export`'s.
+
+>>> called("orders"), called("../x"), called(".hidden")
+('orders', 'ade92630f33b0870', '372051e37372c4c0')
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ddflow.cli.arguments import State, Trust
+
+
+def export(
+    state: State,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME", show_default=False, help="Outputs or sources. Without: all outputs."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FOLDER|FILE",
+            show_default=False,
+            help="A folder for NAME.parquet, here by default; or a file, of the kind its extension says.",
+        ),
+    ] = None,
+    as_of: Annotated[
+        str | None,
+        typer.Option("--as-of", metavar="TIME", show_default=False, help="As it was at a time that is still kept."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
+    trust: Trust = "owner",
+    as_json: Annotated[bool, typer.Option("--json", help="Say what was written as one JSON object.")] = False,
+) -> None:
+    """Write the collections of a state as Parquet, or CSV, JSON lines or Arrow.
+
+    Rows are those of the last commit, or as of an earlier time that is still kept. Where rows may be there more than
+    once, each is written once, with a column `_diff` that says how often. Rows come range by range, so a state larger
+    than memory can be exported; a writer may go on meanwhile.
+
+    Examples:
+
+    * `ddflow export state/orders -o exported/`
+
+    * `ddflow export state/orders by_city -o cities.csv --as-of 41`
+    """
+    from ddflow.files import open_output
+    from ddflow.proof.export import contents
+    from ddflow.snapshot import Snapshot
+
+    done: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        snapshot = stack.enter_context(Snapshot.open(state, trust=trust))  # type: ignore[arg-type]
+        at = None if as_of is None else time_of(as_of, snapshot.flow.time_type)
+        wanted = list(dict.fromkeys(names or snapshot.flow.outputs))
+        read = {name: contents(snapshot, name, at) for name in wanted}
+        paths = {name: _path(name, output, len(wanted)) for name in wanted}
+        opened = {name: stack.enter_context(open_output(paths[name], read[name][0], overwrite)) for name in wanted}
+        for name in wanted:
+            for table in read[name][1]:
+                opened[name].write(table)
+            done.append({"name": name, "rows": opened[name].written, "file": str(paths[name])})
+        epoch = snapshot.epoch
+    if as_json:
+        typer.echo(json.dumps({"state": state, "epoch": epoch, "as_of": at, "written": done}))
+    for each in done if not as_json else ():
+        typer.echo(f"{each['name']}: {each['rows']:,} rows of epoch {epoch} to {each['file']}", err=True)
+
+
+def _path(name: str, output: Path | None, many: int) -> Path:
+    """Where a collection goes."""
+    from ddflow.errors import UnwritableOutput
+
+    folder = Path() if output is None else output
+    if output is not None and output.suffix and not output.is_dir():
+        if many > 1:
+            raise typer.BadParameter(f"{many} collections do not go into one file: give -o a folder, or one NAME")
+        return output
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnwritableOutput(f"write to {folder}", str(error.strerror), "give another folder") from None
+    return folder / f"{called(name)}.parquet"
+
+
+def called(name: str) -> str:
+    """What the file of a collection is called: its name, or a digest of one that should not become a path."""
+    from ddflow.store.outputs import of
+
+    return name if re.fullmatch(r"\w[\w.-]{0,99}", name) else of(name)
+
+
+def time_of(text: str, kind: Any) -> int:
+    """A time as it is written: a number, or as the type of times is written.  Raises `NotReadable`."""
+    import pyarrow as pa
+
+    from ddflow.errors import NotReadable
+
+    if re.fullmatch(r"-?\d+", text.strip()):
+        return int(text)
+    try:
+        return int(pa.scalar(text).cast(kind).value)
+    except (pa.ArrowException, ValueError, AttributeError) as error:
+        raise NotReadable(f"--as-of {text}", f"that is no {kind} ({error})", "write a time that is kept") from None

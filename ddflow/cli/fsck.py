@@ -1,0 +1,51 @@
+"""``ddflow fsck``: every byte of a state, read and compared.
+
+Invariant: the exit code is 0 if nothing is wrong, 1 if anything is, and then all of it is listed, file by file.  The
+work is in `ddflow.proof.fsck`.
+
+>>> fsck.__name__
+'fsck'
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from ddflow.cli import REFUSED
+from ddflow.cli.arguments import State, Trust
+
+
+def fsck(
+    state: State,
+    trust: Trust = "owner",
+    as_json: Annotated[bool, typer.Option("--json", help="The report as one JSON object.")] = False,
+) -> None:
+    """Check every byte of a state, and whether it fits together.
+
+    Every manifest that is kept and every file that one of them names is read: its length and checksum, its columns
+    and their order, the identities and hashes of its rows, and that keys, deleted keys and events add up. All that is
+    wrong is listed with its file. Files that no manifest names are counted as garbage (`ddflow gc`), files that are
+    not ours are named. Nothing is written, and a writer may go on meanwhile.
+
+    What to do then: restore the folder from a copy, go back with `ddflow rollback`, or replay the log into a new state.
+
+    Examples:
+
+    * `ddflow fsck state/orders`
+
+    * `ddflow fsck s3://bucket/orders --json`
+    """
+    from ddflow.budget import shown_size
+    from ddflow.cli.log import watching
+    from ddflow.proof.fsck import fsck as checked
+
+    with watching("reading", None, shown_size) as tick:
+        report = checked(state, trust=trust, look=tick)  # type: ignore[arg-type]
+    if not as_json:
+        report.where = state  # as it was written
+    typer.echo(json.dumps(report.to_dict()) if as_json else str(report))
+    if not report.ok:
+        raise typer.Exit(REFUSED)

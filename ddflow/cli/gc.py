@@ -1,0 +1,105 @@
+"""``ddflow gc``: what no version of a state names is deleted; with ``--forget``, history and deleted rows as well.
+
+Invariant: nothing is deleted that a version which is kept names, or one that is yet to come will; see
+`ddflow.custody.collect` and `ddflow.custody.compact`, which do the work.
+
+>>> seconds("90", "--grace"), seconds("24h", "--orphans"), seconds("500ms", "--grace")
+(90.0, 86400.0, 0.5)
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from typing import Annotated, Any, Final
+
+import typer
+
+from ddflow.cli.arguments import State, Trust
+
+_UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def gc(
+    state: State,
+    grace: Annotated[
+        str, typer.Option("--grace", metavar="SPAN", help="How long a version outlives its successor, for readers.")
+    ] = "60s",
+    orphans: Annotated[
+        str, typer.Option("--orphans", metavar="SPAN", help="How old a file is that nobody names before it goes.")
+    ] = "24h",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would be deleted, and delete nothing.")] = False,
+    forget: Annotated[
+        bool,
+        typer.Option("--forget", help="First compact the state to the present, and erase rows that are deleted."),
+    ] = False,
+    trust: Trust = "owner",
+    as_json: Annotated[bool, typer.Option("--json", help="What was done as one JSON object.")] = False,
+) -> None:
+    """Delete the versions of a state whose time is over, and files that no version names.
+
+    A writer does this by itself, when it opens the state and after its commits; by hand it is for a state that nobody
+    opens, and after a crash. Writers and readers may go on meanwhile. The two newest versions always stay. A file that
+    was put since the newest version was published may be of an epoch under way, and stays. Where the newest version,
+    or one that is to be kept, cannot be read, nothing is deleted.
+
+    `--forget` makes people forgotten: history goes, and every byte of rows that were deleted or replaced, in all files
+    of the state. Older versions and stored epochs go with them, so no epoch before can be given again. Stop the writer
+    first: it is fenced. Copies, folders of outputs and caches of other machines are yours to clean.
+
+    Examples:
+
+    * `ddflow gc state/orders --dry-run`
+
+    * `ddflow gc state/orders --forget`
+    """
+    spans = seconds(grace, "--grace"), seconds(orphans, "--orphans")
+    if forget and dry_run:
+        raise typer.BadParameter("--forget rewrites the state, and --dry-run writes nothing: give one of them")
+    if forget:
+        _forget(state, trust)
+
+    from ddflow.custody.collect import collect
+
+    choices: dict[str, Any] = {"dry_run": dry_run, "trust": trust}
+    done = collect(state, grace=spans[0], orphans=spans[1], **choices)
+    if as_json:
+        typer.echo(json.dumps({"state": state, "dry_run": dry_run, "forgot": forget} | asdict(done)))
+        return
+
+    from ddflow.budget import shown_size
+
+    if forget:
+        typer.echo(f"{state} is compacted to the present, and holds nothing of rows that were deleted or replaced")
+    verb = "would delete" if dry_run else "deleted"
+    typer.echo(f"{verb} {len(done.manifests):,} versions and {done.files:,} files, {shown_size(done.bytes)}")
+    if done.outputs:
+        typer.echo(f"{verb} {len(done.outputs):,} files that failed commits left among the outputs")
+    if done.waiting:
+        size = shown_size(done.bytes_waiting)
+        typer.echo(f"left {done.waiting:,} files, {size}, that no version names: they may be of an epoch under way")
+    typer.echo(f"kept versions {', '.join(map(str, done.kept)) or 'none'}")
+
+
+def _forget(state: str, trust: str) -> None:
+    from ddflow.rebuilt import rebuild
+    from ddflow.snapshot import found
+    from ddflow.store.opening import open_store
+
+    store = open_store(state, trust=trust, create=False)
+    try:
+        flow = rebuild(found(store).plan, store.where)
+        with flow.open(store) as engine:
+            engine.compact(forget=True)
+    finally:
+        store.close()
+
+
+def seconds(text: str, option: str) -> float:
+    """A span of time in seconds: ``90``, ``60s``, ``5min``, ``24h``.  Raises `typer.BadParameter`."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text)
+    if match is None or match[2] not in _UNITS:
+        raise typer.BadParameter(f"{option} {text} is no span of time: write a number of seconds, or with ms, s, min, "
+                                 "h or d")  # fmt: skip
+    return float(match[1]) * _UNITS[match[2]]

@@ -1,0 +1,158 @@
+"""``ddflow inspect``: what a state consists of.
+
+Invariant: a terminal gets tables, a pipe the same lines without them, ``--json`` one object.  Nothing is read but the
+manifest and its inventory; that is `ddflow.proof.inspect`'s.
+
+>>> inspect.__name__, ago(7300)
+('inspect', '2 h')
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from ddflow.cli.arguments import State, Trust
+
+
+def inspect(
+    state: State,
+    trust: Trust = "owner",
+    as_json: Annotated[bool, typer.Option("--json", help="All of it as one JSON object.")] = False,
+) -> None:
+    """Show what a state consists of, without reading its data.
+
+    Its epoch and times, its sources and counts with their keys, deleted keys, versions, runs, files and bytes, events
+    that are pending, the plan, the last epochs that can be given again, and the versions that are kept for readers.
+
+    `since` is the earliest time that can be read, the `frontier` the least that may still come in.
+
+    Examples:
+
+    * `ddflow inspect state/orders`
+
+    * `ddflow inspect state/orders --json | jq .epoch`
+    """
+    from ddflow.proof.inspect import inspect as inspected
+
+    found = inspected(state, trust=trust)  # type: ignore[arg-type]
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    _show(found)
+
+
+def _show(found: Mapping[str, Any]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    person = sys.stdout.isatty()
+    console = Console(highlight=False, width=None if person else 1000)
+    for title, head, given in sections(found):
+        rows = list(given)
+        if not rows:
+            continue
+        # A pipe gets what can be searched and cut: a line a row, no frames.
+        look = box.SIMPLE_HEAD if person else None
+        table = Table(title=Text(title, style="bold"), title_justify="left", box=look, show_header=bool(head),
+                      header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))  # fmt: skip
+        for i in range(len(head or rows[0])):
+            number = i > 0 and all(isinstance(row[i], int) or row[i] in ("", None) for row in rows)
+            table.add_column(Text(head[i] if head else ""), justify="right" if number else "left")
+        for row in rows:
+            table.add_row(*(Text(_shown(value)) for value in row))
+        with console.capture() as drawn:
+            console.print(table)
+        typer.echo("\n".join(line.rstrip() for line in drawn.get().splitlines()))
+        typer.echo()
+
+
+def _shown(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else "" if value is None else str(value)
+
+
+Section = tuple[str, Sequence[str], Iterator[Sequence[Any]]]
+
+
+def sections(found: Mapping[str, Any]) -> Iterator[Section]:
+    """Title, head and rows of each table."""
+    from ddflow.budget import shown_size
+    from ddflow.frontier import shown
+
+    times = f"last {shown(found['last'])}, frontier {shown(found['frontier'])}, readable from {shown(found['since'])}"
+    about = [
+        ("epoch", f"{found['epoch']}, in manifest {found['manifest']}"), ("written", found["written"]),
+        ("by", f"{found['note']} (writer {found['writer']})"), ("times", times),
+        ("files", f"{found['files']:,}, {shown_size(found['bytes'])}"),
+        ("events", ", ".join(f"{name} {n:,}" for name, n in found["verdicts"].items() if n) or "none"),
+    ]  # fmt: skip
+    yield found["state"], (), iter(about)
+    head: Sequence[str] = (
+        "collection",
+        "keys",
+        "tombstones",
+        "versions",
+        "runs",
+        "merges",
+        "files",
+        "size",
+        "events in",
+        "pending",
+    )
+    yield "Collections", head, _collections(found)
+    yield "Sources", ("source", "columns", "spec"), (
+        (name, ", ".join(f"{c} {kind}" for c, kind, _ in each["columns"]), _spec(each["spec"]))
+        for name, each in found["sources"].items())  # fmt: skip
+    folders = (found["folder"] or {}).get("of", {})
+    yield "Outputs", ("output", "is", "folder"), (
+        (name, text, f"{found['folder']['path']}/{folders[name]}" if name in folders else "")
+        for name, text in found["outputs"].items())  # fmt: skip
+    head = ("epoch", "call", "at", "verdicts", "outputs", "digest")
+    yield "Epochs that can be given again", head, _receipts(found["receipts"])
+    yield "Versions that are kept", ("manifest", "epoch", "age", "written", "why"), (
+        (each["manifest"], each.get("epoch"), ago(each["age"]) if "age" in each else "", each.get("written", ""),
+         each.get("note", each.get("error")))
+        for each in found["versions"])  # fmt: skip
+
+
+def _collections(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
+    from ddflow.budget import shown_size
+
+    for each in (found["sources"], found["counts"]):
+        for name, of in each.items():
+            figures = [of.get(what, 0) for what in ("keys", "tombstones", "versions", "runs", "merges", "files")]
+            yield (name, *figures, shown_size(of.get("bytes", 0)), of.get("arrived", ""), of.get("pending", ""))
+
+
+def _spec(spec: Mapping[str, Any]) -> str:
+    def text(value: Any) -> str:
+        if isinstance(value, dict):  # a tombstone
+            return " is ".join(str(each) for each in value.values())
+        return "+".join(value) if isinstance(value, list) else str(value)
+
+    return ", ".join(f"{name}={text(value)}" for name, value in spec.items())
+
+
+def _receipts(receipts: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Any]]:
+    from ddflow.frontier import shown
+
+    for receipt in reversed(receipts):
+        for call in receipt["calls"]:
+            verdicts = ", ".join(f"{name} {n:,}" for name, n in call["verdicts"].items() if n)
+            outputs = ", ".join(f"{name} {each['rows']:,}" for name, each in call["outputs"].items())
+            at = "" if call["call"] == "push" else shown(call["time"])
+            yield receipt["epoch"], call["call"], at, verdicts, outputs or "nothing", call["digest"]
+
+
+def ago(seconds: float) -> str:
+    """An age as a person reads it."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size or (size == 60 and seconds >= size):
+            return f"{seconds / size:,.0f} {unit}"
+    return f"{seconds:.0f} s"

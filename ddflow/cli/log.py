@@ -1,0 +1,110 @@
+"""What the verbs that prove a state share: a source of the state, its log, a key of it, and progress.
+
+Invariant: a log's columns are read as the types that the source declares, whatever their files would be guessed to be,
+so that ``007`` of a text column is text on the command line too.  Why that is not trivial: a column may come in later
+files only, or not at all.  Nothing of a state is read here but its manifest.
+
+>>> from ddflow.spec import Upsert
+>>> key_of("7,Bern", bind("v", pa.schema({"id": pa.int64(), "city": pa.string()}), Upsert(key=["id", "city"])))
+{'id': 7, 'city': 'Bern'}
+>>> key_of("a=b", bind("v", pa.schema({"id": pa.string()}), Upsert(key="id")))
+{'id': 'a=b'}
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import pyarrow as pa
+
+from ddflow.binding import Bound, bind
+from ddflow.errors import NotReadable
+from ddflow.files import Input, open_input
+from ddflow.files.kinds import JSON, kind_of, listed
+from ddflow.rebuilt import sources
+from ddflow.schema import did_you_mean
+from ddflow.snapshot import found
+from ddflow.store.opening import open_store
+
+
+def source_of(state: str, name: str | None, trust: str) -> Bound:
+    """A source of a state; the only one by default.  Raises `NotReadable`, and what opening raises."""
+    store = open_store(state, trust=trust, create=False, readonly=True)
+    try:
+        manifest = found(store)
+    finally:
+        store.close()
+    known = sources(manifest.plan, store.where)
+    if name is None and len(known) != 1:
+        raise NotReadable(f"a source of {state}", f"it has {list(known)}", "say which: --source NAME")
+    if name is not None and name not in known:
+        raise NotReadable(f"the source {name!r} of {state}", "it has none of that name", did_you_mean(name, known))
+    name = next(iter(known)) if name is None else name
+    return bind(name, *known[name])
+
+
+def log_of(paths: Sequence[Path | str], bound: Bound) -> Input:
+    """Files as the log of a source.  Raises what `open_input` raises."""
+    first = listed(paths)[0]
+    there = set(open_input([first]).schema.names)
+    later = kind_of(first).name == JSON
+    types = {field.name: field.type for field in bound.schema if later or field.name in there}
+    return open_input(paths, types, bound.required)
+
+
+def streamed(given: Input) -> Iterator[pa.RecordBatchReader]:
+    """A reader for each file, to be read one after the other."""
+    for file in given.files:
+        yield pa.RecordBatchReader.from_batches(given.schema, given.batches(file))
+
+
+def key_of(text: str, bound: Bound) -> dict[str, Any]:
+    """A key as it is written: ``7``, ``7,Bern`` or ``id=7,city=Bern``; quotes as in CSV.  Raises `NotReadable`."""
+    names, asked = list(bound.spec.key), f"the key {text!r} of {bound.name!r}"
+    parts = next(csv.reader([text], skipinitialspace=True), []) if len(names) > 1 else [text]
+    pairs = [part.partition("=") for part in parts]
+    if all(equals and name.strip() in names for name, equals, _ in pairs):
+        given = {name.strip(): value for name, _, value in pairs}
+    else:
+        given = dict(zip(names, parts, strict=False)) if len(parts) == len(names) else {}
+    if sorted(given) != sorted(names):
+        raise NotReadable(asked, f"its columns are {names}", f"write {','.join(f'{name}=...' for name in names)}")
+    out = {}
+    for name in names:
+        kind = bound.key_schema.field(name).type
+        try:
+            out[name] = pa.scalar(given[name]).cast(kind).as_py()
+        except (pa.ArrowException, ValueError, OverflowError) as error:
+            raise NotReadable(asked, f"{given[name]!r} is no {kind} ({error})", "write a value of that type") from None
+    return out
+
+
+@contextmanager
+def watching(doing: str, total: int | None, unit: Callable[[int], str]) -> Iterator[Callable[[int], None]]:
+    """Show how much was read, on a terminal, while the block runs; wiped away at the end.
+
+    ``unit``: how an amount is written.
+    """
+    if not sys.stderr.isatty():
+        yield lambda more: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
+    seen, began = [0], perf_counter()
+    columns = (SpinnerColumn(), BarColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(doing, total=total)
+
+        def tick(more: int) -> None:
+            seen[0] += more
+            rate = int(seen[0] / max(perf_counter() - began, 1e-3))
+            bar.update(task, completed=seen[0], description=f"{doing}: {unit(seen[0])}, {unit(rate)}/s")
+
+        yield tick

@@ -1,0 +1,117 @@
+"""``ddflow migrate``: a log replayed under another plan, and the net difference.
+
+Invariant: the new state stands, and the output is there, only when both are complete; the old state is not changed.
+The work is in `ddflow.custody.migrate`, the options are those of ``diff`` and ``count``.
+
+>>> migrate.__name__
+'migrate'
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ddflow.cli import options as o
+
+if TYPE_CHECKING:
+    from ddflow.custody.migrate import Migrated
+
+Old = Annotated[str, typer.Argument(metavar="OLD", show_default=False, help="The state that there is.")]
+New = Annotated[str, typer.Argument(metavar="NEW", show_default=False, help="Where the new state is to be.")]
+Log = Annotated[
+    list[Path],
+    typer.Argument(metavar="LOG", show_default=False, help="All files of the log, in their order, or folders of them."),
+]
+Counts = Annotated[bool, typer.Option("--count", help="Count, as `ddflow count` does; --by says so too.")]
+Full = Annotated[bool, typer.Option("--full", help="Where the columns have changed, write the new contents whole.")]
+
+
+def migrate(
+    old: Old,
+    new: New,
+    log: Log,
+    key: o.Key,
+    counts: Counts = False,
+    by: o.By = None,
+    name: o.Name = "count",
+    full: Full = False,
+    order_by: o.OrderBy = None,
+    tie: o.Tie = "last",
+    seq: o.Seq = None,
+    stale: o.Stale = "drop",
+    time: o.Time = None,
+    lateness: o.Lateness = None,
+    late: o.Late = "error",
+    tombstone: o.Tombstone = None,
+    delete: o.Delete = None,
+    null_key: o.NullKey = "error",
+    noop_ignore: o.NoopIgnore = None,
+    filter_: o.Filter = None,
+    project: o.Project = None,
+    types: o.Types = None,
+    output: o.Out = None,
+    overwrite: o.Overwrite = False,
+    memory: o.Memory = None,
+    trust: o.Trust = "owner",
+    as_json: o.Json = False,
+) -> None:
+    """Make a new state of the log under another plan, and write what changes for those who follow the old one.
+
+    A state goes on with the plan that it was made by. For another key, order, filter or projection the log is replayed
+    into a new state, as `ddflow diff --state NEW` would: each file is an epoch. Of all the differences that this makes
+    only the net one is written: rows that the old output has and the new one has not leave, the others enter, at the
+    new state's last time, which is above all of the old one's. So whoever follows the old output goes on with this file
+    and then with what the new state gives.
+
+    The old state is not changed, and NEW must not be there yet. When anything fails, nothing of NEW is left.
+
+    Examples:
+
+    * `ddflow migrate state/orders state/orders2 log/ --key id,region --order-by updated_at -o changes.parquet`
+    """
+    words = locals()
+    left_out = {"old", "new", "log", "counts", "full"}
+    ask = o.Ask(inputs=log, counts=counts or by is not None, state=new,
+                **{word: value for word, value in words.items() if word not in left_out})  # fmt: skip
+
+    _migrate(ask, old, full)
+
+
+def _migrate(ask: o.Ask, old: str, full: bool) -> None:
+    """Replay the log, and say what came of it."""
+    from ddflow.cli.plan import OUT, check_usage
+
+    check_usage(ask, sides=False)
+
+    from ddflow.cli.continued import epochs, opened
+    from ddflow.cli.plan import names, planned
+    from ddflow.cli.progress import progress
+    from ddflow.cli.run import target
+    from ddflow.custody.migrate import replay
+
+    given = opened(ask, [*names(ask.key), *([ask.time] if ask.time else [])])
+    flow, new = planned(ask, given.schema), str(ask.state)
+    out = target(ask, flow, given)
+
+    def feed(engine: Any, least: int) -> None:
+        with progress(given.rows) as tick:
+            for step in epochs(engine, given, ask, tick, least):
+                tick(0, step[OUT].num_rows)
+
+    def take(done: Migrated) -> None:
+        with out:
+            out.write(done.tables[OUT])
+        about = {"old": old, "new": new, "epoch": done.epoch, "last": done.last, "written": done.tables[OUT].num_rows,
+                 "full": bool(done.full or done.new), "output": ask.output}  # fmt: skip
+        if ask.as_json:
+            typer.echo(json.dumps(about))
+        else:
+            what = "rows, whole," if about["full"] else "updates, net,"
+            typer.echo(f"{new} is at epoch {done.epoch:,}: {about['written']:,} {what} of {old}", err=True)
+
+    choices: dict[str, Any] = {"trust": ask.trust, "memory": ask.memory}
+    replay(old, new, flow, feed, take, OUT, full=full, **choices)

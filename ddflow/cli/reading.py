@@ -1,0 +1,42 @@
+"""Files as an engine takes them: told of as they are read, and named in what the engine refuses.
+
+Invariant: batches are those of the file, in their order; an error is the engine's own, of its own class.  Why that is
+not trivial: the engine's errors speak of rows of a step, so the file, and where the step began in it, is put in front.
+
+>>> from ddflow.errors import NullKey
+>>> with within(Path("a.csv"), 9):
+...     raise NullKey("rows for 'input'", "the key ['id'] is null in 1 rows, first [3]", "mend them")
+Traceback (most recent call last):
+    ...
+ddflow.errors.NullKey: a.csv, from row 9: rows for 'input': the key ['id'] is null in 1 rows, first [3]; mend them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+
+from ddflow.cli.progress import Tick
+from ddflow.errors import DdflowError
+
+
+def ticked(batches: Iterator[pa.RecordBatch], tick: Tick) -> Iterator[pa.RecordBatch]:
+    """The same batches, each told of as it comes."""
+    for batch in batches:
+        tick(batch.num_rows, 0)
+        yield batch
+
+
+@contextmanager
+def within(file: Path, row: int = 0) -> Iterator[None]:
+    """Put the file in front of what the engine says of its rows, and the row that it counts from."""
+    try:
+        yield
+    except DdflowError as error:
+        if str(file) in error.asked:
+            raise
+        where = f"{file}, from row {row:,}" if row else str(file)
+        raise type(error)(f"{where}: {error.asked}", error.found, error.remedy) from None

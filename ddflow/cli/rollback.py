@@ -1,0 +1,104 @@
+"""``ddflow rollback``: an older version of a state becomes its newest.
+
+Invariant: nothing happens before it was agreed to, at the terminal or with ``--yes``, and nothing is deleted.  The work
+is in `ddflow.custody.rollback`.
+
+>>> rollback.__name__
+'rollback'
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ddflow.cli.arguments import State, Trust
+
+if TYPE_CHECKING:
+    from ddflow.custody.rollback import Version
+
+
+def rollback(
+    state: State,
+    to_epoch: Annotated[
+        int | None,
+        typer.Option(
+            "--to-epoch",
+            metavar="N",
+            show_default=False,
+            help="Back to the state after this epoch. Without: the last whole version before the newest.",
+        ),
+    ] = None,
+    versions: Annotated[bool, typer.Option("--list", help="List the versions that are kept, and do nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    trust: Trust = "owner",
+    as_json: Annotated[bool, typer.Option("--json", help="What was done, or the list, as one JSON object.")] = False,
+) -> None:
+    """Go back to an older version of a state, when the newest is damaged or was a mistake.
+
+    All files of that version are read, compared with their checksums, and copied; what they say is published as a new
+    version, with the next number. Nothing is deleted: a damaged manifest stays to be looked into. A writer is fenced.
+    Epochs after that one are no more, and can be given again; files that they left in a folder of outputs are hidden,
+    listed, and deleted by `ddflow gc` a day later.
+
+    Versions are kept for as long as `ddflow gc` leaves them: the two newest, and others for a minute or what `grace=`
+    says. What is older is in your copies, or is made again from the log.
+
+    Examples:
+
+    * `ddflow rollback state/orders --list`
+
+    * `ddflow rollback state/orders --to-epoch 41 --yes`
+    """
+    from ddflow.custody import rollback as custody
+
+    choices: dict[str, Any] = {"trust": trust}
+    found = custody.versions(state, **choices)
+    if versions:
+        if as_json:
+            typer.echo(json.dumps([_plain(each) for each in found]))
+        else:
+            for each in found:
+                typer.echo(_line(each))
+        return
+    if not yes:
+        if not sys.stdin.isatty():
+            raise typer.BadParameter("going back loses what was committed since: say --yes, or answer at a terminal")
+        for each in found:
+            typer.echo(_line(each), err=True)
+        where = "the last whole version before the newest" if to_epoch is None else f"epoch {to_epoch}"
+        typer.confirm(f"go back to {where}, and lose all later epochs?", abort=True, err=True)
+    done = custody.rollback(state, to_epoch, **choices)
+    if as_json:
+        typer.echo(json.dumps({"state": state, "epoch": done.manifest.epoch, "manifest": done.manifest.number,
+                               "version": done.version, "passed": done.passed, "hidden": done.hidden}))  # fmt: skip
+        return
+    if done.manifest.number == done.version:
+        typer.echo(f"{state} is at epoch {done.manifest.epoch} already (manifest {done.version})")
+    else:
+        typer.echo(f"{state} is at epoch {done.manifest.epoch} again: manifest {done.manifest.number} says what "
+                   f"{done.version} said")  # fmt: skip
+    for wrong in done.passed:
+        typer.echo(f"passed over: {wrong}")
+    for path in done.hidden:
+        typer.echo(f"hidden, of an epoch that is no more: {path}")
+
+
+def _plain(version: Version) -> dict[str, Any]:
+    of = version.manifest
+    about = {} if of is None else {"epoch": of.epoch, "written": _when(of.written), "note": of.note}
+    return {"manifest": version.number, **about, "wrong": version.wrong}
+
+
+def _line(version: Version) -> str:
+    of = version.manifest
+    about = "" if of is None else f"  epoch {of.epoch:>8}  {_when(of.written)}  {of.note}"
+    return f"manifest {version.number:>8}{about}" + (f"  DAMAGED: {version.wrong}" if version.wrong else "")
+
+
+def _when(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds")

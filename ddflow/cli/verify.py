@@ -1,0 +1,62 @@
+"""``ddflow verify``: a state against the stateless fold of its log.
+
+Invariant: the exit code is 0 if they agree, 1 if they do not, and then the first keys that differ are named.  The work
+is in `ddflow.proof.verify`.
+
+>>> verify.__name__
+'verify'
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ddflow.cli import REFUSED
+from ddflow.cli.arguments import Source, State, Trust
+
+Log = Annotated[
+    list[Path],
+    typer.Argument(metavar="LOG", show_default=False,
+                   help="All files, or folders of them, that were given to the state, in their order."),
+]  # fmt: skip
+
+
+def verify(
+    state: State,
+    log: Log,
+    source: Source = None,
+    memory: Annotated[
+        str, typer.Option("--memory", metavar="SIZE", help="What the fold may take; it goes to temporary files beyond.")
+    ] = "1GB",
+    trust: Trust = "owner",
+    as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
+) -> None:
+    """Compare a state with what its log says, key by key.
+
+    The log is folded from its events alone, without the state, and both sides are compared range by range. Rows that
+    are missing in the state, that are there and should not be, or that differ are counted; the first ten are shown
+    with both rows. Counts are made anew from the rows, and compared too. Nothing is written to the state.
+
+    A state may rightly know what no log can tell: which events came late, or that a refused step left out. Notes say
+    where that may be.
+
+    Examples:
+
+    * `ddflow verify state/orders monday.csv tuesday.csv`
+
+    * `ddflow verify state/shop orders/ --source orders --json`
+    """
+    from ddflow.cli.log import log_of, source_of, streamed, watching
+    from ddflow.proof.verify import verify as compared
+
+    bound = source_of(state, source, trust)
+    given = log_of(log, bound)
+    with watching(f"folding {bound.name}", given.rows, lambda n: f"{n:,} events") as tick:
+        found = compared(state, {bound.name: streamed(given)}, memory=memory, trust=trust, look=tick)  # type: ignore[arg-type]
+    typer.echo(json.dumps(found.to_dict(), default=str) if as_json else str(found))
+    if not found.ok:
+        raise typer.Exit(REFUSED)

@@ -1,0 +1,52 @@
+"""``ddflow why``: one key's story.
+
+Invariant: what is told of the state is read from it, what is told of events is judged again from the log.  The work is
+in `ddflow.proof.why`.
+
+>>> why.__name__
+'why'
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ddflow.cli.arguments import Source, State, Trust
+
+
+def why(
+    state: State,
+    key: Annotated[str, typer.Argument(metavar="KEY", show_default=False, help="7, or id=7, or id=7,region=EU.")],
+    log: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="LOG", show_default=False, help="Files, or folders of them: the events to judge again."),
+    ] = None,
+    source: Source = None,
+    trust: Trust = "owner",
+    as_json: Annotated[bool, typer.Option("--json", help="The story as one JSON object.")] = False,
+) -> None:
+    """Tell a key's story: what it holds, what it held, and why not something else.
+
+    From the state: the row, every version that is still kept with the order that won it, and events that wait for their
+    time. From the log, if it is given: every event of the key with its verdict, so that losers are seen, and what they
+    lost against. The log is judged again, each file as one epoch, so the times of events are of that replay; in
+    hold-back mode they are the events' own.
+
+    Examples:
+
+    * `ddflow why state/orders 7`
+
+    * `ddflow why state/orders id=7,region=EU orders/ --json`
+    """
+    from ddflow.cli.log import key_of, log_of, source_of, streamed
+    from ddflow.proof.why import why_of
+
+    bound = source_of(state, source, trust)
+    given = None if log is None or not log else log_of(log, bound)
+    events = None if given is None else streamed(given)
+    story = why_of(state, bound.name, key_of(key, bound), events, trust=trust)  # type: ignore[arg-type]
+    typer.echo(json.dumps(story.to_dict(), default=str) if as_json else str(story))

@@ -1,0 +1,144 @@
+"""Inspect: what a state consists of, from its manifest and inventory alone.
+
+Invariant: no data file is read, so it takes the same few milliseconds however large the state is; what it says is what
+the newest manifest says.  Why that is not trivial: keys, versions, files and bytes of every collection are all in the
+inventory, merges half done included; whether the files are what it says is ``fsck``'s to tell.
+
+>>> import ddflow as dd, pyarrow as pa
+>>> from ddflow.store.memory import MemoryStore
+>>> flow, store = dd.Flow(), MemoryStore()
+>>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id"))
+>>> _ = flow.output("by_city", people.project(["city"]).count())
+>>> with flow.open(store) as engine:
+...     _ = engine.step({"people": pa.table({"id": [1, 2], "city": ["Bern", "Bern"]})}, time=7)
+>>> found = inspect(store)
+>>> found["epoch"], found["last"], found["sources"]["people"]["keys"], found["outputs"]
+(1, 7, 2, {'by_city': "people.project(['city']).count(by=['city'])"})
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from ddflow.errors import DdflowError
+from ddflow.planned import columns, shown
+from ddflow.proof.fsck import blobs_named
+from ddflow.rebuilt import sources
+from ddflow.snapshot import State, found
+from ddflow.store.blob import Store
+from ddflow.store.manifest import Manifest, Receipt, at
+from ddflow.store.opening import open_store
+from ddflow.store.outputs import of
+from ddflow.store.record import Record
+
+
+def inspect(state: State, *, trust: Literal["owner", "group"] = "owner") -> dict[str, Any]:
+    """What a state consists of, as plain values that ``json.dumps`` takes.  O(its inventory).
+
+    ``state``, ``manifest`` (its number), ``epoch``, ``written`` (ISO), ``note``, ``writer``, ``frontier``, ``last``,
+    ``since``; ``sources`` and ``counts``: keys, tombstones, versions, runs, merges, files, bytes of each, and what a
+    source's plan and pending events are; ``verdicts``; ``outputs``: as text; ``folder``: of output files, and what is
+    whose in it; ``receipts``: of the last epochs; ``versions``: the manifests that are kept; ``files``, ``bytes``.
+
+    Raises `StateRefused` where there is none, `CorruptState` when the newest manifest or its inventory is damaged.
+    """
+    store = open_store(state, trust=trust, create=False, readonly=True)
+    try:
+        manifest = found(store)
+        out: dict[str, Any] = {
+            "state": store.where, "manifest": manifest.number, "epoch": manifest.epoch,
+            "written": iso(manifest.written), "note": manifest.note, "writer": manifest.nonce,
+            "frontier": manifest.frontier, "last": manifest.last, "since": manifest.since,
+            "sources": _plans(manifest, store.where), "counts": {}, "verdicts": {}, "outputs": {},
+            "folder": _folder(manifest), "receipts": [_receipt(each) for each in manifest.receipts],
+        }  # fmt: skip
+        whole = Record(manifest.plan, f"the plan of {store.where}")
+        outputs = whole.record("outputs")
+        out["outputs"] = {name: shown(manifest.plan, outputs.text(name), store.where) for name in outputs.names()}
+        named = {blob.name: blob.length for blob in (*manifest.outputs(), *manifest.partitions)}
+        for part in manifest.partitions:
+            record = Record.parse(store.map(part).to_pybytes(), f"the file {part.name} of {store.where}")
+            named |= {blob.name: blob.length for blob in blobs_named(record)}
+            _fill(out, record, manifest, store.where)
+        out["files"], out["bytes"] = len(named), sum(named.values())
+        out["versions"] = [_version(store, number) for number in reversed(store.numbers())]
+        return out
+    finally:
+        if store is not state:
+            store.close()
+
+
+def iso(milliseconds: int) -> str:
+    """A moment as text, in UTC."""
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
+    except (OverflowError, ValueError, OSError):
+        return f"{milliseconds} ms"
+
+
+def _plans(manifest: Manifest, where: str) -> dict[str, dict[str, Any]]:
+    """By source: its columns and its spec, without what is default."""
+    return {name: {"columns": columns(schema), "spec": json.loads(spec.to_json())}
+            for name, (schema, spec) in sources(manifest.plan, where).items()}  # fmt: skip
+
+
+def _folder(manifest: Manifest) -> dict[str, Any] | None:
+    if manifest.folder is None:
+        return None
+    return {"path": manifest.folder, "of": {name: of(name) for name in manifest.plan["outputs"]}}
+
+
+def _fill(out: dict[str, Any], record: Record, manifest: Manifest, where: str) -> None:
+    """Put in what an inventory says."""
+    for name, each in record.named("sources").items():
+        runs = each.records("runs")
+        of_it = out["sources"].setdefault(name, {})
+        of_it |= _arranged(each.record("rows")) | {
+            "arrived": each.number("arrived"),
+            "pending": sum(run.number("rows", 1) - run.number("begin") for run in runs),
+            "pending_files": len(runs), "pending_bytes": sum(run.blob("file").length for run in runs),
+        }  # fmt: skip
+    for name, each in record.named("counts").items():
+        out["counts"][shown(manifest.plan, name, where)] = _arranged(each)
+    totals = record.record("totals")
+    for name in totals.names():
+        out["verdicts"][name] = out["verdicts"].get(name, 0) + totals.number(name)
+
+
+def _arranged(record: Record) -> dict[str, Any]:
+    """The figures of one arrangement."""
+    items = record.records("items")
+    runs = [run for item in items for run in (item, *_within(item)) if "parts" in run]
+    parts = [part for run in runs for part in run.list("parts") if isinstance(part, list) and len(part) == 3]
+    files = {blob.name: blob.length for blob in blobs_named(record)}
+    return {
+        "keys": record.number("keys"), "tombstones": record.number("tombstones"),
+        "versions": sum(end - begin for _, begin, end in parts),
+        "runs": sum(bool(run.list("parts")) for run in runs), "merges": sum("inputs" in item for item in items),
+        "files": len(files), "bytes": sum(files.values()),
+    }  # fmt: skip
+
+
+def _within(item: Record) -> list[Record]:
+    return [*item.records("inputs"), item.record("output")] if "inputs" in item else []
+
+
+def _receipt(receipt: Receipt) -> dict[str, Any]:
+    calls = [{"call": call.kind, "time": call.time, "frontier": call.frontier, "digest": call.digest,
+              "verdicts": dict(call.counts),
+              "outputs": {name: {"rows": each.rows, "file": each.blob.name, "bytes": each.blob.length}
+                          for name, each in call.outputs.items()}} for call in receipt.calls]  # fmt: skip
+    return {"epoch": receipt.epoch, "calls": calls}
+
+
+def _version(store: Store, number: int) -> dict[str, Any]:
+    """A manifest that is kept, or why it cannot be read."""
+    try:
+        manifest = at(store, number)
+    except DdflowError as error:
+        return {"manifest": number, "error": str(error)}
+    return {"manifest": number, "epoch": manifest.epoch, "written": iso(manifest.written),
+            "age": round(max(0.0, time.time() - manifest.written / 1000), 3), "note": manifest.note}  # fmt: skip

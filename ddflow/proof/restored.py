@@ -1,0 +1,200 @@
+"""An inventory, restored and looked at: whether what its files hold is what ddflow would have written.
+
+Invariant: whatever is asserted here holds for every state that an engine commits.  Why that is not trivial: a checksum
+says that bytes are those that were written, not that they are right.  So the order of every batch is checked, the
+identities and hashes of its rows are computed anew, its sieve is made again, keys and deleted keys are counted, and
+every arrangement and batcher asserts its own invariants.  What is found goes to a guard, so that one thing which is
+wrong does not hide another; no file is read twice.
+
+>>> from ddflow.store.memory import MemoryStore
+>>> vault = Memo(MemoryStore(), set())
+>>> blob = vault.put([pa.record_batch({"n": [1, 2]})], pa.schema({"n": pa.int64()}))
+>>> vault.open(blob, pa.schema({"n": pa.int64()}), 2) is vault.open(blob, pa.schema({"n": pa.int64()}), 2)
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow import batcher as pending
+from ddflow.arrange import inventory
+from ddflow.arrange.arrangement import Arrangement
+from ddflow.arrange.batch import Batch
+from ddflow.arrange.merge import by_sorting
+from ddflow.arrange.spill import WORDS, Sieve
+from ddflow.errors import CorruptState
+from ddflow.frontier import NEVER
+from ddflow.identity import Words, identities, value_hashes
+from ddflow.operators.count import Count
+from ddflow.operators.upsert import Upsert
+from ddflow.rows import gather
+from ddflow.store.blob import Blob, Store
+from ddflow.store.manifest import Manifest
+from ddflow.store.record import Record
+from ddflow.store.vault import Kept, Vault
+from ddflow.verdicts import NAMES
+
+Guard = Callable[[], AbstractContextManager[None]]
+"""Notes whatever is raised inside, and goes on after it."""
+Rows = Callable[[pa.Table], tuple[Words, Words, Words]]
+"""The identities (high, low) and value hashes that rows should have."""
+
+
+MEND: Final = "restore it from a copy, or go back with ddflow rollback"
+
+
+class Known(CorruptState):
+    """A file is damaged, which has been told already."""
+
+
+class Memo(Vault):
+    """A vault that reads each file once.  ``damaged``: the names of files that are not to be opened."""
+
+    def __init__(self, store: Store, damaged: set[str]) -> None:
+        super().__init__(store)
+        self.damaged = damaged
+        self.opened: dict[tuple[Blob, str, int], Kept] = {}
+
+    def open(self, blob: Blob, schema: pa.Schema, rows: int) -> Kept:
+        """As `Vault.open`; raises `Known` for a file that is known to be damaged."""
+        if blob.name in self.damaged:
+            raise Known(f"the file {blob.name}", "it is damaged", "see there")
+        key = (blob, str(schema), rows)
+        if key not in self.opened:
+            self.opened[key] = super().open(blob, schema, rows)
+        return self.opened[key]
+
+
+class Examination:
+    """Of one inventory of one manifest.  ``upserts``: by source, ``counts``: by id (None: not known), all of them new.
+    ``seen``: the files whose rows were looked at, which grows.  ``whole``: whether all is asserted, or only what no
+    other inventory shares."""
+
+    def __init__(self, manifest: Manifest, upserts: Mapping[str, Upsert], counts: Mapping[str, Count] | None,
+                 vault: Memo, guard: Guard, seen: set[str], whole: bool) -> None:  # fmt: skip
+        self.manifest, self.upserts, self.counts = manifest, upserts, counts
+        self.vault, self.guard, self.seen, self.whole = vault, guard, seen, whole
+
+    def run(self, record: Record) -> None:
+        """Look at all of it.  O(bytes).  What is wrong goes to the guard."""
+        arrived = waiting = 0
+        complete = False
+        with self.guard():
+            sources = record.named("sources")
+            if set(sources) != set(self.upserts):
+                raise wrong(record, f"it has the sources {sorted(sources)}, the plan has {sorted(self.upserts)}")
+            complete = True
+        for name, upsert in self.upserts.items() if complete else ():
+            with self.guard():
+                self._arrangement(upsert.arranged, sources[name].record("rows"), partial(_row_words, upsert),
+                                  partial(_values, upsert))  # fmt: skip
+            with self.guard():
+                complete = False
+                arrived += sources[name].number("arrived")
+                batcher = pending.restore(sources[name], upsert.bound.schema, self.vault, spilled=True)
+                batcher._check()
+                waiting += len(batcher)
+                complete = True
+        if self.counts is not None:
+            with self.guard():
+                kept = record.named("counts")
+                if set(kept) != set(self.counts):
+                    raise wrong(record, f"it has {len(kept):,} counts, and the plan others ({len(self.counts):,})")
+                for each, count in self.counts.items():
+                    with self.guard():
+                        self._arrangement(count.arranged, kept[each], partial(_count_words, count), None)
+        with self.guard():
+            totals = record.record("totals")
+            judged = sum(totals.number(name) for name in totals.names() if name in NAMES)
+            if complete and arrived != judged + waiting:
+                raise wrong(record, f"{arrived:,} events came in, {judged:,} were judged and {waiting:,} are pending")
+
+    def _arrangement(self, arranged: Arrangement, record: Record, rows: Rows, rehash: inventory.Rehash | None) -> None:
+        inventory.restore(arranged, record, self.vault, indexed=False, rehash=rehash, sieved=False)
+        if arranged.upper > self.manifest.frontier or arranged.since > max(self.manifest.since, NEVER):
+            raise wrong(record, f"it is complete up to {arranged.upper} and compacted up to {arranged.since}, the "
+                        f"manifest says {self.manifest.frontier} and {self.manifest.since}")  # fmt: skip
+        by_file = {file.columns.blob.name: arranged.slots[slot] for slot, file in arranged.slots.files.items()}
+        for each in record.records("batches"):
+            with self.guard():
+                self._batch(each, by_file[each.blob("file").name], arranged, rows)
+        if self.whole:
+            live, dead = census(arranged, rows)
+            if live != arranged.keys or (arranged.keeps and dead != arranged.tombstones):
+                raise wrong(record, f"it says {arranged.keys:,} keys and {arranged.tombstones:,} tombstones, its files "
+                            f"have {live:,} and {dead:,}")  # fmt: skip
+            arranged._check()
+
+    def _batch(self, record: Record, batch: Batch, arranged: Arrangement, rows: Rows) -> None:
+        """Whether rows are where their keys belong, and hashed as they are; and the sieve."""
+        name = record.blob("file").name
+        if name not in self.seen:
+            self.seen.add(name)
+            high, low, value = rows(pa.table(batch.rows.table))
+            # A version that was replaced before it was merged has no hash any more.
+            hashed = (batch.live != 0) & (batch.value != 0)
+            for what, there, expected, at in (("identity", batch.high, high, batch.live != 0),
+                                              ("identity", batch.low, low, batch.live != 0),
+                                              ("hash", batch.value, value, hashed)):  # fmt: skip
+                if there.size and (odd := np.flatnonzero(at & (there != expected))).size:
+                    raise self._odd(name, f"the {what} of row {odd[0]:,} is not that of its columns")
+        if "sieve" in record and (sieve := record.blob("sieve")).name not in self.seen:
+            self.seen.add(sieve.name)
+            words = Sieve.room(int(batch.high[0]), int(batch.high[-1]), len(batch))[2]
+            kept = self.vault.open(sieve, pa.schema({WORDS: pa.uint64()}), words)
+            if not np.array_equal(kept.batch.column(0).to_numpy(False), Sieve.over(batch.high, batch.low).words):
+                raise self._odd(sieve.name, f"it is not the sieve of {name}")
+
+    def _odd(self, name: str, found: str) -> CorruptState:
+        return CorruptState(f"the file {name} of {self.vault.store.where}", found, MEND)
+
+
+def census(arranged: Arrangement, rows: Rows) -> tuple[int, int]:
+    """How many keys are live, and how many are there and deleted.  O(versions).
+
+    ``rows``: what the current versions should be hashed to.  Raises `CorruptState` for one that is not.
+    """
+    live = dead = 0
+    for parts in arranged.ranges():
+        picked = by_sorting(arranged.slots, parts, NEVER, droppable=False)
+        last = np.ones(picked.high.size, bool)
+        last[:-1] = picked.high[1:] != picked.high[:-1]
+        if picked.low.size:
+            last[:-1] |= picked.low[1:] != picked.low[:-1]
+        there = last & (picked.live != 0)
+        live, dead = live + int(there.sum()), dead + int((last & (picked.live == 0)).sum())
+        bare = np.flatnonzero(there & (picked.value == 0))
+        if bare.size and rows(gather(arranged.slots.sources, picked.references[bare], arranged.schema))[2].any():
+            raise CorruptState("the rows of an arrangement", "a current version has no hash", MEND)
+    return live, dead
+
+
+def _values(upsert: Upsert, rows: pa.RecordBatch) -> Words:
+    return value_hashes(rows.select(upsert.bound.tracked), upsert.secret)
+
+
+def _row_words(upsert: Upsert, rows: pa.Table) -> tuple[Words, Words, Words]:
+    bound = upsert.bound
+    # A deletion's payload is filler, whose key may be null.
+    nullable = pa.schema([field.with_nullable(True) for field in bound.key_schema])
+    schema = nullable if upsert.wide else bound.key_schema
+    keys = pa.Table.from_arrays([rows.column(n) for n in schema.names], schema=schema)
+    return *identities(keys, upsert.secret, rows.num_rows), value_hashes(rows.select(bound.tracked), upsert.secret)
+
+
+def _count_words(count: Count, rows: pa.Table) -> tuple[Words, Words, Words]:
+    groups = pa.Table.from_arrays([rows.column(f.name) for f in count.groups], schema=count.groups)
+    high, low = identities(groups, count.secret, rows.num_rows)
+    return high, low, rows.column(count.name).to_numpy().astype(np.int64).view(np.uint64)
+
+
+def wrong(record: Record, found: str) -> CorruptState:
+    """The error for an inventory that does not hold."""
+    return CorruptState(record.what, found, MEND)

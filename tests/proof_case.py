@@ -1,0 +1,96 @@
+"""States for the tests of proof: small ones of every kind, logs for them, and lies with right checksums."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import ddflow as dd
+from ddflow.store.arrow_file import new_file
+from ddflow.store.manifest import newest
+from ddflow.store.memory import MemoryStore
+
+SCHEMA = pa.schema({"id": pa.int64(), "city": pa.string(), "at": pa.int64(), "gone": pa.bool_()})
+EPOCH = dd.Upsert(key="id", order_by="at", delete=dd.tombstone("gone"))
+HELD = dd.Upsert(key="id", time="at", delete=dd.tombstone("gone"))
+WIDE = dd.Upsert(key=["id", "city"], order_by="at", delete=dd.tombstone("gone"), null_key="keep")
+
+
+def plan(spec: dd.Upsert = EPOCH, **more: pa.DataType) -> dd.Flow:
+    """Orders, their counts by city, and those of Bern."""
+    flow = dd.Flow()
+    columns = dict(zip(SCHEMA.names, SCHEMA.types, strict=True)) | more
+    orders = flow.upserts("orders", columns, spec)
+    flow.output("orders", orders)
+    flow.output("by_city", orders.project(["city"]).count())
+    flow.output("in_bern", orders.filter("city = 'Bern'"))
+    return flow
+
+
+def events(seed: int, steps: int = 6, rows: int = 12, keys: int = 9, first: int = 0) -> list[pa.Table]:
+    """Some steps' events, at random: few keys, so that they meet.  ``first``: the number of the first step."""
+    rng, out = random.Random(seed), []
+    for step in range(first, first + steps):
+        made = [
+            {
+                "id": rng.randrange(keys),
+                "city": rng.choice(["Bern", "Basel", "Chur", None]),
+                "at": step * 10 + rng.randrange(25),
+                "gone": rng.random() < 0.2,
+            }
+            for _ in range(rows)
+        ]
+        out.append(pa.Table.from_pylist(made, SCHEMA))
+    return out
+
+
+def feed(state: Any, steps: list[pa.Table], spec: dd.Upsert = EPOCH, **options: Any) -> None:
+    """Take the events in: a step each, or a push each, and the frontier follows as far as none is late."""
+    with plan(spec).open(state, **options) as engine:
+        for i, step in enumerate(steps):
+            if spec.holds_back:
+                engine.push({"orders": step})
+                if least := [int(later["at"].to_numpy().min()) for later in steps[i + 1 :]]:
+                    engine.advance_to(max(engine.frontier, min(least)))
+            else:
+                engine.step({"orders": step}, time=engine.last + 1 if engine.last > dd.NEVER else 1)
+
+
+def files(state: Path) -> list[Path]:
+    """All files of a state in a folder."""
+    return sorted(path for path in state.rglob("*") if path.is_file())
+
+
+def lie(store: MemoryStore, tell: Callable[[Any], None]) -> None:
+    """Publish the newest version again, its inventory changed, with a checksum that is right."""
+    manifest = newest(store)
+    assert manifest is not None
+    inventory = json.loads(store.map(manifest.partitions[0]).to_pybytes())
+    tell(inventory)
+    store = store.writer()
+    part = store.put("json", lambda sink: sink.write(json.dumps(inventory).encode()))
+    new = replace(manifest, number=manifest.number + 1, nonce=store.nonce, partitions=(part,))
+    assert store.publish(new.number, new.encode())
+
+
+def rewritten(store: MemoryStore, named: list[Any], change: Callable[[pa.Table], pa.Table]) -> list[Any]:
+    """A file of an inventory with other columns, as the inventory would name it."""
+    with pa.ipc.open_file(store.shelf.blobs[named[0]][0]) as file:
+        table = change(file.read_all())
+
+    def write(sink: Any) -> None:
+        with new_file(sink, table.schema) as writer:
+            writer.write_batch(table.combine_chunks().to_batches()[0])
+
+    return store.writer().put("arrow", write).to_json()
+
+
+def named(path: Path, state: Path) -> str:
+    """A file as reports name it."""
+    return path.relative_to(state).as_posix()

@@ -1,0 +1,190 @@
+"""``diff`` and ``count`` with ``--state``: run after run is one run; after a crash the same line gives the same rows.
+
+What a run over all files at once writes, without a state, is what runs over some of them must write between them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.feather as feather
+import pytest
+from typer.testing import CliRunner, Result
+
+import ddflow as dd
+from ddflow.cli import app
+
+DAYS = {
+    "1.csv": "id,city,amount,at,op\n1,Bern,120,10,U\n2,Basel,80,11,U\n3,Bern,15,12,U\n",
+    "2.csv": "id,city,amount,at,op\n1,Basel,120,20,U\n2,,,21,D\n3,Bern,99,5,U\n",
+    "3.csv": "op,at,city,id\nU,31,Chur,4\nU,30,Bern,1\n",  # other columns, in another order
+    "4.csv": "id,city,amount,at,op\n1,Bern,,40,U\n",  # an amount that says nothing of its type
+}
+KEYED = ["--key", "id", "--order-by", "at", "--tombstone", "op=D"]
+TIMED = ["--key", "id", "--time", "at", "--tombstone", "op=D", "--late", "drop"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    for name, text in DAYS.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def run(*words: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == code, (result.output, result.exception)
+    return result
+
+
+def rows(*words: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in run(*words, "-o", "-").stdout.splitlines()]
+    return sorted(lines, key=lambda row: (row["_time"], row["_diff"], repr(row)))
+
+
+@pytest.mark.parametrize("verb", [["diff", "--project", "id,city,amount"], ["count", "--by", "city"]])
+def test_file_after_file_is_all_files_at_once(verb: list[str]) -> None:
+    whole = rows(*verb, *DAYS, *KEYED)
+    apart = [row for name in DAYS for row in rows(*verb, name, *KEYED, "--state", "state")]
+    assert apart == whole
+    assert rows(*verb, "1.csv", "2.csv", *KEYED, "--state", "two") == [row for row in whole if row["_time"] < 3]
+    assert rows(*verb, "3.csv", "4.csv", *KEYED, "--state", "two", "--memory", "16MB") == [
+        row for row in whole if row["_time"] >= 3
+    ]
+    assert dd.fsck("state").ok
+
+
+def test_what_is_said_is_of_this_run_and_of_the_state() -> None:
+    said = run("diff", "1.csv", *KEYED, "--state", "state", "-o", "1.parquet").stderr
+    assert re.fullmatch(r"3 rows of 1.csv in 1 epoch, now at epoch 1: 3 updates to 1.parquet in .*; applied 3\n", said)
+    done = json.loads(run("diff", "2.csv", *KEYED, "--state", "state", "-o", "2.parquet", "--json").stdout)
+    assert (done["rows"], done["epoch"], done["epochs"], done["pending"]) == (3, 2, 1, 0)
+    assert done["verdicts"]["applied"] == 2 and done["verdicts"]["stale"] == 1
+    assert json.loads(run("diff", "1.csv", *KEYED, "-o", "x.csv", "--json").stdout)["epoch"] is None
+
+
+@pytest.mark.parametrize("spec", [KEYED, TIMED, [*TIMED, "--lateness", "10"]])
+def test_epochs_that_were_committed_give_what_they_gave(spec: list[str]) -> None:
+    words = ["diff", *DAYS, *spec, "--state", "state", "--epoch", "1"]
+    whole = rows(*words)
+    assert whole and rows(*words) == whole and rows(*words) == whole
+    for many in range(1, 4) if spec != TIMED else ():  # as if it had died after so many
+        rows("diff", *list(DAYS)[:many], *spec, "--state", f"after {many}", "--epoch", "1")
+        words[words.index("--state") + 1] = f"after {many}"
+        assert rows(*words) == whole
+    if spec == KEYED:
+        last = rows("diff", "4.csv", *spec, "--state", "state", "--epoch", "4")
+        assert last == [row for row in whole if row["_time"] == 4]
+    message = run("diff", "1.csv", *spec, "--state", "state", "--epoch", "6", code=1).stderr
+    assert "epoch 6" in message and "the last one committed is 4" in message
+    message = run("diff", "2.csv", *spec, "--state", "state", "--epoch", "1", code=1).stderr
+    assert "2.csv" in message and "committed as" in message
+
+
+def test_with_times_of_their_own_what_was_seen_is_closed_and_later_files_go_on() -> None:
+    whole = rows("diff", "1.csv", "2.csv", *TIMED)
+    done = run("diff", "1.csv", *TIMED, "--state", "state", "-o", "-")
+    assert "pending" not in done.stderr and len(done.stdout.splitlines()) == 3
+    again = run("diff", "2.csv", *TIMED, "--state", "state", "-o", "-")
+    assert "late 1" in again.stderr  # what is older than what was closed
+    assert len(whole) > 3
+    first = run("diff", "1.csv", *TIMED, "--lateness", "2", "--state", "slow", "-o", "-")
+    assert "pending 3" in first.stderr
+    first = run("diff", "3.csv", *TIMED, "--lateness", "2", "--state", "slow", "-o", "-")
+    assert "pending 2" in first.stderr and dd.inspect("slow")["epoch"] == 2
+
+
+def test_a_run_that_is_refused_half_way_says_what_is_committed_and_goes_on() -> None:
+    whole = rows("diff", "1.csv", "2.csv", *KEYED)
+    (Path("bad.csv")).write_text("id,city,amount,at,op\n,Bern,1,50,U\n")
+    message = run("diff", "1.csv", "bad.csv", *KEYED, "--state", "state", "-o", "out.csv", code=1).stderr
+    assert "bad.csv" in message and "the same files with --epoch 1 give their rows again" in message
+    assert not Path("out.csv").exists() and dd.inspect("state")["epoch"] == 1
+    assert rows("diff", "1.csv", "2.csv", *KEYED, "--state", "state", "--epoch", "1") == whole
+    # Nothing was committed: nothing is said of it.
+    assert "--epoch" not in run("diff", "bad.csv", *KEYED, "--state", "state", code=1).stderr
+
+
+def test_another_plan_is_refused_by_field() -> None:
+    run("diff", "1.csv", *KEYED, "--state", "state", "-o", "-")
+    message = run("diff", "2.csv", "--key", "id,city", *KEYED[2:], "--state", "state", code=1).stderr
+    assert "key= of source 'input' is ['id', 'city'], and was ['id']" in message and "ddflow migrate" in message
+    message = run("diff", "2.csv", *KEYED, "--filter", "amount > 1", "--state", "state", code=1).stderr
+    assert "output 'output' is input.filter('amount > 1'), and was input" in message
+    run("diff", "2.csv", *KEYED, "--types", "amount=string", "--state", "state", code=1)
+    assert dd.inspect("state")["epoch"] == 1
+
+
+def test_a_column_that_a_file_adds_is_added_to_the_state() -> None:
+    run("diff", "1.csv", *KEYED, "--state", "state", "-o", "-")
+    Path("more.csv").write_text("id,city,amount,at,op,tag\n9,Bern,1,50,U,new\n")
+    found = rows("diff", "more.csv", *KEYED, "--state", "state")
+    assert found == [{"id": 9, "city": "Bern", "amount": 1, "at": 50, "tag": "new", "_time": 2, "_diff": 1}]
+
+
+def test_the_final_counts_are_of_all_runs() -> None:
+    run("count", "1.csv", *KEYED, "--by", "city", "--net", "--state", "state", "-o", "-")
+    run("count", "2.csv", *KEYED, "--by", "city", "--net", "--state", "state", "-o", "net.csv")
+    assert Path("net.csv").read_text() == '"city","count"\n"Basel",1\n"Bern",1\n'
+
+
+def test_stale_events_are_given_again_too() -> None:
+    side = ["--stale", "side", "--stale-output", "stale.csv", "--overwrite"]
+    words = ["diff", "1.csv", "2.csv", *KEYED, *side, "--state", "state", "--epoch", "1", "-o", "-"]
+    run(*words)
+    said = Path("stale.csv").read_text()
+    assert said.count("\n") == 2
+    run(*words)
+    assert Path("stale.csv").read_text() == said
+
+
+@pytest.mark.parametrize("words", [["--epoch", "1"], ["--memory", "1GB"]])
+def test_options_of_a_state_need_one(words: list[str]) -> None:
+    assert "give --state FOLDER too" in re.sub(r"[│\s]+", " ", run("diff", "1.csv", *KEYED, *words, code=2).output)
+
+
+def test_a_state_that_is_none_is_refused() -> None:
+    Path("mine").mkdir(mode=0o700)
+    (Path("mine") / "notes").write_text("mine")
+    assert "not empty" in run("diff", "1.csv", *KEYED, "--state", "mine", code=1).stderr
+
+
+def test_a_run_that_is_killed_is_run_again_and_nothing_is_lost_or_twice(tmp_path: Path) -> None:
+    names = [f"{i}.jsonl" for i in range(6)]
+    for i, name in enumerate(names):
+        lines = (json.dumps({"id": n % 997, "v": n * 7 + i}) for n in range(20_000))
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+    words = ["diff", *names, "--key", "id", "--state", "killed", "--epoch", "1", "-o", "killed.arrow"]
+    program = Path(sys.executable).parent / "ddflow"
+    for _ in range(3):
+        child = subprocess.Popen([program, *words], stderr=subprocess.DEVNULL, env=os.environ)
+        deadline, before = time.monotonic() + 60, _manifests()
+        while _manifests() <= before + 1 and child.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        if Path("killed.arrow").exists():
+            break
+    if not Path("killed.arrow").exists():
+        run(*words)
+    run("diff", *names, "--key", "id", "--state", "whole", "-o", "whole.arrow")
+    assert dd.inspect("killed")["epoch"] == 6
+    assert _sorted(feather.read_table("killed.arrow")) == _sorted(feather.read_table("whole.arrow"))
+
+
+def _manifests() -> int:
+    return len(list(Path("killed/manifests").glob("0*"))) if Path("killed/manifests").exists() else 0
+
+
+def _sorted(table: Any) -> list[Any]:
+    return sorted(tuple(row.values()) for row in table.to_pylist())
