@@ -317,7 +317,6 @@ class Engine(Compacting, Reading):
             self.circuit.apply(judged.stepped, frontier, since)
             self.frontier, self.last, self.since = frontier, last, since
         add(self.totals, counts)
-        self.turns.state = "open"
         arrived = sum(intake.arrived for intake in self.intakes.values())
         assert arrived == sum(self.totals.values()) + self._pending(), "events in are not judged + pending"
         with suppress(SpillFull, SpillFailed, StorageFull, StorageFailed):
@@ -330,8 +329,9 @@ class Engine(Compacting, Reading):
         tables = {**self._nothing, **judged.stepped.outputs, **judged.sides} if judged else dict(self._nothing)
         for name, owed in self._owed.items():
             tables[name] = pa.concat_tables([owed, tables[name]])
-        self._owed = {}
-        return Step(tables, Verdicts.of(counts, self._pending(), listed), frontier)
+        self._owed, out = {}, Step(tables, Verdicts.of(counts, self._pending(), listed), frontier)
+        self.turns.state = "open"
+        return out
 
     def _bytes(self) -> int:
         state = sum(a.nbytes for a in self.circuit.arrangements.values())

@@ -57,10 +57,11 @@ Rehash = Callable[[pa.RecordBatch], Words]
 
 
 class Written:
-    """The file of a resident batch.  ``names``: of its payload's columns."""
+    """The file of a resident batch.  ``names``: of its payload's columns.  ``plain``: as an inventory says it."""
 
     def __init__(self, columns: Deposit, layout: Layout, names: list[str]) -> None:
         self.columns, self.layout, self.names = columns, layout, names
+        self.plain: dict[str, Any] = {}
 
     def drop(self) -> None:
         """Let it go."""
@@ -111,9 +112,10 @@ def _batch(slots: Slots, slot: int, batch: Batch, vault: Vault, shapes: list[lis
     shape = file.names
     if shape not in shapes:
         shapes.append(shape)
-    sieve = _blob(file.words) if isinstance(file, Files) else None
-    return {"file": _blob(file.columns), "rows": len(batch), "shape": shapes.index(shape), "sieve": sieve,
-            **file.layout.to_json()}  # fmt: skip
+    if not file.plain:
+        sieve = _blob(file.words) if isinstance(file, Files) else None
+        file.plain = {"file": _blob(file.columns), "rows": len(batch), "sieve": sieve, **file.layout.to_json()}
+    return file.plain | {"shape": shapes.index(shape)}
 
 
 def _blob(file: Filed | Deposit) -> list[Any]:

@@ -59,7 +59,6 @@ Look = Callable[[int], None]
 """Is told how many bytes were read, since the last call."""
 _NAMED: Final = re.compile(r"[0-9a-f]{16}-[0-9]{1,12}\.(?:arrow|json)")
 _NUMBER: Final = re.compile(r"[0-9]{16}")
-_OTHER_COLUMNS: Final = "its columns are not those expected"
 
 
 def fsck(state: State, *, flow: Flow | None = None, trust: Literal["owner", "group"] = "owner",
@@ -217,14 +216,7 @@ class _Check:
                     continue
                 self.seen.add(output.blob.name)
                 with self._guard(f"blobs/{output.blob.name}", manifest.number):
-                    try:
-                        what = f"the file {output.blob.name} of {self.store.where}"
-                        read_batches(whole, schema, output.rows, what)
-                    except DdflowError as error:
-                        if not error.found.startswith(_OTHER_COLUMNS):
-                            raise
-                        self.report.note(f"blobs/{output.blob.name}: what {name!r} gained in epoch {receipt.epoch} has "
-                                         "other columns than it has now, and was only compared")  # fmt: skip
+                    read_batches(whole, schema, output.rows, f"the file {output.blob.name} of {self.store.where}")
 
     def _parquet(self, manifest: Manifest, epoch: int, name: str, output: Output) -> None:
         """A file of an epoch in the folder of outputs: there, whole, and of as many rows."""
