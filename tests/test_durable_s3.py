@@ -96,3 +96,28 @@ def test_through_a_network_that_fails_every_epoch_happens_once(
         for time in range(1, epochs + 1):
             twin.step({"people": rows(time)}, time)
         assert held(dd.Snapshot.open(at(url, moto, tmp_path / "last", readonly=True))) == held(twin), f"seed {seed}"
+
+
+def test_a_state_in_a_bucket_is_looked_after_like_any_other(moto: Moto, tmp_path: Path) -> None:
+    url, flow = f"s3://{moto.bucket()}/people", plan()
+    with flow.open(at(url, moto, tmp_path / "a"), grace=0) as engine:
+        for time in range(1, 5):
+            engine.step({"people": rows(time)}, time)
+        before = held(engine)
+        engine.step({"people": rows(5)}, 5)
+    log = [rows(time) for time in range(1, 6)]
+    assert dd.fsck(at(url, moto, tmp_path / "b", readonly=True)).ok
+    assert dd.verify(at(url, moto, tmp_path / "b", readonly=True), {"people": log}).ok
+    assert dd.collect(at(url, moto, tmp_path / "b"), grace=0).kept == [4, 5]
+    back = dd.rollback(at(url, moto, tmp_path / "b"))
+    assert back.manifest.epoch == 4
+    with dd.Snapshot.open(at(url, moto, tmp_path / "c", readonly=True)) as snapshot:
+        assert held(snapshot) == before
+    with flow.open(at(url, moto, tmp_path / "d")) as engine:
+        engine.compact(forget=True)
+        assert held(engine) == before
+        # An object that is gone from the bucket is missed, whatever a cache holds.
+        name = next(iter(engine.durable.ledger.names)) if engine.durable else ""
+        at(url, moto, tmp_path / "d").delete(name)
+    report = dd.fsck(at(url, moto, tmp_path / "d", readonly=True))
+    assert [name in problem.file for problem in report.problems] == [True]

@@ -38,6 +38,7 @@ from ddflow.durable import PARQUET, files_named
 from ddflow.errors import DdflowError, SpecError
 from ddflow.flow import Flow
 from ddflow.identity import Secret
+from ddflow.ledger import digest
 from ddflow.operators.upsert import Upsert
 from ddflow.planned import fingerprint, node_ids
 from ddflow.proof.report import Report
@@ -49,7 +50,7 @@ from ddflow.step import updates_schema
 from ddflow.store.arrow_file import read_batches
 from ddflow.store.blob import Blob, Entry, Store, verified
 from ddflow.store.local import LocalStore
-from ddflow.store.manifest import Manifest, Output, Receipt, at
+from ddflow.store.manifest import Manifest, Output, Receipt
 from ddflow.store.opening import open_store
 from ddflow.store.outputs import of
 from ddflow.store.place import INSIDE, TEMPORARY
@@ -86,6 +87,8 @@ class _Check:
         self.files = set[Blob | tuple[str, Blob]]()
         self.named: set[str] | None = set()
         """All names that manifests hold; None once that is not known."""
+        self.made_of: dict[int, str] = {}
+        """The digests that manifests should have by those after them."""
         self.vault, self.seen = Memo(store, self.damaged), set[str]()
 
     def run(self) -> Report:
@@ -136,7 +139,12 @@ class _Check:
 
     def _manifest(self, number: int) -> None:
         self.report.manifests += 1
-        manifest = at(self.store, number)
+        data = self.store.manifest(number)
+        manifest = Manifest.decode(data, number, self.store.where)
+        if self.made_of.get(number, "") not in ("", digest(data)):
+            self.report.note(f"{manifest_file(number)} is void: a fenced writer published it, and the next one "
+                             "was not made from it")  # fmt: skip
+        self.made_of[number - 1] = manifest.previous
         newest = self.report.epoch < 0
         if newest:
             self.report.epoch = manifest.epoch
