@@ -31,7 +31,15 @@ import pyarrow as pa
 from ddflow import recovery
 from ddflow.custody.collect import collect, names_of
 from ddflow.digests import digest_of
-from ddflow.errors import DdflowError, EpochSkipped, ReplayMismatch, SpecError
+from ddflow.errors import (
+    DdflowError,
+    EpochSkipped,
+    OutcomeUnknown,
+    ReplayMismatch,
+    SpecError,
+    StorageFailed,
+    StorageFull,
+)
 from ddflow.frontier import NEVER, shown
 from ddflow.identity import Secret
 from ddflow.ledger import Ledger, newest
@@ -224,7 +232,11 @@ class Durable:
         receipts = (*before, Receipt(epoch, calls))
         self.publish(engine, epoch, receipts, f"commit of {', '.join(sorted({call.kind for call in calls}))}")
         self.calls, self.change = [], Change()
-        self._show(receipts[-1:])
+        try:
+            self._show(receipts[-1:])
+        except (StorageFull, StorageFailed) as error:  # which would say that it did not happen
+            raise OutcomeUnknown(f"commit epoch {epoch}", f"it is committed, and its outputs are hidden: {error.found}",
+                                 "open the state again, which shows them") from error  # fmt: skip
         self.ledger.sweep()
         return epoch
 

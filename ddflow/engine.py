@@ -199,7 +199,7 @@ class Engine(Compacting, Reading):
         has committed, `StorageFull` and `StorageFailed`: it did not happen; `OutcomeUnknown`: it may have.  After any
         of them the engine goes no further: open the state again.  Raises `SpecError` where state is not durable.
         """
-        with self.turns.use("commit"):
+        with self.turns.use("commit"), self.turns.memory:
             if self.durable is None:
                 raise SpecError("commit", "this engine's state is in memory", "open the flow with a state: "
                                 "flow.open('state/orders')")  # fmt: skip

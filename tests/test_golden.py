@@ -1,0 +1,180 @@
+"""Golden files: states of every format version there ever was open for ever, and go on.
+
+``python tests/test_golden.py`` writes those of the present format to ``tests/golden/format-<n>/``, once, when a format
+is new; after that they are never written again.  ``expected.json`` beside them was written with them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import ddflow as dd
+from ddflow.arrange import spine
+from ddflow.identity import Secret
+from ddflow.proof.fsck import fsck
+from ddflow.store.manifest import FORMAT, newest
+from ddflow.store.opening import open_store
+
+GOLDEN = Path(__file__).parent / "golden"
+COLUMNS = {"name": pa.string(), "rev": pa.int64(), "tag": pa.string(), "op": pa.string(), "at": pa.int64(),
+           "score": pa.float64(), "tags": pa.list_(pa.string())}  # fmt: skip
+
+
+def plan(kind: str) -> dd.Flow:
+    """One flow a kind of state."""
+    flow = dd.Flow()
+    gone: Any = dd.tombstone("op", "D")
+    if kind == "held-back":
+        spec = dd.Upsert(key="rev", time="at", late="advance", order_by="score", delete=gone, seq=None)
+    elif kind == "ranked":
+        spec = dd.Upsert(key=["name"], order_by=["tag"], tie="greatest", delete=gone, value=["name", "score"])
+    else:
+        spec = dd.Upsert(key=["name", "rev"], order_by=["at"], delete=gone, noop_ignore=["score"])
+    rows = flow.upserts("things", COLUMNS, spec)
+    flow.output("rows", rows)
+    flow.output("high", rows.filter("score > 2.5").project({"who": "upper(cast(name as string))"}))
+    flow.output("by_name", rows.project(["name"]).count())
+    return flow
+
+
+def events(time: int) -> pa.Table:
+    """Seven of them, some without a tag, one that deletes."""
+    each = [(time * 5 + i * 3) % 11 for i in range(7)]
+    return pa.table({"name": [f"näme {n % 4}" for n in each], "rev": [n % 3 for n in each],
+                     "tag": [None if n % 5 == 0 else f"t{time:02}{n:02}" for n in each],
+                     "op": ["D" if (time + i) % 6 == 0 else None for i in range(7)],
+                     "at": [time * 10 + i for i in range(7)], "score": [n / 2 for n in each],
+                     "tags": [None if n % 4 == 0 else [f"x{n}", None] for n in each]},
+                    pa.schema(COLUMNS))  # fmt: skip
+
+
+def feed(engine: dd.Engine, kind: str, times: Iterator[int] | range) -> list[dd.Step]:
+    """The calls of some times."""
+    out = []
+    for time in times:
+        if kind == "held-back":
+            out.append(engine.push({"things": events(time)}))
+            out.append(engine.advance_to(time * 10 - 12))
+        else:
+            out.append(engine.step({"things": events(time)}, time))
+    return out
+
+
+@contextmanager
+def small() -> Iterator[None]:
+    """Merges that begin early and stop half way."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spine, "PIECE", 2)
+        patch.setattr(spine, "EFFORT", 1)
+        patch.setattr(spine, "GARBAGE", 1)
+        yield
+
+
+def shown(table: pa.Table) -> list[str]:
+    return sorted(json.dumps(row, sort_keys=True, default=str) for row in table.to_pylist())
+
+
+def answers(engine: Any) -> dict[str, Any]:
+    """All that can be read."""
+    return {"frontier": engine.frontier, "since": engine.since, "verdicts": dict(engine.verdicts.counts),
+            "pending": engine.verdicts.pending,
+            **{name: shown(engine.read(name)) for name in ("things", "rows", "high", "by_name")},
+            "was": shown(engine.read("rows", as_of=engine.since))}  # fmt: skip
+
+
+def gone_on(engine: dd.Engine, kind: str) -> dict[str, Any]:
+    """What the next calls put out, and what is there then."""
+    steps = feed(engine, kind, range(13, 16))
+    return {"steps": [{name: shown(step[name]) for name in step} for step in steps], **answers(engine)}
+
+
+KINDS = {
+    "plain": {"retain": 3},
+    "ranked": {},
+    "held-back": {"retain": 5},
+    "spilled": {"memory": "16MB"},
+}
+
+
+def write(place: Path) -> None:
+    """Make the golden states of the present format."""
+    expected = {}
+    for kind, options in KINDS.items():
+        with small(), plan(kind).open(place / kind, secret=Secret(1, 2), grace=0, **options) as engine:
+            if kind == "spilled":
+                engine.budget.state = 0  # everything goes to files at once
+            for arranged in engine.circuit.arrangements.values():
+                arranged.spine.fan = arranged.beneath.fan = 3
+            feed(engine, kind, range(1, 13))
+            expected[kind] = {"epoch": engine.epoch, **answers(engine)}
+            under_way = [m for a in engine.circuit.arrangements.values() for m in (*a.spine.merges, *a.beneath.merges)]
+            print(kind, "merges half done:", sum(bool(m.output.parts) for m in under_way), "of", len(under_way))
+        with plan(kind).open(shutil.copytree(place / kind, place / "next"), **options) as engine:
+            expected[kind]["next"] = gone_on(engine, kind)
+        shutil.rmtree(place / "next")
+        shutil.rmtree(place / kind / "spill", ignore_errors=True)
+        shutil.make_archive(str(place / kind), "zip", place / kind)
+        shutil.rmtree(place / kind)
+    (place / "expected.json").write_text(json.dumps(expected, indent=1, ensure_ascii=True) + "\n")
+
+
+def golden() -> list[tuple[str, str]]:
+    return [(form.name, kind.stem) for form in sorted(GOLDEN.glob("format-*")) for kind in sorted(form.glob("*.zip"))]
+
+
+def copied(form: str, kind: str, to: Path) -> tuple[Path, dict[str, Any]]:
+    """A golden state to work on (an archive keeps no modes), and what is expected of it."""
+    state = to / kind
+    shutil.unpack_archive(GOLDEN / form / f"{kind}.zip", state)
+    for each in (state, *state.rglob("*")):
+        each.chmod(0o700 if each.is_dir() else 0o600)
+    return state, json.loads((GOLDEN / form / "expected.json").read_text())[kind]
+
+
+def test_the_present_format_has_golden_states() -> None:
+    assert [kind for form, kind in golden() if form == f"format-{FORMAT}"] == sorted(KINDS)
+
+
+@pytest.mark.parametrize(("form", "kind"), golden())
+@pytest.mark.parametrize("budget", [None, "16MB"])
+def test_a_golden_state_reads_as_when_it_was_written_and_goes_on(
+    form: str, kind: str, budget: str | None, tmp_path: Path
+) -> None:
+    state, expected = copied(form, kind, tmp_path)
+    follows, epoch = expected.pop("next"), expected.pop("epoch")
+    assert fsck(state).ok
+    with dd.Snapshot.open(state) as snapshot:
+        assert (snapshot.epoch, answers(snapshot)) == (epoch, expected)
+    with plan(kind).open(state, memory=budget, retain=KINDS[kind].get("retain", 0)) as engine:
+        engine._check()
+        assert (engine.epoch, answers(engine)) == (epoch, expected)
+        # The last epoch is told again.
+        again = engine.advance_to(108, epoch=epoch) if kind == "held-back" else engine.step({"things": events(12)}, 12)
+        assert sum(again.verdicts.counts.values()) > 0
+        assert gone_on(engine, kind) == follows
+        engine._check()
+
+
+@pytest.mark.parametrize(("form", "kind"), golden())
+def test_a_golden_state_is_of_the_format_that_its_folder_says(form: str, kind: str, tmp_path: Path) -> None:
+    state, _ = copied(form, kind, tmp_path)
+    store = open_store(state, create=False, readonly=True)
+    found = newest(store)
+    assert found is not None and store.manifest(found.number).startswith(f"ddflow manifest {form[7:]} ".encode())
+
+
+if __name__ == "__main__":
+    target = GOLDEN / f"format-{FORMAT}"
+    if target.exists():
+        sys.exit(f"{target.name} is there already: golden files are written once")
+    target.mkdir(parents=True)
+    write(target)
