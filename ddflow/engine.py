@@ -152,10 +152,9 @@ class Engine(Compacting, Reading):
             if time < self.frontier:
                 raise TimeWentBack(f"cannot step at {time}", f"the last step was at {shown(self.last)}",
                                    "give every step a greater time")  # fmt: skip
-            with self.turns.memory:
-                inflows, digest = self._admit(inputs, time, asked)
-                with self._released(CLOSED, {name: inflow.batcher for name, inflow in inflows.items()}) as given:
-                    return self._done(asked, digest, self._take(inflows, self._judge(given, time), time + 1, time))
+            inflows, digest = self._admit(inputs, time, asked)
+            with self._released(CLOSED, {name: inflow.batcher for name, inflow in inflows.items()}) as given:
+                return self._done(asked, digest, self._take(inflows, self._judge(given, time), time + 1, time))
 
     def push(self, inputs: Mapping[str, Any], *, epoch: int | None = None) -> Step:
         """Hold-back mode: take in rows that wait for their times to close; returns what ``lateness=`` closes.
@@ -168,13 +167,12 @@ class Engine(Compacting, Reading):
             asked = Asked("push", 0)
             if (again := self._replayed(asked, epoch, inputs)) is not None:
                 return again
-            with self.turns.memory:
-                inflows, digest = self._admit(inputs, None, asked)
-                to = lateness_frontier(self.intakes, inflows)
-                if to > self.frontier:
-                    return self._done(asked, digest, self._sealed(inflows, to))
-                self._check_budget(None, inflows)
-                return self._done(asked, digest, self._take(inflows, None, self.frontier, self.last))
+            inflows, digest = self._admit(inputs, None, asked)
+            to = lateness_frontier(self.intakes, inflows)
+            if to > self.frontier:
+                return self._done(asked, digest, self._sealed(inflows, to))
+            self._check_budget(None, inflows)
+            return self._done(asked, digest, self._take(inflows, None, self.frontier, self.last))
 
     def advance_to(self, frontier: int, *, epoch: int | None = None) -> Step:
         """Hold-back mode: close the times below ``frontier`` (`CLOSED`: all) and return what became of them.
@@ -189,8 +187,7 @@ class Engine(Compacting, Reading):
             if (again := self._replayed(asked, epoch, {})) is not None:
                 return again
             advance(self.frontier, to)
-            with self.turns.memory:
-                return self._done(asked, combined(asked.kind, to, {}), self._sealed({}, to))
+            return self._done(asked, combined(asked.kind, to, {}), self._sealed({}, to))
 
     def commit(self) -> int:
         """Publish what was done since the last commit as one epoch, state and outputs together; its number.
@@ -199,7 +196,7 @@ class Engine(Compacting, Reading):
         has committed, `StorageFull` and `StorageFailed`: it did not happen; `OutcomeUnknown`: it may have.  After any
         of them the engine goes no further: open the state again.  Raises `SpecError` where state is not durable.
         """
-        with self.turns.use("commit"), self.turns.memory:
+        with self.turns.use("commit"):
             if self.durable is None:
                 raise SpecError("commit", "this engine's state is in memory", "open the flow with a state: "
                                 "flow.open('state/orders')")  # fmt: skip

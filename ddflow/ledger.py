@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 
 import xxhash
 
-from ddflow.errors import DdflowError, Fenced, OutcomeUnknown
+from ddflow.errors import CorruptState, DdflowError, Fenced, OutcomeUnknown
 from ddflow.frontier import NEVER
 from ddflow.identity import Secret
 from ddflow.store.blob import Blob, Store
@@ -120,16 +120,21 @@ class Ledger:
         try:
             return max(self.store.numbers(), default=-1)
         except DdflowError as error:
-            raise OutcomeUnknown(f"publish manifest {mine}, in the state {self.store.where}", error.found,
-                                 "it has happened, unless another writer was first: open the state again, which "
-                                 "tells") from error  # fmt: skip
+            raise self._unknown(mine, error) from error
+
+    def _unknown(self, number: int, error: DdflowError) -> OutcomeUnknown:
+        return OutcomeUnknown(f"publish manifest {number}, in the state {self.store.where}", error.found,
+                              "it has happened, unless another writer was first: open the state again, which "
+                              "tells")  # fmt: skip
 
     def _followed(self, number: int, mine: str) -> bool:
-        """Whether the next manifest was made from the one with this digest."""
+        """Whether the next manifest was made from the one with this digest; not if it is gone: that was long ago."""
         try:
             return at(self.store, number + 1).previous == mine
-        except DdflowError:
+        except CorruptState:
             return False
+        except DdflowError as error:
+            raise self._unknown(number, error) from error
 
     def remember(self, names_of: Callable[[Store, Manifest], set[str]]) -> None:
         """Take over the manifests that others left, to be swept when their time is over.  O(those).

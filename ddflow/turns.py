@@ -29,14 +29,11 @@ WHY: Final = {
 
 
 class Turns:
-    """``state``: "open", or a key of `WHY`.
-
-    ``memory``: words an error for memory that a call cannot have.  ``commit``: whoever fails in it is the last one in.
-    """
+    """``state``: "open", or a key of `WHY`.  ``commit``: whoever fails in it is the last one in."""
 
     def __init__(self) -> None:
         self._lock, self.state = threading.Lock(), "open"
-        self.memory, self.commit = Memory(self), Commit(self)
+        self.commit = Commit(self)
 
     def alone(self, what: str) -> Turns:
         """The turn, taken, whatever the state.  Raises `ConcurrentUse`."""
@@ -55,24 +52,12 @@ class Turns:
     def __enter__(self) -> None:
         """It was taken already."""
 
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-
-class Memory:
-    """Around what a call does: memory that cannot be had is an error of ours, which says what has become of it."""
-
-    def __init__(self, turns: Turns) -> None:
-        self.turns = turns
-
-    def __enter__(self) -> None:
-        """Nothing to begin."""
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """Give the turn back; memory that a call could not have is an error of ours, which says what became of it."""
+        self._lock.release()
         if isinstance(error, MemoryError) and not isinstance(error, DdflowError):
-            whole = (
-                "nothing was changed" if self.turns.state == "open" else "the engine goes no further: open a new one"
-            )
+            same = self.state == "open"
+            whole = "nothing was changed" if same else "the engine goes no further: open a new one"
             raise OutOfMemory("a call", str(error).strip() or "no more memory could be had",
                               f"give it smaller steps, or a budget with memory=; {whole}") from error  # fmt: skip
 

@@ -63,7 +63,7 @@ class Compacting:
         earlier times; nothing was changed then.  Raises what `Engine.commit` raises.
         """
         engine = cast("Engine", self)
-        with engine.turns.use("compact"), engine.turns.memory:
+        with engine.turns.use("compact"):
             _refuse(engine, forget)
             if forget:
                 since = max(engine.since, engine.last)

@@ -87,6 +87,7 @@ class Cache:
                     sink.write(memoryview(piece)[: blob.length - sink.size + 1])
                     if sink.size > blob.length:
                         break
+                sink.finish()
             finally:
                 os.close(file)
             whole = verified(_mapping(path, sink.size), blob, where)

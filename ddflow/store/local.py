@@ -213,6 +213,7 @@ class LocalStore(Store):
         try:
             try:
                 write(sink)
+                sink.finish()
             except BaseException:
                 if sink.failure is None:
                     raise

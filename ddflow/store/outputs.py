@@ -78,6 +78,7 @@ class OutputFolder:
             try:
                 sink = Sink(file)
                 pq.write_table(table, sink)
+                sink.finish()
                 os.fsync(file)
             except BaseException:
                 with contextlib.suppress(OSError):

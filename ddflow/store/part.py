@@ -33,6 +33,8 @@ from ddflow.store.claim import Claim, failure
 
 SLICE: Final = 1 << 20
 """Bytes that are hashed, then written, before the next are looked at."""
+CRUMBS: Final = 1 << 16
+"""Bytes that wait to be written together."""
 
 
 class Written(NamedTuple):
@@ -45,24 +47,41 @@ class Written(NamedTuple):
 
 
 class Sink:
-    """What Arrow writes to: a descriptor, with a count and a hash of what went through."""
+    """What Arrow writes to: a descriptor, with a count and a hash of what went through.
+
+    Arrow writes twenty crumbs a batch, so small pieces wait for each other; `finish` is due when all is written.
+    """
 
     closed = False
 
     def __init__(self, file: int) -> None:
         self.file, self.size, self.state = file, 0, xxhash.xxh3_128()
+        self._crumbs = bytearray()
 
     def write(self, data: Any) -> int:
         """Write all of a buffer, however often the system takes only a part of it."""
         with memoryview(data) as view, view.cast("B") as whole:
-            for begin in range(0, whole.nbytes, SLICE):
-                piece = whole[begin : begin + SLICE]
-                self.state.update(piece)
-                done = 0
-                while done < piece.nbytes:
-                    done += self._take(piece[done:])
+            if len(self._crumbs) + whole.nbytes <= CRUMBS:
+                self._crumbs += whole
+            else:
+                self.finish()
+                for begin in range(0, whole.nbytes, SLICE):
+                    self._all(whole[begin : begin + SLICE])
             self.size += whole.nbytes
             return whole.nbytes
+
+    def finish(self) -> None:
+        """Write what waits.  Twice is harmless."""
+        if self._crumbs:
+            crumbs, self._crumbs = self._crumbs, bytearray()
+            with memoryview(crumbs) as whole:
+                self._all(whole)
+
+    def _all(self, piece: memoryview) -> None:
+        self.state.update(piece)
+        done = 0
+        while done < piece.nbytes:
+            done += self._take(piece[done:])
 
     def _take(self, piece: memoryview) -> int:
         """Bytes of a piece that the system took."""
@@ -73,7 +92,7 @@ class Sink:
         return self.size
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """What waits may wait: the caller finishes."""
 
     def close(self) -> None:
         """The descriptor is the part's."""
@@ -110,6 +129,7 @@ class Part:
         """Complete the file and give it its name."""
         with self._guarded():
             self._arrow.close()
+            self._sink.finish()
             path = self.claim.publish(self.name)
         self._end.detach()
         os.close(self._file)

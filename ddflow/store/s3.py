@@ -72,6 +72,7 @@ class S3Store(Store):
             sink = CacheSink(file)
             try:
                 write(sink)
+                sink.finish()
             except BaseException:
                 if sink.failure is None:
                     raise
