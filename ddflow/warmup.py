@@ -28,6 +28,7 @@ from ddflow.budget import LEAST
 from ddflow.kernels.compile import Interpreted, cache_directory
 from ddflow.kernels.warmup import entries, is_ready, watched
 from ddflow.spilling import make_room
+from ddflow.store.memory import MemoryStore
 
 Progress = Callable[[int, int, str], None]
 """Called with how many kernels are ready, how many there are, and what is being compiled."""
@@ -75,6 +76,7 @@ def _parts() -> Iterator[str]:
     yield from _by_epochs()
     yield from _by_time()
     yield from _beneath()
+    yield from _reopened()
 
 
 def _by_epochs() -> Iterator[str]:
@@ -149,3 +151,13 @@ def _beneath() -> Iterator[str]:
             make_room(engine.budget, engine.circuit, engine.batchers, 0)
             yield "state in files"
         engine.read("numbers")
+
+
+def _reopened() -> Iterator[str]:
+    """State that outlives its engine."""
+    flow, store = dd.Flow(), MemoryStore()
+    flow.output("numbers", flow.upserts("numbers", {"key": pa.int64(), "value": pa.int64()}, dd.Upsert("key")))
+    for time in range(2):
+        with flow.open(store.writer()) as engine:
+            engine.step({"numbers": pa.table({"key": range(1000), "value": range(1000)})}, time)
+        yield "state that is opened again"
