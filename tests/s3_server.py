@@ -8,6 +8,7 @@ it may never arrive, arrive after its sender gave up, succeed without an answer 
 from __future__ import annotations
 
 import http.client
+import itertools
 import random
 import socket
 import threading
@@ -44,6 +45,10 @@ CONDITIONAL: Final = {"denied", "conflict"}
 """Those that happen to conditional puts only."""
 
 
+BUCKETS = itertools.count(1)
+"""All servers of a process share what moto holds."""
+
+
 class Moto:
     """moto's S3 behind a lock, on a free port of the loopback.  ``url``: its endpoint."""
 
@@ -67,12 +72,10 @@ class Moto:
         self.server = make_server("127.0.0.1", 0, one_at_a_time, threaded=True, request_handler=Quiet)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
-        self.buckets = 0
 
     def bucket(self) -> str:
         """The name of a new, empty bucket."""
-        self.buckets += 1
-        name = f"bucket-{self.buckets}"
+        name = f"bucket-{next(BUCKETS)}"
         status, _, body = forward(self.url, ("PUT", f"/{name}", {"Content-Length": "0"}, b""))
         assert status == 200, body
         return name

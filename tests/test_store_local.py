@@ -340,15 +340,20 @@ class Quick(Disk):
     fsync = sync_dir = lambda self, _: None
 
 place, rounds = sys.argv[1], int(sys.argv[2])
+start, go = os.pipe()
 for writer in range(8):
     if not os.fork():
+        os.close(go)
         store, won = LocalStore(place, disk=Quick()), []
+        os.read(start, 1)  # until the parent closes its end, which all others have done
         for number in range(rounds):
+            os.sched_yield()
             if store.publish(number, f"{store.nonce} {number}".encode()):
                 won.append(f"{number} {store.nonce}")
         with open(f"{place}.{writer}", "w") as out:
             print(*won, sep="\\n", file=out)
         os._exit(0)
+os.close(go)
 for writer in range(8):
     assert os.wait()[1] == 0
 """
