@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from ddflow.spec import Tombstone, Upsert, tombstone
     from ddflow.stats import Stats
     from ddflow.step import Step
+    from ddflow.upserting import ToUpserts, to_upserts
     from ddflow.verdicts import Verdicts
 
 _HOMES = {
@@ -61,13 +62,13 @@ _HOMES = {
     "Stats": "stats", "Step": "step", "Tombstone": "spec", "Upsert": "spec", "Verdicts": "verdicts",
     "estimate": "sizing", "fsck": "proof.fsck", "inspect": "proof.inspect", "merge_on_read": "fold", "read": "snapshot",
     "tombstone": "spec", "verify": "proof.verify", "collect": "custody.collect", "migrate": "custody.migrate",
-    "rollback": "custody.rollback",
+    "rollback": "custody.rollback", "ToUpserts": "upserting", "to_upserts": "upserting",
 }  # fmt: skip
 
 __all__ = [
     "CLOSED", "NEVER", "Collection", "DdflowError", "Engine", "Estimate", "Flow", "Reader", "Secret", "Snapshot",
-    "Stats", "Step", "Tombstone", "Upsert", "Verdicts", "__version__", "collect", "estimate", "fsck", "inspect",
-    "merge_on_read", "migrate", "read", "rollback", "tombstone", "verify",
+    "Stats", "Step", "ToUpserts", "Tombstone", "Upsert", "Verdicts", "__version__", "collect", "estimate", "fsck",
+    "inspect", "merge_on_read", "migrate", "read", "rollback", "to_upserts", "tombstone", "verify",
 ]  # fmt: skip
 
 

@@ -44,7 +44,7 @@ class Bound:
     row_schema: pa.Schema
     key_schema: pa.Schema
     tracked: list[str]
-    """The columns that count in "did it change": of the row, without the key and what ``noop_ignore`` names."""
+    """The row's columns that count in "did it change": those of ``track``, or all but the key and ``noop_ignore``."""
     time_type: pa.DataType
     tombstone: pa.Scalar | None
     condition: Expression | None
@@ -95,9 +95,10 @@ def bind(name: str, schema: pa.Schema, spec: Upsert) -> Bound:
     else:
         wanted = [f.name for f in schema if f.name in spec.value or f.name in spec.key]
     row_schema = pa.schema([schema.field(n) for n in wanted])
-    lost = [n for n in spec.noop_ignore if n not in wanted]
-    if lost:
-        raise SpecError(f"noop_ignore= of {name!r}", f"the columns {lost} are not in the row", f"it has {wanted}")
+    for option, columns in (("noop_ignore", spec.noop_ignore), ("track", spec.track or ())):
+        lost = [n for n in columns if n not in wanted]
+        if lost:
+            raise SpecError(f"{option}= of {name!r}", f"the columns {lost} are not in the row", f"it has {wanted}")
     keep_null = spec.null_key == "keep"
     condition = _compiled(spec.delete if isinstance(spec.delete, str) else None, schema, f"delete of {name!r}")
     where = _compiled(spec.where, schema, f"where of {name!r}")
@@ -107,7 +108,7 @@ def bind(name: str, schema: pa.Schema, spec: Upsert) -> Bound:
         spec=spec,
         row_schema=row_schema,
         key_schema=pa.schema([schema.field(n).with_nullable(keep_null) for n in spec.key]),
-        tracked=[n for n in wanted if n not in spec.key and n not in spec.noop_ignore],
+        tracked=[n for n in wanted if spec.counts(n)],
         time_type=schema.field(spec.time).type if spec.time else pa.int64(),
         tombstone=_tombstone_value(name, schema, spec),
         condition=condition,
@@ -127,6 +128,7 @@ def _check_columns(name: str, schema: pa.Schema, spec: Upsert) -> None:
     tombstone = [spec.delete.column] if isinstance(spec.delete, Tombstone) else []
     named = {
         "key": spec.key, "order_by": spec.order_by, "noop_ignore": spec.noop_ignore, "value": spec.value or (),
+        "track": spec.track or (),
         "seq": [spec.seq] if spec.seq else [], "time": [spec.time] if spec.time else [], "delete": tombstone,
     }  # fmt: skip
     for column in spec.order_by:
@@ -157,8 +159,8 @@ def _check_types(name: str, schema: pa.Schema, spec: Upsert) -> None:
     if spec.tie == "greatest":
         names = spec.value if spec.value is not None else schema.names
         for column in names:
-            dropped = (column in (spec.time, spec.seq) and spec.value is None) or column in spec.noop_ignore
-            if column not in spec.key and not dropped and not is_flat(schema.field(column).type):
+            dropped = column in (spec.time, spec.seq) and spec.value is None
+            if spec.counts(column) and not dropped and not is_flat(schema.field(column).type):
                 refuse("tie='greatest'", column, "which has no order", "leave it out with value=, or use another tie=")
 
 

@@ -66,10 +66,17 @@ KEPT: Final = 8
 
 @dataclass(frozen=True)
 class Asked:
-    """A call as it was made: ``kind``: step, push or advance_to.  ``time``: of the step, or the frontier asked for."""
+    """A call as it was made: ``kind``: of `KINDS`.  ``time``: of the step, or the frontier asked for."""
 
     kind: str
     time: int
+    further: str = ""
+    """What else the call names, in words of its own; it counts in the digest."""
+
+    @property
+    def words(self) -> str:
+        """The call's kind and what else it names, for its digest."""
+        return f"{self.kind} {self.further}" if self.further else self.kind
 
     def __str__(self) -> str:
         return self.kind if self.kind == "push" else f"{self.kind} at {shown(self.time)}"
@@ -167,7 +174,7 @@ class Durable:
         O(rows) for their digest.  Raises `ReplayMismatch`, `EpochSkipped`, and `Fenced` when it is not ours to go on.
         """
         if epoch is None:
-            if asked.kind != "step" or self.calls or asked.time > self.ledger.manifest.last:
+            if asked.kind in ("push", "advance_to") or self.calls or asked.time > self.ledger.manifest.last:
                 self.ledger.check_newest()
                 return None
             receipts = self.ledger.manifest.receipts
@@ -188,7 +195,7 @@ class Durable:
         return step
 
     def _again(self, call: Call, epoch: int, asked: Asked, inputs: Mapping[str, Any], engine: Engine) -> Step:
-        digest = digest_of(asked.kind, asked.time, inputs, engine.intakes, engine.secret, self.change.columns)
+        digest = digest_of(asked.words, asked.time, inputs, engine.intakes, engine.secret, self.change.columns)
         if (call.kind, call.time, call.digest) != (asked.kind, asked.time, digest):
             raise ReplayMismatch(f"{asked}", f"it was committed as {Asked(call.kind, call.time)} of rows with digest "
                                  f"{call.digest}, these have {digest}",
@@ -214,7 +221,7 @@ class Durable:
 
     def record(self, asked: Asked, digest: str, step: Step) -> None:
         """Write what a call put out to files, for the commit to come.  O(updates).  Raises as `commit` does."""
-        counts = {name: n for name, n in step.verdicts.counts.items() if n}
+        counts = {name: n for name, n in {**step.verdicts.counts, "absent": step.verdicts.absent}.items() if n}
         outputs = {name: self._put(name, table) for name, table in step.items() if table.num_rows}
         self.calls.append(Call(asked.kind, asked.time, digest, step.frontier, counts, outputs))
 

@@ -52,6 +52,7 @@ from ddflow.operators.upsert import Judgement
 from ddflow.options import Options
 from ddflow.reader import Holds
 from ddflow.reading import Reading, as_int64
+from ddflow.replacing import Replacing
 from ddflow.schema import empty
 from ddflow.shelf import Shelf
 from ddflow.sides import Sides, check_listed, verdict_rows
@@ -70,7 +71,7 @@ class Judged(NamedTuple):
     """By source, verdict rows, when they are asked for."""
 
 
-class Engine(Compacting, Reading):
+class Engine(Compacting, Replacing, Reading):
     """Runs a flow; `Flow.open` makes it.  Its options are there, what can be read of it is in `Reading`."""
 
     def __init__(self, flow: Flow, options: Options) -> None:

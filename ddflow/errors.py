@@ -50,6 +50,14 @@ class TieRefused(DdflowError, ValueError):
     """Two events of a key have the same order under ``tie="error"``; the step was refused whole."""
 
 
+class DuplicateKeys(DdflowError, ValueError):
+    """Full contents name a key more than once; mend them, the call was refused whole."""
+
+
+class OutOfScope(DdflowError, ValueError):
+    """Full contents of a scope have rows outside of it; mend either, the call was refused whole."""
+
+
 class LateEvent(DdflowError, ValueError):
     """An event is behind the frontier under ``late="error"``; the push was refused whole."""
 
@@ -160,3 +168,11 @@ class SnapshotExpired(DdflowError, LookupError):
 
 class OutOfMemory(DdflowError, MemoryError):
     """Memory could not be had; what was committed is as it was.  Give the engine a budget, or smaller steps."""
+
+
+class NotUnique(DdflowError, ValueError):
+    """A key of updates that are turned into upserts holds several rows; give another key, or say which row shows."""
+
+
+class NotHeld(DdflowError, ValueError):
+    """Updates retract a row that is not there; give all of them, from the beginning and in order."""

@@ -91,6 +91,19 @@ class Reading:
             self._node(name)
             return Reader(self, name, self._closed(f"a reader of {name!r} at {at!r}", at))
 
+    def scd2(self, name: str, valid_from: str = "valid_from", valid_to: str = "valid_to", current: str = "current"
+             ) -> pa.Table:  # fmt: skip
+        """The versions of a source or a count from `since` on, as a slowly changing dimension of type 2: its columns,
+        from when each was valid (null: from since or before), to when (null: it is current), and whether it is current.
+
+        ``valid_from``, ``valid_to``, ``current``: what those columns are called.  O(versions).  Raises `NotReadable`
+        for an unknown name or what has no key, `SpecError` for a name that is a column already.  See `ddflow.scd2`.
+        """
+        from ddflow.scd2 import scd2
+
+        with self.turns.use("scd2"):
+            return scd2(self.circuit, self._node(name), self.since, (valid_from, valid_to, current))
+
     def why(self, source: str, key: Any, log: Any = None) -> Story:
         """One key's story: what it holds and held, what waits, and what became of its events in a log.
 

@@ -59,7 +59,7 @@ def _schema(record: Record) -> pa.Schema:
 
 def _spec(record: Record) -> Upsert:
     for name in record.names():
-        if name in ("key", "order_by", "noop_ignore", "value"):
+        if name in ("key", "order_by", "noop_ignore", "value", "track"):
             record.texts(name)
         elif name == "lateness":
             record.number(name)

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.updates import Updates
+from ddflow.rows import plainly
 from ddflow.store.filing import Filing
 from ddflow.store.folder import Folder
 
@@ -55,7 +56,8 @@ class Shelf:
             raise
         width = len(rows.schema)
         kept = pa.Table.from_arrays(there.columns[:width], schema=rows.schema)
-        return Updates(kept, there.column(width).to_numpy(), there.column(width + 1).to_numpy(), updates.times)
+        ranks, diffs = (plainly(there.column(width + i).to_numpy()) for i in range(2))  # they are read-only
+        return Updates(kept, ranks, diffs, updates.times)
 
     def output(self, pieces: Sequence[Updates], schema: pa.Schema, time_type: pa.DataType | None) -> pa.Table:
         """The pieces as one table in the order of times.  O(n)."""

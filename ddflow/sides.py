@@ -53,9 +53,11 @@ def verdict_rows(bound: Bound, of: Admitted | Judgement) -> pa.Table:
         times = pa.nulls(len(arrival), bound.time_type)
         winners = [pa.nulls(len(arrival), bound.schema.field(n).type) for n in bound.spec.order_by]
     else:
-        events, codes, arrival = of.sealed.events, of.verdict, of.sealed.arrival
-        times = time_column(of.sealed.times, bound.time_type)
-        winners = of.winner_orders(np.arange(events.num_rows))
+        rows = of.given
+        events = of.sealed.events.take(pa.array(rows)) if of.absent.size else of.sealed.events
+        codes, arrival = of.verdict[rows], of.sealed.arrival[rows]
+        times = time_column(of.sealed.times[rows], bound.time_type)
+        winners = of.winner_orders(rows)
     seq = pa.array(arrival) if bound.spec.seq is None else events.column(bound.spec.seq)
     columns = {"seq": seq, **{n: events.column(n) for n in bound.spec.key}}
     columns |= {"verdict": named(codes), TIME: times}
@@ -79,7 +81,8 @@ class Sides:
     def _table(self, source: Source, schema: pa.Schema, judgement: Judgement) -> pa.Table:
         stale = judgement.verdict == STALE
         if source.spec.stale == "mark":
-            rows, further = np.arange(stale.size), [pa.array(stale)]
+            rows = judgement.given
+            further = [pa.array(stale[rows])]
         else:
             rows = np.flatnonzero(stale)
             further = judgement.winner_orders(rows)

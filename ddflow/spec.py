@@ -76,6 +76,7 @@ class Upsert:
     | ``stale`` | an event older than what its key holds: ``drop``, ``mark`` or ``side`` (see docs/semantics.md) |
     | ``null_key`` | an event without a key: ``error``, ``drop`` (verdict bad) or ``keep`` it as a key of its own |
     | ``noop_ignore`` | columns that do not count in "did it change" |
+    | ``track`` | the only columns that count in it; default: all of the row |
     | ``where`` | boolean SQL; an event that fails it deletes, below the upsert |
     | ``value`` | the columns of a row beside the key; default: all but time, seq and the tombstone's |
     """
@@ -93,12 +94,14 @@ class Upsert:
     noop_ignore: Sequence[str] = field(default=())
     where: str | None = None
     value: Sequence[str] | None = None
+    track: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         for name in ("key", "order_by", "noop_ignore"):
             object.__setattr__(self, name, _names(getattr(self, name)))
-        if self.value is not None:
-            object.__setattr__(self, "value", _names(self.value))
+        for name in ("value", "track"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _names(getattr(self, name)))
         self._check_names()
         self._check_choices()
         self._check_sense()
@@ -109,7 +112,7 @@ class Upsert:
     def _check_names(self) -> None:
         if not self.key:
             raise SpecError("an upsert spec", "the key is empty", "name at least one key column")
-        for name in ("key", "order_by", "noop_ignore", "value"):
+        for name in ("key", "order_by", "noop_ignore", "value", "track"):
             columns = getattr(self, name) or ()
             for column in columns:
                 if not isinstance(column, str) or not column:
@@ -117,8 +120,8 @@ class Upsert:
             twice = sorted({c for c in columns if columns.count(c) > 1})
             if twice:
                 self._refuse(f"{name}= names {twice} more than once", "name each column once")
-        for name in ("order_by", "noop_ignore"):
-            both = sorted(set(self.key) & set(getattr(self, name)))
+        for name in ("order_by", "noop_ignore", "track"):
+            both = sorted(set(self.key) & set(getattr(self, name) or ()))
             if both:
                 self._refuse(f"{name}= names the key columns {both}", "a key is equal among its events: leave it out")
         for name in ("time", "seq"):
@@ -129,10 +132,13 @@ class Upsert:
             self._refuse(f"seq= names {self.seq!r}, which is also in order_by or time", "name it once")
         if isinstance(self.delete, Tombstone) and self.delete.column in self.key:
             self._refuse(f"the tombstone {self.delete.column!r} is a key column", "name another column")
-        if self.value is not None:
-            lost = [c for c in self.noop_ignore if c not in self.value]
+        for name in ("noop_ignore", "track") if self.value is not None else ():
+            lost = [c for c in getattr(self, name) or () if c not in (self.value or ())]
             if lost:
-                self._refuse(f"noop_ignore= names {lost}, which value= leaves out of the row", "drop them from one")
+                self._refuse(f"{name}= names {lost}, which value= leaves out of the row", "drop them from one")
+        if self.track is not None and self.noop_ignore:
+            self._refuse(f"track={list(self.track)} and noop_ignore={list(self.noop_ignore)} both say what is a change",
+                         "give one of them: track= names what counts, noop_ignore= what does not")  # fmt: skip
 
     def _check_choices(self) -> None:
         for name, known in CHOICES.items():
@@ -154,6 +160,17 @@ class Upsert:
             self._refuse(f"stale={self.stale!r} with time=", "only late='advance' can make an event stale there")
         if self.tie in ("greatest", "error") and self.seq is not None:
             self._refuse(f"seq= has no effect under tie={self.tie!r}", "leave it out")
+
+    def counts(self, column: str) -> bool:
+        """Whether a column of the row counts in "did it change"; of the key none does."""
+        if column in self.key:
+            return False
+        return column not in self.noop_ignore if self.track is None else column in self.track
+
+    @property
+    def compares_all(self) -> bool:
+        """Whether every column of the row beside the key counts, whatever columns there are."""
+        return self.track is None and not self.noop_ignore
 
     @property
     def holds_back(self) -> bool:

@@ -25,16 +25,18 @@ SHOWN: Final = ("applied", "superseded", "noop", "stale", "tie_lost", "late", "b
 @dataclass(frozen=True)
 class Verdicts:
     """``counts``: events by verdict, all eight.  ``pending``: events that wait for their time to close.
-    ``rows``: by source, one row an event judged here, when the engine was opened with ``verdicts="rows"``."""
+    ``rows``: by source, one row an event judged here, when the engine was opened with ``verdicts="rows"``.
+    ``absent``: the keys that this call deleted since full contents do not name them; these are no events."""
 
     counts: Mapping[str, int]
     pending: int = 0
     rows: Mapping[str, pa.Table] | None = field(default=None, repr=False)
+    absent: int = 0
 
     @classmethod
     def of(cls, counts: Mapping[str, int], pending: int = 0, rows: Mapping[str, pa.Table] | None = None) -> Verdicts:
         """From some counts, the others 0."""
-        return cls({name: int(counts.get(name, 0)) for name in SHOWN}, pending, rows)
+        return cls({name: int(counts.get(name, 0)) for name in SHOWN}, pending, rows, int(counts.get("absent", 0)))
 
     @property
     def judged(self) -> int:
@@ -53,6 +55,8 @@ class Verdicts:
         parts = [f"{name} {n:,}" for name, n in self.counts.items() if n]
         if self.pending:
             parts.append(f"pending {self.pending:,}")
+        if self.absent:
+            parts.append(f"absent {self.absent:,}")
         return ", ".join(parts) or "no events"
 
 

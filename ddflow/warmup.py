@@ -77,6 +77,7 @@ def _parts() -> Iterator[str]:
     yield from _by_time()
     yield from _beneath()
     yield from _reopened()
+    yield from _back()
 
 
 def _by_epochs() -> Iterator[str]:
@@ -161,3 +162,12 @@ def _reopened() -> Iterator[str]:
         with flow.open(store.writer()) as engine:
             engine.step({"numbers": pa.table({"key": range(1000), "value": range(1000)})}, time)
         yield "state that is opened again"
+
+
+def _back() -> Iterator[str]:
+    """Updates that become upserts again, by each rule; keys of one row and of several."""
+    key = np.arange(60) // 2
+    updates = pa.table({"key": key, "value": np.arange(60), "_time": key * 0, "_diff": key * 0 + 1})
+    for rule in ("error", "greatest", "all"):
+        dd.to_upserts(updates.take(pa.array(range(0, 60, 2))) if rule == "error" else updates, "key", rule)
+        yield "updates that become upserts"

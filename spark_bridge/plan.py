@@ -134,7 +134,7 @@ def planned(flow: plan.Flow) -> Plan:
 def arrival_decides(spec: Upsert) -> bool:
     """Whether which row wins can depend on the order of arrival: not where equal orders are an error, nor where the
     greatest row wins and every column counts."""
-    return not (spec.tie == "error" or (spec.tie == "greatest" and not spec.noop_ignore))
+    return not (spec.tie == "error" or (spec.tie == "greatest" and spec.compares_all))
 
 
 def placed(flow: plan.Flow) -> dict[plan.Collection, Place]:

@@ -75,6 +75,11 @@ def to_arrow(columns: Mapping[str, str], rows: Rows) -> pa.Table:
     return pa.table([_array([row[i] for row in rows], field.type) for i, field in enumerate(schema)], schema=schema)
 
 
+def row_table(columns: Mapping[str, str], row: Mapping[str, Any]) -> pa.Table:
+    """One row of some of the columns as a table."""
+    return to_arrow({name: columns[name] for name in row}, [list(row.values())])
+
+
 def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
     if is_temporal(kind):
         width = pa.int32() if kind.bit_width == 32 else pa.int64()
@@ -109,6 +114,7 @@ class Result:
     verdicts: Counter[str]
     rows: dict[str, list[Row]]
     pending: int
+    absent: int = 0
 
 
 def twin_source(given: Mapping[str, Any]) -> Source:
@@ -165,6 +171,13 @@ class TwinDoor:
     def step(self, inputs: Mapping[str, Rows], time: int) -> Result:
         return self._call(self.twin.step, self._events(inputs), time)
 
+    def replace(self, name: str, rows: Rows, time: int, scope: str | None = None,
+                order: Mapping[str, Any] | None = None, once: bool = True) -> Result:  # fmt: skip
+        events, condition = self._events({name: rows})[name], CONDITIONS[scope] if scope else None
+        if order is not None:
+            order = dict(zip(order, plain(row_table(self.columns[name], order))[0], strict=True))
+        return self._call(self.twin.replace, name, events, time, condition, order, once)
+
     def push(self, inputs: Mapping[str, Rows]) -> Result:
         return self._call(self.twin.push, self._events(inputs))
 
@@ -197,7 +210,7 @@ class TwinDoor:
     def _call(self, act: Callable[..., Any], *arguments: Any) -> Result:
         out = act(*arguments)
         return Result(out.updates, +out.verdicts, {name: sorted(rows, key=repr) for name, rows in out.rows.items()},
-                      len(self.twin.state.pending))  # fmt: skip
+                      len(self.twin.state.pending), out.absent)  # fmt: skip
 
 
 @dataclass
@@ -255,6 +268,14 @@ class EngineDoor:
     def step(self, inputs: Mapping[str, Rows], time: int) -> Result:
         return self._call(self.engine.step, self._tables(inputs), time)
 
+    def replace(self, name: str, rows: Rows, time: int, scope: str | None = None,
+                order: Mapping[str, Any] | None = None, once: bool = True) -> Result:  # fmt: skip
+        table = self._tables({name: rows})[name]
+        given = None if order is None else row_table(self.columns[name], order).to_pylist()[0]
+        if once:
+            return self._call(self.engine.replace, name, table, time, scope, order=given)
+        return self._call(self.engine.restate, name, table, time, order=given)
+
     def push(self, inputs: Mapping[str, Rows]) -> Result:
         return self._call(self.engine.push, self._tables(inputs))
 
@@ -291,9 +312,9 @@ class EngineDoor:
     def _tables(self, inputs: Mapping[str, Rows]) -> dict[str, Any]:
         return {name: self.shape(to_arrow(self.columns[name], rows)) for name, rows in inputs.items()}
 
-    def _call(self, act: Callable[..., Any], *arguments: Any) -> Result:
+    def _call(self, act: Callable[..., Any], *arguments: Any, **options: Any) -> Result:
         try:
-            out = act(*arguments)
+            out = act(*arguments, **options)
         except DdflowError as error:
             raise Refused(type(error).__name__) from error
         verdicts = out.verdicts
@@ -302,7 +323,7 @@ class EngineDoor:
         }
         assert verdicts.total == sum(verdicts.counts.values()) + verdicts.pending
         updates = {name: self._checked(name, out[name]) for name in out}
-        return Result(updates, +Counter(verdicts.counts), rows, verdicts.pending)
+        return Result(updates, +Counter(verdicts.counts), rows, verdicts.pending, verdicts.absent)
 
     def _checked(self, name: str, table: pa.Table) -> Updates:
         """An output's updates; asserts the contract.  What ``stale=`` adds tells of events: there a row may repeat."""

@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rules import Condition, Event, Held, Refused, Row, Source, canonical, judge, ranks
+from rules import Condition, Event, Held, Refused, Row, Source, canonical, judge, rank, ranks
 
 CLOSED = 2**63 - 1
 NEVER = -(2**63)
@@ -120,6 +120,7 @@ class Out:
     updates: dict[str, Updates]
     verdicts: Counter[str] = field(default_factory=Counter)
     rows: dict[str, list[Row]] = field(default_factory=dict)
+    absent: int = 0
 
     def tell(self, source: str, number: int, key: Row, verdict: str, time: int | None, winner: Row) -> None:
         """Note one verdict: counted, and as a row of (seq, *key, verdict, time, *winner's order)."""
@@ -162,6 +163,54 @@ class Twin:
 
         return self._whole(act)
 
+    def replace(self, name: str, rows: Sequence[Mapping[str, Any]], time: int, scope: Condition | None = None,
+                order: Mapping[str, Any] | None = None, once: bool = True) -> Out:  # fmt: skip
+        """Epoch mode: the source holds these rows at ``time`` and, within the scope, nothing else.
+
+        ``order``: of the tombstones of absent keys, by column.  ``once``: a key may have one row only; else the rows
+        are a log, judged as if nothing had been held (restate).
+        """
+        if self.holds_back:
+            raise Refused("WrongMode")
+        if time < self.state.frontier or time == CLOSED:
+            raise Refused("TimeWentBack")
+
+        def act(out: Out) -> None:
+            source, held, reasons = self.sources[name], self.state.held[name], set[str]()
+            try:
+                self._take({name: rows}, time, out)
+            except Refused as refused:
+                reasons |= refused.kinds
+            events, self.state.pending, self.state.frontier = self.state.pending, [], time + 1
+            inside = lambda row: scope is None or scope(dict(zip(source.row, row, strict=True))) is True  # noqa: E731
+            if not all(inside(event.payload) for event in events):
+                reasons.add("OutOfScope")
+            named = [event.key for event in events]
+            if once and len(set(named)) < len(named):
+                reasons.add("DuplicateKeys")
+            absent = [key for key, its in held.items() if its.row is not None and inside(its.row) and key not in named]
+            if absent and source.keeps_order and order is None and not events:
+                reasons.add("SpecError")
+            if reasons:
+                raise Refused(*reasons)
+            for key in absent:
+                del held[key]
+                if source.keeps_order:
+                    held[key] = self._buried(source, events, order)
+            out.absent = len(absent)
+            self._judge_time(time, events, out, over=True)
+
+        return self._whole(act)
+
+    def _buried(self, source: Source, events: list[Event], order: Mapping[str, Any] | None) -> Held:
+        """The tombstone of a key that is absent from full contents."""
+        spec = source.spec
+        if order is not None:
+            its = tuple(order[column] for column in spec.order_by)
+            return Held(ranks(its), its, order[spec.seq] if spec.seq else None, None)
+        greatest = max(events, key=lambda event: (event.base, rank(event.seq)))
+        return Held(greatest.base, greatest.order, greatest.seq, None)
+
     def push(self, inputs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Out:
         """Hold-back mode: take events in; what the lateness closes comes out."""
         if not self.holds_back:
@@ -195,6 +244,20 @@ class Twin:
         for time, _ in self.history:
             if after < time <= upto:
                 out |= difference(self.read(name, time - 1), self.read(name, time), time)
+        return out
+
+    def scd2(self, name: str, key: Sequence[str], since: int) -> Collection:
+        """Each row that a key held at ``since`` or later, with the times from and to which; None: before, and still."""
+        columns, out = self.readable[name].columns, Counter[Row]()
+        held: dict[Row, tuple[Row, int | None]] = {}
+        for time in [since, *(time for time, _ in self.history if time > since), None]:
+            now = {tuple(row[columns.index(c)] for c in key): row for row in self.read(name, time)}
+            for its, (row, start) in list(held.items()):
+                if time is None or now.get(its) != row:
+                    out[(*row, start, time, time is None)] += 1
+                    del held[its]
+            for its in now if time is not None else ():
+                held.setdefault(its, (now[its], None if time == since else time))
         return out
 
     def _whole(self, act: Callable[[Out], None]) -> Out:
@@ -269,14 +332,14 @@ class Twin:
         for time in sorted({event.stamp for event in due}):
             self._judge_time(time, [event for event in due if event.stamp == time], out)
 
-    def _judge_time(self, time: int, events: list[Event], out: Out) -> None:
+    def _judge_time(self, time: int, events: list[Event], out: Out, over: bool = False) -> None:
         for name, source in self.sources.items():
             mine = [event for event in events if event.source == name]
             held, rivals = self.state.held[name], defaultdict(list)
             for event in mine:
                 rivals[event.key].append(event)
             for key, its_events in rivals.items():
-                now = judge(source, held.pop(key, None), its_events)
+                now = judge(source, held.pop(key, None), its_events, over)
                 if now.row is not None or source.keeps_order:
                     held[key] = now
             for event in mine:
@@ -301,3 +364,35 @@ class Twin:
             elif stale:
                 told[((*event.payload, *event.winner), time)] += 1
         out.updates[extra] |= told
+
+
+def to_upserts(
+    columns: Sequence[str], key: Sequence[str], updates: Sequence[tuple[Row, int, int]], on_conflict: str = "error"
+) -> dict[tuple[Row, int], Any]:
+    """What each key shows after each time at which that changes; ``updates`` are (row, time, diff), in any order.
+
+    A row, or None where the key is gone; under ``"all"`` a Counter of rows, empty where it is gone.
+    """
+    held: dict[Row, Collection] = defaultdict(Counter)
+    out: dict[tuple[Row, int], Any] = {}
+
+    def shown(rows: Collection) -> Any:
+        if on_conflict == "all":
+            return dict(rows)
+        return max(rows, key=ranks, default=None)
+
+    for time in sorted({time for _, time, _ in updates}):
+        before, reasons = {each: shown(rows) for each, rows in held.items()}, set()
+        for row, _, diff in (update for update in updates if update[1] == time):
+            held[tuple(row[columns.index(name)] for name in key)][row] += diff
+        for each in held:
+            held[each] = without_zeros(held[each])
+            if any(n < 0 for n in held[each].values()):
+                reasons.add("NotHeld")
+            if on_conflict == "error" and sum(held[each].values()) > 1:
+                reasons.add("NotUnique")
+            if shown(held[each]) != before.get(each, {} if on_conflict == "all" else None):
+                out[each, time] = shown(held[each])
+        if reasons:
+            raise Refused(*reasons)
+    return out

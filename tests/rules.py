@@ -78,7 +78,10 @@ class Source:
     @property
     def counting(self) -> list[int]:
         """The places of the row columns that count in "did it change"."""
-        return [i for i, name in enumerate(self.row) if name not in self.spec.noop_ignore]
+        spec = self.spec
+        if spec.track is not None:
+            return [i for i, name in enumerate(self.row) if name in spec.track]
+        return [i for i, name in enumerate(self.row) if name not in spec.noop_ignore]
 
     @property
     def keeps_order(self) -> bool:
@@ -160,10 +163,13 @@ def size(source: Source, row: Row | None) -> tuple[Any, ...]:
     return (0,) if row is None else (1, ranks(row[i] for i in source.counting))
 
 
-def judge(source: Source, held: Held | None, events: list[Event]) -> Held:
-    """Give every event of one key and time its verdict; return what the key holds then.  Refuses a forbidden tie."""
+def judge(source: Source, held: Held | None, events: list[Event], over: bool = False) -> Held:
+    """Give every event of one key and time its verdict; return what the key holds then.  Refuses a forbidden tie.
+
+    ``over``: the order that is held decides nothing (full contents).
+    """
     spec = source.spec
-    rival = held if source.keeps_order else None
+    rival = held if source.keeps_order and not over else None
     fresh = [event for event in events if rival is None or not is_stale(spec, event, rival)]
     if spec.tie == "error":
         bases = [event.base for event in fresh] + ([rival.base] if rival else [])

@@ -101,6 +101,8 @@ def sources(draw: st.DrawFn, holds_back: bool, **fixed: Any) -> dict[str, Any]:
         )
     row = row_of(columns, spec)
     spec["noop_ignore"] = fixed.get("noop_ignore", draw(maybe(some([name for name in row if name not in keys]), [])))
+    if "noop_ignore" not in fixed and not spec["noop_ignore"]:
+        spec["track"] = draw(maybe(some([name for name in row if name not in keys])))
     return {"columns": columns, "spec": {name: option for name, option in spec.items() if option is not None}}
 
 
@@ -130,6 +132,14 @@ def row_of(columns: Mapping[str, str], spec: Mapping[str, Any]) -> list[str]:
         return [name for name in columns if name in parsed.value or name in parsed.key]
     hidden = {parsed.time, parsed.seq} | ({parsed.delete.column} if isinstance(parsed.delete, Tombstone) else set())
     return [name for name in columns if name not in hidden]
+
+
+def ignored(source: Mapping[str, Any]) -> list[str]:
+    """The row columns of a drawn source that do not count as a change, but for the key."""
+    spec = source["spec"]
+    if "track" not in spec:
+        return list(spec.get("noop_ignore", []))
+    return [c for c in row_of(source["columns"], spec) if c not in spec["key"] and c not in spec["track"]]
 
 
 @st.composite

@@ -269,6 +269,8 @@ def test_options_say_who_wins_what_deletes_and_what_is_no_change() -> None:
     Path("b.jsonl").write_text('{"id": 1, "v": "y", "at": 9, "n": 4}\n{"id": null, "v": "z"}\n')
     result = run("diff", "a.jsonl", "b.jsonl", "-k", "id", "--noop-ignore", "at", "--null-key", "drop", "-o", "-")
     assert "noop 1" in result.stderr and "bad 1" in result.stderr
+    result = run("diff", "a.jsonl", "b.jsonl", "-k", "id", "--track", "v,n", "--null-key", "drop", "-o", "-")
+    assert "noop 1" in result.stderr
     assert len(rows(run("diff", "b.jsonl", "-k", "id", "--null-key", "keep", "-o", "-"))) == 2
 
 

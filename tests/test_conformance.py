@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doors import EngineDoor, Result, Rows, TwinDoor
+from doors import EngineDoor, Result, Rows, TwinDoor, plain
+from model import NEVER
 from rules import Refused, canonical
 
 from ddflow.errors import SpecError
@@ -62,6 +63,13 @@ def state(door: Any) -> Counter[Any]:
     return Counter(door.read("out"))
 
 
+def history(door: Any, key: list[str]) -> Counter[Any]:
+    """The versions of ``out``, with their times."""
+    if isinstance(door, EngineDoor):
+        return Counter(plain(door.engine.scd2("out")))
+    return Counter(door.twin.scd2("out", key, NEVER))
+
+
 def rows(given: Rows) -> Counter[Any]:
     return Counter(tuple(canonical(value) for value in row) for row in given)
 
@@ -70,7 +78,7 @@ def rows(given: Rows) -> Counter[Any]:
 def test_a_fact_comes_out_as_its_source_states_it(name: str, opened: Any) -> None:
     case = CASES.get(name) or OURS[name]
     expected = case["expected"]
-    if not {"state", "states", "updates", "changes", "refused"} & set(expected):
+    if not {"state", "states", "updates", "changes", "refused", "history"} & set(expected):
         return check_variants(case, opened)
     door = opened(scenario_of(case))
     assert door.columns_of("out") == case["row"]
@@ -84,6 +92,8 @@ def test_a_fact_comes_out_as_its_source_states_it(name: str, opened: Any) -> Non
         assert state(door) == before
     if "state" in expected:
         assert state(door) == rows(expected["state"])
+    if "history" in expected:
+        assert history(door, case["spec"]["key"]) == rows(expected["history"])
     if "updates" in expected:
         found = {key: diff for result in results for key, diff in result.updates["out"].items()}
         assert found_from(found, expected.get("from")) == {

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from model import CLOSED, Collection
 from pair import Pair
 from rules import Refused
-from strategies import effort, events, plans, row_of, scenarios, shapes, splits
+from strategies import effort, events, ignored, plans, row_of, scenarios, shapes, splits
 
 from ddflow.identity import Secret
 
@@ -123,7 +123,7 @@ def test_shuffle_arrival_does_not_matter_with_a_unique_seq_or_the_greatest_row(
     if holds_back:
         found = [merged([door.push({"a": given}), door.advance_to(CLOSED)])
                  for door, given in zip(doors, [rows, shuffled], strict=True)]  # fmt: skip
-        if not source["spec"]["noop_ignore"]:
+        if not ignored(source):
             assert found[0] == found[1]
     else:
         doors[0].step({"a": rows}, 0)
@@ -331,10 +331,10 @@ def quietly(door: EngineDoor, call: Sequence[Any]) -> Result | None:
 
 
 def same_collections(scenario: Mapping[str, Any], one: EngineDoor, other: EngineDoor) -> None:
-    """Both hold the same: sources without the columns that noop_ignore names, and outputs where it names none."""
+    """Both hold the same: sources without the columns that do not count, and outputs where all of them do."""
     for name, source in scenario["sources"].items():
         assert without_ignored(source, one.read(name)) == without_ignored(source, other.read(name))
-        if source["spec"].get("noop_ignore"):
+        if ignored(source):
             return
     for name in scenario["outputs"]:
         assert one.read(name) == other.read(name)
@@ -343,7 +343,7 @@ def same_collections(scenario: Mapping[str, Any], one: EngineDoor, other: Engine
 def without_ignored(source: Mapping[str, Any], found: Collection) -> Collection:
     """The collection with only the columns that count."""
     row = row_of(source["columns"], source["spec"])
-    kept = [i for i, name in enumerate(row) if name not in source["spec"]["noop_ignore"]]
+    kept = [i for i, name in enumerate(row) if name not in ignored(source)]
     out: Collection = Counter()
     for each, n in found.items():
         out[tuple(each[i] for i in kept)] += n

@@ -174,6 +174,15 @@ def test_what_no_log_can_tell_is_noted() -> None:
     assert found.ok and "the state has taken in 2 events, the log has 1" in found.notes
 
 
+def test_only_what_is_tracked_is_compared() -> None:
+    store = MemoryStore()
+    with plan(dd.Upsert(key="id", order_by="at", track=["at"], delete=dd.tombstone("gone"))).open(store) as engine:
+        engine.step({"orders": pa.table({"id": [1, 2], "city": ["a", "b"], "at": [1, 1]})}, 1)
+    found = compared(store, pa.table({"id": [1, 2], "city": ["x", "y"], "at": [1, 2]}))
+    assert (found.missing, found.different) == (0, 1)
+    assert "only the columns ['at'] count as changes, and are compared" in found.notes
+
+
 def test_a_row_that_a_lie_put_into_the_state_is_found() -> None:
     """Its checksums and hashes are right: only the log can tell."""
     store, steps = MemoryStore(), events(5, 1)

@@ -71,6 +71,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "stale": (LAST, LAST | {"stale": "side"}, "stale= of source 'orders' is 'side', and was 'drop'"),
     "null_key": (LAST, LAST | {"null_key": "keep"}, "null_key= of source 'orders' is 'keep', and was 'error'"),
     "noop_ignore": (LAST, LAST | {"noop_ignore": "n"}, "noop_ignore= of source 'orders' is ['n'], and was []"),
+    "track": (LAST, LAST | {"track": "n"}, "track= of source 'orders' is ['n'], and was None"),
     "where": (LAST, LAST | {"where": "n > 1"}, "where= of source 'orders' is 'n > 1', and was None"),
     "value": (LAST | {"value": ["n"]}, LAST | {"value": ["n", "op"]},
               "value= of source 'orders' is ['n', 'op'], and was ['n']"),

@@ -136,6 +136,7 @@ def test_parts_that_call_the_key_differently_do_not_count_as_together() -> None:
         (dd.Upsert("id", order_by="at", tie="error"), False),
         (dd.Upsert("id", order_by="at", tie="greatest"), False),
         (dd.Upsert("id", order_by="at", tie="greatest", noop_ignore="city"), True),
+        (dd.Upsert("id", order_by="at", tie="greatest", track="city"), True),
         (dd.Upsert("id", seq="at"), True),
     ],
 )

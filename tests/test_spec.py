@@ -26,6 +26,10 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "an order column twice": ({"order_by": ["at", "at"]}, "more than once"),
     "a value column twice": ({"value": ["v", "v"]}, "more than once"),
     "an ignored column twice": ({"noop_ignore": ["v", "v"]}, "more than once"),
+    "a tracked column twice": ({"track": ["v", "v"]}, "more than once"),
+    "a key column tracked": ({"track": ["id"]}, "key columns"),
+    "tracked columns that are not in the row": ({"value": ["v"], "track": ["n"]}, "value= leaves out"),
+    "both ways to say what is a change": ({"track": ["v"], "noop_ignore": ["n"]}, "both say what is a change"),
     "a key column as order": ({"order_by": ["id"]}, "key columns"),
     "a key column ignored": ({"noop_ignore": ["id"]}, "key columns"),
     "a key column as time": ({"time": "id"}, "key column 'id'"),
@@ -70,6 +74,10 @@ UNBINDABLE: dict[str, tuple[dict[str, Any], str]] = {
     "a missing value": ({"value": ["w"]}, "value= of 'orders'"),
     "a missing tombstone": ({"delete": dd.tombstone("op", "D")}, "delete= of 'orders'"),
     "a missing ignored column": ({"noop_ignore": ["w"]}, "noop_ignore= of 'orders'"),
+    "a missing tracked column": ({"track": ["w"]}, "track= of 'orders': there is no column 'w'"),
+    "a tracked time column": ({"time": "t", "track": ["v", "t"]}, "the columns ['t'] are not in the row"),
+    "a tracked tombstone": ({"delete": dd.tombstone("flag"), "track": ["flag"]}, "not in the row"),
+    "greatest of a list that is tracked": ({"order_by": "at", "tie": "greatest", "track": ["list"]}, "'list' is list<"),
     "a nested key": ({"key": "list"}, "cannot be hashed as a key"),
     "a nested order": ({"order_by": "list"}, "has no order"),
     "a seq of text": ({"seq": "v"}, "is no integer"),
@@ -105,6 +113,35 @@ def test_one_name_may_be_given_without_a_list() -> None:
     assert dd.Upsert(key="id", order_by="at", noop_ignore="at", value="at") == dd.Upsert(
         key=["id"], order_by=["at"], noop_ignore=["at"], value=["at"]
     )
+
+
+def test_track_is_the_complement_of_noop_ignore() -> None:
+    def changed(**options: Any) -> list[dict[str, Any]]:
+        flow = dd.Flow()
+        flow.output("rows", flow.upserts("s", {"id": pa.int64(), "v": pa.string(), "n": pa.int64()},
+                                         dd.Upsert("id", **options)))  # fmt: skip
+        out = []
+        with flow.open() as engine:
+            for time, (v, n) in enumerate([("a", 1), ("a", 2), ("b", 2), (None, 2), (None, 3)]):
+                out += engine.step({"s": pa.table({"id": [7], "v": pa.array([v], pa.string()), "n": [n]})}, time)[
+                    "rows"
+                ].to_pylist()
+        return out
+
+    def times(updates: list[dict[str, Any]]) -> list[int]:
+        return [row["_time"] for row in updates if row["_diff"] == 1]
+
+    assert times(changed()) == [0, 1, 2, 3, 4]
+    assert times(changed(track="v")) == [0, 2, 3]
+    assert changed(track=["v"]) == changed(noop_ignore=["n"])
+    assert changed(track=["v", "n"]) == changed() and times(changed(track=[])) == [0]
+
+
+def test_under_greatest_only_what_is_tracked_breaks_ties() -> None:
+    spec = dd.Upsert("id", order_by="at", tie="greatest", track=["v"])
+    made = dd.Flow().upserts("orders", SCHEMA, spec)  # with the list, which is not compared
+    assert made.bound.tracked == ["v"] and not spec.compares_all
+    assert spec.counts("v") and not spec.counts("n") and not spec.counts("id")
 
 
 def test_a_spec_does_not_change() -> None:
@@ -173,7 +210,8 @@ def test_any_other_option_gives_another_fingerprint() -> None:
     others: list[dict[str, Any]] = [
         {"key": ["id", "v"]}, {"order_by": ["n"]}, {"order_by": []}, {"seq": "n"}, {"time": "n"}, {"late": "drop"},
         {"late": "error"}, {"lateness": 0}, {"delete": dd.tombstone("op")}, {"delete": dd.tombstone("op", "D")},
-        {"delete": "op"}, {"where": "op"}, {"noop_ignore": ["v"]}, {"value": []}, {"value": ["v"]},
+        {"delete": "op"}, {"where": "op"}, {"noop_ignore": ["v"]}, {"track": []}, {"track": ["v"]},
+        {"value": []}, {"value": ["v"]},
         *({"tie": tie} for tie in CHOICES["tie"][1:]), *({"stale": stale} for stale in CHOICES["stale"][1:]),
         *({"null_key": keys} for keys in CHOICES["null_key"][1:]),
     ]  # fmt: skip

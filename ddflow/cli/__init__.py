@@ -32,7 +32,8 @@ from ddflow.errors import DdflowError
 from ddflow.version import __version__
 
 VERBS: Final = (
-    "diff", "count", "inspect", "export", "why", "verify", "fsck", "gc", "rollback", "migrate", "demo", "warmup",
+    "diff", "count", "replace", "inspect", "export", "why", "verify", "fsck", "gc", "rollback", "migrate", "demo",
+    "warmup",
 )  # fmt: skip
 REFUSED, BUG, INTERRUPTED, NO_READER = 1, 70, 130, 141
 
@@ -51,7 +52,7 @@ class Verbs(TyperGroup):
             return None
         alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
         verb = getattr(importlib.import_module(f"ddflow.cli.{cmd_name}"), cmd_name)
-        alone.command(cmd_name, no_args_is_help=cmd_name in ("diff", "count"))(verb)
+        alone.command(cmd_name, no_args_is_help=cmd_name in ("diff", "count", "replace"))(verb)
         return typer.main.get_command(alone)
 
     def main(self, args: Sequence[str] | None = None, *positional: Any, **settings: Any) -> Any:

@@ -32,7 +32,7 @@ import ddflow as dd
 from ddflow.cli.options import Ask
 from ddflow.cli.plan import SOURCE
 from ddflow.cli.progress import Tick
-from ddflow.cli.reading import ticked, within
+from ddflow.cli.reading import taken, ticked, within
 from ddflow.errors import DdflowError, StateRefused
 from ddflow.files import Input, open_input
 from ddflow.files.kinds import CSV, JSON, kind_of, listed
@@ -88,7 +88,8 @@ def epochs(engine: dd.Engine, given: Input, ask: Ask, tick: Tick, least: int = N
         elif final:
             time = max(time, least)
         with within(file):
-            step = engine.step({SOURCE: pa.RecordBatchReader.from_batches(given.schema, batches)}, time, epoch=number)
+            reader = pa.RecordBatchReader.from_batches(given.schema, batches)
+            step = taken(engine, ask, reader, time, number)
         engine.commit()
         yield step
 

@@ -26,6 +26,7 @@ def diff(
     delete: o.Delete = None,
     null_key: o.NullKey = "error",
     noop_ignore: o.NoopIgnore = None,
+    track: o.Track = None,
     filter_: o.Filter = None,
     project: o.Project = None,
     types: o.Types = None,

@@ -25,6 +25,11 @@ Inputs = Annotated[
         help="Files (.parquet, .csv, .jsonl, .ndjson, .arrow, .feather, .arrows; text also .gz), or folders of them.",
     ),
 ]  # fmt: skip
+Scope = Annotated[
+    str | None,
+    typer.Option("--scope", metavar="EXPR", show_default=False, rich_help_panel=_GOES,
+                 help="The files hold only the rows for which this SQL condition is true: others stay as they are."),
+]  # fmt: skip
 Key = Annotated[
     list[str],
     typer.Option("--key", "-k", metavar="COLUMNS", show_default=False, rich_help_panel=_WINS,
@@ -92,6 +97,11 @@ NoopIgnore = Annotated[
     typer.Option("--noop-ignore", metavar="COLUMNS", show_default=False, rich_help_panel=_GOES,
                  help="Columns whose change alone is no change."),
 ]  # fmt: skip
+Track = Annotated[
+    list[str] | None,
+    typer.Option("--track", metavar="COLUMNS", show_default=False, rich_help_panel=_GOES,
+                 help="The only columns whose change is a change; the opposite of --noop-ignore."),
+]  # fmt: skip
 Filter = Annotated[
     list[str] | None,
     typer.Option("--filter", metavar="EXPR", show_default=False, rich_help_panel=_ROWS,
@@ -154,7 +164,8 @@ Net = Annotated[
 
 @dataclass(frozen=True)
 class Ask:
-    """What a command line asks for.  The fields are those of the verbs; ``counts`` says that it is ``count``."""
+    """What a command line asks for.  The fields are those of the verbs; ``counts`` says that it is ``count``,
+    ``whole`` that it is ``replace``."""
 
     inputs: list[Path]
     key: list[str]
@@ -169,6 +180,7 @@ class Ask:
     delete: str | None = None
     null_key: str = "error"
     noop_ignore: list[str] | None = None
+    track: list[str] | None = None
     filter_: list[str] | None = None
     project: list[str] | None = None
     types: list[str] | None = None
@@ -184,6 +196,8 @@ class Ask:
     name: str = "count"
     net: bool = False
     counts: bool = field(default=False, kw_only=True)
+    whole: bool = field(default=False, kw_only=True)
+    scope: str | None = field(default=None, kw_only=True)
 
     @property
     def held_back(self) -> bool:

@@ -104,6 +104,7 @@ def upsert(ask: Ask, schema: pa.Schema) -> dd.Upsert:
         delete=delete,
         lateness=lateness(ask.lateness, ask.time, schema.field(place).type if place >= 0 else None),
         noop_ignore=names(ask.noop_ignore),
+        track=None if ask.track is None else names(ask.track),
         **choices,
     )
 

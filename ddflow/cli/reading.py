@@ -19,6 +19,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
+import ddflow as dd
+from ddflow.cli.options import Ask
+from ddflow.cli.plan import SOURCE
 from ddflow.cli.progress import Tick
 from ddflow.errors import DdflowError
 
@@ -28,6 +31,13 @@ def ticked(batches: Iterator[pa.RecordBatch], tick: Tick) -> Iterator[pa.RecordB
     for batch in batches:
         tick(batch.num_rows, 0)
         yield batch
+
+
+def taken(engine: dd.Engine, ask: Ask, rows: pa.RecordBatchReader, time: int, epoch: int | None = None) -> dd.Step:
+    """A file of epoch mode as one step: its rows as events, or, where that is asked for, as full contents."""
+    if ask.whole:
+        return engine.replace(SOURCE, rows, time, ask.scope, epoch=epoch)
+    return engine.step({SOURCE: rows}, time, epoch=epoch)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""One run of ``diff`` or ``count``: files through a flow into an output.
+"""One run of ``diff``, ``count`` or ``replace``: files through a flow into an output.
 
 Invariant: a run either ends with a complete output and events in = judged, or with an error and nothing written.  In
 epoch mode each file is one step, in the order given, at times 1, 2, 3, ...; in hold-back mode each batch is pushed as
@@ -29,7 +29,7 @@ from ddflow.cli.continued import epochs, opened, told
 from ddflow.cli.options import Ask
 from ddflow.cli.plan import OUT, SOURCE, check_usage, names, planned
 from ddflow.cli.progress import Tick, progress
-from ddflow.cli.reading import ticked, within
+from ddflow.cli.reading import taken, ticked, within
 from ddflow.cli.show import Done, Piped, Preview
 from ddflow.errors import OutputExists
 from ddflow.files import Input, Output, open_output
@@ -65,7 +65,7 @@ def run(ask: Ask) -> None:
 
         for step in _steps(engine, given, ask, tick):
             updates += step[OUT].num_rows
-            add(counts, step.verdicts.counts)
+            add(counts, {**step.verdicts.counts, "absent": step.verdicts.absent})
             tick(0, step[OUT].num_rows)
             if not ask.net:
                 out.write(step[OUT])
@@ -78,7 +78,7 @@ def run(ask: Ask) -> None:
     files = [str(file) for file in given.files]
     done = Done(
         files, rows=read[0], epochs=None if ask.held_back else len(files), updates=updates, written=out.written,
-        verdicts=Verdicts.of(counts).counts, seconds=perf_counter() - began,
+        verdicts=_verdicts(counts), seconds=perf_counter() - began,
         output=str(out.path) if isinstance(out, Output) else None,
         epoch=None if ask.state is None else epoch, pending=pending,
     )  # fmt: skip
@@ -104,7 +104,7 @@ def _steps(engine: dd.Engine, given: Input, ask: Ask, tick: Tick) -> Iterator[dd
         if not ask.held_back:
             reader = pa.RecordBatchReader.from_batches(given.schema, ticked(given.batches(file), tick))
             with within(file):
-                step = engine.step({SOURCE: reader}, time=time)
+                step = taken(engine, ask, reader, time)
             yield step
             continue
         row = 0
@@ -115,6 +115,12 @@ def _steps(engine: dd.Engine, given: Input, ask: Ask, tick: Tick) -> Iterator[dd
             yield step
     if ask.held_back:
         yield engine.advance_to(dd.CLOSED)
+
+
+def _verdicts(counts: dict[str, int]) -> dict[str, int]:
+    """Events by verdict, and the keys that full contents deleted, where there are any."""
+    absent = counts.pop("absent", 0)
+    return {**Verdicts.of(counts).counts, **({"absent": absent} if absent else {})}
 
 
 def _net(engine: dd.Engine) -> pa.Table:

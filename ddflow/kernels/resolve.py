@@ -101,6 +101,8 @@ class Rules(NamedTuple):
     """Whether a key keeps its order, after a delete too."""
     since: int
     """The since after the step: history before it is not kept apart."""
+    over: bool = False
+    """Whether the events win over whatever order a key holds; among themselves they are judged as ever."""
 
 
 class Judged(NamedTuple):
@@ -246,7 +248,6 @@ def judge(events: Events, held: Held, rules: Rules, out: Judged) -> tuple[int, i
     written; a row that ties under ERROR (then the outcome is void), or -1; how many more keys are live than before, and
     how many more hold an order and no row.  Under ERROR the rows of one key and time must come
     sorted by their base words.  O(n), each event twice; no allocation.
-
     >>> none, words, few = np.empty(0, np.int64), np.empty(0, np.uint64), np.zeros(1, np.int32)
     >>> events = Events(few[:0], few, words, words, few[:0], none, np.empty((0, 0), np.int64), words)
     >>> judge(events, Held(none, none, words, np.empty((0, 0), np.int64)), Rules(0, LAST, True, False, -1),
@@ -256,10 +257,10 @@ def judge(events: Events, held: Held, rules: Rules, out: Judged) -> tuple[int, i
     # Fields are taken out once: reading one inside the loops would count references for every event.
     permutation, starts, highs, lows, marks, times, order, hashes = events
     _, references, values, held_order = held
-    base, tie, ties, keeps, since = rules
+    base, tie, ties, keeps, since, over = rules
     fate, winner, v_high, v_low, v_time, v_live, v_value, v_event, v_row, lasts = out
-    words, versions, alone = order.shape[1], 0, times.size < 2
-    updates = born = buried = 0
+    words, alone = order.shape[1], times.size < 2
+    updates = versions = born = buried = 0
     at_hash, at_mark, at_fate = np.uint64(hashes.ctypes.data), np.uint64(marks.ctypes.data), np.uint64(fate.ctypes.data)
     for group in range(references.size):
         if group + AHEAD < references.size:
@@ -267,8 +268,9 @@ def judge(events: Events, held: Held, rules: Rules, out: Judged) -> tuple[int, i
         reference, value, live = references[group], values[group], references[group] & LIVE != 0
         born -= int(live)
         buried -= int(keeps and reference != 0 and not live)
-        bound, last = -1 - group if keeps and reference != 0 else NOTHING, -1
+        stored, last = -1 - group if keeps and reference != 0 else NOTHING, -1
         first, begin, stop = starts[group], int(starts[group]), int(starts[group + 1])
+        bound = NOTHING if over else stored
         while begin < stop:
             best = int(permutation[begin])
             rank, end = marks[best] >> 1, begin + 1
@@ -294,7 +296,7 @@ def judge(events: Events, held: Held, rules: Rules, out: Judged) -> tuple[int, i
                 live, value, reference = now, hashes[best], best
             else:
                 fate[best], reference = NOOP << FATE, reference if now else best
-            if changed or (keeps and (bound == NOTHING or _against(order, best, held_order, bound, 0, words) != 0)):
+            if changed or (keeps and (stored == NOTHING or _against(order, best, held_order, stored, 0, words) != 0)):
                 if last < 0 or times[rank] > since:
                     last = versions
                     versions += 1
@@ -305,7 +307,7 @@ def judge(events: Events, held: Held, rules: Rules, out: Judged) -> tuple[int, i
                     v_event[last] = best
                 if v_low.size != 0:
                     v_low[last] = lows[first]
-            bound = best if keeps else NOTHING
+            bound = stored = best if keeps else NOTHING
         lasts[group], born = last, born + int(live)
         buried += int(keeps and not live and (last >= 0 or references[group] != 0))
     return updates, versions, -1, born, buried

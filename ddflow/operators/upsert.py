@@ -52,6 +52,8 @@ class Upsert:
     def __init__(self, bound: Bound, secret: Secret, crew: Crew = ALONE) -> None:
         self.bound, self.secret, self.order, self.crew = bound, secret, Order(bound), crew
         stored = pa.schema([*bound.row_schema, *self.order.hidden])
+        self.contents: int | None = None
+        """In a step of full contents: the arrival number from which on events stand for keys that are absent."""
         self.wide, self.arena = is_wide(bound.key_schema), Arena()
         self.arranged = Arrangement(stored, self.wide, self.order.words, self.order.keeps)
         self.arranged.slots.sources.crew = crew
@@ -83,6 +85,10 @@ class Judgement:
         self.arena.reset()
         self.by: Sorted = sort(*identities(keys, upsert.secret), self.arena, upsert.crew)
         self.gone: Flags = bound.deletes(events)
+        full = upsert.contents
+        self.absent = np.flatnonzero(sealed.arrival >= full) if full is not None else np.empty(0, np.int64)
+        """The events that nobody gave: each deletes a key that full contents do not name."""
+        self.gone[self.absent] = 1
         self.value = value_hashes(events.select(bound.tracked), upsert.secret)
         self.held: Held = upsert.arranged.seek(self.by.high, self.by.low, self.by.starts[:-1], self.arena)
         self.built = upsert.arranged.index.built
@@ -91,7 +97,7 @@ class Judgement:
             self._rank()
         self.mark: Narrow = self.arena.empty(sealed.times.size, np.int32)
         marks(plainly(sealed.times), times, self.gone, self.mark)
-        self.rules = Rules(order.base, order.tie, order.ties, order.keeps, since)
+        self.rules = Rules(order.base, order.tie, order.ties, order.keeps, since, full is not None)
         # What is at or before since is not told apart, so one time will do for all versions; merges say the same.
         self.settled = bool(times.size) and int(times[-1]) <= since
         kept = Arena.of(sealed.times.size * (9 + 8 * upsert.wide + 8 * (not self.settled)) + 2048)
@@ -139,6 +145,7 @@ class Judgement:
             return counts
 
         self.counts: Ints = sum(crew.each(spell, spans), np.zeros(8, np.int64))
+        self.counts -= np.bincount((fate[self.absent] >> FATE) & 7, minlength=8)
         self.spelled = spelled
 
     def near(self, name: str) -> pa.Array | None:
@@ -162,6 +169,11 @@ class Judgement:
     def verdict(self) -> Flags:
         """uint8[n]: the verdict of each event.  O(n)."""
         return ((self.out.fate >> FATE) & 7).astype(np.uint8)
+
+    @property
+    def given(self) -> Ints:
+        """int64[m]: the events that somebody gave.  O(n)."""
+        return np.delete(np.arange(self.sealed.times.size), self.absent)
 
     @cached_property
     def payload(self) -> Rows:

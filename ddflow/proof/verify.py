@@ -246,6 +246,8 @@ class _Comparison:
         out, spec, notes = self.out, self.bound.spec, self.out.notes
         if not (spec.holds_back or spec.order_by or spec.seq):
             notes.append("nothing but arrival decides which event wins: the log must be in the order of arrival")
+        if spec.track is not None:
+            notes.append(f"only the columns {list(spec.track)} count as changes, and are compared")
         if spec.noop_ignore:
             notes.append(f"the columns {list(spec.noop_ignore)} do not count as changes, and are not compared")
         if spec.holds_back and out.later + out.pending:

@@ -46,7 +46,7 @@ GREATEST: Final = 10**16 - 1
 DEPTH: Final = 200
 """Objects and lists within each other, in a plan: what is nested deeper could not be read from a deep stack."""
 
-KINDS: Final = ("step", "push", "advance_to")
+KINDS: Final = ("step", "push", "advance_to", "replace", "restate")
 _HEADER = re.compile(rb"ddflow manifest ([1-9][0-9]{0,5}) (0|[1-9][0-9]{0,11}) ([0-9a-f]{32})\n")
 _HEX = re.compile(r"[0-9a-f]+")
 _REMEDY = "go back with ddflow rollback, restore it from a copy, or replay the log into a new state"
@@ -62,10 +62,11 @@ class Output(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One step, push or advance_to of an epoch, and what came of it.
+    """One call of an epoch, and what came of it.
 
     ``kind``: of `KINDS`.  ``time``: of the step, or the frontier asked for; 0 for a push.  ``digest``: 32 hex digits,
-    of the input rows.  ``frontier``: after it.  ``counts``: events by verdict.  ``outputs``: by name, where not empty.
+    of the input rows.  ``frontier``: after it.  ``counts``: events by verdict, ``absent`` keys.
+    ``outputs``: by name, where not empty.
     """
 
     kind: str

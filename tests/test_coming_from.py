@@ -1,0 +1,34 @@
+"""The page for those who come from elsewhere: every row has a test, and every test that it names is there."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PAGE = (HERE.parent / "docs" / "coming-from.md").read_text("utf-8")
+TABLES = PAGE[PAGE.index("\n## ") :]
+ROWS = [line for line in TABLES.splitlines() if line.startswith("| ")]
+PROOF = re.compile(r"`(test_\w+|conformance): ([\w-]+)`")
+
+
+def test_every_row_names_a_test_that_is_there() -> None:
+    cases = {case["id"] for path in (HERE / "conformance").glob("*.json") if path.stem != "not_run"
+             for case in json.loads(path.read_text("utf-8"))}  # fmt: skip
+    heads = [line for line in ROWS if line.endswith("| shown by |")]
+    assert len(heads) == TABLES.count("\n## You come from ") == 7 and len(ROWS) > 60
+    assert [line for line in ROWS if line not in heads and not PROOF.search(line.split(" | ")[-1])] == []
+    for where, what in PROOF.findall(TABLES):
+        if where == "conformance":
+            assert what in cases, what
+        else:
+            assert f"\ndef {what}(" in (HERE / f"{where}.py").read_text("utf-8"), what
+
+
+def test_every_option_of_ours_that_it_names_exists() -> None:
+    import ddflow as dd
+
+    spec = set(dd.Upsert.__dataclass_fields__)
+    named = {name for line in ROWS for name in re.findall(r"\b([a-z_]+)=", line.split(" | ")[1])}
+    assert named - spec == {"retain", "by", "as_of", "epoch", "valid_from", "valid_to"}
