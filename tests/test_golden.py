@@ -19,9 +19,13 @@ import pytest
 
 import ddflow as dd
 from ddflow.arrange import spine
+from ddflow.custody.collect import blobs_of
+from ddflow.errors import CorruptState
 from ddflow.identity import Secret
 from ddflow.proof.fsck import fsck
+from ddflow.store.local import LocalStore
 from ddflow.store.manifest import FORMAT, newest
+from ddflow.store.memory import MemoryStore
 from ddflow.store.opening import open_store
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -170,6 +174,33 @@ def test_a_golden_state_is_of_the_format_that_its_folder_says(form: str, kind: s
     store = open_store(state, create=False, readonly=True)
     found = newest(store)
     assert found is not None and store.manifest(found.number).startswith(f"ddflow manifest {form[7:]} ".encode())
+
+
+@pytest.mark.parametrize(("form", "kind"), golden())
+def test_a_flip_of_any_byte_and_a_cut_at_any_length_of_any_file_is_named(form: str, kind: str, tmp_path: Path) -> None:
+    """Where a file's bytes are asked for, which is before anything is done with them."""
+    state, _ = copied(form, kind, tmp_path)
+    real, memory, tried = LocalStore(state, readonly=True), MemoryStore(), 0
+    manifest = newest(real)
+    assert manifest is not None
+    for blob in blobs_of(real, manifest):
+        data = bytearray((state / "blobs" / blob.name).read_bytes())
+        for at in range(2 * len(data)):
+            if at < len(data):
+                data[at] ^= 1 << at % 8
+            memory.shelf.blobs[blob.name] = (bytes(data) if at < len(data) else bytes(data[: at - len(data)])), 0.0
+            try:
+                memory.map(blob)
+            except CorruptState as error:
+                assert blob.name in str(error)
+            else:
+                raise AssertionError(f"{blob.name}, {at}: not told")
+            if at < len(data):
+                data[at] ^= 1 << at % 8
+            tried += 1
+        memory.shelf.blobs[blob.name] = bytes(data), 0.0
+        memory.map(blob)
+    assert tried > 50_000
 
 
 if __name__ == "__main__":
