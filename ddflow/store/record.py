@@ -122,6 +122,8 @@ class Record:
         raise self._wrong(name, value, "the name, length and checksum of a file")
 
     def _wrong(self, name: str, value: Any, wanted: str) -> CorruptState:
-        return CorruptState(self.what, f"{name[:80]} is {_SHORT.repr(value)}, not {wanted}",
+        shown = _SHORT.repr(value)
+        shown = shown if len(shown) <= 200 else f"{shown[:197]}..."
+        return CorruptState(self.what, f"{name[:80]} is {shown}, not {wanted}",
                             "it was not written by ddflow, or damaged; restore it from a copy, or go back with "
                             "ddflow rollback")  # fmt: skip
