@@ -33,9 +33,9 @@ from os import PathLike
 from time import time
 from typing import Any, Final, Literal
 
-from ddflow.custody import leftovers
 from ddflow.errors import CorruptState
 from ddflow.ledger import GRACE
+from ddflow.store import leftovers
 from ddflow.store.blob import Blob, Entry, Store
 from ddflow.store.manifest import Manifest, at, newest
 from ddflow.store.opening import open_store

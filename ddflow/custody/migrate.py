@@ -24,7 +24,6 @@ done.  An output that the old state has not comes out whole; one that the new pl
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,7 +43,6 @@ from ddflow.snapshot import Snapshot
 from ddflow.store.blob import Store
 from ddflow.store.local import LocalStore
 from ddflow.store.opening import open_store
-from ddflow.store.place import INSIDE
 
 State = str | PathLike[str] | Store
 Trust = Literal["owner", "group"]
@@ -197,8 +195,7 @@ def _fresh(state: State, trust: Trust) -> Iterator[Store]:
     except BaseException:
         store.close()
         if isinstance(store, LocalStore):
-            for path in [store.place.below(name) for name in (*INSIDE, "spill")] if there else [store.where]:
-                shutil.rmtree(path, ignore_errors=True)
+            store.abandon(whole=not there)
         raise
 
 

@@ -30,10 +30,10 @@ from os import PathLike
 from time import time
 from typing import Any, Literal, NamedTuple
 
-from ddflow.custody import leftovers
 from ddflow.custody.collect import blobs_of, inside
 from ddflow.errors import CorruptState, DdflowError, Fenced, OutcomeUnknown, SnapshotExpired, StateRefused
 from ddflow.ledger import digest
+from ddflow.store import leftovers
 from ddflow.store.blob import Blob, Store
 from ddflow.store.manifest import Manifest, Output, at
 from ddflow.store.opening import open_store

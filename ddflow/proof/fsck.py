@@ -23,7 +23,6 @@ written is right, which is looked at last (``restored``).
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -48,11 +47,11 @@ from ddflow.reopening import compare
 from ddflow.snapshot import State
 from ddflow.step import updates_schema
 from ddflow.store.arrow_file import read_batches
-from ddflow.store.blob import Blob, Entry, Store, verified
+from ddflow.store.blob import Blob, Entry, Store
 from ddflow.store.local import LocalStore
 from ddflow.store.manifest import Manifest, Output, Receipt
 from ddflow.store.opening import open_store
-from ddflow.store.outputs import of
+from ddflow.store.outputs import OutputFolder
 from ddflow.store.place import INSIDE, TEMPORARY
 from ddflow.store.record import Record
 
@@ -228,24 +227,19 @@ class _Check:
 
     def _parquet(self, manifest: Manifest, epoch: int, name: str, output: Output) -> None:
         """A file of an epoch in the folder of outputs: there, whole, and of as many rows."""
-        folder = os.path.join(str(manifest.folder), of(name))
-        paths = [os.path.join(folder, called) for called in (f"{epoch:012}-{output.blob.name}", f".{output.blob.name}")]
-        if (paths[0], output.blob) in self.files:
+        folder, number = OutputFolder(str(manifest.folder), manifest.nonce, create=False), manifest.number
+        path = folder.shown(name, epoch, output.blob)
+        if (path, output.blob) in self.files:
             return
-        self.files.add((paths[0], output.blob))
-        with self._guard(paths[0], manifest.number):
-            there = next((path for path in paths if os.path.exists(path)), None)
-            if there is None:
-                self.report.problem(paths[0], f"it is missing, so epoch {epoch} cannot be given again", manifest.number)
+        self.files.add((path, output.blob))
+        with self._guard(path, number):
+            if not folder.has(name, epoch, output.blob):
+                self.report.problem(path, f"it is missing, so epoch {epoch} cannot be given again", number)
                 return
-            with open(there, "rb") as file:
-                data = file.read(output.blob.length + 1)
-            verified(data, output.blob, manifest.folder or "")
+            data = folder.data(name, epoch, output.blob)
             found = pq.ParquetFile(pa.BufferReader(data)).metadata.num_rows
             if found != output.rows:
-                self.report.problem(
-                    paths[0], f"it has {found:,} rows, the manifest says {output.rows:,}", manifest.number
-                )
+                self.report.problem(path, f"it has {found:,} rows, the manifest says {output.rows:,}", number)
             self.look(output.blob.length)
 
     def _name(self, names: set[str]) -> None:

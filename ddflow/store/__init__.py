@@ -1,11 +1,26 @@
-"""State on disk: the only room that touches it.
+"""State on disk, and wherever else it lives: the only room that touches it.
 
-Invariant: a file appears under its final name whole, and is never truncated or overwritten, only unlinked; so whoever
-has mapped one reads the same bytes for as long as he looks.  Today it keeps what an engine *spills*: bytes that had no
-room in memory, worthless once the engine is gone, so nothing is synced and everything is deleted.
+Invariant: a file is never changed once it is written, only unlinked; so whoever has mapped one reads the same bytes for
+as long as he looks.  Two kinds of files live here.  What an engine *spills* had no room in memory and is worthless once
+the engine is gone: nothing is synced, everything is deleted.  What *lasts* is named by a manifest, with its length and
+its checksum: it is durable before the manifest is, and goes when no manifest that is kept names it.
 
-    claim    a folder held by one engine at a time, and the names of its files
-    part     a file being written: Arrow's bytes to a descriptor, hashed on the way
-    mapped   a batch that lives in a file
-    folder   these put together: what an engine sees
+    filing    what the rooms above ask of where batches go: a folder, or a vault
+
+What spills:
+    claim     a folder held by one engine at a time, and the names of its files
+    part      a file being written: Arrow's bytes to a descriptor, hashed on the way
+    mapped    a batch that lives in a file          table    a table written piece by piece
+    folder    these put together: what an engine sees
+    scratch   the folders to spill to that a local state brings
+
+What lasts:
+    blob      the protocol of a store: immutable blobs, numbered manifests, what failing means
+    local     a store in a folder:    place, the folder looked at and put to the proof; disk, the system calls
+    s3        a store in a bucket:    bucket, the requests; cache, blobs by content on this machine
+    memory    a store for tests       opening, a store by its address
+    manifest  one version of a state  record, JSON read with suspicion
+    vault     an engine's batches in a store: written once, verified when opened
+    arrow_file, flatbuffer            Arrow files read without trusting who wrote them
+    outputs   a folder of Parquet files, shown once their epoch is committed; leftovers, what failed commits left there
 """

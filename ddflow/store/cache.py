@@ -18,7 +18,6 @@ user's own, its files are readable by this user only.  It does not know where bl
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import stat
@@ -31,6 +30,7 @@ import pyarrow as pa
 
 from ddflow.errors import CorruptState, DdflowError, StateRefused, StorageFailed, StorageFull
 from ddflow.store.blob import Blob, verified
+from ddflow.store.claim import NO_ROOM
 from ddflow.store.part import Sink
 
 SIZE: Final = 1 << 30
@@ -40,8 +40,6 @@ _WHOLE = re.compile(r"[0-9a-f]{32}")
 _PART = re.compile(r"[0-9a-f]{16}\.part")
 _ABANDONED = 86_400.0
 """Seconds after which a half written file is taken for a crashed process's."""
-
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class Cache:
@@ -188,7 +186,7 @@ def refused(asked: str, error: OSError) -> DdflowError:
     """What to raise when a local disk refuses something; nothing happened then."""
     if isinstance(error, DdflowError):
         return error
-    kind = StorageFull if error.errno in _NO_ROOM else StorageFailed
+    kind = StorageFull if error.errno in NO_ROOM else StorageFailed
     remedy = "free space" if kind is StorageFull else "mend the disk or the folder"
     return kind(asked, error.strerror or str(error), f"{remedy} and open the state again; nothing was changed")
 

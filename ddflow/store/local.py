@@ -27,6 +27,7 @@ import errno
 import itertools
 import os
 import re
+import shutil
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -36,7 +37,7 @@ from ddflow.errors import CorruptState, EngineClosed, OutcomeUnknown, StateRefus
 from ddflow.store.blob import NAME, Blob, Entry, Store, Write, lost, sized, verified
 from ddflow.store.disk import Disk
 from ddflow.store.part import Sink
-from ddflow.store.place import Place
+from ddflow.store.place import INSIDE, Place
 from ddflow.store.scratch import Scratch, clear
 
 MANIFEST: Final = 1 << 28
@@ -184,6 +185,11 @@ class LocalStore(Store):
                     self.disk.mkdir(self.place.below("spill"), self.place.folder_mode)
                 self._scratch = Scratch(self.place.below("spill"))
             return self._scratch.folder()
+
+    def abandon(self, whole: bool) -> None:
+        """Remove a state that was only just made, with its folder if ``whole``.  Never fails: what stays is garbage."""
+        for path in [self.where] if whole else [self.place.below(name) for name in (*INSIDE, "spill")]:
+            shutil.rmtree(path, ignore_errors=True)
 
     def close(self) -> None:
         """Nothing can be put any more, its folders to spill to are removed; blobs stay mapped.  Twice is harmless."""

@@ -102,7 +102,7 @@ class OutputFolder:
 
     def show(self, name: str, epoch: int, blob: Blob) -> None:
         """Give a file of a committed epoch its own name; one that has it stays.  O(1).  Raises `StorageFailed`."""
-        hidden, shown = self._hidden(name, blob.name), self._shown(name, epoch, blob)
+        hidden, shown = self._hidden(name, blob.name), self.shown(name, epoch, blob)
         try:
             with contextlib.suppress(FileNotFoundError):
                 os.rename(hidden, shown)
@@ -111,11 +111,15 @@ class OutputFolder:
 
     def has(self, name: str, epoch: int, blob: Blob) -> bool:
         """Whether a file is there, shown or hidden.  O(1)."""
-        return any(map(os.path.exists, (self._shown(name, epoch, blob), self._hidden(name, blob.name))))
+        return any(map(os.path.exists, (self.shown(name, epoch, blob), self._hidden(name, blob.name))))
 
     def read(self, name: str, epoch: int, blob: Blob, schema: pa.Schema) -> pa.Table:
         """The rows of a file.  O(bytes).  Raises `CorruptState` when it is missing or not what was put."""
-        for path in (self._shown(name, epoch, blob), self._hidden(name, blob.name)):
+        return pq.read_table(pa.BufferReader(self.data(name, epoch, blob))).cast(schema)
+
+    def data(self, name: str, epoch: int, blob: Blob) -> bytes:
+        """The bytes of a file.  O(bytes).  Raises as `read` does."""
+        for path in (self.shown(name, epoch, blob), self._hidden(name, blob.name)):
             try:
                 with open(path, "rb") as file:
                     data = file.read(blob.length + 1)
@@ -123,8 +127,8 @@ class OutputFolder:
                 continue
             except OSError as error:
                 raise self._failed("read an output", error) from None
-            return pq.read_table(pa.BufferReader(verified(data, blob, self.path))).cast(schema)
-        raise lost(self._shown(name, epoch, blob), self.path)
+            return bytes(verified(data, blob, self.path))
+        raise lost(self.shown(name, epoch, blob), self.path)
 
     def _introduce(self, name: str) -> None:
         """Make an output's folder, and say in ``outputs.json`` whose it is."""
@@ -150,7 +154,8 @@ class OutputFolder:
     def _hidden(self, name: str, called: str) -> str:
         return os.path.join(self.path, of(name), f".{called}")
 
-    def _shown(self, name: str, epoch: int, blob: Blob) -> str:
+    def shown(self, name: str, epoch: int, blob: Blob) -> str:
+        """The path that a file of a committed epoch has, or will have."""
         return os.path.join(self.path, of(name), f"{epoch:012}-{blob.name}")
 
     def _failed(self, what: str, error: OSError) -> StorageFailed | StorageFull:
