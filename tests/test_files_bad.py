@@ -5,12 +5,15 @@ No input may crash, be read in part without a word, or raise an error of a libra
 
 from __future__ import annotations
 
+import gc
 import gzip
 import os
 import random
 import re
 import struct
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,7 +21,7 @@ import pytest
 from test_files import read, write
 
 from ddflow.errors import DdflowError, SchemaMismatch, SpecError, UnreadableInput
-from ddflow.files import open_input
+from ddflow.files import open_input, read_csv, read_json
 from ddflow.files.kinds import KINDS
 
 TABLE = pa.table({"id": range(500), "text": [f"text {n}" for n in range(500)], "list": [[n] for n in range(500)]})
@@ -273,3 +276,22 @@ def test_a_line_that_is_longer_than_a_block_is_refused(tmp_path: Path) -> None:
 def test_a_pipe_is_refused_rather_than_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.csv")
     assert "a.csv: it is no regular file; write what it gives to a file first" in refused(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.jsonl"])
+def test_a_file_is_not_closed_under_arrows_thread(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Story: under load one run in a hundred read a header as '7'.  A reader that was let go of had its file closed
+    while Arrow still read ahead, and took the first block of the file that was opened next, under the same number."""
+    text = "".join(f'{{"id":{i}}}\n' for i in range(400_000)) if name.endswith("l") else "id\n" + "7\n" * 2_000_000
+    (tmp_path / name).write_bytes(gzip.compress(text.encode(), 1) if name.endswith("gz") else text.encode())
+    opened: list[Any] = []
+    for module in (read_csv, read_json):
+        real = module.source
+        monkeypatch.setattr(module, "source", lambda *given, real=real: opened.append(real(*given)) or opened[-1])
+    given = open_input([tmp_path / name])
+    next(iter(given.batches(given.files[0])))  # of several; the reader is let go of in the middle
+    assert opened and not any(file.closed for file in opened)
+    left = [weakref.ref(file) for file in opened]
+    opened.clear()
+    gc.collect()
+    assert not any(each() for each in left)

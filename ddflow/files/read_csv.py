@@ -117,7 +117,8 @@ class CsvFile(File):
                 column_types=dict(types), null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
             ),
         )
-        with reading(self.path, self.kind.name), source(self.path, self.kind) as plain:
+        with reading(self.path, self.kind.name):
+            plain = source(self.path, self.kind)  # not closed here, see there
             file = plain if seen is None else pa.TransformInputStream(plain, seen)
             try:
                 with pc.open_csv(file, *options) as reader:

@@ -117,7 +117,8 @@ class JsonFile(File):
     @contextmanager
     def _opened(self, types: Types, unexpected: str) -> Iterator[Any]:
         parse = pj.ParseOptions(explicit_schema=pa.schema(list(types.items())), unexpected_field_behavior=unexpected)
-        with reading(self.path, self.kind.name), source(self.path, self.kind) as file:
+        with reading(self.path, self.kind.name):
+            file = source(self.path, self.kind)  # not closed here, see there
             try:
                 yield pj.open_json(file, pj.ReadOptions(block_size=SAMPLE), parse)
             except pa.ArrowInvalid as error:

@@ -94,5 +94,10 @@ def check_there(path: Path) -> None:
 
 
 def source(path: Path, kind: Kind) -> pa.NativeFile:
-    """The bytes of a text file, unwrapped.  To be closed by whoever asked."""
+    """The bytes of a text file, unwrapped.  To be closed by who reads them himself, and not where Arrow does.
+
+    Arrow reads ahead in a thread of its own, which may be in the middle of it when its reader is let go of.  Were the
+    file closed under it, it would take a block from whatever file got the descriptor's number next.  Left alone, the
+    file closes when that thread has let go of it, too.
+    """
     return pa.input_stream(str(path), compression="gzip" if kind.gzipped else None)
