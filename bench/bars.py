@@ -37,6 +37,11 @@ RUST_LATENCY_US = {1: 8, 10: 35, 100: 182, 1_000: 1_556, 10_000: 7_953}
 LATENCY_US = {1: 100, 10: 110, 100: 150, 1_000: 400, 10_000: 2_000}
 BYTES_PER_KEY = 100
 OVER_BUDGET = 1.15  # times the budget that private memory may take, over an idle engine
+COMMIT_GROWS = 2.0  # times that a commit may take at most on the largest state over that on the smallest
+# Of the lines of the semantics bench: the part of their base's rate, and the rate in million a second.
+SEMANTICS_PARTS = {"overwrite": 1 / 2, "ignore": 1 / 2, "max": 1 / 2, "sum": 1 / 2, "cell": 1 / 3, "groups": 1 / 3,
+                   "tombstones-stay": 0.97, "contents-replace": 1.0}  # fmt: skip
+SEMANTICS_RATES = {"append": 0.5, "union": 0.5, "to_upserts": 5.0, "dfa-arrival": 5.0}
 
 
 class Bar(NamedTuple):
@@ -86,6 +91,8 @@ def bars_of(result: dict[str, Any]) -> list[Bar]:
         "footprint": _of_footprint,
         "growth": _of_growth,
         "large": _of_large,
+        "durable": _of_durable,
+        "semantics": _of_semantics,
     }
     return list(kinds[result["bench"]](result))
 
@@ -146,6 +153,28 @@ def _of_large(result: dict[str, Any]) -> Iterator[Bar]:
         said = f"{over / 1e6:.0f} MB; mapped {ours['mapped_over_idle'] / 1e6:,.0f}"
         name = f"{title}, private memory, {ours['contender']}, {ours['events'] / 1e6:g} M"
         yield Bar(name, said, f"{most / 1e6:.0f} MB", "", None, None, over <= most)
+
+
+def _of_durable(result: dict[str, Any]) -> Iterator[Bar]:
+    rows = sorted(result["results"], key=lambda row: row["keys"])
+    if len(rows) > 1:
+        took = [row["commit_cpu_ms"] for row in rows]
+        grown, line = max(took) / min(took), f"a commit's CPU, {rows[0]['keys']:,} to {rows[-1]['keys']:,} keys"
+        said = f"{grown:.2f} times ({min(took):.1f} to {max(took):.1f} ms)"
+        yield Bar(line, said, f"{COMMIT_GROWS:.2f} times", "", None, None, grown <= COMMIT_GROWS)
+
+
+def _of_semantics(result: dict[str, Any]) -> Iterator[Bar]:
+    ours = {row["line"]: row for row in result["results"] if row["contender"] == "ddflow"}
+    for line, row in ours.items():
+        rate, base = row["m_per_s"], ours.get(row["base"])
+        if line in SEMANTICS_PARTS and base is not None:
+            ratio, needed = rate / base["m_per_s"], SEMANTICS_PARTS[line]
+            peer = f"{row['base']} {base['m_per_s']:.2f}"
+            yield Bar(line, f"{rate:.2f} M/s", "", peer, ratio, needed, ratio >= needed)
+        if line in SEMANTICS_RATES:
+            wanted = SEMANTICS_RATES[line]
+            yield Bar(line, f"{rate:.2f} M/s", f"{wanted:.1f} M/s", "", None, None, rate >= wanted)
 
 
 def cells(bar: Bar) -> list[str]:

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 from ddflow.version import __version__
 
 if TYPE_CHECKING:
-    from ddflow.custody.collect import collect
+    from ddflow.custody.collect import gc
     from ddflow.custody.migrate import migrate
     from ddflow.custody.rollback import rollback
     from ddflow.engine import Engine
@@ -44,6 +44,25 @@ if TYPE_CHECKING:
     from ddflow.fold import merge_on_read
     from ddflow.frontier import CLOSED, NEVER
     from ddflow.identity import Secret
+    from ddflow.merging.expiry import Expiry
+    from ddflow.merging.machine import Machine
+    from ddflow.merging.merge import Merge
+    from ddflow.merging.strategy import (
+        append,
+        bool_and,
+        bool_or,
+        collect,
+        fields,
+        first,
+        first_non_null,
+        join_text,
+        last,
+        last_non_null,
+        max,
+        min,
+        sum,
+        union,
+    )
     from ddflow.proof.fsck import fsck
     from ddflow.proof.inspect import inspect
     from ddflow.proof.verify import verify
@@ -61,14 +80,60 @@ _HOMES = {
     "Estimate": "sizing", "Flow": "flow", "Reader": "reader", "Secret": "identity", "Snapshot": "snapshot",
     "Stats": "stats", "Step": "step", "Tombstone": "spec", "Upsert": "spec", "Verdicts": "verdicts",
     "estimate": "sizing", "fsck": "proof.fsck", "inspect": "proof.inspect", "merge_on_read": "fold", "read": "snapshot",
-    "tombstone": "spec", "verify": "proof.verify", "collect": "custody.collect", "migrate": "custody.migrate",
+    "tombstone": "spec", "verify": "proof.verify", "gc": "custody.collect", "migrate": "custody.migrate",
     "rollback": "custody.rollback", "ToUpserts": "upserting", "to_upserts": "upserting",
+    "Expiry": "merging.expiry", "Machine": "merging.machine", "Merge": "merging.merge",
+    **dict.fromkeys(
+        ("append", "bool_and", "bool_or", "collect", "fields", "first", "first_non_null", "join_text", "last",
+         "last_non_null", "max", "min", "sum", "union"), "merging.strategy"),
 }  # fmt: skip
 
 __all__ = [
-    "CLOSED", "NEVER", "Collection", "DdflowError", "Engine", "Estimate", "Flow", "Reader", "Secret", "Snapshot",
-    "Stats", "Step", "ToUpserts", "Tombstone", "Upsert", "Verdicts", "__version__", "collect", "estimate", "fsck",
-    "inspect", "merge_on_read", "migrate", "read", "rollback", "to_upserts", "tombstone", "verify",
+    "CLOSED",
+    "NEVER",
+    "Collection",
+    "DdflowError",
+    "Engine",
+    "Estimate",
+    "Expiry",
+    "Flow",
+    "Machine",
+    "Merge",
+    "Reader",
+    "Secret",
+    "Snapshot",
+    "Stats",
+    "Step",
+    "ToUpserts",
+    "Tombstone",
+    "Upsert",
+    "Verdicts",
+    "__version__",
+    "append",
+    "bool_and",
+    "bool_or",
+    "collect",
+    "estimate",
+    "fields",
+    "first",
+    "first_non_null",
+    "fsck",
+    "gc",
+    "inspect",
+    "join_text",
+    "last",
+    "last_non_null",
+    "max",
+    "merge_on_read",
+    "migrate",
+    "min",
+    "read",
+    "rollback",
+    "sum",
+    "to_upserts",
+    "tombstone",
+    "union",
+    "verify",
 ]  # fmt: skip
 
 
@@ -77,8 +142,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(f"ddflow.{_HOMES[name]}"), name)
         globals()[name] = value
         return value
-    if name == "errors":
-        return importlib.import_module("ddflow.errors")
+    if name in ("errors", "testing"):
+        return importlib.import_module(f"ddflow.{name}")
     raise AttributeError(f"module 'ddflow' has no attribute {name!r}")
 
 

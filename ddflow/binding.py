@@ -27,6 +27,7 @@ import pyarrow.types as pat
 
 from ddflow.errors import SpecError
 from ddflow.identity import Flags, flags, validity
+from ddflow.merging.plan import Merging, event_schema, merged_row, plan
 from ddflow.schema import did_you_mean, is_flat, is_text, is_time
 from ddflow.spec import Tombstone, Upsert
 
@@ -49,6 +50,34 @@ class Bound:
     tombstone: pa.Scalar | None
     condition: Expression | None
     where: Expression | None
+    merging: Merging | None = None
+    """How events are folded; None where they replace the row."""
+
+    @property
+    def told(self) -> list[str]:
+        """The columns that outputs of ``stale=`` have of an event: those of the row; a machine makes its own."""
+        machine = self.merging.machine if self.merging is not None else None
+        return self.row_schema.names if machine is None else machine.told
+
+    @property
+    def side(self) -> tuple[str, pa.Schema] | None:
+        """The output that ``stale=`` adds: its name and its rows' columns, as events have them."""
+        given = [self.schema.field(name) for name in self.told]
+        if self.spec.stale == "mark":
+            return f"{self.name}.events", pa.schema([*given, pa.field("_stale", pa.bool_(), nullable=False)])
+        if self.spec.stale == "side":
+            winners = [pa.field(f"_winner_{n}", self.schema.field(n).type) for n in self.spec.order_by]
+            return f"{self.name}.stale", pa.schema([*given, *winners])
+        return None
+
+    @property
+    def event_schema(self) -> pa.Schema:
+        """The columns of events once they are admitted."""
+        return event_schema(self.schema, self.merging)
+
+    def noted(self, events: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
+        """Events in the columns of `event_schema`; ``names``: the columns that their batch had.  O(n)."""
+        return events if self.merging is None else self.merging.noted(events, names)
 
     @property
     def required(self) -> list[str]:
@@ -94,7 +123,7 @@ def bind(name: str, schema: pa.Schema, spec: Upsert) -> Bound:
         wanted = [f.name for f in schema if f.name not in dropped or f.name in spec.key]
     else:
         wanted = [f.name for f in schema if f.name in spec.value or f.name in spec.key]
-    row_schema = pa.schema([schema.field(n) for n in wanted])
+    row_schema = merged_row(schema, spec, pa.schema([schema.field(n) for n in wanted]))
     for option, columns in (("noop_ignore", spec.noop_ignore), ("track", spec.track or ())):
         lost = [n for n in columns if n not in wanted]
         if lost:
@@ -113,6 +142,7 @@ def bind(name: str, schema: pa.Schema, spec: Upsert) -> Bound:
         tombstone=_tombstone_value(name, schema, spec),
         condition=condition,
         where=where,
+        merging=plan(name, schema, spec, row_schema),
     )
 
 
@@ -152,6 +182,8 @@ def _check_types(name: str, schema: pa.Schema, spec: Upsert) -> None:
     for column in spec.order_by:
         if not is_flat(schema.field(column).type):
             refuse("order_by", column, "which has no order", "use numbers, text, binary, dates, decimals")
+    if spec.expiry is not None:
+        spec.expiry.fits(schema.field(spec.order_by[0]), f"expiry= of {name!r}")
     if spec.seq is not None and not pat.is_integer(schema.field(spec.seq).type):
         refuse("seq", spec.seq, "which is no integer", "give the integer column that counts arrivals")
     if spec.time is not None and not is_time(schema.field(spec.time).type):

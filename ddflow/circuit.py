@@ -25,14 +25,18 @@ import pyarrow as pa
 
 from ddflow import flow as plan
 from ddflow.arrange.arrangement import Arrangement
+from ddflow.back import Back
 from ddflow.computation import Computation, Observe, Released, Stepped, nothing
 from ddflow.crew import ALONE, Crew
-from ddflow.identity import Secret
+from ddflow.held_rows import HeldRows
+from ddflow.identity import NONE, Secret
 from ddflow.operators import linear
+from ddflow.operators.back import Back as ToBack
 from ddflow.operators.count import Count
 from ddflow.operators.updates import Updates, consolidated, ints
 from ddflow.operators.upsert import Upsert
 from ddflow.shelf import Shelf
+from ddflow.unnest import Unnest
 
 
 class Circuit:
@@ -49,13 +53,47 @@ class Circuit:
             for node in plan_.nodes
             if isinstance(node, plan.Count) and node in self.needed
         }
+        self.backs = {
+            node: ToBack(node.inputs[0].schema, node.key, node.on_conflict, plan_.time_type, secret)
+            for node in plan_.nodes
+            if isinstance(node, Back) and node in self.needed
+        }
 
     @property
     def arrangements(self) -> dict[str, Arrangement]:
-        """All state, by a name for people."""
+        """All state that is kept, by a name for people."""
         out = {name: upsert.arranged for name, upsert in self.upserts.items()}
         for i, count in enumerate(self.counts.values()):
             out[f"count {i} by {count.groups.names}"] = count.arranged
+        return out
+
+    @property
+    def showing(self) -> dict[str, HeldRows]:
+        """What is held for upserts that go out, by a name for people; it is made of what is kept."""
+        backs = enumerate(self.backs.values())
+        return {f"to_upserts {i} by {list(back.told.key)}": back.told.held for i, back in backs}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory of all that."""
+        held = sum(each.nbytes for each in self.showing.values())
+        return held + sum(each.nbytes for each in self.arrangements.values())
+
+    def expiring(self, released: Mapping[str, Released], time: int, most: int | None) -> dict[str, Released]:
+        """What is released at ``time``, and for each key that is forgotten then an event that deletes it.
+
+        ``most``: how many of those a piece may have, None for any.  O(events of sources where there are some).
+        """
+        out = dict(released)
+        for name, upsert in self.upserts.items():
+            due = upsert.expiring.due() if upsert.expiring is not None else (NONE, NONE)
+            if upsert.expiring is None or not due[0].size:
+                continue
+            given = out.get(name, Released.of(None))
+            total = given.total + due[0].size
+            many = not isinstance(given.pieces, list | tuple) or (most is not None and total > most)
+            pieces = upsert.expiring.woven(given.pieces, due, time, (most or total) if many else None)
+            out[name] = Released(total, np.union1d(given.times, [time]), pieces if many else list(pieces))
         return out
 
     def judge(self, released: Mapping[str, Released], since: int, shelf: Shelf | None = None,
@@ -78,6 +116,8 @@ class Circuit:
             return linear.project(inputs[0], schema, [node.columns[i] for i in here])
         if isinstance(node, plan.Negate):
             return linear.negate(inputs[0])
+        if isinstance(node, Unnest):
+            return linear.unnest(inputs[0], node.schema, node.column)
         if isinstance(node, plan.Concat):
             return linear.concat(inputs)
         assert isinstance(node, plan.Consolidate), node
@@ -86,9 +126,22 @@ class Circuit:
     def apply(self, stepped: Stepped, upper: int, since: int) -> None:
         """Take a computed step into the state.  Amortised O(versions written)."""
         for name, upsert in self.upserts.items():
-            upsert.arranged.apply(stepped.changes.get(name, ()), upper, since)
+            changes = stepped.changes.get(name, ())
+            if upsert.expiring is not None and name in stepped.seen:
+                upsert.expiring.take(changes, stepped.seen[name])
+            upsert.arranged.apply(changes, upper, since)
         for node, count in self.counts.items():
             count.arranged.apply(stepped.counted.get(node, ()), upper, since)
+        for each, back in self.backs.items():
+            back.apply(stepped.shown.get(each, ()))
+
+    def refill(self, last: int) -> None:
+        """Fill what is held for upserts from what their collections hold, at a time.  O(rows of the sources).
+
+        Raises `NotUnique` or `NotHeld` where a plan asks for upserts, and did not before, that cannot be.
+        """
+        for node, back in self.backs.items():
+            back.fill(self.held(node.inputs[0])._replace(times=ints(last)))
 
     def read(self, node: plan.Collection, as_of: int | None) -> pa.Table:
         """A collection as of a time, by default now: its rows and ``_diff``, consolidated.
@@ -114,6 +167,9 @@ class Circuit:
             return Updates(rows, np.zeros(n, np.int32), np.ones(n, np.int64), ints(0))  # one time, whichever
         # A projection may have been pruned for the step's sake; a read wants all its columns.
         inputs = [self._read(i, as_of, done) for i in node.inputs]
+        if isinstance(node, Back):
+            shown = self.backs[node].shown(inputs[0]._replace(times=ints(as_of or 0)))
+            return shown._replace(rows=shown.rows.select(node.schema.names))
         if isinstance(node, plan.Project):
             return linear.project(inputs[0], node.schema, node.columns)
         return self.stateless(node, inputs)

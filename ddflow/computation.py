@@ -31,9 +31,12 @@ import pyarrow as pa
 
 from ddflow import flow as plan
 from ddflow.arrange.arrangement import Arrangement, Change
+from ddflow.back import Back
 from ddflow.batcher import Sealed
+from ddflow.held_rows import Change as Held
 from ddflow.identity import Ints, identities
 from ddflow.operators import linear
+from ddflow.operators.expiring import Seen
 from ddflow.operators.updates import Updates, consolidated, few, ints
 from ddflow.operators.upsert import Judgement
 from ddflow.schema import empty
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
     from ddflow.circuit import Circuit
 
 Observe = Callable[[Judgement], None]
-KEYED = (plan.Count, plan.Consolidate, plan.Concat)
+KEYED = (plan.Count, plan.Consolidate, plan.Concat, Back)
 """Operators that must see all pieces together."""
 GATHERED = 1 << 18
 """Updates that a keyed operator takes together, where memory is short."""
@@ -79,14 +82,19 @@ class Stepped(NamedTuple):
     changes: dict[str, list[Change]]
     """By source."""
     counted: dict[plan.Collection, list[Change]]
+    shown: dict[plan.Collection, list[Held]]
+    """What upserts that go out were made of."""
     counts: dict[str, Ints]
     """By source, int64[8]: events by verdict."""
+    seen: dict[str, Seen]
+    """By source that expires, what it brings for the next step."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory that the changes will add to the state."""
         every = [change for changes in (*self.changes.values(), *self.counted.values()) for change in changes]
-        return sum(change.batch.nbytes for change in every if change.batch.mapped is None)
+        held = sum(change.nbytes for changes in self.shown.values() for change in changes)
+        return held + sum(change.batch.nbytes for change in every if change.batch.mapped is None)
 
 
 class Computation:
@@ -98,7 +106,7 @@ class Computation:
         times = [each.times for each in released.values()]
         self.times = times[0] if len(times) == 1 else np.unique(np.concatenate([ints(), *times]))
         self.done: dict[plan.Collection, list[Updates]] = {}
-        self.out = Stepped({}, {}, {}, {})
+        self.out = Stepped({}, {}, {}, {}, {}, {})
         nodes = [node for node in circuit.plan.nodes if node in circuit.needed]
         kept = set(circuit.plan.outputs.values())
         kept.update(each for node in nodes if isinstance(node, KEYED) for each in node.inputs)
@@ -112,6 +120,8 @@ class Computation:
                 self._judge(node)
             elif isinstance(node, plan.Count):
                 self._count(node)
+            elif isinstance(node, Back):
+                self._show(node)
             elif isinstance(node, plan.Concat):
                 self._concat(node)
             elif isinstance(node, plan.Consolidate):
@@ -125,9 +135,15 @@ class Computation:
         for name in self.released:
             if name not in self.out.changes:
                 self._judge(self.circuit.plan.sources[name])
+        time_type = self.circuit.plan.time_type
         for name, node in self.circuit.plan.outputs.items():
+            if isinstance(node, Back):
+                told = self.circuit.backs[node].told
+                table = self.shelf.output(self.done[node], told.shown, time_type)
+                self.out.outputs[name] = table.select(told.out.names)
+                continue
             pieces = self._pieces(node) if node.distinct else self._consolidated(node)
-            self.out.outputs[name] = self.shelf.output(pieces, node.schema, self.circuit.plan.time_type)
+            self.out.outputs[name] = self.shelf.output(pieces, node.schema, time_type)
         return self.out
 
     def _judge(self, node: plan.Source) -> None:
@@ -140,6 +156,8 @@ class Computation:
         for sealed in self.released[node.name].pieces:
             judgement = upsert.judge(sealed, self.times, self.since, self.circuit.winners)
             counts += judgement.counts
+            if upsert.expiring is not None:
+                self.out.seen[node.name] = judgement.seen.plus(self.out.seen.get(node.name, Seen(None, 0)))
             self.observe(judgement)
             if wanted is not None:
                 self._spread(node, judgement.updates(schema))
@@ -159,6 +177,15 @@ class Computation:
             updates, change = count.judge(piece, self.since)
             self._spread(node, updates)
             changes.append(self._kept(count.arranged, change))
+
+    def _show(self, node: Back) -> None:
+        back = self.circuit.backs[node]
+        changes, upserts = self.out.shown.setdefault(node, []), self.done.setdefault(node, [])
+        for piece in self._gathered(node.inputs[0], list(node.key)):
+            made, change = back.judge(piece)
+            upserts.append(self.shelf.lay(made) if self.many else made)
+            if change is not None:
+                changes.append(change.own() if self.many else change)
 
     def _concat(self, node: plan.Concat) -> None:
         inputs = [self._pieces(each) for each in node.inputs]

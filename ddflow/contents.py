@@ -54,6 +54,8 @@ class Contents:
     def __init__(self, upsert: Upsert, asked: str, scope: str | None = None, order: Any = None) -> None:
         self.upsert, self.bound, self.asked, self.rows = upsert, upsert.bound, asked, 0
         self.text, self.scope = scope, None
+        if self.bound.merging is not None and self.bound.merging.machine is not None:
+            raise SpecError(asked, "it has a machine, which makes of events what it holds", "step it with events")
         if scope is not None:
             self.scope = compile_expression(scope, self.bound.row_schema, boolean=True, what=f"the scope of {asked}")
         self.ordered = [*self.bound.spec.order_by, *([self.bound.spec.seq] if self.bound.spec.seq else [])]
@@ -117,7 +119,11 @@ class Contents:
         """
         arranged, schema = self.upsert.arranged, self.bound.row_schema
         for high, low, references in living(arranged):
-            gone = references[~among(by, high, low)]
+            missing = ~among(by, high, low)
+            if self.upsert.expiring is not None:
+                # What is forgotten is not held, and leaves no tombstone.
+                missing &= ~self.upsert.expiring.among(high, low)
+            gone = references[missing]
             for begin in range(0, gone.size, PIECE):
                 rows = gather(arranged.sources(), gone[begin : begin + PIECE], schema).combine_chunks()
                 batch = pa.RecordBatch.from_arrays(
@@ -138,7 +144,7 @@ class Contents:
             first = pa.array(np.zeros(n, np.int64))
             columns |= {name: self.order.column(name).take(first) for name in self.ordered}
         every = [columns[f.name] if f.name in columns else pa.nulls(n, f.type) for f in self.bound.schema]
-        return pa.RecordBatch.from_arrays(every, schema=self.bound.schema)
+        return self.bound.noted(pa.RecordBatch.from_arrays(every, schema=self.bound.schema), [])
 
 
 def given_order(order: Any, names: list[str], schema: pa.Schema, asked: str) -> pa.RecordBatch:

@@ -93,7 +93,7 @@ def digest_of(kind: str, time: int, inputs: Mapping[str, Any], intakes: Mapping[
     for name, given in inputs.items():
         bound = intakes[name].bound
         for part in portions(given, repr(name), bound.schema, MOST):
-            events = one_batch(conform(part, bound.schema, repr(name), bound.required))
+            events = bound.noted(one_batch(conform(part, bound.schema, repr(name), bound.required)), part.schema.names)
             new = [each for each in added.get(name, ()) if events.column(each).null_count == events.num_rows]
             digests[name].update(events.select([each for each in events.schema.names if each not in new]))
     return combined(kind, time, digests)

@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from ddflow import recovery
-from ddflow.custody.collect import collect, names_of
+from ddflow.back import Back
+from ddflow.custody.collect import gc, names_of
 from ddflow.digests import digest_of
 from ddflow.errors import (
     DdflowError,
@@ -166,6 +167,7 @@ class Durable:
         self._show(manifest.receipts)
         if manifest.last == NEVER:
             return {}
+        engine.circuit.refill(manifest.last)
         return {name: recovery.contents(engine, name) for name in self.change.outputs}
 
     def replayed(self, asked: Asked, epoch: int | None, inputs: Mapping[str, Any], engine: Engine) -> Step | None:
@@ -208,6 +210,9 @@ class Durable:
         schema = engine.output_schema(name)
         added = {column for columns in self.change.columns.values() for column in columns}
         there = pa.schema([field for field in schema if field.name not in added])
+        node = engine.flow.outputs.get(name)
+        if isinstance(node, Back):
+            there = node.before(added)
         if not output.blob.name.endswith(PARQUET):
             table = self.vault.table(output.blob, there, output.rows)
         else:
@@ -216,6 +221,8 @@ class Durable:
             folders = [OutputFolder(path, self.ledger.store.nonce, create=False) for path in places]
             found = next((each for each in folders if each.has(name, epoch, output.blob)), folders[-1])
             table = found.read(name, epoch, output.blob, there)
+        if isinstance(node, Back):
+            return node.since(table)
         columns = [table.column(f.name) if f.name in there.names else pa.nulls(table.num_rows, f.type) for f in schema]
         return pa.Table.from_arrays(columns, schema=schema)
 
@@ -254,7 +261,7 @@ class Durable:
         """
         self._tidy = True
         try:
-            collect(self.ledger.store, grace=self.ledger.grace)
+            gc(self.ledger.store, grace=self.ledger.grace)
             self.ledger.remember(names_of)
         except DdflowError:
             self.ledger.grace = math.inf

@@ -57,7 +57,7 @@ from ddflow.schema import empty
 from ddflow.shelf import Shelf
 from ddflow.sides import Sides, check_listed, verdict_rows
 from ddflow.spilling import make_room, released
-from ddflow.step import Step, updates_schema
+from ddflow.step import Step
 from ddflow.turns import Turns
 from ddflow.verdicts import Verdicts, counted
 
@@ -90,7 +90,7 @@ class Engine(Compacting, Replacing, Reading):
         self.circuit = Circuit(flow, self.secret, self.lists, self.crew)
         self.intakes = {name: Intake(source.bound) for name, source in flow.sources.items()}
         self.batchers = {name: Batcher() for name in flow.sources}
-        outputs = {name: updates_schema(node.schema, flow.time_type) for name, node in flow.outputs.items()}
+        outputs = {name: node.updates_schema(flow.time_type) for name, node in flow.outputs.items()}
         self._nothing = {**{name: empty(schema) for name, schema in outputs.items()}, **Sides(flow).tables()}
         self.totals = {}
         self._owed: dict[str, pa.Table] = {}
@@ -275,6 +275,7 @@ class Engine(Compacting, Replacing, Reading):
             if self.lists:
                 rows.setdefault(bound.name, []).append(verdict_rows(bound, judgement))
 
+        given = self.circuit.expiring(given, last, self.budget.rows(64) if self.budget.spills else None)
         if any(not isinstance(each.pieces, list) for each in given.values() if each.total):
             make_room(self.budget, self.circuit, {}, 0)
         shelf = Shelf(self.budget.folder, self.budget.shelf, self.budget.home)
@@ -332,8 +333,7 @@ class Engine(Compacting, Replacing, Reading):
         return out
 
     def _bytes(self) -> int:
-        state = sum(a.nbytes for a in self.circuit.arrangements.values())
-        return state + sum(batcher.nbytes for batcher in self.batchers.values())
+        return self.circuit.nbytes + sum(batcher.nbytes for batcher in self.batchers.values())
 
     def _check(self) -> None:
         """Assert the invariants of everything below."""

@@ -176,3 +176,23 @@ class NotUnique(DdflowError, ValueError):
 
 class NotHeld(DdflowError, ValueError):
     """Updates retract a row that is not there; give all of them, from the beginning and in order."""
+
+
+class MergeOverflow(DdflowError, ValueError):
+    """A sum of merging leaves its column's type; declare the column wider, the step was refused whole."""
+
+
+class ListTooLong(DdflowError, ValueError):
+    """A list of merging outgrows its limit; raise the limit, the step was refused whole."""
+
+
+class NotInvariant(DdflowError, AssertionError):
+    """A spec's answer depends on how its events are cut into calls, or arrive; mend the merger, or document it."""
+
+
+class MergerFailed(DdflowError, ValueError):
+    """A merger or a transition of one's own raised, or gave what it may not; mend it, the step was refused whole."""
+
+
+class IllegalTransition(DdflowError, ValueError):
+    """A machine has no transition for a state and a symbol, or to a state; mend either, the step was refused whole."""

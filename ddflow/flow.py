@@ -26,12 +26,17 @@ from ddflow.binding import Bound, bind
 from ddflow.errors import SpecError
 from ddflow.schema import check_names, did_you_mean, to_schema
 from ddflow.spec import Upsert
+from ddflow.step import updates_schema
 
 if TYPE_CHECKING:
+    from ddflow.back import Back
     from ddflow.engine import Engine
     from ddflow.expressions import Expression
     from ddflow.identity import Secret
+    from ddflow.merging.machine import Machine
     from ddflow.store.blob import Store
+    from ddflow.unnest import Unnest
+    from ddflow.upserting import Conflicts
 
 Formula = Any
 """An SQL string, a ``pyarrow.compute.Expression``, or a function from a record batch to an array."""
@@ -45,7 +50,8 @@ class Collection:
     """
 
     def __init__(self, flow: Flow, schema: pa.Schema, inputs: Sequence[Collection], distinct: bool) -> None:
-        self.flow, self.schema, self.inputs, self.distinct = flow, schema, tuple(inputs), distinct
+        self.flow, self.schema, self.distinct = flow, schema, distinct
+        self.inputs = tuple(each.operand() for each in inputs)
         flow.nodes.append(self)
 
     def filter(self, predicate: Formula) -> Filter:
@@ -83,6 +89,29 @@ class Collection:
     def negate(self) -> Negate:
         """The same rows with multiplicities negated: ``a.concat(b.negate())`` is a without b."""
         return Negate(self)
+
+    def unnest(self, column: str) -> Unnest:
+        """A row for each element of a column of lists: it, or its fields, in the list's place.  Raises `SpecError`."""
+        from ddflow.unnest import Unnest
+
+        return Unnest(self, column)
+
+    def to_upserts(self, key: str | Sequence[str], on_conflict: Conflicts = "error") -> Back:
+        """What `ddflow.ToUpserts` makes of its updates, for an output; nothing further can be made of it.
+
+        Raises `SpecError` for a missing column, and what that raises for a type or a name that it cannot do with.
+        """
+        from ddflow.back import Back
+
+        return Back(self, key, on_conflict)
+
+    def operand(self) -> Collection:
+        """Itself: what an operator is applied to."""
+        return self
+
+    def updates_schema(self, time_type: pa.DataType) -> pa.Schema:
+        """The columns of its table where it is an output."""
+        return updates_schema(self.schema, time_type)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{f.name} {f.type}' for f in self.schema)})"
@@ -181,9 +210,8 @@ class Concat(Collection):
             if part.flow is not first.flow:
                 raise SpecError("concat", "a collection is of another flow", "build both in one flow")
             if [(f.name, f.type) for f in part.schema] != [(f.name, f.type) for f in first.schema]:
-                raise SpecError(
-                    "concat", f"the columns differ: {first!r} and {part!r}", "project both to the same columns"
-                )
+                found = f"the columns differ: {first!r} and {part!r}"
+                raise SpecError("concat", found, "project both to the same columns")
         fields = [f.with_nullable(any(p.schema.field(f.name).nullable for p in parts)) for f in first.schema]
         super().__init__(first.flow, pa.schema(fields), parts, False)
 
@@ -193,17 +221,6 @@ class Negate(Collection):
 
     def __init__(self, of: Collection) -> None:
         super().__init__(of.flow, of.schema, [of], of.distinct)
-
-
-def _side(bound: Bound) -> tuple[str, pa.Schema] | None:
-    """The output that a source's ``stale=`` adds: its name and its rows' columns."""
-    if bound.spec.stale == "mark":
-        mark = pa.field("_stale", pa.bool_(), nullable=False)
-        return f"{bound.name}.events", pa.schema([*bound.row_schema, mark])
-    if bound.spec.stale == "side":
-        winners = [pa.field(f"_winner_{n}", bound.schema.field(n).type) for n in bound.spec.order_by]
-        return f"{bound.name}.stale", pa.schema([*bound.row_schema, *winners])
-    return None
 
 
 class Flow:
@@ -219,12 +236,26 @@ class Flow:
 
         Raises `SpecError` when spec and schema do not fit, when the name is taken, or when sources mix the modes.
         """
-        bound = bind(name, to_schema(schema, f"the schema of {name!r}"), spec)
+        return self._source(bind(name, to_schema(schema, f"the schema of {name!r}"), spec))
+
+    def machine(self, name: str, schema: Any, spec: Upsert, machine: Machine) -> Collection:
+        """What keys hold by a `ddflow.Machine` that events of a source drive: a row for each value, of key and state.
+
+        ``spec``: which events count, in which order.  Raises as `upserts`, and `SpecError` for what a machine does not
+        go by, naming it.
+        """
+        from ddflow.merging.machines import VALUES, bind_machine
+
+        source = self._source(bind_machine(name, to_schema(schema, f"the schema of {name!r}"), spec, machine))
+        return source.unnest(VALUES) if machine.several else source
+
+    def _source(self, bound: Bound) -> Source:
+        name, spec = bound.name, bound.spec
         if name in self.sources or name in self.outputs:
             raise SpecError(f"source {name!r}", "that name is taken", "give every source a name of its own")
         for other in self.sources.values():
             self._agree(bound, other.bound)
-        side = _side(bound)
+        side = bound.side
         if side is not None:
             check_names(side[1].names, f"the output {side[0]!r} that stale={spec.stale!r} adds")
             if side[0] in self.outputs:
@@ -242,9 +273,8 @@ class Flow:
             raise SpecError("a flow of two sources", f"the times of {one.name!r} are {one.time_type}, those of "
                             f"{other.name!r} {other.time_type}", "cast one to the other")  # fmt: skip
         if (one.spec.lateness is None) != (other.spec.lateness is None):
-            raise SpecError(
-                "a flow of two sources", "one has lateness= and the other not", "give it to both or neither"
-            )
+            found = "one has lateness= and the other not"
+            raise SpecError("a flow of two sources", found, "give it to both or neither")
 
     def output(self, name: str, collection: Collection) -> Collection:
         """Name a collection's updates as an output; returns it.  Raises `SpecError` for a name that is taken."""
@@ -268,7 +298,7 @@ class Flow:
 
     def side_outputs(self) -> dict[str, tuple[Source, pa.Schema]]:
         """The outputs that ``stale="mark"`` and ``"side"`` add, by name, with their rows' columns."""
-        sides = ((source, _side(source.bound)) for source in self.sources.values())
+        sides = ((source, source.bound.side) for source in self.sources.values())
         return {side[0]: (source, side[1]) for source, side in sides if side is not None}
 
     def frozen(self) -> Flow:

@@ -77,17 +77,24 @@ def folded(
     declared = to_schema(first if schema is None else schema, f"the schema of {LOG!r}")
     flow = Flow()
     # What stale= adds is no part of the collection.
-    source = flow.upserts(LOG, declared, replace(spec, stale="drop"))
+    source = flow.upserts(LOG, declared, replace(spec, stale="drop", expiry=None, lateness=None))
     # An engine has an output; this one asks for the least of each row.
     flow.output("rows", source.count(by=[]))
     with flow.open(memory=memory, spill=spill, secret=secret) as engine:
-        events = _conformed(parts, declared, source.bound.required)
-        rows = pa.RecordBatchReader.from_batches(declared, events)
-        if flow.holds_back:
-            engine.push({LOG: rows})
-            engine.advance_to(CLOSED)
+        if source.bound.merging is not None:
+            # Part by part, since a column that a part lacks is not null there; how events are split does not matter.
+            calls: Iterator[Any] = parts
         else:
-            engine.step({LOG: rows}, time=0)
+            calls = iter(
+                [pa.RecordBatchReader.from_batches(declared, _conformed(parts, declared, source.bound.required))]
+            )
+        for time, rows in enumerate(calls):
+            if flow.holds_back:
+                engine.push({LOG: rows})
+            else:
+                engine.step({LOG: rows}, time)
+        if flow.holds_back:
+            engine.advance_to(CLOSED)
         names = source.schema.names
         yield (piece.select(names) for piece in engine.circuit.upserts[LOG].arranged.pieces())
 

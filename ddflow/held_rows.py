@@ -12,7 +12,7 @@ ones are gathered to one.  Which of the rows of a key shows, or may be there, is
 >>> held, by = HeldRows(table.schema, wide=True), sort(*identities(table.select(["k"]), Secret(1, 2)))
 >>> keys = held.seek(by)
 >>> found = held.candidates(keys, by, np.array([7, 8]))
->>> held.keep(found._replace(counts=np.array([1, 1])), held.sources.beside(Rows(table)), by, keys)
+>>> held.keep(held.change(found._replace(counts=np.array([1, 1])), held.sources.beside(Rows(table)), by, keys))
 >>> held.rows, held.candidates(held.seek(by), by, np.array([8, 9])).counts.tolist()
 (2, [1, 1, 0])
 """
@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from ddflow.arena import Arena
 from ddflow.arrange.index import Index
-from ddflow.identity import Ints, Narrow
+from ddflow.identity import Ints, Narrow, Words
 from ddflow.kernels import upserts as kernels
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import LIVE
@@ -39,13 +39,16 @@ BATCHES = 256
 """Batches above which the rows held are made one: a reference has room for more, a small gather has not."""
 SLACK = 4096
 """Rows that may be gone before anything is gathered."""
+CELL = 4 * 8 + 40
+"""Bytes that a row held takes beside its own: its cell, and its key's entry in an index that is not full."""
 
 
 class Keys(NamedTuple):
-    """The keys of a step: the first cell of each, -1 for none, and where it stands in the index."""
+    """The keys of a step: the first cell of each, -1 for none, and where it stands in the index numbered ``built``."""
 
     heads: Ints
     place: Ints
+    built: int
 
 
 class Candidates(NamedTuple):
@@ -59,19 +62,48 @@ class Candidates(NamedTuple):
     of: Narrow
 
 
+class Change(NamedTuple):
+    """What a step changes, computed and not kept yet: m candidates of g keys, and the ``rows`` that come in."""
+
+    first: Ints
+    cell: Ints
+    counts: Ints
+    hashed: Ints
+    new: Ints
+    """Which candidates the rows are of."""
+    rows: pa.Table
+    keys: Keys
+    high: Words
+    low: Words
+
+    def own(self) -> Change:
+        """The same, of its own memory: the arena that it was made in may be carved anew.  O(candidates)."""
+        first, cell, counts, hashed = (each.copy() for each in self[:4])
+        keys = self.keys._replace(heads=self.keys.heads.copy(), place=self.keys.place.copy())
+        return self._replace(first=first, cell=cell, counts=counts, hashed=hashed, keys=keys)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that keeping it will add."""
+        return int(self.rows.nbytes) + self.new.size * CELL
+
+
 class HeldRows:
-    """``row``: the columns.  ``wide``: whether identities of keys are two words.  ``rows``: how many are held."""
+    """``row``: the columns.  ``wide``: whether identities of keys are two words.
+
+    ``rows``, ``keys``: how many are held."""
 
     def __init__(self, row: pa.Schema, wide: bool) -> None:
         self.index = Index(wide, 0, keeps=False)
         self.cells: Ints = np.zeros((1024, 4), np.int64)
-        self.free, self.used, self.rows, self.stored = -1, 0, 0, 0
+        self.free, self.used, self.rows, self.keys, self.stored = -1, 0, 0, 0, 0
         self.sources = self._sources(pa.schema([field.with_nullable(True) for field in row]))
 
     def seek(self, by: Sorted, arena: Arena | None = None) -> Keys:
         """What the keys of sorted rows hold.  O(keys) expected."""
         held = self.index.seek(by.high, by.low, by.starts[:-1], arena)
-        return Keys(np.where(held.reference & LIVE != 0, held.value.view(np.int64), -1), held.place)
+        heads = np.where(held.reference & LIVE != 0, held.value.view(np.int64), -1)
+        return Keys(heads, held.place, self.index.built)
 
     def candidates(self, keys: Keys, by: Sorted, hashes: Ints, arena: Arena | None = None) -> Candidates:
         """All rows of the keys, those held and those of a step; ``hashes``: int64[n], of the step's values.
@@ -93,33 +125,46 @@ class HeldRows:
         cell = found.cell.take(which)
         return np.where(cell >= 0, self.cells[np.maximum(cell, 0), kernels.REF], found.row.take(which))
 
-    def keep(self, found: Candidates, sources: Sources, by: Sorted, keys: Keys) -> None:
-        """Hold what the candidates' counts say now.
+    def change(self, found: Candidates, sources: Sources, by: Sorted, keys: Keys) -> Change:
+        """What `keep` will do so that the candidates' counts are held.  Nothing changes.
 
-        ``sources``: these with the step's rows beside.  Amortised O(candidates).
+        ``sources``: these with the step's rows beside.  O(candidates).
         """
-        new = np.flatnonzero((found.cell < 0) & (found.counts > 0))
-        refs = np.empty(found.cell.size, np.int64)
-        number = len(self.sources.rows)
-        if new.size:
-            self.sources.put(number, Rows(gather(sources, found.row[new], self.sources.schema)))
-            refs[new] = np.arange(new.size) + (number << SLOT)
-            self.stored += new.size
-        if self.used + new.size > self.cells.shape[0]:
-            more = max(new.size, self.cells.shape[0] // 2)
-            self.cells = np.concatenate([self.cells, np.zeros((more, 4), np.int64)])
-        heads = np.empty(keys.heads.size, np.int64)
-        self.free, self.used, added = kernels.keep(
-            found.first, found.cell, found.counts, found.hashed, refs, self.cells, self.free, self.used, heads
-        )
-        self.rows += added
-        live, starts = heads >= 0, by.starts[:-1]
-        last = np.where((keys.heads >= 0) | live, np.arange(heads.size), -1)
+        new, starts = np.flatnonzero((found.cell < 0) & (found.counts > 0)), by.starts[:-1]
+        rows = gather(sources, found.row[new], self.sources.schema)
         low = by.low[starts] if by.low.size else by.low
-        self.index.write(keys.place, self.index.built, last, by.high[starts], low, heads.view(np.uint64),
+        return Change(found.first, found.cell, found.counts, found.hashed, new, rows, keys, by.high[starts], low)
+
+    def keep(self, change: Change) -> None:
+        """Hold what a change says.  Several may be computed, of other keys each, before the first is kept.
+
+        Amortised O(candidates).
+        """
+        refs, keys, more = np.empty(change.cell.size, np.int64), change.keys, change.new.size
+        if more:
+            number = len(self.sources.rows)
+            self.sources.put(number, Rows(change.rows))
+            refs[change.new] = np.arange(more) + (number << SLOT)
+            self.stored += more
+        if self.used + more > self.cells.shape[0]:
+            room = max(more, self.cells.shape[0] // 2)
+            self.cells = np.concatenate([self.cells, np.zeros((room, 4), np.int64)])
+        heads = np.empty(keys.heads.size, np.int64)
+        self.free, self.used, added = kernels.keep(change.first, change.cell, change.counts, change.hashed, refs,
+                                                   self.cells, self.free, self.used, heads)  # fmt: skip
+        live, lived = heads >= 0, keys.heads >= 0
+        self.rows, self.keys = self.rows + added, self.keys + int(live.sum()) - int(lived.sum())
+        last = np.where(lived | live, np.arange(heads.size), -1)
+        self.index.write(keys.place, keys.built, last, change.high, change.low, heads.view(np.uint64),
                          live.astype(np.uint8), np.empty((heads.size, 0), np.int64), slot=FIRST)  # fmt: skip
         if len(self.sources.rows) > BATCHES or self.stored > 2 * self.rows + SLACK:
             self._gather()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the index, the cells and the rows, those that are gone and not gathered yet too.  O(batches)."""
+        rows = sum(each.nbytes for each in self.sources.rows if each is not None)
+        return self.index.nbytes + int(self.cells.nbytes) + rows
 
     def _gather(self) -> None:
         """Make the rows that are held one batch, without those that went.  O(rows held)."""
@@ -152,3 +197,4 @@ class HeldRows:
                 seen.add(at)
                 at = int(self.cells[at, kernels.NEXT])
         assert len(seen) == self.used and counted == self.rows, (len(seen), self.used, counted, self.rows)
+        assert len(heads) == self.keys, (len(heads), self.keys)

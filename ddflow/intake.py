@@ -70,14 +70,17 @@ class Intake:
         Raises `NotArrow`, `SchemaMismatch`, `NullKey`, `LateEvent`; nothing changes.
         """
         bound, what = self.bound, repr(self.bound.name)
-        table = conform(to_table(given, what, bound.schema), bound.schema, what, bound.required)
-        events = one_batch(table)
+        table = to_table(given, what, bound.schema)
+        events = bound.noted(one_batch(conform(table, bound.schema, what, bound.required)), table.column_names)
         if look is not None:
             look(events)
         n, first = events.num_rows, self.arrived + before
         arrival = np.arange(first, first + n)
         keyless = self._keyless(events)
         times = original = np.full(n, time) if time is not None else self._times(events, keyless)
+        if bound.spec.exclusive and bound.merging is not None:
+            crowded = bound.merging.crowded(events)
+            keyless = crowded if keyless is None else keyless | crowded
         codes = None if keyless is None else np.where(keyless != 0, np.int8(BAD), np.int8(-1))
         if time is None and n and int(original.min()) < frontier:
             codes = np.full(n, -1, np.int8) if codes is None else codes

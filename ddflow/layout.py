@@ -26,7 +26,7 @@ from ddflow.arrange.index import LEAST, LOAD, SPARE
 from ddflow.arrange.spine import EFFORT, FAN, MOST, PIECE, choose
 from ddflow.binding import Bound
 from ddflow.identity import is_wide
-from ddflow.order import Order
+from ddflow.merging.orders import orders
 
 WORD: Final = 8
 """Bytes of an identity's word, a value hash, a reference, a time, an order word."""
@@ -48,7 +48,7 @@ class Weights(NamedTuple):
 
 def weigh(bound: Bound, payload: float) -> Weights:
     """The weights of a source's arrangement.  ``payload``: bytes of a row's columns, on average."""
-    order, wide = Order(bound), is_wide(bound.key_schema)
+    order, wide = orders(bound), is_wide(bound.key_schema)
     kept = WORD * (1 + wide + order.words) + payload
     live = FLAG if order.keeps else 0
     return Weights(WORD * (3 + wide + order.words), kept + FLAG, kept + live, order.keeps)

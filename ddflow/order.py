@@ -34,23 +34,23 @@ TIES = {"last": LAST, "first": FIRST, "greatest": GREATEST, "error": ERROR}
 LEAST = np.iinfo(np.int64).min
 
 
-def _needs_flag(field: pa.Field) -> bool:
+def needs_flag(field: pa.Field) -> bool:
     """Whether null needs a word of its own: where all 64 bits may be in use."""
     return bool(field.nullable) and not pat.is_floating(field.type) and field.type.bit_width == 64
 
 
-def _column_words(column: pa.Array, field: pa.Field) -> list[Ints]:
+def column_words(column: pa.Array, field: pa.Field) -> list[Ints]:
     """One or two int64[n] whose lexicographic order is that of the values, null smallest."""
     out, present = ordered_words(column), validity(column)
     if present.size:
         out = np.where(present != 0, out, LEAST)
-    if not _needs_flag(field):
+    if not needs_flag(field):
         return [out]
     return [present.astype(np.int64) if present.size else np.ones(out.size, np.int64), out]
 
 
-def _value(words: list[Ints], field: pa.Field) -> pa.Array:
-    """The values that `_column_words` made words of."""
+def value_of(words: list[Ints], field: pa.Field) -> pa.Array:
+    """The values that `column_words` made words of."""
     null = (words[0] == 0) if len(words) == 2 else (words[0] == LEAST) if field.nullable else None
     word, kind = words[-1], field.type
     if pat.is_boolean(kind):
@@ -81,10 +81,10 @@ class Order:
         # Ignored columns decide nothing: a row that differs in them alone is not kept, so none could be compared to it.
         self.rows = [f for f in bound.row_schema if f.name in bound.tracked] if self.tie == GREATEST else []
         self.ranks_rows = not all(is_word(f.type) for f in self.rows)
-        base = 1 if self.ranks_base else sum(1 + _needs_flag(f) for f in self.fields)
+        base = 1 if self.ranks_base else sum(1 + needs_flag(f) for f in self.fields)
         self.base = self.timed + base
         self.hidden = [f.with_name(f"_order_{f.name}") for f in self.fields] if self.ranks_base and self.keeps else []
-        further = 1 if self.ranks_rows else 1 + sum(1 + _needs_flag(f) for f in self.rows)
+        further = 1 if self.ranks_rows else 1 + sum(1 + needs_flag(f) for f in self.rows)
         self.width = self.base + further * (self.tie == GREATEST) + (spec.seq is not None and self.tie in (LAST, FIRST))
         self.words = self.width if self.keeps else 0
 
@@ -99,17 +99,17 @@ class Order:
             columns.append(np.zeros(n, np.int64))
         else:
             for field in self.fields:
-                columns.extend(_column_words(events.column(field.name), field))
+                columns.extend(column_words(events.column(field.name), field))
         if self.ranks_rows:
             columns.append(np.zeros(n, np.int64))
         elif self.tie == GREATEST and gone is not None:
             here = gone == 0
             columns.append(here.astype(np.int64))
             for field in self.rows:
-                columns.extend(np.where(here, w, 0) for w in _column_words(events.column(field.name), field))
+                columns.extend(np.where(here, w, 0) for w in column_words(events.column(field.name), field))
         seq = self.bound.spec.seq
         if seq is not None and self.tie in (LAST, FIRST):
-            word = _column_words(events.column(seq), pa.field(seq, pa.int64(), nullable=False))[0]
+            word = column_words(events.column(seq), pa.field(seq, pa.int64(), nullable=False))[0]
             columns.append(~word if self.tie == FIRST else word)
         return np.ascontiguousarray(np.stack(columns, axis=1)) if columns else np.empty((n, 0), np.int64)
 
@@ -151,7 +151,7 @@ class Order:
             return [hidden.column(f.name) for f in self.hidden]
         out, at = [], int(self.timed)
         for field in self.fields:
-            size = 1 + _needs_flag(field)
-            out.append(_value([np.ascontiguousarray(words[:, at + i]) for i in range(size)], field))
+            size = 1 + needs_flag(field)
+            out.append(value_of([np.ascontiguousarray(words[:, at + i]) for i in range(size)], field))
             at += size
         return out

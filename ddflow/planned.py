@@ -28,9 +28,12 @@ from typing import Any
 import pyarrow as pa
 
 from ddflow import flow as plan
+from ddflow.back import Back
+from ddflow.binding import Bound
 from ddflow.flow import Collection, Flow
 from ddflow.formulas import Formulas, digest
 from ddflow.store.record import Record
+from ddflow.unnest import Unnest
 
 
 def describe(flow: Flow) -> dict[str, Any]:
@@ -46,11 +49,23 @@ def describe(flow: Flow) -> dict[str, Any]:
                 "columns": columns(source.bound.schema),
                 "spec": json.loads(source.spec.to_json()),
             }
+            | _machine(source.bound)
             for name, source in flow.sources.items()
         },
         "collections": made.nodes,
         "outputs": {name: made.ids[node] for name, node in flow.outputs.items()},
         "formulas": made.formulas.digests,
+    }
+
+
+def _machine(bound: Bound) -> dict[str, Any]:
+    """Of a machine's source: the machine, and the columns of its state."""
+    if bound.merging is None or bound.merging.machine is None:
+        return {}
+    machine = bound.merging.machine.machine
+    return {
+        "machine": machine.to_json() | {"state": columns(machine.schema)},
+        "state": base64.b64encode(machine.schema.serialize().to_pybytes()).decode(),
     }
 
 
@@ -74,7 +89,7 @@ def node_id(collection: Collection) -> str:
 
 def fingerprint(description: Mapping[str, Any]) -> str:
     """32 hex digits that are equal for equal descriptions, whoever serialised their schemas.  O(description)."""
-    bare = {name: {k: v for k, v in source.items() if k != "schema"}
+    bare = {name: {k: v for k, v in source.items() if k not in ("schema", "state")}
             for name, source in description["sources"].items()}  # fmt: skip
     return digest({**description, "sources": bare})
 
@@ -114,6 +129,10 @@ class Written:
             ]
         elif isinstance(node, plan.Count):
             made |= {"by": node.by, "name": node.name}
+        elif isinstance(node, Unnest):
+            made["column"] = node.column
+        elif isinstance(node, Back):
+            made |= {"op": "to_upserts", "key": list(node.key), "on_conflict": node.on_conflict}
         self.ids[node] = digest(made)
         self.nodes[self.ids[node]] = made
 
@@ -143,6 +162,10 @@ def _shown(nodes: Record, collection: str, depth: int) -> str:
     elif verb == "count":
         named = "" if node.text("name") == "count" else f", name={node.text('name')!r}"
         what = f"by={node.texts('by')}{named}"
+    elif verb == "unnest":
+        what = repr(node.text("column"))
+    elif verb == "to_upserts":
+        what = f"{node.texts('key')}, on_conflict={node.text('on_conflict')!r}"
     return cut(f"{inputs[0] if inputs else '...'}.{verb}({what})")
 
 

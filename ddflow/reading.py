@@ -120,6 +120,7 @@ class Reading:
         O(arrangements and their runs).
         """
         arrangements = {name: Arranged.of(arranged) for name, arranged in self.circuit.arrangements.items()}
+        arrangements |= {name: Arranged.shown(held) for name, held in self.circuit.showing.items()}
         return Stats(
             frontier=self.frontier, since=self.since, arrangements=arrangements, pending=self._pending(),
             bytes_pending=sum(b.nbytes for b in self.batchers.values()), verdicts=self.verdicts.counts,

@@ -21,13 +21,19 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import pyarrow as pa
 
+from ddflow.binding import Bound, bind
 from ddflow.errors import CorruptState, DdflowError, SpecError
 from ddflow.flow import Collection, Flow
+from ddflow.merging.absent import Absent
+from ddflow.merging.machine import Machine
+from ddflow.merging.machines import bind_machine
+from ddflow.merging.merge import Merge
 from ddflow.planned import Written, columns, cut, shown
 from ddflow.spec import Upsert
 from ddflow.store.record import Record
@@ -43,6 +49,16 @@ def sources(description: Mapping[str, Any], where: str) -> dict[str, tuple[pa.Sc
     """
     given = Record(description, f"the plan of {where}").named("sources")
     return {name: (_schema(record), _spec(record.record("spec"))) for name, record in given.items()}
+
+
+def bounds(description: Mapping[str, Any], where: str) -> dict[str, Bound]:
+    """What the sources are bound to, whether their code is there or not.  As `sources`."""
+    given = Record(description, f"the plan of {where}").named("sources")
+    out = {}
+    for name, (schema, spec) in sources(description, where).items():
+        machine = _machine(given[name])
+        out[name] = bind(name, schema, spec) if machine is None else bind_machine(name, schema, spec, machine)
+    return out
 
 
 def _schema(record: Record) -> pa.Schema:
@@ -68,11 +84,23 @@ def _spec(record: Record) -> Upsert:
             tombstone.text("tombstone")
             if not isinstance(tombstone.given.get("value"), bool | int | float | str | None):
                 raise _corrupt(tombstone.what, "its value is none")
+        elif name in ("groups", "derive"):
+            if not all(isinstance(pair, list) and len(pair) == 2 for pair in record.list(name)):
+                raise _corrupt(record.what, f"its {name} are no pairs")
+        elif name in ("merge", "expiry", "exclusive"):  # whose own readers look at every value
+            if record.given[name] is None:
+                raise _corrupt(record.what, f"its {name} is none")
         else:
             record.text(name)
+    merge: Any = record.given.get("merge")
+    known = not (isinstance(merge, dict) and "function" in merge)
     try:
-        return Upsert.from_json(json.dumps(record.given))
-    except DdflowError as error:
+        if known:
+            return Upsert.from_json(json.dumps(record.given))
+        # A function merges whole rows, as this does.
+        spec = Upsert.from_json(json.dumps(record.given | {"merge": "first_row"}))
+        return replace(spec, merge=Merge(function=Absent.of_json(merge), scalar=merge.get("scalar", False)))
+    except (DdflowError, TypeError, AttributeError, RecursionError) as error:
         raise _corrupt(record.what, str(error)) from None
 
 
@@ -87,13 +115,19 @@ def rebuild(description: Mapping[str, Any], where: str = "a state") -> Flow:
     for each, node in nodes.items():
         for formula in [node.record("predicate")] if "predicate" in node else _listed(node):
             if "python" in formula or "arrow" in formula:
-                raise SpecError(f"read the plan of {where}",
-                                f"{shown(description, each, where)} has a formula that is not SQL",
-                                "give the flow itself: flow=")  # fmt: skip
+                raise _absent(where, f"{shown(description, each, where)} has a formula that is not SQL")
     try:
         flow = Flow()
         for name, (schema, spec) in sources(description, where).items():
-            flow.upserts(name, schema, spec)
+            if isinstance(spec.merge, Merge) and isinstance(spec.merge.function, Absent):
+                raise _absent(where, f"{name!r} is merged by {spec.merge.function.name}, of which there is no code")
+            machine = _machine(whole.record("sources").record(name))
+            if machine is None:
+                flow.upserts(name, schema, spec)
+            elif isinstance(machine.transition, Absent):
+                raise _absent(where, f"the machine of {name!r} is {machine.transition.name}, of which there is no code")
+            else:
+                flow._source(bind_machine(name, schema, spec, machine))
         made: dict[str, Collection] = {}
         for each in TopologicalSorter({name: set(node.texts("of")) for name, node in nodes.items()}).static_order():
             made[each] = _made(nodes[each], [made[of] for of in nodes[each].texts("of")], flow)
@@ -101,7 +135,7 @@ def rebuild(description: Mapping[str, Any], where: str = "a state") -> Flow:
         for name in outputs.names():
             flow.output(name, made[outputs.text(name)])
         found = Written(made.values()).ids
-    except CorruptState:
+    except (CorruptState, _Absent):
         raise
     except (CycleError, *_UNFIT) as error:
         raise _corrupt(whole.what, f"its parts do not fit together ({type(error).__name__}: {error})") from None
@@ -109,6 +143,28 @@ def rebuild(description: Mapping[str, Any], where: str = "a state") -> Flow:
         if found[collection] != each:
             raise _corrupt(whole.what, f"its collection {each} is {found[collection]} when it is built")
     return flow
+
+
+def _machine(source: Record) -> Machine | None:
+    """The machine of a source, if it has one."""
+    if "machine" not in source:
+        return None
+    given, text = source.record("machine"), source.text("state")
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
+        if columns(schema) != given.list("state"):
+            raise ValueError(f"its state has the columns {columns(schema)}, beside it stand {given.list('state')}")
+        return Machine.of_json({k: v for k, v in given.given.items() if k != "state"}, schema)
+    except (binascii.Error, OSError, *_UNFIT) as error:
+        raise _corrupt(given.what, f"it is none ({error})") from None
+
+
+class _Absent(SpecError):
+    """The code of a function is not there, which is nobody's damage."""
+
+
+def _absent(where: str, found: str) -> SpecError:
+    return _Absent(f"read the plan of {where}", found, "give the flow itself: flow=")
 
 
 def _listed(node: Record) -> list[Record]:
@@ -129,8 +185,13 @@ def _made(node: Record, inputs: list[Collection], flow: Flow) -> Collection:
                            for each in node.records("columns")})  # fmt: skip
     if verb == "count":
         return of.count(node.texts("by"), node.text("name"))
+    if verb == "to_upserts":
+        rule: Any = node.text("on_conflict")
+        return of.to_upserts(node.texts("key"), rule)
     if verb == "negate":
         return of.negate()
+    if verb == "unnest":
+        return of.unnest(node.text("column"))
     if verb == "concat":
         return of.concat(*inputs[1:])
     raise _corrupt(node.what, f"its operator is {verb!r}")

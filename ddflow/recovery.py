@@ -28,6 +28,7 @@ import pyarrow as pa
 
 from ddflow import batcher as pending
 from ddflow.arrange import inventory
+from ddflow.back import Back
 from ddflow.errors import CorruptState
 from ddflow.frontier import CLOSED, NEVER
 from ddflow.identity import value_hashes
@@ -56,6 +57,7 @@ def take(engine: Engine, vault: Vault) -> dict[str, Any]:
         name: {
             "arrived": engine.intakes[name].arrived, "greatest": engine.intakes[name].greatest,
             "rows": inventory.take(upsert.arranged, vault), "runs": pending.take(engine.batchers[name], vault),
+            **({} if upsert.expiring is None else {"horizon": upsert.expiring.horizons.greatest}),
         } for name, upsert in circuit.upserts.items()
     }  # fmt: skip
     counts = {ids[node]: inventory.take(count.arranged, vault) for node, count in circuit.counts.items()}
@@ -88,7 +90,9 @@ def fill(engine: Fillable, record: Record, vault: Vault, indexed: bool, sieved: 
         each, intake = sources.record(name), engine.intakes[name]
         intake.arrived, intake.greatest = each.number("arrived"), each.number("greatest", NEVER, CLOSED)
         inventory.restore(upsert.arranged, each.record("rows"), vault, indexed, _rehash(upsert), sieved)
-        engine.batchers[name] = pending.restore(each, upsert.bound.schema, vault, not indexed)
+        if upsert.expiring is not None and "horizon" in each:
+            upsert.expiring.horizons.greatest = each.number("horizon", NEVER, CLOSED)
+        engine.batchers[name] = pending.restore(each, upsert.bound.event_schema, vault, not indexed)
     totals = record.record("totals")
     engine.totals = {name: totals.number(name) for name in totals.names() if name in NAMES}
     ids = node_ids(engine.flow)
@@ -106,8 +110,11 @@ def fill(engine: Fillable, record: Record, vault: Vault, indexed: bool, sieved: 
 
 
 def contents(engine: Engine, name: str) -> pa.Table:
-    """All that an output holds, as updates of the last closed time.  O(rows)."""
+    """All that an output holds, as updates of the last closed time, or as upserts of it.  O(rows)."""
     node = engine.flow.outputs[name]
+    if isinstance(node, Back):
+        back, held = engine.circuit.backs[node], engine.circuit.held(node.inputs[0])
+        return back.told.told(back.shown(held._replace(times=ints(engine.last))))
     held = consolidated(engine.circuit.held(node), engine.secret)._replace(times=ints(engine.last))
     return held.to_table(node.schema, engine.flow.time_type)
 

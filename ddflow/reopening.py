@@ -32,6 +32,8 @@ import pyarrow as pa
 
 from ddflow.errors import PlanChanged
 from ddflow.flow import Flow, Source
+from ddflow.merging.absent import same_function
+from ddflow.merging.merge import Merge
 from ddflow.planned import cut, describe, shown
 from ddflow.rebuilt import sources
 from ddflow.spec import Upsert
@@ -85,6 +87,7 @@ def compare(old: Mapping[str, Any], flow: Flow, where: str) -> Change:
             refused.append(f"source {name!r} is not in it, and the state holds one")
             continue
         refused += _options(name, spec, source.spec, change)
+        refused += _machines(name, *(each["sources"][name].get("machine") for each in (old, new)))
         refused += _columns(name, schema, source, change)
     change.sources.extend(name for name in flow.sources if name not in before)
     refused += _outputs(old, new, where, change)
@@ -102,7 +105,7 @@ def _options(name: str, old: Upsert, new: Upsert, change: Change) -> Iterator[st
     for option in fields(Upsert):
         # As text, in which a NaN is itself; what is absent is the default.
         a, b = (json.dumps(spec.get(option.name)) for spec in (was, now))
-        if a == b:
+        if a == b or (option.name == "merge" and _same_merge(was.get("merge"), now.get("merge"))):
             continue
         first, second = (_value(spec, option.name) for spec in (old, new))
         if option.name in FREE:
@@ -111,8 +114,25 @@ def _options(name: str, old: Upsert, new: Upsert, change: Change) -> Iterator[st
             yield f"{option.name}= of source {name!r} is {second!r}, and was {first!r}"
 
 
+def _same_merge(was: Any, now: Any) -> bool:
+    """Whether both are functions that cannot be told apart."""
+    both = all(isinstance(each, dict) and "function" in each for each in (was, now))
+    return both and same_function(was, now) and was.get("scalar") == now.get("scalar")
+
+
+def _machines(name: str, was: Any, now: Any) -> Iterator[str]:
+    """What is refused of the machine of a source."""
+    transitions: list[Any] = [each.get("transition") if isinstance(each, dict) else None for each in (was, now)]
+    if all(isinstance(each, dict) for each in transitions) and same_function(*transitions):
+        was, now = (each | {"transition": None} for each in (was, now))
+    if json.dumps(was, sort_keys=True) != json.dumps(now, sort_keys=True):
+        yield f"the machine of source {name!r} is {cut(json.dumps(now))}, and was {cut(json.dumps(was))}"
+
+
 def _value(spec: Upsert, option: str) -> Any:
     value = getattr(spec, option)
+    if isinstance(value, Merge) and value.function is not None:
+        return value.to_json()
     return list(value) if isinstance(value, tuple) else value
 
 

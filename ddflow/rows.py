@@ -270,15 +270,21 @@ def _bytes(references: Array, bases: Array, data: Array, wide: int, name: str, c
 
 def _take(sources: Sequence[Rows | None], references: Array, at: int, kind: pa.DataType) -> pa.Array:
     """Any other type, by Arrow: each batch's rows taken together, then put in order."""
-    batch = (references >> SLOT) & SLOTS
-    order = np.argsort(batch, kind="stable")
+    batch, rows = (references >> SLOT) & SLOTS, references & ROWS
+    counts = np.bincount(batch)
+    numbers = np.flatnonzero(counts)
+    if not numbers.size:
+        return pa.nulls(0, kind)
+    # Of 16 bits where they fit: then a stable sort is one by digits.
+    order = np.argsort(batch.astype(np.uint16 if counts.size <= 1 << 16 else np.uint32), kind="stable")
+    by, ends = rows[order], np.cumsum(counts[numbers])
     parts = []
-    for number in np.unique(batch):
+    for number, begin, end in zip(numbers.tolist(), [0, *ends[:-1]], ends, strict=True):
         source = sources[number]
         assert source is not None, f"a reference points at batch {number}, which is gone"
-        parts.append(source.columns[at].take(pa.array(references[batch == number] & ROWS)))
-    if not parts:
-        return pa.nulls(0, kind)
+        if numbers.size == 1:
+            return source.columns[at].take(pa.array(rows))
+        parts.append(source.columns[at].take(pa.array(by[begin:end])))
     place = np.empty(order.size, np.int64)
     place[order] = np.arange(order.size)
     return pa.concat_arrays(parts).take(pa.array(place))

@@ -87,7 +87,7 @@ class Sides:
             rows = np.flatnonzero(stale)
             further = judgement.winner_orders(rows)
         events = judgement.sealed.events.take(pa.array(rows))
-        columns = [events.column(n) for n in source.schema.names] + further
+        columns = [events.column(n) for n in source.bound.told] + further
         times = time_column(judgement.sealed.times[rows], self.flow.time_type)
         columns += [times, pa.array(np.ones(rows.size, np.int64))]
         return pa.Table.from_arrays(columns, schema=updates_schema(schema, self.flow.time_type))

@@ -35,8 +35,8 @@ from ddflow.budget import shown_size
 from ddflow.errors import SpecError
 from ddflow.identity import Ints, Secret, Words, identities, value_hashes, words
 from ddflow.layout import Brought, Rise, weigh
+from ddflow.merging.orders import orders
 from ddflow.operators.linear import one_batch
-from ddflow.order import Order
 from ddflow.rows import offset_width, width
 from ddflow.schema import conform, empty, to_schema, to_table
 from ddflow.sorting import sort
@@ -208,8 +208,7 @@ class _Weighed:
     """Bytes of the columns that an arrangement stores, added up over batches of live rows."""
 
     def __init__(self, bound: Bound) -> None:
-        order = Order(bound)
-        self.names = [*bound.row_schema.names, *(bound.spec.order_by if order.hidden else [])]
+        self.names = [*bound.row_schema.names, *(bound.spec.order_by if orders(bound).hidden else [])]
         self.nbytes = 0.0
 
     def add(self, events: pa.RecordBatch) -> None:

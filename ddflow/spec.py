@@ -19,22 +19,30 @@ or leave late= out
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, NoReturn, cast, get_args
 
 import xxhash
 
 from ddflow.errors import SpecError
+from ddflow.merging import checks
+from ddflow.merging.expiry import Expiry
+from ddflow.merging.merge import Merge
 
 Tie = Literal["last", "first", "greatest", "error"]
 Late = Literal["error", "drop", "advance"]
 Stale = Literal["drop", "mark", "side"]
 NullKeys = Literal["error", "drop", "keep"]
+Versions = Literal["row", "cell"]
+Deletes = Literal["row", "group"]
 CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "tie": get_args(Tie), "late": get_args(Late), "stale": get_args(Stale), "null_key": get_args(NullKeys),
+    "versions": get_args(Versions), "deletes": get_args(Deletes),
 }  # fmt: skip
+Groups = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
+"""Of each group the order columns and the columns they decide."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +87,13 @@ class Upsert:
     | ``track`` | the only columns that count in it; default: all of the row |
     | ``where`` | boolean SQL; an event that fails it deletes, below the upsert |
     | ``value`` | the columns of a row beside the key; default: all but time, seq and the tombstone's |
+    | ``merge`` | events are partial rows, folded by a `ddflow.Merge`; ``"first_row"``: the first one stays |
+    | ``groups`` | merging: ``{order columns: columns}``, each group of columns compared by an order of its own |
+    | ``exclusive`` | with ``groups``: an event that gives several groups an order is bad |
+    | ``deletes`` | with ``groups``: a delete takes the ``row``, or clears the ``group`` that it gives an order |
+    | ``versions`` | merging: one order for the whole ``row``, or one for every ``cell`` |
+    | ``derive`` | merging: ``{column: SQL over the merged row}`` |
+    | ``expiry`` | how long keys are remembered: a `ddflow.Expiry` |
     """
 
     key: Sequence[str]
@@ -95,6 +110,13 @@ class Upsert:
     where: str | None = None
     value: Sequence[str] | None = None
     track: Sequence[str] | None = None
+    merge: Merge | Literal["first_row"] | None = None
+    groups: Mapping[str | tuple[str, ...], Sequence[str]] | Groups = ()
+    exclusive: bool = False
+    deletes: Deletes = "row"
+    versions: Versions = "row"
+    derive: Mapping[str, str] | tuple[tuple[str, str], ...] = ()
+    expiry: Expiry | None = None
 
     def __post_init__(self) -> None:
         for name in ("key", "order_by", "noop_ignore"):
@@ -102,11 +124,14 @@ class Upsert:
         for name in ("value", "track"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, _names(getattr(self, name)))
+        object.__setattr__(self, "groups", checks.groups(self.groups, self._refuse))
+        object.__setattr__(self, "derive", checks.derived(self.derive, self._refuse))
         self._check_names()
         self._check_choices()
         self._check_sense()
+        checks.check(self, self._refuse)
 
-    def _refuse(self, found: str, remedy: str) -> None:
+    def _refuse(self, found: str, remedy: str) -> NoReturn:
         raise SpecError(f"upserts keyed by {list(self.key)}", found, remedy)
 
     def _check_names(self) -> None:
@@ -154,7 +179,7 @@ class Upsert:
             self._refuse("lateness= has no effect without time=", "name the time column, or leave lateness= out")
         if self.lateness is not None and (not isinstance(self.lateness, int) or self.lateness < 0):
             self._refuse(f"lateness={self.lateness!r}", "give a whole number of the time column's unit, 0 or more")
-        if self.time is None and not self.order_by and self.tie != "last":
+        if self.time is None and not self.order_by and not self.groups and self.tie != "last":
             self._refuse(f"tie={self.tie!r} without order_by=", "arrival decides there and never ties: name order_by=")
         if self.stale != "drop" and self.time is not None and self.late != "advance":
             self._refuse(f"stale={self.stale!r} with time=", "only late='advance' can make an event stale there")
@@ -180,7 +205,38 @@ class Upsert:
     @property
     def keeps_order(self) -> bool:
         """Whether a key's order, a deleted one's too, must stay: where an older event may still come."""
-        return self.late == "advance" if self.holds_back else bool(self.order_by or self.seq)
+        return self.late == "advance" if self.holds_back else bool(self.order_by or self.seq or self.groups)
+
+    @property
+    def grouped(self) -> Groups:
+        """``groups`` as pairs of order columns and columns."""
+        return cast("Groups", self.groups)
+
+    @property
+    def derived(self) -> tuple[tuple[str, str], ...]:
+        """``derive`` as pairs of a column and its SQL."""
+        return cast("tuple[tuple[str, str], ...]", self.derive)
+
+    @property
+    def merges(self) -> bool:
+        """Whether events are folded cell by cell, instead of replacing the row."""
+        return self.merge is not None or bool(self.groups) or self.versions == "cell"
+
+    @property
+    def order_free(self) -> bool:
+        """Whether the spec promises that the order of arrival does not matter (docs/semantics.md, section 6).
+
+        Where ties are decided by ``seq``, by the greatest (not in a merge of rows), or refused: full rows, versions of
+        cells, and in hold-back mode all merges.  Others never: a row that has one order cannot tell which of its cells
+        an older event fills.
+        """
+        if self.merges and self.versions != "cell" and (not self.holds_back or self.late == "advance"):
+            return False
+        if not (self.order_by or self.holds_back or self.seq):
+            return False
+        greatest = self.tie == "greatest" and self.compares_all and (not self.merges or self.versions == "cell")
+        decided = self.tie == "error" or greatest
+        return decided or self.seq is not None
 
     def to_json(self) -> str:
         """The spec as JSON: fields in their order, defaults left out; `from_json` gives it back."""
@@ -191,7 +247,9 @@ class Upsert:
                 continue
             if isinstance(value, Tombstone):
                 value = {"tombstone": value.column} | ({} if value.value is None else {"value": value.value})
-            out[each.name] = list(value) if isinstance(value, tuple) else value
+            if isinstance(value, Merge | Expiry):
+                value = value.to_json()
+            out[each.name] = checks.listed(value)
         return json.dumps(out)
 
     @classmethod
@@ -204,6 +262,13 @@ class Upsert:
             delete = given.get("delete")
             if isinstance(delete, dict):
                 given["delete"] = Tombstone(delete["tombstone"], delete.get("value"))
+            if isinstance(given.get("merge"), dict):
+                given["merge"] = Merge.of_json(given["merge"])
+            if given.get("expiry") is not None:
+                given["expiry"] = Expiry.of_json(given["expiry"])
+            for name in ("groups", "derive"):
+                if name in given:
+                    given[name] = checks.tupled(given[name])
             return cls(**given)
         except (ValueError, TypeError, KeyError) as error:
             if isinstance(error, SpecError):

@@ -32,6 +32,7 @@ from typing import Any, Final, NamedTuple
 from ddflow.arrange.arrangement import Arrangement
 from ddflow.budget import shown_size
 from ddflow.frontier import shown
+from ddflow.held_rows import FIRST, HeldRows
 from ddflow.verdicts import Verdicts
 
 
@@ -69,6 +70,12 @@ class Arranged(NamedTuple):
             spine.versions + beneath.versions, arranged.nbytes, slots.mapped, arranged.index.nbytes,
             arranged.written, spine.copied + beneath.copied, spine.owed + beneath.owed,
         )  # fmt: skip
+
+    @classmethod
+    def shown(cls, held: HeldRows) -> Arranged:
+        """Of the rows held for upserts that go out, which no step writes and no merge moves.  O(batches)."""
+        batches = sum(each is not None for each in held.sources.rows[FIRST:])
+        return cls(held.keys, 0, batches, batches, held.stored, held.nbytes, 0, held.index.nbytes, 0, 0, 0)
 
 
 COLUMNS: Final = {

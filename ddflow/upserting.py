@@ -28,11 +28,11 @@ import pyarrow as pa
 
 from ddflow.arena import Arena
 from ddflow.errors import DdflowError, NotArrow, NotHeld, NotUnique, SchemaMismatch, SpecError, TimeWentBack
-from ddflow.held_rows import NULLS, STEP, Candidates, HeldRows
+from ddflow.held_rows import NULLS, STEP, Candidates, Change, HeldRows
 from ddflow.identity import Ints, Narrow, Secret, identities, is_wide, value_hashes
 from ddflow.kernels import upserts as kernels
 from ddflow.kernels.gather import SLOT
-from ddflow.operators.updates import overflow, time_column
+from ddflow.operators.updates import Updates, few, ints, overflow, time_column
 from ddflow.rows import Rows, Sources, dense_ranks, gather, gather_column, shown_row
 from ddflow.schema import (
     DIFF,
@@ -117,23 +117,46 @@ class ToUpserts:
         """
         table = to_table(diffs, UPDATES, pa.schema([]))
         declared = self.schema or self._bound(table.schema)
-        table, times, ranks = self._ordered(conform(table, declared, UPDATES, declared.names), declared)
+        updates = self._ordered(conform(table, declared, UPDATES, declared.names), declared)
         if self.schema is None:
             self._open(declared)
-        if not table.num_rows:
+        upserts, change = self.judge(updates)
+        if change is None:
             return empty(self.out)
+        self.keep(change)
+        self.last = int(updates.times[-1])
+        return self.told(upserts)
+
+    def declare(self, given: pa.Schema) -> None:
+        """Say what the updates of every step look like, before the first.  Raises as `step`: `SchemaMismatch` etc."""
+        self._open(self._bound(given))
+
+    def judge(self, updates: Updates) -> tuple[Updates, Change | None]:
+        """The upserts of some updates, and what `keep` will hold then; nothing changes.  Raises as `step`.
+
+        ``updates``: of the columns declared, ranks ascending within a key; all of a time, those of some keys at least.
+        Returns rows of the columns that are shown and ``_deleted``, each with diff 1, by ascending ranks; no change
+        where there are no updates.  The change is good until the next is judged, `Change.own` of it until it is kept.
+        """
+        if not updates.diffs.size:
+            return Updates(empty(self.shown), few(), ints(), updates.times), None
         self.arena.reset()
-        rows = Rows(table.select(self.row.names))
-        diffs = np.asarray(one_chunk(table.column(DIFF))).astype(np.int64)
-        by = sort(*identities(table.select(self.key), self.secret), self.arena)
+        rows, diffs, ranks, times = Rows(updates.rows), updates.diffs, updates.ranks, updates.times
+        by = sort(*identities(rows.table.select(self.key), self.secret), self.arena)
         hashes = value_hashes(rows.table.select(self.beside.names), self.secret).view(np.int64)
         keys = self.held.seek(by, self.arena)
         found, sources = self.held.candidates(keys, by, hashes, self.arena), self.held.sources.beside(rows)
         found, upserts, shown = self._settled(found, sources, by, ranks, diffs, times)
-        out = self._told(upserts, shown, sources, times, ranks)
-        self.held.keep(found, sources, by, keys)
-        self.last = int(times[-1])
-        return out
+        made = Updates(self._made(upserts, shown, sources), ranks[upserts], np.ones(upserts.size, np.int64), times)
+        return made, self.held.change(found, sources, by, keys)
+
+    def keep(self, change: Change) -> None:
+        """Take in what was judged.  Amortised O(updates, and the rows that their keys held)."""
+        self.held.keep(change)
+
+    def told(self, upserts: Updates) -> pa.Table:
+        """What was judged as a table: the columns that are shown, ``_time``, ``_deleted``.  O(upserts)."""
+        return upserts.to_table(self.shown, self.time_type).select(self.out.names)
 
     def _bound(self, given: pa.Schema) -> pa.Schema:
         """What the updates of every step must look like.  Raises `SchemaMismatch`, `SpecError`."""
@@ -170,11 +193,13 @@ class ToUpserts:
         if self.on_conflict == "all":
             inner = [*(self.row.field(name) for name in self.beside.names), pa.field(DIFF, pa.int64(), False)]
             fields = [*keys, pa.field(ROWS, pa.list_(pa.field("item", pa.struct(inner), False)))]
-        self.out = pa.schema([*fields, pa.field(TIME, self.time_type, False), pa.field(DELETED, pa.bool_(), False)])
+        deleted = pa.field(DELETED, pa.bool_(), False)
+        self.shown = pa.schema([*fields, deleted])
+        self.out = pa.schema([*fields, pa.field(TIME, self.time_type, False), deleted])
         self.held = HeldRows(self.row, is_wide(pa.schema([self.row.field(name) for name in self.key])))
 
-    def _ordered(self, table: pa.Table, declared: pa.Schema) -> tuple[pa.Table, Ints, Narrow]:
-        """The updates by ascending time, the distinct times, and the rank of each update's.  Raises `TimeWentBack`."""
+    def _ordered(self, table: pa.Table, declared: pa.Schema) -> Updates:
+        """The updates by ascending time.  Raises `TimeWentBack`."""
         column, kind = one_chunk(table.column(TIME)), declared.field(TIME).type
         if kind != pa.int64():
             column = column.view(pa.int32() if kind.bit_width == 32 else pa.int64())
@@ -189,7 +214,8 @@ class ToUpserts:
                                "give all updates of a time in one step, and steps in order")  # fmt: skip
         new = np.ones(stamps.size, bool)
         new[1:] = stamps[1:] != stamps[:-1]
-        return table, stamps[new], np.cumsum(new, dtype=np.int32) - np.int32(1)
+        ranks, diffs = np.cumsum(new, dtype=np.int32) - np.int32(1), np.array(one_chunk(table.column(DIFF)), np.int64)
+        return Updates(table.drop_columns([TIME, DIFF]), ranks, diffs, stamps[new])
 
     def _time(self, time: int, kind: pa.DataType) -> Any:
         """A time for a message."""
@@ -298,8 +324,8 @@ class ToUpserts:
         return NotUnique(asked, f"one key holds {shown}{more}", "name the columns that make a row unique, or say which "
                          "row shows: on_conflict='greatest' or 'all'")  # fmt: skip
 
-    def _told(self, upserts: Ints, shown: Any, sources: Sources, times: Ints, ranks: Narrow) -> pa.Table:
-        """The upserts as a table."""
+    def _made(self, upserts: Ints, shown: Any, sources: Sources) -> pa.Table:
+        """The rows of the upserts, and ``_deleted``."""
         columns = {name: gather_column(sources, upserts, self.row.field(name)) for name in self.key}
         if self.on_conflict == "all":
             sizes, references, counted = shown
@@ -309,9 +335,8 @@ class ToUpserts:
             gone = shown < 0
             at = np.where(gone, NULLS << SLOT, shown)
             columns |= {field.name: gather_column(sources, at, field) for field in self.beside}
-        columns[TIME] = time_column(times[ranks[upserts]], self.time_type)
         columns[DELETED] = pa.array(gone)
-        return pa.Table.from_arrays([columns[name] for name in self.out.names], schema=self.out)
+        return pa.Table.from_arrays([columns[name] for name in self.shown.names], schema=self.shown)
 
     def _lists(self, sizes: Ints, references: Ints, counted: Ints, sources: Sources) -> pa.Array:
         """The column of all rows of each key; null where there is none."""

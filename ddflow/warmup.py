@@ -78,6 +78,7 @@ def _parts() -> Iterator[str]:
     yield from _beneath()
     yield from _reopened()
     yield from _back()
+    yield from _merging()
 
 
 def _by_epochs() -> Iterator[str]:
@@ -171,3 +172,34 @@ def _back() -> Iterator[str]:
     for rule in ("error", "greatest", "all"):
         dd.to_upserts(updates.take(pa.array(range(0, 60, 2))) if rule == "error" else updates, "key", rule)
         yield "updates that become upserts"
+
+
+def _merging() -> Iterator[str]:
+    """Partial rows, merged by row, by groups and by cells; keys that expire; machines of one state and of several."""
+    columns = pa.schema({"key": pa.int64(), "at": pa.int64(), "by": pa.int64(), "n": pa.int64(), "u": pa.uint64(),
+                         "f": pa.float64(), "tags": pa.list_(pa.int64())})  # fmt: skip
+    added = dd.Merge({"n": dd.sum(), "u": dd.sum(), "f": dd.sum(), "tags": dd.union()})
+    specs = [
+        dd.Upsert("key", "at", merge=added, expiry=dd.Expiry(ttl=1)),
+        dd.Upsert("key", "at", groups={"by": ["n", "u"]}, merge=dd.Merge({"f": dd.max(), "tags": dd.append()})),
+        dd.Upsert("key", "at", versions="cell"),
+        dd.Upsert("key", "at", versions="cell", tie="greatest", value=["n", "f"]),
+    ]
+    for spec in specs:
+        flow = dd.Flow()
+        flow.output("rows", flow.upserts("rows", columns, spec))
+        with flow.open() as engine:
+            for time in range(4):
+                n = np.arange(6)
+                rows = {"key": n // 2, "at": n + 4 * time if time else [5, None, 4, 3, 2, 1], "by": n, "n": n,
+                        "u": n, "f": n / 2, "tags": [[1, 2, 2]] * 6}  # fmt: skip
+                engine.step({"rows": pa.table(rows).cast(columns)}, time)
+        yield "columns that are merged"
+    for table in ({("a", "x"): "b", ("b", "x"): "a"}, {("a", "x"): ["a", "b"], ("b", "x"): "b"}):
+        flow = dd.Flow()
+        machine, schema = dd.Machine("state", table, on="symbol", start="a"), {"key": pa.int64(), "symbol": pa.string()}
+        flow.output("states", flow.machine("events", schema, dd.Upsert("key"), machine))
+        with flow.open() as engine:
+            for time in range(2):
+                engine.step({"events": pa.table({"key": [1, 1, 2], "symbol": ["x"] * 3})}, time)
+        yield "machines"

@@ -102,8 +102,9 @@ def _only(flow: Flow) -> Stage:
         found = f"its output takes another shuffle, since equal rows must meet again ({plan.stages[-1].reads})"
         raise SpecError(asked, found, f"keep the key in them, or {run_it}")
     spec = next(iter(flow.sources.values())).spec
-    if spec.tie in ("last", "first") and spec.seq is None:
-        raise SpecError(asked, f"tie={spec.tie!r} goes by arrival, which the shuffle before it loses",
+    if (spec.tie in ("last", "first") and spec.seq is None) or (spec.merges and not spec.order_free):
+        by = "merge= folds in the order of" if spec.merges else f"tie={spec.tie!r} goes by"
+        raise SpecError(asked, f"{by} arrival, which the shuffle before it loses",
                         f"name a sequence column with seq=, choose tie='greatest' or 'error', or {run_it}")  # fmt: skip
     return plan.stages[0]
 

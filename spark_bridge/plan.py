@@ -29,9 +29,12 @@ from typing import Any, Final, Literal, NamedTuple
 import pyarrow as pa
 
 from ddflow import flow as plan
+from ddflow.back import Back
 from ddflow.errors import SpecError
 from ddflow.expressions import Expression
+from ddflow.merging.machine import Machine
 from ddflow.spec import Upsert
+from ddflow.unnest import Unnest
 from spark_bridge.columns import loose
 
 Columns = tuple[str, ...]
@@ -66,6 +69,8 @@ class Events(NamedTuple):
     key: Columns
     arrival: bool
     """Whether their order of arrival can decide, and must be carried through the shuffle."""
+    own: tuple[Upsert, Machine | None] | None = None
+    """The spec itself and the machine, where they hold code of one's own, or a machine: sent by value."""
 
     def __str__(self) -> str:
         return f"events of {self.source} by {_listed(self.key)}" + (", in order of arrival" if self.arrival else "")
@@ -134,6 +139,8 @@ def planned(flow: plan.Flow) -> Plan:
 def arrival_decides(spec: Upsert) -> bool:
     """Whether which row wins can depend on the order of arrival: not where equal orders are an error, nor where the
     greatest row wins and every column counts."""
+    if spec.merges:
+        return not spec.order_free
     return not (spec.tie == "error" or (spec.tie == "greatest" and spec.compares_all))
 
 
@@ -156,6 +163,12 @@ def placed(flow: plan.Flow) -> dict[plan.Collection, Place]:
             places[node] = Place(roots, inputs[0].by if same else None)
         elif isinstance(node, plan.Filter | plan.Negate):
             places[node] = inputs[0]
+        elif isinstance(node, Unnest):
+            kept = inputs[0].by if node.column not in (inputs[0].by or ()) else None
+            places[node] = Place(inputs[0].roots, kept)
+        elif isinstance(node, Back):
+            raise SpecError("run a flow on Spark", f"it has to_upserts({list(node.key)})", "leave it out and give the "
+                            "updates to dd.to_upserts, or run it with flow.open()")  # fmt: skip
         else:
             raise SpecError("run a flow on Spark", f"it has a {type(node).__name__}", "run it with flow.open()")
     return places
@@ -223,7 +236,11 @@ class _Cutter:
     def _reads(self, root: plan.Collection) -> Events | Sums:
         if isinstance(root, plan.Source):
             spec = root.spec
-            return Events(root.name, root.bound.schema, spec.to_json(), tuple(spec.key), arrival_decides(spec))
+            merging = root.bound.merging
+            machine = merging.machine.machine if merging is not None and merging.machine is not None else None
+            code = machine is not None or (merging is not None and merging.function is not None)
+            return Events(root.name, root.bound.schema, spec.to_json(), tuple(spec.key), arrival_decides(spec),
+                          (spec, machine) if code else None)  # fmt: skip
         assert isinstance(root, plan.Count | plan.Consolidate), root
         of, by = root.inputs[0], _grouped(root)
         schema = pa.schema([of.schema.field(c) for c in by]) if by else ALL
@@ -260,4 +277,4 @@ def _operator(node: plan.Collection, of: tuple[int, ...]) -> Operator:
         return Operator(verb, of, {"columns": columns})
     if isinstance(node, plan.Count):
         return Operator(verb, of, {"by": list(node.by), "name": node.name})
-    return Operator(verb, of, {})
+    return Operator(verb, of, {"column": node.column} if isinstance(node, Unnest) else {})

@@ -36,6 +36,7 @@ from ddflow.computation import Released
 from ddflow.frontier import CLOSED, NEVER
 from ddflow.identity import Ints, Secret, identities
 from ddflow.intake import Intake
+from ddflow.merging.machines import bind_machine
 from ddflow.operators.updates import Updates, ints, time_column
 from ddflow.schema import DIFF, TIME
 from ddflow.sides import Sides
@@ -135,7 +136,12 @@ class Region(plan.Flow):
         super().__init__()
         first: plan.Collection
         if isinstance(stage.reads, Events):
-            first = self.upserts(stage.reads.source, stage.reads.schema, Upsert.from_json(stage.reads.spec))
+            reads = stage.reads
+            spec, machine = reads.own or (Upsert.from_json(reads.spec), None)
+            if machine is None:
+                first = self.upserts(reads.source, reads.schema, spec)
+            else:
+                first = self._source(bind_machine(reads.source, reads.schema, spec, machine))
         else:
             first = Arrived(self, stage.reads.schema, (), False)
         made = [first]

@@ -18,7 +18,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from shutil import rmtree
 from tempfile import mkdtemp
 from typing import Any
@@ -27,6 +27,7 @@ from weakref import finalize
 import pyarrow as pa
 import pyarrow.types as pat
 from conditions import COMPUTED, CONDITIONS
+from mergers import DERIVED, MERGERS, with_function
 from model import Collection, Node, Twin, Updates, collection, without_zeros
 from rules import Refused, Row, Source, canonical
 from tight import MEMORY, tighten
@@ -37,7 +38,7 @@ from ddflow.identity import Secret
 from ddflow.reader import Reader
 from ddflow.spec import Upsert
 
-Rows = Sequence[Sequence[Any]]
+Rows = Sequence[Sequence[Any]] | Mapping[str, Any]
 Shape = Callable[[pa.Table], Any]
 FOREVER = 2**62
 """A ``retain=`` that keeps all history that the tests make."""
@@ -56,7 +57,10 @@ TYPES: dict[str, pa.DataType] = {
         "binary", "date32", "timestamp[us]", "timestamp[s]", "time64[us]", "duration[s]")},
     "timestamp[ms, UTC]": pa.timestamp("ms", "UTC"), "decimal(9,2)": pa.decimal128(9, 2),
     "fixed(3)": pa.binary(3), "list<int64>": pa.list_(pa.int64()), "struct<x>": pa.struct({"x": pa.int64()}),
+    "list<string>": pa.list_(pa.string()), "struct<x,s>": pa.struct({"x": pa.int64(), "s": pa.string()}),
 }  # fmt: skip
+FIELDS: dict[str, Any] = {"struct<x>": {"x": "int64"}, "struct<x,s>": {"x": "int64", "s": "string"}}
+"""Of a type of structs, the fields' types."""
 
 
 def schema_of(columns: Mapping[str, str]) -> pa.Schema:
@@ -65,12 +69,22 @@ def schema_of(columns: Mapping[str, str]) -> pa.Schema:
 
 
 def spec_of(given: Mapping[str, Any]) -> Upsert:
-    """The spec that a scenario's JSON form means."""
-    return Upsert.from_json(json.dumps(given))
+    """The spec that a scenario's JSON form means; a merger of one's own is a name among ``MERGERS``."""
+    rest, merge = with_function(given)
+    # A first spec without its merger may be in want of it: what is derived, or merged, is put back together with it.
+    derive = rest.pop("derive", ()) if merge else rest.get("derive", ())
+    spec = Upsert.from_json(json.dumps(rest))
+    return spec if merge is None else replace(spec, merge=merge, derive=derive)
 
 
 def to_arrow(columns: Mapping[str, str], rows: Rows) -> pa.Table:
-    """Rows as a table: times as integers of their unit, decimals as text, bytes as latin-1 text."""
+    """Rows as a table: times as integers of their unit, decimals as text, bytes as latin-1 text.
+
+    ``{"without": columns, "rows": rows}`` are rows of a batch that lacks columns.
+    """
+    if isinstance(rows, Mapping):
+        columns = {name: kind for name, kind in columns.items() if name not in rows["without"]}
+        rows = rows["rows"]
     schema = schema_of(columns)
     return pa.table([_array([row[i] for row in rows], field.type) for i, field in enumerate(schema)], schema=schema)
 
@@ -100,10 +114,17 @@ def plain(table: pa.Table) -> list[Row]:
     """A table's rows as tuples of canonical Python values; times as integers."""
     columns = []
     for column in table.columns:
-        if is_temporal(column.type):
-            column = column.cast(pa.int32() if column.type.bit_width == 32 else pa.int64())
+        if (counted := _counted(column.type)) != column.type:
+            column = column.cast(counted)
         columns.append([canonical(value) for value in column.to_pylist()])
     return list(zip(*columns, strict=True)) if columns else [()] * table.num_rows
+
+
+def _counted(kind: pa.DataType) -> pa.DataType:
+    """The type with integers for times, also within lists."""
+    if pat.is_list(kind):
+        return pa.list_(_counted(kind.value_type))
+    return (pa.int32() if kind.bit_width == 32 else pa.int64()) if is_temporal(kind) else kind
 
 
 @dataclass
@@ -121,7 +142,13 @@ def twin_source(given: Mapping[str, Any]) -> Source:
     """A scenario's source as the twin knows it."""
     spec = spec_of(given["spec"])
     delete = CONDITIONS[spec.delete] if isinstance(spec.delete, str) else None
-    return Source(tuple(given["columns"]), spec, delete, CONDITIONS[spec.where] if spec.where else None)
+    merge = given["spec"].get("merge")
+    function = MERGERS[merge["function"]][0] if isinstance(merge, Mapping) and "function" in merge else None
+    return Source(
+        tuple(given["columns"]), spec, delete, CONDITIONS[spec.where] if spec.where else None,
+        types={name: FIELDS.get(kind, kind) for name, kind in given["columns"].items()},
+        derive={name: DERIVED[sql] for name, sql in spec.derive}, function=function,
+    )  # fmt: skip
 
 
 def plan(expression: Sequence[Any], sources: Mapping[str, Any], python: bool) -> Any:
@@ -162,11 +189,18 @@ class TwinDoor:
     """A scenario, opened by the twin."""
 
     def __init__(self, scenario: Mapping[str, Any]) -> None:
+        self.scenario = scenario
         self.columns = {name: given["columns"] for name, given in scenario["sources"].items()}
         sources = {name: twin_source(given) for name, given in scenario["sources"].items()}
         nodes = {name: collection(name, source) for name, source in sources.items()}
         self.outputs: dict[str, Node] = {name: plan(each, nodes, True) for name, each in scenario["outputs"].items()}
         self.twin = Twin(sources, self.outputs)
+
+    def restart(self, scenario: Mapping[str, Any] | None = None) -> TwinDoor:
+        """The same; another spec of a state is refused."""
+        if scenario is not None and scenario["sources"] != self.scenario["sources"]:
+            raise Refused("PlanChanged")
+        return self
 
     def step(self, inputs: Mapping[str, Rows], time: int) -> Result:
         return self._call(self.twin.step, self._events(inputs), time)
@@ -241,6 +275,7 @@ class EngineDoor:
 
     def __init__(self, scenario: Mapping[str, Any], shape: Shape = as_table, medium: Mapping[str, int] | None = None,
                  **options: Any) -> None:  # fmt: skip
+        self.scenario, self.options = scenario, options
         self.columns = {name: given["columns"] for name, given in scenario["sources"].items()}
         self.shape = shape
         self.flow = dd.Flow()
@@ -259,6 +294,15 @@ class EngineDoor:
         self.engine = self.flow.open(**{"verdicts": "rows", "retain": FOREVER, "secret": SECRET} | options)
         if medium is not None:
             tighten(self.engine, **medium)
+
+    def restart(self, scenario: Mapping[str, Any] | None = None) -> EngineDoor:
+        """Close a state in a `MemoryStore` and open it again, with another plan where one is given."""
+        self.engine.close()
+        options = self.options | {"state": self.options["state"].writer()}
+        try:
+            return EngineDoor(scenario or self.scenario, self.shape, **options)
+        except DdflowError as error:
+            raise Refused(type(error).__name__) from error
 
     def close(self) -> None:
         """Close the engine; of what it spilled nothing is left."""

@@ -29,6 +29,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from expiry_rules import expire, moved, refuse
+from merging_rules import buried, fold
 from rules import Condition, Event, Held, Refused, Row, Source, canonical, judge, rank, ranks
 
 CLOSED = 2**63 - 1
@@ -103,6 +105,12 @@ def collection(name: str, source: Source) -> Node:
     return Node(source.row, lambda collections: collections[name])
 
 
+def crowded(spec: Any, event: Mapping[str, Any]) -> bool:
+    """Whether an event is bad since it gives several groups an order."""
+    given = [any(event[column] is not None for column in of) for of, _ in spec.groups]
+    return bool(spec.exclusive) and sum(given) > 1
+
+
 def without_zeros(collection: Collection) -> Collection:
     """The collection without rows of multiplicity zero."""
     return Counter({row: n for row, n in collection.items() if n})
@@ -138,6 +146,10 @@ class State:
     greatest: dict[str, int] = field(default_factory=dict)
     totals: Counter[str] = field(default_factory=Counter)
     frontier: int = NEVER
+    orders: dict[str, Any] = field(default_factory=dict)
+    lapsed: defaultdict[str, dict[Row, Held]] = field(default_factory=lambda: defaultdict(dict))
+    lost: defaultdict[str, Collection] = field(default_factory=lambda: defaultdict(Counter))
+    """Of expiry: the greatest order of each source, what the step forgets, and rows forgotten without a word."""
 
 
 class Twin:
@@ -149,6 +161,7 @@ class Twin:
         self.holds_back = any(source.spec.time for source in self.sources.values())
         self.state = State({name: {} for name in self.sources})
         self.history: list[tuple[int, dict[str, Collection]]] = []
+        self.put_out: list[dict[str, Collection]] = []
 
     def step(self, inputs: Mapping[str, Sequence[Mapping[str, Any]]], time: int) -> Out:
         """Epoch mode: judge all events at ``time``, which must be above the last step's."""
@@ -159,7 +172,10 @@ class Twin:
 
         def act(out: Out) -> None:
             self._take(inputs, time, out)
+            idle = not self.state.pending
             self._close(time + 1, out)
+            if idle and any(source.spec.expiry for source in self.sources.values()):
+                self._judge_time(time, [], out)
 
         return self._whole(act)
 
@@ -177,39 +193,55 @@ class Twin:
 
         def act(out: Out) -> None:
             source, held, reasons = self.sources[name], self.state.held[name], set[str]()
+            self._expire(name)
             try:
                 self._take({name: rows}, time, out)
             except Refused as refused:
                 reasons |= refused.kinds
             events, self.state.pending, self.state.frontier = self.state.pending, [], time + 1
             inside = lambda row: scope is None or scope(dict(zip(source.row, row, strict=True))) is True  # noqa: E731
-            if not all(inside(event.payload) for event in events):
+            bad = self._crowded(name, rows)
+            if not all(inside(row) for row in (*(event.payload for event in events), *bad.elements())):
                 reasons.add("OutOfScope")
-            named = [event.key for event in events]
+            places = [source.row.index(column) for column in source.spec.key]
+            named = [event.key for event in events] + [tuple(row[i] for i in places) for row in bad.elements()]
             if once and len(set(named)) < len(named):
                 reasons.add("DuplicateKeys")
             absent = [key for key, its in held.items() if its.row is not None and inside(its.row) and key not in named]
-            if absent and source.keeps_order and order is None and not events:
+            if absent and (source.spec.order_by or source.spec.seq) and order is None and not events:
                 reasons.add("SpecError")
             if reasons:
                 raise Refused(*reasons)
             for key in absent:
-                del held[key]
+                its = held.pop(key)
                 if source.keeps_order:
-                    held[key] = self._buried(source, events, order)
+                    held[key] = self._buried(source, its, events, order)
             out.absent = len(absent)
             self._judge_time(time, events, out, over=True)
 
         return self._whole(act)
 
-    def _buried(self, source: Source, events: list[Event], order: Mapping[str, Any] | None) -> Held:
-        """The tombstone of a key that is absent from full contents."""
+    def _crowded(self, name: str, rows: Sequence[Mapping[str, Any]]) -> Collection:
+        """The rows, of those given, that are bad since they give several groups an order: they name their keys."""
+        source, out = self.sources[name], Counter[Row]()
+        for incoming in rows:
+            event = {column: canonical(incoming.get(column)) for column in source.columns}
+            null = source.spec.null_key != "keep" and any(event[column] is None for column in source.spec.key)
+            out[tuple(event[column] for column in source.row)] += crowded(source.spec, event) and not null
+        return +out
+
+    def _buried(self, source: Source, its: Held, events: list[Event], order: Mapping[str, Any] | None) -> Held:
+        """The tombstone of a key that is absent from full contents; ``its``: what it held."""
         spec = source.spec
         if order is not None:
-            its = tuple(order[column] for column in spec.order_by)
-            return Held(ranks(its), its, order[spec.seq] if spec.seq else None, None)
-        greatest = max(events, key=lambda event: (event.base, rank(event.seq)))
-        return Held(greatest.base, greatest.order, greatest.seq, None)
+            given = tuple(order[column] for column in spec.order_by)
+            tomb = Held(ranks(given), given, order[spec.seq] if spec.seq else None, None)
+        elif events:
+            greatest = max(events, key=lambda event: (event.base, rank(event.seq)))
+            tomb = Held(greatest.base, greatest.order, greatest.seq, None)
+        else:
+            tomb = Held((), (), None, None)
+        return buried(source, tomb, its) if spec.merges else tomb
 
     def push(self, inputs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Out:
         """Hold-back mode: take events in; what the lateness closes comes out."""
@@ -269,7 +301,7 @@ class Twin:
             act(out)
         except Refused:
             self.state = before
-            del self.history[times:]
+            del self.history[times:], self.put_out[times:]
             raise
         self.state.totals.update(out.verdicts)
         return out
@@ -288,12 +320,16 @@ class Twin:
                 event = {column: canonical(incoming.get(column)) for column in source.columns}
                 arrival = self.state.arrived[name]
                 self.state.arrived[name] += 1
+                groups = tuple(tuple(event[column] for column in of) for of, _ in spec.groups)
                 number = event[spec.seq] if spec.seq else arrival
                 time = stamp if stamp is not None else event[spec.time or ""]
                 key, nobody = tuple(event[column] for column in spec.key), (None,) * len(spec.order_by)
                 if spec.null_key != "keep" and None in key:
                     if spec.null_key == "error":
                         reasons.append("NullKey")
+                    out.tell(name, number, key, "bad", None, nobody)
+                    continue
+                if crowded(spec, event):
                     out.tell(name, number, key, "bad", None, nobody)
                     continue
                 if time is None or time == CLOSED:
@@ -310,6 +346,7 @@ class Twin:
                     payload=tuple(event[column] for column in source.row), deletes=source.deletes(event),
                     base=ranks((time, *order) if spec.late == "advance" else order), order=order,
                     seq=event[spec.seq] if spec.seq else None, stamp=max(time, frontier),
+                    given=frozenset(incoming), groups=groups,
                 ))  # fmt: skip
                 if time >= frontier:
                     self.state.greatest[name] = max(time, self.state.greatest.get(name, NEVER))
@@ -336,20 +373,45 @@ class Twin:
         for name, source in self.sources.items():
             mine = [event for event in events if event.source == name]
             held, rivals = self.state.held[name], defaultdict(list)
+            lapsed = self._expire(name)
+            if source.spec.expiry and not over:
+                refuse(source.spec, held, self.state.orders.get(name), mine)
             for event in mine:
-                rivals[event.key].append(event)
+                if not event.verdict:
+                    rivals[event.key].append(event)
             for key, its_events in rivals.items():
-                now = judge(source, held.pop(key, None), its_events, over)
+                was, anew = held.pop(key, None) or lapsed.get(key), over or key in lapsed
+                now: Any = (fold if source.spec.merges else judge)(source, was, its_events, anew)
                 if now.row is not None or source.keeps_order:
                     held[key] = now
             for event in mine:
                 out.tell(name, event.number, event.key, event.verdict, time, event.winner)
             self._tell_stale(name, mine, time, out)
-        before = {name: self.read(name) for name in self.outputs}
+            if source.spec.expiry:
+                self.state.orders[name] = moved(self.state.orders.get(name), mine)
+        self.state.lapsed.clear()
+        before = {name: self.shown(name) for name in self.outputs}
         self.history.append((time, {name: Counter({held.row: 1 for held in keys.values() if held.row is not None})
                                     for name, keys in self.state.held.items()}))  # fmt: skip
+        self.put_out.append({name: rows + self.state.lost[name] for name, rows in self.history[-1][1].items()})
         for name in self.outputs:
-            out.updates[name] |= difference(before[name], self.read(name), time)
+            out.updates[name] |= difference(before[name], self.shown(name), time)
+
+    def _expire(self, name: str) -> dict[Row, Held]:
+        """Forget what is to be forgotten of a source; what a retraction is still owed for."""
+        source, lapsed = self.sources[name], self.state.lapsed[name]
+        if source.spec.expiry:
+            gone = expire(source.spec, self.state.held[name], self.state.orders.get(name))
+            if source.spec.expiry.on_expire == "retract":
+                lapsed |= gone
+            else:
+                self.state.lost[name].update(its.row for its in gone.values() if its.row is not None)
+        return lapsed
+
+    def shown(self, name: str) -> Collection:
+        """What an output has put out so far, added up: with the rows that were forgotten without a word."""
+        state = self.put_out[-1] if self.put_out else {source: Counter() for source in self.sources}
+        return without_zeros(self.readable[name].of(state))
 
     def _tell_stale(self, name: str, events: list[Event], time: int, out: Out) -> None:
         """The extra output: every event with a mark, or the stale ones with the winner's order."""

@@ -62,6 +62,11 @@ class Pair:
         self.calls.append(["advance", frontier])
         return self._both(lambda door: door.advance_to(frontier))
 
+    def contents(self, act: dict[str, Any]) -> Result | None:
+        """Full contents: what the doors' ``replace`` takes, by name; ``once`` tells a replace from a restatement."""
+        self.calls.append(["contents", act])
+        return self._both(lambda door: door.replace(**act))
+
     def changes(self, name: str, t1: int, t2: int) -> Collection | None:
         """The net changes from one time to another."""
         self.calls.append(["changes", name, t1, t2])
@@ -147,7 +152,8 @@ class Pair:
         if verb == "step":
             return self.step(arguments[1], arguments[0])
         acts: dict[str, Callable[..., Any]] = {
-            "push": self.push, "advance": self.advance_to, "changes": self.changes, "open": self.open,
+            "push": self.push, "advance": self.advance_to, "contents": self.contents,
+            "changes": self.changes, "open": self.open,
             "follow": self.follow, "move": self.move, "let go": self.let_go,
             "spill": self.spill, "merge": self.merge, "hindered": self.hindered,
         }  # fmt: skip

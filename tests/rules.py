@@ -17,7 +17,7 @@ True
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ddflow.spec import Tombstone, Upsert
@@ -59,12 +59,19 @@ def ranks(values: Iterable[Any]) -> tuple[tuple[Any, ...], ...]:
 
 @dataclass(frozen=True)
 class Source:
-    """One upsert source: its input columns, its spec, and its SQL conditions as Python functions of an event."""
+    """One upsert source: its input columns, its spec, and its SQL conditions as Python functions of an event.
+
+    Of merging: the columns' ``types`` by name (a dict for a struct), what ``derive=`` computes from a row, and the
+    merger of one's own as a ``function`` of the row held and the one given.
+    """
 
     columns: tuple[str, ...]
     spec: Upsert
     delete: Condition | None = None
     where: Condition | None = None
+    types: Mapping[str, Any] = field(default_factory=dict)
+    derive: Mapping[str, Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
+    function: Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]] | None = None
 
     @property
     def row(self) -> tuple[str, ...]:
@@ -86,7 +93,8 @@ class Source:
     @property
     def keeps_order(self) -> bool:
         """Whether the winner's order stays with its key, a deleted one's too."""
-        return self.spec.late == "advance" if self.spec.time else bool(self.spec.order_by or self.spec.seq)
+        spec = self.spec
+        return spec.late == "advance" if spec.time else bool(spec.order_by or spec.seq or spec.groups)
 
     @property
     def ties(self) -> bool:
@@ -107,7 +115,10 @@ class Source:
 
 @dataclass(eq=False)
 class Event:
-    """One event that was neither bad nor dropped as late."""
+    """One event that was neither bad nor dropped as late.
+
+    ``given``: the columns that its batch had; ``groups``: its order for each group of columns, as given.
+    """
 
     source: str
     arrival: int
@@ -121,6 +132,8 @@ class Event:
     stamp: int
     verdict: str = ""
     winner: Row = ()
+    given: frozenset[str] = frozenset()
+    groups: tuple[Row, ...] = ()
 
     @property
     def row(self) -> Row | None:

@@ -274,6 +274,22 @@ def test_options_say_who_wins_what_deletes_and_what_is_no_change() -> None:
     assert len(rows(run("diff", "b.jsonl", "-k", "id", "--null-key", "keep", "-o", "-"))) == 2
 
 
+def test_partial_rows_are_merged_by_strategies_groups_or_cells() -> None:
+    Path("a.csv").write_text("id,at,n,tag,twice\n1,5,1,a,\n1,6,2,b,\n2,1,5,,\n")
+    Path("b.csv").write_text("id,at,n\n1,4,10\n1,7,20\n")
+    merged = ["--order-by", "at", "--merge", "n=sum", "--merge", "tag=join_text(;)", "--types", "twice=int"]
+    result = run("diff", "a.csv", "b.csv", "-k", "id", *merged, "--derive", "twice=n * 2", "-o", "-")
+    assert rows(result)[-1] == (1, 7, 23, "a;b", 46, 2, 1) and "stale 1" in result.stderr
+    Path("c.csv").write_text("id,at,n,tag,twice\n1,7,20,,\n")
+    types = ["--types", "tag=text,twice=int", "-o", "-"]
+    cells = run("diff", "c.csv", "a.csv", "-k", "id", "--order-by", "at", "--versions", "cell", *types)
+    assert (1, 7, 20, "b", None, 2, 1) in rows(cells)
+    grouped = run("diff", "a.csv", "-k", "id", "--group", "at=n,tag", "--project", "n,tag", "-o", "-")
+    assert rows(grouped) == [(2, "b", 1, 1), (5, None, 1, 1)]
+    first = run("diff", "a.csv", "-k", "id", "--merge", "first_row", "--project", "n", "-o", "-")
+    assert rows(first) == [(1, 1, 1), (5, 1, 1)]
+
+
 def test_names_with_commas_go_in_quotes_and_types_are_declared() -> None:
     Path("a.csv").write_text('"a,b",zip,total\n1,08001,1.10\n1,8001,1.1\n')
     words = ["diff", "a.csv", "--key", '"a,b",zip', "--types", "zip=int,total=decimal(9,2)", "-o", "out.parquet"]
@@ -318,6 +334,11 @@ REFUSALS = {
     "lateness that is no span": ([*TIMED, "--lateness", "soon"], "that is no span of time"),
     "a span for plain numbers": ([*TIMED, "--lateness", "5s"], "is int64, which has no unit; write a plain number"),
     "a time that is no time": ([*KEY, "--time", "city"], "time= of 'input': 'city' is string, which is no time"),
+    "a merge that is none": ([*KEY, "--merge", "amount"], "--merge amount: that is no column and strategy"),
+    "a strategy that is none": ([*KEY, "--merge", "amount=avg"], "{'name': 'avg'}; give one of ['append',"),
+    "a merge of a missing column": ([*KEY, "--merge", "total=sum"], "merge= of 'input': there is no column 'total'"),
+    "a column merged twice": ([*KEY, "--merge", "amount=sum", "--merge", "amount=max"], "named twice"),
+    "a group without an order": ([*KEY, "--group", "amount"], "--group amount: it names no order column"),
     "types that are none": ([*KEY, "--types", "amount=nmber"], "there is no such type"),
     "types of a missing column": ([*KEY, "--types", "amuont=int"], "no such column in monday.csv; did you mean"),
     "types without an equals sign": ([*KEY, "--types", "amount"], "it is not column=type"),

@@ -29,6 +29,6 @@ def test_every_row_names_a_test_that_is_there() -> None:
 def test_every_option_of_ours_that_it_names_exists() -> None:
     import ddflow as dd
 
-    spec = set(dd.Upsert.__dataclass_fields__)
+    spec = {name for each in (dd.Upsert, dd.Merge, dd.Expiry) for name in each.__dataclass_fields__}
     named = {name for line in ROWS for name in re.findall(r"\b([a-z_]+)=", line.split(" | ")[1])}
-    assert named - spec == {"retain", "by", "as_of", "epoch", "valid_from", "valid_to"}
+    assert named - spec == {"retain", "by", "as_of", "epoch", "valid_from", "valid_to", "on_conflict"}

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doors import EngineDoor, Result, Rows, TwinDoor, plain
-from model import NEVER
+from doors import EngineDoor, Result, Rows, TwinDoor, plain, to_arrow
+from model import NEVER, to_upserts
 from rules import Refused, canonical
 
-from ddflow.errors import SpecError
+import ddflow as dd
+from ddflow.errors import DdflowError, SpecError
+from ddflow.store.memory import MemoryStore
 
 HERE = Path(__file__).parent / "conformance"
 PEERS = ["differential", "trinity", "pinot", "materialize", "flink", "paimon", "dbsp", "hudi", "spark"]
@@ -46,17 +48,30 @@ def scenario_of(case: dict[str, Any], **spec: Any) -> dict[str, Any]:
     }
 
 
-def play(door: Any, calls: Sequence[Sequence[Any]], expected: dict[str, Any]) -> list[Result]:
-    """All calls; after each the state is that of ``states``, where the case has them."""
+def begun(case: dict[str, Any], opened: Any) -> Any:
+    """The case opened; on state in memory, where it is closed and opened again."""
+    durable = opened is EngineDoor and any(verb == "restart" for verb, *_ in case["calls"])
+    return opened(scenario_of(case), state=MemoryStore()) if durable else opened(scenario_of(case))
+
+
+def play(door: Any, calls: Sequence[Sequence[Any]], expected: dict[str, Any]) -> tuple[Any, list[Result]]:
+    """All calls; after each the state is that of ``states``, where the case has them.  The door that is open then."""
     results = []
     for i, (verb, *arguments) in enumerate(calls):
-        if verb == "step":
+        if verb == "restart":
+            door = door.restart(with_spec(door.scenario, *arguments) if arguments else None)
+        elif verb == "step":
             results.append(door.step({"in": arguments[1]}, arguments[0]))
         else:
             results.append(door.push({"in": arguments[0]}) if verb == "push" else door.advance_to(arguments[0]))
         if "states" in expected:
             assert state(door) == rows(expected["states"][i]), f"after call {i}"
-    return results
+    return door, results
+
+
+def with_spec(scenario: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
+    """The scenario with another spec."""
+    return scenario | {"sources": {"in": scenario["sources"]["in"] | {"spec": spec}}}
 
 
 def state(door: Any) -> Counter[Any]:
@@ -78,18 +93,20 @@ def rows(given: Rows) -> Counter[Any]:
 def test_a_fact_comes_out_as_its_source_states_it(name: str, opened: Any) -> None:
     case = CASES.get(name) or OURS[name]
     expected = case["expected"]
+    if "back" in case:
+        return check_back(case, opened)
     if not {"state", "states", "updates", "changes", "refused", "history"} & set(expected):
         return check_variants(case, opened)
-    door = opened(scenario_of(case))
+    door = begun(case, opened)
     assert door.columns_of("out") == case["row"]
     calls, refused = case["calls"], expected.get("refused")
-    results = play(door, calls[:-1] if refused else calls, expected)
+    door, results = play(door, calls[:-1] if refused else calls, expected)
     if refused:
         before = state(door)
         with pytest.raises(Refused) as caught:
             play(door, calls[-1:], {})
         assert caught.value.kinds == {refused}
-        assert state(door) == before
+        assert state(door.restart() if calls[-1][0] == "restart" else door) == before
     if "state" in expected:
         assert state(door) == rows(expected["state"])
     if "history" in expected:
@@ -153,6 +170,30 @@ def check_variants(case: dict[str, Any], opened: Any) -> None:
         play(door, calls, {})
         assert state(door) == rows(wanted), tie
     assert expected.get("any_arrival") or expected.get("by_tie"), "a case that states nothing"
+
+
+def check_back(case: dict[str, Any], opened: Any) -> None:
+    """Cases of updates that are turned back into upserts."""
+    expected, columns, rule = case["expected"], case["columns"], case["back"]["on_conflict"]
+    names, updates = [*columns, "_time", "_diff"], case["updates"]
+    told = [(tuple(row), time, diff) for *row, time, diff in updates]
+
+    def upserts(key: list[str]) -> Counter[Any]:
+        if opened is TwinDoor:
+            gone = lambda its: tuple(its[key.index(name)] if name in key else None for name in columns)  # noqa: E731
+            found = to_upserts(list(columns), key, told, rule)
+            return Counter((*(row or gone(its)), time, row is None) for (its, time), row in found.items())
+        return Counter(plain(dd.to_upserts(to_arrow(dict.fromkeys(names, "int64") | columns, updates), key, rule)))
+
+    if "upserts" in expected:
+        assert upserts(case["back"]["key"]) == rows(expected["upserts"])
+    for key, refused in expected.get("by_key", []):
+        if refused is None:
+            assert upserts(key).total() == len(updates)
+            continue
+        with pytest.raises((Refused, DdflowError), match=refused if opened is TwinDoor else None) as caught:
+            upserts(key)
+        assert refused in (type(caught.value).__name__, *getattr(caught.value, "kinds", ()))
 
 
 def test_a_text_column_that_marks_deletes_needs_the_marker() -> None:

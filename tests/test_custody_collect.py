@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 import ddflow as dd
-from ddflow.custody.collect import DAY, Collected, collect, names_of
+from ddflow.custody.collect import DAY, Collected, gc, names_of
 from ddflow.errors import CorruptState, StateRefused
 from ddflow.store.blob import Entry
 from ddflow.store.local import LocalStore
@@ -62,16 +62,16 @@ def test_versions_go_when_their_successor_is_old_enough_and_the_two_newest_stay(
     with plan().open(store) as engine:
         steps(engine, range(5))
     other = store.writer()
-    assert collect(other).manifests == []  # all are within their grace
-    told = collect(other, grace=0, dry_run=True)
+    assert gc(other).manifests == []  # all are within their grace
+    told = gc(other, grace=0, dry_run=True)
     assert (told.manifests, told.kept) == ([0, 1, 2, 3], [4, 5]) and other.numbers() == [0, 1, 2, 3, 4, 5]
     before = {entry.name: entry.length for entry in other.list()}
     named = set[str]().union(*(names_of(other, at(other, number)) for number in (4, 5)))
-    done = collect(other, grace=0)
+    done = gc(other, grace=0)
     assert done == told and other.numbers() == [4, 5]
     assert {entry.name for entry in other.list()} == named and done.files == len(before) - len(named) > 0
     assert done.bytes == sum(size for name, size in before.items() if name not in named)
-    assert collect(other, grace=0) == Collected(kept=[4, 5])
+    assert gc(other, grace=0) == Collected(kept=[4, 5])
     whole(other)
 
 
@@ -83,12 +83,12 @@ def test_a_file_that_nobody_named_goes_when_it_is_old_and_older_than_the_newest_
         other = store.writer()
         age(store, 2 * DAY)
         # It was put after the newest version: whoever put it may still publish.
-        done = collect(other)
+        done = gc(other)
         assert (done.files, done.waiting, done.bytes_waiting) == (0, 1, orphan.length)
         steps(engine, range(2, 4))
         age(store, 5)
-        assert collect(other, orphans=3 * DAY).waiting == 1
-        done = collect(other)
+        assert gc(other, orphans=3 * DAY).waiting == 1
+        done = gc(other)
         assert (done.files, done.waiting) == (1, 0) and orphan.name not in store.shelf.blobs
     whole(other)
 
@@ -99,7 +99,7 @@ def test_a_state_without_a_commit_keeps_what_its_first_epoch_writes() -> None:
         steps(engine, range(2))
         early = store.put("arrow", lambda sink: sink.write(b"of the first epoch"))
         age(store, 9 * DAY)
-        assert collect(store.writer(), grace=0, orphans=0).files == 0 and early.name in store.shelf.blobs
+        assert gc(store.writer(), grace=0, orphans=0).files == 0 and early.name in store.shelf.blobs
         engine.commit()
 
 
@@ -124,7 +124,7 @@ def test_what_is_put_and_published_while_the_collector_looks_is_not_garbage() ->
 
     age(store, 2 * DAY)
     for _ in range(3):
-        collect(Late(store.shelf), grace=0, orphans=0)
+        gc(Late(store.shelf), grace=0, orphans=0)
         whole(store.writer())
     expected = engine.read("people")
     engine.close()
@@ -158,7 +158,7 @@ def test_a_collector_that_was_stopped_and_woken_takes_nothing_of_later_versions(
     store.put("arrow", lambda sink: sink.write(b"garbage"))
     age(store, 2 * DAY)
     steps(engine, range(3, 5))
-    done = collect(Asleep(store.shelf), grace=0)
+    done = gc(Asleep(store.shelf), grace=0)
     assert done.files >= 4 and len(done.manifests) == 4
     whole(store.writer())
     steps(engine, range(engine.last + 1, engine.last + 3))
@@ -181,7 +181,7 @@ def test_nothing_is_deleted_when_something_cannot_be_accounted_for(what: str) ->
         name = f"manifest {number}"
     before = dict(store.shelf.blobs), dict(store.shelf.manifests)
     with pytest.raises(CorruptState, match=name):
-        collect(store.writer(), grace=0)
+        gc(store.writer(), grace=0)
     assert (store.shelf.blobs, store.shelf.manifests) == before
 
 
@@ -192,16 +192,16 @@ def test_a_damaged_manifest_that_was_passed_over_goes_in_its_time() -> None:
     store.shelf.manifests[4] = b"damaged"
     dd.rollback(store.writer())
     with pytest.raises(CorruptState, match=r"manifest 4 .*nothing was deleted"):
-        collect(store.writer(), grace=0)
-    done = collect(store.writer(), grace=0, orphans=0)
+        gc(store.writer(), grace=0)
+    done = gc(store.writer(), grace=0, orphans=0)
     assert 4 in done.manifests and done.kept == [3, 5]
     whole(store.writer())
 
 
 def test_where_there_is_nothing_there_is_nothing_to_collect(tmp_path: Path) -> None:
     with pytest.raises(StateRefused):
-        collect(tmp_path / "nothing")
-    assert collect(MemoryStore()) == Collected()
+        gc(tmp_path / "nothing")
+    assert gc(MemoryStore()) == Collected()
     assert not (tmp_path / "nothing").exists()
 
 
@@ -217,7 +217,7 @@ def test_junk_is_left_and_hidden_outputs_of_failed_commits_go(tmp_path: Path) ->
     for path in (old, junk):
         os.utime(path, (time.time() - 2 * DAY,) * 2)
     shown = sorted(there.glob("0*.parquet"))
-    assert collect(state, grace=0).outputs == [str(old)]
+    assert gc(state, grace=0).outputs == [str(old)]
     assert (old.exists(), new.exists(), junk.exists()) == (False, True, True)
     assert sorted(there.glob("0*.parquet")) == shown and (state / "blobs" / "notes.txt").read_text() == "mine"
     assert newest(LocalStore(state, readonly=True)).epoch == 3  # type: ignore[union-attr]
@@ -237,7 +237,7 @@ def test_random_lives_of_a_state_lose_nothing(seed: int = 7) -> None:
             engine = plan().open(store := store.writer(), grace=choice.choice([0, 60]))
         elif what == "collect":
             age(store, choice.choice([0, 3, DAY]))
-            collect(store.writer(), grace=choice.choice([0, 60]), orphans=choice.choice([0, DAY]))
+            gc(store.writer(), grace=choice.choice([0, 60]), orphans=choice.choice([0, DAY]))
         elif what == "back" and len(store.numbers()) > 1 and engine.epoch > 1:
             dd.rollback(store.writer(), at(store, store.numbers()[-2]).epoch)
             engine = plan().open(store := store.writer(), grace=0)

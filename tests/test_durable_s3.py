@@ -108,7 +108,7 @@ def test_a_state_in_a_bucket_is_looked_after_like_any_other(moto: Moto, tmp_path
     log = [rows(time) for time in range(1, 6)]
     assert dd.fsck(at(url, moto, tmp_path / "b", readonly=True)).ok
     assert dd.verify(at(url, moto, tmp_path / "b", readonly=True), {"people": log}).ok
-    assert dd.collect(at(url, moto, tmp_path / "b"), grace=0).kept == [4, 5]
+    assert dd.gc(at(url, moto, tmp_path / "b"), grace=0).kept == [4, 5]
     back = dd.rollback(at(url, moto, tmp_path / "b"))
     assert back.manifest.epoch == 4
     with dd.Snapshot.open(at(url, moto, tmp_path / "c", readonly=True)) as snapshot:

@@ -20,10 +20,10 @@ know its operator.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +31,7 @@ import pyarrow as pa
 from ddflow.arena import Arena
 from ddflow.arrange.batch import Batch
 from ddflow.arrange.index import Index
-from ddflow.arrange.merge import END, Merge, by_sorting
+from ddflow.arrange.merge import END, Lapse, Merge, by_sorting
 from ddflow.arrange.run import Part, Run, Slots
 from ddflow.arrange.spill import find, spilled
 from ddflow.arrange.spine import Spine
@@ -78,7 +78,8 @@ class Arrangement:
         self.slots = Slots(schema)
         self.spine, self.beneath = Spine(keeps=keeps), Spine(FAN, keeps)
         self.since, self.upper, self.latest = NEVER, NEVER, NEVER
-        self.keys, self.tombstones, self.written, self.piece = 0, 0, 0, PIECE
+        self.keys, self.buried, self.written, self.piece = 0, 0, 0, PIECE
+        self.lapse: Lapse | None = None
 
     def seek(self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None) -> Held:
         """What the keys that begin at ``starts`` of the sorted identities hold now, carved from ``arena``.
@@ -131,13 +132,13 @@ class Arrangement:
         changes = [change for change in changes if len(change.batch)]
         for change in changes:
             self.latest = max(self.latest, int(change.batch.time.max()))
-            self.keys, self.tombstones = self.keys + change.born, self.tombstones + change.buried
+            self.keys, self.buried = self.keys + change.born, self.buried + change.buried
         paid = sum(len(change.batch) for change in changes)
         self.written += paid
         if changes:
             run = Run(Description(lower, upper, NEVER), [self._put(change) for change in changes])
             (self.spine if changes[0].batch.mapped is None else self.beneath).append(run)
-        self.spine.plan(len(self.index), not self._lower())
+        self.spine.plan(len(self.index) if self.lapse is None else self._needed, not self._lower())
         # A flush goes on in `spill`: the disk may refuse it, and nothing can be refused any more here.
         self.spine.work(paid, self.slots, self.index, self.since, self.latest <= self.since, files=False)
 
@@ -160,6 +161,25 @@ class Arrangement:
             return change
         self.index.keep_deletions()
         return change._replace(batch=spilled(replace(change.batch, value=change.value), filing))
+
+    def lapses(self, of: Callable[[Ints], Any]) -> None:
+        """Let merges drop the deletions that ``of`` tells by their orders, as soon as nothing older is held."""
+        self.lapse = self.spine.lapse = self.beneath.lapse = Lapse(of)
+
+    def useless(self, deletions: int, more: bool = False) -> None:
+        """Note how many deletions merges may drop, about; ``more``: how many more."""
+        if self.lapse is not None:
+            self.lapse.here = deletions + (self.lapse.here if more else 0)
+
+    @property
+    def tombstones(self) -> int:
+        """How many deleted keys hold an order; about, where some of them lapse."""
+        return max(self.buried - (0 if self.lapse is None else self.lapse.gone), 0)
+
+    @property
+    def _needed(self) -> int:
+        """Versions that a merge of all would leave, about."""
+        return self.keys + max(self.tombstones - (0 if self.lapse is None else self.lapse.here), 0)
 
     def _written_upper(self) -> int:
         """The time from which on nothing was written yet: where the next run's description begins."""
@@ -192,7 +212,7 @@ class Arrangement:
             runs = [item for item in self.spine.items if isinstance(item, Run)]
             self.spine.items[:] = [Merge(runs, not self.beneath.items, target)]
             self._flush(None if self.nbytes > share else paid)
-        self.beneath.plan(self.keys + self.tombstones, True, target)
+        self.beneath.plan(self._needed, True, target)
         self.beneath.work(paid, self.slots, None, self.since, settled)
         self._paid_beneath = self.written
 
@@ -287,7 +307,7 @@ class Arrangement:
                 assert slot in where and where[slot].begin <= row < where[slot].end, (slot, row)
                 assert bool(self.slots[slot].live[row]) == bool(int(word) & LIVE), (slot, row)
             else:
-                assert not int(word) & LIVE and not self.index.keeps
+                assert not int(word) & LIVE and (not self.index.keeps or self.index.graves)
         # Counted as they came and went, the keys are those that a read finds.
         assert self.keys == sum(table.num_rows for table in self.pieces())
         assert self._lower() or alive == self.keys

@@ -23,7 +23,7 @@ from ddflow.crew import ALONE, Crew
 from ddflow.identity import Flags, Ints, Narrow, Words
 from ddflow.kernels import index as kernels
 from ddflow.kernels.evict import evict
-from ddflow.kernels.gather import SLOT
+from ddflow.kernels.gather import SLOT, SLOTS
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Held
 
 SPARE, LEAST, LOAD = 256, 1024, 0.7
@@ -37,6 +37,7 @@ class Index:
         self.wide, self.words, self.keeps = wide, words, keeps
         self.width = 3 + wide + words
         self.capacity, self.spare, self.used, self.built = LEAST, SPARE, 0, 0
+        self.graves = False
         self.table: Words = np.zeros((self.capacity + self.spare, self.width), np.uint64)
 
     def __len__(self) -> int:
@@ -85,6 +86,11 @@ class Index:
         """Point the entries at ``places`` (-1: none) to where their rows have moved, their flags unchanged."""
         kernels.redirect(self.table, places, references, np.uint64(OCCUPIED | LIVE))
 
+    def bury(self, places: Ints) -> None:
+        """Let the entries at ``places``, of deleted keys, point at nothing; they go when the table is rebuilt."""
+        kernels.redirect(self.table, places, np.zeros(places.size, np.int64), np.uint64(OCCUPIED))
+        self.graves = self.graves or bool(places.size)
+
     def evict(self, first: int, last: int, members: Flags) -> None:
         """Take out the entries of a range of identities that point into some batches.  O(slots of the range)."""
         end = np.uint64((last + 1) & (2**64 - 1))
@@ -127,7 +133,7 @@ class Index:
 
     def keep_deletions(self) -> None:
         """From now on a deleted key keeps its entry: what lies beneath may still hold it.  O(capacity), once."""
-        if not self.keeps:
+        if not self.keeps or self.graves:
             self._rebuild(self.capacity)
             self.keeps = True
 
@@ -139,7 +145,17 @@ class Index:
     def _make_room(self, more: int) -> None:
         need = int((self.used + more) / LOAD)
         if need > self.capacity:
-            self._rebuild(max(need, self.capacity + self.capacity // 2))
+            if self.graves or not self.keeps:
+                # What is let go now leaves room: else a table of ever new keys would grow for ever.
+                stay = int((self.table[:, kernels.REF] & self._kept != 0).sum())
+                need = int((stay + more) / LOAD)
+            few = need <= self.capacity // 2
+            self._rebuild(self.capacity if few else max(need, self.capacity + self.capacity // 2))
+
+    @property
+    def _kept(self) -> np.uint64:
+        """Bits of which a reference has one, unless it is of a deleted key that need not be known."""
+        return np.uint64(LIVE | (SLOTS << SLOT if self.keeps else 0))
 
     def _rebuild(self, capacity: int) -> None:
         """Into another table, without the deleted keys whose order need not be kept.
@@ -147,7 +163,7 @@ class Index:
         There is room by count; where it runs out all the same, identities crowd the end, and more spare slots help
         where more capacity would not.
         """
-        keep = np.uint64(OCCUPIED if self.keeps else LIVE)
+        keep = self._kept
         while True:
             table = np.empty((capacity + self.spare, self.width), np.uint64)
             table.fill(0)
@@ -155,6 +171,7 @@ class Index:
             if used >= 0:
                 self.table, self.capacity, self.used = table, capacity, used
                 self.built += 1
+                self.graves = False
                 return
             self.spare *= 2
 

@@ -147,7 +147,7 @@ def restore(arranged: Arrangement, record: Record, vault: Vault, indexed: bool, 
     items = _Items(arranged, loaded, target, vault if sieved else None, indexed)
     (arranged.spine if indexed else arranged.beneath).items[:] = [items.item(each) for each in record.records("items")]
     items.check(record)
-    arranged.keys, arranged.tombstones = (record.number(n, 0, items.versions) for n in ("keys", "tombstones"))
+    arranged.keys, arranged.buried = (record.number(n, 0, items.versions) for n in ("keys", "tombstones"))
     if indexed:
         _index(arranged)
     elif items.versions:

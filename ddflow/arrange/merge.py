@@ -43,6 +43,21 @@ Target = Callable[[Batch], Batch]
 """Where output goes: gives the batch back, mapped, or as it is."""
 
 
+class Lapse:
+    """Which deleted keys need not be known any more, though orders are kept.
+
+    ``of``: of order words int64[m, w], bool[m].  ``gone``: how many merges have let go.  ``here``: how many are still
+    held, about.
+    """
+
+    def __init__(self, of: Callable[[Ints], Any]) -> None:
+        self.of, self.gone, self.here = of, 0, 0
+
+    def let_go(self, keys: int) -> None:
+        """Count keys that a merge has let go."""
+        self.gone, self.here = self.gone + keys, max(self.here - keys, 0)
+
+
 class Picked(NamedTuple):
     """m versions that stay, in the order of identities, then times."""
 
@@ -56,6 +71,13 @@ class Picked(NamedTuple):
     live: Flags
     value: Words
     order: Ints
+
+    def without(self, out: Any) -> Picked:
+        """They without some, by bool[m].  O(m)."""
+        stay, low = ~out, self.low[~out] if self.low.size else self.low
+        value = self.value[stay] if self.value.size else self.value
+        return Picked(self.references[stay], self.places[stay], self.high[stay], low, self.time[stay],
+                      self.live[stay], value, self.order[stay])  # fmt: skip
 
     def batch(self, slots: Slots, values: bool) -> Batch:
         """They as a batch of their own.  ``values``: whether it must hold the hashes.  O(m) a column."""
@@ -110,6 +132,18 @@ def by_sorting(slots: Slots, parts: list[Part], since: int, droppable: bool, ind
                   joined("order")[rows])  # fmt: skip
 
 
+def _useless(picked: Picked, since: int, lapse: Lapse) -> Any:
+    """bool[m]: which versions are deletions that hide nothing any more, of keys that need not be known.  O(m)."""
+    same = picked.high[1:] == picked.high[:-1]
+    if picked.low.size:
+        same &= picked.low[1:] == picked.low[:-1]
+    out = (picked.live == 0) & (picked.time <= since)
+    out[1:] &= ~same
+    out[:-1] &= ~same
+    out[out] &= lapse.of(picked.order[out])
+    return out
+
+
 class Merge:
     """``inputs``: neighbouring runs, oldest first.  ``whole``: nothing older is held anywhere.  ``target``: where the
     output is to live; None for memory.
@@ -137,13 +171,13 @@ class Merge:
         """All versions, those merged and those not."""
         return [*self.output.parts, *(part for run in self.inputs for part in run.parts)]
 
-    def advance(self, rows: int, slots: Slots, index: Index | None, since: int, settled: bool, keeps: bool
-                ) -> tuple[int, int]:  # fmt: skip
+    def advance(self, rows: int, slots: Slots, index: Index | None, since: int, settled: bool, keeps: bool,
+                lapse: Lapse | None = None) -> tuple[int, int]:  # fmt: skip
         """Go through about ``rows`` versions; how many that were, and how many of them were copied.
 
         ``index``: the one that points into the inputs, if any; it lets go of what moves to a target.  ``settled``:
-        every version anywhere is at or before ``since``.  ``keeps``: deletions must stay, whatever is older.
-        O(versions gone through).  When the target raises, nothing was changed.
+        every version anywhere is at or before ``since``.  ``keeps``: deletions must stay, whatever is older, but
+        for those of ``lapse``.  O(versions gone through).  When the target raises, nothing was changed.
         """
         target = self.target
         last = self._until(rows, slots)
@@ -155,6 +189,10 @@ class Merge:
                 picked = by_index(index, slots, parts, self.first, last, time, keeps)
             else:
                 picked = by_sorting(slots, parts, since, self.whole and not keeps, index)
+            buried = picked.places[:0]
+            if lapse is not None and self.whole and keeps:
+                out = _useless(picked, since, lapse)
+                buried, picked = picked.places[out], picked.without(out) if out.any() else picked
             self._verify(parts, slots)
             batch = picked.batch(slots, target is not None or slots.lasting) if picked.references.size else None
             if target is not None and batch is not None:
@@ -168,6 +206,10 @@ class Merge:
             self.output.add(part)
             if index is not None and target is None:
                 index.redirect(picked.places, part.references)
+        if lapse is not None and buried.size:
+            if index is not None and target is None:
+                index.bury(buried[buried >= 0])
+            lapse.let_go(buried.size if index is None else int((buried >= 0).sum()))
         if index is not None and target is not None:
             index.evict(self.first, last, slots.members(parts))
         for part in parts:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from ddflow.arrange.index import Index
-from ddflow.arrange.merge import Merge, Target
+from ddflow.arrange.merge import Lapse, Merge, Target
 from ddflow.arrange.run import Part, Run, Slots
 
 FAN = 32
@@ -54,11 +54,13 @@ def choose(sizes: Sequence[int], needed: int | None, fan: int) -> int | None:
 
 class Spine:
     """``fan``: how many runs of about one size make a larger one.  ``keeps``: whether deletions must stay, whatever is
-    older.  ``copied``: versions that merges wrote.  ``most``: versions that a merge goes through at once."""
+    older, but for those of ``lapse``.  ``copied``: versions that merges wrote.  ``most``: versions that a merge goes
+    through at once."""
 
     def __init__(self, fan: int = FAN, keeps: bool = False) -> None:
         self.items: list[Run | Merge] = []
         self.fan, self.keeps, self.copied, self.most = fan, keeps, 0, MOST
+        self.lapse: Lapse | None = None
         # Runs when a plan was last made, and versions since: a few more of either change nothing.
         self.planned = self.fresh = 0
 
@@ -130,7 +132,8 @@ class Spine:
             owed = merge.owed
             merge.credit = owed if paid is None else merge.credit + EFFORT * paid
             while owed and merge.credit >= min(PIECE, owed):
-                done, copied = merge.advance(min(merge.credit, self.most), slots, index, since, settled, self.keeps)
+                done, copied = merge.advance(min(merge.credit, self.most), slots, index, since, settled, self.keeps,
+                                             self.lapse)  # fmt: skip
                 merge.credit -= done
                 self.copied += copied
                 owed = merge.owed

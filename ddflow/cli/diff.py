@@ -27,6 +27,10 @@ def diff(
     null_key: o.NullKey = "error",
     noop_ignore: o.NoopIgnore = None,
     track: o.Track = None,
+    merge: o.Merge = None,
+    group: o.Group = None,
+    versions: o.Versions = "row",
+    derive: o.Derive = None,
     filter_: o.Filter = None,
     project: o.Project = None,
     types: o.Types = None,
@@ -58,6 +62,8 @@ def diff(
     * `ddflow diff orders.parquet --key id --order-by updated_at --tombstone op=D -o diffs.parquet`
 
     * `ddflow diff monday.csv tuesday.csv --key id --filter "status = 'paid'" --project city,amount`
+
+    * `ddflow diff visits.csv --key user --order-by at --merge visits=sum --merge tags=union`
 
     * `ddflow diff readings/ --key sensor,metric --time at --lateness 10min --late drop -o diffs.arrow`
 

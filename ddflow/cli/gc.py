@@ -60,10 +60,10 @@ def gc(
     if forget:
         _forget(state, trust)
 
-    from ddflow.custody.collect import collect
+    from ddflow.custody.collect import gc
 
     choices: dict[str, Any] = {"dry_run": dry_run, "trust": trust}
-    done = collect(state, grace=spans[0], orphans=spans[1], **choices)
+    done = gc(state, grace=spans[0], orphans=spans[1], **choices)
     if as_json:
         typer.echo(json.dumps({"state": state, "dry_run": dry_run, "forgot": forget} | asdict(done)))
         return

@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 _WINS, _GOES = "Which event of a key wins", "What deletes, what is no change"
+_MERGES = "How partial rows are merged"
 _OUT, _TIME, _ROWS, _STATE = "Output", "Time", "Rows", "State"
 
 Inputs = Annotated[
@@ -91,6 +92,26 @@ NullKey = Annotated[
     str,
     typer.Option("--null-key", metavar="error|drop|keep", rich_help_panel=_GOES,
                  help="What becomes of an event whose key is null."),
+]  # fmt: skip
+Merge = Annotated[
+    list[str] | None,
+    typer.Option("--merge", metavar="COLUMN=STRATEGY", show_default=False, rich_help_panel=_MERGES,
+                 help="Rows are partial: visits=sum, tags=union; default=last for the others; or just first_row."),
+]  # fmt: skip
+Group = Annotated[
+    list[str] | None,
+    typer.Option("--group", metavar="ORDER=COLUMNS", show_default=False, rich_help_panel=_MERGES,
+                 help="These columns are decided by an order of their own: paid_at=amount,currency."),
+]  # fmt: skip
+Versions = Annotated[
+    str,
+    typer.Option("--versions", metavar="row|cell", rich_help_panel=_MERGES,
+                 help="One order for the row, or one for each cell: then a late partial row fills what is older."),
+]  # fmt: skip
+Derive = Annotated[
+    list[str] | None,
+    typer.Option("--derive", metavar="COLUMN=EXPRESSION", show_default=False, rich_help_panel=_MERGES,
+                 help="A column that is computed of the merged row: 'total=score + bonus'."),
 ]  # fmt: skip
 NoopIgnore = Annotated[
     list[str] | None,
@@ -181,6 +202,10 @@ class Ask:
     null_key: str = "error"
     noop_ignore: list[str] | None = None
     track: list[str] | None = None
+    merge: list[str] | None = None
+    group: list[str] | None = None
+    versions: str = "row"
+    derive: list[str] | None = None
     filter_: list[str] | None = None
     project: list[str] | None = None
     types: list[str] | None = None

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Literal
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -26,6 +26,7 @@ import typer
 import ddflow as dd
 from ddflow.cli.options import Ask
 from ddflow.errors import SpecError
+from ddflow.merging.strategy import MAKERS, Strategy
 
 SOURCE, OUT = "input", "output"
 """What the flow calls its source and its output, and so do its messages."""
@@ -33,6 +34,7 @@ _SPANS: Final = {
     "ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9,
 }  # fmt: skip
 _SPAN = re.compile(r"(\d+)\s*(ns|us|ms|s|min|h|d)")
+_STRATEGY = re.compile(r"\s*([^=]+?)\s*=\s*(\w+)(?:\((.*)\))?\s*")
 _NAMED = re.compile(r"\s*(?:\"([^\"]+)\"|([^\W\d]\w*))\s*=(?!=)(.*)", re.DOTALL)
 
 
@@ -88,6 +90,48 @@ def lateness(text: str | None, column: str | None, kind: pa.DataType | None) -> 
     return span // _SPANS[unit]
 
 
+def merging(texts: Iterable[str] | None) -> dd.Merge | Literal["first_row"] | None:
+    """``--merge``: a strategy by column, ``default=`` for the others, or ``first_row``.  Raises `SpecError`.
+
+    >>> merging(["visits=sum", "tags=union(9)", "default=first_non_null"]).strategies["tags"].limit
+    9
+    """
+    given = list(texts or ())
+    if not given:
+        return None
+    if given == ["first_row"]:
+        return "first_row"
+    columns: dict[str, Strategy] = {}
+    for text in given:
+        match = _STRATEGY.fullmatch(text)
+        if not match or match[1] in columns:
+            found = "that column is named twice" if match else "that is no column and strategy"
+            raise SpecError(f"--merge {text}", found, f"write COLUMN=STRATEGY, of {sorted(MAKERS)}; or first_row alone")
+        strategy: dict[str, Any] = {"name": match[2]}
+        if match[3] is not None:
+            limited = match[2] != "join_text"
+            strategy |= {"limit": int(match[3])} if limited and match[3].isdecimal() else {"separator": match[3]}
+        columns[match[1]] = Strategy.of_json(strategy)
+    default = columns.pop("default", None)
+    return dd.Merge(columns, default)
+
+
+def groups(texts: Iterable[str] | None) -> dict[str | tuple[str, ...], Sequence[str]]:
+    """``--group``: order columns, ``=``, columns.  Raises `SpecError`.
+
+    >>> groups(["paid_at=amount,currency"])
+    {('paid_at',): ['amount', 'currency']}
+    """
+    out: dict[str | tuple[str, ...], Sequence[str]] = {}
+    for text in texts or ():
+        order, equals, columns = text.partition("=")
+        if not equals or not names([order]):
+            remedy = "write ORDER=COLUMNS, such as paid_at=amount"
+            raise SpecError(f"--group {text}", "it names no order column", remedy)
+        out[tuple(names([order]))] = names([columns])
+    return out
+
+
 def upsert(ask: Ask, schema: pa.Schema) -> dd.Upsert:
     """The spec that the options describe.  Raises `SpecError`."""
     delete: Any = ask.delete
@@ -95,7 +139,8 @@ def upsert(ask: Ask, schema: pa.Schema) -> dd.Upsert:
         column, equals, value = ask.tombstone.partition("=")
         delete = dd.tombstone(column.strip(), value if equals else None)
     place = schema.get_field_index(ask.time) if ask.time else -1
-    choices: dict[str, Any] = {"tie": ask.tie, "late": ask.late, "stale": ask.stale, "null_key": ask.null_key}
+    choices: dict[str, Any] = {"tie": ask.tie, "late": ask.late, "stale": ask.stale, "null_key": ask.null_key,
+                               "versions": ask.versions}  # fmt: skip
     return dd.Upsert(
         key=names(ask.key),
         order_by=names(ask.order_by),
@@ -105,6 +150,9 @@ def upsert(ask: Ask, schema: pa.Schema) -> dd.Upsert:
         lateness=lateness(ask.lateness, ask.time, schema.field(place).type if place >= 0 else None),
         noop_ignore=names(ask.noop_ignore),
         track=None if ask.track is None else names(ask.track),
+        merge=merging(ask.merge),
+        groups=groups(ask.group),
+        derive=projection(ask.derive or ()),
         **choices,
     )
 

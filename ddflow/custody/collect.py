@@ -18,7 +18,7 @@ the state since, has put and not published is left, however old it is, until som
 >>> with flow.open(store := MemoryStore()) as engine:
 ...     for time in range(4):
 ...         _ = engine.step({"people": pa.table({"id": [time]})}, time)
->>> done = collect(store.writer(), grace=0)
+>>> done = gc(store.writer(), grace=0)
 >>> done.manifests, done.kept
 ([0, 1, 2], [3, 4])
 """
@@ -65,7 +65,7 @@ class Collected:
     outputs: list[str] = field(default_factory=list)
 
 
-def collect(
+def gc(
     state: str | PathLike[str] | Store,
     *,
     grace: float = GRACE,

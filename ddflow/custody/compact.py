@@ -41,7 +41,7 @@ from ddflow.arrange.spill import spilled
 from ddflow.batcher import Batcher
 from ddflow.batcher.run import Run as Waiting
 from ddflow.computation import Stepped
-from ddflow.custody.collect import collect
+from ddflow.custody.collect import gc
 from ddflow.errors import SpecError
 from ddflow.frontier import shown
 from ddflow.rows import Rows
@@ -67,7 +67,7 @@ class Compacting:
             _refuse(engine, forget)
             if forget:
                 since = max(engine.since, engine.last)
-                engine.circuit.apply(Stepped({}, {}, {}, {}), engine.frontier, since)
+                engine.circuit.apply(Stepped({}, {}, {}, {}, {}, {}), engine.frontier, since)
                 engine.since = since
             hidden = {name: {each.name for each in upsert.order.hidden}
                       for name, upsert in engine.circuit.upserts.items()}  # fmt: skip
@@ -158,6 +158,6 @@ def _publish(engine: Engine, forget: bool) -> None:
         engine.turns.state = "failed"
         raise
     if forget:
-        collect(durable.ledger.store, grace=0, orphans=0)
+        gc(durable.ledger.store, grace=0, orphans=0)
     else:
         durable.ledger.sweep()

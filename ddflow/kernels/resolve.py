@@ -43,6 +43,10 @@ BAD, FORGOTTEN, LATE, STALE, TIE_LOST, SUPERSEDED, NOOP, APPLIED = 0, 1, 2, 3, 4
 
 OCCUPIED, LIVE = 1 << 62, 1 << 61
 """Flags of a reference into state: that there is an entry at all, and that its row is live (not a tombstone)."""
+LAPSED = 1 << 60
+"""Flag of what a key held until the step began, and was forgotten then: it decides nothing."""
+NOBODY = 1 << 62
+"""Events from this arrival number on are nobody's: they delete what is forgotten."""
 FATE, RETRACTS = 60, -(1 << 63)
 """An event's fate: its verdict from bit 60 on; for an applied one that retracts a row, RETRACTS and, below, which."""
 ROW = (1 << FATE) - 1
@@ -103,6 +107,8 @@ class Rules(NamedTuple):
     """The since after the step: history before it is not kept apart."""
     over: bool = False
     """Whether the events win over whatever order a key holds; among themselves they are judged as ever."""
+    forgets: bool = False
+    """Whether the row of a key that is forgotten is not retracted."""
 
 
 class Judged(NamedTuple):
@@ -257,7 +263,7 @@ def judge(events: Events, held: Held, rules: Rules, out: Judged) -> tuple[int, i
     # Fields are taken out once: reading one inside the loops would count references for every event.
     permutation, starts, highs, lows, marks, times, order, hashes = events
     _, references, values, held_order = held
-    base, tie, ties, keeps, since, over = rules
+    base, tie, ties, keeps, since, over, forgets = rules
     fate, winner, v_high, v_low, v_time, v_live, v_value, v_event, v_row, lasts = out
     words, alone = order.shape[1], times.size < 2
     updates = versions = born = buried = 0
@@ -266,9 +272,9 @@ def judge(events: Events, held: Held, rules: Rules, out: Judged) -> tuple[int, i
         if group + AHEAD < references.size:
             _ask(at_hash, at_mark, at_fate, np.uint64(permutation[starts[group + AHEAD]]))
         reference, value, live = references[group], values[group], references[group] & LIVE != 0
-        born -= int(live)
-        buried -= int(keeps and reference != 0 and not live)
-        stored, last = -1 - group if keeps and reference != 0 else NOTHING, -1
+        born, buried = born - int(live), buried - int(keeps and reference != 0 and not live)
+        live = live and not (forgets and reference & LAPSED != 0)
+        stored, last = -1 - group if keeps and reference != 0 and reference & LAPSED == 0 else NOTHING, -1
         first, begin, stop = starts[group], int(starts[group]), int(starts[group + 1])
         bound = NOTHING if over else stored
         while begin < stop:

@@ -1,4 +1,4 @@
-"""Filter, project, negate, concat: operators that look at one update at a time and keep nothing.
+"""Filter, project, negate, unnest, concat: operators that look at one update at a time and keep nothing.
 
 Invariant: linearity.  op(a + b) = op(a) + op(b), so each step's output depends on that step's updates alone, and the
 collection downstream is what the operator makes of the collection upstream.  Multiplicities are kept: a projection does
@@ -17,13 +17,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ddflow.identity import flags
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.updates import Updates, few, ints, overflow
 from ddflow.schema import one_chunk
 
-__all__ = ["concat", "few", "filter_rows", "ints", "negate", "project"]
+__all__ = ["concat", "few", "filter_rows", "ints", "negate", "project", "unnest"]
 
 
 def one_batch(table: Any, names: Sequence[str] | None = None) -> pa.RecordBatch:
@@ -64,6 +65,20 @@ def negate(updates: Updates) -> Updates:
     order = np.empty(updates.diffs.size, np.int64)
     order_by_rank(updates.ranks, (updates.diffs < 0).astype(np.int64), np.int64(updates.times.size), order)
     return updates._replace(diffs=-updates.diffs).picked(order)
+
+
+def unnest(updates: Updates, schema: pa.Schema, column: str) -> Updates:
+    """A row for each element of a column of lists, in the columns of ``schema``.  O(elements) a column."""
+    lists = updates.rows.column(column)
+    lists = one_chunk(lists) if isinstance(lists, pa.ChunkedArray) else lists
+    sizes = np.asarray(pc.fill_null(pc.list_value_length(lists), 0))
+    parent, elements = np.repeat(np.arange(updates.diffs.size), sizes), lists.flatten()
+    made = dict(zip([f.name for f in elements.type], elements.flatten(), strict=True)) \
+        if pa.types.is_struct(elements.type) else {column: elements}  # fmt: skip
+    others = updates.rows.select([name for name in schema.names if name not in made]).take(pa.array(parent))
+    columns = [made[name] if name in made else others.column(name) for name in schema.names]
+    return Updates(pa.Table.from_arrays(columns, schema=schema), updates.ranks.take(parent),
+                   updates.diffs.take(parent), updates.times)  # fmt: skip
 
 
 def concat(parts: Sequence[Updates]) -> Updates:

@@ -35,8 +35,23 @@ from ddflow.binding import Bound
 from ddflow.crew import ALONE, Crew
 from ddflow.errors import TieRefused
 from ddflow.identity import NONE, Flags, Ints, Narrow, Secret, identities, is_wide, validity, value_hashes
-from ddflow.kernels.resolve import ERROR, FATE, LIVE, NOTHING, Events, Held, Judged, Rules, judge, judged
+from ddflow.kernels.resolve import (
+    ERROR,
+    FATE,
+    FORGOTTEN,
+    LIVE,
+    NOBODY,
+    NOTHING,
+    Events,
+    Held,
+    Judged,
+    Rules,
+    judge,
+    judged,
+)
 from ddflow.kernels.spell import emit, marks, spread, tally
+from ddflow.merging.orders import orders
+from ddflow.operators.expiring import Expiring, Seen
 from ddflow.operators.updates import Updates, ints
 from ddflow.order import Order
 from ddflow.rows import Rows, Sources, View, gather, plainly, shown_row, width
@@ -50,13 +65,16 @@ class Upsert:
     """``bound``: the source's spec and schema.  State: one live row a key, with the order it was won by."""
 
     def __init__(self, bound: Bound, secret: Secret, crew: Crew = ALONE) -> None:
-        self.bound, self.secret, self.order, self.crew = bound, secret, Order(bound), crew
+        self.bound, self.secret, self.crew = bound, secret, crew
+        self.order = orders(bound)
         stored = pa.schema([*bound.row_schema, *self.order.hidden])
         self.contents: int | None = None
         """In a step of full contents: the arrival number from which on events stand for keys that are absent."""
         self.wide, self.arena = is_wide(bound.key_schema), Arena()
         self.arranged = Arrangement(stored, self.wide, self.order.words, self.order.keeps)
         self.arranged.slots.sources.crew = crew
+        expires = bound.spec.expiry is not None
+        self.expiring = Expiring(bound, self.order, self.arranged, secret) if expires else None
         # Equal keys of these types are the same bytes, so a retraction may take its key from the event beside it.
         exact = [n for n in bound.spec.key if is_word(bound.key_schema.field(n).type)]
         self.exact = {n for n in exact if not pat.is_floating(bound.key_schema.field(n).type)}
@@ -67,6 +85,10 @@ class Upsert:
         ``times``: the step's distinct times, ascending.  ``since``: what it will be after the step.  ``winners``:
         whether anybody asks for `Judgement.winner_orders`.  O(n) expected.  Raises `TieRefused` under ``tie="error"``.
         """
+        if self.bound.merging is not None:
+            from ddflow.operators.merged import Merged
+
+            return Merged(self, sealed, times, since, winners)
         return Judgement(self, sealed, times, since, winners)
 
     def apply(self, judgement: Judgement, upper: int, since: int) -> None:
@@ -79,35 +101,60 @@ class Judgement:
 
     def __init__(self, upsert: Upsert, sealed: Sealed, times: Ints, since: int, winners: bool) -> None:
         self.upsert, self.sealed, self.times = upsert, sealed, times
-        bound, order, events = upsert.bound, upsert.order, sealed.events
-        keys = pa.RecordBatch.from_arrays([events.column(n) for n in bound.spec.key], schema=bound.key_schema)
         self.arena = upsert.arena
         self.arena.reset()
-        self.by: Sorted = sort(*identities(keys, upsert.secret), self.arena, upsert.crew)
-        self.gone: Flags = bound.deletes(events)
-        full = upsert.contents
-        self.absent = np.flatnonzero(sealed.arrival >= full) if full is not None else np.empty(0, np.int64)
-        """The events that nobody gave: each deletes a key that full contents do not name."""
-        self.gone[self.absent] = 1
-        self.value = value_hashes(events.select(bound.tracked), upsert.secret)
-        self.held: Held = upsert.arranged.seek(self.by.high, self.by.low, self.by.starts[:-1], self.arena)
-        self.built = upsert.arranged.index.built
-        self.words = order.of(events, sealed.original, self.gone)
-        if order.ranks:
-            self._rank()
-        self.mark: Narrow = self.arena.empty(sealed.times.size, np.int32)
-        marks(plainly(sealed.times), times, self.gone, self.mark)
-        self.rules = Rules(order.base, order.tie, order.ties, order.keeps, since, full is not None)
         # What is at or before since is not told apart, so one time will do for all versions; merges say the same.
         self.settled = bool(times.size) and int(times[-1]) <= since
-        kept = Arena.of(sealed.times.size * (9 + 8 * upsert.wide + 8 * (not self.settled)) + 2048)
-        self.out: Judged = judged(sealed.times.size, self.held.reference.size, upsert.wide, winners, self.arena.empty,
-                                  kept.empty, not self.settled, bool(order.words or order.hidden))  # fmt: skip
-        permutation = self._by_order() if order.tie == ERROR else self.by.permutation
-        self.work = Events(permutation, self.by.starts, self.by.high, self.by.low, self.mark, times, self.words,
+        self._identify()
+        self._weigh(since)
+        n, order = self.value.size, upsert.order
+        kept = Arena.of(n * (9 + 8 * upsert.wide + 8 * (not self.settled)) + 2048)
+        self.out: Judged = judged(n, self.held.reference.size, upsert.wide, winners, self.arena.empty, kept.empty,
+                                  not self.settled, bool(order.words or order.hidden))  # fmt: skip
+        self._leave_out()
+        self.work = Events(self.permutation, self.by.starts, self.by.high, self.by.low, self.mark, times, self.words,
                            self.value)  # fmt: skip
         self._fold()
         self._spell()
+
+    def _identify(self) -> None:
+        """Sort the events by key, look up what their keys hold, and which of them delete."""
+        upsert, events, bound = self.upsert, self.sealed.events, self.upsert.bound
+        keys = pa.RecordBatch.from_arrays([events.column(n) for n in bound.spec.key], schema=bound.key_schema)
+        self.by: Sorted = sort(*identities(keys, upsert.secret), self.arena, upsert.crew)
+        self.gone: Flags = bound.deletes(events)
+        full = upsert.contents
+        own = NOBODY if full is None else full
+        none: Ints = np.empty(0, np.int64)
+        self.absent = none if own == NOBODY and upsert.expiring is None else np.flatnonzero(self.sealed.arrival >= own)
+        """The events that nobody gave: each deletes a key that full contents do not name, or that is forgotten."""
+        self.gone[self.absent] = 1
+        self.held: Held = upsert.arranged.seek(self.by.high, self.by.low, self.by.starts[:-1], self.arena)
+        self.built = upsert.arranged.index.built
+        self.mark: Narrow = self.arena.empty(self.sealed.times.size, np.int32)
+        marks(plainly(self.sealed.times), self.times, self.gone, self.mark)
+        self.left, self.seen = none, Seen(None, 0)
+        """The events that decide nothing: their keys are forgotten, and they come too late."""
+        if upsert.expiring is not None:
+            self.seen, self.left = upsert.expiring.look(self)
+
+    def _leave_out(self) -> None:
+        """Give the events that decide nothing their verdict."""
+        self.out.fate[self.left] = FORGOTTEN << FATE
+        if self.out.winner.size:
+            self.out.winner[self.left] = NOTHING
+
+    def _weigh(self, since: int) -> None:
+        """What is compared: value hashes, order words, in which order, by which rules."""
+        upsert, order, events = self.upsert, self.upsert.order, self.sealed.events
+        assert isinstance(order, Order)
+        self.value = value_hashes(events.select(upsert.bound.tracked), upsert.secret)
+        self.words = order.of(events, self.sealed.original, self.gone)
+        if order.ranks:
+            self._rank(order)
+        self.rules = Rules(order.base, order.tie, order.ties, order.keeps, since, upsert.contents is not None,
+                           upsert.expiring is not None and upsert.expiring.forgets)  # fmt: skip
+        self.permutation = self._by_order() if order.tie == ERROR else self.by.permutation
 
     def _fold(self) -> None:
         """Judge the keys, in spans of them where there are several threads; each writes versions of its own."""
@@ -145,15 +192,19 @@ class Judgement:
             return counts
 
         self.counts: Ints = sum(crew.each(spell, spans), np.zeros(8, np.int64))
-        self.counts -= np.bincount((fate[self.absent] >> FATE) & 7, minlength=8)
+        self.counts -= self._nobodys()
         self.spelled = spelled
+
+    def _nobodys(self) -> Ints:
+        """int64[8]: the events that nobody gave, by verdict."""
+        return np.bincount((self.out.fate[self.absent] >> FATE) & 7, minlength=8)
 
     def near(self, name: str) -> pa.Array | None:
         """A column of the updates from the events that caused them, where these hold the very same values.
 
         None where they need not, or for a type of another width than 64 bits.  O(events).
         """
-        column = self.sealed.events.column(name) if name in self.upsert.exact else None
+        column = self.rows.column(name) if name in self.upsert.exact else None
         if column is None or width(column.type) != 8 or column.null_count:
             return None
         out = np.empty(self.spelled[0].size, np.uint64)
@@ -164,6 +215,11 @@ class Judgement:
             [(a, b) for a, b, _, _ in self.spelling],
         )
         return pa.Array.from_buffers(column.type, out.size, [None, pa.py_buffer(out)], 0)
+
+    @property
+    def rows(self) -> pa.RecordBatch:
+        """The full rows that were judged: those of the events."""
+        return self.sealed.events
 
     @property
     def verdict(self) -> Flags:
@@ -179,6 +235,7 @@ class Judgement:
     def payload(self) -> Rows:
         """The events' rows as the arrangement stores them."""
         events, order = self.sealed.events, self.upsert.order
+        assert isinstance(order, Order)
         columns = [events.column(n) for n in self.upsert.bound.row_schema.names]
         columns += [events.column(f.name) for f in order.fields] if order.hidden else []
         batch = pa.RecordBatch.from_arrays(columns, schema=self.upsert.arranged.schema)
@@ -213,8 +270,7 @@ class Judgement:
         order, schema = self.upsert.order, self.upsert.bound.row_schema
         table = gather(self.sources, out.row, schema)
         for field in order.hidden:
-            taken = self.sealed.events.column(field.name[7:]).take(pa.array(out.event))
-            table = table.append_column(field, taken)
+            table = table.append_column(field, self._hidden(field.name).take(pa.array(out.event)))
         words = self.words[out.event] if order.words else np.empty((versions, 0), np.int64)
         high, low, live = out.high, out.low, out.live
         time = same(int(self.times[-1]), versions, np.int64) if self.settled else out.time
@@ -225,20 +281,25 @@ class Judgement:
         batch = Batch(high, low, time, live, NONE, words, Rows(table))
         return Change(batch, out.value, out.last, self.held.place[begin:end], self.built, born, buried)
 
+    def _hidden(self, name: str) -> pa.Array:
+        """A column of the judged rows that is kept beside the payload."""
+        return self.rows.column(name[7:])
+
     def winner_orders(self, rows: Ints) -> list[pa.Array]:
         """For each of some rows, the order columns' values that its key holds after that time; null for none.
 
         O(rows + keys) a column.
         """
-        winner, events = self.out.winner[rows], self.sealed.events
+        order, winner, events = self.upsert.order, self.out.winner[rows], self.sealed.events
+        assert isinstance(order, Order)
         groups = np.unique(-1 - winner[(winner < 0) & (winner != NOTHING)])
-        held = self._held_rows(groups) if self.upsert.order.hidden and groups.size else None
+        held = self._held_rows(groups) if order.hidden and groups.size else None
         if groups.size:
-            values = self.upsert.order.values(self.held.order[groups], held)
+            values = order.values(self.held.order[groups], held)
         place = np.where(winner >= 0, winner, events.num_rows + np.searchsorted(groups, -1 - winner))
         place = pa.array(place, mask=winner == NOTHING)
         out = []
-        for i, field in enumerate(self.upsert.order.fields):
+        for i, field in enumerate(order.fields):
             parts = [events.column(field.name)]
             if groups.size:
                 old = values[i]
@@ -250,9 +311,9 @@ class Judgement:
         arranged = self.upsert.arranged
         return gather(arranged.sources(), self.held.reference[groups], arranged.schema)
 
-    def _rank(self) -> None:
+    def _rank(self, order: Order) -> None:
         """Rank what has no word of its own, among the events and what their keys hold."""
-        order, held = self.upsert.order, self.held
+        held = self.held
         groups = np.flatnonzero(held.reference != 0) if order.keeps else np.empty(0, np.int64)
         old = held.order[groups] if order.keeps else np.empty((0, order.width), np.int64)
         rows = self._held_rows(groups) if groups.size else None

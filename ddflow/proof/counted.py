@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.arrange.arrangement import Arrangement
+from ddflow.back import forgetting
 from ddflow.flow import Count as Node
 from ddflow.identity import Secret, value_hashes
 from ddflow.operators.count import Count
@@ -36,10 +37,12 @@ from ddflow.snapshot import Snapshot
 def recounted(snapshot: Snapshot) -> Iterator[tuple[str, int]]:
     """For each count of a state: what it counts, and how many groups have another count than their rows give.
 
-    O(rows); memory for the groups.  Raises `CountOverflow`.
+    Not of counts that hold what their sources have forgotten.  O(rows); memory for the groups.  Raises `CountOverflow`.
     """
     ids, description = node_ids(snapshot.flow), describe(snapshot.flow)
     for node, kept in snapshot.circuit.counts.items():
+        if forgetting(node):
+            continue
         fresh = _counted(snapshot, node, kept)
         secret = snapshot.circuit.secret
         held, made = _hashes(kept.arranged, secret), _hashes(fresh.arranged, secret)

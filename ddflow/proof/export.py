@@ -30,6 +30,7 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow import flow as plan
+from ddflow.back import Back
 from ddflow.circuit import Circuit
 from ddflow.operators import linear
 from ddflow.operators.updates import Updates, consolidated, ints
@@ -54,7 +55,7 @@ def contents(snapshot: Snapshot, name: str, as_of: int | None = None) -> tuple[p
 
 def is_set(node: plan.Collection) -> bool:
     """Whether each row of a collection is there once, whatever its sources hold.  O(nodes)."""
-    if isinstance(node, plan.Source | plan.Count):
+    if isinstance(node, plan.Source | plan.Count | Back):
         return True
     return not isinstance(node, plan.Negate) and node.distinct and all(map(is_set, node.inputs))
 
@@ -68,7 +69,7 @@ def ranges(circuit: Circuit, node: plan.Collection, as_of: int | None = None) ->
         for table in arranged.pieces(as_of):
             n = table.num_rows
             yield Updates(table.select(node.schema.names), np.zeros(n, np.int32), np.ones(n, np.int64), ints(0))
-    elif isinstance(node, plan.Consolidate) and not node.inputs[0].distinct:
+    elif isinstance(node, Back) or (isinstance(node, plan.Consolidate) and not node.inputs[0].distinct):
         yield consolidated(circuit.held(node, as_of), circuit.secret)
     else:
         for each in node.inputs:

@@ -31,7 +31,6 @@ from typing import Final, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ddflow.binding import bind
 from ddflow.circuit import Circuit
 from ddflow.durable import PARQUET, files_named
 from ddflow.errors import DdflowError, SpecError
@@ -42,7 +41,7 @@ from ddflow.operators.upsert import Upsert
 from ddflow.planned import fingerprint, node_ids
 from ddflow.proof.report import Report
 from ddflow.proof.restored import Examination, Known, Memo
-from ddflow.rebuilt import rebuild, sources
+from ddflow.rebuilt import bounds, rebuild
 from ddflow.reopening import compare
 from ddflow.snapshot import State
 from ddflow.step import updates_schema
@@ -191,8 +190,8 @@ class _Check:
             circuit, ids = Circuit(flow, secret), node_ids(flow)
             upserts, counts = circuit.upserts, {ids[node]: count for node, count in circuit.counts.items()}
         else:
-            given = sources(manifest.plan, self.store.where).items()
-            upserts = {name: Upsert(bind(name, schema, spec), secret) for name, (schema, spec) in given}
+            given = bounds(manifest.plan, self.store.where)
+            upserts = {name: Upsert(bound, secret) for name, bound in given.items()}
         return Examination(manifest, upserts, counts, self.vault,
                            lambda: self._guard(f"blobs/{part}", manifest.number), self.seen, whole)  # fmt: skip
 
@@ -280,7 +279,7 @@ def blobs_named(record: Record) -> list[Blob]:
 def output_schema(flow: Flow, name: str) -> pa.Schema | None:
     """The columns of an output's table; None where the flow has none of that name."""
     if name in flow.outputs:
-        return updates_schema(flow.outputs[name].schema, flow.time_type)
+        return flow.outputs[name].updates_schema(flow.time_type)
     side = flow.side_outputs().get(name)
     return None if side is None else updates_schema(side[1], flow.time_type)
 

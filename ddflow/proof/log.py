@@ -59,4 +59,8 @@ def _batches(part: Any, bound: Bound, what: str) -> Iterator[pa.RecordBatch]:
     if not isinstance(part, pa.Table | pa.RecordBatch | pa.RecordBatchReader) and hasattr(part, "__arrow_c_stream__"):
         part = imported(pa.RecordBatchReader.from_stream, part, what)
     for rows in part if isinstance(part, pa.RecordBatchReader) else [part]:
-        yield from conform(to_table(rows, what, bound.schema), bound.schema, what, bound.required).to_batches()
+        given = to_table(rows, what, bound.schema)
+        table = conform(given, bound.schema, what, bound.required)
+        if bound.merging is not None:  # a column that is not there is not null
+            table = table.select([name for name in table.column_names if name in given.column_names])
+        yield from table.to_batches()

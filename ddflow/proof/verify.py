@@ -223,6 +223,8 @@ class _Comparison:
         out.rows, out.expected = out.rows + one.high.size, out.expected + other.high.size
         extra, missing, ours, theirs = one.against(other)
         wrong = one.value[ours] != other.value[theirs]
+        if self.bound.spec.expiry is not None:
+            out.unknown, missing = out.unknown + missing.size, missing[:0]
         if self.unknown:
             extra, missing = (at[~piece.among(self.unknown, at)] for piece, at in ((one, extra), (other, missing)))
             wrong &= ~one.among(self.unknown, ours)
@@ -253,7 +255,12 @@ class _Comparison:
         if spec.holds_back and out.later + out.pending:
             notes.append(f"events at or after the frontier {shown(self.snapshot.frontier)} are not in the collection "
                          f"yet: the log has {out.later:,}, {out.pending:,} are pending")  # fmt: skip
-        if out.unknown:
+        if spec.expiry is not None:
+            notes.append(
+                f"keys expire, which no log can tell: {out.unknown:,} rows are in the log only, and not "
+                "compared; it is folded with nothing forgotten"
+            )
+        elif out.unknown:
             notes.append(f"{out.unknown:,} keys have a late event pending that was advanced, and are not compared")
         if spec.late != "error" and (late := self.snapshot.totals.get("late", 0)):
             notes.append(f"the state has refused {late:,} late events, which no log can tell: they are folded here")

@@ -33,14 +33,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.batcher import Batcher, Sealed
+from ddflow.batcher import Batcher, Sealed, joined
 from ddflow.binding import Bound, bind
 from ddflow.errors import NotReadable
 from ddflow.frontier import CLOSED, NEVER
 from ddflow.identity import Ints, Secret, identities
 from ddflow.intake import Admitted, Intake
 from ddflow.operators.updates import ints, time_column
-from ddflow.operators.upsert import Judgement, Upsert
+from ddflow.operators.upsert import Upsert
 from ddflow.proof.log import epochs
 from ddflow.proof.report import as_text
 from ddflow.reading import Reading
@@ -257,11 +257,16 @@ class _Telling:
                 mine.append(batch.take(pa.array(at)))
                 places.append(at + seen)
                 seen += batch.num_rows
-            table = pa.Table.from_batches(mine, bound.schema)
-            place = np.concatenate([ints(), *places])
-            admitted: Admitted = intake.admit(table, NEVER, None if spec.holds_back else number)
-            sealed = admitted.sealed._replace(arrival=place[admitted.sealed.arrival - intake.arrived])
-            intake.arrived += admitted.rows
+            place, rows, parts = np.concatenate([ints(), *places]), 0, []
+            for batch in mine:
+                admitted: Admitted = intake.admit(batch, NEVER, None if spec.holds_back else number, rows)
+                rows += admitted.rows
+                parts.append(admitted.sealed)
+            if not any(part.times.size for part in parts):
+                continue
+            sealed = joined([part for part in parts if part.times.size])
+            sealed = sealed._replace(arrival=place[sealed.arrival - intake.arrived])
+            intake.arrived += rows
             if spec.holds_back:
                 batcher.add(sealed)
             elif sealed.times.size:
@@ -276,7 +281,7 @@ class _Telling:
             self._tell("event", later.times, later.events, None, verdict, later.arrival)
 
     def _judge(self, upsert: Upsert, sealed: Sealed, times: Ints) -> None:
-        judgement = Judgement(upsert, sealed, times, int(times[-1]), True)
+        judgement = upsert.judge(sealed, times, int(times[-1]))
         winners = judgement.winner_orders(np.arange(sealed.times.size)) if self.winners else None
         self._tell("event", sealed.times, sealed.events, winners, named(judgement.verdict), sealed.arrival)
         upsert.apply(judgement, int(times[-1]) + 1, int(times[-1]))

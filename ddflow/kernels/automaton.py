@@ -1,0 +1,151 @@
+"""Automata: what tables of transitions make of the events of each key, states and symbols as small numbers.
+
+Invariant: a key that holds nothing is in the start before its next event, whether it is new, was cleared, or dropped
+all it held; so cutting events into steps changes nothing.  Why that is not trivial: it does not, since what is skipped
+and what clears was decided by the walk before.  A set of states is a word with a bit for each, so an event costs as
+many turns as its key holds states.  A transition that is not there is told from one that leads nowhere.
+
+>>> few, flags = lambda *v: np.array(v, np.int32), lambda *v: np.array(v, np.uint8)
+>>> table, out = np.array([[1, REFUSED], [REFUSED, 0]], np.int32), few(-1)  # coin, push: locked, open
+>>> one(Walked(few(0, 1, 2), few(0, 3), few(0, 1)), flags(TAKE, TAKE, TAKE), few(0, 1, 0), table, few(-1), 0, out)
+(-1, -1)
+>>> out.tolist()
+[1]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ddflow.kernels.compile import kernel
+from ddflow.kernels.fold import SKIP, TAKE, Walked
+
+Codes = np.ndarray[Any, np.dtype[np.int32]]
+Flags = np.ndarray[Any, np.dtype[np.uint8]]
+Masks = np.ndarray[Any, np.dtype[np.uint64]]
+Rows = np.ndarray[Any, np.dtype[np.int64]]
+
+NOTHING, REFUSED = -1, -2
+"""Instead of a state: the key holds none; there is no transition."""
+
+
+@kernel
+def one(walked: Walked, action: Flags, symbols: Codes, table: Codes, held: Codes, start: int, out: Codes
+        ) -> tuple[int, int]:  # fmt: skip
+    """Each key in one state or none.
+
+    walked, action: as `fold.choose` takes them.  symbols: int32[n], by row.  table: int32[states, symbols]: a state,
+    NOTHING or REFUSED.  held: int32[g], a state or NOTHING.  start: a state.  Written: out, int32[m], by moment.
+    Returns the row and the state for which there is no transition, or -1 twice.  O(p + m), some 4 ns an event.
+    """
+    permutation, moments, keys = walked
+    for key in range(keys.size - 1):
+        state = held[key]
+        for moment in range(keys[key], keys[key + 1]):
+            for place in range(moments[moment], moments[moment + 1]):
+                if action[place] == SKIP:
+                    continue
+                if action[place] != TAKE:
+                    state = np.int32(NOTHING)
+                    continue
+                if state == NOTHING:
+                    state = np.int32(start)
+                row = permutation[place]
+                following = table[state, symbols[row]]
+                if following == REFUSED:
+                    return int(row), int(state)
+                state = following
+            out[moment] = state
+    return -1, -1
+
+
+@kernel
+def many(walked: Walked, action: Flags, symbols: Codes, table: Masks, refused: Masks, held: Masks, start: np.uint64,
+         out: Masks) -> tuple[int, int]:  # fmt: skip
+    """Each key in a set of up to 64 states.
+
+    As `one`, with sets: table: uint64[states, symbols], the states that follow.  refused: uint64[symbols], the states
+    for which there is no transition.  held: uint64[g]; start; out: uint64[m].  O(p * states held).
+
+    >>> few, flags = lambda *v: np.array(v, np.int32), lambda *v: np.array(v, np.uint8)
+    >>> table, out = np.array([[3], [2]], np.uint64), np.zeros(1, np.uint64)  # the first state stays and makes another
+    >>> many(Walked(few(0), few(0, 1), few(0, 1)), flags(TAKE), few(0), table, np.zeros(1, np.uint64),
+    ...      np.zeros(1, np.uint64), np.uint64(1), out), out.tolist()
+    ((-1, -1), [3])
+    """
+    permutation, moments, keys = walked
+    none, low = np.uint64(0), np.uint64(1)
+    for key in range(keys.size - 1):
+        states = held[key]
+        for moment in range(keys[key], keys[key + 1]):
+            for place in range(moments[moment], moments[moment + 1]):
+                if action[place] == SKIP:
+                    continue
+                if action[place] != TAKE:
+                    states = none
+                    continue
+                if states == none:
+                    states = start
+                row = permutation[place]
+                symbol, following = symbols[row], none
+                if states & refused[symbol] != none:
+                    return int(row), _first_bit(states & refused[symbol])
+                for state in range(table.shape[0]):
+                    if (states >> np.uint64(state)) & low != none:
+                        following |= table[state, symbol]
+                states = following
+            out[moment] = states
+    return -1, -1
+
+
+@kernel
+def _first_bit(word: np.uint64) -> int:
+    """The number of the lowest bit that is set; 64 for none.
+
+    >>> _first_bit(np.uint64(12))
+    2
+    """
+    for bit in range(64):
+        if (word >> np.uint64(bit)) & np.uint64(1) != np.uint64(0):
+            return bit
+    return 64
+
+
+@kernel
+def packed(ends: Rows, codes: Codes, out: Masks) -> None:
+    """Write lists of states as words: list i is codes[ends[i] : ends[i + 1]].  O(codes).
+
+    >>> out = np.zeros(2, np.uint64)
+    >>> packed(np.array([0, 2, 3]), np.array([0, 2, 1], np.int32), out), out.tolist()
+    (None, [5, 2])
+    """
+    for i in range(out.size):
+        word = np.uint64(0)
+        for at in range(ends[i], ends[i + 1]):
+            word |= np.uint64(1) << np.uint64(codes[at])
+        out[i] = word
+
+
+@kernel
+def unpacked(words: Masks, counts: Rows, codes: Codes) -> int:
+    """Write words as lists of states, ascending, one behind the other; how many there are, which is returned.
+
+    counts: int64[n], written.  codes: with room for all.  O(64 n).
+
+    >>> counts, codes = np.zeros(2, np.int64), np.zeros(9, np.int32)
+    >>> unpacked(np.array([5, 2], np.uint64), counts, codes), counts.tolist(), codes[:3].tolist()
+    (3, [2, 1], [0, 2, 1])
+    """
+    written = 0
+    for i in range(words.size):
+        begin, rest, bit = written, words[i], 0
+        while rest != np.uint64(0):
+            if rest & np.uint64(1) != np.uint64(0):
+                codes[written] = bit
+                written += 1
+            rest >>= np.uint64(1)
+            bit += 1
+        counts[i] = written - begin
+    return written

@@ -1,0 +1,203 @@
+"""Functions of one's own on scalars, compiled into the loop that calls them: a merger's, and a machine's transition.
+
+Invariant: what a loop writes is what the function, called event by event in the order of the walk, makes of each key;
+it is told from where it was refused by a code and a row.  Why that is not trivial: a call that is not inlined by the
+compiler costs more than all else, so there is one loop for each function, compiled with it and kept as long as the
+process lives (its code may change from run to run, so no file has it); and a record is moved as bytes, since only the
+function knows its fields by name.  An exception that it raises passes through.
+
+>>> def add(held, given, out):
+...     out["n"] = held["n"] + given["n"]
+>>> kind = np.dtype([("n", np.int64), ("n_null", np.bool_)])
+>>> given, few = np.array([(2, False), (3, False)], kind), lambda *v: np.array(v, np.int32)
+>>> made, live = np.zeros(1, kind), np.zeros(1, np.uint8)
+>>> merger(add)(few(0, 1), few(0, 2), few(0, 1), np.array([TAKE, TAKE], np.uint8), records(made[:0]),
+...             np.zeros(1, np.uint8), records(given), records(made), np.array([[0, 8, 8, 0, 0]]),
+...             records(np.zeros(2, kind)))
+(0, -1)
+>>> int(made["n"][0])
+5
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numba
+import numpy as np
+from numba.core import config
+
+from ddflow.kernels.compile import kernel
+from ddflow.kernels.fold import SKIP, TAKE
+from ddflow.kernels.pointer import load_u8, store_u8
+
+Fields = np.ndarray[Any, np.dtype[np.int64]]
+"""int64[f, 5]: of each column where its value is in a record, how many bytes it has, where the flag of null is, whether
+it may not change, and whether it may not be null."""
+FINE, CHANGED, NULL, TOO_MANY, UNSOUND = range(5)
+"""Codes: all is well; a column that may not change was; one that may not be null is; more values than there is room
+for; a number of values that is none."""
+
+
+def records(array: Any) -> Any:
+    """An array of records, so that their fields are attributes where nothing is compiled, too."""
+    return array.view(np.recarray) if config.DISABLE_JIT else array
+
+
+def _compiled(function: Any) -> Any:
+    return function if hasattr(function, "py_func") or config.DISABLE_JIT else numba.njit(function)
+
+
+@kernel
+def _copy_record(source: Any, to: Any, size: Any) -> None:
+    """Copy bytes from an address to another."""
+    for i in range(size):
+        store_u8(np.uint64(to + i), load_u8(np.uint64(source + i)))
+
+
+@kernel
+def _fill(held: Any, given: Any, out: Any, fields: Fields) -> None:
+    """Make the record at ``out`` of two others: each value that is given, where it is null the held one."""
+    for f in range(fields.shape[0]):
+        begin, size, null = fields[f, 0], fields[f, 1], fields[f, 2]
+        source = held if load_u8(np.uint64(given + null)) != 0 else given
+        _copy_record(source + begin, out + begin, size)
+        store_u8(np.uint64(out + null), load_u8(np.uint64(source + null)))
+
+
+@kernel
+def _fault(given: Any, out: Any, fields: Fields) -> int:
+    """What is wrong with a record that a function made: a code.
+
+    Values under a null become 0; one that may not change and is null in ``given`` becomes null again.
+    """
+    for f in range(fields.shape[0]):
+        begin, size, null = fields[f, 0], fields[f, 1], fields[f, 2]
+        if fields[f, 3] != 0 and load_u8(np.uint64(given + null)) != 0:
+            store_u8(np.uint64(out + null), 1)
+        gone = load_u8(np.uint64(out + null)) != 0
+        if gone:
+            if fields[f, 4] != 0:
+                return NULL
+            for i in range(begin, begin + size):
+                store_u8(np.uint64(out + i), 0)
+        if fields[f, 3] != 0:
+            if gone and load_u8(np.uint64(given + null)) == 0:
+                return CHANGED
+            for i in range(begin, begin + size):
+                if not gone and load_u8(np.uint64(out + i)) != load_u8(np.uint64(given + i)):
+                    return CHANGED
+    return FINE
+
+
+@kernel
+def _same_bytes(one: Any, other: Any, size: Any) -> bool:
+    """Whether two records are the same, byte by byte."""
+    equal = True
+    for i in range(size):
+        equal = equal and load_u8(np.uint64(one + i)) == load_u8(np.uint64(other + i))
+    return equal
+
+
+@lru_cache(maxsize=64)
+def merger(function: Callable[..., Any]) -> Any:
+    """A loop that folds by a function: (permutation, moments, keys, action, held, live, given, made, fields, work).
+
+    The first four: as in `fold.Walked`, and by place what is done.  held: records[g]; live: uint8[g], whether a key
+    holds one.  given: records[n], by row.  fields: see `Fields`.  work: two records.  Written: made, records[m], what
+    each key holds after each moment, and live, after the last.  Returns a code and the row it is of.  O(p).
+    """
+    call = _compiled(function)
+
+    def loop(permutation: Any, moments: Any, keys: Any, action: Any, held: Any, live: Any, given: Any, made: Any,
+             fields: Any, work: Any) -> Any:  # fmt: skip
+        size, now = work.itemsize, np.int64(work.ctypes.data)
+        at_held, at_given, at_made = np.int64(held.ctypes.data), np.int64(given.ctypes.data), np.int64(made.ctypes.data)
+        following = now + size
+        for key in range(keys.size - 1):
+            there = live[key] != 0
+            if there:
+                _copy_record(at_held + key * size, now, size)
+            for moment in range(keys[key], keys[key + 1]):
+                for place in range(moments[moment], moments[moment + 1]):
+                    row = permutation[place]
+                    if action[place] == SKIP:
+                        continue
+                    if action[place] != TAKE:
+                        there = False
+                        continue
+                    if there:
+                        _fill(now, at_given + row * size, following, fields)
+                        call(work[0], given[row], work[1])
+                        code = _fault(at_given + row * size, following, fields)
+                        if code != FINE:
+                            return code, row
+                        _copy_record(following, now, size)
+                    else:
+                        _copy_record(at_given + row * size, now, size)
+                        there = True
+                _copy_record(now, at_made + moment * size, size)
+            live[key] = there
+        return FINE, -1
+
+    return loop if config.DISABLE_JIT else numba.njit(nogil=True, error_model="numpy")(loop)
+
+
+@lru_cache(maxsize=64)
+def machine(function: Callable[..., Any]) -> Any:
+    """A loop that runs a transition: (begin, permutation, moments, keys, action, values, offsets, start, given, fields,
+    work, out, ends) -> the key it came to, a code, a row.
+
+    values, offsets: what keys hold, records and int64[g + 1].  start: the records that a new key holds.  given:
+    records[n].  work: records[2 * limit].  Written: out, from ``ends[keys[begin]]`` on, the values after each moment,
+    and ends, int64[m + 1], where they end.  It stops before a key for which ``out`` may not have the room.
+    """
+    call = _compiled(function)
+
+    def loop(begin: Any, permutation: Any, moments: Any, keys: Any, action: Any, values: Any, offsets: Any, start: Any,
+             given: Any, fields: Any, work: Any, out: Any, ends: Any) -> Any:  # fmt: skip
+        size, limit = work.itemsize, work.size // 2
+        now, at_out = np.int64(work.ctypes.data), np.int64(out.ctypes.data)
+        following = now + limit * size
+        at_values, at_start = np.int64(values.ctypes.data), np.int64(start.ctypes.data)
+        written = ends[keys[begin]]
+        for key in range(begin, keys.size - 1):
+            if written + (keys[key + 1] - keys[key]) * limit > out.size:
+                return key, FINE, -1
+            n = offsets[key + 1] - offsets[key]
+            if n > limit:
+                return key, TOO_MANY, permutation[moments[keys[key]]]
+            _copy_record(at_values + offsets[key] * size, now, n * size)
+            for moment in range(keys[key], keys[key + 1]):
+                for place in range(moments[moment], moments[moment + 1]):
+                    row = permutation[place]
+                    if action[place] == SKIP:
+                        continue
+                    if action[place] != TAKE:
+                        n = 0
+                        continue
+                    if n == 0:
+                        n = start.size
+                        _copy_record(at_start, now, n * size)
+                    made = call(work[:n], given[row], work[limit:])
+                    if made < 0 or made > limit:
+                        return key, UNSOUND if made < 0 else TOO_MANY, row
+                    n = 0
+                    for i in range(made):
+                        code = _fault(now, following + i * size, fields)
+                        if code != FINE:
+                            return key, code, row
+                        known = False
+                        for j in range(n):
+                            known = known or _same_bytes(following + i * size, now + j * size, size)
+                        if not known:
+                            _copy_record(following + i * size, now + n * size, size)
+                            n += 1
+                _copy_record(now, at_out + written * size, n * size)
+                written += n
+                ends[moment + 1] = written
+        return keys.size - 1, FINE, -1
+
+    return loop if config.DISABLE_JIT else numba.njit(nogil=True, error_model="numpy")(loop)

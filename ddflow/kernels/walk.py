@@ -1,0 +1,269 @@
+"""The walk: which events of a key are folded, which are skipped, which clear; whose order the key has then.
+
+Invariant: events are taken one after the other in the order given, each against the *running* order of its key, that of
+what it holds with the events before it; so cutting them into steps anywhere changes nothing.  Every event gets an
+action for each group of columns, and one that acts on none a reason why.  Why that is not trivial: groups of columns
+have orders of their own, the row (group 0) is accepted by its order or by that of its groups, a delete is of the row or
+of a group, and a skipped event must tell whether it lost to the past or to its own step.  Nothing here sees a cell:
+that is ``fold``.  Under versions of cells: ``walk_cells``.  (docs/semantics.md, section 9.)
+
+>>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
+>>> rule = Rule(LAST, True, True, False, False, False)
+>>> taken = Taken(np.empty((1, 3), np.uint8), np.empty(3, np.uint8), np.empty((1, 1), np.int64), np.empty(1, np.uint8),
+...               ints(0))
+>>> steps = Steps(few(0, 1, 2), few(0, 3), few(0, 1))
+>>> spans, fields = np.array([[0, 1, 1]]), np.array([[0, 0, 1, 1]])
+>>> walk(steps, np.array([[5], [3], [5]]), np.zeros(3, np.uint8), np.zeros(1, np.uint8), np.empty((1, 1), np.int64),
+...      spans, fields, rule, np.empty((4, 1), np.int64), taken)
+-1
+>>> taken.action.tolist(), taken.running.tolist(), taken.last.tolist()  # 5, then 3 is older, then 5 on top
+([[1, 0, 1]], [[5]], [2])
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ddflow.kernels.compile import kernel
+from ddflow.kernels.resolve import ERROR, FIRST, GREATEST, LAST, STALE, SUPERSEDED, TIE_LOST
+
+Rows = np.ndarray[Any, np.dtype[np.int64]]
+Narrow = np.ndarray[Any, np.dtype[np.int32]]
+Flags = np.ndarray[Any, np.dtype[np.uint8]]
+
+__all__ = ["BLANK", "CLEAR", "ERROR", "FIRST", "GREATEST", "LAST", "SKIP", "TAKE", "Rule", "Steps", "Taken", "walk"]
+
+SKIP, TAKE, CLEAR, BLANK = 0, 1, 2, 3
+"""Actions, as in `fold`: leave the group's cells, fold the event's, bring them back to nothing, make them null."""
+OLDER, TIED, REFUSED = 2, 3, 4
+"""What `_against` says beside TAKE."""
+NONE, GRAVE, ROW = 0, 1, 2
+"""What a key holds: nothing, a tombstone, a row."""
+
+
+class Steps(NamedTuple):
+    """The events of a step by key and time."""
+
+    permutation: Narrow
+    """int32[n]: the row at each place, keys one after the other, within a key in the order of the fold."""
+    moments: Narrow
+    """int32[m + 1]: the place where each moment (a key at one time) begins."""
+    keys: Narrow
+    """int32[g + 1]: the moment with which each key begins."""
+
+
+class Rule(NamedTuple):
+    """What of a spec decides."""
+
+    tie: int
+    """LAST, FIRST, GREATEST or ERROR."""
+    keeps: bool
+    """Whether a key keeps its order from one time to the next, and after a delete."""
+    ordered: bool
+    """Whether the row has an order of its own, be it arrival; else it follows its groups."""
+    by_group: bool
+    """Whether deletes are of groups, not of the row."""
+    over: bool
+    """Whether what is held decides nothing (full contents)."""
+    inherits: bool
+    """Whether some order of the row is null, and is inherited."""
+
+
+class Taken(NamedTuple):
+    """The outcome, written by `walk`."""
+
+    action: Flags
+    """uint8[groups, n], by place."""
+    why: Flags
+    """uint8[n], by row: the verdict of an event that acts on no group; SUPERSEDED for one that acts."""
+    running: Rows
+    """int64[m, w]: the key's order words after each moment."""
+    live: Flags
+    """uint8[m]: whether it has a row then."""
+    last: Rows
+    """int64[m]: the last row that acted in the moment, or -1."""
+
+
+@kernel
+def _against(order: Rows, row: int, other: Rows, at: int, begin: int, base: int, end: int, tie: int) -> int:
+    """TAKE, OLDER, TIED or REFUSED: an event's words [begin, end) against running ones, of which base decide first.
+
+    >>> _against(np.array([[4, 1]]), 0, np.array([[4, 2]]), 0, 0, 1, 2, LAST) == OLDER
+    True
+    """
+    for w in range(begin, base):
+        if order[row, w] != other[at, w]:
+            return TAKE if order[row, w] > other[at, w] else OLDER
+    if tie == ERROR:
+        return REFUSED
+    for w in range(base, end):
+        if order[row, w] != other[at, w]:
+            if order[row, w] > other[at, w]:
+                return TAKE
+            return OLDER if tie == LAST else TIED
+    return TIED if tie == FIRST else TAKE
+
+
+@kernel
+def _inherit(order: Rows, row: int, fields: Rows, running: Rows, at: int, out: Rows, to: int) -> None:
+    """Copy an event's order words to row ``to`` of ``out``; what is null in the row's order comes from running ones.
+
+    fields: int64[f, 4], of each order column the group, its first word, the word after its last, and whether it may
+    be null.  A null is LEAST in a column of one word, and 0 in the first of two.  at: -1 where there is nothing to
+    inherit.
+    """
+    for w in range(order.shape[1]):
+        out[to, w] = order[row, w]
+    if at < 0:
+        return
+    for f in range(fields.shape[0]):
+        begin, end = fields[f, 1], fields[f, 2]
+        if fields[f, 0] == 0 and _is_null(order, row, begin, end, fields[f, 3]):
+            for w in range(begin, end):
+                out[to, w] = running[at, w]
+
+
+@kernel
+def _is_null(order: Rows, row: int, begin: int, end: int, nullable: int) -> bool:
+    """Whether the words [begin, end) of one order column stand for null."""
+    if nullable == 0:
+        return False
+    return bool(order[row, begin] == (0 if end - begin == 2 else -(2**63)))
+
+
+@kernel
+def _gives(order: Rows, row: int, fields: Rows, group: int) -> bool:
+    """Whether an event gives a group an order: one of its order columns is not null."""
+    for f in range(fields.shape[0]):
+        if fields[f, 0] == group and not _is_null(order, row, fields[f, 1], fields[f, 2], fields[f, 3]):
+            return True
+    return False
+
+
+@kernel
+def _below(scratch: Rows, spans: Rows, group: int, known: bool, tie: int) -> bool:
+    """Whether an event is older than what its key held when the step began."""
+    if not known:
+        return False
+    return bool(_against(scratch, 2, scratch, 1, spans[group, 0], spans[group, 1], spans[group, 2], tie) == OLDER)
+
+
+@kernel
+def _weigh(
+    place: int, spans: Rows, fields: Rows, known: bool, tie: int, scratch: Rows, action: Flags
+) -> tuple[bool, bool, bool, bool]:
+    """Compare an event (row 2 of scratch) with what each group beside the row runs by; codes go to row 3, -1 for none.
+
+    Returns whether it gives a group an order; whether one takes it; whether one refuses it for a tie; whether one is
+    newer by an event of the step.  Code 0 is REFUSED where ERROR refuses it.
+    """
+    given = taken = tied = late = False
+    codes = scratch[3]
+    codes[0] = 0
+    for g in range(1, spans.shape[0]):
+        codes[g] = -1
+        action[g, place] = SKIP
+        if _gives(scratch, 2, fields, g):
+            code = _against(scratch, 2, scratch, 0, spans[g, 0], spans[g, 1], spans[g, 2], tie)
+            if code == REFUSED:
+                codes[0] = REFUSED
+            codes[g], given, taken, tied = code, True, taken or code == TAKE, tied or code == TIED
+            late = late or (code == OLDER and not _below(scratch, spans, g, known, tie))
+    return given, taken, tied, late
+
+
+@kernel
+def _act(place: int, deletes: bool, by_group: bool, alive: bool, accepted: bool, spans: Rows, scratch: Rows,
+        action: Flags) -> bool:  # fmt: skip
+    """Write what an event does to each group, and let those that take it run by its order; whether it does anything."""
+    codes, acted = scratch[3], False
+    action[0, place] = SKIP
+    if (deletes and not by_group and not accepted) or (not deletes and not alive and not accepted):
+        return acted
+    for g in range(1, spans.shape[0]):
+        if codes[g] == TAKE:
+            action[g, place], acted = BLANK if deletes else TAKE, True
+            _raise_order(scratch, spans, g)
+        elif not deletes and not alive:
+            action[g, place] = BLANK  # the row begins here, and this group without a value
+        if deletes and not by_group:
+            action[g, place] = CLEAR
+    if accepted and not (deletes and by_group):
+        action[0, place], acted = CLEAR if deletes else TAKE, True
+        _raise_order(scratch, spans, 0)
+    return acted
+
+
+@kernel
+def walk(steps: Steps, order: Rows, gone: Flags, status: Flags, held: Rows, spans: Rows, fields: Rows, rule: Rule,
+         scratch: Rows, out: Taken) -> int:  # fmt: skip
+    """Walk all keys.
+
+    steps: see the fields.  order: int64[n, w], words by row.  gone: uint8[n], which delete.  status: uint8[g], NONE,
+    GRAVE or ROW; held: int64[g, w], the words held (w 0: none are).  spans: int64[groups, 3], of each group its first
+    word, where its tie words begin, and the end.  fields: as `_inherit` takes them.  rule: see the fields.  scratch:
+    int64[4, the greater of w and groups].  out: written.  Returns a row that is refused under ERROR, or -1.  O(n *
+    groups).
+    """
+    permutation, moments, keys = steps
+    tie, keeps, ordered, by_group, over, inherits = rule
+    action, why, running, live, last = out
+    groups, words = spans.shape[0], order.shape[1]
+    # Rows of scratch: 0 what runs, 1 what was held, 2 the event, 3 the codes of groups.
+    for key in range(keys.size - 1):
+        known = keeps and not over and status[key] != NONE
+        alive = not over and status[key] == ROW
+        some = known
+        for w in range(words):
+            scratch[0, w] = held[key, w] if known else -(2**63)
+            scratch[1, w] = scratch[0, w]
+        if groups > 1 and not known:
+            _unset(scratch, spans, fields)
+        for moment in range(keys[key], keys[key + 1]):
+            some = some and keeps
+            best = -1
+            for place in range(moments[moment], moments[moment + 1]):
+                row = permutation[place]
+                _inherit(order, row, fields, scratch, 0 if inherits and some else -1, scratch, 2)
+                given, taken, tied, late = _weigh(place, spans, fields, known, tie, scratch, action)
+                if tie == ERROR and scratch[3, 0] == REFUSED:
+                    return int(row)
+                accepted = taken or not given
+                if ordered:
+                    code = TAKE
+                    if some:
+                        code = _against(scratch, 2, scratch, 0, spans[0, 0], spans[0, 1], spans[0, 2], tie)
+                    if code == REFUSED:
+                        return int(row)
+                    accepted, tied = code == TAKE, tied or code == TIED
+                    late = late or (code == OLDER and not _below(scratch, spans, 0, known, tie))
+                acted = _act(place, gone[row] != 0, by_group, alive, accepted, spans, scratch, action)
+                if accepted and acted and not (by_group and gone[row] != 0):
+                    alive, some = gone[row] == 0, True
+                why[row] = SUPERSEDED if acted or late else TIE_LOST if tied else STALE
+                if acted:
+                    best = row
+            for w in range(words):
+                running[moment, w] = scratch[0, w]
+            live[moment], last[moment] = np.uint8(alive), best
+    return -1
+
+
+@kernel
+def _unset(scratch: Rows, spans: Rows, fields: Rows) -> None:
+    """Write, as running and held words, those of groups that nobody gave an order: null in every column."""
+    for w in range(scratch.shape[1]):
+        scratch[0, w] = scratch[1, w] = -(2**63)
+    for f in range(fields.shape[0]):
+        begin, end = fields[f, 1], fields[f, 2]
+        if end - begin == 2:
+            scratch[0, begin] = scratch[1, begin] = 0
+
+
+@kernel
+def _raise_order(scratch: Rows, spans: Rows, group: int) -> None:
+    """A group runs by the event's order from now on."""
+    for w in range(spans[group, 0], spans[group, 2]):
+        scratch[0, w] = scratch[2, w]

@@ -1,0 +1,249 @@
+"""The walk under versions of cells: every cell is compared by the order of the event that set it.
+
+Invariant: a cell holds what the greatest order above the latest delete gave it, the row lives while an event above that
+delete was seen; so the outcome does not depend on the order of arrival, but for ties that the rule leaves to it.  Why
+that is not trivial: a late delete clears the older cells of a row that lives on, a late event fills the older cells of
+one that has moved on; and who wins a tie under GREATEST is known by the cells' values only, which are compared here as
+words.  What is kept of a key: the order of its row, that of its latest delete, that of each cell, side by side.
+
+>>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
+>>> taken = Taken(np.empty((3, 2), np.uint8), np.empty(2, np.uint8), np.empty((1, 4), np.int64), np.empty(1, np.uint8),
+...               ints(0))
+>>> gives, none, short = np.array([[1, 1], [0, 1]], np.uint8), np.empty((2, 0), np.int64), np.empty((2, 0), np.uint8)
+>>> walk_cells(Steps(few(0, 1), few(0, 2), few(0, 1)), np.array([[5], [3]]), np.zeros(2, np.uint8),
+...            np.zeros(1, np.uint8), np.empty((1, 4), np.int64), gives, ints(0, 0), np.array([[0, 0, 1, 1]]),
+...            Rule(LAST, True, True, False, False, False), 1, Values(none, short, none, short),
+...            np.empty((4, 4), np.int64), taken)
+-1
+>>> taken.action.tolist(), taken.running[0].tolist()[2:]  # the older event fills the second cell
+([[1, 0], [1, 0], [0, 1]], [5, 3])
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ddflow.kernels.compile import kernel
+from ddflow.kernels.resolve import ERROR, FIRST, GREATEST, LAST, STALE, SUPERSEDED, TIE_LOST
+from ddflow.kernels.walk import (
+    CLEAR,
+    NONE,
+    OLDER,
+    REFUSED,
+    ROW,
+    SKIP,
+    TAKE,
+    TIED,
+    Rule,
+    Steps,
+    Taken,
+    _against,
+    _inherit,
+)
+
+__all__ = ["LAST", "Rule", "Steps", "Taken", "Values", "walk_cells"]
+
+Rows = np.ndarray[Any, np.dtype[np.int64]]
+Flags = np.ndarray[Any, np.dtype[np.uint8]]
+UNSET = -(2**63)
+LATEST, EARLIEST, EVERY = 0, 1, 2
+"""Which event gives a cell its value: that of the greatest order, of the least one, or all of them do."""
+
+
+class Values(NamedTuple):
+    """The cells' values as words, under GREATEST; else of no columns."""
+
+    word: Rows
+    """int64[cells, n], by row."""
+    there: Flags
+    """uint8[cells, n]: whether it is not null."""
+    held: Rows
+    """int64[cells, g]: what keys hold."""
+    had: Flags
+    """uint8[cells, g]."""
+
+
+@kernel
+def _is_unset(words: Rows, at: int, begin: int, end: int) -> bool:
+    """Whether an order was never set."""
+    left = begin
+    while left < end and words[at, left] == UNSET:
+        left += 1
+    return left == end
+
+
+@kernel
+def _compared(scratch: Rows, at: int, part: int, wide: int, base: int, tie: int) -> int:
+    """The event in row 2 of scratch against part ``part`` of the orders in row ``at``; TAKE against one never set."""
+    begin = part * wide
+    if _is_unset(scratch, at, begin, begin + wide):
+        return TAKE
+    for w in range(base):
+        if scratch[2, w] != scratch[at, begin + w]:
+            return TAKE if scratch[2, w] > scratch[at, begin + w] else OLDER
+    for w in range(wide):
+        scratch[3, w] = scratch[at, begin + w]
+    return _against(scratch, 2, scratch, 3, 0, base, wide, tie)
+
+
+@kernel
+def _put(scratch: Rows, part: int, wide: int) -> None:
+    """The event's order becomes that of a part."""
+    for w in range(wide):
+        scratch[0, part * wide + w] = scratch[2, w]
+
+
+@kernel
+def _greater(values: Values, cell: int, row: int, current: int, key: int) -> bool:
+    """Whether the event's value is greater than that of the cell: set by row ``current``, held (-1), or none (-2)."""
+    if values.there[cell, row] == 0:
+        return False
+    if current == -2 or (current == -1 and values.had[cell, key] == 0):
+        return True
+    if current == -1:
+        return bool(values.word[cell, row] > values.held[cell, key])
+    return bool(values.there[cell, current] == 0 or values.word[cell, row] > values.word[cell, current])
+
+
+@kernel
+def _earlier(scratch: Rows, at: int, part: int, wide: int, base: int, tie: int) -> int:
+    """As `compared`, where the least order wins: TAKE for an event before the part's, OLDER for one after it."""
+    begin = part * wide
+    if _is_unset(scratch, at, begin, begin + wide):
+        return TAKE
+    for w in range(wide):
+        if w == base and tie == ERROR:
+            return REFUSED
+        if scratch[2, w] != scratch[at, begin + w]:
+            # Among ties FIRST keeps the complement of the sequence.
+            before = scratch[2, w] < scratch[at, begin + w]
+            return TAKE if before != (w >= base and tie == FIRST) else OLDER
+    if tie == ERROR:
+        return REFUSED
+    return TAKE if tie == GREATEST else TIED
+
+
+@kernel
+def _fill(
+    deletes: bool, row: int, place: int, gives: Flags, kinds: Rows, base: int, tie: int, known: bool, wide: int,
+    values: Values, setter: Rows, key: int, scratch: Rows, action: Flags,
+) -> tuple[bool, bool, bool, bool]:  # fmt: skip
+    """Let an event fill, or clear, the cells that its order gives it.
+
+    The arrays are those of `walk_cells`.  Returns whether it did for one; whether one went to another event of the
+    step; whether one lost a tie; whether one is refused under ERROR.
+    """
+    filled = passed = lost = refused = False
+    for c in range(gives.shape[0]):
+        if not deletes and gives[c, row] == 0:
+            continue
+        part, kind, cell = 2 + c, kinds[c], TAKE
+        if kind == EARLIEST:
+            cell = _earlier(scratch, 0, part, wide, base, tie)
+        elif kind == LATEST or deletes:
+            cell = _compared(scratch, 0, part, wide, base, tie)
+        refused = refused or cell == REFUSED
+        if tie == GREATEST and kind != EVERY and cell == TAKE and _same_base(scratch, part, wide, base, True) and (
+            deletes or not _greater(values, c, row, setter[c], key)
+        ):  # fmt: skip
+            cell = TIED
+        if cell == TAKE:
+            _put(scratch, part, wide)
+            filled = True
+            action[1 + c, place] = CLEAR if deletes else TAKE
+            setter[c] = -2 if deletes else row
+        elif cell == OLDER and not deletes:
+            if kind == EARLIEST:
+                before = known and _earlier(scratch, 1, part, wide, base, tie) == OLDER
+            else:
+                before = known and _compared(scratch, 1, part, wide, base, tie) == OLDER
+            passed = passed or not before
+        lost = lost or cell == TIED
+    return filled, passed, lost, refused
+
+
+@kernel
+def walk_cells(steps: Steps, order: Rows, gone: Flags, status: Flags, held: Rows, gives: Flags, kinds: Rows,
+               fields: Rows, rule: Rule, base: int, values: Values, scratch: Rows, out: Taken) -> int:  # fmt: skip
+    """Walk all keys.
+
+    steps, gone, status, fields, rule, out: as `walk` takes them.  order: int64[n, v], by row, of which ``base`` words
+    decide before ties.  held: int64[g, (2 + cells) * v].  gives: uint8[cells, n]: whether an event gives a cell a
+    value; kinds: int64[cells], LATEST, EARLIEST or EVERY.  scratch: int64[4, (2 + cells) * v + cells].  Returns a row
+    that is refused under ERROR, or -1.  O(n * cells).
+    """
+    permutation, moments, keys = steps
+    tie, _, _, _, over, inherits = rule
+    action, why, running, live, last = out
+    cells, wide = gives.shape[0], order.shape[1]
+    words = (2 + cells) * wide
+    # Behind row 1 of scratch stands which row set each cell: -1 for what was held, -2 for none.
+    setter = scratch[1, words:]
+    for key in range(keys.size - 1):
+        known = not over and status[key] != NONE
+        alive = not over and status[key] == ROW
+        lived = alive
+        for w in range(words):
+            scratch[0, w] = held[key, w] if known else UNSET
+            scratch[1, w] = scratch[0, w]
+        for c in range(cells):
+            setter[c] = -1 if alive else -2
+        for moment in range(keys[key], keys[key + 1]):
+            best = -1
+            for place in range(moments[moment], moments[moment + 1]):
+                row = permutation[place]
+                _inherit(order, row, fields, scratch, 0 if inherits and alive else -1, scratch, 2)
+                code = _compared(scratch, 0, 1, wide, base, tie)
+                if code == REFUSED:
+                    return int(row)
+                late = code == OLDER and not (known and _compared(scratch, 1, 1, wide, base, tie) == OLDER)
+                tied, acted = code == TIED, False
+                action[0, place] = SKIP
+                for c in range(cells):
+                    action[1 + c, place] = SKIP
+                if code == TAKE:
+                    to_row = _compared(scratch, 0, 0, wide, base, tie) if alive else TAKE
+                    if to_row == REFUSED:
+                        return int(row)
+                    beaten = gone[row] != 0 and tie == GREATEST and _same_base(scratch, 0, wide, base, alive)
+                    if beaten and to_row == TAKE:
+                        to_row = TIED
+                    tied = tied or to_row == TIED
+                    was = known and lived and _compared(scratch, 1, 0, wide, base, tie) == OLDER
+                    late = late or (to_row == OLDER and not was)
+                    if gone[row] != 0:
+                        _put(scratch, 1, wide)
+                        acted, action[0, place] = True, TAKE
+                        if to_row == TAKE:
+                            alive, action[0, place] = False, CLEAR
+                    elif to_row == TAKE:
+                        _put(scratch, 0, wide)
+                        alive, acted, action[0, place] = True, True, TAKE
+                    filled, passed, lost, refused = _fill(
+                        gone[row] != 0, row, place, gives, kinds, base, tie, known, wide, values, setter, key, scratch,
+                        action,
+                    )  # fmt: skip
+                    if refused:
+                        return int(row)
+                    acted, late, tied = acted or filled, late or passed, tied or lost
+                why[row] = SUPERSEDED if acted or late else TIE_LOST if tied else STALE
+                if acted:
+                    best = row
+            for w in range(words):
+                running[moment, w] = scratch[0, w]
+            live[moment], last[moment] = np.uint8(alive), best
+    return -1
+
+
+@kernel
+def _same_base(scratch: Rows, part: int, wide: int, base: int, there: bool) -> bool:
+    """Whether the event in row 2 ties with a part of the running orders that was set."""
+    begin = part * wide
+    if not there or _is_unset(scratch, 0, begin, begin + wide):
+        return False
+    w = 0
+    while w < base and scratch[2, w] == scratch[0, begin + w]:
+        w += 1
+    return w == base

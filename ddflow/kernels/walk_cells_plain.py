@@ -1,0 +1,98 @@
+"""The walk of cells in its plain case: an order of one column that is never null, the last to arrive wins a tie.
+
+Invariant: it writes what `walk_cells` would (tests/test_kernels_walk_cells.py holds them together), and exists for one
+reason: with a single column nothing is compared in a loop, copied aside or returned as a tuple, which is three quarters
+of what the general walk costs.  Why that is not trivial: it is the case of nearly every feed, an integer or a
+timestamp, and of the figures that are told.  Other ties, longer orders, and cells of which every event counts, are
+not for it.
+
+>>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
+>>> taken = Taken(np.empty((3, 2), np.uint8), np.empty(2, np.uint8), np.empty((1, 4), np.int64), np.empty(1, np.uint8),
+...               ints(0))
+>>> walk_cells_plain(Steps(few(0, 1), few(0, 2), few(0, 1)), np.array([[5], [3]]), np.zeros(2, np.uint8),
+...                  np.zeros(1, np.uint8), np.empty((1, 4), np.int64), np.array([[1, 1], [0, 1]], np.uint8), False,
+...                  taken)
+>>> taken.action.tolist(), taken.running[0].tolist()[2:]  # the older event fills the second cell
+([[1, 0], [1, 0], [0, 1]], [5, 3])
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ddflow.kernels.compile import kernel
+from ddflow.kernels.resolve import STALE, SUPERSEDED
+from ddflow.kernels.walk import CLEAR, NONE, ROW, SKIP, TAKE, Steps, Taken
+
+__all__ = ["Steps", "Taken", "walk_cells_plain"]
+
+Rows = np.ndarray[Any, np.dtype[np.int64]]
+Flags = np.ndarray[Any, np.dtype[np.uint8]]
+LEAST = -(2**63)
+"""The word of an order that was never set."""
+
+
+@kernel
+def _put(running: Rows, moment: int, part: int, wide: int, word: int) -> None:
+    """The order of an event becomes that of a part: that it is not null, where there is a word for it, and itself."""
+    running[moment, part * wide] = 1
+    running[moment, part * wide + wide - 1] = word
+
+
+@kernel
+def walk_cells_plain(steps: Steps, order: Rows, gone: Flags, status: Flags, held: Rows, gives: Flags, over: bool,
+                     out: Taken) -> None:  # fmt: skip
+    """Walk all keys under versions of cells, where the latest event gives each cell its value.
+
+    As `walk_cells` takes them, with order: int64[n, v], v 1, or 2 of which the first is 1: not null.  held: int64[g,
+    (2 + cells) * v], of which the last word of each order decides.  O(n * cells), some 10 ns an event and cell.
+    """
+    permutation, moments, keys = steps
+    action, why, running, live, last = out
+    cells, wide = gives.shape[0], order.shape[1]
+    at = wide - 1
+    for key in range(keys.size - 1):
+        known = not over and status[key] != NONE
+        alive = not over and status[key] == ROW
+        lived, first = alive, keys[key]
+        for w in range((2 + cells) * wide):
+            running[first, w] = held[key, w] if known else np.int64(LEAST)
+        for moment in range(first, keys[key + 1]):
+            if moment > first:
+                for w in range((2 + cells) * wide):
+                    running[moment, w] = running[moment - 1, w]
+            best = np.int64(-1)
+            for place in range(moments[moment], moments[moment + 1]):
+                row = permutation[place]
+                word, dead = order[row, at], gone[row] != 0
+                action[0, place] = SKIP
+                if word < running[moment, wide + at]:
+                    for c in range(cells):
+                        action[1 + c, place] = SKIP
+                    why[row] = STALE if known and word < held[key, wide + at] else SUPERSEDED
+                    continue
+                newer = not alive or word >= running[moment, at]
+                acted = dead or newer
+                late = not newer and not (known and lived and word < held[key, at])
+                if dead:
+                    _put(running, moment, 1, wide, word)
+                    action[0, place] = CLEAR if newer else TAKE
+                    alive = alive and not newer
+                elif newer:
+                    _put(running, moment, 0, wide, word)
+                    alive, action[0, place] = True, TAKE
+                for c in range(cells):
+                    action[1 + c, place] = SKIP
+                    if not dead and gives[c, row] == 0:
+                        continue
+                    if word >= running[moment, (2 + c) * wide + at]:
+                        _put(running, moment, 2 + c, wide, word)
+                        action[1 + c, place], acted = CLEAR if dead else TAKE, True
+                    elif not dead:
+                        late = late or not (known and word < held[key, (2 + c) * wide + at])
+                why[row] = SUPERSEDED if acted or late else STALE
+                if acted:
+                    best = np.int64(row)
+            live[moment], last[moment] = np.uint8(alive), best

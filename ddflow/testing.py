@@ -1,0 +1,151 @@
+"""Testing: hold a spec, and the merger in it, to the law: the same answer however events are cut into calls.
+
+Invariant: `invariance` returns when no split that it tried, and where the spec promises it no order of arrival, gave
+another collection, or differences that do not add up to it; else it raises with the fewest events it could find that
+show it.  Why that is not trivial: what may differ is ruled (columns that do not count, late events), an arrival
+is only irrelevant where ties are decided by something else, and a failure of ten thousand rows teaches nobody anything.
+It tries; it proves nothing.  Specs whose answers depend on when calls are made (``expiry=``) are refused.
+(The rulings: docs/semantics.md, section 6.)
+
+>>> import ddflow as dd
+>>> events = pa.table({"id": [1, 1, 2, 1], "at": [3, 1, 1, 2], "n": [1, 2, 3, 4]})
+>>> print(invariance(dd.Upsert("id", order_by="at", merge=dd.Merge({"n": dd.sum()})), events))
+4 events, 25 splits; arrival decides, so no shuffles
+>>> print(invariance(dd.Upsert("id", order_by="at", versions="cell", tie="greatest"), events))
+4 events, 25 splits, 25 shuffles
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+
+from ddflow.errors import NotInvariant, SpecError
+from ddflow.flow import Flow
+from ddflow.frontier import CLOSED
+from ddflow.identity import Secret, value_hashes
+from ddflow.rows import shown_row
+from ddflow.schema import to_schema, to_table
+from ddflow.spec import Upsert
+
+SOURCE = "events"
+SECRET = Secret(1, 2)
+
+
+@dataclass(frozen=True)
+class Invariance:
+    """What was tried.  ``shuffles``: 0 where arrival may decide."""
+
+    events: int
+    splits: int
+    shuffles: int
+
+    def __str__(self) -> str:
+        shuffled = f", {self.shuffles} shuffles" if self.shuffles else "; arrival decides, so no shuffles"
+        return f"{self.events:,} events, {self.splits} splits{shuffled}"
+
+
+def invariance(
+    spec: Upsert,
+    events: Any,
+    schema: Any = None,
+    *,
+    rounds: int = 25,
+    seed: int = 0,
+    shuffled: bool | None = None,
+    collection: Callable[[Flow], Any] | None = None,
+) -> Invariance:
+    """Fold ``events`` in one call, then cut at random, ``rounds`` times, and shuffled as often; compare.
+
+    ``events``: anything that speaks Arrow, in the order of arrival.  ``schema``: of the source, by default theirs.
+    ``shuffled``: whether to shuffle; by default where `Upsert.order_free` says so.  ``collection``: makes of a new flow
+    what is to be compared, by default its source, which must be called "events".  ``seed``: of all that is random.
+
+    Returns what was tried.  Raises `NotInvariant` with the fewest events that show a difference, `SpecError` for a spec
+    with ``expiry=``, and what a step of the events raises.  O(rounds * events), some 10 ms a round and call.
+    """
+    if spec.expiry is not None:
+        raise SpecError("dd.testing.invariance", "the spec has expiry=, whose horizon moves with the calls",
+                        "test it without; what is forgotten depends on how events are cut")  # fmt: skip
+    spec = replace(spec, lateness=None) if spec.lateness is not None else spec  # what is late depends on calls
+    table = to_table(events, repr(SOURCE), pa.schema([]))
+    declared = to_schema(table.schema if schema is None else schema, f"the schema of {SOURCE!r}")
+    trial = _Trial(spec, declared, table, collection or (lambda flow: flow.upserts(SOURCE, declared, spec)))
+    draw, n = Random(seed), table.num_rows
+    rows = list(range(n))
+    whole = trial.outcome([rows])
+    for _ in range(rounds):
+        cuts = sorted({0, n, *(draw.randrange(n + 1) for _ in range(draw.randint(1, 6)))})
+        calls = [rows[begin:end] for begin, end in pairwise(cuts)]
+        if trial.outcome(calls) != whole:
+            _tell(trial, calls, "cut into calls")
+    shuffle = spec.order_free if shuffled is None else shuffled
+    for _ in range(rounds if shuffle else 0):
+        draw.shuffle(rows)
+        if trial.outcome([rows]) != whole:
+            _tell(trial, [list(rows)], "in another order of arrival")
+    return Invariance(n, rounds, rounds if shuffle else 0)
+
+
+class _Trial:
+    """Runs a spec over chosen rows in chosen calls."""
+
+    def __init__(self, spec: Upsert, schema: pa.Schema, table: pa.Table, collection: Callable[[Flow], Any]) -> None:
+        self.spec, self.schema, self.table, self.collection = spec, schema, table, collection
+
+    def outcome(self, calls: Sequence[Sequence[int]]) -> Counter[int]:
+        """The final collection, as hashes of its rows; the differences must add up to it."""
+        flow = Flow()
+        node = flow.output("out", self.collection(flow))
+        total: Counter[int] = Counter()
+        names = [n for n in node.schema.names if n in self.spec.key or self.spec.counts(n)] or node.schema.names
+        with flow.open(secret=SECRET) as engine:
+            given = [{SOURCE: self.table.take(pa.array(rows, pa.int64()))} for rows in calls]
+            steps = [engine.push(each) if flow.holds_back else engine.step(each, time)
+                     for time, each in enumerate(given)]  # fmt: skip
+            if flow.holds_back:
+                steps.append(engine.advance_to(CLOSED))
+            for step in steps:
+                _add(total, step["out"], names)
+            held: Counter[int] = Counter()
+            _add(held, engine.read("out"), names)
+        kept = Counter({row: n for row, n in total.items() if n})
+        if kept != held:
+            raise AssertionError("differences do not add up to the collection: a bug of ddflow")
+        return kept
+
+    def differs(self, calls: Sequence[Sequence[int]]) -> bool:
+        """Whether these calls, and all their rows in the order of the table in one call, give different collections."""
+        return self.outcome(calls) != self.outcome([sorted(row for rows in calls for row in rows)])
+
+
+def _add(total: Counter[int], updates: pa.Table, names: list[str]) -> None:
+    rows, diffs = value_hashes(updates.select(names), SECRET).tolist(), updates.column("_diff").to_pylist()
+    for row, diff in zip(rows, diffs, strict=True):
+        total[row] += diff
+
+
+def _tell(trial: _Trial, calls: list[list[int]], how: str) -> None:
+    """Leave out what is not needed for a difference, and raise."""
+    size = max(sum(map(len, calls)) // 2, 1)
+    while True:
+        every = [row for rows in calls for row in rows]
+        for begin in range(0, len(every), size):
+            without = set(every[begin : begin + size])
+            fewer = [left for rows in calls if (left := [row for row in rows if row not in without])]
+            if fewer and trial.differs(fewer):
+                calls = fewer
+                break
+        else:
+            if size == 1:
+                break
+            size //= 2
+    shown = [[shown_row(trial.table, row) for row in rows] for rows in calls]
+    raise NotInvariant("dd.testing.invariance", f"{how}, these events give another collection: {shown}",
+                       "make the merger independent of it, or document what it depends on")  # fmt: skip

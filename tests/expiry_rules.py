@@ -1,0 +1,64 @@
+"""The twin's rules of expiry: which keys are forgotten when a step begins, and which events come too late for that.
+
+Invariant: reads as section 10 of docs/semantics.md does.  Every key is looked at in every step, the horizon is computed
+from the orders themselves, and the collection that was put out is kept beside the one that is held: under
+``on_expire="forget"`` they part.  Why that is not trivial: null is below everything, NaN and the infinities are no
+points in time, so they never move the horizon.  Judging is in ``rules`` and ``merging_rules``.
+
+>>> from ddflow.spec import Upsert
+>>> from ddflow.merging.expiry import Expiry
+>>> spec = Upsert("k", "at", expiry=Expiry(ttl=30, tombstone_ttl=20))
+>>> too_old(spec, 120, 85, live=True), too_old(spec, 120, 99, live=False), too_old(spec, 120, None, live=True)
+(True, True, True)
+>>> too_old(spec, None, 85, live=True)
+False
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from rules import Event, Held, Row, rank
+
+from ddflow.spec import Upsert
+
+
+def order_of(held: Held) -> Any:
+    """The order of what a key holds; under versions of cells the greater of its row's and its latest delete's."""
+    marks = [getattr(held, name, None) for name in ("mark", "grave")]
+    orders = [mark.order[0] for mark in marks if mark is not None] or [held.order[0]]
+    return max(orders, key=rank)
+
+
+def too_old(spec: Upsert, greatest: Any, order: Any, live: bool) -> bool:
+    """Whether an order is below the horizon of live keys, or of deleted ones and of events."""
+    assert spec.expiry is not None
+    both = [spec.expiry.ttl] if live else [spec.expiry.ttl, spec.expiry.tombstone_ttl]
+    ttls = [ttl for ttl in both if ttl is not None]
+    if greatest is None or not ttls:
+        return False
+    return rank(order) < rank(greatest - min(ttls))
+
+
+def moved(greatest: Any, events: Sequence[Event]) -> Any:
+    """The greatest order seen, after some events: nulls, NaN and the infinities aside."""
+    orders = [event.order[0] for event in events if event.order[0] is not None and math.isfinite(event.order[0])]
+    return max([*orders, *([] if greatest is None else [greatest])], default=None)
+
+
+def expire(spec: Upsert, held: dict[Row, Any], greatest: Any) -> dict[Row, Held]:
+    """Take the keys out of ``held`` that are forgotten now; what they held."""
+    out = {key: its for key, its in held.items() if too_old(spec, greatest, order_of(its), its.row is not None)}
+    for key in out:
+        del held[key]
+    return out
+
+
+def refuse(spec: Upsert, held: dict[Row, Any], greatest: Any, events: Sequence[Event]) -> None:
+    """Give the events their verdict that come too late for a key that is not held."""
+    assert spec.expiry is not None
+    for event in events if spec.expiry.on_forgotten == "refuse" else ():
+        if event.key not in held and too_old(spec, greatest, event.order[0], live=False):
+            event.verdict, event.winner = "forgotten", (None,) * len(event.order)

@@ -1,0 +1,88 @@
+"""Mergers of one's own and derived columns, each beside the Python function of one row that means the same.
+
+Invariant: both sides of a pair say the same of every row; the twin calls the one, the engine gets the other.  Why that
+is not trivial: the engine's works on whole columns, where a null is told apart by masks.  Spec texts name a merger by
+``{"function": name}`` here, since no JSON holds code; `with_function` puts it back.
+
+>>> MERGERS["inc or reset"][0]({"n": 5, "s": "set"}, {"n": 3, "s": "inc"})["n"]
+8
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from conditions import COMPUTED, known
+
+import ddflow as dd
+from ddflow.merging.merge import Merge
+
+Named = Mapping[str, Any]
+
+
+def inc_or_reset(held: Named, given: Named) -> dict[str, Any]:
+    """``s`` says what becomes of ``n``: "inc" adds, "reset" clears, all else is the default."""
+    n, old = given["n"], held["n"]
+    if given["s"] == "inc" and None not in (n, old):
+        n = n + old
+    elif given["s"] != "reset":
+        n = old if n is None else n
+    else:
+        n = None
+    rest = {name: held[name] if value is None else value for name, value in given.items()}
+    return rest | {"n": n}
+
+
+def inc_or_reset_columns(held: pa.RecordBatch, given: pa.RecordBatch) -> pa.RecordBatch:
+    """The same for whole columns."""
+    n, old, what = given["n"], held["n"], pc.fill_null(given["s"], "")
+    both = pc.and_(pc.is_valid(n), pc.is_valid(old))
+    merged = pc.if_else(pc.and_(pc.equal(what, "inc"), both), pc.add(n, old), pc.coalesce(n, old))
+    columns = {name: pc.coalesce(given[name], held[name]) for name in given.schema.names}
+    columns["n"] = pc.if_else(pc.equal(what, "reset"), pa.scalar(None, n.type), merged)
+    return pa.RecordBatch.from_arrays(list(columns.values()), schema=given.schema)
+
+
+def longer(held: Named, given: Named) -> dict[str, Any]:
+    """The longer text stays; all else is as given, null too."""
+    s = max((each for each in (held["s"], given["s"]) if each is not None), key=len, default=None)
+    return {**given, "s": s}
+
+
+def longer_columns(held: pa.RecordBatch, given: pa.RecordBatch) -> pa.RecordBatch:
+    """The same for whole columns."""
+    lengths = [pc.fill_null(pc.utf8_length(each["s"]), -1) for each in (held, given)]
+    s = pc.if_else(pc.greater(lengths[1], lengths[0]), given["s"], held["s"])
+    at = given.schema.get_field_index("s")
+    return given.set_column(at, given.schema.field(at), s)
+
+
+MERGERS: dict[str, tuple[Callable[[Named, Named], Named], Callable[..., Any]]] = {
+    "inc or reset": (inc_or_reset, inc_or_reset_columns), "longer": (longer, longer_columns),
+}  # fmt: skip
+"""Name -> of two rows, and of two batches."""
+
+DERIVED: dict[str, Callable[[Named], Any]] = COMPUTED | {
+    "score + bonus": lambda row: None if None in (row["score"], row["bonus"]) else row["score"] + row["bonus"],
+    "concat(firstName, lastName)": lambda row: (
+        None if None in (row["firstName"], row["lastName"]) else row["firstName"] + row["lastName"]
+    ),
+    "n * 2": known("n", lambda n: n * 2),
+    "n > 1": known("n", lambda n: n > 1),
+    "total > 2": known("total", lambda total: total > 2),
+    "coalesce(s, 'none')": lambda row: "none" if row["s"] is None else row["s"],
+}
+"""SQL text of a derived column -> what it means."""
+
+
+def with_function(given: Mapping[str, Any]) -> tuple[dict[str, Any], Merge | None]:
+    """A spec's JSON form without its merger, and the merger that it named."""
+    merge = given.get("merge")
+    if not isinstance(merge, Mapping) or "function" not in merge:
+        return dict(given), None
+    return {name: each for name, each in given.items() if name != "merge"}, dd.Merge(
+        function=MERGERS[merge["function"]][1]
+    )

@@ -1,0 +1,393 @@
+"""The twin's rules of merging: what a key holds, folded with its events one after the other, cell by cell.
+
+Invariant: `fold` reads as section 9 of docs/semantics.md does; all it knows when an event comes is what the events
+before it left, so no split into steps can matter.  Why that is not trivial: who decided each thing (the row, a group
+of columns, a single cell) must be remembered with its order, its seq and, for ``tie="greatest"``, what it gave; and a
+verdict tells whether an event lost to what was held when the step began or to an event of the step.
+Nothing here knows of times or outputs: that is ``model``.  Types are names ("int8"), structs a dict of them.
+
+>>> from ddflow.merging.strategy import sum, union
+>>> cell(sum(), "int8", 3, 5), cell(union(), "", ("a", "b"), ("b", "c"))
+(8, ('a', 'b', 'c'))
+>>> cell(sum(), "int8", 100, 100)
+Traceback (most recent call last):
+    ...
+rules.Refused: MergeOverflow
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Context
+from typing import Any
+
+import numpy as np
+from rules import Event, Held, Refused, Row, Source, canonical, rank, ranks, same
+
+from ddflow.merging.merge import Merge
+from ddflow.merging.strategy import Strategy, first, last, last_non_null
+
+FOLDED, OLDER, TIE = "folded", "older", "tie"
+EXACT = Context(prec=80)
+
+
+# What becomes of a cell
+
+
+def cell(strategy: Strategy, kind: Any, o: Any, n: Any, given: bool = True, new: bool = False) -> Any:
+    """The cell after an event.  ``given``: its batch had the column; ``new``: it makes the row."""
+    name = strategy.name
+    if name == "last":
+        return n if given else o
+    if name == "first":
+        return n if new else o
+    if name == "fields":
+        return o if n is None else _struct(strategy, kind, o, n)
+    if n is None:
+        return o
+    if name == "last_non_null":
+        return n
+    if name == "first_non_null":
+        return n if o is None else o
+    if name in ("append", "union", "collect"):
+        return _list(strategy, o or (), (n,) if name == "collect" else n)
+    if o is None:
+        return n
+    if name in ("max", "min"):
+        return {"max": max, "min": min}[name](o, n, key=rank)
+    if name == "join_text":
+        return o + strategy.separator + n
+    return _sum(kind, o, n) if name == "sum" else {"bool_and": o and n, "bool_or": o or n}[name]
+
+
+def _list(strategy: Strategy, o: Row, n: Row) -> Row:
+    out = o + n
+    if strategy.name == "union":
+        out = tuple(each for i, each in enumerate(out) if each not in out[:i])
+    if strategy.limit is not None and len(out) > strategy.limit:
+        raise Refused("ListTooLong")
+    return out
+
+
+def _struct(strategy: Strategy, kind: Mapping[str, Any], o: Any, n: Any) -> Row:
+    held = dict(o or ())
+    return tuple((name, cell(part_of(strategy, name), kind[name], held.get(name), each, new=o is None))
+                 for name, each in n)  # fmt: skip
+
+
+def part_of(strategy: Strategy, name: str) -> Strategy:
+    """The strategy of a field of a struct."""
+    return dict(strategy.parts or ()).get(name, strategy.default or last_non_null())
+
+
+def _sum(kind: str, o: Any, n: Any) -> Any:
+    if kind.startswith("float"):
+        with np.errstate(all="ignore"):
+            return canonical(float(np.dtype(kind).type(o) + np.dtype(kind).type(n)))
+    if kind.startswith("decimal"):
+        precision, scale = map(int, kind[len("decimal(") : -1].split(","))
+        out = EXACT.add(o, n)
+        inside = abs(out.scaleb(scale, EXACT)) < 10**precision
+    else:
+        bounds = np.iinfo("int64" if kind.startswith("duration") else kind)
+        out = o + n
+        inside = bounds.min <= out <= bounds.max
+    if not inside:
+        raise Refused("MergeOverflow")
+    return out
+
+
+# Who decides
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Whoever decided something: its order, comparable and plain, its seq, and its own row, or None for a delete."""
+
+    base: tuple[tuple[Any, ...], ...]
+    order: Row
+    seq: int | None
+    own: Row | None
+
+
+@dataclass
+class Merged(Held):
+    """What a key holds under merging; ``base`` and ``order`` are of ``mark``, or of the latest delete.
+
+    ``mark``: who set the order of the row; under versions of cells the greatest live event, and ``grave`` the latest
+    delete.  ``groups``: who set the order of each.  ``cells``: who set each cell, by column, fields nested.
+    """
+
+    mark: Mark | None = None
+    groups: list[Mark | None] = field(default_factory=list)
+    grave: Mark | None = None
+    cells: dict[str, Mark | None] = field(default_factory=dict)
+
+
+def strategy_of(source: Source, column: str) -> Strategy:
+    """How a column is merged."""
+    spec = source.spec
+    if spec.merge == "first_row":
+        return first()
+    merge = spec.merge if isinstance(spec.merge, Merge) else Merge()
+    grouped = any(column in columns for _, columns in spec.groups)
+    return merge.strategies.get(column) or merge.default or (last() if grouped else last_non_null())
+
+
+def merged_columns(source: Source) -> list[str]:
+    """The row columns that are merged: not the key, no order, nothing derived."""
+    spec = source.spec
+    others = {*spec.key, *spec.order_by, *(name for name, _ in spec.derive), *(c for of, _ in spec.groups for c in of)}
+    return [column for column in source.row if column not in others]
+
+
+def below(source: Source, new: Mark, old: Mark) -> bool:
+    """Whether it is older, by order, or by seq where that decides."""
+    if new.base != old.base:
+        return new.base < old.base
+    return source.spec.tie == "last" and source.spec.seq is not None and rank(new.seq) < rank(old.seq)
+
+
+def compare(source: Source, new: Mark, old: Mark, sizes: tuple[Any, Any] | None = None) -> str:
+    """Whether an event is folded on top of what came before it.  ``sizes``: of both under ``tie="greatest"``."""
+    spec = source.spec
+    if new.base != old.base or below(source, new, old):
+        return OLDER if below(source, new, old) else FOLDED
+    if spec.tie == "error":
+        raise Refused("TieRefused")
+    if spec.tie == "last":
+        return FOLDED
+    if spec.tie == "first":
+        return FOLDED if spec.seq is not None and rank(new.seq) < rank(old.seq) else TIE
+    mine, its = sizes or (new.own is not None, old.own is not None)
+    return FOLDED if mine >= its else TIE
+
+
+# The fold
+
+
+class Fold:
+    """One key at one time: ``take`` the events, then ``close``."""
+
+    def __init__(self, source: Source, held: Merged | None, over: bool) -> None:
+        self.source, self.spec = source, source.spec
+        self.before = held.row if held else None
+        kept = copy.deepcopy(held) if held and source.keeps_order and not over else None
+        nobody = (None,) * len(self.spec.order_by)
+        self.now = kept or Merged((), nobody, None, None, groups=[None] * len(self.spec.groups))
+        self.now.row = None if over else self.before
+        self.began = copy.deepcopy(self.now)
+        self.refusals = set[str]()
+        grouped = {column for _, columns in self.spec.groups for column in columns}
+        self.merged = merged_columns(source)
+        self.rest = [column for column in self.merged if column not in grouped]
+        self.ordered = not self.spec.groups or bool(self.spec.order_by) or self.spec.late == "advance"
+
+    def take(self, event: Event) -> bool:
+        """Whether the event is folded; else ``refusals`` says why not."""
+        self.refusals = set()
+        mark = self.inherited(event)
+        return self.cells(event, mark) if self.spec.versions == "cell" else self.row_and_groups(event, mark)
+
+    def inherited(self, event: Event) -> Mark:
+        """Null order columns are those of the running order."""
+        running = self.now.mark.order if self.now.mark else (None,) * len(event.order)
+        order = tuple(old if new is None else new for new, old in zip(event.order, running, strict=True))
+        return Mark(event.base[: len(event.base) - len(order)] + ranks(order), order, event.seq, event.row)
+
+    def asked(self, new: Mark, old: Mark | None, began: Mark | None, sizes: tuple[Any, Any] | None = None) -> bool:
+        """Whether one who decides accepts it; notes why not.  ``sizes``: as `compare` takes them."""
+        if old is None:
+            return True
+        found = compare(self.source, new, old, sizes)
+        if found == OLDER:
+            self.refusals.add("stale" if began is not None and below(self.source, new, began) else "superseded")
+        elif found == TIE:
+            self.refusals.add("tie_lost")
+        return found == FOLDED
+
+    def sizes(self, new: Mark, old: Mark | None, columns: Sequence[str]) -> tuple[Any, Any] | None:
+        """What ``tie="greatest"`` compares: what both gave these columns, by those that count; a delete is least."""
+        if old is None:
+            return None
+        at = [i for i, column in enumerate(self.source.row) if column in columns and self.spec.counts(column)]
+        mine, its = ((0,) if by.own is None else (1, ranks(by.own[i] for i in at)) for by in (new, old))
+        return mine, its
+
+    def row_and_groups(self, event: Event, mark: Mark) -> bool:
+        """Versions of rows: the row by its order, each group by its own."""
+        now, spec = self.now, self.spec
+        accepted = not self.ordered or self.asked(
+            mark, now.mark, self.began.mark, self.sizes(mark, now.mark, self.rest)
+        )
+        marks = [Mark(ranks(order), order, event.seq, event.row) if any(each is not None for each in order) else None
+                 for order in event.groups]  # fmt: skip
+        open_to = [i for i, ((_, columns), its) in enumerate(zip(spec.groups, marks, strict=True))
+                   if its is not None and self.asked(its, now.groups[i], self.began.groups[i],
+                                                     self.sizes(its, now.groups[i], columns))]  # fmt: skip
+        if not self.ordered and any(marks):
+            accepted = bool(open_to)
+        if not accepted and (now.row is None or (event.deletes and spec.deletes == "row")):
+            return False
+        for i in open_to:
+            now.groups[i] = marks[i]
+        columns = [column for i in open_to for column in spec.groups[i][1]]
+        if event.deletes and spec.deletes == "group":
+            if now.row is not None:
+                now.row = tuple(None if name in columns else value for name, value in self.named().items())
+            return bool(open_to)
+        if event.deletes:
+            now.row, now.mark = None, mark
+            return True
+        self.merge(event, [*columns, *(self.rest if accepted else [])], mark)
+        if accepted:
+            now.mark = mark
+        return accepted or bool(open_to)
+
+    def named(self) -> dict[str, Any]:
+        """The row by column; all null where there is none."""
+        return dict(zip(self.source.row, self.now.row or (None,) * len(self.source.row), strict=True))
+
+    def merge(self, event: Event, columns: Sequence[str], mark: Mark) -> None:
+        """Fold these cells of an event into the row, or make it."""
+        new, held = self.now.row is None, self.named()
+        given = dict(zip(self.source.row, event.payload, strict=True))
+        given |= {c: o for c, o in zip(self.spec.order_by, mark.order, strict=True) if c in given}
+        given |= dict.fromkeys((name for name, _ in self.spec.derive), None)
+        out = held | {name: given[name] for name in self.spec.key} if new else held
+        if self.source.function is not None and columns:  # an event that is skipped is not shown to it
+            merged = given if new else self.source.function(held, given)
+            out |= {column: canonical(merged[column]) for column in self.merged}
+        else:
+            for c in columns:
+                kind = self.source.types.get(c)
+                out[c] = cell(strategy_of(self.source, c), kind, held[c], given[c], c in event.given, new)
+        if new and self.spec.merge == "first_row":
+            out |= {c: given[c] for c in self.spec.order_by if c in given}
+        self.now.row = tuple(out.values())
+
+    # Versions of cells
+
+    def cells(self, event: Event, mark: Mark) -> bool:
+        """Versions of cells: each by the order of who set it, and all by that of the latest delete."""
+        now = self.now
+        if not self.asked(mark, now.grave, self.began.grave):
+            return False
+        if event.deletes:
+            now.grave, now.cells = mark, self.later(now.cells, mark)
+            if now.mark is not None and compare(self.source, mark, now.mark) == FOLDED:
+                now.row = now.mark = None
+            elif now.row is not None:
+                now.row = self.without(now.row, now.cells)
+            return True
+        newer = self.asked(mark, now.mark, self.began.mark)
+        values = (
+            self.named() if now.row is not None else self.named() | dict(zip(self.spec.key, event.key, strict=True))
+        )
+        given = dict(zip(self.source.row, event.payload, strict=True))
+        filled = False
+        for column in self.merged:
+            kind, strategy = self.source.types.get(column), strategy_of(self.source, column)
+            values[column], now.cells[column], did = self.filled(
+                strategy, kind, (values[column], now.cells.get(column)), given[column], column in event.given, mark,
+                self.began.cells.get(column),
+            )  # fmt: skip
+            filled = filled or did
+        if not newer and not filled:
+            return False
+        now.row, now.mark = tuple(values.values()), mark if newer else now.mark
+        return True
+
+    def filled(self, strategy: Strategy, kind: Any, held: tuple[Any, Any], n: Any, given: bool, mark: Mark,
+               began: Any) -> Any:  # fmt: skip
+        """The cell, who set it, and whether the event did something to it; ``began``: who had set it."""
+        o, by = held
+        name = strategy.name
+        if (name == "last" and not given) or (name not in ("last", "first") and n is None):
+            return o, by, False
+        if name in ("last", "last_non_null"):
+            # What is equal fills nothing.
+            took = self.asked(mark, by, began, (rank(n) > rank(o), True) if self.spec.tie == "greatest" else None)
+        elif name in ("first", "first_non_null"):
+            took = by is None or self.first_of(mark, by, began, self.spec.tie == "greatest" and rank(n) > rank(o))
+        else:
+            return cell(strategy, kind, o, n), by or mark, True
+        return (n, mark, True) if took else (o, by, False)
+
+    def first_of(self, new: Mark, old: Mark, began: Mark | None, greater: bool) -> bool:
+        """Whether an event comes before the one that set a cell; notes why not.  ``greater``: its value is."""
+        found = self.precedes(new, old, greater)
+        if found == OLDER:
+            late = began is not None and self.precedes(new, began, greater) == OLDER
+            self.refusals.add("stale" if late else "superseded")
+        elif found == TIE:
+            self.refusals.add("tie_lost")
+        return found == FOLDED
+
+    def precedes(self, new: Mark, old: Mark, greater: bool) -> str:
+        """As `compare`, where the least order is folded."""
+        if new.base != old.base:
+            return FOLDED if new.base < old.base else OLDER
+        if self.spec.tie == "error":
+            raise Refused("TieRefused")
+        mine, its = rank(new.seq), rank(old.seq)
+        if greater or mine < its:
+            return FOLDED
+        return OLDER if mine > its else TIE
+
+    def later(self, cells: Mapping[str, Mark | None], mark: Mark) -> dict[str, Mark | None]:
+        """Of cells, those that a delete leaves alone."""
+        return {name: by for name, by in cells.items() if by and compare(self.source, mark, by) != FOLDED}
+
+    def without(self, row: Row, cells: Mapping[str, Mark | None]) -> Row:
+        """The row with nothing in the cells that nobody set."""
+        return tuple(None if name in self.merged and name not in cells else value
+                     for name, value in zip(self.source.row, row, strict=True))  # fmt: skip
+
+    # The end of a time
+
+    def close(self, folded: Event | None) -> tuple[Merged, bool]:
+        """What the key holds now, and whether its row changed."""
+        now, spec, source = self.now, self.spec, self.source
+        if now.row is not None:
+            out = self.named()
+            if spec.merge != "first_row" and now.mark is not None and folded is not None:
+                out |= {c: o for c, o in zip(spec.order_by, now.mark.order, strict=True) if c in out}
+            for (of, _), by in zip(spec.groups, now.groups, strict=True):
+                out |= {c: o for c, o in zip(of, by.order if by else (None,) * len(of), strict=True) if c in out}
+            for name, _ in spec.derive:
+                out[name] = canonical(source.derive[name](out))
+            now.row = tuple(out.values())
+        changed = not same(source, self.before, now.row)
+        last_word = now.mark if now.row is not None else now.grave or now.mark
+        if last_word is not None:
+            now = replace(now, base=last_word.base, order=last_word.order, seq=last_word.seq)
+        return replace(now, row=now.row if changed else self.before), changed
+
+
+def fold(source: Source, held: Merged | None, events: list[Event], over: bool = False) -> Merged:
+    """Give every event of one key and time its verdict; return what the key holds then.  Refuses what must be."""
+    this, last_folded = Fold(source, held, over), None
+    for event in sorted(events, key=lambda event: (event.base, rank(event.seq))) if source.spec.time else events:
+        if this.take(event):
+            event.verdict, last_folded = "superseded", event
+        elif this.refusals <= {"stale"}:
+            event.verdict = "stale"
+        else:
+            tie = "tie_lost" in this.refusals and "superseded" not in this.refusals
+            event.verdict = "tie_lost" if tie else "superseded"
+    now, changed = this.close(last_folded)
+    if last_folded is not None:
+        last_folded.verdict = "applied" if changed else "noop"
+    for event in events:
+        event.winner = now.order
+    return now
+
+
+def buried(source: Source, tomb: Held, its: Any) -> Merged:
+    """The tombstone of a key that is absent from full contents: its groups keep their orders, and are of the delete."""
+    mark, cells = Mark(tomb.base, tomb.order, tomb.seq, None), source.spec.versions == "cell"
+    groups = [by and replace(by, seq=tomb.seq, own=None) for by in its.groups]
+    return Merged(mark.base, mark.order, mark.seq, None, None if cells else mark, groups, mark if cells else None)

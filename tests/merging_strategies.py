@@ -1,0 +1,208 @@
+"""What hypothesis draws of merging: specs with strategies, groups, versions of cells, and events that are partial.
+
+Invariant: a drawn scenario is valid JSON with a spec free of contradictions, as in ``strategies``.  Why that is not
+trivial: a strategy must fit its column's type, under versions of cells and deletes few are allowed, types without an
+order may not meet ``tie="greatest"``, and what is interesting (nulls, absent columns, equal orders, older events, a
+delete between two lives) must come up in few events of few keys.
+
+>>> fits("list<int64>")
+['last', 'last_non_null', 'first', 'first_non_null', 'append', 'union']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from conditions import CONDITIONS, columns_in
+from hypothesis import strategies as st
+from strategies import EXTREMES, TIMES, VALUES, deletes, element, maybe, row_of, some
+
+PAYLOAD = {"n": "int64", "s": "string", "f": "float64", "b": "bool", "d": "decimal(9,2)", "x": "binary", "i": "int8",
+           "u": "uint64", "h": "float32", "y": "duration[s]", "l": "list<int64>", "m": "list<string>",
+           "z": "struct<x,s>"}  # fmt: skip
+MORE: dict[str, list[Any]] = {
+    "list<string>": [[], ["a"], ["b", "a"], ["a", None, "a"]], "int8": [-1, 0, 1, 2, 100],
+    "struct<x,s>": [{"x": 1, "s": "a"}, {"x": None, "s": "b"}, {"x": 5, "s": None}, {"x": None, "s": None}],
+    "decimal(9,2)": [*VALUES["decimal(9,2)"], "6000000.00"], "string": ["", "a", "b", "é"],
+}  # fmt: skip
+"""Values of payload columns, where they are others than those of ``strategies``."""
+FREE = ["last", "last_non_null"]
+"""Strategies for which no order of arrival matters under versions of cells, whatever deletes."""
+NUMBERS = ("int64", "int8", "uint64", "float32", "float64", "decimal(9,2)", "duration[s]")
+DERIVED = {"n * 2": ("int64", {"n"}), "n > 1": ("bool", {"n"}), "coalesce(s, 'none')": ("string", {"s"})}
+"""SQL of derived columns, with the type and the columns that it names."""
+NESTED = ("list", "struct")
+
+
+def fits(kind: str) -> list[str]:
+    """The strategies, by name, that work on a type; but `fields`, which has parts."""
+    out = ["last", "last_non_null", "first", "first_non_null"]
+    if kind.startswith("list"):
+        return [*out, "append", "union"]
+    if not kind.startswith("struct"):
+        out += ["max", "min"]
+    out += ["sum"] * (kind in NUMBERS) + ["bool_and", "bool_or"] * (kind == "bool") + ["join_text"] * (kind == "string")
+    return [*out, "collect"]
+
+
+@st.composite
+def strategy(draw: st.DrawFn, kind: str, allowed: set[str] | None = None) -> Any:
+    """The JSON form of a strategy that works on a type; ``allowed``: under versions of cells."""
+    if kind == "struct<x,s>" and (allowed is None or "sum" in allowed) and draw(st.booleans()):
+        counting = {"max", "min", "sum"} if allowed else None
+        part = {name: draw(strategy(of, counting).filter(lambda each: named(each) != "collect"))
+                for name, of in (("x", "int64"), ("s", "string"))}  # fmt: skip
+        # Under versions of cells a struct is one cell: all of its fields must be such that every event counts.
+        return {"name": "fields", "fields": part if allowed else {name: part[name] for name in draw(some(list(part)))},
+                **({"default": "max"} if allowed else {})}  # fmt: skip
+    name = draw(st.sampled_from([each for each in fits(kind) if allowed is None or each in allowed]))
+    if name in ("append", "union", "collect"):
+        limit = draw(maybe(st.sampled_from([1, 3, 6])))
+        return {"name": name, "limit": limit} if limit else name
+    return {"name": name, "separator": draw(st.sampled_from([";", ""]))} if name == "join_text" else name
+
+
+@st.composite
+def sources(draw: st.DrawFn, holds_back: bool, **fixed: Any) -> dict[str, Any]:
+    """One source that merges.  ``how``: "row", "groups", "cell", "first_row" or "function"; others as they are."""
+    how = fixed.get("how", draw(st.sampled_from(["row", "row", "groups", "groups", "cell", "first_row", "function"])))
+    kinds = fixed.get("kinds", ["int8", "int64", "string", "float64", "decimal(9,2)"])
+    orders = {name: draw(st.sampled_from(kinds))
+              for name in fixed.get("order_by", draw(st.sampled_from([[], ["o"], ["o"], ["o", "p"]])))}  # fmt: skip
+    spec: dict[str, Any] = {"key": ["k"]}
+    extra: dict[str, str] = {}
+    if holds_back:
+        extra["t"], spec["time"] = draw(st.sampled_from(TIMES)), "t"
+        needs = how in ("groups", "cell")
+        spec["late"] = fixed.get("late", "advance" if needs else draw(st.sampled_from(["error", "drop", "advance"])))
+        spec["lateness"] = fixed.get("lateness", draw(maybe(st.integers(0, 3))))
+    if how == "cell":
+        spec["versions"] = "cell"
+        orders = orders if holds_back else orders or {"o": "int64"}
+    payload = {name: PAYLOAD[name] for name in draw(some(fixed.get("payload", list(PAYLOAD)), 1))}
+    if how == "function":
+        payload |= {"n": "int64", "s": "string"}
+    groups = draw(grouped(list(payload), kinds)) if how == "groups" else {}
+    extra |= {name: kind for of, _ in groups.values() for name, kind in of.items()}
+    if orders or holds_back or groups:
+        spec["tie"] = fixed.get("tie", draw(st.sampled_from(["last", "last", "first", "greatest", "error"])))
+    if spec.get("tie") == "greatest":
+        payload = {name: kind for name, kind in payload.items() if not kind.startswith(NESTED)} or {"n": "int64"}
+        groups = {name: (of, [c for c in columns if c in payload]) for name, (of, columns) in groups.items()}
+    if orders:
+        spec["order_by"] = list(orders)
+    if groups:
+        spec["groups"] = [[list(of), columns] for of, columns in groups.values()]
+        spec["exclusive"] = draw(maybe(st.just(True)))
+    if fixed.get("seq", spec.get("tie", "last") in ("last", "first") and draw(st.integers(0, 2)) == 0):
+        extra["seq"], spec["seq"] = "int64", "seq"
+    if spec.get("late") == "advance" or not holds_back:
+        spec["stale"] = fixed.get("stale", draw(st.sampled_from(["drop", "drop", "mark", "side"])))
+    spec["null_key"] = fixed.get("null_key", draw(st.sampled_from(["error", "drop", "keep"])))
+    dies = fixed.get("deletes", True)
+    if dies:
+        extra |= draw(deletes(spec, payload))
+    conditions = [sql for sql in CONDITIONS if columns_in(sql) <= {c for c in payload if c in "nsfb"}]
+    if dies and conditions:
+        spec["where"] = draw(maybe(st.sampled_from(conditions)))
+    if groups and ("delete" in spec or spec.get("where")):
+        spec["deletes"] = draw(maybe(st.just("group")))
+    merge = draw(merges(how, payload, bool(spec.get("delete") or spec.get("where")), fixed.get("only")))
+    if merge is not None:
+        spec["merge"] = merge
+    columns = {"k": fixed.get("key", draw(st.sampled_from(["bool", "bool", "int8"])))} | payload | orders | extra
+    lifted = {name for name, each in (merge or {}).get("columns", {}).items() if named(each) == "collect"} \
+        if isinstance(merge, dict) else set()  # fmt: skip
+    whole = (isinstance(merge, dict) and named(merge.get("default", "")) == "collect") or how == "function"
+    sql = draw(maybe(st.sampled_from(sorted(DERIVED))))
+    if fixed.get("derive", True) and sql and DERIVED[sql][1] <= set(payload) - lifted and not whole:
+        columns["e"], spec["derive"] = DERIVED[sql][0], [["e", sql]]
+    columns = {name: columns[name] for name in draw(st.permutations(list(columns)))}
+    row = row_of(columns, spec)
+    spec["noop_ignore"] = fixed.get("noop_ignore", draw(maybe(some([name for name in row if name != "k"]), [])))
+    if "noop_ignore" not in fixed and not spec["noop_ignore"]:
+        spec["track"] = draw(maybe(some([name for name in row if name != "k"])))
+    return {"columns": columns, "spec": {name: option for name, option in spec.items() if option is not None}}
+
+
+def named(each: Any) -> str:
+    """The name of a strategy's JSON form."""
+    return str(each["name"]) if isinstance(each, dict) else str(each)
+
+
+@st.composite
+def grouped(draw: st.DrawFn, payload: list[str], among: list[str]) -> dict[str, tuple[dict[str, str], list[str]]]:
+    """One or two groups: order columns with their types, and the payload columns that they decide."""
+    kinds = st.sampled_from(among)
+    out: dict[str, tuple[dict[str, str], list[str]]] = {}
+    rest = list(payload)
+    for i in range(draw(st.integers(1, 2))):
+        of = {f"g{i}{j}": draw(kinds) for j in range(draw(st.sampled_from([1, 1, 2])))}
+        mine = draw(some(rest))
+        rest = [name for name in rest if name not in mine]
+        out[f"g{i}"] = of, mine
+    return out
+
+
+@st.composite
+def merges(draw: st.DrawFn, how: str, payload: Mapping[str, str], dies: bool, only: Any = None) -> Any:
+    """The JSON form of ``merge=``, or None where it is implied."""
+    if how == "first_row":
+        return "first_row"
+    if how == "function":
+        return {"function": draw(st.sampled_from(["inc or reset", "longer"]))}
+    allowed = None
+    if how == "cell":
+        allowed = set(FREE) if dies else {*FREE, "first", "first_non_null", "max", "min", "sum", "bool_and", "bool_or"}
+    allowed = allowed if only is None else set(only)
+    columns = {name: draw(strategy(payload[name], allowed)) for name in draw(some(list(payload)))}
+    default = draw(maybe(st.sampled_from(FREE if allowed is None or set(FREE) <= allowed else sorted(allowed))))
+    if not columns and default is None and how != "row" and draw(st.booleans()):
+        return None
+    return ({"columns": columns} if columns else {}) | ({"default": default} if default else {})
+
+
+@st.composite
+def scenarios(draw: st.DrawFn, holds_back: bool | None = None, **fixed: Any) -> dict[str, Any]:
+    """A source that merges, and what it counts."""
+    holds_back = draw(st.booleans()) if holds_back is None else holds_back
+    source = draw(sources(holds_back, **fixed))
+    outputs = {"rows": ["source", "a"], "keys": ["count", ["project", ["source", "a"], ["k"]], ["k"], "count"]}
+    return {"sources": {"a": source}, "outputs": outputs}
+
+
+@st.composite
+def events(
+    draw: st.DrawFn, source: Mapping[str, Any], most: int = 8, least: int = 0, times: tuple[int, int] = (0, 6),
+    nulls: bool = True,
+) -> list[list[Any]]:  # fmt: skip
+    """Rows of a source; ``nulls``: whether order columns may be null, else only those of groups."""
+    spec, kinds = source["spec"], []
+    orders = [*spec.get("order_by", []), *(name for of, _ in spec.get("groups", []) for name in of)]
+    for name, kind in source["columns"].items():
+        values = MORE.get(kind, VALUES.get(kind, []))
+        if name == spec.get("time"):
+            kinds.append(st.integers(*times))
+        elif name == spec.get("seq"):
+            kinds.append(st.integers(0, 5))
+        elif name == "k":
+            kinds.append(st.sampled_from([*VALUES[kind] * (40 if spec["null_key"] == "error" else 5), None]))
+        elif name in orders:
+            may = nulls or name not in spec.get("order_by", [])
+            few = VALUES[kind][:4] * 2 + EXTREMES.get(kind, [])
+            kinds.append(st.sampled_from([*few, *([None] * 3 if may else [])]))
+        elif kind in MORE:
+            kinds.append(st.sampled_from([*values * 2, None, None]))
+        else:
+            kinds.append(element(kind, True))
+    return draw(st.lists(st.tuples(*kinds).map(list), min_size=least, max_size=most))
+
+
+@st.composite
+def batches(draw: st.DrawFn, source: Mapping[str, Any], rows: list[list[Any]]) -> Any:
+    """The rows as they are, or now and then as a batch that lacks some columns."""
+    needed = {"k", source["spec"].get("time")}
+    lacks = draw(maybe(some([name for name in source["columns"] if name not in needed]), []))
+    kept = [i for i, name in enumerate(source["columns"]) if name not in lacks]
+    return {"without": lacks, "rows": [[row[i] for i in kept] for row in rows]} if lacks else rows
