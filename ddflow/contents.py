@@ -143,7 +143,8 @@ class Contents:
                                 f"give order=, for {self.ordered}; nothing was taken in")  # fmt: skip
             first = pa.array(np.zeros(n, np.int64))
             columns |= {name: self.order.column(name).take(first) for name in self.ordered}
-        every = [columns[f.name] if f.name in columns else pa.nulls(n, f.type) for f in self.bound.schema]
+        same = {name for name, column in columns.items() if column.type == self.bound.schema.field(name).type}
+        every = [columns[f.name] if f.name in same else pa.nulls(n, f.type) for f in self.bound.schema]
         return self.bound.noted(pa.RecordBatch.from_arrays(every, schema=self.bound.schema), [])
 
 

@@ -39,19 +39,22 @@ def needs_flag(field: pa.Field) -> bool:
     return bool(field.nullable) and not pat.is_floating(field.type) and field.type.bit_width == 64
 
 
-def column_words(column: pa.Array, field: pa.Field) -> list[Ints]:
-    """One or two int64[n] whose lexicographic order is that of the values, null smallest."""
+def column_words(column: pa.Array, field: pa.Field, flagged: bool | None = None) -> list[Ints]:
+    """One or two int64[n] whose lexicographic order is that of the values, null smallest.
+
+    ``flagged``: whether there are two, of which the first is 0 for null; by default where there must be.
+    """
     out, present = ordered_words(column), validity(column)
     if present.size:
         out = np.where(present != 0, out, LEAST)
-    if not needs_flag(field):
+    if not (needs_flag(field) if flagged is None else flagged):
         return [out]
     return [present.astype(np.int64) if present.size else np.ones(out.size, np.int64), out]
 
 
 def value_of(words: list[Ints], field: pa.Field) -> pa.Array:
     """The values that `column_words` made words of."""
-    null = (words[0] == 0) if len(words) == 2 else (words[0] == LEAST) if field.nullable else None
+    null = (words[0] != 1) if len(words) == 2 else (words[0] == LEAST) if field.nullable else None
     word, kind = words[-1], field.type
     if pat.is_boolean(kind):
         return pa.array(word != 0, mask=null)

@@ -184,7 +184,7 @@ def _act(place: int, deletes: bool, by_group: bool, alive: bool, accepted: bool,
         return acted
     for g in range(1, spans.shape[0]):
         if codes[g] == TAKE:
-            action[g, place], acted = BLANK if deletes else TAKE, True
+            action[g, place], acted = TAKE if not deletes else BLANK if alive else CLEAR, True
             _raise_order(scratch, spans, g)
         elif not deletes and not alive:
             action[g, place] = BLANK  # the row begins here, and this group without a value
@@ -210,19 +210,20 @@ def walk(steps: Steps, order: Rows, gone: Flags, status: Flags, held: Rows, span
     permutation, moments, keys = steps
     tie, keeps, ordered, by_group, over, inherits = rule
     action, why, running, live, last = out
-    groups, words = spans.shape[0], order.shape[1]
+    words = order.shape[1]
     # Rows of scratch: 0 what runs, 1 what was held, 2 the event, 3 the codes of groups.
     for key in range(keys.size - 1):
         known = keeps and not over and status[key] != NONE
         alive = not over and status[key] == ROW
-        some = known
         for w in range(words):
             scratch[0, w] = held[key, w] if known else -(2**63)
-            scratch[1, w] = scratch[0, w]
-        if groups > 1 and not known:
+        if not known:
             _unset(scratch, spans, fields)
         for moment in range(keys[key], keys[key + 1]):
-            some = some and keeps
+            known = keeps and (known or moment > keys[key])
+            some = known and not (by_group and _never(scratch, spans))
+            for w in range(words):
+                scratch[1, w] = scratch[0, w]
             best = -1
             for place in range(moments[moment], moments[moment + 1]):
                 row = permutation[place]
@@ -258,8 +259,17 @@ def _unset(scratch: Rows, spans: Rows, fields: Rows) -> None:
         scratch[0, w] = scratch[1, w] = -(2**63)
     for f in range(fields.shape[0]):
         begin, end = fields[f, 1], fields[f, 2]
-        if end - begin == 2:
+        if fields[f, 0] != 0 and end - begin == 2:
             scratch[0, begin] = scratch[1, begin] = 0
+
+
+@kernel
+def _never(scratch: Rows, spans: Rows) -> bool:
+    """Whether the row never had an order."""
+    w = spans[0, 0]
+    while w < spans[0, 2] and scratch[0, w] == -(2**63):
+        w += 1
+    return bool(w == spans[0, 2])
 
 
 @kernel

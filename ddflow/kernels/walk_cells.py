@@ -151,6 +151,9 @@ def _fill(
             cell = TIED
         if cell == TAKE:
             _put(scratch, part, wide)
+            if deletes and kind != LATEST:  # what is cleared has no first event, and no sum, any more
+                for w in range(part * wide, part * wide + wide):
+                    scratch[0, w] = UNSET
             filled = True
             action[1 + c, place] = CLEAR if deletes else TAKE
             setter[c] = -2 if deletes else row
@@ -191,7 +194,9 @@ def walk_cells(steps: Steps, order: Rows, gone: Flags, status: Flags, held: Rows
         for c in range(cells):
             setter[c] = -1 if alive else -2
         for moment in range(keys[key], keys[key + 1]):
-            best = -1
+            known, lived, best = known or moment > keys[key], alive, -1
+            for w in range(words):
+                scratch[1, w] = scratch[0, w]
             for place in range(moments[moment], moments[moment + 1]):
                 row = permutation[place]
                 _inherit(order, row, fields, scratch, 0 if inherits and alive else -1, scratch, 2)

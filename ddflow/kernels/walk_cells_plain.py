@@ -52,18 +52,19 @@ def walk_cells_plain(steps: Steps, order: Rows, gone: Flags, status: Flags, held
     permutation, moments, keys = steps
     action, why, running, live, last = out
     cells, wide = gives.shape[0], order.shape[1]
-    at = wide - 1
+    at, began = wide - 1, np.empty((2 + cells) * wide, np.int64)
     for key in range(keys.size - 1):
         known = not over and status[key] != NONE
         alive = not over and status[key] == ROW
-        lived, first = alive, keys[key]
+        first = keys[key]
         for w in range((2 + cells) * wide):
             running[first, w] = held[key, w] if known else np.int64(LEAST)
         for moment in range(first, keys[key + 1]):
-            if moment > first:
-                for w in range((2 + cells) * wide):
+            for w in range((2 + cells) * wide):
+                if moment > first:
                     running[moment, w] = running[moment - 1, w]
-            best = np.int64(-1)
+                began[w] = running[moment, w]
+            known, lived, best = known or moment > first, alive, np.int64(-1)
             for place in range(moments[moment], moments[moment + 1]):
                 row = permutation[place]
                 word, dead = order[row, at], gone[row] != 0
@@ -71,11 +72,11 @@ def walk_cells_plain(steps: Steps, order: Rows, gone: Flags, status: Flags, held
                 if word < running[moment, wide + at]:
                     for c in range(cells):
                         action[1 + c, place] = SKIP
-                    why[row] = STALE if known and word < held[key, wide + at] else SUPERSEDED
+                    why[row] = STALE if known and word < began[wide + at] else SUPERSEDED
                     continue
                 newer = not alive or word >= running[moment, at]
                 acted = dead or newer
-                late = not newer and not (known and lived and word < held[key, at])
+                late = not newer and not (known and lived and word < began[at])
                 if dead:
                     _put(running, moment, 1, wide, word)
                     action[0, place] = CLEAR if newer else TAKE
@@ -91,7 +92,7 @@ def walk_cells_plain(steps: Steps, order: Rows, gone: Flags, status: Flags, held
                         _put(running, moment, 2 + c, wide, word)
                         action[1 + c, place], acted = CLEAR if dead else TAKE, True
                     elif not dead:
-                        late = late or not (known and word < held[key, (2 + c) * wide + at])
+                        late = late or not (known and word < began[(2 + c) * wide + at])
                 why[row] = SUPERSEDED if acted or late else STALE
                 if acted:
                     best = np.int64(row)

@@ -58,7 +58,7 @@ def walk_row(steps: Steps, order: Rows, gone: Flags, status: Flags, held: Rows, 
     tie, keeps, _, _, over, inherits = rule
     action, why, running, live, last = out
     words = order.shape[1]
-    now, event = np.empty(words, np.int64), np.empty(words, np.int64)
+    now, began, event = np.empty(words, np.int64), np.empty(words, np.int64), np.empty(words, np.int64)
     acts = action[0]
     for key in range(keys.size - 1):
         known = keeps and not over and status[key] != NONE
@@ -68,7 +68,9 @@ def walk_row(steps: Steps, order: Rows, gone: Flags, status: Flags, held: Rows, 
             now[w] = held[key, w] if known else -(2**63)
         for moment in range(keys[key], keys[key + 1]):
             some = some and keeps
-            best = -1
+            known, best = some, -1
+            for w in range(words):
+                began[w] = now[w]
             for place in range(moments[moment], moments[moment + 1]):
                 row = permutation[place]
                 for w in range(words):
@@ -89,7 +91,7 @@ def walk_row(steps: Steps, order: Rows, gone: Flags, status: Flags, held: Rows, 
                 if code == REFUSED:
                     return int(row)
                 acts[place] = SKIP
-                late = code == OLDER and not (known and _set_against(event, held[key], base, tie) == OLDER)
+                late = code == OLDER and not (known and _set_against(event, began, base, tie) == OLDER)
                 why[row] = SUPERSEDED if late else TIE_LOST if code == TIED else STALE
             for w in range(words):
                 running[moment, w] = now[w]

@@ -64,16 +64,20 @@ class MergeOrders:
         self.hidden: list[pa.Field] = []
         spans, fields = [], []
         self._ranked: list[tuple[int, pa.Field, int]] = []
+        self._at: dict[str, tuple[int, int, pa.Field]] = {}
+        # Where an order may be missing beside one that is null, a word of its own tells the two apart.
+        self.flags = cells or spec.deletes == "group"
         for number, group in enumerate(merging.groups[:1] if cells else merging.groups):
             begin = self.width
             if number == 0 and self.timed:
                 self._sources.append(("time", 1, False))
             for field in group.order:
                 first = self.width
-                self._put(field, number, bool(field.nullable))
+                self._put(field, number, bool(field.nullable), flagged=bool(field.nullable) and (cells or not number))
                 fields.append((number, first, self.width, int(field.nullable)))
+                self._at[field.name] = first, self.width, field
             base = self.width
-            if self.tie == GREATEST and group.compared:
+            if self.tie == GREATEST and not cells and (number or self.ordered):
                 self._sources.append(("gone", 1, True))
                 for field in group.compared:
                     self._put(field, number, True, tie=True)
@@ -88,14 +92,16 @@ class MergeOrders:
     @property
     def width(self) -> int:
         """Words of an event."""
-        return sum(words for _, words, _ in self._sources)
+        return sum(max(words, 1) for _, words, _ in self._sources)
 
-    def _put(self, field: pa.Field, group: int, nullable: bool, tie: bool = False) -> None:
+    def _put(self, field: pa.Field, group: int, nullable: bool, tie: bool = False, flagged: bool = False) -> None:
         """One more column: its words, or the place of a rank."""
+        field, flagged = field.with_nullable(nullable), flagged and self.flags
         if is_word(field.type):
-            field = field.with_nullable(nullable)
-            self._sources.append((field, 1 + needs_flag(field), tie))
+            self._sources.append((field, 1 + (flagged or needs_flag(field)), tie))
         else:
+            if flagged:
+                self._sources.append((field, 0, tie))
             self._ranked.append((self.width, field, -1 - group if tie else group))
             self._sources.append(("rank", 1, tie))
 
@@ -117,9 +123,12 @@ class MergeOrders:
         """int64[n, width]: the words of events; those that must be ranked are 0 until `rank` writes them.  O(n)."""
         columns: list[Ints] = []
         n, here = events.num_rows, gone == 0
-        for source, _, tie in self._sources:
-            if isinstance(source, pa.Field):
-                words = column_words(events.column(source.name), source)
+        for source, wide, tie in self._sources:
+            if isinstance(source, pa.Field) and not wide:
+                present = validity(events.column(source.name))
+                columns.append(present.astype(np.int64) if present.size else np.ones(n, np.int64))
+            elif isinstance(source, pa.Field):
+                words = column_words(events.column(source.name), source, wide == 2)
                 columns.extend(np.where(here, w, 0) if tie else w for w in words)
             elif source == "time":
                 assert original is not None
@@ -165,16 +174,10 @@ class MergeOrders:
 
         None for one that is ranked, and so kept beside the payload.
         """
-        for number, group in enumerate(self.merging.groups[: len(self.spans)]):
-            begin, left = int(self.spans[number, 0]) + (self.timed and number == 0), 0
-            for field in group.order:
-                size = 2 if is_word(field.type) and needs_flag(field) else 1
-                if field.name == name:
-                    if not is_word(field.type):
-                        return None
-                    return value_of([np.ascontiguousarray(running[:, begin + left + i]) for i in range(size)], field)
-                left += size
-        raise KeyError(name)
+        begin, end, field = self._at[name]
+        if not is_word(field.type):
+            return None
+        return value_of([np.ascontiguousarray(running[:, word]) for word in range(begin, end)], field)
 
     @property
     def fields(self) -> list[pa.Field]:

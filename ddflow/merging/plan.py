@@ -154,7 +154,7 @@ def _groups(schema: pa.Schema, spec: Upsert, columns: list[Column], cells: bool)
     def compared(number: int) -> tuple[pa.Field, ...]:
         if spec.tie != "greatest" or cells:
             return ()
-        return tuple(schema.field(c.name) for c in columns if c.group == number and (number or spec.counts(c.name)))
+        return tuple(schema.field(c.name) for c in columns if c.group == number and spec.counts(c.name))
 
     order = tuple(schema.field(column) for column in spec.order_by)
     out = [Group("", order, compared(0))]

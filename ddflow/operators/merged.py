@@ -34,8 +34,9 @@ import pyarrow.compute as pc
 from ddflow.identity import Flags, Ints, Words, validity, value_hashes
 from ddflow.kernels.fold import LAST as LATEST
 from ddflow.kernels.fold import NOTHING, choose
+from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import FATE, LAST, Rules
-from ddflow.kernels.walk import CLEAR, NONE, ROW, SKIP, TAKE
+from ddflow.kernels.walk import NONE, ROW, SKIP, TAKE
 from ddflow.merging.folds import fold
 from ddflow.merging.plan import Column
 from ddflow.operators import machined, own
@@ -119,7 +120,12 @@ class Merged(Walking):
         places, row = pa.array(self.places), self.upsert.bound.row_schema
         kept = {name: (each, part) for each in self.order.ranks for part, (_, name) in enumerate(each.hidden)}
         for name, (each, part) in kept.items():
-            out[name] = self._cell(self._set_by(each.group, part, name), each.field.with_name(name).with_nullable(True))
+            field = each.field.with_name(name).with_nullable(True)
+            set_by = self._set_by(each.group, part, name)
+            if self.merging.cells and self.sealed.events.column(each.field.name).null_count:
+                out[name] = self._inheriting(set_by[self.places], each.field, field)
+            else:
+                out[name] = self._cell(set_by, field)
         for number, group in enumerate(self.merging.groups if not self.merging.cells else self.merging.groups[:1]):
             for field in group.order:
                 if field.name not in row.names:
@@ -137,6 +143,12 @@ class Merged(Walking):
                     out[field.name] = made.take(places)
         return out
 
+    def _inheriting(self, made: Ints, given: pa.Field, kept: pa.Field) -> pa.Array:
+        """Orders of cells, by reference; those of events as they were inherited."""
+        ours = (made >= 0) & (made < 1 << SLOT)
+        mine = own.inherited(self, given).take(pa.array(np.where(ours, made, 0)))
+        return pc.if_else(pa.array(ours), mine, self._gathered(np.where(ours, NOTHING, made), kept))
+
     def _set_by(self, group: int, part: int, name: str) -> Ints:
         """References to the rows whose order a group runs by; under versions of cells: its part.  ``name``: held as."""
         action = self.taken.action[group if not self.merging.cells else max(part - 1, 0)]
@@ -144,10 +156,9 @@ class Merged(Walking):
             gone = self.gone.take(self.steps.permutation) != 0
             action = np.where(gone if part == 1 else ~gone, action, SKIP)
         if not self.merging.cells and group:
-            # A delete of the row clears the group, but raises its order only where it gives one.
-            action = self._raised(group, action)
+            action = self._raised(group)
         follows = np.where(action != SKIP, TAKE, SKIP).astype(np.uint8)
-        every = bool(group) or name.startswith("_tie_")
+        every = bool(group) or self.merging.cells or name.startswith("_tie_")
         counts = np.empty(0, np.uint8) if every else validity(self.sealed.events.column(self._plain(name)))
         held = self._held_references() if name in self.upsert.arranged.schema.names and self.order.keeps else None
         cells = np.where(self.status != NONE, held, NOTHING) if held is not None and not self.over else None
@@ -160,12 +171,11 @@ class Merged(Walking):
         choose(walked, follows, counts, none, start, np.ones(start.size, np.uint8), none, LATEST, out)
         return out
 
-    def _raised(self, group: int, action: Flags) -> Flags:
-        gave = np.zeros(self.sealed.times.size, np.uint8)
-        for field in self.merging.groups[group].order:
-            present = validity(self.sealed.events.column(field.name))
-            gave |= present if present.size else np.uint8(1)
-        return np.where((action == CLEAR) & (gave.take(self.steps.permutation) == 0), SKIP, action)
+    def _raised(self, group: int) -> Flags:
+        """uint8[n], by place: TAKE for the events whose order is the one that a group runs by after their moment."""
+        steps, span = self.steps, slice(int(self.order.spans[group, 0]), int(self.order.spans[group, 2]))
+        runs = np.repeat(self.taken.running[:, span], np.diff(steps.moments), axis=0)
+        return np.where((self.own[steps.permutation, span] == runs).all(axis=1), TAKE, SKIP)
 
     def _cell(self, made: Ints | pa.Array, field: pa.Field) -> pa.Array:
         """A column of the made rows, which are in the order of times."""

@@ -36,7 +36,7 @@ from ddflow.kernels.fold import LAST as LATEST
 from ddflow.kernels.fold import NOTHING, Walked, choose
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.scalars import CHANGED, FINE, NULL, merger, records
-from ddflow.kernels.walk import NONE, SKIP, TAKE
+from ddflow.kernels.walk import CLEAR, NONE, ROW, SKIP, TAKE
 from ddflow.merging.chains import Chains
 from ddflow.merging.folds import Cells, fold
 from ddflow.merging.plan import Column
@@ -113,18 +113,24 @@ def inherited(of: Merged, field: pa.Field) -> pa.Array:
     column, steps, n = of.sealed.events.column(field.name), of.steps, of.sealed.times.size
     if not column.null_count:
         return column
-    kept = of.order.keeps
+    kept, cells = of.order.keeps, of.merging.cells
     begins = steps.moments[steps.keys] if kept else steps.moments
     places = steps.permutation.size  # fewer than events, where some decide nothing
     each = Walked(steps.permutation, np.arange(places + 1, dtype=np.int32), begins)
-    g = of.status.size
-    known = (of.status != NONE) & (not of.over)
+    g, action = of.status.size, of.taken.action[0]
+    known = (of.status == ROW if cells else of.status != NONE) & (not of.over)
     start = np.where(known, n + np.arange(g), NOTHING) if kept else np.full(begins.size - 1, NOTHING)
-    follows = np.where(of.taken.action[0] != SKIP, TAKE, SKIP).astype(np.uint8)
+    follows = np.where(action != SKIP, TAKE, SKIP).astype(np.uint8)
+    if cells:  # the row's order is that of live events, and goes with it
+        gone = of.gone.take(steps.permutation) != 0
+        follows = np.where(gone, np.where(action == CLEAR, CLEAR, SKIP), follows).astype(np.uint8)
     none, out = np.empty(0, np.int64), np.empty(places, np.int64)
     choose(each, follows, validity(column), none, start, np.ones(start.size, np.uint8), none, LATEST, out)
+    before = np.concatenate([np.full(1, NOTHING), out[:-1]])
+    before[begins[:-1]] = start
+    own = steps.permutation.astype(np.int64)
     found: Ints = np.full(n, NOTHING)
-    found[steps.permutation] = out
+    found[steps.permutation] = np.where(validity(column).take(own) != 0, own, before)
     values = of.order.column(field.name, of.held.order) if kept else None
     if values is None:
         hidden = of._held_table()

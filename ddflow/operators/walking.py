@@ -125,8 +125,8 @@ class Walking(Judgement):
 
     def _plain_cells(self, rule: Rule) -> bool:
         """Whether cells are compared by one column without nulls, and only the latest of each counts."""
-        words = self.order.columns[0, 2] - self.order.columns[0, 1]
-        single = len(self.order.columns) == 1 and self.order.width == words
+        columns, width = self.order.columns, self.order.width
+        single = width == 1 or (len(columns) == 1 and width == columns[0, 2] - columns[0, 1])
         return single and rule.tie == LAST and not rule.inherits and not self._kinds().any()
 
     def _kinds(self) -> Ints:
