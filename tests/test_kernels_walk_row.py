@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ddflow.kernels.resolve import ERROR, FIRST, GREATEST, LAST
-from ddflow.kernels.walk import Rule, Steps, Taken, walk
+from ddflow.kernels.walk import Rule, Steps, Taken, walk_groups
 from ddflow.kernels.walk_row import walk_row
 
 
@@ -40,7 +40,7 @@ def test_it_writes_what_the_other_writes(tie: int, words: int) -> None:
         for keeps, over, inherits in ((True, False, True), (True, True, False), (False, False, True)):
             rule = Rule(tie, keeps, True, False, over, inherits)
             one, other = taken(n, m, words), taken(n, m, words)
-            a = walk(steps, order, gone, status, held, np.array([[0, base, words]]), columns, rule,
+            a = walk_groups(steps, order, gone, status, held, np.array([[0, base, words]]), columns, rule,
                      np.empty((4, words + 1), np.int64), one)  # fmt: skip
             b = walk_row(steps, order, gone, status, held, base, columns, rule, other)
             assert a == b

@@ -13,8 +13,8 @@ that is ``fold``.  Under versions of cells: ``walk_cells``.  (docs/semantics.md,
 ...               ints(0))
 >>> steps = Steps(few(0, 1, 2), few(0, 3), few(0, 1))
 >>> spans, fields = np.array([[0, 1, 1]]), np.array([[0, 0, 1, 1]])
->>> walk(steps, np.array([[5], [3], [5]]), np.zeros(3, np.uint8), np.zeros(1, np.uint8), np.empty((1, 1), np.int64),
-...      spans, fields, rule, np.empty((4, 1), np.int64), taken)
+>>> walk_groups(steps, np.array([[5], [3], [5]]), np.zeros(3, np.uint8), np.zeros(1, np.uint8),
+...             np.empty((1, 1), np.int64), spans, fields, rule, np.empty((4, 1), np.int64), taken)
 -1
 >>> taken.action.tolist(), taken.running.tolist(), taken.last.tolist()  # 5, then 3 is older, then 5 on top
 ([[1, 0, 1]], [[5]], [2])
@@ -33,7 +33,20 @@ Rows = np.ndarray[Any, np.dtype[np.int64]]
 Narrow = np.ndarray[Any, np.dtype[np.int32]]
 Flags = np.ndarray[Any, np.dtype[np.uint8]]
 
-__all__ = ["BLANK", "CLEAR", "ERROR", "FIRST", "GREATEST", "LAST", "SKIP", "TAKE", "Rule", "Steps", "Taken", "walk"]
+__all__ = [
+    "BLANK",
+    "CLEAR",
+    "ERROR",
+    "FIRST",
+    "GREATEST",
+    "LAST",
+    "SKIP",
+    "TAKE",
+    "Rule",
+    "Steps",
+    "Taken",
+    "walk_groups",
+]
 
 SKIP, TAKE, CLEAR, BLANK = 0, 1, 2, 3
 """Actions, as in `fold`: leave the group's cells, fold the event's, bring them back to nothing, make them null."""
@@ -72,7 +85,7 @@ class Rule(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """The outcome, written by `walk`."""
+    """The outcome, written by `walk_groups`."""
 
     action: Flags
     """uint8[groups, n], by place."""
@@ -197,7 +210,8 @@ def _act(place: int, deletes: bool, by_group: bool, alive: bool, accepted: bool,
 
 
 @kernel
-def walk(steps: Steps, order: Rows, gone: Flags, status: Flags, held: Rows, spans: Rows, fields: Rows, rule: Rule,
+def walk_groups(steps: Steps, order: Rows, gone: Flags, status: Flags, held: Rows, spans: Rows, fields: Rows, rule:
+Rule,
          scratch: Rows, out: Taken) -> int:  # fmt: skip
     """Walk all keys.
 

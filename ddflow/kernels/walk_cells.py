@@ -172,10 +172,10 @@ def walk_cells(steps: Steps, order: Rows, gone: Flags, status: Flags, held: Rows
                fields: Rows, rule: Rule, base: int, values: Values, scratch: Rows, out: Taken) -> int:  # fmt: skip
     """Walk all keys.
 
-    steps, gone, status, fields, rule, out: as `walk` takes them.  order: int64[n, v], by row, of which ``base`` words
-    decide before ties.  held: int64[g, (2 + cells) * v].  gives: uint8[cells, n]: whether an event gives a cell a
-    value; kinds: int64[cells], LATEST, EARLIEST or EVERY.  scratch: int64[4, (2 + cells) * v + cells].  Returns a row
-    that is refused under ERROR, or -1.  O(n * cells).
+    steps, gone, status, fields, rule, out: as `walk_groups` takes them.  order: int64[n, v], by row, of which
+    ``base`` words decide before ties.  held: int64[g, (2 + cells) * v].  gives: uint8[cells, n]: whether an event
+    gives a cell a value; kinds: int64[cells], LATEST, EARLIEST or EVERY.  scratch: int64[4, (2 + cells) * v + cells].
+    Returns a row that is refused under ERROR, or -1.  O(n * cells).
     """
     permutation, moments, keys = steps
     tie, _, _, _, over, inherits = rule
@@ -187,10 +187,8 @@ def walk_cells(steps: Steps, order: Rows, gone: Flags, status: Flags, held: Rows
     for key in range(keys.size - 1):
         known = not over and status[key] != NONE
         alive = not over and status[key] == ROW
-        lived = alive
         for w in range(words):
             scratch[0, w] = held[key, w] if known else UNSET
-            scratch[1, w] = scratch[0, w]
         for c in range(cells):
             setter[c] = -1 if alive else -2
         for moment in range(keys[key], keys[key + 1]):

@@ -1,8 +1,8 @@
-"""The walk where a row has one order and no groups: what `walk` says of it, at a fraction of its cost.
+"""The walk where a row has one order and no groups: what `walk_groups` says of it, at a fraction of its cost.
 
-Invariant: it writes what `walk` would, for every event; a test compares the two.  Why that is not trivial: it has no
-room of its own for codes and words but two rows, and an event that is alone with its key, as most are in large steps,
-must cost little more than it takes to find it.  Groups, their deletes and versions of cells are not for it.
+Invariant: it writes what `walk_groups` would, for every event; a test compares the two.  Why that is not trivial: it
+has no room of its own for codes and words but two rows, and an event that is alone with its key, as most are in large
+steps, must cost little more than it takes to find it.  Groups, their deletes and versions of cells are not for it.
 
 >>> from ddflow.kernels.walk import LAST, Rule, Steps, Taken
 >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
@@ -53,7 +53,8 @@ def _set_against(event: Rows, other: Rows, base: int, tie: int) -> int:
 @kernel
 def walk_row(steps: Steps, order: Rows, gone: Flags, status: Flags, held: Rows, base: int, fields: Rows, rule: Rule,
              out: Taken) -> int:  # fmt: skip
-    """Walk all keys: as `walk`, with one span of words, of which ``base`` decide before ties.  O(n), 15 ns an event."""
+    """Walk all keys: as `walk_groups`, with one span of words, of which ``base`` decide before ties.  O(n), 15 ns an
+    event."""
     permutation, moments, keys = steps
     tie, keeps, _, _, over, inherits = rule
     action, why, running, live, last = out

@@ -21,7 +21,7 @@ from ddflow.errors import TieRefused
 from ddflow.identity import Flags, Ints, Narrow, validity
 from ddflow.kernels.fold import NOTHING, Walked
 from ddflow.kernels.resolve import FORGOTTEN, GREATEST, LAPSED, LAST, LIVE, OCCUPIED
-from ddflow.kernels.walk import GRAVE, NONE, ROW, Rule, Steps, Taken, walk
+from ddflow.kernels.walk import GRAVE, NONE, ROW, Rule, Steps, Taken, walk_groups
 from ddflow.kernels.walk_cells import EARLIEST, EVERY, LATEST, Values, walk_cells
 from ddflow.kernels.walk_cells_plain import walk_cells_plain
 from ddflow.kernels.walk_row import walk_row
@@ -118,8 +118,8 @@ class Walking(Judgement):
             refused = walk_row(self.steps, self.own, self.gone, self.status, self.held.order, order.base, order.columns,
                                rule, self.taken)  # fmt: skip
         else:
-            refused = walk(self.steps, self.own, self.gone, self.status, self.held.order, order.spans, order.columns,
-                           rule, scratch, self.taken)  # fmt: skip
+            refused = walk_groups(self.steps, self.own, self.gone, self.status, self.held.order, order.spans,
+                                  order.columns, rule, scratch, self.taken)  # fmt: skip
         if refused >= 0:
             self._refuse(refused)
 
