@@ -77,7 +77,7 @@ class Twins:
     def call(self, verb: str, *arguments: Any) -> dict[Any, Any] | None:
         """The upserts of a call; None where it must be refused, and is as if never made."""
         twin = self.door.twin
-        before, times = copy.deepcopy(twin.state), len(twin.history)
+        before, history, put_out = copy.deepcopy(twin.state), list(twin.history), list(twin.put_out)
         try:
             act = {"step": lambda: self.door.step(arguments[1], arguments[0]),
                    "push": lambda: self.door.push(arguments[0]),
@@ -85,8 +85,7 @@ class Twins:
             more = [(*at, diff) for at, diff in act().updates["diffs"].items()]
             now = to_upserts(self.columns, self.to["key"], [*self.updates, *more], self.to["on_conflict"])
         except Refused:
-            twin.state = before
-            del twin.history[times:]
+            twin.state, twin.history[:], twin.put_out[:] = before, history, put_out
             return None
         new = {at: row for at, row in now.items() if at not in self.known}
         self.updates, self.known = [*self.updates, *more], now

@@ -48,7 +48,10 @@ class Horizons:
         self.ttl, tombstone_ttl = bound.spec.expiry.ttl, bound.spec.expiry.tombstone_ttl
         self.shorter: int | float = min(ttl for ttl in (self.ttl, tombstone_ttl) if ttl is not None)
         self.field = bound.schema.field(bound.spec.order_by[0])
-        self.flagged, self.floats = needs_flag(self.field), pat.is_floating(self.field.type)
+        wide = (
+            1 + needs_flag(self.field) if isinstance(order, Order) else int(order.columns[0, 2] - order.columns[0, 1])
+        )
+        self.flagged, self.floats = wide == 2, pat.is_floating(self.field.type)
         # Under versions of cells: the order of the row, and that of its latest delete.
         self.cells = isinstance(order, MergeOrders) and order.parts > 1
         self.parts = [0, order.width] if self.cells else [0]
@@ -78,7 +81,7 @@ class Horizons:
 
     def words(self, events: pa.RecordBatch) -> Ints:
         """int64[n, w]: the orders of events, of one part.  O(n)."""
-        return np.stack(column_words(events.column(self.field.name), self.field), axis=1)
+        return np.stack(column_words(events.column(self.field.name), self.field, self.flagged), axis=1)
 
     def values(self, order: Ints) -> pa.Array:
         """The orders of keys as values again.  O(m)."""
