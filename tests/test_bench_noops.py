@@ -1,0 +1,59 @@
+"""The no-op bench: both readings of a history end in the same tree, and only full files have no-ops to suppress."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+BENCH = Path(__file__).parent.parent / "bench"
+
+
+@pytest.fixture
+def noops(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The program, as a module."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    import noops as program
+
+    return program
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Path:
+    """A repository of two commits: one file stays, one changes, one goes."""
+
+    def git(*words: str) -> None:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", "-C", tmp_path, *who, *words], check=True, capture_output=True)
+
+    git("init", "-q")
+    for name, text in (("stays", "1"), ("changes", "1"), ("goes", "1")):
+        (tmp_path / name).write_text(text)
+    git("add", "-A")
+    git("commit", "-qm", "one")
+    (tmp_path / "changes").write_text("2")
+    (tmp_path / "goes").unlink()
+    git("add", "-A")
+    git("commit", "-qm", "two")
+    return tmp_path
+
+
+def test_full_files_are_noops_but_for_what_changed(noops: Any, history: Path) -> None:
+    log, files = noops.read(history, 5)
+    assert [table.num_rows for table in log] == [3, 2] and [table.num_rows for table in files] == [3, 2]
+    told = {(feed, ignore): noops.run(feed, tables, ignore)
+            for feed, tables in (("log", log), ("full files", files)) for ignore in (False, True)}  # fmt: skip
+    assert len({row["tree"] for row in told.values()}) == 1
+    assert {at: (row["updates"], row["noops"]) for at, row in told.items()} == {
+        ("log", False): (6, 0), ("log", True): (6, 0), ("full files", False): (8, 0), ("full files", True): (6, 1),
+    }  # fmt: skip
+
+
+def test_it_runs_and_writes_what_it_found(history: Path, tmp_path: Path) -> None:
+    said = subprocess.run([sys.executable, BENCH / "noops.py", "--repository", history, "--no-save"], check=True,
+                          capture_output=True, text=True)  # fmt: skip
+    assert "No-ops in the last 2 commits" in said.stdout
