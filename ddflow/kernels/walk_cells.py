@@ -13,7 +13,7 @@ words.  What is kept of a key: the order of its row, that of its latest delete, 
 >>> walk_cells(Steps(few(0, 1), few(0, 2), few(0, 1)), np.array([[5], [3]]), np.zeros(2, np.uint8),
 ...            np.zeros(1, np.uint8), np.empty((1, 4), np.int64), gives, ints(0, 0), np.array([[0, 0, 1, 1]]),
 ...            Rule(LAST, True, True, False, False, False), 1, Values(none, short, none, short),
-...            np.empty((4, 4), np.int64), taken)
+...            np.empty((4, 6), np.int64), taken)
 -1
 >>> taken.action.tolist(), taken.running[0].tolist()[2:]  # the older event fills the second cell
 ([[1, 0], [1, 0], [0, 1]], [5, 3])
