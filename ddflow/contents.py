@@ -77,7 +77,10 @@ class Contents:
                              f"{self.text!r}, first {keys}",
                              "leave them out, or widen the scope; nothing was taken in")  # fmt: skip
         self._ids.append(self._identities(events))
-        if self.ordered and not self._fixed:
+        if self.bound.spec.exclusive and self.bound.merging is not None:
+            # Rows that are bad name their keys, but give nobody an order.
+            events = events.filter(pa.array(self.bound.merging.crowded(events) == 0))
+        if self.ordered and not self._fixed and events.num_rows:
             best = events.select(self.ordered)
             best = best.slice(greatest(best), 1)
             if self.order is not None:
