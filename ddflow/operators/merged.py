@@ -256,10 +256,10 @@ class Merged(Walking):
                 either = pa.array(live[self.places]), self.made.column(name), self.made.column(of_delete)
                 out.append(pc.if_else(*either).take(stood))
                 continue
-            name = name if name in self.made.schema.names else field.name
-            if name not in self.made.schema.names:  # no order is held, and it is no column of the row
-                set_by = self._set_by(0, 0, name)
-                out.append(self.sealed.events.column(name).take(pa.array(set_by, mask=set_by == NOTHING)).take(at))
+            if name not in self.made.schema.names:  # no order is held from one time to the next
+                set_by = self._set_by(0, 0, field.name)
+                given = self.sealed.events.column(field.name)
+                out.append(given.take(pa.array(set_by, mask=set_by == NOTHING)).take(at))
                 continue
             out.append(self.made.column(name).take(stood))
         return out
