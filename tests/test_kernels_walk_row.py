@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ddflow.kernels.resolve import ERROR, FIRST, GREATEST, LAST
-from ddflow.kernels.walk import Rule, Steps, Taken, walk_groups
+from ddflow.kernels.walk import Rule, Taken, Walked, walk_groups
 from ddflow.kernels.walk_row import walk_row
 
 
@@ -24,7 +24,7 @@ def test_it_writes_what_the_other_writes(tie: int, words: int) -> None:
         n, wide = int(random.integers(1, 30)), words == 3
         cuts = np.unique(np.append(random.integers(0, n, 12), [0, n])).astype(np.int32)
         of = np.unique(np.append(random.integers(0, cuts.size - 1, 5), [0, cuts.size - 1])).astype(np.int32)
-        steps = Steps(random.permutation(n).astype(np.int32), cuts, of)
+        steps = Walked(random.permutation(n).astype(np.int32), cuts, of)
         g, m = of.size - 1, cuts.size - 1
         least = np.int64(-(2**63))
         order = random.choice(np.array([least, 1, 2, 3]), (n, words))

@@ -10,6 +10,7 @@ import pytest
 from kinds import FLAT
 from rules import canonical, rank
 
+import ddflow as dd
 from ddflow.binding import bind
 from ddflow.identity import Secret
 from ddflow.order import Order
@@ -135,3 +136,16 @@ def test_nothing_is_kept_where_arrival_decides() -> None:
     order, batch = order_of({"v": pa.array([1, 2])})
     assert (order.base, order.words, order.keeps, order.ties) == (0, 0, False, False)
     assert words_of(order, batch) == [(), ()]
+
+
+@pytest.mark.parametrize("kind", [pa.uint64(), pa.int64(), pa.int8(), pa.string()])
+@pytest.mark.parametrize("nullable", [True, False])
+def test_a_cell_of_the_least_order_is_one_that_was_set(kind: pa.DataType, nullable: bool) -> None:
+    least = {pa.uint64(): 0, pa.int64(): -(2**63), pa.int8(): -128, pa.string(): ""}[kind]
+    schema = pa.schema([pa.field("k", pa.int64()), pa.field("o", kind, nullable=nullable), pa.field("n", pa.int64())])
+    flow = dd.Flow()
+    flow.output("rows", flow.upserts("rows", schema, dd.Upsert("k", order_by="o", tie="first", versions="cell")))
+    with flow.open() as engine:
+        told = [engine.step({"rows": pa.table([[1], [least], [n]], schema=schema)}, n).verdicts for n in (1, 2)]
+        assert [str(each) for each in told] == ["applied 1", "tie_lost 1"]
+        assert engine.read("rows").column("n").to_pylist() == [1]

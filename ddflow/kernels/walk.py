@@ -11,7 +11,7 @@ that is ``fold``.  Under versions of cells: ``walk_cells``.  (docs/semantics.md,
 >>> rule = Rule(LAST, True, True, False, False, False)
 >>> taken = Taken(np.empty((1, 3), np.uint8), np.empty(3, np.uint8), np.empty((1, 1), np.int64), np.empty(1, np.uint8),
 ...               ints(0))
->>> steps = Steps(few(0, 1, 2), few(0, 3), few(0, 1))
+>>> steps = Walked(few(0, 1, 2), few(0, 3), few(0, 1))
 >>> spans, fields = np.array([[0, 1, 1]]), np.array([[0, 0, 1, 1]])
 >>> walk_groups(steps, np.array([[5], [3], [5]]), np.zeros(3, np.uint8), np.zeros(1, np.uint8),
 ...             np.empty((1, 1), np.int64), spans, fields, rule, np.empty((4, 1), np.int64), taken)
@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddflow.kernels.compile import kernel
+from ddflow.kernels.fold import BLANK, CLEAR, SKIP, TAKE, Walked
 from ddflow.kernels.resolve import ERROR, FIRST, GREATEST, LAST, STALE, SUPERSEDED, TIE_LOST
 
 Rows = np.ndarray[Any, np.dtype[np.int64]]
@@ -43,28 +44,15 @@ __all__ = [
     "SKIP",
     "TAKE",
     "Rule",
-    "Steps",
     "Taken",
+    "Walked",
     "walk_groups",
 ]
 
-SKIP, TAKE, CLEAR, BLANK = 0, 1, 2, 3
-"""Actions, as in `fold`: leave the group's cells, fold the event's, bring them back to nothing, make them null."""
 OLDER, TIED, REFUSED = 2, 3, 4
 """What `_against` says beside TAKE."""
 NONE, GRAVE, ROW = 0, 1, 2
 """What a key holds: nothing, a tombstone, a row."""
-
-
-class Steps(NamedTuple):
-    """The events of a step by key and time."""
-
-    permutation: Narrow
-    """int32[n]: the row at each place, keys one after the other, within a key in the order of the fold."""
-    moments: Narrow
-    """int32[m + 1]: the place where each moment (a key at one time) begins."""
-    keys: Narrow
-    """int32[g + 1]: the moment with which each key begins."""
 
 
 class Rule(NamedTuple):
@@ -210,7 +198,7 @@ def _act(place: int, deletes: bool, by_group: bool, alive: bool, accepted: bool,
 
 
 @kernel
-def walk_groups(steps: Steps, order: Rows, gone: Flags, status: Flags, held: Rows, spans: Rows, fields: Rows, rule:
+def walk_groups(steps: Walked, order: Rows, gone: Flags, status: Flags, held: Rows, spans: Rows, fields: Rows, rule:
 Rule,
          scratch: Rows, out: Taken) -> int:  # fmt: skip
     """Walk all keys.

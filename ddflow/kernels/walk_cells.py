@@ -10,7 +10,7 @@ words.  What is kept of a key: the order of its row, that of its latest delete, 
 >>> taken = Taken(np.empty((3, 2), np.uint8), np.empty(2, np.uint8), np.empty((1, 4), np.int64), np.empty(1, np.uint8),
 ...               ints(0))
 >>> gives, none, short = np.array([[1, 1], [0, 1]], np.uint8), np.empty((2, 0), np.int64), np.empty((2, 0), np.uint8)
->>> walk_cells(Steps(few(0, 1), few(0, 2), few(0, 1)), np.array([[5], [3]]), np.zeros(2, np.uint8),
+>>> walk_cells(Walked(few(0, 1), few(0, 2), few(0, 1)), np.array([[5], [3]]), np.zeros(2, np.uint8),
 ...            np.zeros(1, np.uint8), np.empty((1, 4), np.int64), gives, ints(0, 0), np.array([[0, 0, 1, 1]]),
 ...            Rule(LAST, True, True, False, False, False), 1, Values(none, short, none, short),
 ...            np.empty((4, 6), np.int64), taken)
@@ -37,13 +37,13 @@ from ddflow.kernels.walk import (
     TAKE,
     TIED,
     Rule,
-    Steps,
     Taken,
+    Walked,
     _against,
     _inherit,
 )
 
-__all__ = ["LAST", "Rule", "Steps", "Taken", "Values", "walk_cells"]
+__all__ = ["LAST", "Rule", "Taken", "Values", "Walked", "walk_cells"]
 
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 Flags = np.ndarray[Any, np.dtype[np.uint8]]
@@ -168,7 +168,7 @@ def _fill(
 
 
 @kernel
-def walk_cells(steps: Steps, order: Rows, gone: Flags, status: Flags, held: Rows, gives: Flags, kinds: Rows,
+def walk_cells(steps: Walked, order: Rows, gone: Flags, status: Flags, held: Rows, gives: Flags, kinds: Rows,
                fields: Rows, rule: Rule, base: int, values: Values, scratch: Rows, out: Taken) -> int:  # fmt: skip
     """Walk all keys.
 

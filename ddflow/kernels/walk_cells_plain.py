@@ -9,7 +9,7 @@ not for it.
 >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
 >>> taken = Taken(np.empty((3, 2), np.uint8), np.empty(2, np.uint8), np.empty((1, 4), np.int64), np.empty(1, np.uint8),
 ...               ints(0))
->>> walk_cells_plain(Steps(few(0, 1), few(0, 2), few(0, 1)), np.array([[5], [3]]), np.zeros(2, np.uint8),
+>>> walk_cells_plain(Walked(few(0, 1), few(0, 2), few(0, 1)), np.array([[5], [3]]), np.zeros(2, np.uint8),
 ...                  np.zeros(1, np.uint8), np.empty((1, 4), np.int64), np.array([[1, 1], [0, 1]], np.uint8), False,
 ...                  taken)
 >>> taken.action.tolist(), taken.running[0].tolist()[2:]  # the older event fills the second cell
@@ -24,9 +24,9 @@ import numpy as np
 
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.resolve import STALE, SUPERSEDED
-from ddflow.kernels.walk import CLEAR, NONE, ROW, SKIP, TAKE, Steps, Taken
+from ddflow.kernels.walk import CLEAR, NONE, ROW, SKIP, TAKE, Taken, Walked
 
-__all__ = ["Steps", "Taken", "walk_cells_plain"]
+__all__ = ["Taken", "Walked", "walk_cells_plain"]
 
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 Flags = np.ndarray[Any, np.dtype[np.uint8]]
@@ -42,7 +42,7 @@ def _put(running: Rows, moment: int, part: int, wide: int, word: int) -> None:
 
 
 @kernel
-def walk_cells_plain(steps: Steps, order: Rows, gone: Flags, status: Flags, held: Rows, gives: Flags, over: bool,
+def walk_cells_plain(steps: Walked, order: Rows, gone: Flags, status: Flags, held: Rows, gives: Flags, over: bool,
                      out: Taken) -> None:  # fmt: skip
     """Walk all keys under versions of cells, where the latest event gives each cell its value.
 

@@ -4,11 +4,11 @@ Invariant: it writes what `walk_groups` would, for every event; a test compares 
 has no room of its own for codes and words but two rows, and an event that is alone with its key, as most are in large
 steps, must cost little more than it takes to find it.  Groups, their deletes and versions of cells are not for it.
 
->>> from ddflow.kernels.walk import LAST, Rule, Steps, Taken
+>>> from ddflow.kernels.walk import LAST, Rule, Walked, Taken
 >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
 >>> taken = Taken(np.empty((1, 3), np.uint8), np.empty(3, np.uint8), np.empty((1, 1), np.int64), np.empty(1, np.uint8),
 ...               ints(0))
->>> steps = Steps(few(0, 1, 2), few(0, 3), few(0, 1))
+>>> steps = Walked(few(0, 1, 2), few(0, 3), few(0, 1))
 >>> walk_row(steps, np.array([[5], [3], [5]]), np.zeros(3, np.uint8), np.zeros(1, np.uint8), np.empty((1, 1), np.int64),
 ...          1, np.array([[0, 0, 1, 1]]), Rule(LAST, True, True, False, False, False), taken)
 -1
@@ -24,7 +24,7 @@ import numpy as np
 
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.resolve import ERROR, FIRST, LAST, STALE, SUPERSEDED, TIE_LOST
-from ddflow.kernels.walk import CLEAR, NONE, OLDER, REFUSED, ROW, SKIP, TAKE, TIED, Rule, Steps, Taken, _is_null
+from ddflow.kernels.walk import CLEAR, NONE, OLDER, REFUSED, ROW, SKIP, TAKE, TIED, Rule, Taken, Walked, _is_null
 
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 Flags = np.ndarray[Any, np.dtype[np.uint8]]
@@ -51,7 +51,7 @@ def _set_against(event: Rows, other: Rows, base: int, tie: int) -> int:
 
 
 @kernel
-def walk_row(steps: Steps, order: Rows, gone: Flags, status: Flags, held: Rows, base: int, fields: Rows, rule: Rule,
+def walk_row(steps: Walked, order: Rows, gone: Flags, status: Flags, held: Rows, base: int, fields: Rows, rule: Rule,
              out: Taken) -> int:  # fmt: skip
     """Walk all keys: as `walk_groups`, with one span of words, of which ``base`` decide before ties.  O(n), 15 ns an
     event."""

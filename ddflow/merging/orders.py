@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.binding import Bound
-from ddflow.identity import Flags, Ints, Secret, validity
+from ddflow.identity import Flags, Ints, validity
 from ddflow.kernels.resolve import FIRST, GREATEST, LAST
 from ddflow.merging.folds import ranked
 from ddflow.order import LEAST, TIES, Order, column_words, needs_flag, value_of
@@ -65,7 +65,7 @@ class MergeOrders:
         spans, fields = [], []
         self._ranked: list[tuple[int, pa.Field, int]] = []
         self._at: dict[str, tuple[int, int, pa.Field]] = {}
-        # Where an order may be missing beside one that is null, a word of its own tells the two apart.
+        # Where an order may be missing, for a cell or for a row that only its groups have one for.
         self.flags = cells or spec.deletes == "group"
         for number, group in enumerate(merging.groups[:1] if cells else merging.groups):
             begin = self.width
@@ -73,7 +73,7 @@ class MergeOrders:
                 self._sources.append(("time", 1, False))
             for field in group.order:
                 first = self.width
-                self._put(field, number, bool(field.nullable), flagged=bool(field.nullable) and (cells or not number))
+                self._put(field, number, bool(field.nullable), flagged=not number)
                 fields.append((number, first, self.width, int(field.nullable)))
                 self._at[field.name] = first, self.width, field
             base = self.width
@@ -96,7 +96,9 @@ class MergeOrders:
 
     def _put(self, field: pa.Field, group: int, nullable: bool, tie: bool = False, flagged: bool = False) -> None:
         """One more column: its words, or the place of a rank."""
-        field, flagged = field.with_nullable(nullable), flagged and self.flags
+        # What was never set is the least word: where a value or null may be that, too, a flag tells them apart.
+        may_be_least = nullable or (is_word(field.type) and needs_flag(field.with_nullable(True)))
+        field, flagged = field.with_nullable(nullable), flagged and self.flags and may_be_least
         if is_word(field.type):
             self._sources.append((field, 1 + (flagged or needs_flag(field)), tie))
         else:
@@ -143,8 +145,8 @@ class MergeOrders:
                 columns.append(np.zeros(n, np.int64))
         return np.ascontiguousarray(np.stack(columns, axis=1)) if columns else np.empty((n, 0), np.int64)
 
-    def rank(self, events: pa.RecordBatch, gone: Flags, order: Ints, held: pa.Table | None, held_order: Ints,
-             secret: Secret) -> None:  # fmt: skip
+    def rank(self, events: pa.RecordBatch, gone: Flags, order: Ints, held: pa.Table | None, held_order: Ints
+             ) -> None:  # fmt: skip
         """Write the ranked words of events and of what keys hold, in place.
 
         ``held``: the hidden columns of all keys, null for those that hold nothing; ``held_order``: int64[g, words].

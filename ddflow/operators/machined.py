@@ -52,7 +52,7 @@ def columns(of: Merged) -> dict[str, pa.Array]:
 
     if machined.automaton is not None:
         symbols = events.column(machined.machine.on)
-        made, there, row, state = machined.automaton.run(of.walked, action, symbols, held)
+        made, there, row, state = machined.automaton.run(of.steps, action, symbols, held)
         if row >= 0:
             raise IllegalTransition(
                 machined.asked, f"the key {key(row)} is in {machined.automaton.states[state].as_py()!r}, from which "
@@ -62,9 +62,9 @@ def columns(of: Merged) -> dict[str, pa.Array]:
         secret = of.upsert.secret
         if machined.machine.scalar:
             records = to_records(events, kind_of(machined.schema, machined.asked))
-            made = machined.scalar(of.walked, action, records, held, secret, key)
+            made = machined.scalar(of.steps, action, records, held, secret, key)
         else:
-            chains = Chains(of.walked, action)
+            chains = Chains(of.steps, action)
             made = machined.vector(chains, picked(events, chains.rows), held, secret, key)
         there = np.asarray(made.is_valid())
     of.taken.live[:] = there

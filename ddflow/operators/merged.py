@@ -110,7 +110,7 @@ class Merged(Walking):
         """One merged column by moment: references, or the cells."""
         events, action = self.sealed.events, self.action[column.group]
         strategy = column.strategy if not self.merging.cells else LATER.get(column.strategy.name, column.strategy)
-        return fold(strategy, column.field.type, self.walked, action, events.column(column.name),
+        return fold(strategy, column.field.type, self.steps, action, events.column(column.name),
                     self.merging.had(events, column.name), self._cells(column), self.upsert.secret, self._named,
                     column.name)  # fmt: skip
 
@@ -162,9 +162,9 @@ class Merged(Walking):
         counts = np.empty(0, np.uint8) if every else validity(self.sealed.events.column(self._plain(name)))
         held = self._held_references() if name in self.upsert.arranged.schema.names and self.order.keeps else None
         cells = np.where(self.status != NONE, held, NOTHING) if held is not None and not self.over else None
-        start, walked = cells, self.walked
+        start, walked = cells, self.steps
         if not self.order.keeps:  # no order is held from one time to the next
-            walked = self.walked._replace(keys=np.arange(self.places.size + 1, dtype=np.int32))
+            walked = self.steps._replace(keys=np.arange(self.places.size + 1, dtype=np.int32))
         if start is None:
             start = np.full(walked.keys.size - 1, NOTHING)
         out, none = np.empty(self.places.size, np.int64), np.empty(0, np.int64)

@@ -61,7 +61,7 @@ def columns(of: Merged) -> dict[str, Ints | pa.Array]:
     derived = {field.name for field, _ in of.merging.derived}
     row = of.upsert.bound.row_schema
     schema = pa.schema([f.with_nullable(f.nullable or f.name in derived) for f in row])
-    chains = Chains(of.walked, of.action[0])
+    chains = Chains(of.steps, of.action[0])
     count = int(chains.offsets[1]) if len(chains) else 0
     keys = chains.keys[:count]
     held = _held(of, schema, keys)
@@ -182,7 +182,7 @@ def _scalar(of: Merged) -> dict[str, Ints | pa.Array]:
             out[each.name] = column_of(made, each.field)
         else:
             events, cells = of.sealed.events, of._cells(each)
-            out[each.name] = fold(last_non_null(), each.field.type, of.walked, of.action[0], events.column(each.name),
+            out[each.name] = fold(last_non_null(), each.field.type, of.steps, of.action[0], events.column(each.name),
                                   np.empty(0, np.uint8), Cells(cells.references, cells.values), of.upsert.secret,
                                   of._named, each.name)  # fmt: skip
     return out

@@ -21,7 +21,7 @@ from ddflow.errors import TieRefused
 from ddflow.identity import Flags, Ints, Narrow, validity
 from ddflow.kernels.fold import NOTHING, Walked
 from ddflow.kernels.resolve import FORGOTTEN, GREATEST, LAPSED, LAST, LIVE, OCCUPIED
-from ddflow.kernels.walk import GRAVE, NONE, ROW, Rule, Steps, Taken, walk_groups
+from ddflow.kernels.walk import GRAVE, NONE, ROW, Rule, Taken, walk_groups
 from ddflow.kernels.walk_cells import EARLIEST, EVERY, LATEST, Values, walk_cells
 from ddflow.kernels.walk_cells_plain import walk_cells_plain
 from ddflow.kernels.walk_row import walk_row
@@ -53,18 +53,16 @@ class Walking(Judgement):
         self.places = self._places()
         live = self.status == (ROW if not self.over else 255)
         self.cells = np.where(live, held & ~np.int64(OCCUPIED | LIVE), NOTHING)
-        self.walked = Walked(*self.steps)
         self._walk()
         self.action = self.taken.action
         """What folds see: the walk's, but for moments whose row was let go."""
 
-    def _steps(self, order: MergeOrders) -> Steps:
+    def _steps(self, order: MergeOrders) -> Walked:
         """The events by key and time, in the order in which they are folded."""
         by, n = self.by, self.sealed.times.size
         self.own = order.of(self.sealed.events, self.sealed.original, self.gone)
         if order.ranks:
-            order.rank(self.sealed.events, self.gone, self.own, self._held_table(), self.held.order,
-                       self.upsert.secret)  # fmt: skip
+            order.rank(self.sealed.events, self.gone, self.own, self._held_table(), self.held.order)
         permutation, g = by.permutation, by.starts.size - 1
         if self.times.size < 2:
             moments, keys = by.starts, np.arange(g + 1, dtype=np.int32)
@@ -77,7 +75,7 @@ class Walking(Judgement):
             keys = np.searchsorted(moments, by.starts).astype(np.int32)
         if self.upsert.bound.spec.holds_back and order.base + (order.seq is not None) and moments.size <= n:
             permutation = self._in_effect(order, permutation, moments)
-        return Steps(permutation, moments, keys)
+        return Walked(permutation, moments, keys)
 
     def _in_effect(self, order: MergeOrders, permutation: Narrow, moments: Narrow) -> Narrow:
         """The events of each moment in effective order: base words, sequence, arrival."""
