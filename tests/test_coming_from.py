@@ -1,4 +1,4 @@
-"""The page for those who come from elsewhere: every row has a test, and every test that it names is there."""
+"""The pages for those who come from elsewhere: every row has a test, and every test that it names is there."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PAGE = (HERE.parent / "docs" / "coming-from.md").read_text("utf-8")
-TABLES = PAGE[PAGE.index("\n## ") :]
+DOCS = HERE.parent / "docs"
+PAGES = {path.name: path.read_text("utf-8") for path in sorted((DOCS / "coming-from").glob("*.md"))}
+TABLES = "\n".join(PAGES.values())
 ROWS = [line for line in TABLES.splitlines() if line.startswith("| ")]
 PROOF = re.compile(r"`(test_\w+|conformance): ([\w-]+)`")
 
@@ -17,7 +18,8 @@ def test_every_row_names_a_test_that_is_there() -> None:
     cases = {case["id"] for path in (HERE / "conformance").glob("*.json") if path.stem != "not_run"
              for case in json.loads(path.read_text("utf-8"))}  # fmt: skip
     heads = [line for line in ROWS if line.endswith("| shown by |")]
-    assert len(heads) == TABLES.count("\n## You come from ") == 7 and len(ROWS) > 60
+    assert len(heads) == len(PAGES) == 7 and len(ROWS) > 90
+    assert all(page.startswith("# You come from ") and page.count("| shown by |") == 1 for page in PAGES.values())
     assert [line for line in ROWS if line not in heads and not PROOF.search(line.split(" | ")[-1])] == []
     for where, what in PROOF.findall(TABLES):
         if where == "conformance":
@@ -32,3 +34,8 @@ def test_every_option_of_ours_that_it_names_exists() -> None:
     spec = {name for each in (dd.Upsert, dd.Merge, dd.Expiry) for name in each.__dataclass_fields__}
     named = {name for line in ROWS for name in re.findall(r"\b([a-z_]+)=", line.split(" | ")[1])}
     assert named - spec == {"retain", "by", "as_of", "epoch", "valid_from", "valid_to", "on_conflict"}
+
+
+def test_the_index_names_every_page() -> None:
+    index = (DOCS / "coming-from.md").read_text("utf-8")
+    assert sorted(re.findall(r"\(coming-from/([\w-]+\.md)\)", index)) == sorted(PAGES)
