@@ -16,9 +16,12 @@ a feed of states has little else; what suppression is worth depends on which of 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
+import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,7 @@ from typing import Any
 import child
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import report
 from rich.console import Console
 
@@ -83,6 +87,38 @@ def run(feed: str, tables: Sequence[pa.Table], ignore: bool) -> dict[str, Any]:
             "tree": hash_of(held)}  # fmt: skip
 
 
+def shell(tables: Sequence[pa.Table], ignore: bool) -> dict[str, Any]:
+    """The same full files in a folder, through ``ddflow replace``; the time is that of the whole command."""
+    with tempfile.TemporaryDirectory() as place:
+        folder, out = Path(place) / "files", Path(place) / "out.parquet"
+        folder.mkdir()
+        for number, table in enumerate(tables):
+            pq.write_table(table, folder / f"{number:06}.parquet")
+        command = [
+            str(Path(sys.executable).with_name("ddflow")),
+            "replace",
+            str(folder),
+            "--key",
+            "path",
+            "-o",
+            str(out),
+            "--json",
+        ]
+        begun = time.perf_counter()
+        said = subprocess.run(
+            command + (["--noop-ignore", "commit"] if ignore else []), capture_output=True, check=True
+        )
+        took, told, updates = time.perf_counter() - begun, json.loads(said.stdout), pq.read_table(out)
+    held: Counter[tuple[str, str]] = Counter()
+    for path, blob, diff in zip(*(updates.column(name).to_pylist() for name in ("path", "blob", "_diff")), strict=True):
+        held[path, blob] += diff
+    paths, blobs = zip(*sorted(row for row, n in held.items() if n), strict=True)
+    rows = sum(table.num_rows for table in tables)
+    return {"feed": "ddflow replace", "ignored": ignore, "rows": rows, "updates": updates.num_rows,
+            "noops": told["verdicts"]["noop"], "seconds": took,
+            "tree": hash_of(pa.table({"path": paths, "blob": blobs}))}  # fmt: skip
+
+
 def hash_of(rows: pa.Table) -> int:
     """One number for a multiset of rows."""
     return int(value_hashes(rows, dd.Secret(1, 2)).sum())
@@ -107,6 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log, files = read(options.repository or child.ROOT, options.commits)
     rows = [run(feed, tables, ignore) for feed, tables in (("log", log), ("full files", files))
             for ignore in (False, True)]  # fmt: skip
+    rows += [shell(files, ignore) for ignore in (False, True)]
     if len({row["tree"] for row in rows}) != 1:
         raise AssertionError("the feeds end in different trees")
     title = f"No-ops in the last {len(log)} commits of a git history"
