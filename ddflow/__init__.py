@@ -7,6 +7,7 @@ The journey of one upsert, room by room:
     it is identified         identity    its key becomes one or two uniform words; its values one hash
     it is sorted             kernels.sort        with the events of its step, by identity
     its key is looked up     arrange.index       what does the key hold, and by which order?
+    a partial row is folded  operators.merged    with what its key holds: full rows come out of it
     it is judged             kernels.resolve     one verdict; at most one net change a key and time
     the rows are gathered    rows        the retraction takes the stored row, the assertion its own
     differences go on        operators   filter, project, count: on updates, not on state
@@ -17,7 +18,7 @@ multiset that updates up to a time define.  The *frontier* is the least time tha
 the rest of them.
 
 The floors, each importing only from those below:
-    6 cli, spark_bridge   5 engine, flow   4 operators, batcher, intake   3 arrange, spec   2 kernels, rows, expressions
+    6 cli, spark_bridge   5 engine, flow   4 operators, batcher, intake   3 arrange, spec, merging   2 kernels, rows, expressions
     1 frontier   0 errors
 
 Importing ddflow imports nothing heavy: the names below are loaded when they are first used.

@@ -114,7 +114,7 @@ class Judgement:
         self._leave_out()
         self.work = Events(self.permutation, self.by.starts, self.by.high, self.by.low, self.mark, times, self.words,
                            self.value)  # fmt: skip
-        self._fold()
+        self._resolve()
         self._spell()
 
     def _identify(self) -> None:
@@ -156,26 +156,26 @@ class Judgement:
                            upsert.expiring is not None and upsert.expiring.forgets)  # fmt: skip
         self.permutation = self._by_order() if order.tie == ERROR else self.by.permutation
 
-    def _fold(self) -> None:
+    def _resolve(self) -> None:
         """Judge the keys, in spans of them where there are several threads; each writes versions of its own."""
         starts, held, out = self.by.starts, self.held, self.out
         lists = out.winner.size != 0
 
-        def fold(begin: int, end: int) -> tuple[int, int, int, int, int]:
+        def resolve(begin: int, end: int) -> tuple[int, int, int, int, int]:
             at, to = int(starts[begin]), int(starts[end])
             work = self.work._replace(starts=starts[begin : end + 1])
             return judge(work, held.span(begin, end), self.rules, out.span(at, to, begin, end))
 
         self.spans = ALONE.spans(starts.size - 1) if lists else self.upsert.crew.spans(starts.size - 1)
-        self.folded = self.upsert.crew.each(fold, self.spans)
-        for _, _, refused, _, _ in self.folded:
+        self.resolved = self.upsert.crew.each(resolve, self.spans)
+        for _, _, refused, _, _ in self.resolved:
             if refused >= 0:
                 self._refuse_tie(refused)
 
     def _spell(self) -> None:
         """Count the verdicts and write the updates: by which event, which row, the diff, the rank of the time."""
         crew, arena, fate, mark = self.upsert.crew, self.arena, self.out.fate, self.mark
-        n = sum(updates for updates, *_ in self.folded)
+        n = sum(updates for updates, *_ in self.resolved)
         spelled: Any = (arena.empty(n, np.int64), np.empty(n, np.int64), arena.empty(n, np.int32))
         spans = crew.spans(fate.size)
         ends = [0, n]
@@ -260,8 +260,8 @@ class Judgement:
     @cached_property
     def changes(self) -> list[Change]:
         """What the state must take in, by ascending identities.  O(versions)."""
-        return [self._change(begin, end, *folded[1::2], folded[4])
-                for (begin, end), folded in zip(self.spans, self.folded, strict=True)]  # fmt: skip
+        return [self._change(begin, end, *done[1::2], done[4])
+                for (begin, end), done in zip(self.spans, self.resolved, strict=True)]  # fmt: skip
 
     def _change(self, begin: int, end: int, versions: int, born: int, buried: int) -> Change:
         """What a span of keys brings."""
