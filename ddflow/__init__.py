@@ -18,8 +18,8 @@ multiset that updates up to a time define.  The *frontier* is the least time tha
 the rest of them.
 
 The floors, each importing only from those below:
-    6 cli, spark_bridge   5 engine, flow   4 operators, batcher, intake   3 arrange, spec, merging   2 kernels, rows, expressions
-    1 frontier   0 errors
+    6 cli, spark_bridge   5 engine, flow   4 operators, batcher, intake   3 arrange, spec, merging
+    2 kernels, rows, expressions   1 frontier   0 errors
 
 Importing ddflow imports nothing heavy: the names below are loaded when they are first used.
 
