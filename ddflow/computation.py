@@ -23,7 +23,7 @@ state) is laid on the shelf, in files where memory is short; and each node is co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -136,7 +136,7 @@ class Computation:
             if name not in self.out.changes:
                 self._judge(self.circuit.plan.sources[name])
         time_type = self.circuit.plan.time_type
-        for name, node in self.circuit.plan.outputs.items():
+        for name, node in self.outputs():
             if isinstance(node, Back):
                 told = self.circuit.backs[node].told
                 table = self.shelf.output(self.done[node], told.shown, time_type)
@@ -145,6 +145,15 @@ class Computation:
             pieces = self._pieces(node) if node.distinct else self._consolidated(node)
             self.out.outputs[name] = self.shelf.output(pieces, node.schema, time_type)
         return self.out
+
+    def outputs(self) -> Iterable[tuple[str, plan.Collection]]:
+        """The outputs that are put out, by name."""
+        return self.circuit.plan.outputs.items()
+
+    def arrived(self, node: plan.Collection, by: Sequence[str] | None) -> list[Updates]:
+        """The updates of a node that a keyed operator, or an output, reads by some columns (None: all)."""
+        del by
+        return self._pieces(node)
 
     def _judge(self, node: plan.Source) -> None:
         upsert, counts = self.circuit.upserts[node.name], np.zeros(8, np.int64)
@@ -222,7 +231,7 @@ class Computation:
 
     def _gathered(self, node: plan.Collection, by: list[str] | None = None) -> Iterator[Updates]:
         """A node's updates with equal rows (by some columns; None: all) in one piece, ranges ascending."""
-        pieces = self._pieces(node)
+        pieces = self.arrived(node, by)
         if len(pieces) == 1:
             yield pieces[0]
             return

@@ -24,22 +24,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
 from ddflow import flow as plan
-from ddflow.back import Back
 from ddflow.errors import SpecError
 from ddflow.expressions import Expression
 from ddflow.merging.machine import Machine
+from ddflow.partitions.cut import ALL, Columns, grouped, placed
 from ddflow.spec import Upsert
 from ddflow.unnest import Unnest
 from spark_bridge.columns import loose
-
-Columns = tuple[str, ...]
-ALL: Final = pa.schema({"all": pa.bool_()})
-"""The columns of sums that are not by any: one that is true in all rows, for something must carry them."""
 
 
 class Operator(NamedTuple):
@@ -116,14 +112,6 @@ class Plan:
         return "\n".join(f"stage {n}: {stage}" for n, stage in enumerate(self.stages))
 
 
-class Place(NamedTuple):
-    """Where the rows of a collection are: the collections after whose shuffle they were made, and the columns by which
-    equal rows stand in one partition (None: by no columns that they still have)."""
-
-    roots: tuple[plan.Collection, ...]
-    by: Columns | None
-
-
 def planned(flow: plan.Flow) -> Plan:
     """Cut a flow into stages.  Pure; O(outputs * nodes).  Raises `SpecError` for a flow without sources or outputs."""
     if not flow.sources or not flow.outputs:
@@ -142,50 +130,6 @@ def arrival_decides(spec: Upsert) -> bool:
     if spec.merges:
         return not spec.order_free
     return not (spec.tie == "error" or (spec.tie == "greatest" and spec.compares_all))
-
-
-def placed(flow: plan.Flow) -> dict[plan.Collection, Place]:
-    """The place of every collection.  O(nodes).  Raises `SpecError` for an operator that has no place here."""
-    places: dict[plan.Collection, Place] = {}
-    for node in flow.nodes:
-        inputs = [places[i] for i in node.inputs]
-        if isinstance(node, plan.Source):
-            places[node] = Place((node,), tuple(node.spec.key))
-        elif isinstance(node, plan.Count | plan.Consolidate):
-            by, of = _grouped(node), inputs[0]
-            together = of.by is not None and set(of.by) <= set(by)
-            places[node] = of if together else Place((node,), by)
-        elif isinstance(node, plan.Project):
-            places[node] = Place(inputs[0].roots, _renamed(inputs[0].by, node))
-        elif isinstance(node, plan.Concat):
-            roots = tuple(dict.fromkeys(root for i in inputs for root in i.roots))
-            same = len(roots) == 1 and len({i.by for i in inputs}) == 1
-            places[node] = Place(roots, inputs[0].by if same else None)
-        elif isinstance(node, plan.Filter | plan.Negate):
-            places[node] = inputs[0]
-        elif isinstance(node, Unnest):
-            kept = inputs[0].by if node.column not in (inputs[0].by or ()) else None
-            places[node] = Place(inputs[0].roots, kept)
-        elif isinstance(node, Back):
-            raise SpecError("run a flow on Spark", f"it has to_upserts({list(node.key)})", "leave it out and give the "
-                            "updates to dd.to_upserts, or run it with flow.open()")  # fmt: skip
-        else:
-            raise SpecError("run a flow on Spark", f"it has a {type(node).__name__}", "run it with flow.open()")
-    return places
-
-
-def _grouped(node: plan.Count | plan.Consolidate) -> Columns:
-    """The columns whose equal rows a keyed operator must see together."""
-    return tuple(node.by if isinstance(node, plan.Count) else node.schema.names)
-
-
-def _renamed(by: Columns | None, node: plan.Project) -> Columns | None:
-    """What columns are called after a projection; None where one is gone."""
-    names: dict[str, str] = {}
-    for field, column in zip(node.schema, node.columns, strict=True):
-        if isinstance(column, str):
-            names.setdefault(column, field.name)
-    return tuple(names[c] for c in by) if by is not None and set(by) <= set(names) else None
 
 
 def _formula(column: str | Expression) -> Any:
@@ -242,7 +186,7 @@ class _Cutter:
             return Events(root.name, root.bound.schema, spec.to_json(), tuple(spec.key), arrival_decides(spec),
                           (spec, machine) if code else None)  # fmt: skip
         assert isinstance(root, plan.Count | plan.Consolidate), root
-        of, by = root.inputs[0], _grouped(root)
+        of, by = root.inputs[0], grouped(root)
         schema = pa.schema([of.schema.field(c) for c in by]) if by else ALL
         return Sums(self.sums(of, schema), schema)
 

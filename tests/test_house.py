@@ -50,6 +50,8 @@ FLOORS = {
     "ddflow.inflow": 4,
     "ddflow.step": 4,
     "ddflow.engine": 5,
+    "ddflow.stepping": 5,
+    "ddflow.partitions": 5,
     "ddflow.computation": 5,
     "ddflow.circuit": 5,
     "ddflow.spilling": 5,
