@@ -45,20 +45,25 @@ class Digest:
 
     def update(self, events: pa.RecordBatch) -> None:
         """Take in rows.  O(rows).  Raises `SchemaMismatch` for text that is no UTF-8."""
-        for field, column in zip(events.schema, events.columns, strict=True):
-            if _has_text(field.type):
-                try:
-                    column.validate(full=True)
-                except pa.ArrowInvalid as error:
-                    raise SchemaMismatch(f"rows for {self.source!r}", f"{field.name!r} holds what is no {field.type} "
-                                         f"({error})", "mend the text, or declare the column as binary; nothing was "
-                                         "taken in") from None  # fmt: skip
+        check_text(events, self.source)
         self.rows += events.num_rows
         self._state.update(value_hashes(events, self.secret).data)
 
     def digest(self) -> bytes:
         """Sixteen bytes."""
         return self._state.digest()
+
+
+def check_text(events: pa.RecordBatch, source: str) -> None:
+    """Raise `SchemaMismatch` for text that is no UTF-8.  O(bytes of text)."""
+    for field, column in zip(events.schema, events.columns, strict=True):
+        if _has_text(field.type):
+            try:
+                column.validate(full=True)
+            except pa.ArrowInvalid as error:
+                raise SchemaMismatch(f"rows for {source!r}", f"{field.name!r} holds what is no {field.type} ({error})",
+                                     "mend the text, or declare the column as binary; nothing was taken in",
+                                     ) from None  # fmt: skip
 
 
 @cache

@@ -33,11 +33,13 @@ from ddflow.back import Back
 from ddflow.custody.collect import gc, names_of
 from ddflow.digests import digest_of
 from ddflow.errors import (
+    CorruptState,
     DdflowError,
     EpochSkipped,
     OutcomeUnknown,
     ReplayMismatch,
     SpecError,
+    StateRefused,
     StorageFailed,
     StorageFull,
 )
@@ -48,7 +50,8 @@ from ddflow.planned import describe, fingerprint
 from ddflow.reopening import Change, compare
 from ddflow.step import Step
 from ddflow.store.arrow_file import readable
-from ddflow.store.manifest import Call, Output, Receipt
+from ddflow.store.blob import Blob
+from ddflow.store.manifest import Call, Epoch, Output
 from ddflow.store.opening import open_store
 from ddflow.store.outputs import OutputFolder
 from ddflow.store.record import Record
@@ -120,6 +123,10 @@ class Durable:
             else:
                 ledger = Ledger(store, manifest, set(), options.grace)
             change = compare(ledger.manifest.plan, flow, store.where)
+            if (spread := ledger.manifest.spread) > 1:
+                raise StateRefused(f"open {store.where}", f"it has {spread:,} partitions, and an engine has one",
+                                   f"make it one with ddflow rescale {store.where} --partitions 1, or go on with it on "
+                                   "Spark; it can be read as it is: dd.read, dd.Snapshot")  # fmt: skip
         except BaseException:
             store.close()
             raise
@@ -131,7 +138,8 @@ class Durable:
         """Let go of the store; what was not committed is gone.  Twice is harmless."""
         for call in self.calls:
             for output in call.outputs.values():
-                self.vault.forget(output.blob.name)
+                for blob in output.blobs:
+                    self.vault.forget(blob.name)
         self.calls = []
         self.ledger.store.close()
 
@@ -155,12 +163,12 @@ class Durable:
             arranged.slots.lasting = True
         engine.frontier, engine.last, engine.since = manifest.frontier, manifest.last, manifest.since
         names = {blob.name for blob in manifest.outputs() if not blob.name.endswith(PARQUET)}
+        records = []
         for part in manifest.partitions:
             whole = self.ledger.store.map(part).to_pybytes()
-            names.add(part.name)
-            record = Record.parse(whole, f"the file {part.name} of {self.ledger.store.where}")
-            names |= files_named(whole)
-            recovery.fill(engine, record, self.vault, engine.budget.memory is None)
+            names |= {part.name} | files_named(whole)
+            records.append(Record.parse(whole, f"the file {part.name} of {self.ledger.store.where}"))
+        recovery.fill(engine, records, self.vault, engine.budget.memory is None)
         self.vault.begin()
         self.vault.name(names)
         self.ledger.names = names
@@ -213,18 +221,24 @@ class Durable:
         node = engine.flow.outputs.get(name)
         if isinstance(node, Back):
             there = node.before(added)
-        if not output.blob.name.endswith(PARQUET):
-            table = self.vault.table(output.blob, there, output.rows)
-        else:
-            # Where the folder is another one since, its files are still in the one before.
-            places = dict.fromkeys(path for path in (self.folder and self.folder.path, self._was) if path)
-            folders = [OutputFolder(path, self.ledger.store.nonce, create=False) for path in places]
-            found = next((each for each in folders if each.has(name, epoch, output.blob)), folders[-1])
-            table = found.read(name, epoch, output.blob, there)
+        parts = [self.vault.table(blob, there, None) if not blob.name.endswith(PARQUET)
+                 else self._shown(name, epoch, blob, there) for blob in output.blobs]  # fmt: skip
+        table = pa.concat_tables(parts)
+        if table.num_rows != output.rows:
+            raise CorruptState(f"the files {[blob.name for blob in output.blobs]} of {self.ledger.store.where}",
+                               f"they have {table.num_rows:,} rows, the manifest says {output.rows:,}",
+                               "restore them from a copy, or go back with ddflow rollback")  # fmt: skip
         if isinstance(node, Back):
             return node.since(table)
         columns = [table.column(f.name) if f.name in there.names else pa.nulls(table.num_rows, f.type) for f in schema]
         return pa.Table.from_arrays(columns, schema=schema)
+
+    def _shown(self, name: str, epoch: int, blob: Blob, there: pa.Schema) -> pa.Table:
+        """A file of a folder; where that is another one since, its files are still in the one before."""
+        places = dict.fromkeys(path for path in (self.folder and self.folder.path, self._was) if path)
+        folders = [OutputFolder(path, self.ledger.store.nonce, create=False) for path in places]
+        found = next((each for each in folders if each.has(name, epoch, blob)), folders[-1])
+        return found.read(name, epoch, blob, there)
 
     def record(self, asked: Asked, digest: str, step: Step) -> None:
         """Write what a call put out to files, for the commit to come.  O(updates).  Raises as `commit` does."""
@@ -243,7 +257,7 @@ class Durable:
         calls = tuple(self.calls)
         # Who would read those of a plan with fewer columns a year from now?
         before = () if self.change.columns else self.ledger.manifest.receipts[1 - KEPT :]
-        receipts = (*before, Receipt(epoch, calls))
+        receipts = (*before, Epoch(epoch, calls))
         self.publish(engine, epoch, receipts, f"commit of {', '.join(sorted({call.kind for call in calls}))}")
         self.calls, self.change = [], Change()
         try:
@@ -266,7 +280,7 @@ class Durable:
         except DdflowError:
             self.ledger.grace = math.inf
 
-    def publish(self, engine: Engine, epoch: int, receipts: tuple[Receipt, ...], note: str) -> None:
+    def publish(self, engine: Engine, epoch: int, receipts: tuple[Epoch, ...], note: str) -> None:
         """Write what is in no file yet, and publish the engine's state as the next manifest.  As `commit`."""
         manifest, store = self.ledger.manifest, self.ledger.store
         self.vault.settle()
@@ -274,9 +288,10 @@ class Durable:
             self._look_after()
         data = json.dumps(recovery.take(engine, self.vault), separators=(",", ":")).encode()
         part = store.put("json", lambda sink: sink.write(data))
+        greatest, horizons = recovery.reached(engine)
         new = replace(
             manifest, epoch=epoch, plan=self.plan, fingerprint=fingerprint(self.plan), frontier=engine.frontier,
-            last=engine.last, since=engine.since, receipts=receipts,
+            last=engine.last, since=engine.since, receipts=receipts, greatest=greatest, horizons=horizons,
             folder=manifest.folder if self.folder is None else self.folder.path,
         )  # fmt: skip
         names = files_named(data) | {b.name for b in new.outputs() if not b.name.endswith(PARQUET)}
@@ -286,19 +301,20 @@ class Durable:
             self.folder.sync()
         self.ledger.commit(new, (part,), names, note)
 
-    def _show(self, receipts: Sequence[Receipt]) -> None:
+    def _show(self, receipts: Sequence[Epoch]) -> None:
         """Let the output files of committed epochs be seen."""
         for receipt in receipts:
             for call in receipt.calls:
                 for name, output in call.outputs.items():
-                    if self.folder is not None and output.blob.name.endswith(PARQUET):
-                        self.folder.show(name, receipt.epoch, output.blob)
+                    for blob in output.blobs:
+                        if self.folder is not None and blob.name.endswith(PARQUET):
+                            self.folder.show(name, receipt.epoch, blob)
 
     def _put(self, name: str, table: pa.Table) -> Output:
         """Write what an output gained to a file."""
         if self.folder is not None:
-            return Output(self.folder.put(name, table), table.num_rows)
-        return Output(self.vault.put(table.to_batches(), table.schema), table.num_rows)
+            return Output((self.folder.put(name, table),), table.num_rows)
+        return Output((self.vault.put(table.to_batches(), table.schema),), table.num_rows)
 
 
 def check_types(flow: Flow) -> None:

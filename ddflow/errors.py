@@ -162,6 +162,18 @@ class EpochSkipped(DdflowError, ValueError):
     """An epoch is given that is neither the next nor one whose outputs are kept."""
 
 
+class FeedChanged(DdflowError, ValueError):
+    """A state is given batches by another query, or numbered anew; give the query a state of its own, or adopt it."""
+
+
+class MissingReceipts(DdflowError, RuntimeError):
+    """An epoch's tasks did not all tell what they did; nothing was committed, run the job again."""
+
+
+class ReceiptsDisagree(DdflowError, RuntimeError):
+    """Two attempts at one task made different things of the same rows; make what differs a function of its rows."""
+
+
 class SnapshotExpired(DdflowError, LookupError):
     """A version of a state is asked for that is not kept any more; ask for a later one."""
 
@@ -196,3 +208,7 @@ class MergerFailed(DdflowError, ValueError):
 
 class IllegalTransition(DdflowError, ValueError):
     """A machine has no transition for a state and a symbol, or to a state; mend either, the step was refused whole."""
+
+
+class Misrouted(DdflowError, RuntimeError):
+    """Rows came to a task that they are not for; leave the job's shuffle as it is and run it again."""

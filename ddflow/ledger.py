@@ -21,9 +21,11 @@ ledger does not know what partitions hold, but for which files they name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from threading import Thread
 from time import monotonic, time
 from typing import Any, Final, NamedTuple
 
@@ -61,18 +63,19 @@ class Ledger:
         self.store, self.manifest, self.names, self.grace = store, manifest, names, grace
         self._digest, self._since = digest(store.manifest(manifest.number)), monotonic()
         self._past: list[Past] = []
+        self._sweeping: Thread | None = None
 
     @classmethod
     def create(cls, store: Store, plan: Mapping[str, Any], fingerprint: str, secret: Secret,
-               folder: str | None = None, grace: float = GRACE) -> Ledger:  # fmt: skip
+               folder: str | None = None, grace: float = GRACE, spread: int = 1) -> Ledger:  # fmt: skip
         """The ledger of a new state: its manifest 0, of which there is one whoever else creates it at the same time.
 
-        Raises what `Store.publish` raises.
+        ``spread``: its partitions.  Raises what `Store.publish` raises.
         """
         first = Manifest(
             number=0, epoch=0, nonce=store.nonce, written=int(time() * 1000), secret=(secret.k0, secret.k1), plan=plan,
             fingerprint=fingerprint, frontier=NEVER, last=NEVER, since=NEVER, partitions=(), receipts=(),
-            folder=folder, note="created",
+            folder=folder, note="created", spread=spread,
         )  # fmt: skip
         if store.publish(0, first.encode()):
             store.mark(0)
@@ -85,6 +88,11 @@ class Ledger:
     def number(self) -> int:
         """The number of the manifest."""
         return self.manifest.number
+
+    @property
+    def digest(self) -> str:
+        """32 hex digits of the manifest's bytes."""
+        return self._digest
 
     def check_newest(self) -> None:
         """Raise `Fenced` when another writer has committed since.  O(manifests)."""
@@ -149,28 +157,44 @@ class Ledger:
                 past.append(Past(number, monotonic() - age, names_of(self.store, manifest)))
         self._past = [*past, *self._past]
 
-    def sweep(self) -> None:
+    def sweep(self, apart: float = math.inf) -> None:
         """Delete manifests whose time is over, and then what they alone named.  O(files deleted), amortised.
 
-        Never fails: what stays is garbage that a later collection finds.
+        ``apart``: of more files than that, a thread deletes them, for which `settle` waits.  Never fails: what stays is
+        garbage that a later collection finds.
         """
-        now = monotonic()
-        with suppress(DdflowError):
-            while len(self._past) > 1 and now - self._past[1].since >= self.grace:
-                self._drop(0)
-            # Of those that leave the latest, one for each sixty-fourth of the grace is enough.
-            at = len(self._past) - LATEST
-            if at > 0 and self._past[at].since - self._past[at - 1].since < self.grace / LATEST:
-                self._drop(at)
+        self.settle()
+        now, over = monotonic(), list[tuple[int, set[str]]]()
+        while len(self._past) > 1 and now - self._past[1].since >= self.grace:
+            over.append(self._drop(0))
+        # Of those that leave the latest, one for each sixty-fourth of the grace is enough.
+        at = len(self._past) - LATEST
+        if at > 0 and self._past[at].since - self._past[at - 1].since < self.grace / LATEST:
+            over.append(self._drop(at))
+        if sum(len(names) for _, names in over) <= apart:
+            self._delete(over)
+        else:
+            self._sweeping = Thread(target=self._delete, args=(over,), name="ddflow sweep", daemon=True)
+            self._sweeping.start()
 
-    def _drop(self, at: int) -> None:
-        """Delete a manifest of the past, and the files that neither of its neighbours names: then nobody does."""
+    def settle(self) -> None:
+        """Wait for a thread that deletes, where there is one."""
+        if self._sweeping is not None:
+            self._sweeping.join()
+            self._sweeping = None
+
+    def _drop(self, at: int) -> tuple[int, set[str]]:
+        """A manifest that goes, and the files that neither of its neighbours names: then nobody does."""
         number, _, gone = self._past.pop(at)
         before = self._past[at - 1].names if at else set()
         after = self._past[at].names if at < len(self._past) else self.names
-        self.store.expire(number)
-        for name in gone - before - after:
-            self.store.delete(name)
+        return number, gone - before - after
+
+    def _delete(self, over: list[tuple[int, set[str]]]) -> None:
+        with suppress(DdflowError):
+            for number, names in over:
+                self.store.expire(number)
+                self.store.discard(names)
 
     def _fenced(self) -> Fenced:
         return Fenced(f"write to {self.store.where}",

@@ -1,10 +1,12 @@
 """An engine's state as one inventory, for a commit; and an engine filled with it again.
 
 Invariant: an engine that was filled goes on as if it had never been closed: same answers, same verdicts, same merges.
-Why that is not trivial: a plan may have gained a column or an output meanwhile.  Rows that were stored without a column
-have null there, and hashes of values that know of it; a count that nobody kept is made of what its input holds now, and
-the outputs that are new owe their contents, which the next step gives before its own updates.  It does not publish
-(``ledger``) nor say what may change (``reopening``).
+What was cut into levels and partitions is one again: each collection is on one level, and in all partitions of it.  Why
+that is not trivial: a part that a step brought nothing was left as it was, so it does not know what times are complete;
+and a plan may have gained a column or an output meanwhile.  Rows that were stored without a column have null there, and
+hashes of values that know of it; a count that nobody kept is made of what its input holds now, and the outputs that are
+new owe their contents, which the next step gives before its own updates.  It does not publish (``ledger``) nor say what
+may change (``reopening``).
 
 >>> import pyarrow as pa, ddflow as dd
 >>> from ddflow.store.memory import MemoryStore
@@ -22,12 +24,15 @@ the outputs that are new owe their contents, which the next step gives before it
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import pyarrow as pa
 
 from ddflow import batcher as pending
 from ddflow.arrange import inventory
+from ddflow.arrange.arrangement import Arrangement
+from ddflow.arrange.joined import Joined, astray, catch_up
 from ddflow.back import Back
 from ddflow.errors import CorruptState
 from ddflow.frontier import CLOSED, NEVER
@@ -46,8 +51,10 @@ if TYPE_CHECKING:
     from ddflow.intake import Intake
     from ddflow.operators.upsert import Upsert
 
+MEND: Final = "restore it from a copy, or go back with ddflow rollback"
 
-def take(engine: Engine, vault: Vault) -> dict[str, Any]:
+
+def take(engine: Fillable, vault: Vault) -> dict[str, Any]:
     """Write what is in no file yet; all of the engine's state as plain values.
 
     O(bytes not written yet + files).  Raises `StorageFull`, `StorageFailed`; the engine is then as before.
@@ -77,36 +84,104 @@ class Fillable(Protocol):
     since: int
 
 
-def fill(engine: Fillable, record: Record, vault: Vault, indexed: bool, sieved: bool = True) -> None:
-    """Fill a new engine, whose times are set, from an inventory.  O(bytes), and O(rows) for counts that are new.
+def fill(engine: Fillable, records: Sequence[Record], vault: Vault, indexed: bool, sieved: bool = True,
+         spread: int = 1) -> None:  # fmt: skip
+    """Fill a new engine, whose times are set, from inventories.  O(bytes), and O(rows) for counts that are new.
 
-    ``indexed``, ``sieved``: as in `inventory.restore`.  Raises `CorruptState`, naming the file.
+    ``records``: level by level, of ``spread`` partitions each; what is of several is to be read only.  ``indexed``,
+    ``sieved``: as in `inventory.restore`.  Raises `CorruptState`, naming the file.
     """
-    circuit = engine.circuit
-    kept, sources = record.record("counts"), record.record("sources")
+    assert spread == 1 or not indexed, "what is joined is not searched"
+    circuit, held = engine.circuit, Inventories(records, spread)
     for name, upsert in circuit.upserts.items():
-        if name not in sources:
+        if not (given := held.of("sources", name)):
             continue
-        each, intake = sources.record(name), engine.intakes[name]
-        intake.arrived, intake.greatest = each.number("arrived"), each.number("greatest", NEVER, CLOSED)
-        inventory.restore(upsert.arranged, each.record("rows"), vault, indexed, _rehash(upsert), sieved)
-        if upsert.expiring is not None and "horizon" in each:
-            upsert.expiring.horizons.greatest = each.number("horizon", NEVER, CLOSED)
-        engine.batchers[name] = pending.restore(each, upsert.bound.event_schema, vault, not indexed)
-    totals = record.record("totals")
-    engine.totals = {name: totals.number(name) for name in totals.names() if name in NAMES}
+        intake = engine.intakes[name]
+        intake.arrived = sum(each.number("arrived") for each in given)
+        intake.greatest = max(each.number("greatest", NEVER, CLOSED) for each in given)
+        rehash, rows = _rehash(upsert), [each.record("rows") for each in given]
+        upsert.arranged = _restored(engine, upsert.arranged, rows, vault, indexed, rehash, sieved)
+        for number, each in enumerate(upsert.arranged.partitions):
+            if (odd := astray(each, number, spread)) is not None:
+                raise CorruptState(given[number].what, f"partition {number} of {spread} has a key of {odd}", MEND)
+        if upsert.expiring is not None:
+            known = [each.number("horizon", NEVER, CLOSED) for each in given if "horizon" in each]
+            upsert.expiring.horizons.greatest = max(known, default=None)
+        engine.batchers[name] = _waiting(given, upsert.bound.event_schema, vault, not indexed)
+    engine.totals = held.totals()
     ids = node_ids(engine.flow)
     for node, count in circuit.counts.items():
-        if ids[node] in kept:
-            inventory.restore(count.arranged, kept.record(ids[node]), vault, indexed, sieved=sieved)
+        if given := held.of("counts", ids[node]):
+            count.arranged = _restored(engine, count.arranged, given, vault, indexed, None, sieved)
         elif engine.last > NEVER:
-            held = circuit.held(node.inputs[0])._replace(times=ints(engine.last))
-            _, change = count.judge(held, engine.since)
+            now = circuit.held(node.inputs[0])._replace(times=ints(engine.last))
+            _, change = count.judge(now, engine.since)
             count.apply(change, engine.frontier, engine.since)
     arrived = sum(intake.arrived for intake in engine.intakes.values())
-    if arrived != sum(engine.totals.values()) + sum(map(len, engine.batchers.values())):
-        raise CorruptState(record.what, f"{arrived:,} events came in, and others are judged or pending",
-                           "restore it from a copy, or go back with ddflow rollback")  # fmt: skip
+    if records and arrived != sum(engine.totals.values()) + sum(map(len, engine.batchers.values())):
+        raise CorruptState(records[0].what, f"{arrived:,} events came in, and others are judged or pending", MEND)
+
+
+class Inventories:
+    """All inventories of a state.  ``records``: level by level, of ``spread`` partitions each."""
+
+    def __init__(self, records: Sequence[Record], spread: int) -> None:
+        self.records, self.spread = records, spread
+        self.within = {kind: [each.record(kind) for each in records] for kind in ("sources", "counts", "totals")}
+
+    def of(self, kind: str, name: str) -> list[Record]:
+        """What the partitions say of a source or a count, in their order; [] where none has it.  O(inventories).
+
+        Raises `CorruptState` unless it is on one level, in all of its partitions.
+        """
+        places = [n for n, each in enumerate(self.within[kind]) if name in each]
+        level = places[0] // self.spread if places else 0
+        if places and places != list(range(level * self.spread, (level + 1) * self.spread)):
+            raise CorruptState(self.records[places[0]].what, f"it has the {kind[:-1]} {name!r}; that is in the "
+                               f"inventories {places} of the state, and a level has {self.spread}", MEND)  # fmt: skip
+        return [self.within[kind][n].record(name) for n in places]
+
+    def totals(self) -> dict[str, int]:
+        """Events by verdict, of all partitions.  O(inventories)."""
+        out: dict[str, int] = {}
+        for totals in self.within["totals"]:
+            for name in totals.names():
+                if name in NAMES:
+                    out[name] = out.get(name, 0) + totals.number(name)
+        return out
+
+
+def _restored(engine: Fillable, empty: Arrangement, given: Sequence[Record], vault: Vault, indexed: bool,
+              rehash: inventory.Rehash | None, sieved: bool) -> Arrangement:  # fmt: skip
+    """An empty arrangement, filled from one inventory; what is joined of as many as there are, in its place."""
+    index = empty.index
+    every = [empty, *(Arrangement(empty.schema, index.wide, index.words, empty.keeps) for _ in given[1:])]
+    for each, record in zip(every, given, strict=True):
+        inventory.restore(each, record, vault, indexed, rehash, sieved)
+    if len(every) > 1:
+        return Joined(every, engine.since, engine.frontier)
+    catch_up(empty, engine.since, engine.frontier)
+    return empty
+
+
+def _waiting(given: Sequence[Record], schema: pa.Schema, vault: Vault, spilled: bool) -> Batcher:
+    """The pending events of all partitions."""
+    first, *others = (pending.restore(each, schema, vault, spilled) for each in given)
+    for other in others:
+        for run in other.runs.by_least:
+            first.runs.add(run)
+        first.pending += len(other)
+    return first
+
+
+def reached(engine: Fillable) -> tuple[dict[str, int], dict[str, int]]:
+    """By source, the greatest event time there ever was, and the greatest order where keys expire.  O(sources).
+
+    Inventories say so as well, each of its own part: this is what all partitions must know."""
+    times = {name: each.greatest for name, each in engine.intakes.items() if engine.flow.holds_back}
+    expiring = {name: each.expiring for name, each in engine.circuit.upserts.items() if each.expiring is not None}
+    orders = {name: greatest for name, each in expiring.items() if (greatest := each.horizons.greatest) is not None}
+    return times, orders
 
 
 def contents(engine: Engine, name: str) -> pa.Table:

@@ -72,16 +72,17 @@ def scd2(circuit: Circuit, node: plan.Collection, since: int, names: tuple[str, 
     kind = circuit.plan.time_type
     more = [pa.field(names[0], kind), pa.field(names[1], kind), pa.field(names[2], pa.bool_(), nullable=False)]
     schema = pa.schema([*node.schema, *more])
-    tables = [schema.empty_table()]
-    for found in versions(arranged, pa.schema([node.schema.field(n) for n in counting]), since, circuit.secret):
-        rows = gather(arranged.slots.sources, found.references, node.schema)
-        times = [_times(found.first, found.first <= since, kind), _times(found.to, found.current, kind)]
-        tables.append(pa.Table.from_arrays([*rows.columns, *times, pa.array(found.current)], schema=schema))
+    tables, columns = [schema.empty_table()], pa.schema([node.schema.field(n) for n in counting])
+    for part in arranged.partitions:
+        for found in versions(part, columns, since, circuit.secret):
+            rows = gather(part.slots.sources, found.references, node.schema)
+            times = [_times(found.first, found.first <= since, kind), _times(found.to, found.current, kind)]
+            tables.append(pa.Table.from_arrays([*rows.columns, *times, pa.array(found.current)], schema=schema))
     return pa.concat_tables(tables)
 
 
 def versions(arranged: Arrangement, counting: pa.Schema, since: int, secret: Secret) -> Iterator[Versions]:
-    """The live versions that a read at or after ``since`` can see, a range of identities at a time.
+    """The live versions of one partition that a read at or after ``since`` can see, a range of identities at a time.
 
     ``counting``: the columns in which two neighbours must differ.  O(versions).  Raises `CorruptState`.
     """

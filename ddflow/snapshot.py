@@ -4,7 +4,8 @@ Invariant: everything that a snapshot answers is of one manifest, whole; what th
 meanwhile changes nothing.  Why that is not trivial: files that the manifest names may be deleted between its being read
 and their being mapped; then the newest is read instead, or, where a version was asked for, it is `SnapshotExpired`.
 Once mapped they stay readable whatever becomes of their names.  Nothing is indexed: a snapshot is read, not searched,
-so it costs what its files cost to verify.  The plan is the state's own, unless it has functions; then give the flow.
+so it costs what its files cost to verify; and what was cut into partitions, level by level, is read as one.  The plan
+is the state's own, unless it has functions; then give the flow.
 
 >>> import tempfile, os, ddflow as dd
 >>> flow = dd.Flow()
@@ -56,6 +57,7 @@ class Snapshot(Reading):
     def __init__(self, store: Store, manifest: Manifest, flow: Flow) -> None:
         self.manifest, self.flow = manifest, flow
         records = []
+        store.ahead(part.name for part in manifest.partitions)
         for part in manifest.partitions:
             whole = store.map(part).to_pybytes()
             store.ahead(files_named(whole))
@@ -68,8 +70,7 @@ class Snapshot(Reading):
         self.totals = {}
         self.frontier, self.last, self.since = manifest.frontier, manifest.last, manifest.since
         vault = Vault(store)
-        for record in records:
-            recovery.fill(self, record, vault, indexed=False, sieved=False)
+        recovery.fill(self, records, vault, indexed=False, sieved=False, spread=manifest.spread)
 
     @classmethod
     def open(cls, state: State, *, epoch: int | None = None, flow: Flow | None = None,

@@ -63,11 +63,18 @@ class Arranged(NamedTuple):
 
     @classmethod
     def of(cls, arranged: Arrangement) -> Arranged:
-        """Of an arrangement.  O(runs)."""
+        """Of an arrangement, over all of its partitions.  O(runs)."""
+        total = cls(*map(sum, zip(*map(cls._but_the_index, arranged.partitions), strict=True)))
+        index = arranged.nbytes - total.bytes_resident
+        return total._replace(bytes_resident=arranged.nbytes, bytes_index=index)
+
+    @classmethod
+    def _but_the_index(cls, arranged: Arrangement) -> Arranged:
+        """Of one partition; partitions that are joined share an index."""
         spine, beneath, slots = arranged.spine, arranged.beneath, arranged.slots
         return cls(
             arranged.keys, arranged.tombstones, len(slots.batches), len(spine) + len(beneath),
-            spine.versions + beneath.versions, arranged.nbytes, slots.mapped, arranged.index.nbytes,
+            spine.versions + beneath.versions, slots.resident, slots.mapped, 0,
             arranged.written, spine.copied + beneath.copied, spine.owed + beneath.owed,
         )  # fmt: skip
 

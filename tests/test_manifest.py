@@ -16,7 +16,21 @@ from ddflow.errors import CorruptState, StorageFailed
 from ddflow.frontier import CLOSED, NEVER
 from ddflow.store import manifest as module
 from ddflow.store.blob import Blob
-from ddflow.store.manifest import DEPTH, FORMAT, GREATEST, READERS, Call, Manifest, Output, Receipt, at, history, newest
+from ddflow.store.manifest import (
+    DEPTH,
+    FORMAT,
+    GREATEST,
+    PARTITIONS,
+    READERS,
+    Call,
+    Epoch,
+    Feed,
+    Manifest,
+    Output,
+    at,
+    history,
+    newest,
+)
 from ddflow.store.memory import MemoryStore
 from ddflow.store.record import I64
 
@@ -30,16 +44,17 @@ def blob(number: int, ending: str = "json") -> Blob:
 
 def typical(number: int = 7) -> Manifest:
     """A manifest with something in every field."""
-    outputs = {"totals": Output(blob(3, "arrow"), 12), "größe": Output(blob(4, "parquet"), 1)}
+    outputs = {"totals": Output((blob(3, "arrow"),), 12), "größe": Output((blob(4, "parquet"), blob(5, "parquet")), 1)}
     calls = (
-        Call("step", 41, "0a" * 16, 42, {"applied": 10, "noop": 2}, outputs),
+        Call("step", 41, "0a" * 16, 42, {"applied": 10, "noop": 2}, outputs, {"step": 1200, "write": 0}),
         Call("advance_to", CLOSED, "00" * 16, CLOSED, {}, {}),
     )
     plan = {"sources": [{"name": "orders", "key": ["id"]}], "where": "a < 1.5 and b = 'ß\"'", "nothing": None}
     return Manifest(
         number=number, epoch=5, nonce="00ff00ff00ff00ff", written=1_700_000_000_000, secret=(2**64 - 1, 1), plan=plan,
         fingerprint="ab" * 16, frontier=42, last=41, since=NEVER, partitions=(blob(1), blob(2)),
-        receipts=(Receipt(4, ()), Receipt(5, calls)), folder="out/ü", note="commit",
+        receipts=(Epoch(4, (), 0), Epoch(5, calls)), folder="out/ü", note="commit", spread=2,
+        horizons={"orders": 40}, greatest={"orders": NEVER, "ä": CLOSED}, feed=Feed("a query", 3),
     )  # fmt: skip
 
 
@@ -52,6 +67,14 @@ def sealed(body: Any, format_: int = FORMAT) -> bytes:
 def body_of(manifest: Manifest) -> dict[str, Any]:
     """The JSON that a manifest is written as."""
     return json.loads(manifest.encode().split(b"\n", 1)[1])
+
+
+def of_files(blobs: Any, rows: int = 1, figures: Any = None) -> dict[str, Any]:
+    """An epoch whose one call has an output of these files."""
+    call = {"kind": "push", "time": 0, "digest": "00" * 16, "frontier": 0, "counts": {},
+            "outputs": {"x": {"blobs": blobs, "rows": rows}},
+            "figures": {} if figures is None else figures}  # fmt: skip
+    return {"epoch": 1, "calls": [call], "batch": None}
 
 
 def refusal(data: bytes, number: int = 7) -> CorruptState:
@@ -74,22 +97,29 @@ values = st.recursive(
 )  # fmt: skip
 blobs = st.builds(Blob, st.from_regex(r"[0-9a-f]{16}-[0-9]{1,12}\.(arrow|json|parquet)", fullmatch=True), counts,
                   st.binary(min_size=16, max_size=16))  # fmt: skip
+files = st.lists(blobs, min_size=1, max_size=3, unique_by=lambda each: each.name).map(tuple)
+by_source = st.dictionaries(names, times, max_size=3)
 calls = st.builds(
     Call, st.sampled_from(module.KINDS), times, digests, times, st.dictionaries(names, counts, max_size=3),
-    st.dictionaries(names, st.builds(Output, blobs, counts), max_size=2),
+    st.dictionaries(names, st.builds(Output, files, counts), max_size=2), st.dictionaries(names, counts, max_size=3),
 )  # fmt: skip
 epochs = st.lists(counts, max_size=3, unique=True).map(sorted)
 receipts = epochs.flatmap(
-    lambda given: st.tuples(*(st.builds(Receipt, st.just(n), st.lists(calls, max_size=3).map(tuple)) for n in given))
+    lambda given: st.tuples(
+        *(st.builds(Epoch, st.just(n), st.lists(calls, max_size=3).map(tuple), st.none() | counts) for n in given)
+    )
 )
-manifests = receipts.flatmap(
+manifests = st.tuples(receipts, st.integers(1, 3), st.integers(0, 2)).flatmap(
     lambda given: st.builds(
-        Manifest, number=st.integers(0, GREATEST), epoch=st.integers(given[-1].epoch if given else 0, I64),
+        Manifest, number=st.integers(0, GREATEST), epoch=st.integers(given[0][-1].epoch if given[0] else 0, I64),
         nonce=digests.map(lambda text: text[:16]), written=counts,
         secret=st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)),
         plan=st.dictionaries(names, values, max_size=3), fingerprint=digests, frontier=times, last=times, since=times,
-        partitions=st.lists(blobs, max_size=4, unique_by=lambda each: each.name).map(tuple), receipts=st.just(given),
+        partitions=st.lists(blobs, min_size=given[1] * given[2], max_size=given[1] * given[2],
+                            unique_by=lambda each: each.name).map(tuple), receipts=st.just(given[0]),
         folder=st.none() | st.text(st.characters(exclude_characters="\0"), max_size=8), note=st.text(max_size=8),
+        previous=st.just("") | digests, spread=st.just(given[1]), horizons=by_source, greatest=by_source,
+        feed=st.none() | st.builds(Feed, st.text(max_size=8), counts),
     )
 )  # fmt: skip
 
@@ -137,8 +167,20 @@ def test_a_format_that_is_newer_is_told_from_damage() -> None:
         ("plan", []), ("plan", None), ("fingerprint", "AB" * 16), ("frontier", CLOSED + 1), ("since", NEVER - 1),
         ("last", "7"), ("partitions", {}), ("partitions", [["x", 1, "00" * 16]]), ("receipts", [{"epoch": 1}]),
         ("partitions", [blob(1).to_json()] * 2), ("folder", 7), ("folder", "a\0b"), ("note", None), ("extra", 1),
-        ("receipts", [{"epoch": 2, "calls": []}, {"epoch": 1, "calls": []}]), ("format", 0),
-        ("receipts", [{"epoch": 1, "calls": []}, {"epoch": 1, "calls": []}]),
+        ("format", 0),
+        ("receipts", [{"epoch": n, "calls": [], "batch": None} for n in (2, 1)]),
+        ("receipts", [{"epoch": 1, "calls": [], "batch": None}] * 2),
+        ("receipts", [{"epoch": 1, "calls": [], "batch": -1}]), ("receipts", [{"epoch": 1, "calls": []}]),
+        ("receipts", [{"epoch": 1, "calls": [], "batch": 0, "more": 1}]), ("receipts", [of_files([])]),
+        ("receipts", [of_files([blob(1).to_json()] * 2)]), ("receipts", [of_files(blob(1).to_json())]),
+        ("receipts", [of_files([blob(3).to_json()], rows=-1)]), ("receipts", [of_files([["../x", 1, "00" * 16]])]),
+        ("receipts", [of_files([blob(3).to_json()], figures={"step": -1})]),
+        ("receipts", [of_files([blob(3).to_json()], figures=[])]),
+        ("spread", 0), ("spread", 3), ("spread", PARTITIONS * 2), ("spread", 1.0), ("spread", None), ("spread", True),
+        ("horizons", None), ("horizons", {"a": NEVER - 1}), ("horizons", {"a": None}), ("horizons", [["a", 1]]),
+        ("greatest", {"a": CLOSED + 1}), ("greatest", {"a": 1.5}), ("feed", []), ("feed", "x"), ("feed", {}),
+        ("feed", {"query": "x"}), ("feed", {"query": "x", "batch": -1}), ("feed", {"query": 1, "batch": 1}),
+        ("feed", {"query": "x" * 201, "batch": 1}), ("feed", {"query": "x", "batch": 1, "more": 1}),
     ],
 )  # fmt: skip
 def test_a_field_that_is_none_of_ours_is_an_error(path: str, value: Any) -> None:
@@ -249,4 +291,42 @@ def test_what_a_store_raises_passes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_manifest_names_the_files_of_its_outputs() -> None:
-    assert list(typical().outputs()) == [blob(3, "arrow"), blob(4, "parquet")]
+    assert list(typical().outputs()) == [blob(3, "arrow"), blob(4, "parquet"), blob(5, "parquet")]
+
+
+def first_format(manifest: Manifest) -> dict[str, Any]:
+    """What the body of a manifest was in the first format."""
+    body = body_of(manifest) | {"format": 1}
+    for name in ("spread", "horizons", "greatest", "feed"):
+        del body[name]
+    for epoch in body["receipts"]:
+        del epoch["batch"]
+        for call in epoch["calls"]:
+            del call["figures"]
+            call["outputs"] = {
+                n: {"blob": each["blobs"][0], "rows": each["rows"]} for n, each in call["outputs"].items()
+            }
+    return body
+
+
+def test_the_first_format_is_read_and_says_nothing_of_what_it_had_not() -> None:
+    found = Manifest.decode(sealed(first_format(typical()), 1), 7, WHERE)
+    assert (found.spread, found.horizons, found.greatest, found.feed) == (1, {}, {}, None)
+    assert [epoch.batch for epoch in found.receipts] == [None, None]
+    call = found.receipts[1].calls[0]
+    assert call.outputs == {"totals": Output((blob(3, "arrow"),), 12), "größe": Output((blob(4, "parquet"),), 1)}
+    assert call.figures == {} and found.partitions == typical().partitions
+    found._check()
+    for name in first_format(typical()):
+        refusal(sealed({k: v for k, v in first_format(typical()).items() if k != name}, 1))
+    for name in ("spread", "feed", "horizons", "greatest"):
+        refusal(sealed(first_format(typical()) | {name: body_of(typical())[name]}, 1))
+
+
+def test_partitions_are_whole_levels_of_the_spread() -> None:
+    six = tuple(blob(n) for n in range(6))
+    for spread, count in [(1, 0), (1, 2), (3, 6), (6, 6), (3, 0)]:
+        replace(typical(), partitions=six[:count], spread=spread)._check()
+    for spread, count in [(2, 1), (4, 6), (5, 6)]:
+        text = str(refusal(replace(typical(), partitions=six[:count], spread=spread).encode()))
+        assert f"it has {count} inventories, which are no levels of {spread} partitions" in text

@@ -49,7 +49,7 @@ def kinds(state: Path) -> dict[str, list[Path]]:
     told = dd.inspect(state)
     blobs = state / "blobs"
     manifests = sorted((state / "manifests").iterdir(), reverse=True)
-    outputs = {f["file"] for r in told["receipts"] for c in r["calls"] for f in c["outputs"].values()}
+    outputs = {file for r in told["receipts"] for c in r["calls"] for f in c["outputs"].values() for file in f["files"]}
     inventories = sorted(blobs.glob("*.json"), key=os.path.getmtime, reverse=True)
     inventory = json.loads(
         max(inventories, key=lambda path: json.loads(path.read_bytes())["totals"].get("applied", 0)).read_bytes()

@@ -56,6 +56,21 @@ def test_what_is_put_is_mapped_and_listed(opener: Opener) -> None:
     assert all(0.0 <= entry.age < 60.0 for entry in entries)
 
 
+def test_sizes_are_of_the_blobs_that_are_there(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = opener(), opener()
+    blobs = [store.put("arrow", lambda sink, n=n: sink.write(bytes(n))) for n in (0, 1, 70_000) for store in (one, two)]
+    one.sync()
+    missing = "00ff00ff00ff00ff-7.arrow"
+    expected = {blob.name: blob.length for blob in blobs}
+    assert two.sizes([*expected, missing]) == expected
+    assert one.sizes([blobs[2].name]) == {blobs[2].name: 1}
+    assert one.sizes([]) == one.sizes([missing]) == {}
+    one.delete(blobs[4].name)
+    assert set(two.sizes([*expected])) == set(expected) - {blobs[4].name}
+    monkeypatch.setattr("ddflow.store.s3.MANY", 2)
+    assert set(two.sizes([*expected, missing])) == set(expected) - {blobs[4].name}
+
+
 def test_arrow_writes_straight_to_a_blob(opener: Opener) -> None:
     table = pa.table({"n": range(1000), "city": ["Bern", None] * 500})
 

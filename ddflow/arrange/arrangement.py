@@ -20,7 +20,7 @@ know its operator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -258,9 +258,19 @@ class Arrangement:
         for parts in self.ranges():
             yield gather(self.slots.sources, self._live_at(parts, as_of), self.schema)
 
+    def within(self, ends: Iterable[int]) -> Iterator[pa.Table]:
+        """The live rows now, of each of the ranges that end at such identities (their first words), ascending.
+
+        O(versions).
+        """
+        whole = [Run(Description(NEVER, NEVER, NEVER), [part]) for part in self.parts]
+        for end in ends:
+            parts = [part for run in whole for part in run.bite(self.slots, end)]
+            yield gather(self.slots.sources, self._live_at(parts, max(self.latest, self.since)), self.schema)
+
     def ranges(self) -> Iterator[list[Part]]:
         """All versions, a range of identities at a time, older ones of a key before newer ones."""
-        whole = [Run(Description(NEVER, NEVER, NEVER), [part]) for part in [*self.beneath.parts, *self.spine.parts]]
+        whole = [Run(Description(NEVER, NEVER, NEVER), [part]) for part in self.parts]
         while any(whole):
             left = sum(map(len, whole))
             largest = max(whole, key=len)
@@ -283,6 +293,16 @@ class Arrangement:
         return live
 
     @property
+    def parts(self) -> list[Part]:
+        """All versions, older ones of a key before newer ones."""
+        return [*self.beneath.parts, *self.spine.parts]
+
+    @property
+    def partitions(self) -> Sequence[Arrangement]:
+        """What holds the versions, each key in one: itself, or those that were joined (``joined``)."""
+        return (self,)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of index and batches in memory."""
         return self.index.nbytes + self.slots.resident
@@ -292,7 +312,7 @@ class Arrangement:
         self.index._check()
         for batch in self.slots.batches:
             batch._check()
-        parts = [*self.beneath.parts, *self.spine.parts]
+        parts = self.parts
         for spine in (self.spine, self.beneath):
             spine._check(self.slots)
         # Each batch is of one part, and slot 0 is the step's own.

@@ -100,16 +100,21 @@ def by_index(
     return Picked(references & (LIVE - 1), places, high, low, same(time, m, np.int64), live, value, order)
 
 
-def by_sorting(slots: Slots, parts: list[Part], since: int, droppable: bool, index: Index | None = None) -> Picked:
+def by_sorting(slots: Slots, parts: list[Part], since: int, droppable: bool, index: Index | None = None,
+               some: list[Ints] | None = None) -> Picked:  # fmt: skip
     """What stays of ``parts``, some runs' versions of one range, sorted together.  O(versions).
 
     ``droppable``: whether a lone deletion may go.  ``index``: names their values' hashes and says which are current.
-    Raises `CorruptState` where a key has two versions of one time.
+    ``some``: for each part, which of its rows are looked at, by place; all of a key or none.  Raises `CorruptState`
+    where a key has two versions of one time.
     """
     cuts = [(slots[part.slot], part) for part in parts]
 
+    def chosen(columns: list[Any]) -> Any:
+        return np.concatenate(columns if some is None else [c[rows] for c, rows in zip(columns, some, strict=True)])
+
     def joined(name: str) -> Any:
-        return np.concatenate([getattr(batch, name)[part.begin : part.end] for batch, part in cuts])
+        return chosen([getattr(batch, name)[part.begin : part.end] for batch, part in cuts])
 
     by = sort(joined("high"), joined("low") if cuts[0][0].low.size else NONE)
     times, live = joined("time"), joined("live")
@@ -120,7 +125,7 @@ def by_sorting(slots: Slots, parts: list[Part], since: int, droppable: bool, ind
                            "do not use this state; replay the log into a new one")  # fmt: skip
     kept, groups = kept[:n], groups[:n]
     rows = by.permutation.take(kept)
-    references = np.concatenate([part.references for part in parts]).take(rows)
+    references = chosen([part.references for part in parts]).take(rows)
     low = by.low.take(kept) if by.low.size else NONE
     value, places = NONE, np.full(n, -1)
     if index is not None:
@@ -132,7 +137,7 @@ def by_sorting(slots: Slots, parts: list[Part], since: int, droppable: bool, ind
                   joined("order")[rows])  # fmt: skip
 
 
-def _useless(picked: Picked, since: int, lapse: Lapse) -> Any:
+def useless(picked: Picked, since: int, lapse: Lapse) -> Any:
     """bool[m]: which versions are deletions that hide nothing any more, of keys that need not be known.  O(m)."""
     same = picked.high[1:] == picked.high[:-1]
     if picked.low.size:
@@ -191,7 +196,7 @@ class Merge:
                 picked = by_sorting(slots, parts, since, self.whole and not keeps, index)
             buried = picked.places[:0]
             if lapse is not None and self.whole and keeps:
-                out = _useless(picked, since, lapse)
+                out = useless(picked, since, lapse)
                 buried, picked = picked.places[out], picked.without(out) if out.any() else picked
             self._verify(parts, slots)
             batch = picked.batch(slots, target is not None or slots.lasting) if picked.references.size else None

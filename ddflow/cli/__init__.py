@@ -32,8 +32,8 @@ from ddflow.errors import DdflowError
 from ddflow.version import __version__
 
 VERBS: Final = (
-    "diff", "count", "replace", "inspect", "export", "why", "verify", "fsck", "gc", "rollback", "migrate", "demo",
-    "warmup",
+    "diff", "count", "replace", "inspect", "export", "why", "verify", "fsck", "gc", "rollback", "migrate",
+    "rescale", "demo", "warmup",
 )  # fmt: skip
 REFUSED, BUG, INTERRUPTED, NO_READER = 1, 70, 130, 141
 

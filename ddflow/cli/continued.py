@@ -39,7 +39,7 @@ from ddflow.files.kinds import CSV, JSON, kind_of, listed
 from ddflow.files.types import parse_types
 from ddflow.frontier import NEVER
 from ddflow.rebuilt import sources
-from ddflow.store.manifest import Receipt, newest
+from ddflow.store.manifest import Epoch, newest
 from ddflow.store.opening import open_store
 
 
@@ -118,7 +118,7 @@ def _pushed(engine: dd.Engine, file: Path, batches: Iterator[pa.RecordBatch | No
         yield closed
 
 
-def _receipt(engine: dd.Engine, number: int) -> Receipt | None:
+def _receipt(engine: dd.Engine, number: int) -> Epoch | None:
     """What is kept of an epoch that was committed."""
     assert engine.durable is not None
     return next((each for each in engine.durable.ledger.manifest.receipts if each.epoch == number), None)

@@ -27,7 +27,8 @@ def inspect(
     """Show what a state consists of, without reading its data.
 
     Its epoch and times, its sources and counts with their keys, deleted keys, versions, runs, files and bytes, events
-    that are pending, the plan, the last epochs that can be given again, and the versions that are kept for readers.
+    that are pending, the plan, the last epochs that can be given again, and the versions that are kept for readers; of
+    a state of many partitions, level by level, how they differ.
 
     `since` is the earliest time that can be read, the `frontier` the least that may still come in.
 
@@ -92,6 +93,10 @@ def sections(found: Mapping[str, Any]) -> Iterator[Section]:
         ("files", f"{found['files']:,}, {shown_size(found['bytes'])}"),
         ("events", ", ".join(f"{name} {n:,}" for name, n in found["verdicts"].items() if n) or "none"),
     ]  # fmt: skip
+    if len(found["parts"]) > 1:
+        about.append(("partitions", f"{found['partitions']:,}, on {found['levels']} levels"))
+    if (fed := found["fed"]) is not None:
+        about.append(("fed by", f"query {fed['query'] or 'of unknown id'}, up to batch {fed['batch']}"))
     yield found["state"], (), iter(about)
     head: Sequence[str] = (
         "collection",
@@ -106,6 +111,8 @@ def sections(found: Mapping[str, Any]) -> Iterator[Section]:
         "pending",
     )
     yield "Collections", head, _collections(found)
+    head = ("level", "of its partitions", "keys", "pending", "files", "size")
+    yield "Partitions", head, _partitions(found["parts"]) if found["partitions"] > 1 else iter(())
     yield "Sources", ("source", "columns", "spec"), (
         (name, ", ".join(f"{c} {kind}" for c, kind, _ in each["columns"]), _spec(each["spec"]))
         for name, each in found["sources"].items())  # fmt: skip
@@ -128,6 +135,25 @@ def _collections(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
         for name, of in each.items():
             figures = [of.get(what, 0) for what in ("keys", "tombstones", "versions", "runs", "merges", "files")]
             yield (name, *figures, shown_size(of.get("bytes", 0)), of.get("arrived", ""), of.get("pending", ""))
+
+
+def _partitions(parts: Sequence[Mapping[str, int]]) -> Iterator[Sequence[Any]]:
+    """Of each level the least and the median of its partitions, figure by figure, and the one that is the largest."""
+    from statistics import median_low
+
+    from ddflow.budget import shown_size
+
+    def row(level: int, what: str, figures: Sequence[int]) -> Sequence[Any]:
+        return level, what, *figures[:3], shown_size(figures[3])
+
+    for level in sorted({each["level"] for each in parts}):
+        here = {each["partition"]: [each[n] for n in ("keys", "pending", "files", "bytes")]
+                for each in parts if each["level"] == level}  # fmt: skip
+        figures = list(zip(*here.values(), strict=True))
+        yield row(level, "least", list(map(min, figures)))
+        yield row(level, "median", list(map(median_low, figures)))
+        largest = max(here, key=lambda number: here[number][3])
+        yield row(level, f"largest, number {largest}", here[largest])
 
 
 def _spec(spec: Mapping[str, Any]) -> str:

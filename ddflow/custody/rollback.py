@@ -163,7 +163,7 @@ def _copied(store: Store, old: Manifest, number: int) -> Manifest:
         made |= {blob.name: blob for blob in parts}
         receipts = tuple(
             receipt._replace(calls=tuple(
-                call._replace(outputs={name: Output(made.get(each.blob.name, each.blob), each.rows)
+                call._replace(outputs={name: Output(tuple(made.get(b.name, b) for b in each.blobs), each.rows)
                                        for name, each in call.outputs.items()})
                 for call in receipt.calls
             )) for receipt in old.receipts

@@ -103,7 +103,7 @@ class Expiring:
             self._until = horizons.ahead(rows, horizons.ttl)
             most = max(most, self._until)
         found, useless = [(self._words[:0], NONE, NONE)], 0
-        for part in [*self.arranged.beneath.parts, *self.arranged.spine.parts]:
+        for part in self.arranged.parts:
             batch = self.arranged.slots[part.slot]
             if batch not in self._least:
                 self._least[batch] = int(horizons.keys(batch.order).min())

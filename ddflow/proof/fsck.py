@@ -38,17 +38,19 @@ from ddflow.flow import Flow
 from ddflow.identity import Secret
 from ddflow.ledger import digest
 from ddflow.operators.upsert import Upsert
+from ddflow.partitions.cut import Columns, placed
 from ddflow.planned import fingerprint, node_ids
 from ddflow.proof.report import Report
-from ddflow.proof.restored import Examination, Known, Memo
+from ddflow.proof.restored import Examination, Known, Memo, Operators, holds_all
 from ddflow.rebuilt import bounds, rebuild
+from ddflow.recovery import Inventories
 from ddflow.reopening import compare
 from ddflow.snapshot import State
 from ddflow.step import updates_schema
 from ddflow.store.arrow_file import read_batches
 from ddflow.store.blob import Blob, Entry, Store
 from ddflow.store.local import LocalStore
-from ddflow.store.manifest import Manifest, Output, Receipt
+from ddflow.store.manifest import Epoch, Manifest
 from ddflow.store.opening import open_store
 from ddflow.store.outputs import OutputFolder
 from ddflow.store.place import INSIDE, TEMPORARY
@@ -153,23 +155,33 @@ class _Check:
         flow = self._plan(manifest)
         for receipt in manifest.receipts:
             self._receipt(manifest, receipt, flow)
-        for part in manifest.partitions:
-            self._name({part.name})
-            with self._guard(f"blobs/{part.name}", number):
-                whole = self._compare(part, number)
-                if whole is None:
-                    self.named = None
-                    continue
-                try:
-                    record = Record.parse(bytes(whole), f"the file {part.name} of {self.store.where}")
-                    names = files_named(bytes(whole))
-                except BaseException:
-                    self.named = None
-                    raise
-                self._name(names)
-                for blob in blobs_named(record):
-                    self._compare(blob, number)
-                self._examination(manifest, flow, part.name, newest).run(record)
+        records = [self._inventory(manifest, flow, place, newest) for place in range(len(manifest.partitions))]
+        whole = [record for record in records if record is not None]
+        if whole and len(whole) == len(records):
+            with self._guard(manifest_file(number), number):
+                holds_all(Inventories(whole, manifest.spread), self._operators(manifest, flow))
+
+    def _inventory(self, manifest: Manifest, flow: Flow | None, place: int, newest: bool) -> Record | None:
+        """An inventory and all that it names, looked at; what it says, where that can be read."""
+        part, number = manifest.partitions[place], manifest.number
+        self._name({part.name})
+        record = None
+        with self._guard(f"blobs/{part.name}", number):
+            whole = self._compare(part, number)
+            if whole is None:
+                self.named = None
+                return None
+            try:
+                record = Record.parse(bytes(whole), f"the file {part.name} of {self.store.where}")
+                names = files_named(bytes(whole))
+            except BaseException:
+                self.named = None
+                raise
+            self._name(names)
+            for blob in blobs_named(record):
+                self._compare(blob, number)
+            self._examination(manifest, flow, place, newest).run(record)
+        return record
 
     def _plan(self, manifest: Manifest) -> Flow | None:
         """The flow that a manifest's state was made by; None where its own has functions, or is damaged."""
@@ -184,16 +196,24 @@ class _Check:
                                  "and not looked at; give the flow to do that")  # fmt: skip
         return None
 
-    def _examination(self, manifest: Manifest, flow: Flow | None, part: str, whole: bool) -> Examination:
-        secret, counts = Secret(*manifest.secret), None
-        if flow is not None:
-            circuit, ids = Circuit(flow, secret), node_ids(flow)
-            upserts, counts = circuit.upserts, {ids[node]: count for node, count in circuit.counts.items()}
-        else:
-            given = bounds(manifest.plan, self.store.where)
-            upserts = {name: Upsert(bound, secret) for name, bound in given.items()}
-        return Examination(manifest, upserts, counts, self.vault,
+    def _examination(self, manifest: Manifest, flow: Flow | None, place: int, whole: bool) -> Examination:
+        part = manifest.partitions[place].name
+        return Examination(manifest, place % manifest.spread, self._operators(manifest, flow), self.vault,
                            lambda: self._guard(f"blobs/{part}", manifest.number), self.seen, whole)  # fmt: skip
+
+    def _operators(self, manifest: Manifest, flow: Flow | None) -> Operators:
+        """New operators of a manifest's plan, counts where the flow is known."""
+        secret = Secret(*manifest.secret)
+        if flow is None:
+            given = bounds(manifest.plan, self.store.where)
+            return Operators({name: Upsert(bound, secret) for name, bound in given.items()}, None, {})
+        circuit, ids = Circuit(flow, secret), node_ids(flow)
+        by: dict[str, Columns] = {}
+        if manifest.spread > 1:
+            places = placed(flow)
+            own = {node: places[node].by or () for node in circuit.counts}
+            by = {ids[node]: columns for node, columns in own.items() if columns != tuple(node.by)}
+        return Operators(circuit.upserts, {ids[node]: count for node, count in circuit.counts.items()}, by)
 
     def _compare(self, blob: Blob, number: int) -> pa.Buffer | None:
         """The bytes of a blob, compared once; None, and a problem, when they are not what was put."""
@@ -209,37 +229,51 @@ class _Check:
             self.look(blob.length)
         return self.compared[blob]
 
-    def _receipt(self, manifest: Manifest, receipt: Receipt, flow: Flow | None) -> None:
+    def _receipt(self, manifest: Manifest, receipt: Epoch, flow: Flow | None) -> None:
         for call in receipt.calls:
             for name, output in call.outputs.items():
-                if output.blob.name.endswith(PARQUET):
-                    self._parquet(manifest, receipt.epoch, name, output)
-                    continue
-                self._name({output.blob.name})
-                whole = self._compare(output.blob, manifest.number)
-                schema = None if flow is None else output_schema(flow, name)
-                if whole is None or schema is None or output.blob.name in self.seen:
-                    continue
-                self.seen.add(output.blob.name)
-                with self._guard(f"blobs/{output.blob.name}", manifest.number):
-                    read_batches(whole, schema, output.rows, f"the file {output.blob.name} of {self.store.where}")
+                found = [self._output(manifest, receipt.epoch, name, blob, flow) for blob in output.blobs]
+                rows = sum(each for each in found if each is not None)
+                if None not in found and rows != output.rows:
+                    self.report.problem(self._place(manifest, receipt.epoch, name, output.blobs[0]),
+                                        f"it has {rows:,} rows with the other {len(output.blobs) - 1} of {name!r}, the "
+                                        f"manifest says {output.rows:,}", manifest.number)  # fmt: skip
 
-    def _parquet(self, manifest: Manifest, epoch: int, name: str, output: Output) -> None:
-        """A file of an epoch in the folder of outputs: there, whole, and of as many rows."""
+    def _place(self, manifest: Manifest, epoch: int, name: str, blob: Blob) -> str:
+        if not blob.name.endswith(PARQUET):
+            return f"blobs/{blob.name}"
+        return OutputFolder(str(manifest.folder), manifest.nonce, create=False).shown(name, epoch, blob)
+
+    def _output(self, manifest: Manifest, epoch: int, name: str, blob: Blob, flow: Flow | None) -> int | None:
+        """How many rows a file of an output has; None when that was not, or could not be, found out now."""
+        if blob.name.endswith(PARQUET):
+            return self._parquet(manifest, epoch, name, blob)
+        self._name({blob.name})
+        whole = self._compare(blob, manifest.number)
+        schema = None if flow is None else output_schema(flow, name)
+        if whole is None or schema is None or blob.name in self.seen:
+            return None
+        self.seen.add(blob.name)
+        with self._guard(f"blobs/{blob.name}", manifest.number):
+            what = f"the file {blob.name} of {self.store.where}"
+            return sum(int(batch.num_rows) for batch in read_batches(whole, schema, None, what))
+        return None
+
+    def _parquet(self, manifest: Manifest, epoch: int, name: str, blob: Blob) -> int | None:
+        """A file of an epoch in the folder of outputs: there and whole; how many rows it has, as `_output`."""
         folder, number = OutputFolder(str(manifest.folder), manifest.nonce, create=False), manifest.number
-        path = folder.shown(name, epoch, output.blob)
-        if (path, output.blob) in self.files:
-            return
-        self.files.add((path, output.blob))
+        path = folder.shown(name, epoch, blob)
+        if (path, blob) in self.files:
+            return None
+        self.files.add((path, blob))
         with self._guard(path, number):
-            if not folder.has(name, epoch, output.blob):
+            if not folder.has(name, epoch, blob):
                 self.report.problem(path, f"it is missing, so epoch {epoch} cannot be given again", number)
-                return
-            data = folder.data(name, epoch, output.blob)
-            found = pq.ParquetFile(pa.BufferReader(data)).metadata.num_rows
-            if found != output.rows:
-                self.report.problem(path, f"it has {found:,} rows, the manifest says {output.rows:,}", number)
-            self.look(output.blob.length)
+                return None
+            data = folder.data(name, epoch, blob)
+            self.look(blob.length)
+            return int(pq.ParquetFile(pa.BufferReader(data)).metadata.num_rows)
+        return None
 
     def _name(self, names: set[str]) -> None:
         if self.named is not None:

@@ -2,7 +2,8 @@
 
 Invariant: no data file is read, so it takes the same few milliseconds however large the state is; what it says is what
 the newest manifest says.  Why that is not trivial: keys, versions, files and bytes of every collection are all in the
-inventory, merges half done included; whether the files are what it says is ``fsck``'s to tell.
+inventory, merges half done included, or in those of its partitions, which are added up and told one by one, so that a
+glance shows which is the largest; whether the files are what it says is ``fsck``'s to tell.
 
 >>> import ddflow as dd, pyarrow as pa
 >>> from ddflow.store.memory import MemoryStore
@@ -29,7 +30,7 @@ from ddflow.proof.fsck import blobs_named
 from ddflow.rebuilt import sources
 from ddflow.snapshot import State, found
 from ddflow.store.blob import Store
-from ddflow.store.manifest import Manifest, Receipt, at
+from ddflow.store.manifest import Epoch, Manifest, at
 from ddflow.store.opening import open_store
 from ddflow.store.outputs import of
 from ddflow.store.record import Record
@@ -41,7 +42,9 @@ def inspect(state: State, *, trust: Literal["owner", "group"] = "owner") -> dict
     ``state``, ``manifest`` (its number), ``epoch``, ``written`` (ISO), ``note``, ``writer``, ``frontier``, ``last``,
     ``since``; ``sources`` and ``counts``: keys, tombstones, versions, runs, merges, files, bytes of each, and what a
     source's plan and pending events are; ``verdicts``; ``outputs``: as text; ``folder``: of output files, and what is
-    whose in it; ``receipts``: of the last epochs; ``versions``: the manifests that are kept; ``files``, ``bytes``.
+    whose in it; ``receipts``: of the last epochs; ``versions``: the manifests that are kept; ``files``, ``bytes``;
+    ``partitions``, ``levels``: how many, and ``parts``: of each level and partition the keys, pending events, files and
+    bytes; ``fed``: by which query in batches, and the last of them.
 
     Raises `StateRefused` where there is none, `CorruptState` when the newest manifest or its inventory is damaged.
     """
@@ -54,15 +57,20 @@ def inspect(state: State, *, trust: Literal["owner", "group"] = "owner") -> dict
             "frontier": manifest.frontier, "last": manifest.last, "since": manifest.since,
             "sources": _plans(manifest, store.where), "counts": {}, "verdicts": {}, "outputs": {},
             "folder": _folder(manifest), "receipts": [_receipt(each) for each in manifest.receipts],
+            "partitions": manifest.spread, "levels": max(len(manifest.partitions) // manifest.spread, 1), "parts": [],
+            "fed": None if manifest.feed is None else manifest.feed._asdict(),
         }  # fmt: skip
         whole = Record(manifest.plan, f"the plan of {store.where}")
         outputs = whole.record("outputs")
         out["outputs"] = {name: shown(manifest.plan, outputs.text(name), store.where) for name in outputs.names()}
         named = {blob.name: blob.length for blob in (*manifest.outputs(), *manifest.partitions)}
-        for part in manifest.partitions:
+        for place, part in enumerate(manifest.partitions):
             record = Record.parse(store.map(part).to_pybytes(), f"the file {part.name} of {store.where}")
-            named |= {blob.name: blob.length for blob in blobs_named(record)}
-            _fill(out, record, manifest, store.where)
+            files = {blob.name: blob.length for blob in blobs_named(record)}
+            level, number = divmod(place, manifest.spread)
+            within = {"level": level, "partition": number, "files": len(files), "bytes": sum(files.values())}
+            out["parts"].append(within | _fill(out, record, manifest, store.where))
+            named |= files
         out["files"], out["bytes"] = len(named), sum(named.values())
         out["versions"] = [_version(store, number) for number in reversed(store.numbers())]
         return out
@@ -91,24 +99,33 @@ def _folder(manifest: Manifest) -> dict[str, Any] | None:
     return {"path": manifest.folder, "of": {name: of(name) for name in manifest.plan["outputs"]}}
 
 
-def _fill(out: dict[str, Any], record: Record, manifest: Manifest, where: str) -> None:
-    """Put in what an inventory says."""
+def _fill(out: dict[str, Any], record: Record, manifest: Manifest, where: str) -> dict[str, int]:
+    """Put in what an inventory says; the keys and pending events that it has."""
+    keys = pending = 0
     for name, each in record.named("sources").items():
         runs = each.records("runs")
-        of_it = out["sources"].setdefault(name, {})
-        of_it |= _arranged(each.record("rows")) | {
+        figures = _arranged(each.record("rows")) | {
             "arrived": each.number("arrived"),
             "pending": sum(run.number("rows", 1) - run.number("begin") for run in runs),
             "pending_files": len(runs), "pending_bytes": sum(run.blob("file").length for run in runs),
         }  # fmt: skip
+        _add(out["sources"].setdefault(name, {}), figures)
+        keys, pending = keys + figures["keys"], pending + figures["pending"]
     for name, each in record.named("counts").items():
-        out["counts"][shown(manifest.plan, name, where)] = _arranged(each)
+        figures = _arranged(each)
+        _add(out["counts"].setdefault(shown(manifest.plan, name, where), {}), figures)
+        keys += figures["keys"]
     totals = record.record("totals")
-    for name in totals.names():
-        out["verdicts"][name] = out["verdicts"].get(name, 0) + totals.number(name)
+    _add(out["verdicts"], {name: totals.number(name) for name in totals.names()})
+    return {"keys": keys, "pending": pending}
 
 
-def _arranged(record: Record) -> dict[str, Any]:
+def _add(to: dict[str, Any], figures: dict[str, int]) -> None:
+    for name, figure in figures.items():
+        to[name] = to.get(name, 0) + figure
+
+
+def _arranged(record: Record) -> dict[str, int]:
     """The figures of one arrangement."""
     items = record.records("items")
     runs = [run for item in items for run in (item, *_within(item)) if "parts" in run]
@@ -126,12 +143,13 @@ def _within(item: Record) -> list[Record]:
     return [*item.records("inputs"), item.record("output")] if "inputs" in item else []
 
 
-def _receipt(receipt: Receipt) -> dict[str, Any]:
+def _receipt(receipt: Epoch) -> dict[str, Any]:
     calls = [{"call": call.kind, "time": call.time, "frontier": call.frontier, "digest": call.digest,
-              "verdicts": dict(call.counts),
-              "outputs": {name: {"rows": each.rows, "file": each.blob.name, "bytes": each.blob.length}
+              "verdicts": dict(call.counts), "figures": dict(call.figures),
+              "outputs": {name: {"rows": each.rows, "files": [blob.name for blob in each.blobs],
+                                 "bytes": sum(blob.length for blob in each.blobs)}
                           for name, each in call.outputs.items()}} for call in receipt.calls]  # fmt: skip
-    return {"epoch": receipt.epoch, "calls": calls}
+    return {"epoch": receipt.epoch, "batch": receipt.batch, "calls": calls}
 
 
 def _version(store: Store, number: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Final
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -31,9 +31,11 @@ from ddflow.arrange.merge import by_sorting
 from ddflow.arrange.spill import WORDS, Sieve
 from ddflow.errors import CorruptState
 from ddflow.frontier import NEVER
-from ddflow.identity import Words, identities, value_hashes
+from ddflow.identity import Words, identities, partition_of, value_hashes
 from ddflow.operators.count import Count
 from ddflow.operators.upsert import Upsert
+from ddflow.partitions.cut import Columns
+from ddflow.recovery import MEND, Inventories
 from ddflow.rows import gather
 from ddflow.store.blob import Blob, Store
 from ddflow.store.manifest import Manifest
@@ -45,9 +47,17 @@ Guard = Callable[[], AbstractContextManager[None]]
 """Notes whatever is raised inside, and goes on after it."""
 Rows = Callable[[pa.Table], tuple[Words, Words, Words]]
 """The identities (high, low) and value hashes that rows should have."""
+Place = Callable[[Batch], Words]
+"""The identities, their first words, that say which partition a batch's rows are of."""
 
 
-MEND: Final = "restore it from a copy, or go back with ddflow rollback"
+class Operators(NamedTuple):
+    """Of a plan, all of them new.  ``upserts``: by source.  ``counts``: by id, None where they are not known.  ``by``:
+    the columns by which those counts are cut into partitions that are not cut by their groups."""
+
+    upserts: Mapping[str, Upsert]
+    counts: Mapping[str, Count] | None
+    by: Mapping[str, Columns]
 
 
 class Known(CorruptState):
@@ -73,25 +83,24 @@ class Memo(Vault):
 
 
 class Examination:
-    """Of one inventory of one manifest.  ``upserts``: by source, ``counts``: by id (None: not known), all of them new.
-    ``seen``: the files whose rows were looked at, which grows.  ``whole``: whether all is asserted, or only what no
-    other inventory shares."""
+    """Of one inventory of one manifest, that of the partition ``number``.  ``seen``: the files whose rows were looked
+    at, which grows.  ``whole``: whether all is asserted, or only what no other inventory shares."""
 
-    def __init__(self, manifest: Manifest, upserts: Mapping[str, Upsert], counts: Mapping[str, Count] | None,
-                 vault: Memo, guard: Guard, seen: set[str], whole: bool) -> None:  # fmt: skip
-        self.manifest, self.upserts, self.counts = manifest, upserts, counts
+    def __init__(self, manifest: Manifest, number: int, operators: Operators, vault: Memo, guard: Guard,
+                 seen: set[str], whole: bool) -> None:  # fmt: skip
+        self.manifest, self.number, self.operators = manifest, number, operators
         self.vault, self.guard, self.seen, self.whole = vault, guard, seen, whole
 
     def run(self, record: Record) -> None:
         """Look at all of it.  O(bytes).  What is wrong goes to the guard."""
         arrived = waiting = 0
-        complete = False
+        complete, sources = False, dict[str, Record]()
         with self.guard():
-            sources = record.named("sources")
-            if set(sources) != set(self.upserts):
-                raise wrong(record, f"it has the sources {sorted(sources)}, the plan has {sorted(self.upserts)}")
+            sources |= record.named("sources")
             complete = True
-        for name, upsert in self.upserts.items() if complete else ():
+        for name, upsert in self.operators.upserts.items():
+            if name not in sources:
+                continue
             with self.guard():
                 self._arrangement(upsert.arranged, sources[name].record("rows"), partial(_row_words, upsert),
                                   partial(_values, upsert))  # fmt: skip
@@ -101,26 +110,52 @@ class Examination:
                 batcher = pending.restore(sources[name], upsert.bound.event_schema, self.vault, spilled=True)
                 batcher._check()
                 waiting += len(batcher)
+                self._pending(sources[name], upsert, batcher)
                 complete = True
-        if self.counts is not None:
-            with self.guard():
-                kept = record.named("counts")
-                if set(kept) != set(self.counts):
-                    raise wrong(record, f"it has {len(kept):,} counts, and the plan others ({len(self.counts):,})")
-                for each, count in self.counts.items():
+        with self.guard():
+            kept = record.named("counts")
+            for each, count in (self.operators.counts or {}).items():
+                if each in kept:
                     with self.guard():
-                        self._arrangement(count.arranged, kept[each], partial(_count_words, count), None)
+                        self._arrangement(count.arranged, kept[each], partial(_count_words, count), None,
+                                          self._place(each, count))  # fmt: skip
         with self.guard():
             totals = record.record("totals")
             judged = sum(totals.number(name) for name in totals.names() if name in NAMES)
             if complete and arrived != judged + waiting:
                 raise wrong(record, f"{arrived:,} events came in, {judged:,} were judged and {waiting:,} are pending")
 
-    def _arrangement(self, arranged: Arrangement, record: Record, rows: Rows, rehash: inventory.Rehash | None) -> None:
+    def _pending(self, record: Record, upsert: Upsert, batcher: pending.Batcher) -> None:
+        """Whether what waits is of keys of this partition."""
+        for run in batcher.runs.by_least if self.manifest.spread > 1 else ():
+            high, _ = _identities(upsert, pa.table(run.waiting.events))
+            self._within(record, high, "a pending event")
+
+    def _within(self, record: Record, high: Words, what: str) -> None:
+        """Whether identities are in the range of this partition."""
+        at = partition_of(high, self.manifest.spread)
+        if (odd := np.flatnonzero(at != self.number)).size:
+            raise wrong(record, f"{what} of partition {at[odd[0]]} is in partition {self.number} of "
+                        f"{self.manifest.spread}")  # fmt: skip
+
+    def _place(self, name: str, count: Count) -> Place:
+        """What a group's partition is told by."""
+        if name not in self.operators.by:
+            return lambda batch: batch.high
+        by = list(self.operators.by[name])
+        return lambda batch: identities(pa.table(batch.rows.table).select(by), count.secret, len(batch))[0]
+
+    def _arrangement(self, arranged: Arrangement, record: Record, rows: Rows, rehash: inventory.Rehash | None,
+                     place: Place = lambda batch: batch.high) -> None:  # fmt: skip
         inventory.restore(arranged, record, self.vault, indexed=False, rehash=rehash, sieved=False)
         if arranged.upper > self.manifest.frontier or arranged.since > max(self.manifest.since, NEVER):
             raise wrong(record, f"it is complete up to {arranged.upper} and compacted up to {arranged.since}, the "
                         f"manifest says {self.manifest.frontier} and {self.manifest.since}")  # fmt: skip
+        for slot, begin, end in arranged.parts if self.manifest.spread > 1 else ():
+            batch = arranged.slots[slot]
+            # What a deletion was of may be gone; where it is a source's, its identity is not.
+            mine = batch.live[begin:end] != 0 if rehash is None else slice(None)
+            self._within(record, place(batch)[begin:end][mine], "a key")
         by_file = {file.columns.blob.name: arranged.slots[slot] for slot, file in arranged.slots.files.items()}
         for each in record.records("batches"):
             with self.guard():
@@ -156,6 +191,19 @@ class Examination:
         return CorruptState(f"the file {name} of {self.vault.store.where}", found, MEND)
 
 
+def holds_all(held: Inventories, operators: Operators) -> None:
+    """Raise `CorruptState` unless all inventories together hold each collection of the plan, and no other, whole.
+
+    O(inventories * collections).
+    """
+    for kind, plan in (("sources", operators.upserts), ("counts", operators.counts)):
+        there = {name for each in held.within[kind] for name in each.names()}
+        if plan is not None and there != set(plan):
+            raise wrong(held.records[0], f"it has the {kind} {sorted(there)}, the plan has {sorted(plan)}")
+        for name in plan or ():
+            held.of(kind, name)
+
+
 def census(arranged: Arrangement, rows: Rows) -> tuple[int, int]:
     """How many keys are live, and how many are there and deleted.  O(versions).
 
@@ -181,12 +229,16 @@ def _values(upsert: Upsert, rows: pa.RecordBatch) -> Words:
 
 
 def _row_words(upsert: Upsert, rows: pa.Table) -> tuple[Words, Words, Words]:
+    return *_identities(upsert, rows), value_hashes(rows.select(upsert.bound.tracked), upsert.secret)
+
+
+def _identities(upsert: Upsert, rows: pa.Table) -> tuple[Words, Words]:
     bound = upsert.bound
     # A deletion's payload is filler, whose key may be null.
     nullable = pa.schema([field.with_nullable(True) for field in bound.key_schema])
     schema = nullable if upsert.wide else bound.key_schema
     keys = pa.Table.from_arrays([rows.column(n) for n in schema.names], schema=schema)
-    return *identities(keys, upsert.secret, rows.num_rows), value_hashes(rows.select(bound.tracked), upsert.secret)
+    return identities(keys, upsert.secret, rows.num_rows)
 
 
 def _count_words(count: Count, rows: pa.Table) -> tuple[Words, Words, Words]:

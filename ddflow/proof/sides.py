@@ -1,9 +1,10 @@
 """Two collections side by side: tables in the order of identities, cut so that what is compared stands together.
 
-Invariant: `aligned` gives every row of both sides once, and rows of one key in the same pair.  Why that is not trivial:
-the sides come in pieces of their own sizes, either may be at its end, and a piece is only worth anything if its rows
-really are in order, so that is looked at: a row that stands where its key does not belong is `CorruptState`, for no
-look-up would find it.  What rows mean is not known here.
+Invariant: `in_order` gives the rows of a source in that order, from however many partitions; `aligned` gives every row
+of both sides once, and rows of one key in the same pair.  Why that is not trivial: the sides come in pieces of their
+own sizes, either may be at its end, and a piece is only worth anything if its rows really are in order, so that is
+looked at: a row that stands where its key does not belong is `CorruptState`, for no look-up would find it.  What rows
+mean is not known here.
 
 >>> from ddflow.binding import bind
 >>> from ddflow.spec import Upsert
@@ -25,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from ddflow.arrange.arrangement import PIECE, Arrangement
 from ddflow.binding import Bound
 from ddflow.errors import CorruptState
 from ddflow.identity import Ints, Secret, Words, identities, value_hashes
@@ -89,6 +91,23 @@ class Piece(NamedTuple):
         low = self.low[rows].tolist() if self.low.size else [0] * rows.size
         pairs = zip(self.high[rows].tolist(), low, strict=True)
         return np.fromiter((pair in keys for pair in pairs), bool, rows.size)
+
+
+def in_order(arranged: Arrangement, bound: Bound, secret: Secret) -> Iterator[pa.Table]:
+    """The rows of a source, table by table in the order of identities, however many partitions they are in.
+
+    O(rows), and O(n log n) for those of several partitions.  Raises `CorruptState` where they are not in order there.
+    """
+    if len(arranged.partitions) == 1:
+        yield from arranged.pieces()
+        return
+    count = sum(each.keys for each in arranged.partitions) // PIECE + 1
+    ends = [((number + 1) << 64) // count - 1 for number in range(count)]
+    for tables in zip(*(each.within(ends) for each in arranged.partitions), strict=True):
+        pieces = [Piece.of(table, bound, secret) for table in tables]
+        high, low = (np.concatenate(words) for words in zip(*((p.high, p.low) for p in pieces), strict=True))
+        order = np.lexsort((low, high)) if low.size else np.argsort(high, kind="stable")
+        yield pa.concat_tables(tables).take(pa.array(order))
 
 
 def aligned(one: Iterator[pa.Table], other: Iterator[pa.Table], bound: Bound, secret: Secret

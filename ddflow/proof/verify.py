@@ -41,7 +41,7 @@ from ddflow.operators.upsert import Upsert
 from ddflow.proof.counted import recounted
 from ddflow.proof.log import events
 from ddflow.proof.report import as_text
-from ddflow.proof.sides import Piece, aligned
+from ddflow.proof.sides import Piece, aligned, in_order
 from ddflow.rows import shown_row
 from ddflow.schema import did_you_mean
 from ddflow.snapshot import Snapshot, State
@@ -179,7 +179,8 @@ class _Comparison:
         bound = self.bound
         given = (self._before(batch) for batch in events(log, bound))
         with folded(given, bound.spec, bound.schema, memory=memory, spill=spill, secret=self.secret) as expected:
-            ours = (table.select(bound.row_schema.names) for table in self.upsert.arranged.pieces())
+            rows = in_order(self.upsert.arranged, bound, self.secret)
+            ours = (table.select(bound.row_schema.names) for table in rows)
             for one, other in aligned(ours, expected, bound, self.secret):
                 self._compare(one, other)
         self._note()

@@ -197,8 +197,8 @@ class _Telling:
 
     def versions(self, upsert: Upsert, since: int) -> dict[str, Any] | None:
         """Tell what the key held, older before newer; what it holds now."""
-        (high, low), arranged, now = self._identity(upsert.secret), upsert.arranged, None
-        for part in [*arranged.beneath.parts, *arranged.spine.parts]:
+        (high, low), now = self._identity(upsert.secret), None
+        for arranged, part in ((each, part) for each in upsert.arranged.partitions for part in each.parts):
             batch = arranged.slots[part.slot]
             first, last = (int(np.searchsorted(batch.high[part.begin : part.end], high, side=side)) + part.begin
                            for side in ("left", "right"))  # fmt: skip

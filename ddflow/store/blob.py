@@ -91,9 +91,19 @@ class Store(ABC):
     def list(self) -> list[Entry]:
         """All blobs there are: named like `NAME`; other files are not ours and are not listed.  O(blobs)."""
 
+    def sizes(self, names: builtins.list[str]) -> dict[str, int]:
+        """The lengths in bytes of those blobs that are there, by name.  O(names), or O(blobs) where that is cheaper."""
+        there = {entry.name: entry.length for entry in self.list()}
+        return {name: there[name] for name in names if name in there}
+
     @abstractmethod
     def delete(self, name: str) -> None:
         """Delete a blob; one that is not there is as good as deleted.  Whoever has mapped it keeps its bytes."""
+
+    def discard(self, names: Iterable[str]) -> None:
+        """Delete blobs, many at a time where that is faster, and from any thread.  O(names)."""
+        for name in names:
+            self.delete(name)
 
     @abstractmethod
     def numbers(self) -> builtins.list[int]:

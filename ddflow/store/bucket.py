@@ -34,6 +34,8 @@ PIECE: Final = 8 << 20
 """Bytes that go over the network at once; larger objects go in pieces, `AT_ONCE` of them at a time."""
 
 AT_ONCE: Final = 4
+LOOKS: Final = 32
+"""How many objects are looked at at a time; an answer has no bytes to speak of."""
 _MOST_PARTS = 9_000  # S3 takes 10,000.
 _RETRIES: Mapping[str, Any] = {"max_retries": 5, "retry_timeout": timedelta(seconds=60), "backoff": {}}
 _URL = re.compile(r"s3://[a-z0-9][a-z0-9.-]+[a-z0-9](?:/[^?#\0]*)?")
@@ -164,10 +166,27 @@ class Bucket:
         when: float = self._ask(f"look at {key}", self._api.head, self._many, key)["last_modified"].timestamp()
         return when
 
+    def lengths(self, keys: builtins.list[str]) -> dict[str, int]:
+        """The lengths of those objects that are there.  A request for each, `LOOKS` at a time."""
+
+        def length(key: str) -> tuple[str, int | None]:
+            with suppress(FileNotFoundError):
+                return key, int(self._ask(f"look at {key}", self._api.head, self._many, key)["size"])
+            return key, None
+
+        with ThreadPoolExecutor(LOOKS) as pool:
+            return {key: size for key, size in pool.map(length, keys) if size is not None}
+
     def delete(self, key: str) -> None:
         """Delete an object; one that is not there is as good as deleted."""
         with suppress(FileNotFoundError):
             self._ask(f"delete {key}", self._api.delete, self._many, key)
+
+    def drop(self, keys: builtins.list[str]) -> None:
+        """Delete objects.  A request for each, `LOOKS` at a time."""
+        with ThreadPoolExecutor(LOOKS) as pool:
+            for _ in pool.map(self.delete, keys):
+                pass
 
     def list(self, folder: str | None = None, all: bool = True) -> builtins.list[Found]:
         """The objects of a folder; ``all=False``: the first 1,000.  A request for each 1,000.

@@ -29,6 +29,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import pyarrow as pa
@@ -42,6 +43,9 @@ from ddflow.store.scratch import Scratch, clear
 
 MANIFEST: Final = 1 << 28
 """Bytes that a manifest may have at most."""
+FEW: Final = 64
+"""Fewer files than these are deleted one after the other."""
+AT_ONCE: Final = 8
 _NUMBER = re.compile(r"[0-9]{16}")
 _DISK = Disk()
 
@@ -108,10 +112,30 @@ class LocalStore(Store):
             found = self.disk.scan(self.place.below("blobs"))
         return [Entry(name, size, max(0.0, now - changed)) for name, size, changed in found if NAME.fullmatch(name)]
 
+    def sizes(self, names: builtins.list[str]) -> dict[str, int]:
+        """As `Store.sizes`; a call for each name."""
+        out: dict[str, int] = {}
+        with self.place.guarded("look for its files"):
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    found = self.disk.status(self._blob(name))
+                    out |= {name: found.size} if found.kind == "file" else {}
+        return out
+
     def delete(self, name: str) -> None:
         """Unlink a blob.  O(1); not synced, so it may be back after a power failure."""
         self._must_write()
         self._unlink(self._blob(name), f"delete the file {name}")
+
+    def discard(self, names: Iterable[str]) -> None:
+        """Unlink blobs.  O(names); some file systems take 3 ms for one and no more for eight at once."""
+        few = [*names]
+        if len(few) < FEW:
+            super().discard(few)
+            return
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            for _ in pool.map(self.delete, few):
+                pass
 
     def numbers(self) -> builtins.list[int]:
         """The numbers of all manifests, ascending.  O(manifests)."""

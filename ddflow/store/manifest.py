@@ -18,7 +18,7 @@ True
 >>> Manifest.decode(data[:-1], 0, "memory")
 Traceback (most recent call last):
     ...
-ddflow.errors.CorruptState: manifest 0 of memory: its body has 281 bytes, its header says 282; go back with ddflow ...
+ddflow.errors.CorruptState: manifest 0 of memory: its body has 332 bytes, its header says 333; go back with ddflow ...
 """
 
 from __future__ import annotations
@@ -26,18 +26,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import xxhash
 
 from ddflow.errors import CorruptState
 from ddflow.frontier import CLOSED, NEVER
+from ddflow.store import epochs
 from ddflow.store.blob import Blob, Store
+from ddflow.store.epochs import KINDS, REMEDY, Call, Epoch, Feed, Output, damaged, digits, instant, numbers, only
 from ddflow.store.record import I64, Record
 
-FORMAT: Final = 1
+__all__ = ["FORMAT", "GREATEST", "KINDS", "PARTITIONS", "Call", "Epoch", "Feed", "Manifest", "Output", "at", "history",
+           "newest"]  # fmt: skip
+
+FORMAT: Final = 2
 """What `Manifest.encode` writes; every format up to it is read for ever."""
 
 GREATEST: Final = 10**16 - 1
@@ -46,42 +51,13 @@ GREATEST: Final = 10**16 - 1
 DEPTH: Final = 200
 """Objects and lists within each other, in a plan: what is nested deeper could not be read from a deep stack."""
 
-KINDS: Final = ("step", "push", "advance_to", "replace", "restate")
+PARTITIONS: Final = 1 << 16
+"""The greatest number of partitions of a state."""
+
 _HEADER = re.compile(rb"ddflow manifest ([1-9][0-9]{0,5}) (0|[1-9][0-9]{0,11}) ([0-9a-f]{32})\n")
-_HEX = re.compile(r"[0-9a-f]+")
-_REMEDY = "go back with ddflow rollback, restore it from a copy, or replay the log into a new state"
 _FIELDS = frozenset(("format", "number", "epoch", "nonce", "written", "secret", "plan", "fingerprint", "frontier",
                      "last", "since", "partitions", "receipts", "folder", "note", "previous"))  # fmt: skip
-
-
-class Output(NamedTuple):
-    """The file that holds what one output gained by a call, and how many ``rows`` it has."""
-
-    blob: Blob
-    rows: int
-
-
-class Call(NamedTuple):
-    """One call of an epoch, and what came of it.
-
-    ``kind``: of `KINDS`.  ``time``: of the step, or the frontier asked for; 0 for a push.  ``digest``: 32 hex digits,
-    of the input rows.  ``frontier``: after it.  ``counts``: events by verdict, ``absent`` keys.
-    ``outputs``: by name, where not empty.
-    """
-
-    kind: str
-    time: int
-    digest: str
-    frontier: int
-    counts: Mapping[str, int]
-    outputs: Mapping[str, Output]
-
-
-class Receipt(NamedTuple):
-    """An epoch that was committed, call by call."""
-
-    epoch: int
-    calls: tuple[Call, ...]
+_FIELDS_2 = _FIELDS | {"spread", "horizons", "greatest", "feed"}
 
 
 @dataclass(frozen=True)
@@ -90,9 +66,12 @@ class Manifest:
 
     ``nonce``: of its writer, 16 hex digits.  ``written``: unix milliseconds.  ``secret``: two uint64.  ``plan``: the
     flow as JSON.  ``fingerprint``: of the plan, 32 hex digits.  ``frontier``, ``last`` (time of a step), ``since``:
-    int64.  ``partitions``: one JSON blob each, in their order.  ``receipts``: of the last epochs, ascending.
+    int64.  ``partitions``: one JSON blob each, level by level: that of level l and partition p at l * ``spread`` + p,
+    or one for all levels; none before the first commit.  ``receipts``: of the last epochs, ascending.
     ``folder``: where outputs are written to; None when they are blobs of the state.  ``note``: why it was written.
-    ``previous``: the digest of the manifest that it was made from, 32 hex digits, "" for none.
+    ``previous``: the digest of the manifest that it was made from, 32 hex digits, "" for none.  ``spread``: how many
+    partitions.  ``horizons``, ``greatest``: by source, the greatest order of all steps where rows expire, the greatest
+    event time there ever was; what a state of one engine keeps in its inventory.  ``feed``: who feeds it in batches.
     """
 
     number: int
@@ -106,16 +85,21 @@ class Manifest:
     last: int
     since: int
     partitions: tuple[Blob, ...]
-    receipts: tuple[Receipt, ...]
+    receipts: tuple[Epoch, ...]
     folder: str | None
     note: str
     previous: str = ""
+    spread: int = 1
+    horizons: Mapping[str, int] = field(default_factory=dict)
+    greatest: Mapping[str, int] = field(default_factory=dict)
+    feed: Feed | None = None
 
     def outputs(self) -> Iterator[Blob]:
         """The files of all outputs of all receipts, in order."""
         for receipt in self.receipts:
             for call in receipt.calls:
-                yield from (output.blob for output in call.outputs.values())
+                for output in call.outputs.values():
+                    yield from output.blobs
 
     def encode(self) -> bytes:
         """Header and body.  O(bytes).  Raises `ValueError` for a plan that is no JSON, or deeper than `DEPTH`."""
@@ -126,9 +110,10 @@ class Manifest:
             "secret": "".join(f"{word:016x}" for word in self.secret), "plan": self.plan,
             "fingerprint": self.fingerprint, "frontier": self.frontier, "last": self.last, "since": self.since,
             "partitions": [blob.to_json() for blob in self.partitions],
-            "receipts": [{"epoch": each.epoch, "calls": [_written(call) for call in each.calls]}
-                         for each in self.receipts],
+            "receipts": [epochs.written(each) for each in self.receipts],
             "folder": self.folder, "note": self.note, "previous": self.previous,
+            "spread": self.spread, "horizons": dict(self.horizons), "greatest": dict(self.greatest),
+            "feed": None if self.feed is None else self.feed._asdict(),
         }, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")  # fmt: skip
         return f"ddflow manifest {FORMAT} {len(body)} {xxhash.xxh3_128_hexdigest(body)}\n".encode("ascii") + body
 
@@ -141,33 +126,33 @@ class Manifest:
         what = f"manifest {number} of {where}"
         header = _HEADER.match(data[:80])
         if header is None:
-            raise _damaged(what, f"it begins with {data[:32]!r}, which is no header of a manifest")
+            raise damaged(what, f"it begins with {data[:32]!r}, which is no header of a manifest")
         format_, length, digest = int(header[1]), int(header[2]), header[3].decode()
         body = data[header.end() :]
         if len(body) != length:
-            raise _damaged(what, f"its body has {len(body):,} bytes, its header says {length:,}")
+            raise damaged(what, f"its body has {len(body):,} bytes, its header says {length:,}")
         found = xxhash.xxh3_128_hexdigest(body)
         if found != digest:
-            raise _damaged(what, f"its body has checksum {found}, its header says {digest}")
+            raise damaged(what, f"its body has checksum {found}, its header says {digest}")
         record = Record(_parsed(body, what), what)
         inside = record.number("format", 1)
         if inside != format_:
-            raise _damaged(what, f"its header says format {format_}, its body format {inside}")
+            raise damaged(what, f"its header says format {format_}, its body format {inside}")
         if format_ not in READERS:
             raise CorruptState(what, f"it has format {format_}, and this ddflow reads formats up to {FORMAT}",
                                "it was written by a newer ddflow: upgrade, or, to lose what that one wrote, go back "
                                "with ddflow rollback")  # fmt: skip
         manifest = READERS[format_](record)
         if manifest.number != number:
-            raise _damaged(what, f"it says it is manifest {manifest.number}")
+            raise damaged(what, f"it says it is manifest {manifest.number}")
         return manifest
 
     def _check(self) -> None:
         # What is written can be read again.
         assert Manifest.decode(self.encode(), self.number, "a check") == self
         # A receipt is of an epoch that was committed, and each epoch has one.
-        epochs = [receipt.epoch for receipt in self.receipts]
-        assert epochs == sorted(set(epochs)) and all(epoch <= self.epoch for epoch in epochs)
+        given = [receipt.epoch for receipt in self.receipts]
+        assert given == sorted(set(given)) and all(epoch <= self.epoch for epoch in given)
 
 
 def newest(store: Store) -> Manifest | None:
@@ -183,7 +168,7 @@ def newest(store: Store) -> Manifest | None:
         if marked > last:
             raise CorruptState(f"manifest {marked} of {store.where}",
                                f"it was committed and is missing; the newest there is {last if numbers else 'none'}",
-                               _REMEDY)  # fmt: skip
+                               REMEDY)  # fmt: skip
         if last < 0:
             return None
         try:
@@ -204,13 +189,6 @@ def at(store: Store, number: int) -> Manifest:
     return Manifest.decode(store.manifest(number), number, store.where)
 
 
-def _written(call: Call) -> dict[str, Any]:
-    return {"kind": call.kind, "time": call.time, "digest": call.digest, "frontier": call.frontier,
-            "counts": dict(call.counts),
-            "outputs": {name: {"blob": each.blob.to_json(), "rows": each.rows}
-                        for name, each in call.outputs.items()}}  # fmt: skip
-
-
 def _parsed(body: bytes, what: str) -> Any:
     """What the body's JSON says; NaN and infinity are none, however they are written."""
 
@@ -223,58 +201,54 @@ def _parsed(body: bytes, what: str) -> Any:
     try:
         return json.loads(body.decode("ascii"), parse_constant=finite, parse_float=finite)
     except (ValueError, RecursionError) as error:
-        raise _damaged(what, f"its body is no JSON ({error})") from None
+        raise damaged(what, f"its body is no JSON ({error})") from None
 
 
 def _read_1(record: Record) -> Manifest:
-    _only(record, _FIELDS)
-    secret, epoch = _hex(record, "secret", 32), record.number("epoch")
-    receipts = tuple(_receipt(each) for each in record.records("receipts"))
-    epochs = [receipt.epoch for receipt in receipts]
-    if epochs != sorted(set(epochs)) or epochs[-1:] > [epoch]:
-        raise _damaged(record.what, f"the epochs of its {len(epochs)} receipts do not ascend to {epoch}")
-    partitions = tuple(record.blobs("partitions"))
-    if len({blob.name for blob in partitions}) < len(partitions):
-        raise _damaged(record.what, "two of its partitions are the same file")
-    plan = record.record("plan").given
-    if _too_deep(plan):
-        raise _damaged(record.what, f"its plan is nested deeper than {DEPTH} levels")
-    folder = record.text("folder", 1 << 16) if "folder" in record else None
-    if folder is not None and "\0" in folder:
-        raise _damaged(record.what, f"its folder is {folder!r}, which is no path")
+    only(record, _FIELDS)
+    return Manifest(**_common(record, 1))
+
+
+def _read_2(record: Record) -> Manifest:
+    only(record, _FIELDS_2)
+    common, spread = _common(record, 2), record.number("spread", 1, PARTITIONS)
+    if (count := len(common["partitions"])) % spread:
+        raise damaged(record.what, f"it has {count} inventories, which are no levels of {spread} partitions")
     return Manifest(
-        number=record.number("number", 0, GREATEST), epoch=epoch, nonce=_hex(record, "nonce", 16),
-        written=record.number("written"), secret=(int(secret[:16], 16), int(secret[16:], 16)),
-        plan=plan, fingerprint=_hex(record, "fingerprint", 32),
-        frontier=_time(record, "frontier"), last=_time(record, "last"), since=_time(record, "since"),
-        partitions=partitions, receipts=receipts, folder=folder, note=record.text("note"),
-        previous=_hex(record, "previous", 32) if record.text("previous", 32) else "",
+        **common, spread=spread, horizons=numbers(record.record("horizons"), NEVER),
+        greatest=numbers(record.record("greatest"), NEVER),
+        feed=epochs.feed(record.record("feed")) if "feed" in record else None,
     )  # fmt: skip
 
 
-READERS: Final[Mapping[int, Callable[[Record], Manifest]]] = {1: _read_1}
+def _common(record: Record, format_: int) -> dict[str, Any]:
+    """The fields that both formats have."""
+    secret, epoch = digits(record, "secret", 32), record.number("epoch")
+    receipts = tuple(epochs.read(each, format_) for each in record.records("receipts"))
+    given = [receipt.epoch for receipt in receipts]
+    if given != sorted(set(given)) or given[-1:] > [epoch]:
+        raise damaged(record.what, f"the epochs of its {len(given)} receipts do not ascend to {epoch}")
+    partitions = tuple(record.blobs("partitions"))
+    if len({blob.name for blob in partitions}) < len(partitions):
+        raise damaged(record.what, "two of its partitions are the same file")
+    plan = record.record("plan").given
+    if _too_deep(plan):
+        raise damaged(record.what, f"its plan is nested deeper than {DEPTH} levels")
+    folder = record.text("folder", 1 << 16) if "folder" in record else None
+    if folder is not None and "\0" in folder:
+        raise damaged(record.what, f"its folder is {folder!r}, which is no path")
+    return {
+        "number": record.number("number", 0, GREATEST), "epoch": epoch, "nonce": digits(record, "nonce", 16),
+        "written": record.number("written"), "secret": (int(secret[:16], 16), int(secret[16:], 16)),
+        "plan": plan, "fingerprint": digits(record, "fingerprint", 32),
+        "frontier": instant(record, "frontier"), "last": instant(record, "last"), "since": instant(record, "since"),
+        "partitions": partitions, "receipts": receipts, "folder": folder, "note": record.text("note"),
+        "previous": digits(record, "previous", 32) if record.text("previous", 32) else "",
+    }  # fmt: skip
+
+
+READERS: Final[Mapping[int, Callable[[Record], Manifest]]] = {1: _read_1, 2: _read_2}
 """How the body of each format is read."""
-
-
-def _receipt(record: Record) -> Receipt:
-    _only(record, frozenset(("epoch", "calls")))
-    return Receipt(record.number("epoch"), tuple(_call(each) for each in record.records("calls")))
-
-
-def _call(record: Record) -> Call:
-    _only(record, frozenset(("kind", "time", "digest", "frontier", "counts", "outputs")))
-    kind = record.text("kind", 16)
-    if kind not in KINDS:
-        raise _damaged(record.what, f"kind is {kind!r}, not one of {', '.join(KINDS)}")
-    counts = record.record("counts")
-    return Call(kind, _time(record, "time"), _hex(record, "digest", 32), _time(record, "frontier"),
-                {name: counts.number(name) for name in counts.names()},
-                {name: _output(each) for name, each in record.named("outputs").items()})  # fmt: skip
-
-
-def _output(record: Record) -> Output:
-    _only(record, frozenset(("blob", "rows")))
-    return Output(record.blob("blob"), record.number("rows"))
 
 
 def _too_deep(plan: Any) -> bool:
@@ -285,27 +259,6 @@ def _too_deep(plan: Any) -> bool:
             return False
         level = [child for each in level for child in (each.values() if isinstance(each, Mapping) else each)]
     return True
-
-
-def _time(record: Record, name: str) -> int:
-    return record.number(name, NEVER, CLOSED)
-
-
-def _hex(record: Record, name: str, digits: int) -> str:
-    text = record.text(name, digits)
-    if len(text) != digits or not _HEX.fullmatch(text):
-        raise _damaged(record.what, f"{name} is {text!r}, not {digits} hex digits")
-    return text
-
-
-def _only(record: Record, fields: frozenset[str]) -> None:
-    unknown, missing = sorted(set(record.names()) - fields), sorted(fields - set(record.names()))
-    if unknown or missing:
-        raise _damaged(record.what, f"it lacks the fields {missing}, and has {len(unknown)} that nobody knows")
-
-
-def _damaged(what: str, found: str) -> CorruptState:
-    return CorruptState(what, found, _REMEDY)
 
 
 assert CLOSED == I64

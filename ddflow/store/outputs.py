@@ -25,6 +25,7 @@ import io
 import itertools
 import json
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -90,6 +91,29 @@ class OutputFolder:
             raise self._failed("write an output", error) from None
         self._unsynced.add(os.path.dirname(path))
         return Blob(called, sink.size, sink.state.digest())
+
+    def introduce(self, names: Iterable[str]) -> None:
+        """Make the folders of outputs, before several writers put files there at once.  O(names).
+
+        Raises `StorageFull`, `StorageFailed`.
+        """
+        try:
+            for name in names:
+                self._introduce(name)
+        except OSError as error:
+            raise self._failed("make the folders of outputs", error) from None
+        self.sync()
+
+    def size(self, name: str, epoch: int, blob: Blob) -> int | None:
+        """The length of a file in bytes, shown or hidden; None where there is none.  O(1).  Raises `StorageFailed`."""
+        for path in (self._hidden(name, blob.name), self.shown(name, epoch, blob)):
+            try:
+                return os.stat(path, follow_symlinks=False).st_size
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise self._failed("look at an output", error) from None
+        return None
 
     def sync(self) -> None:
         """Make the names of all files durable that were put before.  Raises `StorageFailed`."""

@@ -22,7 +22,7 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
@@ -35,6 +35,9 @@ from ddflow.store.scratch import Scratch, clear
 
 MANIFEST: Final = 256 << 20
 """Bytes that a manifest may have at most."""
+
+MANY: Final = 2_000
+"""Of more blobs than these, sizes are taken from a list of all."""
 
 _NUMBER = re.compile(r"(?:manifests|marks)/([0-9]{16})")
 _OURS = re.compile(r"(?:blobs|manifests|marks|probes)/.*")
@@ -116,10 +119,22 @@ class S3Store(Store):
         found = [(each.key.removeprefix("blobs/"), each) for each in self._bucket.list("blobs")]
         return [Entry(name, each.length, max(0.0, now - each.written)) for name, each in found if NAME.fullmatch(name)]
 
+    def sizes(self, names: builtins.list[str]) -> dict[str, int]:
+        """As `Store.sizes`; a request for each name, many at a time, or for each 1,000 blobs."""
+        if len(names) > MANY:
+            return super().sizes(names)
+        found = self._bucket.lengths([_blob(name) for name in names])
+        return {name: found[_blob(name)] for name in names if _blob(name) in found}
+
     def delete(self, name: str) -> None:
         """As `Store.delete`; one request."""
         self._may_write()
         self._bucket.delete(_blob(name))
+
+    def discard(self, names: Iterable[str]) -> None:
+        """As `Store.discard`; a request for each, many at a time."""
+        self._may_write()
+        self._bucket.drop([_blob(name) for name in names])
 
     def numbers(self) -> builtins.list[int]:
         """As `Store.numbers`; O(manifests), a request for each 1,000."""

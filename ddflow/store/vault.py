@@ -127,8 +127,8 @@ class Vault:
         what = f"the file {blob.name} of {self.store.where}"
         return Kept(self, blob, whole, read_batch(whole, schema, rows, what))
 
-    def table(self, blob: Blob, schema: pa.Schema, rows: int) -> pa.Table:
-        """A table that `put` wrote.  O(bytes).  Raises `CorruptState`, naming the file."""
+    def table(self, blob: Blob, schema: pa.Schema, rows: int | None) -> pa.Table:
+        """A table that `put` wrote, of so many rows, or any.  O(bytes).  Raises `CorruptState`, naming the file."""
         self._named[blob.name] = self.commits
         what = f"the file {blob.name} of {self.store.where}"
         return pa.Table.from_batches(read_batches(self.store.map(blob), schema, rows, what), schema)

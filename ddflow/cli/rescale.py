@@ -1,0 +1,64 @@
+"""``ddflow rescale``: a state of some partitions becomes one of another number.
+
+Invariant: answers do not change, and a run that is stopped anywhere leaves the state as it was, or rescaled.  The work
+is in `ddflow.partitions.rescale`.
+
+>>> rescale.__name__
+'rescale'
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from ddflow.cli.arguments import State, Trust
+
+
+def rescale(
+    state: State,
+    partitions: Annotated[
+        int, typer.Option("--partitions", metavar="N", show_default=False, help="How many partitions it shall have.")
+    ],
+    memory: Annotated[
+        str | None,
+        typer.Option("--memory", metavar="SIZE", show_default=False,
+                     help="What may be taken, such as 512MB; without, some half a million rows at a time."),
+    ] = None,
+    trust: Trust = "owner",
+    as_json: Annotated[bool, typer.Option("--json", help="What was done as one JSON object.")] = False,
+) -> None:  # fmt: skip
+    """Split or join the partitions of a state.
+
+    A state that goes on on Spark has as many partitions as its epochs have tasks; one that goes on here, with
+    `ddflow diff --state` or `flow.open`, has one. The rows, history and waiting events of each new partition are cut
+    out of the old ones' files, merged, and written anew; the whole is published as another version of the same epoch.
+    Until then the state is as it was. A writer is fenced; one that commits first wins, and nothing happens here.
+
+    A plan with functions of one's own is rescaled from Python: `ddflow.partitions.rescale.rescale(state, 64,
+    flow=flow)`.
+
+    Examples:
+
+    * `ddflow rescale state/orders --partitions 64`
+
+    * `ddflow rescale state/orders --partitions 1 --memory 2GB`
+    """
+    from ddflow.partitions.rescale import rescale
+
+    choices: dict[str, Any] = {"trust": trust, "memory": memory}
+    done = rescale(state, partitions, **choices)
+    if as_json:
+        typer.echo(json.dumps({"state": state} | done._asdict()))
+    elif done.before == done.partitions:
+        typer.echo(f"{state} has {_counted(done.partitions, 'partition')} already (epoch {done.epoch})")
+    else:
+        typer.echo(f"{state} has {_counted(done.partitions, 'partition')}, and had {done.before:,}: "
+                   f"{_counted(done.versions, 'row')} and {_counted(done.pending, 'waiting event')} moved "
+                   f"(epoch {done.epoch})")  # fmt: skip
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

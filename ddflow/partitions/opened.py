@@ -1,0 +1,112 @@
+"""A state, opened for many partitions: its ledger, what its plan has got, where outputs go, what was asked for.
+
+Invariant: what `opened` returns can be gone on with as it is; every mistake is an error that names the option or the
+difference, and then nothing was made that was not there, but for a state that is new.  Why that is not trivial: a new
+state is published by whoever is first, with his plan, so the plan is compared after that, too; and a state of many
+partitions can take up less than one engine's, since what a new source or output owes is nobody's task yet.
+
+>>> import pyarrow as pa, ddflow as dd
+>>> from ddflow.store.memory import MemoryStore
+>>> flow = dd.Flow()
+>>> people = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
+>>> opened(flow.frozen(), MemoryStore(), Wanted(partitions=4)).ledger.manifest.spread
+4
+>>> Wanted(partitions=0)
+Traceback (most recent call last):
+    ...
+ddflow.errors.SpecError: partitions=0: that is not possible; give a whole number from 1 to 65536
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from os import PathLike
+from typing import Literal, NamedTuple
+
+from ddflow.durable import check_types
+from ddflow.errors import PlanChanged, SpecError
+from ddflow.flow import Flow
+from ddflow.frontier import CLOSED
+from ddflow.identity import Secret
+from ddflow.ledger import GRACE, Ledger
+from ddflow.planned import describe, fingerprint
+from ddflow.reopening import Change, compare
+from ddflow.store.blob import Store
+from ddflow.store.manifest import PARTITIONS, Manifest, newest
+from ddflow.store.opening import open_store
+from ddflow.store.outputs import OutputFolder
+
+KEPT = 8
+"""How many epochs can be told again."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a state is opened with: see `Coordinator.open`.  Raises `SpecError`."""
+
+    partitions: int | None = None
+    default_partitions: int = 1
+    outputs: str | PathLike[str] | None = None
+    trust: Literal["owner", "group"] = "owner"
+    grace: float = GRACE
+    keep: int = KEPT
+    retain: int = 0
+    memory: int | None = None
+    secret: Secret | None = None
+
+    def __post_init__(self) -> None:
+        for name, least, most in (("partitions", 1, PARTITIONS), ("default_partitions", 1, PARTITIONS),
+                                  ("keep", 1, 1 << 16), ("retain", 0, CLOSED)):  # fmt: skip
+            given = getattr(self, name)
+            number = isinstance(given, int) and not isinstance(given, bool)
+            if not (number and least <= given <= most) and (given is not None or name != "partitions"):
+                raise SpecError(f"{name}={given!r}", "that is not possible",
+                                f"give a whole number from {least} to {most}")  # fmt: skip
+
+
+class Opened(NamedTuple):
+    """``ledger``: of the state.  ``change``: what the plan has that the state's had not.  ``folder``: of outputs."""
+
+    ledger: Ledger
+    change: Change
+    folder: OutputFolder | None
+
+
+def opened(flow: Flow, state: str | PathLike[str] | Store, wanted: Wanted) -> Opened:
+    """Open a state, or make a new one.  O(plan).
+
+    ``flow``: frozen.  Raises `PlanChanged`, `SpecError`, `StateRefused`, `CorruptState`, and what the store raises.
+    """
+    check_types(flow)
+    store, folder = open_store(state, trust=wanted.trust), None
+    try:
+        if wanted.outputs is not None:
+            folder = OutputFolder(wanted.outputs, store.nonce)
+            for name, node in flow.outputs.items():
+                folder.check(name, node.schema)
+            # Tasks write there at the same time, and none may make it while another does.
+            folder.introduce([*flow.outputs, *flow.side_outputs()])
+        manifest = newest(store)
+        if manifest is None:
+            plan = describe(flow)
+            ledger = Ledger.create(store, plan, fingerprint(plan), wanted.secret or Secret.fresh(),
+                                   None if folder is None else folder.path, wanted.grace,
+                                   wanted.partitions or wanted.default_partitions)  # fmt: skip
+        else:
+            ledger = Ledger(store, manifest, set(), wanted.grace)
+        change = compare(ledger.manifest.plan, flow, store.where)
+        _same_shape(change, ledger.manifest, store.where)
+    except BaseException:
+        store.close()
+        raise
+    return Opened(ledger, change, folder)
+
+
+def _same_shape(change: Change, manifest: Manifest, where: str) -> None:
+    """Raise `PlanChanged` for sources or outputs that a state of many partitions cannot take up."""
+    new = [f"the {what} {names} are new" for what, names in (("sources", change.sources), ("outputs", change.outputs))
+           if names]  # fmt: skip
+    if new and manifest.partitions:
+        raise PlanChanged(f"open {where} with this plan", " and ".join(new), "a state that goes on on Spark takes up "
+                          "new columns only: bring it to one partition (ddflow rescale), go on with flow.open for an "
+                          "epoch, and come back; or make a new state of the log with ddflow migrate")  # fmt: skip

@@ -1,0 +1,254 @@
+"""Rescaling: a state of P partitions becomes one of Q, split or joined, and answers do not change.
+
+Invariant: either there is a new version of the same epoch that says what the one before said, in Q partitions, or
+nothing has changed; a crash leaves files that nobody names.  Why that is not trivial: every key must go to exactly one
+of the new partitions, with all that is known of it (``moved``); and numbers that all keys of a source have in common
+(the greatest order, the greatest event time, how many events came) are in a manifest where there are several
+partitions, and in the inventory where there is one, as a local engine has it, and must be found and kept in both.  The
+work is done by tasks (``moved.task``), here or on other machines; only who opened a `Rescaler` publishes, by compare
+and set, and an epoch that was committed meanwhile wins.  Files of the version before go in their time.
+
+>>> import pyarrow as pa, ddflow as dd
+>>> from ddflow.store.memory import MemoryStore
+>>> flow = dd.Flow()
+>>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id"))
+>>> _ = flow.output("by_city", people.count("city"))
+>>> with flow.open(store := MemoryStore()) as engine:
+...     _ = engine.step({"people": pa.table({"id": [1, 2, 3], "city": ["Bern", "Bern", "Rome"]})}, time=1)
+>>> done = [rescale(store.writer(), partitions) for partitions in (8, 3, 1)]
+>>> [(each.before, each.partitions, each.levels, each.versions) for each in done]
+[(1, 8, 2, 5), (8, 3, 2, 5), (3, 1, 2, 5)]
+>>> with flow.open(store.writer()) as engine:
+...     step = engine.step({"people": pa.table({"id": [1], "city": ["Rome"]})}, time=2)
+...     engine.epoch, sorted((row["city"], row["count"]) for row in engine.read("by_city").to_pylist())
+(2, [('Bern', 1), ('Rome', 2)])
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from os import PathLike
+from types import TracebackType
+from typing import Literal, NamedTuple
+
+from ddflow.budget import LEAST, parse_size, shown_size
+from ddflow.errors import CorruptState, DdflowError, Fenced, MissingReceipts, PlanChanged, SpecError, StateRefused
+from ddflow.flow import Flow
+from ddflow.frontier import CLOSED, NEVER
+from ddflow.ledger import Ledger, digest
+from ddflow.partitions.base import Base
+from ddflow.partitions.cut import Cut, cut
+from ddflow.partitions.moved import Move, Moved, task
+from ddflow.planned import describe, fingerprint
+from ddflow.rebuilt import rebuild
+from ddflow.reopening import compare
+from ddflow.store.blob import Blob, Store
+from ddflow.store.manifest import PARTITIONS, Manifest, newest
+from ddflow.store.memory import MemoryStore
+from ddflow.store.opening import open_store
+from ddflow.store.record import Record
+
+State = str | PathLike[str] | Store
+Trust = Literal["owner", "group"]
+
+
+class Rescaled(NamedTuple):
+    """What was done.  ``epoch``, ``manifest``: of the newest version.  ``before``, ``partitions``: how many there were
+    and are, on each of so many ``levels``.  ``versions``, ``pending``: rows and events that were moved.  ``files``,
+    ``bytes``: written; none where there were as many partitions already."""
+
+    epoch: int
+    manifest: int
+    before: int
+    partitions: int
+    levels: int
+    versions: int
+    pending: int
+    files: int
+    bytes: int
+
+
+class Rescaler:
+    """A rescaling under way: `open`, run `moved.task` for each of ``tasks`` anywhere, any number of times, `finish`.
+
+    ``cut``: of the state's flow.  ``move``: what tasks start from.  ``tasks``: (level, number) of each; none where
+    there is nothing to be done.  ``publishing``: whether a new version may be there.
+    """
+
+    def __init__(self, store: Store, own: bool, ledger: Ledger, cut: Cut, move: Move) -> None:
+        self.store, self.ledger, self.cut, self.move, self._own = store, ledger, cut, move, own
+        there = move.base.partitions != move.partitions and bool(ledger.manifest.partitions)
+        levels = range(cut.levels if there else 0)
+        self.tasks = [(level, number) for level in levels for number in range(move.partitions)]
+        self.publishing = False
+
+    @classmethod
+    def open(cls, state: State, partitions: int, *, flow: Flow | None = None, trust: Trust = "owner",
+             memory: str | int | None = None) -> Rescaler:  # fmt: skip
+        """Look at a state; nothing is written there.  O(manifests), and the inventory of a state of one partition.
+
+        ``flow``: its plan, where the state's own has functions.  ``memory``: what a task may take.  Raises `SpecError`
+        for a number that cannot be, or a plan that has no place in partitions; `StateRefused`, `PlanChanged`,
+        `CorruptState`, and what the store raises.
+        """
+        if isinstance(partitions, bool) or not isinstance(partitions, int) or not 0 < partitions <= PARTITIONS:
+            raise SpecError(f"rescale to {partitions!r} partitions", "that is no number of them",
+                            f"give one from 1 to {PARTITIONS:,}")  # fmt: skip
+        size = parse_size(memory)
+        if size is not None and size < LEAST:
+            raise SpecError(f"memory={shown_size(size)}", "that is too small to work in", f"give {shown_size(LEAST)} "
+                            "or more")  # fmt: skip
+        store = open_store(state, trust=trust, create=False)
+        try:
+            manifest = newest(store)
+            if manifest is None:
+                raise StateRefused(f"rescale {store.where}", "there is no state", "make one with flow.open")
+            ledger, plan = Ledger(store, manifest, set()), cut(_plan(manifest, flow, store.where))
+            move = _move(store, manifest, plan, partitions, trust, size)
+        except BaseException:
+            if store is not state:
+                store.close()
+            raise
+        return cls(store, store is not state, ledger, plan, move)
+
+    def finish(self, made: Iterable[Moved]) -> Rescaled:
+        """Publish what the tasks made, one of each, as another version of the same epoch.  O(partitions + files).
+
+        Raises `MissingReceipts` where one is missing, `CorruptState` where a file of one is not there, `Fenced` when
+        another writer has committed meanwhile, and what `Ledger.commit` raises.
+        """
+        manifest, move = self.ledger.manifest, self.move
+        by = {(each.level, each.number): each for each in made}
+        if missing := [each for each in self.tasks if each not in by]:
+            raise MissingReceipts(f"rescale {self.store.where}", f"{len(missing)} of {len(self.tasks)} tasks told "
+                                  f"nothing, first those of (level, partition) {missing[:3]}",
+                                  "run them again, and give what all of them told")  # fmt: skip
+        taken = [by[each] for each in self.tasks]
+        figures = Rescaled(manifest.epoch, manifest.number, manifest.spread, move.partitions, self.cut.levels,
+                           sum(each.versions for each in taken), sum(each.pending for each in taken), 0, 0)  # fmt: skip
+        if manifest.spread == move.partitions:
+            return figures
+        self._look(taken)
+        parts, names = [each.inventory for each in taken], {b.name for each in taken for b in each.added}
+        if move.partitions == 1 and len(parts) > 1:
+            parts = [self._joined(parts)]
+        names |= {blob.name for blob in manifest.outputs() if not blob.name.endswith(".parquet")}
+        new = replace(manifest, spread=move.partitions, horizons=move.horizons, greatest=move.greatest)
+        note = f"rescale {manifest.spread} -> {move.partitions}"
+        try:
+            self.ledger.check_newest()
+            self.publishing = True
+            done = self.ledger.commit(new, tuple(parts), names, note)
+        except Fenced:
+            self.forget(taken)
+            raise
+        files = [*parts, *(blob for each in taken for blob in each.added)]
+        return figures._replace(manifest=done.number, files=len(files), bytes=sum(blob.length for blob in files))
+
+    def _look(self, taken: list[Moved]) -> None:
+        """Raise `CorruptState` unless all files are there, as long as their tasks said."""
+        files = {blob: each for each in taken for blob in (each.inventory, *each.added)}
+        there = self.store.sizes([blob.name for blob in files])
+        for blob, each in files.items():
+            if there.get(blob.name) != blob.length:
+                raise CorruptState(f"the file {blob.name} of {self.store.where}",
+                                   f"it has {there.get(blob.name)} bytes, the task of level {each.level} and partition "
+                                   f"{each.number} wrote {blob.length:,}",
+                                   "give tasks the place that this process has, and rescale again")  # fmt: skip
+
+    def _joined(self, parts: list[Blob]) -> Blob:
+        """One inventory of all levels, as a local engine writes it."""
+        levels = [Record.parse(self.store.map(each).to_pybytes(), f"the file {each.name} of {self.store.where}").given
+                  for each in parts]  # fmt: skip
+        counts = {name: each for level in levels for name, each in level["counts"].items()}
+        data = json.dumps({**levels[0], "counts": counts}, separators=(",", ":")).encode()
+        for each in parts:
+            self.store.delete(each.name)
+        return self.store.put("json", lambda sink: sink.write(data))
+
+    def forget(self, made: Iterable[Moved]) -> None:
+        """Delete what tasks wrote, which no version names.  Never fails: what stays is garbage.  O(files)."""
+        for each in made:
+            for blob in (each.inventory, *each.added):
+                with suppress(DdflowError):
+                    self.store.delete(blob.name)
+
+    def close(self) -> None:
+        """Let go of the store; twice is harmless."""
+        if self._own:
+            self.store.close()
+
+    def __enter__(self) -> Rescaler:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:  # fmt: skip
+        self.close()
+
+
+def rescale(state: State, partitions: int, *, flow: Flow | None = None, trust: Trust = "owner",
+            memory: str | int | None = None) -> Rescaled:  # fmt: skip
+    """Split or join a state's partitions, all in this process.  O(bytes of the state).
+
+    The rest as in `Rescaler.open`.  Raises what that raises, what `Rescaler.finish` does, and `StorageFull` and
+    `StorageFailed`: it did not happen.
+    """
+    with Rescaler.open(state, partitions, flow=flow, trust=trust, memory=memory) as rescaler:
+        made: list[Moved] = []
+        try:
+            for level, number in rescaler.tasks:
+                made.append(task(rescaler.cut, rescaler.move, level, number, rescaler.store))
+            return rescaler.finish(made)
+        except BaseException:
+            if not rescaler.publishing:
+                rescaler.forget(made)
+            raise
+
+
+def _plan(manifest: Manifest, flow: Flow | None, where: str) -> Flow:
+    """The flow that the state was made by."""
+    if flow is None:
+        return rebuild(manifest.plan, where)
+    flow = flow.frozen()
+    compare(manifest.plan, flow, where)
+    if fingerprint(describe(flow)) != manifest.fingerprint:
+        raise PlanChanged(f"rescale {where} with this plan", "it has more than the one that the state was made by",
+                          "take a step with it first, or rescale with the plan before")  # fmt: skip
+    return flow
+
+
+def _move(store: Store, manifest: Manifest, plan: Cut, partitions: int, trust: str, memory: int | None) -> Move:
+    """What tasks start from."""
+    base = Base(
+        store=store if isinstance(store, MemoryStore) else store.where, trust=trust, number=manifest.number,
+        digest=digest(store.manifest(manifest.number)), epoch=manifest.epoch, partitions=manifest.spread,
+        secret=manifest.secret, frontier=manifest.frontier, last=manifest.last, since=manifest.since,
+        time=manifest.last, to=manifest.frontier, horizons={}, inventories=_inventories(store, manifest, plan.levels),
+        folder=manifest.folder, retain=0, memory=memory,
+    )  # fmt: skip
+    horizons, greatest = dict(manifest.horizons), dict(manifest.greatest)
+    if manifest.spread == 1 and base.inventories:
+        blob = base.inventories[0][0]
+        what = f"the file {blob.name} of {store.where}"
+        for name, each in Record.parse(store.map(blob).to_pybytes(), what).named("sources").items():
+            greatest[name] = max(greatest.get(name, NEVER), each.number("greatest", NEVER, CLOSED))
+            if "horizon" in each:
+                horizons[name] = max(horizons.get(name, NEVER), each.number("horizon", NEVER, CLOSED))
+    return Move(base, partitions, horizons, greatest)
+
+
+def _inventories(store: Store, manifest: Manifest, levels: int) -> tuple[tuple[Blob, ...], ...]:
+    """For each level, by partition; that of a local engine is for all."""
+    parts, spread = manifest.partitions, manifest.spread
+    if not parts:
+        return ()
+    if spread == 1 and len(parts) == 1:
+        return ((parts[0],),) * levels
+    if len(parts) != levels * spread:
+        raise CorruptState(f"manifest {manifest.number} of {store.where}", f"it has {len(parts)} partitions, {levels} "
+                           f"levels of {spread} have {levels * spread}",
+                           "restore it from a copy, or go back with ddflow rollback")  # fmt: skip
+    return tuple(parts[level * spread :][:spread] for level in range(levels))

@@ -1,0 +1,109 @@
+"""Epochs of a state of many partitions, by hand: the driver and all tasks in this process, without Spark.
+
+Rows are brought to their partitions by the same function, in the worst order that a shuffle may give; tasks are run
+warm, cold, twice or by a second attempt, as ``chance`` says, and none of that may show.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+import ddflow as dd
+from ddflow.identity import Secret, identities, partition_of
+from ddflow.partitions.base import Base
+from ddflow.partitions.coordinator import Committed, Coordinator
+from ddflow.partitions.part import Done, Part, idle
+from ddflow.store.blob import Store
+from ddflow.store.vault import Vault
+
+Tables = dict[str, pa.Table]
+
+
+class Hands:
+    """The driver of a state, and all its workers.  ``parts``: kept open, by level and number."""
+
+    def __init__(self, flow: dd.Flow, store: Store, partitions: int | None, chance: random.Random,
+                 **options: Any) -> None:  # fmt: skip
+        self.store, self.chance = store, chance
+        self.coordinator = Coordinator.open(flow, store, partitions=partitions, **options)
+        self.cut = self.coordinator.cut
+        self.warm: dict[tuple[int, int], Part] = {}
+        self.hits = 0
+
+    def close(self) -> None:
+        for part in self.warm.values():
+            part.close()
+        self.warm.clear()
+        self.coordinator.close()
+
+    def epoch(self, inputs: Mapping[str, pa.Table], **options: Any) -> tuple[Committed, Tables]:
+        """One epoch of the rows of some sources: what was committed, and what its files hold."""
+        base = self.base = self.coordinator.begin(**options)
+        came: dict[int, list[pa.Table]] = {}
+        receipts = []
+        for level in range(self.cut.levels):
+            tasks = list(range(base.partitions))
+            self.chance.shuffle(tasks)
+            sums = {number: pa.concat_tables(tables) for number, tables in came.items()}
+            for number in tasks:
+                for _ in range(self.chance.choice([1, 1, 1, 2])):
+                    done = self.task(base, level, number, inputs, sums)
+                    receipts.append(type(done.receipt).from_json(done.receipt.to_json(), "a test"))
+                for meeting, table in done.sums.items():
+                    came.setdefault(meeting, []).append(table)
+        committed = self.coordinator.finish(base, receipts, **{k: v for k, v in options.items() if k == "feed"})
+        return committed, self.outputs(committed)
+
+    def task(self, base: Base, level: int, number: int, inputs: Mapping[str, pa.Table], sums: Mapping[int, pa.Table]
+             ) -> Done:  # fmt: skip
+        """One attempt at one task, on a part that is kept open where it holds what the base says."""
+        rows = {name: mine(table, self.cut.flow.sources[name].spec.key, base, number) for name, table in inputs.items()}
+        met = {each.number: each for each in self.cut.meetings if each.level == level}
+        here = {n: mine(table, met[n].by, base, number) for n, table in sums.items() if n in met}
+        rows = {name: table for name, table in rows.items() if table.num_rows} if level == 0 else {}
+        here = {n: table for n, table in here.items() if table.num_rows}
+        if not rows and not here and (receipt := idle(self.cut, base, level, number)) is not None:
+            return Done(receipt, {})
+        part = self.warm.pop((level, number), None)
+        wanted = base.inventories[level][number].name if base.inventories else ""
+        if part is None or part.at != wanted or self.chance.random() < 0.3:
+            if part is not None:
+                part.close()
+            part = Part(self.cut, base, level, number)
+        else:
+            self.hits += 1
+        counts = {name: table.num_rows for name, table in rows.items()}
+        digests = {name: f"{table.num_rows:032x}" for name, table in rows.items()}
+        done = part.step(base, rows, {n: shuffled(table, self.chance) for n, table in here.items()}, counts, digests)
+        self.warm[level, number] = part
+        return done
+
+    def outputs(self, committed: Committed) -> Tables:
+        """What the committed files hold."""
+        schemas = {name: node.updates_schema(self.cut.flow.time_type) for name, node in self.cut.flow.outputs.items()}
+        vault = Vault(self.store)
+        return {name: pa.concat_tables([vault.table(blob, schemas[name], rows_of(vault, blob))
+                                        for blob in committed.outputs[name].blobs] or [schemas[name].empty_table()])
+                if name in committed.outputs else schemas[name].empty_table() for name in schemas}  # fmt: skip
+
+
+def rows_of(vault: Vault, blob: Any) -> int:
+    """How many rows a file has, as Arrow tells."""
+    return int(pa.ipc.open_file(vault.store.map(blob)).read_all().num_rows)
+
+
+def mine(table: pa.Table, by: Any, base: Base, number: int) -> pa.Table:
+    """The rows of a table that belong to a partition, in their order."""
+    high, _ = identities(table.select(list(by)), Secret(*base.secret), table.num_rows)
+    return table.filter(pa.array(partition_of(high, base.partitions) == number))
+
+
+def shuffled(table: pa.Table, chance: random.Random) -> pa.Table:
+    """The same rows in another order."""
+    order = list(range(table.num_rows))
+    chance.shuffle(order)
+    return table.take(pa.array(order, pa.int64()))
