@@ -31,7 +31,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
 
@@ -68,7 +68,6 @@ class Done(NamedTuple):
 class Part(Stepping):
     """``at``: the name of the inventory that it holds, "" for none.  ``level``, ``number``: which part it is."""
 
-
     def __init__(self, cut: Cut, base: Base, level: int, number: int, scratch: str | None = None) -> None:
         """Open what the base says that this part holds.  O(bytes of it); every file is verified.
 
@@ -87,7 +86,7 @@ class Part(Stepping):
             self.budget.home = self.vault if self.budget.spills else None
             for arranged in circuit.arrangements.values():
                 arranged.slots.lasting = True
-            self.at, self.inventory, self.names = "", b"", dict[str, Blob]()
+            self.at, self.names, self.folder = "", dict[str, Blob](), cast(OutputFolder | None, None)
             if base.inventories:
                 self._fill(base)
         except BaseException:
@@ -191,9 +190,10 @@ class Part(Stepping):
         """Write what the outputs of this level gained."""
         out, here = {}, {name: step[name] for name in self.cut.outputs[self.level] if step[name].num_rows}
         if base.folder is not None and here:
-            folder = OutputFolder(base.folder, self.vault.store.nonce, create=False)
-            out = {name: Output((folder.put(name, table),), table.num_rows) for name, table in here.items()}
-            folder.sync()
+            if self.folder is None or self.folder.path != base.folder:  # one for all epochs, since it numbers its files
+                self.folder = OutputFolder(base.folder, self.vault.store.nonce, create=False)
+            out = {name: Output((self.folder.put(name, table),), table.num_rows) for name, table in here.items()}
+            self.folder.sync()
             return out
         for name, table in here.items():
             out[name] = Output((self.vault.put(table.to_batches(), table.schema),), table.num_rows)
