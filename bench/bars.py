@@ -93,6 +93,7 @@ def bars_of(result: dict[str, Any]) -> list[Bar]:
         "large": _of_large,
         "durable": _of_durable,
         "semantics": _of_semantics,
+        "spark": _of_spark,
     }
     return list(kinds[result["bench"]](result))
 
@@ -175,6 +176,12 @@ def _of_semantics(result: dict[str, Any]) -> Iterator[Bar]:
         if line in SEMANTICS_RATES:
             wanted = SEMANTICS_RATES[line]
             yield Bar(line, f"{rate:.2f} M/s", f"{wanted:.1f} M/s", "", None, None, rate >= wanted)
+
+
+def _of_spark(result: dict[str, Any]) -> Iterator[Bar]:
+    from spark_bars import bars_of_spark
+
+    yield from bars_of_spark(result["results"])
 
 
 def cells(bar: Bar) -> list[str]:

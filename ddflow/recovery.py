@@ -102,7 +102,7 @@ def fill(engine: Fillable, records: Sequence[Record], vault: Vault, indexed: boo
         rehash, rows = _rehash(upsert), [each.record("rows") for each in given]
         upsert.arranged = _restored(engine, upsert.arranged, rows, vault, indexed, rehash, sieved)
         for number, each in enumerate(upsert.arranged.partitions):
-            if (odd := astray(each, number, spread)) is not None:
+            if spread > 1 and (odd := astray(each, number, spread)) is not None:
                 raise CorruptState(given[number].what, f"partition {number} of {spread} has a key of {odd}", MEND)
         if upsert.expiring is not None:
             known = [each.number("horizon", NEVER, CLOSED) for each in given if "horizon" in each]

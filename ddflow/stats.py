@@ -152,33 +152,19 @@ class Stats(Mapping[str, Any]):
         return out
 
     def __str__(self) -> str:
-        head, *body = self._table()
-        widths = [max(map(_cells, column)) for column in zip(head, *body, strict=True)]
-        lines = []
-        for name, *figures in (head, *body):
-            numbers = (figure.rjust(width) for figure, width in zip(figures, widths[1:], strict=True))
-            lines.append("  ".join([name + " " * (widths[0] - _cells(name)), *numbers]))
         first, *rest = self._lines()
-        return "\n".join([first, *lines, *rest])
+        return as_text(first, self._table(), rest)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        head, *body = self._table()
-        # The first column is text; notebooks align all others, which are numbers, to the right by themselves.
-        left = ' style="text-align: left"'
-
-        def cells(tag: str, row: list[str]) -> str:
-            return "".join(f"<{tag}{left if i == 0 else ''}>{escape(text)}</{tag}>" for i, text in enumerate(row))
-
-        rows = "".join(f"<tr>{cells('td', row)}</tr>" for row in body)
-        first, *rest = (f"<div>{escape(line)}</div>" for line in self._lines())
-        return f"{first}<table><thead><tr>{cells('th', head)}</tr></thead><tbody>{rows}</tbody></table>{''.join(rest)}"
+        first, *rest = self._lines()
+        return as_html(first, self._table(), rest)
 
     def _table(self) -> list[list[str]]:
         """The head and a row for each arrangement, then their total where there are several."""
         arrangements = self["arrangements"]
-        rows = [(_printable(name), figures) for name, figures in arrangements.items()]
+        rows = [(printable(name), figures) for name, figures in arrangements.items()]
         total = {name: sum(figures[name] for figures in arrangements.values()) for name in COLUMNS}
         if len(rows) > 1:
             rows.append(("total", total))
@@ -211,7 +197,35 @@ def _many(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def _printable(name: str) -> str:
+def as_text(first: str, table: list[list[str]], rest: list[str]) -> str:
+    """A table for a terminal, its head and rows between lines: the first column is text, the others are numbers.
+
+    O(cells of the table).  Pure.
+    """
+    widths = [max(map(_cells, column)) for column in zip(*table, strict=True)]
+    lines = []
+    for name, *figures in table:
+        numbers = (figure.rjust(width) for figure, width in zip(figures, widths[1:], strict=True))
+        lines.append("  ".join([name + " " * (widths[0] - _cells(name)), *numbers]))
+    return "\n".join([first, *lines, *rest])
+
+
+def as_html(first: str, table: list[list[str]], rest: list[str]) -> str:
+    """The same for a notebook.  O(cells of the table).  Pure."""
+    # The first column is text; notebooks align all others, which are numbers, to the right by themselves.
+    left = ' style="text-align: left"'
+
+    def row(tag: str, texts: list[str]) -> str:
+        each = "".join(f"<{tag}{left if i == 0 else ''}>{escape(text)}</{tag}>" for i, text in enumerate(texts))
+        return f"<tr>{each}</tr>"
+
+    head, *body = table
+    rows = "".join(row("td", each) for each in body)
+    top, *below = (f"<div>{escape(line)}</div>" for line in (first, *rest))
+    return f"{top}<table><thead>{row('th', head)}</thead><tbody>{rows}</tbody></table>{''.join(below)}"
+
+
+def printable(name: str) -> str:
     """A name on one line, with control characters spelled out."""
     return name if name.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
 

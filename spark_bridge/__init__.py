@@ -1,16 +1,21 @@
 """spark_bridge: a ddflow plan on stock PySpark, partition by partition, with the rows the local engine gives.
 
     out = spark_bridge.run(flow, {"orders": df}, partitions=8)      # a DataFrame for each output
+    out = spark_bridge.run(flow, {"orders": df}, state="orders.state")        # the same, and goes on where it stopped
+    spark_bridge.stream(flow, {"orders": stream_df}, state="orders.state").start()
     df.repartition(8, "id").mapInArrow(spark_bridge.stage(flow), schema=spark_bridge.schema(flow))
 
 Rooms: ``plan`` cuts a flow into stages, ``task`` is what workers run, ``columns`` and ``schemas`` know the types on
-both sides, ``driver`` makes frames of it all; ``java`` finds a Java, ``local`` starts a session where one is asked for
-by name: none is ever made behind the caller's back.  Importing this imports nothing of Spark.  docs/spark.md has the
-rest.
+both sides, ``driver`` makes frames of it all.  With state: ``job`` is an epoch, made by ``bodies``, which keep parts in
+``warm`` and tell errors by ``failures``; ``running`` and ``streaming`` say what an epoch is, ``committed`` what it put
+out, ``stats`` and ``listener`` what it took; ``rescaling`` changes how many partitions there are.  ``source`` reads a
+state back, as ``reading`` and ``following`` do.  ``configuring`` and ``daemon`` make workers start fast; ``java`` finds
+a Java, ``local`` starts a session where one is asked for by name: none is ever made behind the caller's back.
+Importing this imports nothing of Spark.  docs/spark.md has the rest.
 
 >>> import spark_bridge
 >>> sorted(spark_bridge.__all__)
-['arrow_schema', 'ensure_java', 'run', 'schema', 'stage']
+['DdflowSource', 'Listener', 'arrow_schema', 'configure', 'ensure_java', 'run', 'schema', 'stage', 'stream']
 """
 
 from __future__ import annotations
@@ -21,13 +26,19 @@ from typing import TYPE_CHECKING, Any
 from ddflow.errors import MissingExtra
 
 if TYPE_CHECKING:
+    from spark_bridge.configuring import configure
     from spark_bridge.driver import run, schema, stage
     from spark_bridge.java import ensure_java
+    from spark_bridge.listener import Listener
     from spark_bridge.schemas import arrow_schema
+    from spark_bridge.source import DdflowSource
+    from spark_bridge.streaming import stream
 
-_HOMES = {"arrow_schema": "schemas", "ensure_java": "java", "run": "driver", "schema": "driver", "stage": "driver"}
+_HOMES = {"DdflowSource": "source", "Listener": "listener", "arrow_schema": "schemas", "configure": "configuring",
+          "ensure_java": "java", "run": "driver", "schema": "driver", "stage": "driver",
+          "stream": "streaming"}  # fmt: skip
 
-__all__ = ["arrow_schema", "ensure_java", "run", "schema", "stage"]
+__all__ = ["DdflowSource", "Listener", "arrow_schema", "configure", "ensure_java", "run", "schema", "stage", "stream"]
 
 
 def __getattr__(name: str) -> Any:

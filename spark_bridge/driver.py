@@ -4,8 +4,9 @@ Invariant: the frames that ``run`` returns hold the rows that the local engine g
 number of partitions.  Why that is not trivial: arrival order does not survive a shuffle, so it is attached before;
 a key must reach one partition by an equality that is Arrow's and Spark's at once; and Spark resolves names its own way
 (case, dots), so that between here and the workers columns go by position.
-Frames are lazy: an action computes what its output needs, and another computes it again.  What it does not do: make a
-session (the frames have one), keep state, or read a stream.
+Frames are lazy: an action computes what its output needs, and another computes it again.  With a state, a run is
+another thing, see ``running``.  What it does not do: make a session (the frames have one), or read a stream, which
+``streaming`` does.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import reduce
-from typing import Any
+from typing import Any, Literal, overload
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -31,13 +32,39 @@ from ddflow.flow import Flow
 from ddflow.identity import Secret
 from ddflow.schema import DIFF, TIME, conform, did_you_mean
 from spark_bridge.columns import loose, restored
+from spark_bridge.committed import Ran
+from spark_bridge.job import Options, check_address
 from spark_bridge.plan import Events, Plan, Stage, planned
+from spark_bridge.running import run_into
 from spark_bridge.schemas import arrow_schema, spark_schema
 from spark_bridge.task import PARTITION, Body
 
 
-def run(flow: Flow, frames: Mapping[str, DataFrame], partitions: int | None = None) -> dict[str, DataFrame]:
-    """Run a flow over batch DataFrames, one for each source; gives a lazy DataFrame for each output.
+@overload
+def run(flow: Flow, frames: Mapping[str, DataFrame], partitions: int | None = None) -> dict[str, DataFrame]: ...
+
+
+@overload
+def run(flow: Flow, frames: Mapping[str, DataFrame], partitions: int | None = None, *, state: str,
+        epoch: int | None = None, outputs: str | None = None, close: bool = False, memory: str | int | None = None,
+        trust: Literal["owner", "group"] = "owner", warm: str | int | None = "512MB") -> Ran: ...  # fmt: skip
+
+
+def run(flow: Flow, frames: Mapping[str, DataFrame], partitions: int | None = None, *, state: str | None = None,
+        epoch: int | None = None, outputs: str | None = None, close: bool = False, memory: str | int | None = None,
+        trust: Literal["owner", "group"] = "owner", warm: str | int | None = "512MB",
+        ) -> Mapping[str, DataFrame]:  # fmt: skip
+    """Run a flow over batch DataFrames, one for each source; gives a DataFrame for each output.
+
+    With a ``state``, a folder that driver and executors see or ``s3://bucket/prefix``, it runs at once, as one epoch of
+    that state, committed when it returns; sources without a DataFrame have no rows.  What it gives is a `Ran`, whose
+    frames read the committed files.  ``epoch``: its number; one that is committed returns what it returned.
+    ``outputs``: a folder in which its updates appear as Parquet.  ``close``: close all times after it, in hold-back
+    mode.  ``memory``: what a task may take.  ``trust``: as in `Flow.open`.  ``warm``: what a worker may keep open of
+    the state.  Raises then also `StateRefused`, `PlanChanged`, `EpochSkipped`, `ReplayMismatch`, `Fenced`, `NullKey`
+    and what else a step raises, as `Flow.open` and `Engine.step` do.
+
+    Without one, frames are lazy, and all that follows holds.
 
     Epoch mode is one step, stamped 0; hold-back mode takes all events in and closes the input.  ``partitions``: of each
     shuffle, by default Spark's ``spark.sql.shuffle.partitions``.  Columns are matched by name.  Where arrival decides
@@ -48,6 +75,12 @@ def run(flow: Flow, frames: Mapping[str, DataFrame], partitions: int | None = No
     no DataFrame; `WrongMode` for a stream; `MissingExtra` where pandas is missing, which PySpark asks for.  What only
     rows can tell (null keys, ties) fails the job that reads them, with ddflow's message inside Spark's.
     """
+    if state is not None:
+        options = Options(check_address(state), partitions, outputs, memory, trust, warm)
+        return run_into(flow, frames, options, epoch, close)
+    for name, given in (("epoch", epoch), ("outputs", outputs), ("memory", memory), ("close", close or None)):
+        if given is not None:
+            raise SpecError(f"run with {name}={given!r}", "there is no state", "give state=, or leave it out")
     plan = planned(flow)
     schemas = [spark_schema(Body(s, plan.time_type, NO_SECRET).schema, _what(s)) for s in plan.stages]
     for name in frames:
@@ -120,7 +153,7 @@ def _check_frame(flow: Flow, name: str, frame: Any) -> None:
         raise NotArrow(what, f"{type(frame).__name__} is no Spark DataFrame", "give a DataFrame of a batch query")
     if frame.isStreaming:
         raise WrongMode(what, "the DataFrame is a stream, and a run keeps no state from one batch to the next",
-                        "give a batch DataFrame, such as the one that foreachBatch gets")  # fmt: skip
+                        "use spark_bridge.stream, or give a DataFrame of a batch, as foreachBatch gets it")  # fmt: skip
     bound = flow.sources[name].bound
     empty = arrow_schema(frame).empty_table()
     declared = pa.schema([field.with_nullable(True) for field in loose(bound.schema)])

@@ -202,11 +202,9 @@ def sweep_first(patch: pytest.MonkeyPatch) -> None:
 def greedy_sweep(patch: pytest.MonkeyPatch) -> None:
     """With a manifest goes all that it named, also what its successors name."""
 
-    def drop(ledger: Ledger, at: int) -> None:
+    def drop(ledger: Ledger, at: int) -> tuple[int, set[str]]:
         past = ledger._past.pop(at)
-        ledger.store.expire(past.number)
-        for name in past.names:
-            ledger.store.delete(name)
+        return past.number, past.names
 
     patch.setattr(Ledger, "_drop", drop)
 

@@ -271,8 +271,10 @@ def test_a_batch_is_taken_once_and_in_its_turn() -> None:
     store = MemoryStore()
     coordinator = opened(store, keep=2)
     feed = Feed("a", 4)
-    assert coordinator.committed(feed=feed) is None
-    epoch(coordinator, feed=feed)
+    with pytest.raises(FeedChanged, match=r"batch 4 of query 'a' .* the 4 batches before it went elsewhere"):
+        coordinator.committed(feed=feed)
+    assert coordinator.committed(feed=feed, adopt=True) is None
+    epoch(coordinator, feed=feed, adopt=True)
     epoch(coordinator, feed=Feed("a", 5))
     epoch(coordinator)  # whatever else goes on, the query's numbers do
     epoch(coordinator, feed=Feed("a", 6))

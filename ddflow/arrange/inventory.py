@@ -50,7 +50,7 @@ from ddflow.store.vault import Deposit, Kept, Vault
 
 __all__ = ["Batch", "Change", "json", "restore", "take"]
 
-CHUNK = 1 << 18
+CHUNK = 1 << 16
 """Versions that go into the index together."""
 Rehash = Callable[[pa.RecordBatch], Words]
 """The hashes of rows' values."""
@@ -273,7 +273,9 @@ def _widened(batch: Batch, schema: pa.Schema, rehash: Rehash | None) -> Batch:
 def _index(arranged: Arrangement) -> None:
     """Make the index of all versions, older runs first, so that the newest of a key stays."""
     index, slots = arranged.index, arranged.slots
-    index.reserve(arranged.keys + arranged.tombstones)
+    versions = sum(part.end - part.begin for part in arranged.spine.parts)
+    # The index makes room for all that it is given at once, known keys or not.
+    index.reserve(arranged.keys + arranged.tombstones + min(CHUNK, versions))
     for part in arranged.spine.parts:
         batch = slots[part.slot]
         for begin in range(part.begin, part.end, CHUNK):

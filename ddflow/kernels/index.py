@@ -114,7 +114,10 @@ def write(
     base, line = np.uint64(table.ctypes.data), np.uint64(8 * table.shape[1])
     for g in range(last.size):
         if g + AHEAD < last.size:
-            prefetch(base + np.uint64(max(place[g + AHEAD], 0)) * line)
+            ahead = place[g + AHEAD]
+            if ahead < 0:
+                ahead = np.int64(mulhi(high[max(last[g + AHEAD], 0)], capacity))
+            prefetch(base + np.uint64(ahead) * line)
         i = last[g]
         if i < 0:
             continue

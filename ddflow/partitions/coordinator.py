@@ -50,7 +50,7 @@ from ddflow.ledger import GRACE
 from ddflow.partitions import feeds
 from ddflow.partitions.base import Base
 from ddflow.partitions.cut import cut
-from ddflow.partitions.gathered import Gathered, call_digest, gather, greatest
+from ddflow.partitions.gathered import ROWS, Gathered, call_digest, gather, greatest
 from ddflow.partitions.holdings import Holdings, look, look_for
 from ddflow.partitions.opened import KEPT, Opened, Wanted, opened
 from ddflow.partitions.receipt import Receipt
@@ -267,7 +267,8 @@ class Coordinator:
         if base.closes:
             kind, time = "advance_to", CLOSED
         digest = call_digest(kind, time, whole.rows, whole.digests)
-        call = Call(kind, time, digest, whole.frontier, whole.counts, whole.outputs, whole.figures)
+        figures = whole.figures | {f"{ROWS}{name}": n for name, n in whole.rows.items()}
+        call = Call(kind, time, digest, whole.frontier, whole.counts, whole.outputs, figures)
         # Those of a plan with fewer columns nobody could compare; batch numbers of another query mean nothing.
         before = (
             () if self.change.columns else manifest.receipts[max(0, len(manifest.receipts) + 1 - self.given.keep) :]

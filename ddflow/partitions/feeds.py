@@ -30,15 +30,20 @@ def told(where: str, now: Feed | None, asked: Feed, kept: Iterable[Epoch], adopt
     """The epoch that a batch was committed as; None when it is new.  Pure; O(epochs kept).
 
     ``now``: who feeds the state, None for nobody.  ``kept``: epochs that can be told again.  ``adopt``: take the
-    batches of another query from now on.  Raises `FeedChanged` for another query, or one without an id that numbers
-    anew; `EpochSkipped` for a batch that was left out, or that is not kept any more; `SpecError` for what is no batch.
+    batches of another query from now on.  Raises `FeedChanged` for another query, one without an id that numbers anew,
+    or one whose first batches went elsewhere; `EpochSkipped` for a batch that was left out, or that is not kept any more; `SpecError` for what is no batch.
     """
     if not isinstance(asked.query, str) or len(asked.query) > QUERY or not _is_batch(asked.batch):
         raise SpecError(f"give {asked!r} to {where}", "that is no batch of a query", "give Feed(query, batch): a text "
                         f"of {QUERY} characters at most, a whole number from 0")  # fmt: skip
+    what = f"give batch {asked.batch} of {_named(asked.query)} to {where}"
+    if now is None and asked.batch and not adopt:
+        raise FeedChanged(what, f"no query has fed this state, so the {asked.batch} batches before it went elsewhere: "
+                          "the checkpoint belongs to another state, or this one was made anew", "start with a "
+                          "checkpoint of its own, from the beginning; or with adopt=True, where the state has those "
+                          "rows")  # fmt: skip
     if now is None or _adopted(now, asked, adopt):
         return None
-    what = f"give batch {asked.batch} of {_named(asked.query)} to {where}"
     fed = f"the state is fed by {_named(now.query)}, whose last batch is {now.batch}"
     if now.query and asked.query and now.query != asked.query:
         raise FeedChanged(what, fed, "start this query with a state of its own; or, where that one's checkpoint is "

@@ -36,6 +36,8 @@ from ddflow.store.epochs import Output
 
 MOST: Final = 10
 """How many partitions a message lists."""
+ROWS: Final = "rows of "
+"""What a source's name follows, in the figures that a state keeps of an epoch."""
 _NOT_ADDED: Final = ("memory",)
 """Figures of which the greatest is told, and no sum."""
 

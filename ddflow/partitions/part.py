@@ -80,8 +80,10 @@ class Part(Stepping):
         try:
             if base.memory is not None and scratch is None:
                 scratch = store.scratch()
+            # An eighth each for what Spark hands over together, what the spool keeps of it, and what allocators keep.
+            own = None if base.memory is None else base.memory - 3 * (base.memory // 8)
             circuit = LevelCircuit(cut, level, Secret(*base.secret))
-            super().__init__(cut.flow, circuit, Budget(base.memory, scratch), retain=base.retain)
+            super().__init__(cut.flow, circuit, Budget(own, scratch), retain=base.retain)
             self.levelled, self.vault = circuit, Vault(store)
             self.budget.home = self.vault if self.budget.spills else None
             for arranged in circuit.arrangements.values():

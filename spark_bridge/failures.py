@@ -1,0 +1,78 @@
+"""ddflow's errors across Spark: what a task or a batch refused is raised again on the other side as what it was.
+
+Invariant: an error that a body raised inside `noted` comes out of a block `translated` as the same class with the same
+three parts; any other error of Spark's stays as it is.  Why that is not trivial: all that Spark carries from a worker
+to the driver, and from a batch to who awaits its query, is the text of a traceback, in which a message of several lines
+has no end; so each error carries itself along, in a note below its message, that only this module reads.  Nothing that
+comes back is run: a name is looked up among ddflow's errors, and the parts are text.
+
+>>> from ddflow.errors import NullKey
+>>> try:
+...     with noted():
+...         raise NullKey("a step", "row 7 has no key", "mend it")
+... except NullKey as error:
+...     text = "".join(traceback.format_exception(error))
+>>> told(text)
+NullKey('a step', 'row 7 has no key', 'mend it')
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from pyspark.errors import PySparkException
+
+from ddflow import errors
+from ddflow.errors import DdflowError
+
+MARK: Final = "as ddflow told it: "
+
+
+@contextmanager
+def noted() -> Iterator[None]:
+    """An error of ddflow's that leaves the block carries itself in a note."""
+    try:
+        yield
+    except DdflowError as error:
+        if not any(note.startswith(MARK) for note in getattr(error, "__notes__", ())):
+            error.add_note(MARK + json.dumps([type(error).__name__, error.asked, error.found, error.remedy]))
+        raise
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """An error of Spark's that leaves the block, and tells one of ddflow's, becomes that one."""
+    try:
+        yield
+    except PySparkException as error:
+        own = told("".join(traceback.format_exception_only(error)))
+        if own is None:
+            raise
+        raise own from error
+
+
+def told(text: str) -> DdflowError | None:
+    """The last error that a text of tracebacks carries; None for none, and for what is no error of ddflow's."""
+    found = None
+    for line in text.splitlines():
+        _, mark, rest = line.partition(MARK)
+        if mark:
+            found = _read(rest) or found
+    return found
+
+
+def _read(text: str) -> DdflowError | None:
+    try:
+        given: Any = json.JSONDecoder().raw_decode(text)[0]
+    except ValueError:
+        return None
+    if not (isinstance(given, list) and len(given) == 4 and all(isinstance(each, str) for each in given)):
+        return None
+    kind = getattr(errors, given[0], None)
+    if not (isinstance(kind, type) and issubclass(kind, DdflowError)):
+        return None
+    return kind(given[1], given[2], given[3])

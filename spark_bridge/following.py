@@ -1,0 +1,278 @@
+"""Following a state as a Spark stream: its contents, once, and then the updates of every epoch that is committed.
+
+Invariant: the updates between two offsets are the same whenever they are read, so Spark's exactly-once holds for them,
+and the sum of all that a stream has given up to an epoch is what the output holds after it.  Why that is not trivial:
+the first batch may be read again, after a crash, when the version that it was of is swept away; then it is what is
+there now, less what came since.  A state keeps few epochs, and one may go back to an older epoch and commit others
+under the same numbers: so an offset carries a mark of its epoch, and who cannot compare it does not go on.  It commits
+nothing, to the state or elsewhere.
+
+>>> follower = Follower("nowhere", "owner", None, "people", pa.schema([]), "earliest", 3)
+>>> follower.initialOffset(), follower.getDefaultReadLimit()
+({'epoch': -1, 'mark': ''}, ReadMaxFiles(max_files=3))
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
+
+from ddflow.back import Back, forgetting
+from ddflow.custody.collect import inside
+from ddflow.errors import CorruptState, PlanChanged, SnapshotExpired
+from ddflow.flow import Flow
+from ddflow.identity import Secret
+from ddflow.operators.updates import Updates, consolidated, ints
+from ddflow.partitions.shares import Version, columns_of, plan_of, read_updates, stamped
+from ddflow.schema import DIFF
+from ddflow.snapshot import found
+from ddflow.store.blob import Blob, Store
+from ddflow.store.manifest import Epoch, Manifest
+from ddflow.store.opening import open_store
+from ddflow.store.outputs import OutputFolder
+from ddflow.store.vault import Vault
+from spark_bridge.reading import parts_of, sent
+
+Offset = dict[str, Any]
+BYTES: Final = 32 << 20
+"""Files of a batch are read together, by one task, up to so many bytes."""
+AGAIN: Final = ("follow it more often; or let the state's outputs go to a folder (outputs=), where they stay, and "
+                "follow its Parquet files; or start again, with a new checkpoint")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of updates.  ``folder``: where it is a Parquet file of an output folder, else None."""
+
+    epoch: int
+    blob: Blob
+    folder: str | None
+
+
+@dataclass(frozen=True)
+class Files(InputPartition):
+    """The updates of some files, in their order.  ``schema``: of all columns."""
+
+    version: Version
+    files: tuple[File, ...]
+    schema: pa.Schema
+
+
+@dataclass(frozen=True)
+class Held(InputPartition):
+    """What a version holds, or a ``share`` of it, less the updates of ``files``, stamped with a time.  ``schema``: of
+    all columns; None for upserts, which carry their own times."""
+
+    version: Version
+    share: tuple[int, int] | None
+    time: int
+    schema: pa.Schema | None
+    less: tuple[File, ...] = field(default=())
+
+
+class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """See `DdflowSource.streamReader`.  ``begin``: "earliest", "latest" or an epoch's number.  ``most``: epochs of a
+    batch, None for all there are."""
+
+    def __init__(self, store: str, trust: str, flow: Flow | None, name: str, columns: pa.Schema, begin: str,
+                 most: int | None) -> None:  # fmt: skip
+        self.where, self.trust, self.flow, self.output = store, trust, flow, name
+        self.columns, self.begin, self.most = columns, begin, most
+        self._store: Store | None = None
+        self._last: Manifest | None = None
+        self._target: Manifest | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_store": None, "_last": None, "_target": None}
+
+    def initialOffset(self) -> Offset:
+        """Where a new query begins.  Raises `SnapshotExpired` for an epoch that is not kept."""
+        if self.begin == "earliest":
+            return {"epoch": -1, "mark": ""}
+        manifest = self._newest()
+        if self.begin == "latest":
+            return offset(manifest, manifest.epoch)
+        first, kept = int(self.begin), [each.epoch for each in manifest.receipts]
+        if first != manifest.epoch + 1 and first not in kept:
+            raise SnapshotExpired(f"follow {self.where} from epoch {first}", f"it keeps the updates of epochs {kept}",
+                                  f"give one of them, {manifest.epoch + 1} for the next, or 'earliest' for what there "
+                                  "is")  # fmt: skip
+        return offset(manifest, first - 1)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """How many epochs a batch has; Spark knows no such limit, and takes them for files."""
+        return ReadAllAvailable() if self.most is None else ReadMaxFiles(self.most)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Go no further than what is committed now."""
+        self._target = self._newest()
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        """The last epoch of the next batch.  O(epochs kept).  Raises `SnapshotExpired` where it cannot be read."""
+        manifest = self._target or self._newest()
+        if manifest.epoch == start["epoch"] or not manifest.epoch:
+            self._compare(manifest, start)
+            return start
+        if start["epoch"] < 0:
+            return offset(manifest, manifest.epoch) | {"time": max(manifest.last, manifest.since)}
+        last = manifest.epoch
+        if isinstance(limit, ReadMaxFiles):
+            last = min(last, start["epoch"] + limit.max_files)
+        self._epochs(manifest, start, last)
+        return offset(manifest, last)
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        """What tasks read for a batch.  O(files).  Raises `SnapshotExpired`, `PlanChanged`."""
+        if start["epoch"] == end["epoch"]:
+            return []
+        manifest = self._newest()
+        plan = plan_of(manifest, self.flow, self.where)
+        schema = self._schema(plan)
+        if start["epoch"] < 0:
+            return self._contents(manifest, plan, schema, end)
+        self._compare(manifest, end)
+        version = Version.of(self._opened(), manifest, self.trust)
+        groups: list[list[File]] = []
+        room = 0
+        for file in self._files(manifest, self._epochs(manifest, start, end["epoch"])):
+            if room <= 0:
+                groups.append([])
+                room = BYTES
+            groups[-1].append(file)
+            room -= file.blob.length
+        return [Files(version, tuple(group), schema) for group in groups]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The updates of one, in the types that travel.  O(bytes).  Raises `SnapshotExpired`, `CorruptState`."""
+        if isinstance(partition, Files):
+            tables = self._read(partition.version, partition.files, partition.schema)
+        else:
+            assert isinstance(partition, Held), partition
+            tables = iter([self._held(partition)])
+        for table in tables:
+            yield from sent(table, self.columns, self.output)
+
+    def _contents(self, manifest: Manifest, plan: Flow, schema: pa.Schema, end: Offset) -> Sequence[InputPartition]:
+        """The first batch: what there was after an epoch."""
+        node, store = plan.outputs.get(self.output), self._opened()
+        if node is None:  # a side output, of which a state holds nothing
+            return []
+        upserts = isinstance(node, Back)
+        try:
+            then = found(store, end["epoch"])
+        except SnapshotExpired:
+            if upserts or forgetting(node):
+                raise
+            less = tuple(self._files(manifest, self._epochs(manifest, end, manifest.epoch)))
+            return [Held(Version.of(store, manifest, self.trust), None, end["time"], schema, less)]
+        self._compare(then, end)
+        version = Version.of(store, then, self.trust)
+        parts = parts_of(plan, self.output, then)
+        return [Held(version, part.share, end["time"], None if upserts else schema) for part in parts]
+
+    def _epochs(self, manifest: Manifest, start: Offset, last: int) -> list[Epoch]:
+        """The epochs after an offset and up to the last one.  Raises `SnapshotExpired`."""
+        self._compare(manifest, start)
+        kept = {each.epoch: each for each in manifest.receipts}
+        wanted = range(start["epoch"] + 1, last + 1)
+        asked = f"follow {self.where} after epoch {start['epoch']}"
+        if missing := [number for number in wanted if number not in kept]:
+            raise SnapshotExpired(asked, f"the updates of epoch {missing[0]} are not kept any more, those of "
+                                  f"{[*kept]} are", AGAIN)  # fmt: skip
+        if start["mark"] and start["epoch"] not in kept:
+            raise SnapshotExpired(asked, "whether that epoch is still the same cannot be told: it is not kept, "
+                                  f"only {[*kept]} are", AGAIN)  # fmt: skip
+        return [kept[number] for number in wanted]
+
+    def _compare(self, manifest: Manifest, at: Offset) -> None:
+        """Raise `SnapshotExpired` where the state went back before an offset."""
+        there = offset(manifest, at["epoch"])["mark"]
+        if manifest.epoch < at["epoch"] or (at["mark"] and there and at["mark"] != there):
+            asked = f"follow {self.where} at epoch {at['epoch']}"
+            raise SnapshotExpired(asked, f"its last epoch is {manifest.epoch}, and that one is another, or none: "
+                                  "it was rolled back", "start again, with a new checkpoint")  # fmt: skip
+
+    def _files(self, manifest: Manifest, epochs: Sequence[Epoch]) -> Iterator[File]:
+        for epoch in epochs:
+            for call in epoch.calls:
+                for blob in call.outputs[self.output].blobs if self.output in call.outputs else ():
+                    yield File(epoch.epoch, blob, None if inside(blob) else manifest.folder)
+
+    def _read(self, version: Version, files: Sequence[File], schema: pa.Schema) -> Iterator[pa.Table]:
+        """The updates of files, one after the other."""
+        store = open_store(version.store, trust=version.trust, create=False, readonly=True)
+        try:
+            for file in files:
+                try:
+                    if file.folder is None:
+                        yield Vault(store).table(file.blob, schema, None)
+                    else:
+                        folder = OutputFolder(file.folder, "0" * 16, create=False)
+                        yield folder.read(self.output, file.epoch, file.blob, schema)
+                except CorruptState:
+                    if file.epoch in (each.epoch for each in found(store).receipts):
+                        raise
+                    raise SnapshotExpired(f"read the updates of epoch {file.epoch} of {version.store}",
+                                          "they were deleted meanwhile", AGAIN) from None  # fmt: skip
+        finally:
+            store.close()
+
+    def _held(self, held: Held) -> pa.Table:
+        """What a version holds, less what came since."""
+        table = read_updates(held.version, self.flow, self.output, held.share)
+        if held.schema is None:
+            return table
+        if held.less:
+            rows = pa.schema(list(held.schema)[:-2])
+            pieces = [table, *map(negated, self._read(held.version, held.less, held.schema))]
+            both = pa.concat_tables([each.select([*rows.names, DIFF]) for each in pieces]).combine_chunks()
+            diffs = both.column(DIFF).to_numpy()
+            updates = Updates(both.select(rows.names).cast(rows), np.zeros(diffs.size, np.int32), diffs, ints(0))
+            table = consolidated(updates, Secret.fresh()).to_table(rows, None)
+        return stamped(table, held.time, held.schema)
+
+    def _schema(self, plan: Flow) -> pa.Schema:
+        """All columns of the output, those that are wanted among them."""
+        there = self.output in (*plan.outputs, *plan.side_outputs())
+        schema = columns_of(plan, self.output) if there else pa.schema([])
+        if not set(self.columns) <= set(schema):
+            raise PlanChanged(f"follow {self.output!r} of {self.where}", f"its columns are {schema.names} now, the "
+                              f"query has {self.columns.names}", "start the query again")  # fmt: skip
+        return schema
+
+    def _opened(self) -> Store:
+        if self._store is None:
+            self._store = open_store(self.where, trust=self.trust, create=False, readonly=True)
+        return self._store
+
+    def _newest(self) -> Manifest:
+        """The newest manifest; it is looked for a hundred times a second, and read when there is another one."""
+        store = self._opened()
+        if self._last is None or store.numbers()[-1:] != [self._last.number]:
+            self._last = found(store)
+        return self._last
+
+
+def offset(manifest: Manifest, epoch: int) -> Offset:
+    """An epoch, and a mark by which another one of the same number is told apart; "" where it is not kept."""
+    for each in manifest.receipts:
+        if each.epoch == epoch:
+            calls = [[call.kind, call.time, call.digest, call.frontier, dict(call.counts),
+                      {name: output.rows for name, output in call.outputs.items()}] for call in each.calls]  # fmt: skip
+            return {"epoch": epoch, "mark": xxhash.xxh3_64_hexdigest(json.dumps(calls, sort_keys=True).encode())}
+    return {"epoch": epoch, "mark": ""}
+
+
+def negated(table: pa.Table) -> pa.Table:
+    """The updates that take others back.  O(updates)."""
+    at = table.schema.get_field_index(DIFF)
+    return table.set_column(at, table.schema.field(at), pc.negate(table.column(DIFF)))

@@ -1,0 +1,294 @@
+"""A job: one epoch of a state as Spark runs it, from frames of rows to a commit.
+
+Invariant: nothing is committed but through the coordinator, by receipts of tasks that ran to their end; so an epoch is
+there whole, once, or not at all, whatever Spark repeats or kills.  Why that is not trivial: frames are checked before a
+task runs, since a failure of Spark's names no column; an epoch needs every partition, also where no row came and Spark
+leaves tasks out; and what the job needs of the session's settings is set around it only, and put back.
+
+    rows --Route--> chunks --repartitionById--> Level 0 --repartitionById--> Level 1 ... --> receipts --> commit
+
+What it does not do: choose what an epoch is (``running`` and ``streaming`` do), keep state in this process.
+
+>>> ROWS.simpleString()
+'struct<to:int,what:int,origin:string,at:bigint,rows:bigint,digest:binary,payload:binary>'
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial, reduce
+from time import perf_counter_ns
+from typing import Any, Final, Literal, NamedTuple
+from uuid import uuid4
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from ddflow.budget import parse_size
+from ddflow.errors import DdflowError, MissingExtra, NotArrow, SchemaMismatch, SpecError, WrongMode
+from ddflow.flow import Flow
+from ddflow.identity import Secret
+from ddflow.partitions.base import Base
+from ddflow.partitions.coordinator import Committed, Coordinator
+from ddflow.partitions.packing import PACKED, added, held
+from ddflow.partitions.receipt import Receipt
+from ddflow.partitions.router import Router, carried_only, columns_there
+from ddflow.planned import describe, fingerprint
+from ddflow.rebuilt import rebuild
+from ddflow.schema import conform, did_you_mean
+from ddflow.store.manifest import Epoch
+from spark_bridge.bodies import Level, Route, Sight
+from spark_bridge.columns import loose, restored
+from spark_bridge.committed import shapes
+from spark_bridge.failures import translated
+from spark_bridge.rescaling import rescaled
+from spark_bridge.schemas import arrow_schema, spark_schema
+
+ROWS: Final = spark_schema(PACKED, "packed rows")
+BATCH_ROWS: Final = 100_000
+"""Rows that Spark hands over together; its own 10,000 cost twice the time."""
+BATCH_BYTES: Final = 64 << 20
+"""Bytes that it hands over together, at most: a row may be a chunk of megabytes."""
+_ROWS_SETTING, _BYTES_SETTING = (f"spark.sql.execution.arrow.max{what}PerBatch" for what in ("Records", "Bytes"))
+_SHUFFLES: Final = "spark.sql.shuffle.partitions"
+ATTEMPTS: Final = 4
+"""How often the job of an epoch may be run; Spark's own number for a task."""
+_GIVEN_UP: Final = "with indeterminate "
+_DESCRIPTION: Final = "spark.job.description"
+
+
+class Options(NamedTuple):
+    """How a state is opened and its tasks run.  ``partitions``: None for the state's own.  ``outputs``: a folder of
+    Parquet files, or None.  ``memory``: a size, of a task.  ``trust``: as in `Flow.open`.  ``warm``: a size, what a
+    worker keeps open.  ``adopt``: whether another query may go on feeding the state.  ``name``: what Spark's pages and
+    the log call it, by default its sources."""
+
+    state: str
+    partitions: int | None
+    outputs: str | None
+    memory: str | int | None
+    trust: Literal["owner", "group"]
+    warm: str | int | None
+    adopt: bool = False
+    name: str | None = None
+
+
+class Job:
+    """A flow on a state, opened by the driver.  ``columns``: by source, those that its rows have, as `checked` tells.
+    A state of another number of partitions than the options say is rescaled.
+
+    Raises `SpecError` for what cannot run, and what `Coordinator.open` raises.
+    """
+
+    def __init__(self, flow: Flow, columns: Mapping[str, tuple[str, ...]], options: Options, session: Any) -> None:
+        self.flow, self.options, self.shapes, self.columns = flow.frozen(), options, shapes(flow), columns
+        self.memory, self.warm = parse_size(options.memory), parse_size(options.warm) or 0
+        self.stamp = _stamp(flow)
+        self.name = options.name or ", ".join(flow.sources)
+        self.coordinator = self._open(session)
+        wanted, now = self.coordinator.wanted, self.coordinator.partitions
+        if wanted != now:
+            self.coordinator.close()
+            with self.around(session, f"from {now} to {wanted} partitions"):
+                rescaled(session, options.state, wanted, flow, options.trust, self.memory)
+            self.coordinator = self._open(session)
+        self.store = self.coordinator.ledger.store.where
+
+    def _open(self, session: Any) -> Coordinator:
+        options = self.options
+        return Coordinator.open(
+            self.flow, options.state, partitions=options.partitions, outputs=options.outputs, trust=options.trust,
+            default_partitions=_default(session), memory=self.memory,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Let go of the state; twice is harmless."""
+        self.coordinator.close()
+
+    def routed(self, frames: Mapping[str, DataFrame]) -> DataFrame:
+        """Frames as one of chunks, each on its way to its partition.  Runs nothing.
+
+        Raises `MissingExtra` where pandas is missing or does not fit, which PySpark asks for.
+        """
+        manifest = self.coordinator.manifest
+        secret = Secret(*manifest.secret)
+        sight = Sight(self.store, self.options.trust, manifest.number, self.coordinator.ledger.digest)
+        routed = []
+        for name, frame in frames.items():
+            schema = loose(self.flow.sources[name].bound.schema)
+            restore = partial(restored, schema=schema, what=f"rows for {name!r}")
+            most = held(self.coordinator.partitions)[1]
+            if self.memory is not None:
+                most = min(most, max(self.memory // 16, 1 << 20))
+            router = Router(self.flow, name, self.coordinator.partitions, secret, self.columns[name], restore=restore,
+                            chunk_bytes=most)  # fmt: skip
+            numbered = frame.toDF(*(f"c{i}" for i in range(len(frame.columns))))  # Spark minds case, dots and quotes
+            routed.append(mapped(numbered, Route(router, sight, tuple(frame.columns))))
+        return reduce(lambda one, other: one.union(other), routed)
+
+    def epoch(self, session: Any, packed: DataFrame | None, *, close: bool = False, feed: Any = None,
+              epoch: int | None = None) -> Committed:  # fmt: skip
+        """Run and commit the next epoch, of such chunks or of no rows.  Raises what tasks and coordinator raise."""
+        began = perf_counter_ns()
+        base = self.coordinator.begin(epoch=epoch, feed=feed, close=close, adopt=self.options.adopt)
+        ready = perf_counter_ns()
+        levels = "level 0" if self.coordinator.cut.levels == 1 else f"levels 0 to {self.coordinator.cut.levels - 1}"
+        batch = "" if feed is None else f"batch {feed.batch}, "
+        with self.around(session, f"{batch}epoch {base.epoch}, {levels}"):
+            receipts = self._told(session, packed, base)
+        ran = perf_counter_ns()
+        committed = self.coordinator.finish(base, receipts, feed=feed)
+        driver = {"begin": ready - began, "tasks": ran - ready, "commit": perf_counter_ns() - ran}
+        more = {f"driver_{name}": each // 1000 for name, each in driver.items()}
+        return committed._replace(figures={**committed.figures, **more})
+
+    def again(self, session: Any, packed: DataFrame | None, epoch: Epoch) -> Committed:
+        """What a committed epoch returned, told its rows again.  Raises `ReplayMismatch` for others."""
+        chunks: list[Any] = []
+        if packed is not None:
+            with self.around(session, f"epoch {epoch.epoch}, again"):
+                chunks = packed.select("what", "rows", "digest").collect()
+        rows, digests = dict[str, int](), dict[str, bytes]()
+        names = list(self.flow.sources)
+        for what, count, digest in chunks:
+            name = names[what]
+            rows[name] = rows.get(name, 0) + count
+            digests[name] = added(digests.get(name, bytes(16)), bytes(digest))
+        return self.coordinator.replayed(epoch, rows, {name: digest.hex() for name, digest in digests.items()})
+
+    def _told(self, session: Any, packed: DataFrame | None, base: Base) -> list[Receipt]:
+        """Run all levels, for every partition.  All of it again, a few times, where Spark gives a job up.
+
+        Receipts name files and differ from attempt to attempt, so when an executor is lost while the last level runs,
+        Spark (from 4.2 on) takes a stage that it ran again for one that is no function of its rows, and stops.
+        """
+        for left in reversed(range(ATTEMPTS)):
+            try:
+                receipts = [] if packed is None else self._receipts(packed, base)
+                # A relation that is empty for certain has no tasks.
+                return receipts or self._receipts(self._called(session), base)
+            except Exception as error:  # py4j's own, or Spark's
+                if not left or _GIVEN_UP not in str(error):
+                    raise
+        raise AssertionError
+
+    def _receipts(self, packed: DataFrame, base: Base) -> list[Receipt]:
+        """Run all levels; what their tasks tell."""
+        frame = packed
+        for level in range(self.coordinator.cut.levels):
+            body = Level(self.coordinator.cut, base, level, self.columns, self.stamp, self.warm)
+            frame = mapped(frame.repartitionById(base.partitions, "to"), body)
+        told = [bytes(row[0]) for row in frame.select("payload").collect()]
+        return [Receipt.from_json(each, "the receipt of a task") for each in told]
+
+    def _called(self, session: Any) -> DataFrame:
+        """A row for each partition that only calls it."""
+        to = F.col("id").cast("int").alias("to")
+        nothing = [F.lit(None).cast(field.dataType).alias(field.name) for field in ROWS.fields[1:]]
+        called: DataFrame = session.range(self.coordinator.partitions).select(to, *nothing)
+        return called
+
+    @contextmanager
+    def around(self, session: Any, what: str) -> Iterator[None]:
+        """The settings and the description of a job of ours; errors of ddflow's come out as such."""
+        with settings(session, self.memory), described(session, f"ddflow {self.name}: {what}"), translated():
+            yield
+
+
+def mapped(frame: DataFrame, body: Any) -> DataFrame:
+    """A frame through a body that gives chunks.  Raises `MissingExtra` where PySpark cannot do that here."""
+    try:
+        return frame.mapInArrow(body, ROWS)
+    except ImportError as error:
+        raise MissingExtra("run a flow on Spark", str(error), "pip install 'ddflow[spark]'") from None
+
+
+def checked(flow: Flow, name: str, frame: Any, streaming: bool) -> tuple[str, ...]:
+    """The declared columns that a frame has; everything about it that shows without its rows is looked at.
+
+    Raises `SchemaMismatch`, `NotArrow`, and `WrongMode` for a stream where none is wanted, and the reverse.
+    """
+    what = f"rows for {name!r}"
+    if name not in flow.sources:
+        raise SchemaMismatch(what, "there is no such source", did_you_mean(name, flow.sources))
+    if not hasattr(frame, "mapInArrow") or not hasattr(frame, "isStreaming"):
+        raise NotArrow(what, f"{type(frame).__name__} is no Spark DataFrame", "give a DataFrame")
+    if frame.isStreaming != streaming:
+        if streaming:
+            raise WrongMode(what, "the DataFrame is no stream", "give one of spark.readStream, or use spark_bridge.run")
+        raise WrongMode(what, "the DataFrame is a stream", "give it to spark_bridge.stream")
+    bound, given = flow.sources[name].bound, arrow_schema(frame)
+    there = columns_there(bound, given)
+    own = given.empty_table().drop_columns(carried_only(given, bound.schema))
+    declared = pa.schema([field.with_nullable(True) for field in loose(bound.schema)])
+    conform(restored(own, declared, what), declared, repr(name), bound.required)
+    return there
+
+
+def check_address(state: Any) -> str:
+    """The address of a state that tasks can open too.  Raises `SpecError`."""
+    if not isinstance(state, str | os.PathLike):
+        raise SpecError(f"state={state!r}", "tasks in other processes cannot open that",
+                        "give a folder that all of them see, or s3://bucket/prefix")  # fmt: skip
+    return os.fspath(state)
+
+
+@contextmanager
+def settings(session: Any, memory: int | None) -> Iterator[None]:
+    """How much Spark hands to a task together, for the length of a block; more rows if the session says so."""
+    most = BATCH_BYTES if memory is None else max(min(BATCH_BYTES, memory // 8), 1 << 20)
+    rows = int(session.conf.get(_ROWS_SETTING, "10000"))
+    wanted = {_ROWS_SETTING: str(BATCH_ROWS if 0 < rows < BATCH_ROWS else rows), _BYTES_SETTING: str(most)}
+    before = {name: session.conf.get(name, None) for name in wanted}
+    try:
+        for name, value in wanted.items():
+            session.conf.set(name, value)
+        yield
+    finally:
+        for name, old in before.items():
+            with suppress(PySparkException):  # the session may be gone with the job
+                session.conf.unset(name) if old is None else session.conf.set(name, old)
+
+
+@contextmanager
+def described(session: Any, text: str) -> Iterator[None]:
+    """What Spark's pages say of the jobs of a block.  Nothing on Spark Connect, which has no place for it."""
+    context = context_of(session)
+    if context is None:
+        yield
+        return
+    before = context.getLocalProperty(_DESCRIPTION)
+    context.setLocalProperty(_DESCRIPTION, text)
+    try:
+        yield
+    finally:
+        context.setLocalProperty(_DESCRIPTION, before)
+
+
+def context_of(session: Any) -> Any:
+    """The session's SparkContext; None on Spark Connect."""
+    try:
+        return session.sparkContext
+    except (PySparkException, AttributeError, ImportError):
+        return None
+
+
+def _default(session: Any) -> int:
+    """How many partitions a new state has, if nobody says: as many as the cluster has cores, where that can be known,
+    and no more than a shuffle of Spark's."""
+    context, most = context_of(session), int(session.conf.get(_SHUFFLES) or 1)
+    return most if context is None else max(min(int(context.defaultParallelism), most), 1)
+
+
+def _stamp(flow: Flow) -> str:
+    """What flows have in common whose parts may be kept open for each other; a flow's own where it has functions."""
+    description = describe(flow)
+    try:
+        rebuild(description)
+    except DdflowError:
+        return uuid4().hex
+    return fingerprint(description)

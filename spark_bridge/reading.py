@@ -1,0 +1,173 @@
+"""Reading a version of a state as a batch: one task a partition where that is exact, else one for all.
+
+Invariant: every task reads the version that the driver looked at when it planned, and the rows of all tasks are what
+`ddflow.read` gives of it.  Why that is not trivial: a version may be swept away before its tasks run, which is an error
+that says so; and of filters only those are taken over from Spark whose answer is the same there and in Arrow, so
+neither floats, which have a NaN, nor what is null-safe; the others Spark applies itself.
+
+>>> fits(EqualTo(("id",), 7), pa.schema({"id": pa.int64()})), fits(EqualTo(("x",), 1.5), pa.schema({"x": pa.float64()}))
+(True, False)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    IsNotNull,
+    IsNull,
+    LessThan,
+    LessThanOrEqual,
+)
+
+from ddflow.flow import Flow
+from ddflow.partitions.shares import Version, partitions_with, read_updates, shared
+from ddflow.store.manifest import Manifest
+from spark_bridge.columns import carried, carrier
+from spark_bridge.task import sliced
+
+_COMPARE: Final[dict[type[Filter], Any]] = {
+    EqualTo: pc.equal, GreaterThan: pc.greater, GreaterThanOrEqual: pc.greater_equal, LessThan: pc.less,
+    LessThanOrEqual: pc.less_equal,
+}  # fmt: skip
+_EXACT: Final = (pat.is_integer, pat.is_boolean, pat.is_string, pat.is_date32)
+"""Of the types that travel, those whose values compare alike in Spark and in Arrow."""
+
+
+class Read(NamedTuple):
+    """What is read: a version of a state, its plan where that has functions, the output's name, those of its columns
+    that are wanted, in the flow's types, and the times."""
+
+    version: Version
+    flow: Flow | None
+    name: str
+    columns: pa.Schema
+    as_of: int | None
+    after: int | None
+
+
+@dataclass(frozen=True)
+class Part(InputPartition):
+    """``share``: a level and a partition, or None for all of the state."""
+
+    share: tuple[int, int] | None
+
+
+class Reader(DataSourceReader):
+    """See `DdflowSource.reader`.  Travels to the tasks, which read."""
+
+    def __init__(self, read: Read, plan: Flow, manifest: Manifest) -> None:
+        self.asked, self.filters = read, list[Any]()
+        self.parts = parts_of(plan, read.name, manifest)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One or more."""
+        return self.parts
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one, in the types that travel.  O(bytes of it).  Raises what `read_updates` does."""
+        assert isinstance(partition, Part), partition
+        version, flow, name, columns, as_of, after = self.asked
+        table = read_updates(version, flow, name, partition.share, as_of, after)
+        yield from sent(table, columns, name, self.filters)
+
+
+class Searcher(Reader):
+    """A reader that takes filters over: of the rows, and of the partitions where they tell of the key."""
+
+    def __init__(self, read: Read, plan: Flow, manifest: Manifest) -> None:
+        super().__init__(read, plan, manifest)
+        self._plan: tuple[Flow, Manifest] | None = (plan, manifest)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_plan": None}
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take over what is exact; give back the rest, for Spark.  O(filters)."""
+        rest = []
+        for each in filters:
+            if fits(each, self.asked.columns):
+                self.filters.append(each)
+            else:
+                rest.append(each)
+        if self._plan is not None and len(self.parts) > 1:
+            plan, manifest = self._plan
+            by = shared(plan, self.asked.name)
+            assert by is not None, "it has several parts"
+            node = plan.outputs.get(self.asked.name) or plan.sources[self.asked.name]
+            numbers = partitions_with(node, by.by or (), self._values(), manifest)
+            if numbers is not None:
+                self.parts = [Part((by.level, number)) for number in numbers]
+        return rest
+
+    def _values(self) -> dict[str, list[Any]]:
+        """By column, the values of which a row must have one, as far as filters tell."""
+        out: dict[str, list[Any]] = {}
+        for each in self.filters:
+            given = [each.value] if isinstance(each, EqualTo) else list(each.value) if isinstance(each, In) else None
+            if given is not None and each.attribute[0] not in out:
+                kind = self.asked.columns.field(each.attribute[0]).type
+                try:
+                    out[each.attribute[0]] = [pa.scalar(value, carrier(kind)).cast(kind) for value in given]
+                except pa.ArrowInvalid:
+                    continue  # no value of the column's own type: no row has it, and Spark's own finds none
+        return out
+
+
+def parts_of(plan: Flow, name: str, manifest: Manifest) -> list[Part]:
+    """What tasks read of an output or a source.  O(nodes + partitions)."""
+    if manifest.spread == 1 or not manifest.partitions or (found := shared(plan, name)) is None:
+        return [Part(None)]
+    return [Part((found.level, number)) for number in range(manifest.spread)]
+
+
+def sent(table: pa.Table, columns: pa.Schema, name: str, filters: Iterable[Any] = ()) -> Iterator[pa.RecordBatch]:
+    """Updates as Spark takes them: some columns, those rows that pass, in the types that travel.  O(rows)."""
+    for batch in sliced(table.select(columns.names)):
+        out = carried(batch, f"output {name!r}")
+        for each in filters:
+            out = out.filter(_passes(each, out))
+        if out.num_rows:
+            yield out
+
+
+def fits(given: Filter, columns: pa.Schema) -> bool:
+    """Whether Arrow gives the answer that Spark would.  Pure."""
+    path: tuple[str, ...] = getattr(given, "attribute", ())
+    if len(path) != 1 or path[0] not in columns.names:
+        return False
+    if isinstance(given, IsNull | IsNotNull):
+        return True
+    kind = carrier(columns.field(path[0]).type)
+    values = given.value if isinstance(given, In) else [getattr(given, "value", None)]
+    if type(given) not in (*_COMPARE, In) or not any(test(kind) for test in _EXACT) or None in values:
+        return False
+    try:
+        for value in values:
+            pa.scalar(value, kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return False
+    return True
+
+
+def _passes(given: Any, rows: pa.RecordBatch) -> pa.Array:
+    column = rows.column(given.attribute[0])
+    if isinstance(given, IsNull):
+        return column.is_null()
+    if isinstance(given, IsNotNull):
+        return column.is_valid()
+    if isinstance(given, In):
+        return pc.is_in(column, pa.array(list(given.value), column.type))
+    return _COMPARE[type(given)](column, pa.scalar(given.value, column.type))

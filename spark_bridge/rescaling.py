@@ -1,0 +1,68 @@
+"""Rescaling on Spark: a state's partitions split or joined by as many tasks, where it is too large for the driver.
+
+Invariant: the state says what it said, in another number of partitions, or nothing has changed.  Why that is not
+trivial: see ``ddflow.partitions.rescale``, whose tasks these are; a task that Spark runs twice wrote files that nobody
+names, and only the driver publishes.  What it does not do: decide when, that is who asks for ``partitions=``.
+
+>>> Rescaling.__call__.__doc__
+'Rows of the numbers of tasks in, what each made out.'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import pyarrow as pa
+
+from ddflow.flow import Flow
+from ddflow.partitions.cut import Cut
+from ddflow.partitions.moved import Move, Moved, task
+from ddflow.partitions.rescale import Rescaled, Rescaler
+from spark_bridge.failures import noted, translated
+
+LARGE: Final = 64 << 20
+"""Bytes of a state from which on tasks are worth their start."""
+_TOLD: Final = pa.schema([("told", pa.binary())])
+
+
+@dataclass(frozen=True)
+class Rescaling:
+    """The body: makes partitions.  ``tasks``: (level, number) of each, by number."""
+
+    cut: Cut
+    move: Move
+    tasks: tuple[tuple[int, int], ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Rows of the numbers of tasks in, what each made out."""
+        with noted():
+            for batch in batches:
+                for each in batch.column(0).to_pylist():
+                    made = task(self.cut, self.move, *self.tasks[each])
+                    yield pa.RecordBatch.from_arrays([pa.array([made.to_json()], pa.binary())], schema=_TOLD)
+
+
+def rescaled(session: Any, state: str, partitions: int, flow: Flow, trust: Literal["owner", "group"],
+             memory: int | None) -> Rescaled:  # fmt: skip
+    """Split or join a state's partitions: by a job where its files take `LARGE` bytes, else in this process.
+
+    O(bytes of the state).  Raises what `ddflow.partitions.rescale.rescale` raises.
+    """
+    with Rescaler.open(state, partitions, flow=flow, trust=trust, memory=memory) as rescaler:
+        made: list[Moved] = []
+        try:
+            if sum(entry.length for entry in rescaler.store.list()) < LARGE:
+                made += [task(rescaler.cut, rescaler.move, *each, rescaler.store) for each in rescaler.tasks]
+            elif rescaler.tasks:
+                body = Rescaling(rescaler.cut, rescaler.move, tuple(rescaler.tasks))
+                n = len(rescaler.tasks)
+                with translated():
+                    told = session.range(0, n, 1, n).mapInArrow(body, "told binary").collect()
+                made += [Moved.from_json(bytes(each), "what a task made") for (each,) in told]
+            return rescaler.finish(made)
+        except BaseException:
+            if not rescaler.publishing:
+                rescaler.forget(made)
+            raise

@@ -1,0 +1,206 @@
+"""Reading a state back as a Spark data source: what an output holds, or held, or what changed; and its updates to come.
+
+Invariant: every option is understood or refused, and all that a state, a plan or a schema says against a read comes out
+before a task runs.  Why that is not trivial: Spark hands options over as text, asks for the columns before it says
+whether a query is a batch or a stream, makes a source anew in another process for every question, and lets the user
+give columns of his own.  So both kinds of query have the same columns, those of updates, and what is asked is looked at
+each time.  What tasks do is in ``reading`` and ``following``; nothing here writes.
+
+>>> DdflowSource({"path": "nowhere", "outptu": "by_city"}).schema()
+Traceback (most recent call last):
+    ...
+ddflow.errors.SpecError: read a state with the option 'outptu': there is no such option; did you mean 'output'? ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.types import StructType
+
+from ddflow.errors import MissingExtra, NotReadable, SchemaMismatch, SpecError, TimeWentBack
+from ddflow.flow import Flow
+from ddflow.frontier import shown
+from ddflow.history import check_readable
+from ddflow.partitions.shares import Version, columns_of, plan_of
+from ddflow.schema import did_you_mean
+from ddflow.snapshot import found
+from ddflow.store.blob import Store
+from ddflow.store.manifest import Manifest
+from ddflow.store.opening import open_store
+from spark_bridge.reading import Read, Reader, Searcher
+from spark_bridge.schemas import spark_schema
+
+BATCH: Final = ("asOf", "epoch", "changesFrom", "changesTo", "pushdown")
+STREAM: Final = ("startingEpoch", "maxEpochsPerTrigger")
+OPTIONS: Final = ("path", "output", "trust", *BATCH, *STREAM)
+
+
+class DdflowSource(DataSource):
+    """``spark.dataSource.register(DdflowSource)``, and then ``spark.read.format("ddflow").load(state)``, or
+    ``readStream``; docs/spark.md has the options.  ``flow``: the plan, where the state's own has functions: see `of`.
+    """
+
+    flow: Flow | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "ddflow"
+
+    @classmethod
+    def of(cls, flow: Flow) -> type[DdflowSource]:
+        """The source of states of one plan, whose functions no state can tell: to be registered instead."""
+        given = flow.frozen()
+
+        class Given(cls):  # type: ignore[misc, valid-type]
+            flow = given
+
+        return Given
+
+    def schema(self) -> StructType:
+        """The columns of the output's updates.  O(plan).
+
+        Raises `SpecError` for options, names and types that are none; `StateRefused`, `CorruptState`, `PlanChanged`.
+        """
+        store = self._store()
+        try:
+            plan = self._plan(found(store), store.where)
+            name = self._output(plan, store.where)
+            return spark_schema(columns_of(plan, name), f"output {name!r}")
+        finally:
+            store.close()
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """What reads a batch: the newest version there is, or that of an epoch.  O(plan).
+
+        ``schema``: those columns that are wanted.  Raises what `schema` does; `NotReadable` for a time that cannot be
+        read; `SnapshotExpired`.
+        """
+        self._refuse(STREAM, "a batch", "use readStream")
+        as_of, epoch, after, to = (self._number(name) for name in BATCH[:4])
+        if as_of is not None and (after, to) != (None, None):
+            raise SpecError("read with asOf and changesFrom or changesTo", "that is what was there, and what changed",
+                            "give one of them")  # fmt: skip
+        if to is not None and after is None:
+            raise SpecError(f"read with changesTo={to}", "there is no changesFrom", "give it, or asOf instead")
+        store = self._store()
+        try:
+            manifest = found(store, epoch)
+            plan = self._plan(manifest, store.where)
+            name = self._output(plan, store.where)
+            if name not in plan.outputs and name not in plan.sources:
+                raise NotReadable(f"read {name!r} of {store.where}", "it is a side output, and no state holds those",
+                                  "follow it with readStream")  # fmt: skip
+            as_of = to if after is not None else as_of
+            for time in (time for time in (after, as_of) if time is not None):
+                check_readable(f"read {name!r} of {store.where} at {time}", time, manifest.since, manifest.frontier)
+            if after is not None and after > (last := max(manifest.last, manifest.since) if as_of is None else as_of):
+                raise TimeWentBack(f"changes from {after}", f"they end at {shown(last)}", "give an earlier time")
+            version = Version.of(store, manifest, self._trust())
+            columns = self._columns(columns_of(plan, name), schema, name)
+            kind = Searcher if self._flag("pushdown") else Reader
+            return kind(Read(version, self.flow, name, columns, as_of, after), plan, manifest)
+        finally:
+            store.close()
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """What follows a state's epochs.  O(plan).  Raises as `reader` does, `MissingExtra` before PySpark 4.2."""
+        try:
+            from spark_bridge.following import Follower
+        except ImportError as error:
+            raise MissingExtra("follow a state", str(error), "pip install 'pyspark>=4.2'") from None
+        self._refuse(BATCH, "a stream", "use read")
+        most = self._number("maxEpochsPerTrigger")
+        if most is not None and most < 1:
+            raise SpecError(f"maxEpochsPerTrigger={most}", "a batch would have no epochs", "give 1 or more")
+        begin = self.options.get("startingEpoch", "earliest").strip().lower()
+        if begin not in ("earliest", "latest"):
+            begin = str(self._number("startingEpoch"))
+        store = self._store()
+        try:
+            plan = self._plan(found(store), store.where)
+            name = self._output(plan, store.where)
+            if name in plan.sources and name not in plan.outputs:
+                raise NotReadable(f"follow {name!r} of {store.where}", "it is a source: no state keeps its updates",
+                                  "make an output of it, or read it as a batch")  # fmt: skip
+            columns = self._columns(columns_of(plan, name), schema, name)
+            return Follower(store.where, self._trust(), self.flow, name, columns, begin, most)
+        finally:
+            store.close()
+
+    def _store(self) -> Store:
+        """The state, open.  Raises `SpecError` for options that are none, `StateRefused`."""
+        known = {name.lower(): name for name in OPTIONS}
+        for name in self.options:
+            if name.lower() not in known:
+                raise SpecError(f"read a state with the option {name!r}", "there is no such option",
+                                did_you_mean(name, list(OPTIONS)))  # fmt: skip
+        if not self.options.get("path"):
+            raise SpecError("read a state", "it is not said where it is", "give its folder, or s3://bucket/prefix, to "
+                            "load()")  # fmt: skip
+        return open_store(self.options["path"], trust=self._trust(), create=False, readonly=True)
+
+    def _plan(self, manifest: Manifest, where: str) -> Flow:
+        """The state's plan.  Raises `SpecError` where it has functions, which no state can tell."""
+        try:
+            return plan_of(manifest, self.flow, where)
+        except SpecError as error:
+            raise SpecError(error.asked, error.found, "register spark_bridge.DdflowSource.of(flow)") from None
+
+    def _trust(self) -> str:
+        trust: str = self.options.get("trust", "owner")
+        if trust not in ("owner", "group"):
+            raise SpecError(f"the option trust={trust!r}", "there is no such trust", "give 'owner' or 'group'")
+        return trust
+
+    def _output(self, plan: Flow, where: str) -> str:
+        """The output, source or side output that is asked for."""
+        sides, sources = [*plan.side_outputs()], [*plan.sources]
+        name: str | None = self.options.get("output")
+        if name is None:
+            if len(plan.outputs) == 1:
+                return next(iter(plan.outputs))
+            raise SpecError(f"read {where}", f"it has the outputs {[*plan.outputs]}, the side outputs {sides} and the "
+                            f"sources {sources}", 'name one: .option("output", ...)')  # fmt: skip
+        if name not in [*plan.outputs, *sides, *sources]:
+            raise NotReadable(f"read {name!r} of {where}", f"that is no output or source: there are the outputs "
+                              f"{[*plan.outputs]}, the side outputs {sides} and the sources {sources}",
+                              did_you_mean(name, [*plan.outputs, *sides, *sources]))  # fmt: skip
+        return name
+
+    def _columns(self, own: pa.Schema, asked: StructType, name: str) -> pa.Schema:
+        """The columns that are asked for, in the flow's types."""
+        there = {field.name: field.dataType for field in spark_schema(own, f"output {name!r}")}
+        for field in asked:
+            if there.get(field.name) != field.dataType:
+                kind = there.get(field.name)
+                raise SchemaMismatch(f"column {field.name!r} of {name!r} as {field.dataType.simpleString()}",
+                                     "there is none" if kind is None else f"it is {kind.simpleString()}",
+                                     "leave schema() out, or name columns as they are")  # fmt: skip
+        return pa.schema([own.field(field.name) for field in asked])
+
+    def _number(self, name: str) -> int | None:
+        text = self.options.get(name)
+        if text is None:
+            return None
+        try:
+            return int(text)
+        except ValueError:
+            extra = ", 'earliest' or 'latest'" if name == "startingEpoch" else ""
+            raise SpecError(f"the option {name}={text!r}", "that is no whole number", f"give one{extra}") from None
+
+    def _flag(self, name: str) -> bool:
+        text = self.options.get(name, "false").strip().lower()
+        if text not in ("true", "false"):
+            raise SpecError(f"the option {name}={text!r}", "that says neither", "give 'true' or 'false'")
+        return bool(text == "true")
+
+    def _refuse(self, names: Iterable[str], what: str, remedy: str) -> None:
+        for name in names:
+            if name in self.options:
+                raise SpecError(f"read {what} with the option {name!r}", "it is of the other kind of query",
+                                f"leave it out, or {remedy}")  # fmt: skip

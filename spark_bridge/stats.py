@@ -1,0 +1,301 @@
+"""What is told of the batches of a query: rows, verdicts, updates, bytes and times, in a table, a log and a listener.
+
+Invariant: what is told was committed, and is told by batch: one that Spark gave again is told again, marked, and counts
+in no total.  Why that is not trivial: Spark counts rows that a batch read, ddflow those that an epoch took, and the
+process that commits is not always the one that asks; so a state keeps the figures of its last epochs, and whoever sees
+the state can read them; and progress events come late, by a query's id, when the query may be gone.  Times of the
+driver are by the clock, those of tasks are sums over all tasks.  It measures nothing itself, and knows no Spark.
+
+>>> figures = {"rows of orders": 3, "bytes": 900, "take": 1500, "open": 0, "step": 400, "write": 2100, "hit": 2,
+...            "miss": 0, "memory": 70}
+>>> batch = Batch(6, 7, 8, {"orders": 3}, {"applied": 2, "noop": 1}, 0, {"by_city": 4}, 1100, figures, False)
+>>> batch.progress()["numInputRows"], batch.progress()["durationMs"]["write"], batch.warm
+(3, 2.1, (2, 2))
+>>> account = Account()
+>>> account.add(batch)
+>>> account.add(batch._replace(replayed=True))
+>>> print(account.stats())
+1 epoch, 3 rows in, 4 updates out, 1.1 KB written; frontier 8
+epoch    batch  rows in  applied  noop  by_city  written  take  open  step  write  warm
+7            6        3        2     1        4   1.1 KB     2     0     0      2   2/2
+7 again      6        3        2     1        4   1.1 KB     2     0     0      2   2/2
+total                 3        2     1        4   1.1 KB     2     0     0      2   2/2
+times in ms: take, open, step, write summed over tasks; warm: parts found open, of all that were needed
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, overload
+
+from ddflow.budget import shown_size
+from ddflow.frontier import NEVER, shown
+from ddflow.partitions.coordinator import Committed
+from ddflow.partitions.gathered import ROWS
+from ddflow.stats import as_html, as_text, printable
+from ddflow.store.manifest import Epoch, newest
+from ddflow.store.opening import open_store
+from ddflow.verdicts import SHOWN, Verdicts
+
+TOLD: Final = 100
+"""How many of the last epochs a query can tell of."""
+LINES: Final = 10
+"""How many of them a table shows."""
+QUERIES: Final = 64
+"""Of how many queries a process keeps accounts for listeners."""
+LOG: Final = logging.getLogger("ddflow.spark")
+DRIVER: Final = {"begin": "driver_begin", "job": "driver_tasks", "commit": "driver_commit"}
+"""Stages by the driver's clock, and their figures: ``job`` is Spark's, from routing rows to the last receipt."""
+TASKS: Final = ("take", "open", "step", "write")
+"""Stages within the job, summed over its tasks: rows from the shuffle, opening parts, judging, writing files."""
+
+
+class Batch(NamedTuple):
+    """A batch that became an epoch.  ``batch``: its number to its query; None where none gave it.  ``rows``: that came,
+    by source.  ``counts``: events by verdict.  ``pending``: events that wait.  ``updates``: by output, where not empty.
+    ``nbytes``: of all files written.  ``figures``: microseconds and bytes.  ``replayed``: whether it was committed
+    before."""
+
+    batch: int | None
+    epoch: int
+    frontier: int
+    rows: Mapping[str, int]
+    counts: Mapping[str, int]
+    pending: int
+    updates: Mapping[str, int]
+    nbytes: int
+    figures: Mapping[str, int]
+    replayed: bool
+
+    @classmethod
+    def of(cls, done: Committed, batch: int | None) -> Batch:
+        """Of an epoch that this process committed.  O(files)."""
+        written = sum(blob.length for output in done.outputs.values() for blob in output.blobs)
+        return cls(batch, done.epoch, done.frontier, done.rows, done.counts, done.figures.get("pending", 0),
+                   {name: output.rows for name, output in done.outputs.items()},
+                   done.figures.get("bytes", 0) + written, done.figures, done.replayed)  # fmt: skip
+
+    @classmethod
+    def kept(cls, epoch: Epoch) -> Batch:
+        """Of an epoch as a state keeps it: without the driver's own times.  O(files)."""
+        each = []
+        for call in epoch.calls:
+            rows = {name.removeprefix(ROWS): n for name, n in call.figures.items() if name.startswith(ROWS)}
+            done = Committed(
+                epoch.epoch, call.time, call.frontier, call.counts, rows, call.outputs, call.figures, False
+            )
+            each.append(cls.of(done, epoch.batch))
+        return summed(each)
+
+    @property
+    def warm(self) -> tuple[int, int]:
+        """How many parts were found open in a worker, and how many were needed: those that nothing came for are not."""
+        hits = self.figures.get("hit", 0)
+        return hits, hits + self.figures.get("miss", 0)
+
+    @property
+    def stages(self) -> dict[str, int]:
+        """Microseconds by stage, those that are known.  O(1)."""
+        names = DRIVER | {name: name for name in TASKS}
+        return {stage: self.figures[name] for stage, name in names.items() if name in self.figures}
+
+    def progress(self) -> dict[str, Any]:
+        """The same in the words of Spark's ``StreamingQueryProgress``, as ``json.dumps`` takes it.  O(names)."""
+        hits, parts = self.warm
+        return {
+            "batchId": self.batch, "epoch": self.epoch, "replayed": self.replayed, "frontier": self.frontier,
+            "numInputRows": sum(self.rows.values()),
+            "sources": [{"description": name, "numInputRows": n} for name, n in self.rows.items()],
+            "durationMs": {stage: micros / 1000 for stage, micros in self.stages.items()},
+            "verdicts": dict(self.counts), "pending": self.pending,
+            "numOutputRows": sum(self.updates.values()),
+            "sinks": [{"description": name, "numOutputRows": n} for name, n in self.updates.items()],
+            "bytesWritten": self.nbytes, "bytesMemory": self.figures.get("memory", 0),
+            "partsWarm": hits, "partsOpened": parts - hits,
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        """One line, as the log has it."""
+        what = "an epoch without a batch" if self.batch is None else f"batchId {self.batch}"
+        rows, updates = _by_name(self.rows), _by_name(self.updates)
+        stages = self.stages
+        driver = ", ".join(f"{name} {stages[name] / 1000:,.0f}" for name in DRIVER if name in stages)
+        tasks = ", ".join(f"{name} {stages[name] / 1000:,.0f}" for name in TASKS if name in stages)
+        warm = f"{self.warm[0]} of {self.warm[1]} parts warm"
+        return (f"{what}: epoch {self.epoch}{', committed before' if self.replayed else ''}; numInputRows {rows}; "
+                f"{Verdicts.of(self.counts, self.pending)}; numOutputRows {updates}, {shown_size(self.nbytes)}; "
+                f"durationMs {driver or '-'} (tasks: {tasks or '-'}); {warm}")  # fmt: skip
+
+
+def summed(batches: Iterable[Batch]) -> Batch:
+    """What several batches add up to; epoch, frontier and what waits are the last one's.  O(names).  Pure."""
+    total = NOTHING
+    for each in batches:
+        most = max(total.figures.get("memory", 0), each.figures.get("memory", 0))
+        total = Batch(
+            each.batch, each.epoch, each.frontier, _sum(total.rows, each.rows), _sum(total.counts, each.counts),
+            each.pending, _sum(total.updates, each.updates), total.nbytes + each.nbytes,
+            _sum(total.figures, each.figures) | {"memory": most}, each.replayed,
+        )  # fmt: skip
+    return total
+
+
+NOTHING: Final = Batch(None, 0, NEVER, {}, {}, 0, {}, 0, {}, False)
+
+
+class Stats(Sequence[Batch]):
+    """The last batches of a query, oldest first, and ``total``, of all ``epochs`` that were committed.
+
+    Prints as a table; equal where the batches are."""
+
+    def __init__(self, batches: Iterable[Batch], total: Batch, epochs: int) -> None:
+        self._batches, self.total, self.epochs = tuple(batches), total, epochs
+
+    @classmethod
+    def read(cls, state: str, trust: str = "owner") -> Stats:
+        """Of the last epochs that a state keeps, whoever committed them.  O(files of those).
+
+        ``trust``: as in `Flow.open`.  Raises `StateRefused`, `CorruptState`, and what the store raises.
+        """
+        store = open_store(state, trust=trust, create=False, readonly=True)
+        try:
+            manifest = newest(store)
+        finally:
+            store.close()
+        batches = [] if manifest is None else [Batch.kept(epoch) for epoch in manifest.receipts]
+        return cls(batches, summed(batches), len(batches))
+
+    @overload
+    def __getitem__(self, at: int) -> Batch: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> tuple[Batch, ...]: ...
+
+    def __getitem__(self, at: int | slice) -> Batch | tuple[Batch, ...]:
+        return self._batches[at]
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self._batches)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._batches == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(each.epoch for each in self._batches))
+
+    def to_dict(self) -> dict[str, Any]:
+        """In Spark's words, as ``json.dumps`` takes it: ``recentProgress``, ``total``, ``epochs``.  O(batches)."""
+        recent = [each.progress() for each in self._batches]
+        return {"recentProgress": recent, "total": self.total.progress(), "epochs": self.epochs}
+
+    def __str__(self) -> str:
+        return as_text(self._above(), self._table(), self._below())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return as_html(self._above(), self._table(), self._below())
+
+    def _above(self) -> str:
+        total = self.total
+        return (f"{self.epochs:,} epoch{'' if self.epochs == 1 else 's'}, {sum(total.rows.values()):,} rows in, "
+                f"{sum(total.updates.values()):,} updates out, {shown_size(total.nbytes)} written; "
+                f"frontier {shown(total.frontier)}")  # fmt: skip
+
+    def _below(self) -> list[str]:
+        known = summed(self._batches).stages
+        driver, tasks = ([name for name in names if name in known] for names in (DRIVER, TASKS))
+        clock = [f"{', '.join(driver)} by the driver's clock"] if driver else []
+        if tasks:
+            clock.append(f"{', '.join(tasks)} summed over tasks")
+        return [f"times in ms: {'; '.join([*clock, 'warm: parts found open, of all that were needed'])}"]
+
+    def _table(self) -> list[list[str]]:
+        """A row for each of the last batches, then the total; columns of verdicts and outputs where there are some."""
+        last = self._batches[-LINES:]
+        whole = summed((*last, self.total))
+        verdicts = [name for name in (*SHOWN, "absent") if whole.counts.get(name)]
+        waits = any(each.pending for each in last)
+        outputs, stages = list(whole.updates), [name for name in (*DRIVER, *TASKS) if name in whole.stages]
+
+        def row(label: str, batch: str, each: Batch) -> list[str]:
+            times = (each.stages.get(name) for name in stages)
+            return [label, batch, f"{sum(each.rows.values()):,}",
+                    *(f"{each.counts.get(name, 0):,}" for name in verdicts), *([f"{each.pending:,}"] if waits else []),
+                    *(f"{each.updates.get(name, 0):,}" for name in outputs), shown_size(each.nbytes),
+                    *("" if micros is None else f"{micros / 1000:,.0f}" for micros in times),
+                    "/".join(map(str, each.warm))]  # fmt: skip
+
+        head = ["epoch", "batch", "rows in", *verdicts, *(["pending"] if waits else []), *map(printable, outputs),
+                "written", *stages, "warm"]  # fmt: skip
+        rows = [row(f"{each.epoch}{' again' if each.replayed else ''}", "" if each.batch is None else str(each.batch),
+                    each) for each in last]  # fmt: skip
+        return [head, *rows, row("total", "", self.total)]
+
+
+class Account:
+    """What a process keeps of a query's epochs: the last `TOLD`, and the total.  One thread adds, others may read."""
+
+    def __init__(self) -> None:
+        self._batches: deque[Batch] = deque(maxlen=TOLD)
+        self._total, self._epochs = NOTHING, 0
+
+    def add(self, batch: Batch) -> None:
+        """Take in an epoch that is committed; one that was before counts in no total.  O(names)."""
+        self._batches.append(batch)
+        if not batch.replayed:
+            self._total, self._epochs = summed((self._total, batch)), self._epochs + 1
+
+    def stats(self) -> Stats:
+        """All of it, as it is now.  O(batches)."""
+        return Stats(self._batches.copy(), self._total, self._epochs)
+
+
+class Accounts:
+    """Whoever can tell of a query, by its id: the last `QUERIES`.
+
+    >>> accounts = Accounts()
+    >>> accounts.put("a", Account())
+    >>> accounts.of("a") is not None, accounts.of("b")
+    (True, None)
+    """
+
+    def __init__(self) -> None:
+        self._tellers: OrderedDict[str, Any] = OrderedDict()
+
+    def put(self, query: str, teller: Any) -> None:
+        """Keep who has ``stats()`` of a query from now on.  O(1).  A query without an id is left out."""
+        if query:
+            self._tellers.pop(query, None)
+            self._tellers[query] = teller
+            while len(self._tellers) > QUERIES:
+                self._tellers.popitem(last=False)
+
+    def of(self, query: str) -> Any:
+        """Who has ``stats()`` of a query; None for one that is not known.  O(1)."""
+        return self._tellers.get(query)
+
+
+ACCOUNTS: Final = Accounts()
+"""Of this process."""
+
+
+def log(name: str, batch: Batch) -> None:
+    """One line to the log ``ddflow.spark``, at INFO; the record's ``ddflow`` has it in Spark's words.  O(names)."""
+    if LOG.isEnabledFor(logging.INFO):
+        LOG.info("%s: %s", name, batch, extra={"ddflow": {"name": name, **batch.progress()}})
+
+
+def _by_name(numbers: Mapping[str, int]) -> str:
+    """A sum, and its parts where there are several."""
+    parts = ", ".join(f"{printable(name)} {n:,}" for name, n in numbers.items())
+    return f"{sum(numbers.values()):,}" + (f" ({parts})" if parts else "")
+
+
+def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}

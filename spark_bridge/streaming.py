@@ -1,0 +1,236 @@
+"""A stream: every micro-batch of Spark's becomes one epoch of a state, exactly once from source offset to output.
+
+Invariant: the rows of a batch are in the state, and what they made of it in the outputs, once, whenever the query was
+killed and however often Spark gives the batch again.  Why that is not trivial: `foreachBatch` promises at least once;
+so the state itself remembers which query fed it up to which batch, a batch that is given again is compared by its rows
+and told from its files, and one that cannot follow (another query's, a restarted numbering, a gap) stops the query.
+Rows are packed in the streaming plan, before the batch, whose frame holds chunks only.  What it does not do: choose
+what a batch is, that is the source's and the trigger's.
+
+>>> until_the_end({"availableNow": True}), until_the_end({"processingTime": "1 minute"}), until_the_end(None)
+(True, False, False)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal
+
+from pyspark.sql import DataFrame
+
+from ddflow.errors import SpecError, WrongMode
+from ddflow.flow import Flow
+from ddflow.frontier import CLOSED
+from ddflow.partitions.coordinator import Committed, Feed
+from spark_bridge.failures import noted, translated
+from spark_bridge.job import Job, Options, check_address, checked, context_of, settings
+from spark_bridge.running import ran, session_of
+from spark_bridge.stats import ACCOUNTS, Account, Batch, Stats, log
+
+Then = Callable[[Mapping[str, DataFrame], int], Any]
+"""Is called with the outputs of an epoch and its number."""
+_QUERY: Final = "sql.streaming.queryId"
+
+
+def stream(flow: Flow, frames: Mapping[str, DataFrame], *, state: str, partitions: int | None = None,
+           outputs: str | Then | None = None, checkpoint: str | None = None, trigger: Mapping[str, Any] | None = None,
+           close: bool = False, adopt: bool = False, memory: str | int | None = None, name: str | None = None,
+           trust: Literal["owner", "group"] = "owner", warm: str | int | None = "512MB") -> Stream:  # fmt: skip
+    """A query to `Stream.start`, that feeds streaming DataFrames into a state, an epoch a batch.
+
+    ``frames``: by source; several are read side by side.  ``state``: a folder that driver and executors see, or
+    ``s3://bucket/prefix``; made if it is not there.  ``partitions``: of a new state, by default
+    as many as there are cores, at most ``spark.sql.shuffle.partitions``.  ``outputs``: a folder in which every epoch's updates appear as Parquet, or a
+    function that is called with the outputs and the number of each epoch once it is committed, again if the batch is
+    given again.  ``checkpoint``: Spark's, by default the state's folder with ``.checkpoint`` behind it.  ``trigger``:
+    what ``writeStream.trigger`` takes.  ``close``: whether the end of the input closes all times, in hold-back mode,
+    with a trigger that has an end.  ``adopt``: let this query go on with a state that another one has fed.  ``memory``:
+    what a task may take.  ``warm``: what a worker may keep open of the state between batches.
+
+    Runs nothing yet.  Raises `SpecError`, `SchemaMismatch`, `NotArrow`, and `WrongMode` for a DataFrame that is no
+    stream.
+    """
+    address = check_address(state)
+    if not frames:
+        raise SpecError("stream into a state", "no DataFrame is given", "give one for a source at least")
+    columns = {source: checked(flow, source, frame, streaming=True) for source, frame in frames.items()}
+    if checkpoint is None:
+        if "://" in address:
+            raise SpecError(f"stream into {address}", "there is no place for Spark's checkpoint beside it",
+                            "give checkpoint=, a path that Spark can write to")  # fmt: skip
+        checkpoint = f"{address.rstrip('/')}.checkpoint"
+    if close and not flow.holds_back:
+        raise WrongMode("stream with close=True", "the flow is in epoch mode, where every batch closes its own time",
+                        "leave close= out")  # fmt: skip
+    if close and not until_the_end(trigger):
+        raise SpecError("stream with close=True", f"trigger={trigger!r} has no end",
+                        "give trigger={'availableNow': True}, or leave close= out")  # fmt: skip
+    folder, then = (None, outputs) if callable(outputs) else (outputs, None)
+    options = Options(address, partitions, folder, memory, trust, warm, adopt, name)
+    return Stream(Feeder(flow, columns, options, then), frames, checkpoint, trigger, name, close)
+
+
+def until_the_end(trigger: Mapping[str, Any] | None) -> bool:
+    """Whether a query with this trigger ends by itself.  Pure."""
+    return bool(trigger) and any((trigger or {}).get(each) for each in ("availableNow", "once"))
+
+
+class Feeder:
+    """What ``foreachBatch`` calls.  It travels to another process on Spark Connect, and opens the state there.
+
+    ``account``: what this process committed."""
+
+    def __init__(self, flow: Flow, columns: Mapping[str, tuple[str, ...]], options: Options,
+                 then: Then | None) -> None:  # fmt: skip
+        self.flow, self.columns, self.options, self.then = flow, columns, options, then
+        self.account = Account()
+        self._job: Job | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_job": None, "account": Account()}
+
+    def __call__(self, packed: DataFrame, batch: int) -> None:
+        with noted():
+            session = packed.sparkSession
+            context = context_of(session)
+            feed = Feed("" if context is None else context.getLocalProperty(_QUERY) or "", int(batch))
+            job = self.job(session)
+            before = job.coordinator.committed(feed=feed, adopt=self.options.adopt)
+            if before is not None:
+                committed = job.again(session, packed, before)
+            else:
+                committed = job.epoch(session, packed, feed=feed)
+            ACCOUNTS.put(feed.query, self.account)
+            self._tell(job, session, committed, feed.batch)
+
+    def finish(self, session: Any) -> None:
+        """Close all times that are open; or tell again how they were closed, since whoever did that may have died
+        before he told it.  Raises as an epoch does."""
+        job = self.job(session)
+        manifest = job.coordinator.manifest
+        closing = [each for each in manifest.receipts if each.batch is None and each.calls[-1:]
+                   and each.calls[-1].kind == "advance_to" and each.calls[-1].frontier == CLOSED]  # fmt: skip
+        if manifest.frontier < CLOSED:
+            committed = job.epoch(session, None, close=True)
+        elif closing:
+            committed = job.again(session, None, closing[-1])
+        else:
+            return
+        self._tell(job, session, committed, None)
+
+    def _tell(self, job: Job, session: Any, committed: Committed, number: int | None) -> None:
+        """Say what was committed, to whoever wants to know."""
+        batch = Batch.of(committed, number)
+        self.account.add(batch)
+        log(job.name, batch)
+        if self.then is not None:
+            self.then(ran(job, session, committed), committed.epoch)
+
+    def job(self, session: Any) -> Job:
+        """The state, opened if it is not.  Raises what `Job` raises."""
+        if self._job is None:
+            self._job = Job(self.flow, self.columns, self.options, session)
+        return self._job
+
+    def let_go(self) -> None:
+        """Close the state; it is opened again when it is needed."""
+        if self._job is not None:
+            self._job.close()
+            self._job = None
+
+
+class Stream:
+    """A query that is yet to be started; `stream` makes it."""
+
+    def __init__(self, feeder: Feeder, frames: Mapping[str, DataFrame], checkpoint: str,
+                 trigger: Mapping[str, Any] | None, name: str | None, close: bool) -> None:  # fmt: skip
+        self.feeder, self.frames, self.checkpoint = feeder, frames, checkpoint
+        self.trigger, self.name, self.close = trigger, name, close
+
+    def start(self) -> Query:
+        """Open the state, and start the query.
+
+        Raises what `Job` raises, and what Spark does, such as for a trigger that it does not know.
+        """
+        session = session_of(self.frames)
+        try:
+            job = self.feeder.job(session)
+            packed = job.routed(self.frames)
+            writer = packed.writeStream.foreachBatch(self.feeder).option("checkpointLocation", self.checkpoint)
+            if self.trigger:
+                writer = writer.trigger(**self.trigger)
+            if self.name is not None:
+                writer = writer.queryName(self.name)
+            if context_of(session) is None:
+                self.feeder.let_go()
+            with settings(session, job.memory):  # a query keeps those that it was started with
+                started = writer.start()
+        except BaseException:
+            self.feeder.let_go()
+            raise
+        return Query(started, self.feeder, session, self.close)
+
+
+class Told:
+    """What a query tells of its epochs.  ``elsewhere``: whether another process commits them, as on Spark Connect."""
+
+    def __init__(self, feeder: Feeder, elsewhere: bool) -> None:
+        self._feeder, self._elsewhere = feeder, elsewhere
+
+    def stats(self) -> Stats:
+        """The last epochs that the query committed since it was started, oldest first, and the total: rows, verdicts,
+        updates, bytes, times.  Prints as a table.  O(epochs told).
+
+        Where another process commits, those that the state keeps, whoever fed it; then raises `StateRefused` where the
+        state cannot be seen from here, and what `Stats.read` raises.
+        """
+        if not self._elsewhere:
+            return self._feeder.account.stats()
+        return Stats.read(self._feeder.options.state, self._feeder.options.trust)
+
+    @property
+    def recent(self) -> tuple[Batch, ...]:
+        """The epochs that `stats` tells of.  Raises as that does."""
+        return tuple(self.stats())
+
+
+class Query:
+    """A running query: Spark's own ``StreamingQuery``, and what ddflow has to tell of it, under ``ddflow``.
+
+    An error of ddflow's that ended it is raised as that, by `awaitTermination` and `processAllAvailable`.
+    """
+
+    def __init__(self, started: Any, feeder: Feeder, session: Any, close: bool) -> None:
+        self._query, self._feeder, self._session, self._close = started, feeder, session, close
+        self.ddflow = Told(feeder, elsewhere=context_of(session) is None)
+        ACCOUNTS.put(str(started.id), self.ddflow if context_of(session) is None else feeder.account)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._query, name)
+
+    def awaitTermination(self, timeout: int | None = None) -> bool | None:
+        """Wait for the end, at most ``timeout`` seconds; then whether it has ended.  As Spark's own.
+
+        With ``close=True``, all times are closed once it has ended by itself.  Raises what ended it.
+        """
+        with translated():
+            ended: bool | None = self._query.awaitTermination(timeout)
+        if ended is not False:
+            try:
+                if self._close and self._query.exception() is None:
+                    self._close = False
+                    self._feeder.finish(self._session)
+            finally:
+                self._feeder.let_go()
+        return ended
+
+    def processAllAvailable(self) -> None:
+        """Wait until all that the sources have now is committed.  Raises what ended the query."""
+        with translated():
+            self._query.processAllAvailable()
+
+    def stop(self) -> None:
+        """Stop it; a batch that is running is given again when a query goes on.  Nothing is closed."""
+        self._close = False
+        self._query.stop()
+        self._feeder.let_go()

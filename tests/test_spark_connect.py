@@ -1,0 +1,64 @@
+"""Spark Connect: the same runs and streams through a server, in a process of its own, since a session of the other kind
+cannot live beside it.
+
+What is looked at is what comes out, and that the batches of a stream are committed by the process that Spark calls
+``foreachBatch`` in, which is not this one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CLIENT = """
+import json, os, sys
+import pyarrow as pa, pyarrow.parquet as pq
+from spark_bridge import ensure_java
+ensure_java()
+import ddflow as dd, spark_bridge
+from pyspark.sql import SparkSession
+
+place = sys.argv[1]
+spark = SparkSession.builder.remote("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+flow = dd.Flow()
+people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id"))
+flow.output("by_city", people.project(["city"]).count())
+state = os.path.join(place, "state")
+first = spark.createDataFrame([(1, "Bern"), (2, "Bern")], "id bigint, city string")
+ran = spark_bridge.run(flow, {"people": first}, state=state, partitions=2)
+out = [["run", ran.epoch, ran["by_city"].toArrow().to_pylist()]]
+pq.write_table(pa.table({"id": [1, 3], "city": ["Chur", "Bern"]}), os.path.join(place, "in", "1.parquet"))
+more = spark.readStream.schema("id bigint, city string").parquet(os.path.join(place, "in"))
+query = spark_bridge.stream(flow, {"people": more}, state=state, trigger={"availableNow": True}).start()
+query.awaitTermination()
+out.append(["stream", dd.Snapshot.open(state).epoch, dd.read(state, "by_city").to_pylist()])
+bad = spark.createDataFrame([(None, "Chur")], "id bigint, city string")
+try:
+    spark_bridge.run(flow, {"people": bad}, state=state)
+except dd.errors.NullKey as error:
+    out.append(["refused", type(error).__name__, 0])
+print(json.dumps(out))
+spark.stop()
+"""
+
+
+@pytest.mark.xdist_group("spark")
+def test_runs_and_streams_go_through_a_server(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
+    done = subprocess.run([sys.executable, "-c", CLIENT, str(tmp_path)], capture_output=True, text=True, timeout=300,
+                          env=environment, cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    run, stream, refused = json.loads(done.stdout.splitlines()[-1])
+    assert run == ["run", 1, [{"city": "Bern", "count": 2, "_time": 1, "_diff": 1}]]
+    assert stream[:2] == ["stream", 2]
+    assert sorted(stream[2], key=str) == [
+        {"city": "Bern", "count": 2, "_diff": 1},
+        {"city": "Chur", "count": 1, "_diff": 1},
+    ]
+    assert refused[:2] == ["refused", "NullKey"]
