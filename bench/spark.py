@@ -44,6 +44,7 @@ CONTENDERS = ("ceiling", "lag", "floor", "ddflow", "join", "rows", "apply-pandas
 SLOW = {"rows": 300_000, "apply-pandas": 300_000, "transform-pandas": 200_000}  # rows they take, in one round
 PART = 1_000_000  # rows that the join takes
 ROWS = {"w1": 10_000_000, "w1s": 1_000_000, "w3": 2_000_000}
+SKEWED = "w1z"  # Zipf keys: one of them has a good part of all events
 QUICK = ("w1s",)
 SMALL, SMALL_BATCHES = 1000, 30
 HEADINGS = ("contender", "query", "rows", "seconds", "min-max", "M rows/s", "batch ms", "all s", "memory MB",
@@ -61,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
     add = line.add_argument
     add("--only", nargs="+", choices=LINES, metavar="LINE", help="only these lines")
     add("--contender", nargs="+", choices=CONTENDERS, metavar="NAME", help="only these (default: all)")
-    add("--workload", nargs="+", choices=[*ROWS, "small"], metavar="NAME", help="only these (default: all)")
+    add("--workload", nargs="+", choices=[*ROWS, SKEWED, "small"], metavar="NAME", help="only these (default: all)")
     add("--quick", action="store_true", help="w1s and a small state, one round, without the slow ones")
     add("--rounds", type=int, metavar="N", help="rounds, of which the median is taken (default: 3)")
     add("--json", action="store_true", help="print the raw results as JSON instead of tables")
@@ -88,6 +89,8 @@ def _batches(quick: bool) -> Iterator[Job]:
         for contender in ("ceiling", "lag", "ddflow"):
             yield Job("batch", name, contender, ROWS[name])
         yield Job("batch", name, "ddflow", ROWS[name], query="count")
+    for contender in () if quick else ("ceiling", "ddflow"):
+        yield Job("batch", SKEWED, contender, ROWS["w1"])
 
 
 def _streams(quick: bool) -> Iterator[Job]:
@@ -103,6 +106,8 @@ def _streams(quick: bool) -> Iterator[Job]:
             yield Job("stream-100k", "w1s", contender, rows, 100_000, skip=1)
         for contender, query in (("floor", "upsert"), ("ddflow", "upsert"), ("ddflow", "count")):
             yield Job("stream-1m", "w1", contender, ROWS["w1"], 1_000_000, query, skip=2)
+        for contender in ("floor", "ddflow"):
+            yield Job("stream-1m", SKEWED, contender, ROWS["w1"], 1_000_000, skip=2)
 
 
 def _small(keys: int) -> Iterator[Job]:

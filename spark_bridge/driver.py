@@ -33,7 +33,7 @@ from ddflow.identity import Secret
 from ddflow.schema import DIFF, TIME, conform, did_you_mean
 from spark_bridge.columns import loose, restored
 from spark_bridge.committed import Ran
-from spark_bridge.job import Options, check_address
+from spark_bridge.job import KEEP, Options, check_address
 from spark_bridge.plan import Events, Plan, Stage, planned
 from spark_bridge.running import run_into
 from spark_bridge.schemas import arrow_schema, spark_schema
@@ -47,13 +47,14 @@ def run(flow: Flow, frames: Mapping[str, DataFrame], partitions: int | None = No
 @overload
 def run(flow: Flow, frames: Mapping[str, DataFrame], partitions: int | None = None, *, state: str,
         epoch: int | None = None, outputs: str | None = None, close: bool = False, memory: str | int | None = None,
-        trust: Literal["owner", "group"] = "owner", warm: str | int | None = "512MB") -> Ran: ...  # fmt: skip
+        trust: Literal["owner", "group"] = "owner", warm: str | int | None = "512MB",
+        keep: int = KEEP) -> Ran: ...  # fmt: skip
 
 
 def run(flow: Flow, frames: Mapping[str, DataFrame], partitions: int | None = None, *, state: str | None = None,
         epoch: int | None = None, outputs: str | None = None, close: bool = False, memory: str | int | None = None,
         trust: Literal["owner", "group"] = "owner", warm: str | int | None = "512MB",
-        ) -> Mapping[str, DataFrame]:  # fmt: skip
+        keep: int = KEEP) -> Mapping[str, DataFrame]:  # fmt: skip
     """Run a flow over batch DataFrames, one for each source; gives a DataFrame for each output.
 
     With a ``state``, a folder that driver and executors see or ``s3://bucket/prefix``, it runs at once, as one epoch of
@@ -61,8 +62,9 @@ def run(flow: Flow, frames: Mapping[str, DataFrame], partitions: int | None = No
     frames read the committed files.  ``epoch``: its number; one that is committed returns what it returned.
     ``outputs``: a folder in which its updates appear as Parquet.  ``close``: close all times after it, in hold-back
     mode.  ``memory``: what a task may take.  ``trust``: as in `Flow.open`.  ``warm``: what a worker may keep open of
-    the state.  Raises then also `StateRefused`, `PlanChanged`, `EpochSkipped`, `ReplayMismatch`, `Fenced`, `NullKey`
-    and what else a step raises, as `Flow.open` and `Engine.step` do.
+    the state.  ``keep``: how many epochs can be told again, and be followed.  Raises then also `StateRefused`,
+    `PlanChanged`, `EpochSkipped`, `ReplayMismatch`, `Fenced`, `NullKey` and what else a step raises, as `Flow.open` and
+    `Engine.step` do.
 
     Without one, frames are lazy, and all that follows holds.
 
@@ -76,7 +78,7 @@ def run(flow: Flow, frames: Mapping[str, DataFrame], partitions: int | None = No
     rows can tell (null keys, ties) fails the job that reads them, with ddflow's message inside Spark's.
     """
     if state is not None:
-        options = Options(check_address(state), partitions, outputs, memory, trust, warm)
+        options = Options(check_address(state), partitions, outputs, memory, trust, warm, keep=keep)
         return run_into(flow, frames, options, epoch, close)
     for name, given in (("epoch", epoch), ("outputs", outputs), ("memory", memory), ("close", close or None)):
         if given is not None:

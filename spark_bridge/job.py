@@ -61,11 +61,15 @@ _GIVEN_UP: Final = "with indeterminate "
 _DESCRIPTION: Final = "spark.job.description"
 
 
+KEEP: Final = 100
+"""How many epochs can be told again, and followed by others, if nobody says."""
+
+
 class Options(NamedTuple):
     """How a state is opened and its tasks run.  ``partitions``: None for the state's own.  ``outputs``: a folder of
     Parquet files, or None.  ``memory``: a size, of a task.  ``trust``: as in `Flow.open`.  ``warm``: a size, what a
     worker keeps open.  ``adopt``: whether another query may go on feeding the state.  ``name``: what Spark's pages and
-    the log call it, by default its sources."""
+    the log call it, by default its sources.  ``keep``: how many epochs can be told again, and followed."""
 
     state: str
     partitions: int | None
@@ -75,6 +79,7 @@ class Options(NamedTuple):
     warm: str | int | None
     adopt: bool = False
     name: str | None = None
+    keep: int = KEEP
 
 
 class Job:
@@ -102,7 +107,7 @@ class Job:
         options = self.options
         return Coordinator.open(
             self.flow, options.state, partitions=options.partitions, outputs=options.outputs, trust=options.trust,
-            default_partitions=_default(session), memory=self.memory,
+            default_partitions=_default(session), memory=self.memory, keep=options.keep,
         )  # fmt: skip
 
     def close(self) -> None:

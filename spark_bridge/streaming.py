@@ -14,6 +14,7 @@ what a batch is, that is the source's and the trigger's.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import Any, Final, Literal
 
 from pyspark.sql import DataFrame
@@ -23,7 +24,7 @@ from ddflow.flow import Flow
 from ddflow.frontier import CLOSED
 from ddflow.partitions.coordinator import Committed, Feed
 from spark_bridge.failures import noted, translated
-from spark_bridge.job import Job, Options, check_address, checked, context_of, settings
+from spark_bridge.job import KEEP, Job, Options, check_address, checked, context_of, settings
 from spark_bridge.running import ran, session_of
 from spark_bridge.stats import ACCOUNTS, Account, Batch, Stats, log
 
@@ -35,14 +36,16 @@ _QUERY: Final = "sql.streaming.queryId"
 def stream(flow: Flow, frames: Mapping[str, DataFrame], *, state: str, partitions: int | None = None,
            outputs: str | Then | None = None, checkpoint: str | None = None, trigger: Mapping[str, Any] | None = None,
            close: bool = False, adopt: bool = False, memory: str | int | None = None, name: str | None = None,
-           trust: Literal["owner", "group"] = "owner", warm: str | int | None = "512MB") -> Stream:  # fmt: skip
+           trust: Literal["owner", "group"] = "owner", warm: str | int | None = "512MB",
+           keep: int = KEEP) -> Stream:  # fmt: skip
     """A query to `Stream.start`, that feeds streaming DataFrames into a state, an epoch a batch.
 
     ``frames``: by source; several are read side by side.  ``state``: a folder that driver and executors see, or
-    ``s3://bucket/prefix``; made if it is not there.  ``partitions``: of a new state, by default
-    as many as there are cores, at most ``spark.sql.shuffle.partitions``.  ``outputs``: a folder in which every epoch's updates appear as Parquet, or a
-    function that is called with the outputs and the number of each epoch once it is committed, again if the batch is
-    given again.  ``checkpoint``: Spark's, by default the state's folder with ``.checkpoint`` behind it.  ``trigger``:
+    ``s3://bucket/prefix``; made if it is not there.  ``partitions``: of a new state, by default as many as there are
+    cores, at most ``spark.sql.shuffle.partitions``.  ``outputs``: a folder in which every epoch's updates appear as
+    Parquet, or a function that is called with the outputs and the number of each epoch once it is committed, again if
+    the batch is given again, or the end is come to again.  ``keep``: how many epochs can be told again, and be followed
+    by other jobs.  ``checkpoint``: Spark's, by default the state's folder with ``.checkpoint`` behind it.  ``trigger``:
     what ``writeStream.trigger`` takes.  ``close``: whether the end of the input closes all times, in hold-back mode,
     with a trigger that has an end.  ``adopt``: let this query go on with a state that another one has fed.  ``memory``:
     what a task may take.  ``warm``: what a worker may keep open of the state between batches.
@@ -66,7 +69,7 @@ def stream(flow: Flow, frames: Mapping[str, DataFrame], *, state: str, partition
         raise SpecError("stream with close=True", f"trigger={trigger!r} has no end",
                         "give trigger={'availableNow': True}, or leave close= out")  # fmt: skip
     folder, then = (None, outputs) if callable(outputs) else (outputs, None)
-    options = Options(address, partitions, folder, memory, trust, warm, adopt, name)
+    options = Options(address, partitions, folder, memory, trust, warm, adopt, name, keep)
     return Stream(Feeder(flow, columns, options, then), frames, checkpoint, trigger, name, close)
 
 
@@ -90,18 +93,26 @@ class Feeder:
         return {**self.__dict__, "_job": None, "account": Account()}
 
     def __call__(self, packed: DataFrame, batch: int) -> None:
-        with noted():
-            session = packed.sparkSession
-            context = context_of(session)
-            feed = Feed("" if context is None else context.getLocalProperty(_QUERY) or "", int(batch))
-            job = self.job(session)
-            before = job.coordinator.committed(feed=feed, adopt=self.options.adopt)
-            if before is not None:
-                committed = job.again(session, packed, before)
-            else:
-                committed = job.epoch(session, packed, feed=feed)
-            ACCOUNTS.put(feed.query, self.account)
-            self._tell(job, session, committed, feed.batch)
+        try:
+            with noted():
+                self._take(packed, int(batch))
+        except BaseException:
+            self.let_go()  # the query ends by it, and another one reads the state anew
+            raise
+
+    def _take(self, packed: DataFrame, batch: int) -> None:
+        """A batch becomes an epoch, or is told as the one that it was."""
+        session = packed.sparkSession
+        context = context_of(session)
+        feed = Feed("" if context is None else context.getLocalProperty(_QUERY) or "", batch)
+        job = self.job(session)
+        before = job.coordinator.committed(feed=feed, adopt=self.options.adopt)
+        if before is not None:
+            committed = job.again(session, packed, before)
+        else:
+            committed = job.epoch(session, packed, feed=feed)
+        ACCOUNTS.put(feed.query, self.account)
+        self._tell(job, session, committed, feed.batch)
 
     def finish(self, session: Any) -> None:
         """Close all times that are open; or tell again how they were closed, since whoever did that may have died
@@ -152,23 +163,24 @@ class Stream:
 
         Raises what `Job` raises, and what Spark does, such as for a trigger that it does not know.
         """
-        session = session_of(self.frames)
+        # Of this query alone: an earlier one may still be at its end.
+        session, feeder = session_of(self.frames), copy(self.feeder)
         try:
-            job = self.feeder.job(session)
+            job = feeder.job(session)
             packed = job.routed(self.frames)
-            writer = packed.writeStream.foreachBatch(self.feeder).option("checkpointLocation", self.checkpoint)
+            writer = packed.writeStream.foreachBatch(feeder).option("checkpointLocation", self.checkpoint)
             if self.trigger:
                 writer = writer.trigger(**self.trigger)
             if self.name is not None:
                 writer = writer.queryName(self.name)
             if context_of(session) is None:
-                self.feeder.let_go()
+                feeder.let_go()
             with settings(session, job.memory):  # a query keeps those that it was started with
                 started = writer.start()
         except BaseException:
-            self.feeder.let_go()
+            feeder.let_go()
             raise
-        return Query(started, self.feeder, session, self.close)
+        return Query(started, feeder, session, self.close)
 
 
 class Told:

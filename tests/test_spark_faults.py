@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from spark_faults.driving import flow_of
-from spark_session import counted, frame_of, setting
+from spark_session import frame_of, setting
 from test_spark import city_flow, halves, orders_of
 from test_spark_killed import rows_of
 from test_spark_state import same_epoch, same_state
@@ -117,11 +118,31 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(fed: Fed, monkeypatch: py
 
     monkeypatch.setattr(LocalStore, "publish", hindered)
     stream = fed.stream()
-    for _ in range(2):
-        with pytest.raises(StorageFull):
-            stream.start().awaitTermination()  # also of a query that is started again as it is
+    with pytest.raises(StorageFull):
+        stream.start().awaitTermination()
+    query = stream.start()  # as it is, and nobody waits for its end
+    while query.isActive:
+        time.sleep(0.05)
     stream.start().awaitTermination()
     assert [epoch for epoch, _ in fed.outs] == [1, 2]
+    fed.check()
+
+
+def test_a_query_that_is_started_twice_goes_on_once(fed: Fed) -> None:
+    """Spark stops the first one then, by default."""
+    stream = fed.stream(trigger={"processingTime": "50 milliseconds"})
+    first = stream.start()
+    fed.give(rows_of(0))
+    first.processAllAvailable()
+    second = stream.start()
+    first.awaitTermination()
+    fed.give(rows_of(1))
+    second.processAllAvailable()
+    first.stop()
+    fed.give(rows_of(2))
+    second.processAllAvailable()
+    assert not first.isActive and [len(each.ddflow.stats()) for each in (first, second)] == [1, 2]
+    second.stop()
     fed.check()
 
 
@@ -144,8 +165,8 @@ def test_epochs_of_few_rows_or_none_are_steps(
     """With adaptive execution that would join and split what it can, and without."""
     flow, state, none = city_flow(), str(tmp_path / "state"), orders_of(0)
     full = frame_of(spark, *halves(orders_of(90)))
-    window = full.selectExpr("id", "city", "row_number() over (partition by id order by at, op, city, amount) + 0L as at",
-                             "op", "amount").where("at < 3")  # fmt: skip
+    at = "row_number() over (partition by id order by at, op, city, amount) + 0L as at"
+    window = full.selectExpr("id", "city", at, "op", "amount").where("at < 3")
     frames = [*emptied(full)[partitions % 4 :][:2], full, emptied(full)[partitions % 3], full.where("id = 3"), window,
               full.repartition(7).orderBy("at", F.rand(1))]  # fmt: skip
     with ExitStack() as stack, flow.open() as engine:

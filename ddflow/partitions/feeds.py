@@ -31,7 +31,8 @@ def told(where: str, now: Feed | None, asked: Feed, kept: Iterable[Epoch], adopt
 
     ``now``: who feeds the state, None for nobody.  ``kept``: epochs that can be told again.  ``adopt``: take the
     batches of another query from now on.  Raises `FeedChanged` for another query, one without an id that numbers anew,
-    or one whose first batches went elsewhere; `EpochSkipped` for a batch that was left out, or that is not kept any more; `SpecError` for what is no batch.
+    or one whose first batches went elsewhere; `EpochSkipped` for a batch that was left out, or that is not kept any
+    more; `SpecError` for what is no batch.
     """
     if not isinstance(asked.query, str) or len(asked.query) > QUERY or not _is_batch(asked.batch):
         raise SpecError(f"give {asked!r} to {where}", "that is no batch of a query", "give Feed(query, batch): a text "
