@@ -1,0 +1,63 @@
+"""Where a driver dies: at named points of a batch, by whatever death is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from ddflow.ledger import Ledger
+from ddflow.partitions.coordinator import Coordinator
+from spark_bridge.job import Job
+from spark_bridge.streaming import Feeder
+
+POINTS = ("before tasks", "after tasks", "after publish", "after outputs", "before Spark's commit")
+
+
+class Killed(RuntimeError):
+    """What stands for a death in a process that must live on."""
+
+
+@contextmanager
+def dies(point: str, batch: int, die: Callable[[], Any]) -> Iterator[None]:
+    """Die at a point of a batch; at "" never.  -1 is the batch of no rows that closes all times.
+
+    A driver that dies after its outputs were shown, or given to a function, has not left `Feeder` yet; one that dies
+    before Spark's own commit has.
+    """
+    now = [-1]
+    feeder, tasks, finished, commit = Feeder.__call__, Job._receipts, Coordinator.finish, Ledger.commit
+
+    def at(here: str) -> None:
+        if here == point and now[0] == batch:
+            die()
+
+    def fed(self: Feeder, packed: Any, number: int) -> None:
+        now[0] = number
+        feeder(self, packed, number)
+        at("before Spark's commit")
+        now[0] = -1
+
+    def receipts(self: Job, *given: Any) -> Any:
+        at("before tasks")
+        return tasks(self, *given)
+
+    def finishing(self: Coordinator, *given: Any, **named: Any) -> Any:
+        at("after tasks")
+        committed = finished(self, *given, **named)
+        at("after outputs")
+        return committed
+
+    def committing(self: Ledger, *given: Any, **named: Any) -> Any:
+        manifest = commit(self, *given, **named)
+        at("after publish")
+        return manifest
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Feeder, "__call__", fed)
+        patch.setattr(Job, "_receipts", receipts)
+        patch.setattr(Coordinator, "finish", finishing)
+        patch.setattr(Ledger, "commit", committing)
+        yield

@@ -1,0 +1,88 @@
+"""A task body that one of its attempts dies in: by an error, with its worker, or with the whole executor.
+
+It dies once, as a file in a folder says, when the body has written its files and before anybody is told of them.  Every
+attempt leaves a file there, named by its level (-1 routes), partition and attempt.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from spark_bridge import bodies
+
+DEATHS = ("fails", "worker", "executor")
+
+
+@dataclass(frozen=True)
+class Faulty:
+    """``body``, dying by ``death`` at ``level``; ``folder`` is seen by all."""
+
+    body: Any
+    folder: str
+    death: str
+    level: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        level, context = getattr(self.body, "level", -1), TaskContext.get()
+        assert context is not None
+        name = f"{level}_{context.partitionId()}_{context.attemptNumber()}_{uuid4().hex}"
+        (Path(self.folder) / name).touch()
+        for batch in self.body(batches):
+            if level == self.level and first(Path(self.folder) / "died"):
+                die(self.death)
+            yield batch
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """``body``, on a machine where the folder of the state is another one, ``there``."""
+
+    body: Any
+    there: str
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        opened = bodies.open_store
+        bodies.open_store = lambda address, **more: opened(self.there, **more)
+        try:
+            yield from self.body(batches)
+        finally:
+            bodies.open_store = opened
+
+
+def first(path: Path) -> bool:
+    """Whether nobody was here before."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def die(death: str) -> None:
+    if death == "fails":
+        raise RuntimeError("this attempt fails")
+    if death == "executor":
+        os.kill(executor(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def executor() -> int:
+    """The executor's process, above the daemon that forks its workers."""
+    pid = int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1])
+    assert b"CoarseGrainedExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_bytes(), "that is no executor"
+    return pid
+
+
+def attempts(folder: str) -> list[tuple[int, int]]:
+    """The level and partition of every attempt."""
+    names = [name.split("_") for name in os.listdir(folder) if "_" in name]
+    return sorted((int(level), int(number)) for level, number, *_ in names)

@@ -1,0 +1,186 @@
+"""A cluster by hand: workers that keep parts warm, a shuffle in the worst order, and attempts at tasks that go wrong.
+
+Bodies are called as Spark calls them, in this process.  An attempt is run whole, twice, left after some chunks, cut off
+from its rows, hindered by a full disk, or sleeps until its epoch is committed and works on then.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import ddflow as dd
+from ddflow.errors import StorageFull
+from ddflow.identity import Secret
+from ddflow.partitions.coordinator import Committed, Coordinator
+from ddflow.partitions.packing import PACKED, RECEIPT
+from ddflow.partitions.receipt import Receipt
+from ddflow.partitions.router import Router
+from ddflow.store.local import LocalStore
+from ddflow.store.vault import Vault
+from spark_bridge import bodies
+from spark_bridge.bodies import Level, Route, Sight
+from spark_bridge.warm import Warm
+
+Chunks = list[pa.RecordBatch]
+FAILS = ("left", "cut off", "full disk", "late")
+
+
+class FetchFailed(Exception):
+    """The machine that had a task's rows is gone."""
+
+
+class Hands:
+    """A driver and its workers.  ``seen``: what became of attempts, for a test to see that everything was there.
+
+    ``late``: attempts that sleep, each with its worker and what it will say.
+    """
+
+    def __init__(self, flow: dd.Flow, state: str, partitions: int, chance: random.Random, workers: int = 3,
+                 memory: int | None = None) -> None:  # fmt: skip
+        self.flow, self.state, self.chance, self.memory = flow, state, chance, memory
+        self.coordinator = Coordinator.open(flow, state, partitions=partitions, memory=memory)
+        self.workers = [Warm() for _ in range(workers)]
+        self.late: list[tuple[Warm, int, Iterator[pa.RecordBatch]]] = []
+        self.seen: dict[str, int] = {}
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.clear()
+        self.coordinator.close()
+
+    def epoch(self, inputs: Mapping[str, pa.Table]) -> tuple[Committed, dict[str, pa.Table]]:
+        """One epoch: what was committed, and what its files hold."""
+        base = self.coordinator.begin()
+        columns = {name: tuple(source.bound.schema.names) for name, source in self.flow.sources.items()}
+        maps = [[chunk] for chunk in self._routed(inputs)]
+        for level in range(self.coordinator.cut.levels):
+            body = Level(self.coordinator.cut, base, level, columns, "a test", 1 << 30)
+            told = [self.task(body, number, maps) for number in range(base.partitions)]
+            maps = [[pa.Table.from_batches(each, PACKED) for each in attempts] for attempts in told]
+        receipts = [Receipt.from_json(row["payload"], "a test") for attempts in maps for each in attempts
+                    for row in each.to_pylist() if row["what"] == RECEIPT]  # fmt: skip
+        committed = self.coordinator.finish(base, receipts)
+        self.wake()
+        return committed, self._outputs(committed)
+
+    def task(self, body: Level, number: int, maps: Iterable[list[pa.Table]]) -> list[Chunks]:
+        """Attempts at one task: what each that came to its end gave.  Each reads what some attempt before it wrote."""
+        told: list[Chunks] = []
+        wanted = self.chance.choice([1, 1, 2])
+        while len(told) < wanted:
+            worker = self.chance.choice(self.workers)
+            rows = self._shuffled(maps, number)
+            kind = self.chance.choice(["whole", "whole", "whole", *FAILS])
+            given = self._attempt(kind, worker, body, number, rows)
+            self.seen[kind] = self.seen.get(kind, 0) + 1
+            if given is not None:
+                told.append(given)
+                hits = [Receipt.from_json(row["payload"], "a test").figures.get("hit", 0) for each in given
+                        for row in each.to_pylist() if row["what"] == RECEIPT]  # fmt: skip
+                self.seen["hit"] = self.seen.get("hit", 0) + hits[-1]
+        return told
+
+    def wake(self) -> None:
+        """Let those that sleep come to their end, whatever that is."""
+        for worker, number, attempt in self.late:
+            with as_task(worker, number):
+                list(attempt)
+        self.late.clear()
+
+    def _attempt(self, kind: str, worker: Warm, body: Level, number: int, rows: Chunks) -> Chunks | None:
+        """One attempt; what it gave, None where nobody takes that."""
+        with as_task(worker, number):
+            if kind == "whole":
+                return list(body(iter(rows)))
+            if kind == "cut off":
+                with pytest.raises(FetchFailed):
+                    list(body(cut_off(rows, self.chance.randrange(len(rows) + 1))))
+            elif kind == "full disk":
+                with full(self.chance.randrange(8)) as was_full:
+                    given = None
+                    try:
+                        given = list(body(iter(rows)))
+                    except StorageFull:
+                        assert was_full
+                return None if was_full else given
+            else:
+                attempt = body(iter(rows))
+                # What it gave so far is gone with it: Spark takes the output of an attempt that ended, or none.
+                list(islice(attempt, self.chance.randrange(3)))
+                if kind == "late":
+                    self.late.append((worker, number, attempt))
+                else:
+                    attempt.close()  # type: ignore[attr-defined]
+        return None
+
+    def _routed(self, inputs: Mapping[str, pa.Table]) -> list[pa.Table]:
+        """Rows as chunks, from three tasks a source; each was begun once before, and left."""
+        manifest, out = self.coordinator.manifest, []
+        sight = Sight(self.state, "owner", manifest.number, self.coordinator.ledger.digest)
+        for name, table in inputs.items():
+            columns = tuple(table.column_names)
+            router = Router(self.flow, name, self.coordinator.partitions, Secret(*manifest.secret), columns)
+            body, third = Route(router, sight, columns), -(-table.num_rows // 3)
+            for origin in range(3):
+                rows = table.slice(origin * third, third).to_batches(max_chunksize=7)
+                with as_task(self.workers[0], origin):
+                    left = body(iter(rows))
+                    list(islice(left, 1))
+                    left.close()  # type: ignore[attr-defined]
+                    out.append(pa.Table.from_batches(list(body(iter(rows))), PACKED))
+        return out
+
+    def _shuffled(self, maps: Iterable[list[pa.Table]], number: int) -> Chunks:
+        """What a task's shuffle brings it, in any order and cut anywhere."""
+        table = pa.concat_tables([self.chance.choice(attempts) for attempts in maps] or [PACKED.empty_table()])
+        mine = table.filter(pa.array([to == number for to in table.column("to").to_pylist()], pa.bool_()))
+        order = list(range(mine.num_rows))
+        self.chance.shuffle(order)
+        batches: Chunks = mine.take(pa.array(order, pa.int64())).combine_chunks().to_batches(max_chunksize=3)
+        return batches
+
+    def _outputs(self, committed: Committed) -> dict[str, pa.Table]:
+        vault = Vault(self.coordinator.ledger.store)
+        schemas = {name: node.updates_schema(self.flow.time_type) for name, node in self.flow.outputs.items()}
+        return {name: pa.concat_tables([schema.empty_table(), *(vault.table(blob, schema, None)
+                      for blob in (committed.outputs[name].blobs if name in committed.outputs else ()))])
+                for name, schema in schemas.items()}  # fmt: skip
+
+
+@contextmanager
+def as_task(worker: Warm, number: int) -> Iterator[None]:
+    """As a task of a partition, in a worker's process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bodies, "PARTS", worker)
+        patch.setattr(bodies, "_number", lambda: number)
+        yield
+
+
+def cut_off(rows: Chunks, after: int) -> Iterator[pa.RecordBatch]:
+    """Rows of which the rest cannot be fetched."""
+    yield from rows[:after]
+    raise FetchFailed
+
+
+@contextmanager
+def full(after: int) -> Iterator[list[Any]]:
+    """A disk that is full after some files; whether it was, in the list."""
+    was_full, put, left = list[Any](), LocalStore.put, [after]
+
+    def hindered(self: LocalStore, *given: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            was_full.append(given)
+            raise StorageFull("write a file", "the disk is full", "make room")
+        return put(self, *given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalStore, "put", hindered)
+        yield was_full
