@@ -37,7 +37,8 @@ from ddflow.frontier import CLOSED, NEVER
 from ddflow.identity import Ints, Secret, identities
 from ddflow.intake import Intake
 from ddflow.merging.machines import bind_machine
-from ddflow.operators.updates import Updates, ints, time_column
+from ddflow.operators.updates import Updates, time_column
+from ddflow.partitions.circuit import as_updates
 from ddflow.schema import DIFF, TIME
 from ddflow.sides import Sides
 from ddflow.spec import Upsert
@@ -180,15 +181,6 @@ def in_order(table: pa.Table) -> pa.Table:
         return table
     # Stable, for it is a merge sort of runs, and runs are what comes out of a shuffle.
     return table.combine_chunks().take(pa.array(np.argsort(arrival, kind="stable")))
-
-
-def as_updates(table: pa.Table, schema: pa.Schema) -> Updates:
-    """The sums that came, in the order of their times."""
-    times, ranks = np.unique(table.column(TIME).to_numpy(), return_inverse=True)
-    diffs: Ints = table.column(DIFF).to_numpy()
-    rows = table.select(schema.names).cast(schema).combine_chunks()
-    updates = Updates(rows, ranks.astype(np.int32), diffs, times if times.size else ints())
-    return updates if times.size < 2 else updates.picked(np.argsort(ranks, kind="stable"))
 
 
 def sliced(table: pa.Table) -> Iterator[pa.RecordBatch]:

@@ -6,16 +6,11 @@ Measured from outside, in a process of its own: private pages above those of a t
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
-from test_spilling import private
+from watched import watched
 
 TASK = """
 import gc, json, os, sys
@@ -93,27 +88,7 @@ ROWS = 12_000_000 if SOAK else 1_500_000
 
 @pytest.mark.parametrize("mode", ["epoch", "hold-back"])
 def test_a_first_batch_of_many_times_the_budget_stays_within_it(tmp_path: Path, mode: str) -> None:
-    command = [sys.executable, "-c", TASK, mode, str(tmp_path), str(ROWS), str(BUDGET)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None and process.stdout is not None
-        assert process.stdout.readline() == "idle\n"
-        idle, most, done = private(process.pid), 0, threading.Event()
-
-        def watch() -> None:
-            nonlocal most
-            while not done.is_set():
-                most = max(most, private(process.pid))
-                time.sleep(0.002)
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        print("go", file=process.stdin, flush=True)
-        word = process.stdout.readline()
-        done.set()
-        watcher.join()
-        assert word == "done\n"
-        print("go", file=process.stdin, flush=True)
-        found = json.loads(process.stdout.readline())
+    seen = watched(TASK, mode, str(tmp_path), str(ROWS), str(BUDGET))
+    found, over = seen.answer, seen.most - seen.idle
     assert sum(found["counts"].values()) + found["pending"] == ROWS
-    print(f"{mode}: {(most - idle) / BUDGET:.2f} of the budget above {idle:,} bytes; {found}")
-    assert most - idle <= BUDGET * 1.15, f"{most - idle:,} bytes over the {idle:,} of an idle task"
+    assert over <= BUDGET * 1.15, f"{over:,} bytes over the {seen.idle:,} of an idle task"

@@ -80,7 +80,7 @@ def test_all_rows_arrive_in_order_each_in_the_partition_of_its_key(data: st.Data
     given_rows = to_arrow(source["columns"], rows)
     chunks = routed(Router(flow, "s", partitions, SECRET, **limits), batches_of(shape(given_rows), schema))
     high, _ = identities(given_rows.select(list(spec.key)), SECRET, len(rows))
-    home = [(int(h) >> 32) * partitions >> 32 for h in high]
+    home = partition_of(high, partitions).tolist()
     for to in range(partitions) if partitions < 10 else {*home, 0, 999}:
         own = [c for c in chunks if c["to"] == to]
         assert [(c["what"], c["origin"]) for c in own] == [(1, "0000000000")] * len(own)

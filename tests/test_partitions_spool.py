@@ -19,7 +19,7 @@ from strategies import effort, events, sources, splits
 
 import ddflow as dd
 from ddflow.errors import Misrouted, SpillRefused
-from ddflow.identity import identities
+from ddflow.identity import identities, partition_of
 from ddflow.partitions.cut import Cut, cut
 from ddflow.partitions.packing import (
     NO_ROWS,
@@ -77,7 +77,7 @@ def test_rows_come_back_in_the_order_of_arrival(tmp_path_factory: pytest.TempPat
     scratch = tmp_path_factory.mktemp("scratch")
     digest = NO_ROWS
     for number in range(partitions):
-        home = [i for i, h in enumerate(high.tolist()) if (h >> 32) * partitions >> 32 == number]
+        home = np.flatnonzero(partition_of(high, partitions) == number).tolist()
         expected = whole.take(pa.array(home, pa.int64()))
         with Spool(cut(flow), 0, number, memory, str(scratch)) as spool:
             for batch in shuffled(batches, data.draw(st.integers(0, 99)), number):

@@ -257,9 +257,9 @@ def test_a_budget_is_kept_to_on_a_batch_that_is_larger(spark: SparkSession, stat
     source = flow.upserts("s", {"id": pa.int64(), "v": pa.string()}, dd.Upsert("id"))
     flow.output("by_v", source.count("v"))
     frame = spark.range(0, 200_000, 1, 4).selectExpr("id % 50000 as id", "concat(repeat('x', 200), id % 3) as v")
-    ran = spark_bridge.run(flow, {"s": frame}, 2, state=state, memory="16MB")
+    ran = spark_bridge.run(flow, {"s": frame}, 2, state=state, memory="32MB")
     assert ran.verdicts["applied"] == 50_000 and ran.verdicts.total == 200_000
-    assert ran.figures["memory"] < 16_000_000
+    assert ran.figures["memory"] < 32_000_000
     rows = ran["by_v"].toArrow().to_pylist()
     assert sum(row["count"] for row in rows) == 50_000 and len(rows) == 3
 

@@ -5,13 +5,10 @@ the memory that is really taken while ten times the budget streams in.
 from __future__ import annotations
 
 import gc
-import json
 import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator
@@ -22,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tight import files, full, merge, spill, tighten, tiny, watching
+from watched import watched
 
 import ddflow as dd
 from ddflow.batcher import batcher
@@ -408,34 +406,9 @@ def updates_of(total: int, holds_back: bool) -> tuple[int, int]:
 @pytest.mark.parametrize("mode", ["epoch", "hold-back"])
 def test_a_first_step_of_five_times_the_budget_stays_within_it(tmp_path: Path, mode: str) -> None:
     total, budget = 2_000_000, 16_000_000
-    command = [sys.executable, "-c", STREAM, mode, str(tmp_path), str(total)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None and process.stdout is not None
-        assert process.stdout.readline() == "idle\n"
-        idle, most, done = private(process.pid), 0, threading.Event()
-
-        def watch() -> None:
-            nonlocal most
-            while not done.is_set():
-                most = max(most, private(process.pid))
-                time.sleep(0.002)
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        print("go", file=process.stdin, flush=True)
-        word = process.stdout.readline()
-        done.set()
-        watcher.join()
-        assert word == "done\n"
-        print("go", file=process.stdin, flush=True)
-        found = json.loads(process.stdout.readline())
+    seen = watched(STREAM, mode, str(tmp_path), str(total))
     updates, keys = updates_of(total, mode == "hold-back")
-    assert found == {"updates": updates, "diffs": keys, "keys": keys}
-    assert most - idle <= budget * 1.15, f"{most - idle:,} bytes over the {idle:,} of an idle engine"
-
-
-def private(pid: int) -> int:
-    """Bytes of memory of a process's own, mapped files left out; where the system does not tell, 0."""
-    status = Path(f"/proc/{pid}/status")
-    lines = status.read_text().splitlines() if status.exists() else []
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+    assert seen.answer == {"updates": updates, "diffs": keys, "keys": keys}
+    assert seen.most - seen.idle <= budget * 1.15, (
+        f"{seen.most - seen.idle:,} bytes over an idle engine's {seen.idle:,}"
+    )

@@ -23,12 +23,14 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Literal, NamedTuple
 
+from ddflow.budget import LEAST, shown_size
 from ddflow.durable import check_types
 from ddflow.errors import PlanChanged, SpecError
 from ddflow.flow import Flow
 from ddflow.frontier import CLOSED
 from ddflow.identity import Secret
 from ddflow.ledger import GRACE, Ledger
+from ddflow.partitions.base import own
 from ddflow.planned import describe, fingerprint
 from ddflow.reopening import Change, compare
 from ddflow.store.blob import Store
@@ -62,6 +64,9 @@ class Wanted:
             if not (number and least <= given <= most) and (given is not None or name != "partitions"):
                 raise SpecError(f"{name}={given!r}", "that is not possible",
                                 f"give a whole number from {least} to {most}")  # fmt: skip
+        if self.memory is not None and own(self.memory) < LEAST:
+            raise SpecError(f"memory={shown_size(self.memory)}", "that is too small for a task to work in",
+                            f"give {shown_size(2 * LEAST)} or more")  # fmt: skip
 
 
 class Opened(NamedTuple):

@@ -42,7 +42,7 @@ from ddflow.frontier import CLOSED, NEVER
 from ddflow.identity import Secret, value_hashes
 from ddflow.ledger import digest
 from ddflow.operators.updates import Updates
-from ddflow.partitions.base import Base
+from ddflow.partitions.base import Base, own
 from ddflow.partitions.circuit import LevelCircuit, as_updates
 from ddflow.partitions.cut import Cut
 from ddflow.partitions.receipt import Receipt
@@ -80,10 +80,13 @@ class Part(Stepping):
         try:
             if base.memory is not None and scratch is None:
                 scratch = store.scratch()
-            # An eighth each for what Spark hands over together, what the spool keeps of it, and what allocators keep.
-            own = None if base.memory is None else base.memory - 3 * (base.memory // 8)
             circuit = LevelCircuit(cut, level, Secret(*base.secret))
-            super().__init__(cut.flow, circuit, Budget(own, scratch), retain=base.retain)
+            super().__init__(
+                cut.flow,
+                circuit,
+                Budget(None if base.memory is None else own(base.memory), scratch),
+                retain=base.retain,
+            )
             self.levelled, self.vault = circuit, Vault(store)
             self.budget.home = self.vault if self.budget.spills else None
             for arranged in circuit.arrangements.values():

@@ -13,7 +13,7 @@ at: that is for the step (``intake``).
 >>> route = Router(flow, "orders", partitions=2, secret=Secret(1, 2))
 >>> came = [pa.record_batch({"id": [1, 4]}), pa.record_batch({"id": [5, 1]})]
 >>> [(c["to"], c["at"], c["rows"]) for batch in route(came, origin=0) for c in batch.to_pylist()]
-[(0, 0, 2), (1, 1, 2)]
+[(0, 2, 1), (1, 0, 3)]
 """
 
 from __future__ import annotations

@@ -244,7 +244,7 @@ def _identities(upsert: Upsert, rows: pa.Table) -> tuple[Words, Words]:
 def _count_words(count: Count, rows: pa.Table) -> tuple[Words, Words, Words]:
     groups = pa.Table.from_arrays([rows.column(f.name) for f in count.groups], schema=count.groups)
     high, low = identities(groups, count.secret, rows.num_rows)
-    return high, low, rows.column(count.name).to_numpy().astype(np.int64).view(np.uint64)
+    return high, low, rows.column(count.name).fill_null(0).to_numpy().view(np.uint64)
 
 
 def wrong(record: Record, found: str) -> CorruptState:
