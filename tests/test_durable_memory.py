@@ -11,6 +11,9 @@ import gc
 import os
 import resource
 import shutil
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -133,7 +136,7 @@ def test_a_system_that_has_no_memory_is_told_and_the_state_stays(tmp_path: Path,
     for more in (0, 1, 3, 9, 20, 40, 80, 1024):
         state = tmp_path / str(more)
         shutil.copytree(tmp_path / "begun", state)
-        answers.append(child := starved(state, second, memory, more * 1_000_000))
+        answers.append(child := starved(state, memory, more * 1_000_000))
         assert child in ("done", "OutOfMemory", "OutOfMemory when opening"), f"{more} MB more: {child}"
         with plan().open(state, memory=memory) as engine:
             assert engine.epoch == 2 if child == "done" else engine.epoch in (1, 2)
@@ -146,30 +149,33 @@ def test_a_system_that_has_no_memory_is_told_and_the_state_stays(tmp_path: Path,
     assert answers[-1] == "done" and "OutOfMemory" in answers
 
 
-def starved(state: Path, rows: pa.Table, memory: str | None, more: int) -> str:
-    """What becomes of a step in a process that may take so many bytes more than it has."""
-    reads, writes = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            engine = plan().open(state, memory=memory)
-            gc.collect()
-            pa.default_memory_pool().release_unused()
-            ctypes.CDLL(None).malloc_trim(0)  # what the parent has used and given back would do for the step
-            with open("/proc/self/status", encoding="ascii") as file:
-                now = next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmData"))
-            resource.setrlimit(resource.RLIMIT_DATA, (now + more, now + more))
-            try:
-                engine.step({"a": rows}, 2)
-                answer = b"done"
-            except BaseException as error:
-                resource.setrlimit(resource.RLIMIT_DATA, (now + more, now + more))
-                answer = type(error).__name__.encode()
-            os.write(writes, answer)
-        finally:
-            os._exit(0)
-    os.close(writes)
-    with os.fdopen(reads, "rb") as pipe:
-        answer = pipe.read().decode()
-    _, how = os.waitpid(child, 0)
-    return answer or f"it died of {how}"
+def starved(state: Path, memory: str | None, more: int) -> str:
+    """What becomes of a step in a process that may take so many bytes more than it has.
+
+    A process of its own, and no fork of this one: what many tests have used and given back would do for the step.
+    """
+    code = f"from test_durable_memory import starve; starve({str(state)!r}, {memory!r}, {more})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True)
+    return done.stdout or f"it died of {done.returncode}: {done.stderr[-1000:]}"
+
+
+def starve(state: str, memory: str | None, more: int) -> None:
+    """That process: the name of the error that the step ends with, or "done", goes to the standard output."""
+    rows, warm = events(200_000, 2), events(1_000, 3)
+    with tempfile.TemporaryDirectory() as place, plan().open(place, memory=memory) as engine:
+        for time in (1, 2):  # all code is there before memory is taken away
+            engine.step({"a": warm}, time)
+    engine = plan().open(state, memory=memory)
+    gc.collect()
+    pa.default_memory_pool().release_unused()
+    ctypes.CDLL(None).malloc_trim(0)
+    with open("/proc/self/status", encoding="ascii") as file:
+        now = next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmData"))
+    resource.setrlimit(resource.RLIMIT_DATA, (now + more, now + more))
+    try:
+        engine.step({"a": rows}, 2)
+        answer = b"done"
+    except BaseException as error:
+        answer = type(error).__name__.encode()
+    os.write(1, answer)
+    os._exit(0)
