@@ -22,17 +22,16 @@ import itertools
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark import TaskContext
 
-from ddflow.errors import CorruptState, StateRefused
+from ddflow.errors import SnapshotExpired
 from ddflow.identity import Secret
-from ddflow.ledger import digest
 from ddflow.partitions.base import Base
 from ddflow.partitions.cut import Cut
 from ddflow.partitions.packing import packed_receipts, packed_sums
@@ -40,6 +39,7 @@ from ddflow.partitions.part import Part, idle
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.router import Router
 from ddflow.partitions.spool import Spool
+from ddflow.partitions.version import Version
 from ddflow.store.blob import Blob
 from ddflow.store.opening import open_store
 from ddflow.store.outputs import OutputFolder
@@ -52,58 +52,35 @@ from spark_bridge.warm import PARTS, close
 Batches = Iterable[pa.RecordBatch]
 
 
-class Sight(NamedTuple):
-    """What a task must see of a state: its address, and a manifest by number and digest."""
-
-    store: str
-    trust: str
-    number: int
-    digest: str
-
-
-_SEEN: Final = set[Sight]()
+_SEEN: Final = set[Version]()
 """What was seen from this process already."""
 
 
-def look(sight: Sight) -> None:
+def look(version: Version) -> None:
     """Raise `StateRefused`, naming this host, unless the state is there: that manifest, or one that followed it.  O(1).
 
     A manifest that followed may be another state's: what a task goes on from it compares by itself.
     """
-    if sight in _SEEN:
-        return
-    asked = f"open the state {sight.store} on {os.uname().nodename}"
-    remedy = "mount the same folder on the driver and on all executors, or keep the state in s3://bucket/prefix"
-    try:
-        store = open_store(sight.store, trust=sight.trust, create=False, readonly=True)
-    except StateRefused as error:
-        raise StateRefused(asked, error.found, remedy) from None
-    try:
-        try:
-            found = digest(store.manifest(sight.number))
-        except CorruptState:
-            found = "" if store.numbers()[-1:] > [sight.number] else "none"
-    finally:
-        store.close()
-    if found not in ("", sight.digest):
-        raise StateRefused(asked, f"the driver's manifest {sight.number} has digest {sight.digest}, the one there has "
-                           f"{found}", remedy)  # fmt: skip
-    _SEEN.add(sight)
+    if version not in _SEEN:
+        with suppress(SnapshotExpired):
+            version.opened("open").close()
+        _SEEN.add(version)
 
 
 @dataclass(frozen=True)
 class Route:
-    """Rows of one source, packed for their partitions.  ``names``: of the columns that come, by position.  ``sight``:
-    of the state; None: it is not looked for.  O(rows).  Raises `StateRefused`, and what the router raises."""
+    """Rows of one source, packed for their partitions.  ``names``: of the columns that come, by position.  ``version``:
+    of the state, which must be seen; None: it is not looked for.  O(rows).  Raises `StateRefused`, and
+    what the router raises."""
 
     router: Router
-    sight: Sight | None
+    version: Version | None
     names: tuple[str, ...]
 
     def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
         with noted():
-            if self.sight is not None:
-                look(self.sight)
+            if self.version is not None:
+                look(self.version)
             yield from self.router((batch.rename_columns(list(self.names)) for batch in batches), _number())
 
 

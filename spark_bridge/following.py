@@ -32,7 +32,8 @@ from ddflow.errors import CorruptState, PlanChanged, SnapshotExpired
 from ddflow.flow import Flow
 from ddflow.identity import Secret
 from ddflow.operators.updates import Updates, consolidated, ints
-from ddflow.partitions.shares import Version, columns_of, plan_of, read_updates, stamped
+from ddflow.partitions.shares import columns_of, plan_of, read_updates, stamped
+from ddflow.partitions.version import Version
 from ddflow.schema import DIFF
 from ddflow.snapshot import found
 from ddflow.store.blob import Blob, Store

@@ -37,11 +37,12 @@ from ddflow.partitions.coordinator import Committed, Coordinator
 from ddflow.partitions.packing import PACKED, added, held
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.router import Router, carried_only, columns_there
+from ddflow.partitions.version import Version
 from ddflow.planned import describe, fingerprint
 from ddflow.rebuilt import rebuild
 from ddflow.schema import conform, did_you_mean
 from ddflow.store.manifest import Epoch
-from spark_bridge.bodies import Level, Route, Sight
+from spark_bridge.bodies import Level, Route
 from spark_bridge.columns import loose, restored
 from spark_bridge.committed import shapes
 from spark_bridge.failures import translated
@@ -121,7 +122,7 @@ class Job:
         """
         manifest = self.coordinator.manifest
         secret = Secret(*manifest.secret)
-        sight = Sight(self.store, self.options.trust, manifest.number, self.coordinator.ledger.digest)
+        version = Version(self.store, self.options.trust, manifest.number, self.coordinator.ledger.digest)
         routed = []
         for name, frame in frames.items():
             schema = loose(self.flow.sources[name].bound.schema)
@@ -132,7 +133,7 @@ class Job:
             router = Router(self.flow, name, self.coordinator.partitions, secret, self.columns[name], restore=restore,
                             chunk_bytes=most)  # fmt: skip
             numbered = frame.toDF(*(f"c{i}" for i in range(len(frame.columns))))  # Spark minds case, dots and quotes
-            routed.append(mapped(numbered, Route(router, sight, tuple(frame.columns))))
+            routed.append(mapped(numbered, Route(router, version, tuple(frame.columns))))
         return reduce(lambda one, other: one.union(other), routed)
 
     def epoch(self, session: Any, packed: DataFrame | None, *, close: bool = False, feed: Any = None,

@@ -33,7 +33,8 @@ from pyspark.sql.datasource import (
 )
 
 from ddflow.flow import Flow
-from ddflow.partitions.shares import Version, partitions_with, read_updates, shared
+from ddflow.partitions.shares import partitions_with, read_updates, shared
+from ddflow.partitions.version import Version
 from ddflow.store.manifest import Manifest
 from spark_bridge.columns import carried, carrier
 from spark_bridge.task import sliced

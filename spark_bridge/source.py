@@ -25,7 +25,8 @@ from ddflow.errors import MissingExtra, NotReadable, SchemaMismatch, SpecError, 
 from ddflow.flow import Flow
 from ddflow.frontier import shown
 from ddflow.history import check_readable
-from ddflow.partitions.shares import Version, columns_of, plan_of
+from ddflow.partitions.shares import columns_of, plan_of
+from ddflow.partitions.version import Version
 from ddflow.schema import did_you_mean
 from ddflow.snapshot import found
 from ddflow.store.blob import Store

@@ -30,13 +30,13 @@ from ddflow.errors import (
 from ddflow.partitions.shares import (
     Share,
     Shared,
-    Version,
     contents,
     partitions_with,
     plan_of,
     read_updates,
     shared,
 )
+from ddflow.partitions.version import Version
 from ddflow.snapshot import Snapshot, found
 from ddflow.store.local import LocalStore
 from ddflow.store.memory import MemoryStore

@@ -35,8 +35,9 @@ from ddflow.partitions.coordinator import Coordinator
 from ddflow.partitions.packing import RECEIPT
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.router import Router
+from ddflow.partitions.version import Version
 from spark_bridge import failures, rescaling
-from spark_bridge.bodies import Level, Route, Sight, look
+from spark_bridge.bodies import Level, Route, look
 from spark_bridge.warm import PARTS
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -317,7 +318,7 @@ def test_an_executor_that_sees_another_state_says_so_before_it_works(tmp_path: P
     with flow.open(there) as engine:
         engine.step({"orders": orders_of(3)}, time=1)
     coordinator = Coordinator.open(flow, here, partitions=1)
-    sight = Sight(here, "owner", 0, coordinator.ledger.digest)
+    sight = Version(here, "owner", 0, coordinator.ledger.digest)
     look(sight)
     router = Router(flow, "orders", 1, Secret(1, 2))
 

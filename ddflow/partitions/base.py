@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ddflow.frontier import CLOSED
+from ddflow.partitions.version import Version
 from ddflow.store.blob import Blob
 from ddflow.store.memory import MemoryStore
 
@@ -57,6 +58,11 @@ class Base(NamedTuple):
     folder: str | None
     retain: int
     memory: int | None
+
+    @property
+    def version(self) -> Version:
+        """Which version of which state it is."""
+        return Version(self.store, self.trust, self.number, self.digest)
 
     @property
     def closes(self) -> bool:

@@ -49,7 +49,6 @@ from ddflow.operators.upsert import Upsert
 from ddflow.partitions.base import Base
 from ddflow.partitions.cut import Columns, Cut, placed
 from ddflow.partitions.overlap import first_of, overlapping
-from ddflow.partitions.part import seen
 from ddflow.planned import node_ids
 from ddflow.rows import gather
 from ddflow.store.blob import Blob, Store
@@ -109,7 +108,7 @@ def task(cut: Cut, move: Move, level: int, number: int, store: Store | None = No
     `StorageFull`, `StorageFailed`; what was written is deleted then.
     """
     began = perf_counter_ns()
-    own = seen(move.base) if store is None else store
+    own = move.base.version.opened("rescale", readonly=False) if store is None else store
     try:
         made = _Task(cut, move, level, number, own).made()
         if store is None:

@@ -7,7 +7,7 @@ whether that happens must not matter: what it holds is the inventory that it wro
 goes on with it compares that with what the next base says.  All times come from the base, since the other parts have
 the same: no task knows what others were given.
 
->>> import tempfile, ddflow as dd
+>>> import os, tempfile, ddflow as dd
 >>> from ddflow.partitions.coordinator import Coordinator
 >>> from ddflow.partitions.cut import cut
 >>> flow = dd.Flow()
@@ -28,7 +28,6 @@ the same: no task knows what others were given.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from time import perf_counter_ns
 from typing import Any, NamedTuple, cast
@@ -37,10 +36,8 @@ import pyarrow as pa
 
 from ddflow import recovery
 from ddflow.budget import Budget
-from ddflow.errors import CorruptState, StateRefused
 from ddflow.frontier import CLOSED, NEVER
 from ddflow.identity import Secret, value_hashes
-from ddflow.ledger import digest
 from ddflow.operators.updates import Updates
 from ddflow.partitions.base import Base, own
 from ddflow.partitions.circuit import LevelCircuit, as_updates
@@ -49,10 +46,8 @@ from ddflow.partitions.receipt import Receipt
 from ddflow.planned import node_ids
 from ddflow.step import Step
 from ddflow.stepping import Stepping
-from ddflow.store.blob import Blob, Store
+from ddflow.store.blob import Blob
 from ddflow.store.manifest import Output
-from ddflow.store.memory import MemoryStore
-from ddflow.store.opening import open_store
 from ddflow.store.outputs import OutputFolder
 from ddflow.store.record import Record
 from ddflow.store.vault import Vault
@@ -76,7 +71,7 @@ class Part(Stepping):
         """
         began = perf_counter_ns()
         self.cut, self.level, self.number = cut, level, number
-        store = seen(base)
+        store = base.version.opened("open a partition of", readonly=False)
         try:
             if base.memory is not None and scratch is None:
                 scratch = store.scratch()
@@ -224,29 +219,6 @@ def idle(cut: Cut, base: Base, level: int, number: int) -> Receipt | None:
         rows={}, digests={}, counts={}, greatest={}, horizons={}, frontier=frontier, last=last, since=since,
         added=(), gone=(), sent="", figures={},
     )  # fmt: skip
-
-
-def seen(base: Base) -> Store:
-    """The base's state, opened by a task.  Raises `StateRefused` where another one, or none, is seen from here."""
-    asked = f"open partitions of {base.store} on {os.uname().nodename}"
-    remedy = "mount the same folder on the driver and on all executors, or keep the state in s3://bucket/prefix"
-    store: Store
-    if isinstance(base.store, MemoryStore):
-        store = base.store.writer()
-    else:
-        try:
-            store = open_store(base.store, trust=base.trust, create=False)
-        except StateRefused as error:
-            raise StateRefused(asked, error.found, remedy) from None
-    try:
-        found = digest(store.manifest(base.number))
-    except CorruptState:
-        found = "none"
-    if found != base.digest:
-        store.close()
-        raise StateRefused(asked, f"the driver's manifest {base.number} has digest {base.digest}, the one there is "
-                           f"{found}", remedy)  # fmt: skip
-    return store
 
 
 def _own(record: Record, cut: Cut, level: int) -> dict[str, Any]:

@@ -17,7 +17,6 @@ digest, and one that was swept away meanwhile is `SnapshotExpired`, never anothe
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from itertools import product
 from math import prod
@@ -33,15 +32,15 @@ from ddflow.back import Back
 from ddflow.batcher import Batcher
 from ddflow.budget import Budget
 from ddflow.durable import files_named
-from ddflow.errors import CorruptState, SnapshotExpired, SpecError, StateRefused
+from ddflow.errors import CorruptState, SpecError
 from ddflow.flow import Collection, Flow
 from ddflow.history import changes
 from ddflow.identity import Secret, identities, partition_of
 from ddflow.intake import Intake
-from ddflow.ledger import digest
 from ddflow.operators.updates import ints, time_column
 from ddflow.partitions.circuit import LevelCircuit
 from ddflow.partitions.cut import cut, placed
+from ddflow.partitions.version import Version, gone
 from ddflow.planned import node_ids
 from ddflow.reader import Holds
 from ddflow.reading import Reading
@@ -53,7 +52,6 @@ from ddflow.snapshot import Snapshot
 from ddflow.step import updates_schema
 from ddflow.store.blob import Store
 from ddflow.store.manifest import Manifest
-from ddflow.store.opening import open_store
 from ddflow.store.record import Record
 from ddflow.store.vault import Vault
 from ddflow.turns import Turns
@@ -106,53 +104,6 @@ def partitions_with(node: Collection, by: Sequence[str], values: Mapping[str, Se
     return sorted({int(number) for number in partition_of(high, manifest.spread)})
 
 
-class Version(NamedTuple):
-    """A version of a state, for whoever opens it elsewhere.  ``number``, ``digest``: of its manifest."""
-
-    store: str
-    trust: str
-    number: int
-    digest: str
-
-    @classmethod
-    def of(cls, store: Store, manifest: Manifest, trust: str) -> Version:
-        """That of a manifest of a store."""
-        return cls(store.where, trust, manifest.number, digest(store.manifest(manifest.number)))
-
-    def opened(self) -> tuple[Store, Manifest]:
-        """The store, to be closed, and the manifest.  Raises `StateRefused` where another state, or none, is seen from
-        here; `SnapshotExpired` when the version is not kept any more."""
-        asked = f"read the state {self.store} on {os.uname().nodename}"
-        remedy = "mount the same folder on the driver and on all executors, or keep the state in s3://bucket/prefix"
-        try:
-            store = open_store(self.store, trust=self.trust, create=False, readonly=True)
-        except StateRefused as error:
-            raise StateRefused(asked, error.found, remedy) from None
-        try:
-            return store, self._manifest(store, asked, remedy)
-        except BaseException:
-            store.close()
-            raise
-
-    def _manifest(self, store: Store, asked: str, remedy: str) -> Manifest:
-        try:
-            data = store.manifest(self.number)
-        except CorruptState:
-            if store.numbers()[-1:] > [self.number]:
-                raise gone(store, self.number) from None
-            raise StateRefused(asked, f"its manifest {self.number} is not there", remedy) from None
-        if digest(data) != self.digest:
-            raise StateRefused(asked, f"the driver's manifest {self.number} has digest {self.digest}, the one there "
-                               f"has {digest(data)}", remedy)  # fmt: skip
-        return Manifest.decode(data, self.number, store.where)
-
-
-def gone(store: Store, number: int) -> SnapshotExpired:
-    """The error for a manifest that was swept away after it was looked at."""
-    return SnapshotExpired(f"manifest {number} of {store.where}", "it was replaced, and swept away while it was read",
-                           "read again, or keep versions longer with grace=")  # fmt: skip
-
-
 def plan_of(manifest: Manifest, flow: Flow | None, where: str) -> Flow:
     """The state's own plan; the given ``flow`` where there is one.  Raises `PlanChanged`, and what `rebuild` does."""
     if flow is None:
@@ -195,8 +146,9 @@ def read_updates(version: Version, flow: Flow | None, name: str, share: tuple[in
     ``share``: a level and a partition, as `shared` says; None for all of it.  ``as_of``, ``after``: as in
     `contents`.  Raises what `Version.opened`, `Share` and `Snapshot` do, and `NotReadable`.
     """
-    store, manifest = version.opened()
+    store = version.opened("read")
     try:
+        manifest = version.manifest(store)
         plan = plan_of(manifest, flow, store.where)
         try:
             reading = Snapshot(store, manifest, plan) if share is None else Share(store, manifest, plan, *share)

@@ -22,10 +22,11 @@ from ddflow.partitions.coordinator import Committed, Coordinator
 from ddflow.partitions.packing import PACKED, RECEIPT
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.router import Router
+from ddflow.partitions.version import Version
 from ddflow.store.local import LocalStore
 from ddflow.store.vault import Vault
 from spark_bridge import bodies
-from spark_bridge.bodies import Level, Route, Sight
+from spark_bridge.bodies import Level, Route
 from spark_bridge.warm import Warm
 
 Chunks = list[pa.RecordBatch]
@@ -123,7 +124,7 @@ class Hands:
     def _routed(self, inputs: Mapping[str, pa.Table]) -> list[pa.Table]:
         """Rows as chunks, from three tasks a source; each was begun once before, and left."""
         manifest, out = self.coordinator.manifest, []
-        sight = Sight(self.state, "owner", manifest.number, self.coordinator.ledger.digest)
+        sight = Version(self.state, "owner", manifest.number, self.coordinator.ledger.digest)
         for name, table in inputs.items():
             columns = tuple(table.column_names)
             router = Router(self.flow, name, self.coordinator.partitions, Secret(*manifest.secret), columns)
