@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from spark_session import counted
 
 import ddflow as dd
@@ -201,6 +202,24 @@ def test_outputs_appear_in_a_folder(fed: Fed) -> None:
     with fed.flow.open() as engine:
         steps = [engine.step({"orders": rows}, time=epoch)["rows"] for epoch, rows in enumerate(fed.given, 1)]
     assert counted(found) == counted(pa.concat_tables(steps))
+
+
+def test_a_stream_with_a_watermark_and_state_of_sparks_own_before_it(fed: Fed) -> None:
+    fed.give(FIRST, SECOND)
+    marked = fed.frame().withColumn("moment", F.timestamp_seconds("at")).withWatermark("moment", "1 second")
+    once = marked.dropDuplicatesWithinWatermark(["id", "city", "at"]).drop("moment")
+    for frame, rows in ((marked.drop("moment"), 7), (once, 6)):
+        state = str(fed.folder / f"of {rows}")
+        query = spark_bridge.stream(fed.flow, {"orders": frame}, state=state, partitions=2, trigger=NOW).start()
+        query.awaitTermination()
+        told = query.ddflow.stats()
+        # Spark may end with a batch without rows, for the watermark's sake.
+        assert sum(each.rows.get("orders", 0) for each in told) == rows and len(told) in (2, 3)
+        with fed.flow.open() as engine:
+            for time, table in enumerate(fed.given):
+                engine.step({"orders": table}, time)
+            for name in fed.flow.outputs:
+                assert counted(dd.read(state, name)) == counted(engine.read(name))
 
 
 def test_several_sources_and_times_that_close_at_the_end(spark: SparkSession, tmp_path: Path) -> None:
