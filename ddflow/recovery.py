@@ -25,6 +25,7 @@ may change (``reopening``).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import pyarrow as pa
@@ -32,11 +33,12 @@ import pyarrow as pa
 from ddflow import batcher as pending
 from ddflow.arrange import inventory
 from ddflow.arrange.arrangement import Arrangement
+from ddflow.arrange.filed import Made
 from ddflow.arrange.joined import Joined, astray, catch_up
 from ddflow.back import Back
 from ddflow.errors import CorruptState
 from ddflow.frontier import CLOSED, NEVER
-from ddflow.identity import value_hashes
+from ddflow.operators.made import of_count, of_upsert
 from ddflow.operators.updates import consolidated, ints
 from ddflow.planned import node_ids
 from ddflow.store.record import Record
@@ -49,7 +51,6 @@ if TYPE_CHECKING:
     from ddflow.engine import Engine
     from ddflow.flow import Flow
     from ddflow.intake import Intake
-    from ddflow.operators.upsert import Upsert
 
 MEND: Final = "restore it from a copy, or go back with ddflow rollback"
 
@@ -99,20 +100,21 @@ def fill(engine: Fillable, records: Sequence[Record], vault: Vault, indexed: boo
         intake = engine.intakes[name]
         intake.arrived = sum(each.number("arrived") for each in given)
         intake.greatest = max(each.number("greatest", NEVER, CLOSED) for each in given)
-        rehash, rows = _rehash(upsert), [each.record("rows") for each in given]
-        upsert.arranged = _restored(engine, upsert.arranged, rows, vault, indexed, rehash, sieved)
+        made, rows = partial(of_upsert, upsert), [each.record("rows") for each in given]
+        upsert.arranged = _restored(engine, upsert.arranged, rows, vault, indexed, made, sieved)
         for number, each in enumerate(upsert.arranged.partitions):
             if spread > 1 and (odd := astray(each, number, spread)) is not None:
                 raise CorruptState(given[number].what, f"partition {number} of {spread} has a key of {odd}", MEND)
         if upsert.expiring is not None:
             known = [each.number("horizon", NEVER, CLOSED) for each in given if "horizon" in each]
             upsert.expiring.horizons.greatest = max(known, default=None)
-        engine.batchers[name] = _waiting(given, upsert.bound.event_schema, vault, not indexed)
+        home = vault if sieved and not indexed else None
+        engine.batchers[name] = _waiting(given, upsert.bound.event_schema, vault, not indexed, home)
     engine.totals = held.totals()
     ids = node_ids(engine.flow)
     for node, count in circuit.counts.items():
         if given := held.of("counts", ids[node]):
-            count.arranged = _restored(engine, count.arranged, given, vault, indexed, None, sieved)
+            count.arranged = _restored(engine, count.arranged, given, vault, indexed, partial(of_count, count), sieved)
         elif engine.last > NEVER:
             now = circuit.held(node.inputs[0])._replace(times=ints(engine.last))
             _, change = count.judge(now, engine.since)
@@ -152,21 +154,21 @@ class Inventories:
 
 
 def _restored(engine: Fillable, empty: Arrangement, given: Sequence[Record], vault: Vault, indexed: bool,
-              rehash: inventory.Rehash | None, sieved: bool) -> Arrangement:  # fmt: skip
+              made: Made, sieved: bool) -> Arrangement:  # fmt: skip
     """An empty arrangement, filled from one inventory; what is joined of as many as there are, in its place."""
     index = empty.index
     every = [empty, *(Arrangement(empty.schema, index.wide, index.words, empty.keeps) for _ in given[1:])]
     for each, record in zip(every, given, strict=True):
-        inventory.restore(each, record, vault, indexed, rehash, sieved)
+        inventory.restore(each, record, vault, indexed, made, sieved, vault if sieved and not indexed else None)
     if len(every) > 1:
         return Joined(every, engine.since, engine.frontier)
     catch_up(empty, engine.since, engine.frontier)
     return empty
 
 
-def _waiting(given: Sequence[Record], schema: pa.Schema, vault: Vault, spilled: bool) -> Batcher:
+def _waiting(given: Sequence[Record], schema: pa.Schema, vault: Vault, spilled: bool, home: Vault | None) -> Batcher:
     """The pending events of all partitions."""
-    first, *others = (pending.restore(each, schema, vault, spilled) for each in given)
+    first, *others = (pending.restore(each, schema, vault, spilled, home) for each in given)
     for other in others:
         for run in other.runs.by_least:
             first.runs.add(run)
@@ -192,7 +194,3 @@ def contents(engine: Engine, name: str) -> pa.Table:
         return back.told.told(back.shown(held._replace(times=ints(engine.last))))
     held = consolidated(engine.circuit.held(node), engine.secret)._replace(times=ints(engine.last))
     return held.to_table(node.schema, engine.flow.time_type)
-
-
-def _rehash(upsert: Upsert) -> inventory.Rehash:
-    return lambda rows: value_hashes(rows.select(upsert.bound.tracked), upsert.secret)

@@ -33,6 +33,8 @@ class Hands:
         self.cut = self.coordinator.cut
         self.warm: dict[tuple[int, int], Part] = {}
         self.hits = 0
+        self.budgets: list[int | None] = [None, None, 64 << 20]
+        """Of parts of a state that has none: those without compress their files, which others read."""
 
     def close(self) -> None:
         for part in self.warm.values():
@@ -73,7 +75,8 @@ class Hands:
         if part is None or part.at != wanted or self.chance.random() < 0.3:
             if part is not None:
                 part.close()
-            part = Part(self.cut, base, level, number)
+            budget = base.memory or self.chance.choice(self.budgets)
+            part = Part(self.cut, base._replace(memory=budget), level, number)
         else:
             self.hits += 1
         counts = {name: table.num_rows for name, table in rows.items()}

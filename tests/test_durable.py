@@ -60,6 +60,12 @@ class Restarts:
         self.store, self.options = MemoryStore(), options
         self.again: list[tuple[list[Any], Any]] = []
         self.door = opened(scenario, self.store, medium, **options)
+        self.compress()
+
+    def compress(self) -> None:
+        """Let what is written be compressed, or not, as parts of a partitioned state do: it reads the same."""
+        engine = self.door.engine
+        engine.durable.vault.compresses = engine.budget.home is None and self.data.draw(st.booleans())
 
     def call(self, call: list[Any], expected: Any) -> None:
         """A call that an engine that never stops answers with ``expected``; None: refuses."""
@@ -90,6 +96,7 @@ class Restarts:
         medium = self.data.draw(st.sampled_from([None, self.medium, self.medium]))
         self.door = opened(self.scenario, self.store, medium, shape=self.door.shape, **self.options)
         self.door.engine._check()
+        self.compress()
         for call, expected in self.again:
             assert quietly(self.door, call) == expected
         Restarts.went["a restart"] += 1

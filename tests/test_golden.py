@@ -106,6 +106,7 @@ KINDS = {
     "ranked": {},
     "held-back": {"retain": 5},
     "spilled": {"memory": "16MB"},
+    "compressed": {"retain": 3},
 }
 
 
@@ -116,6 +117,8 @@ def write(place: Path) -> None:
         with small(), plan(kind).open(place / kind, secret=Secret(1, 2), grace=0, **options) as engine:
             if kind == "spilled":
                 engine.budget.state = 0  # everything goes to files at once
+            assert engine.durable is not None
+            engine.durable.vault.compresses = kind == "compressed"  # as parts of a partitioned state do
             for arranged in engine.circuit.arrangements.values():
                 arranged.spine.fan = arranged.beneath.fan = 3
             feed(engine, kind, range(1, 13))

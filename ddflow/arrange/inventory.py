@@ -15,7 +15,7 @@ file is looked at before a kernel sees it.
 >>> arranged.apply([Change(batch, np.array([5], np.uint64), zero, zero, 0, born=1, buried=0)], upper=4, since=3)
 >>> record = Record(json.loads(json.dumps(take(arranged, vault))), "an example")
 >>> again = Arrangement(schema, wide=False, words=0)
->>> restore(again, record, vault, indexed=True)
+>>> restore(again, record, vault, indexed=True, made=lambda rows: (NONE, NONE, NONE))  # nothing is compressed
 >>> again.read().to_pylist(), again.upper, again.keys
 ([{'k': 1}], 4, 1)
 """
@@ -23,7 +23,6 @@ file is looked at before a kernel sees it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -34,17 +33,17 @@ import pyarrow as pa
 
 from ddflow.arrange.arrangement import Arrangement, Change
 from ddflow.arrange.batch import Batch
-from ddflow.arrange.filed import Layout, filed, unfiled
+from ddflow.arrange.filed import Layout, Made, filed, unfiled, whole
 from ddflow.arrange.merge import Merge
 from ddflow.arrange.run import Part, Run, Slots
 from ddflow.arrange.spill import WORDS, Files, Sieve, sifted, spilled
 from ddflow.errors import CorruptState
 from ddflow.frontier import CLOSED, NEVER, Description
-from ddflow.identity import NONE, Ints, Words
+from ddflow.identity import NONE, Ints
 from ddflow.kernels.check import first_wrong
 from ddflow.kernels.gather import SLOTS
 from ddflow.rows import Rows
-from ddflow.store.filing import Filed
+from ddflow.store.filing import Filed, Filing
 from ddflow.store.record import Record
 from ddflow.store.vault import Deposit, Kept, Vault
 
@@ -52,14 +51,12 @@ __all__ = ["Batch", "Change", "json", "restore", "take"]
 
 CHUNK = 1 << 16
 """Versions that go into the index together."""
-Rehash = Callable[[pa.RecordBatch], Words]
-"""The hashes of rows' values."""
 
 
 class Written:
     """The file of a resident batch.  ``names``: of its payload's columns.  ``plain``: as an inventory says it."""
 
-    def __init__(self, columns: Deposit, layout: Layout, names: list[str]) -> None:
+    def __init__(self, columns: Deposit | Filed, layout: Layout, names: list[str]) -> None:
         self.columns, self.layout, self.names = columns, layout, names
         self.plain: dict[str, Any] = {}
 
@@ -106,7 +103,7 @@ def _batch(slots: Slots, slot: int, batch: Batch, vault: Vault, shapes: list[lis
     """A batch as plain values, written to a file where it is in none."""
     file: Files | Written | None = batch.mapped or slots.files.get(slot)
     if file is None:
-        record, layout = filed(batch)
+        record, layout = filed(batch, vault.compresses)
         file = Written(vault.deposit(record), layout, batch.rows.table.schema.names)
         slots.wrote(slot, file)
     shape = file.names
@@ -123,13 +120,14 @@ def _blob(file: Filed | Deposit) -> list[Any]:
     return file.blob.to_json()
 
 
-def restore(arranged: Arrangement, record: Record, vault: Vault, indexed: bool, rehash: Rehash | None = None,
-            sieved: bool = True) -> None:  # fmt: skip
+def restore(arranged: Arrangement, record: Record, vault: Vault, indexed: bool, made: Made, sieved: bool = True,
+            home: Filing | None = None) -> None:  # fmt: skip
     """Fill an empty arrangement with what an inventory says.  O(bytes); every file is verified.
 
-    ``indexed``: all runs are resident (mapped, that is) and indexed; else all are beneath.  ``rehash``: hashes the
-    values of rows whose columns are not those they were written with.  ``sieved``: whether runs beneath will be
-    searched, and not only read.  Raises `CorruptState`.
+    ``indexed``: all runs are resident (mapped, that is, unless they are compressed) and indexed; else all are beneath.
+    ``made``: for rows whose columns are not those they were written with, or that are compressed.  ``sieved``: whether
+    runs beneath will be searched, and not only read.  ``home``: where what is compressed is written anew, to be read
+    where it lies; None: it is held in memory.  Raises `CorruptState`, and what the home raises.
     """
     slots = arranged.slots
     slots.lasting = True
@@ -139,7 +137,7 @@ def restore(arranged: Arrangement, record: Record, vault: Vault, indexed: bool, 
     arranged.written = arranged._paid_beneath = record.number("written")
     shapes = [_fields(names, arranged.schema, record) for names in record.list("shapes")]
     loaded = [
-        _load(each, shapes, vault, arranged, rehash, not indexed and sieved) for each in record.records("batches")
+        _load(each, shapes, vault, arranged, made, not indexed and sieved, home) for each in record.records("batches")
     ]
     if len(loaded) >= SLOTS:
         raise _wrong(record, f"it has {len(loaded):,} batches")
@@ -232,8 +230,8 @@ def _fields(names: Any, schema: pa.Schema, record: Record) -> list[pa.Field]:
     return [schema.field(name) for name in names]
 
 
-def _load(record: Record, shapes: list[list[pa.Field]], vault: Vault, arranged: Arrangement, rehash: Rehash | None,
-          sieved: bool) -> tuple[Batch, Any]:  # fmt: skip
+def _load(record: Record, shapes: list[list[pa.Field]], vault: Vault, arranged: Arrangement, made: Made,
+          sieved: bool, home: Filing | None) -> tuple[Batch, Any]:  # fmt: skip
     """A batch from its file, and the file where the batch does not hold it."""
     layout, fields = Layout.of(record), shapes[record.number("shape", 0, len(shapes) - 1)]
     rows = record.number("rows", 1)
@@ -244,8 +242,16 @@ def _load(record: Record, shapes: list[list[pa.Field]], vault: Vault, arranged: 
         or "value" not in layout.own
     ):
         raise _wrong(record, f"its own columns are {layout.own} and {layout.words} of order, which the plan has not")
-    kept = vault.open(record.blob("file"), wanted, rows)
+    kept = vault.open(record.blob("file"), wanted, rows, layout.compressed)
+    file = Written(kept, layout, [f.name for f in fields])
     batch = unfiled(kept.batch, layout)
+    if layout.compressed:
+        # What lies in the file is not what is held.
+        batch, file.columns = whole(batch, made(_payload(batch, arranged.schema))), Deposit(vault, kept.blob, True)
+        if home is not None:
+            plain, file.layout = filed(batch)
+            written = home.write(plain)
+            batch, file.columns = unfiled(written.batch, file.layout), written
     timed, told = (batch.time if layout.time is None else NONE.view(np.int64)), layout.live is None
     wrong = first_wrong(batch.high, batch.low, timed, batch.live if told else np.empty(0, np.uint8))
     if wrong >= 0:
@@ -255,19 +261,22 @@ def _load(record: Record, shapes: list[list[pa.Field]], vault: Vault, arranged: 
         words = Sieve.room(int(batch.high[0]), int(batch.high[-1]), rows)[2]
         held = vault.open(sieve, pa.schema({WORDS: pa.uint64()}), words)
         return replace(batch, mapped=Files(kept, layout, held, Sieve.of(batch, held.batch))), None
-    if len(fields) < len(arranged.schema):
-        batch = _widened(batch, arranged.schema, rehash)
-    return batch, Written(kept, layout, [f.name for f in fields])
+    return _widened(batch, arranged.schema, made), file
 
 
-def _widened(batch: Batch, schema: pa.Schema, rehash: Rehash | None) -> Batch:
+def _widened(batch: Batch, schema: pa.Schema, made: Made) -> Batch:
     """A batch with null in the columns that it was written without, and the hashes that its rows have with them."""
-    table, n = batch.rows.table, len(batch)
-    there = set(table.schema.names)
-    columns = [table.column(f.name) if f.name in there else pa.nulls(n, f.type) for f in schema]
-    payload = pa.RecordBatch.from_arrays(columns, schema=schema)
-    value = batch.value if rehash is None else rehash(payload)
-    return replace(batch, rows=Rows(payload), value=value)
+    if len(batch.rows.columns) == len(schema):
+        return batch
+    payload = _payload(batch, schema)
+    return replace(batch, rows=Rows(payload), value=made(payload)[2])
+
+
+def _payload(batch: Batch, schema: pa.Schema) -> pa.RecordBatch:
+    """A batch's rows, with null in the columns that it was written without."""
+    there = dict(zip(batch.rows.table.schema.names, batch.rows.columns, strict=True))
+    columns = [there[f.name] if f.name in there else pa.nulls(len(batch), f.type) for f in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _index(arranged: Arrangement) -> None:

@@ -26,6 +26,7 @@ import pyarrow as pa
 from ddflow.batcher.batcher import Batcher
 from ddflow.batcher.run import Run, filed, unfiled
 from ddflow.errors import CorruptState
+from ddflow.store.filing import Filing
 from ddflow.store.record import Record
 from ddflow.store.vault import Deposit, Vault
 
@@ -43,18 +44,22 @@ def take(batcher: Batcher, vault: Vault) -> list[dict[str, Any]]:
         columns = run.sealed.events.schema.names
         out.append({"file": run.stored.blob.to_json(), "rows": int(run.sealed.times.size), "begin": run.begin,
                     "advanced": run.sealed.original is not run.sealed.times, "final": run.final,
-                    "columns": columns})  # fmt: skip
+                    "columns": columns} | ({"compressed": True} if run.stored.compressed else {}))  # fmt: skip
     return out
 
 
-def restore(record: Record, schema: pa.Schema, vault: Vault, spilled: bool) -> Batcher:
+def restore(record: Record, schema: pa.Schema, vault: Vault, spilled: bool, home: Filing | None = None) -> Batcher:
     """The batcher that an inventory's ``runs`` stand for.  O(bytes); every file is verified.
 
-    ``schema``: of the events.  ``spilled``: whether runs count as files, and not as memory.  Raises `CorruptState`.
+    ``schema``: of the events.  ``spilled``: whether runs count as files, and not as memory.  ``home``: where what is
+    compressed is written anew, to be read where it lies; None: it is held in memory.  Raises `CorruptState`, and what
+    the home raises.
     """
     batcher = Batcher()
     for each in record.records("runs"):
         run = _run(each, schema, vault, spilled)
+        if home is not None and run.stored.compressed:
+            run = Run.spilled(home, run.waiting)
         batcher.runs.add(run)
         batcher.pending += len(run)
     return batcher
@@ -66,7 +71,8 @@ def _run(record: Record, schema: pa.Schema, vault: Vault, spilled: bool) -> Run:
         raise _wrong(record, f"its file has the columns {names}, which the plan has not")
     own = ["_time", "_arrival", *(["_original"] if advanced else [])]
     fields = [*(pa.field(name, pa.int64()) for name in own), *(schema.field(name) for name in names)]
-    kept = vault.open(record.blob("file"), pa.schema(fields), rows)
+    compressed = "compressed" in record and record.flag("compressed")
+    kept = vault.open(record.blob("file"), pa.schema(fields), rows, compressed)
     if any(column.null_count for column in kept.batch.columns[: len(own)]):
         raise _wrong(record, "a time is null")
     sealed = unfiled(kept.batch, advanced)

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from time import perf_counter_ns
 from typing import Any, Final, NamedTuple
 
@@ -36,15 +37,16 @@ from ddflow import batcher as pending
 from ddflow import flow as plan
 from ddflow.arrange.arrangement import Arrangement
 from ddflow.arrange.batch import Batch, same
-from ddflow.arrange.filed import filed, unfiled
-from ddflow.arrange.inventory import Rehash, Written, restore, take
+from ddflow.arrange.filed import Made, filed, unfiled
+from ddflow.arrange.inventory import Written, restore, take
 from ddflow.arrange.merge import Picked, by_sorting, useless
 from ddflow.arrange.run import Part, Run
 from ddflow.batcher import Batcher, Sealed
 from ddflow.durable import files_named
 from ddflow.frontier import CLOSED, NEVER, Description
-from ddflow.identity import Ints, Secret, Words, identities, partition_of, value_hashes
+from ddflow.identity import Ints, Secret, Words, identities, partition_of
 from ddflow.operators.count import Count
+from ddflow.operators.made import of_count, of_upsert
 from ddflow.operators.upsert import Upsert
 from ddflow.partitions.base import Base
 from ddflow.partitions.cut import Columns, Cut, placed
@@ -124,6 +126,7 @@ class _Task:
     def __init__(self, cut: Cut, move: Move, level: int, number: int, store: Store) -> None:
         self.cut, self.move, self.level, self.number = cut, move, level, number
         self.store, self.vault, self.secret = store, Vault(store), Secret(*move.base.secret)
+        self.home = None if move.base.memory is None else self.vault
         self.added: list[Blob] = []
         self.versions = 0
         # What is written is deleted when nobody refers to it, until it is known to be of use.
@@ -159,11 +162,11 @@ class _Task:
         """A source's rows, pending events and numbers."""
         horizon = self.move.horizons.get(name)
 
-        def fresh() -> tuple[Arrangement, Rehash]:
+        def fresh() -> tuple[Arrangement, Made]:
             upsert = Upsert(source.bound, self.secret)
             if upsert.expiring is not None:
                 upsert.expiring.horizons.greatest = horizon
-            return upsert.arranged, lambda rows: value_hashes(rows.select(upsert.bound.tracked), self.secret)
+            return upsert.arranged, partial(of_upsert, upsert)
 
         records = {n: record.record("sources").record(name) for n, record in self.old.items()}
         batcher, arrived = self._pending(source, records)
@@ -177,7 +180,7 @@ class _Task:
     def _pending(self, source: plan.Source, records: Mapping[int, Record]) -> tuple[Batcher, int]:
         """The pending events of this partition, and how many came: those, and the judged ones that it stands for."""
         schema, memory = source.bound.event_schema, self.move.base.memory
-        old = {n: pending.restore(each, schema, self.vault, spilled=True) for n, each in records.items()}
+        old = {n: pending.restore(each, schema, self.vault, True, self.home) for n, each in records.items()}
         arrived = sum(records[n].number("arrived", 0, CLOSED) - len(old[n]) for n in self.first_share)
         out = Batcher()
         for each in old.values():
@@ -204,20 +207,21 @@ class _Task:
         records = [record.record("counts").record(name) for record in self.old.values()]
         keys = None if by == tuple(node.groups.names) else pa.schema([node.groups.field(each) for each in by])
 
-        def fresh() -> tuple[Arrangement, None]:
-            return Count(node.groups, node.name, self.secret).arranged, None
+        def fresh() -> tuple[Arrangement, Made]:
+            count = Count(node.groups, node.name, self.secret)
+            return count.arranged, partial(of_count, count)
 
         return self._joined(records, fresh, keys)
 
-    def _joined(self, records: Iterable[Record], fresh: Callable[[], tuple[Arrangement, Rehash | None]],
+    def _joined(self, records: Iterable[Record], fresh: Callable[[], tuple[Arrangement, Made]],
                 keys: pa.Schema | None = None) -> dict[str, Any]:  # fmt: skip
         """One arrangement of what several hold of this partition, as an inventory has it.
 
         ``keys``: the columns whose identities tell what that is, None where the rows' own do."""
         shares, new, descriptions = fresh()[0], fresh()[0], list[Description]()
         for given in records:
-            old, rehash = fresh()
-            restore(old, given, self.vault, indexed=False, rehash=rehash, sieved=False)
+            old, made = fresh()
+            restore(old, given, self.vault, indexed=False, made=made, sieved=False, home=self.home)
             descriptions += [(each if isinstance(each, Run) else each.output).description
                              for each in old.beneath.items]  # fmt: skip
             new.since, new.upper = max(new.since, old.since), max(new.upper, old.upper)

@@ -82,7 +82,7 @@ class Part(Stepping):
                 Budget(None if base.memory is None else own(base.memory), scratch),
                 retain=base.retain,
             )
-            self.levelled, self.vault = circuit, Vault(store)
+            self.levelled, self.vault = circuit, Vault(store, compresses=base.memory is None)
             self.budget.home = self.vault if self.budget.spills else None
             for arranged in circuit.arrangements.values():
                 arranged.slots.lasting = True

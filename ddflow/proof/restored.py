@@ -27,12 +27,14 @@ from ddflow import batcher as pending
 from ddflow.arrange import inventory
 from ddflow.arrange.arrangement import Arrangement
 from ddflow.arrange.batch import Batch
+from ddflow.arrange.filed import Made
 from ddflow.arrange.merge import by_sorting
 from ddflow.arrange.spill import WORDS, Sieve
 from ddflow.errors import CorruptState
 from ddflow.frontier import NEVER
-from ddflow.identity import Words, identities, partition_of, value_hashes
+from ddflow.identity import Words, identities, partition_of
 from ddflow.operators.count import Count
+from ddflow.operators.made import identities_of, of_count, of_upsert
 from ddflow.operators.upsert import Upsert
 from ddflow.partitions.cut import Columns
 from ddflow.recovery import MEND, Inventories
@@ -45,8 +47,6 @@ from ddflow.verdicts import NAMES
 
 Guard = Callable[[], AbstractContextManager[None]]
 """Notes whatever is raised inside, and goes on after it."""
-Rows = Callable[[pa.Table], tuple[Words, Words, Words]]
-"""The identities (high, low) and value hashes that rows should have."""
 Place = Callable[[Batch], Words]
 """The identities, their first words, that say which partition a batch's rows are of."""
 
@@ -65,17 +65,20 @@ class Known(CorruptState):
 
 
 class Memo(Vault):
-    """A vault that reads each file once.  ``damaged``: the names of files that are not to be opened."""
+    """A vault that reads each file once, but for compressed ones, which would stay in memory.  ``damaged``: the names
+    of files that are not to be opened."""
 
     def __init__(self, store: Store, damaged: set[str]) -> None:
         super().__init__(store)
         self.damaged = damaged
         self.opened: dict[tuple[Blob, str, int], Kept] = {}
 
-    def open(self, blob: Blob, schema: pa.Schema, rows: int) -> Kept:
+    def open(self, blob: Blob, schema: pa.Schema, rows: int, compressed: bool = False) -> Kept:
         """As `Vault.open`; raises `Known` for a file that is known to be damaged."""
         if blob.name in self.damaged:
             raise Known(f"the file {blob.name}", "it is damaged", "see there")
+        if compressed:
+            return super().open(blob, schema, rows, compressed)
         key = (blob, str(schema), rows)
         if key not in self.opened:
             self.opened[key] = super().open(blob, schema, rows)
@@ -102,8 +105,7 @@ class Examination:
             if name not in sources:
                 continue
             with self.guard():
-                self._arrangement(upsert.arranged, sources[name].record("rows"), partial(_row_words, upsert),
-                                  partial(_values, upsert))  # fmt: skip
+                self._arrangement(upsert.arranged, sources[name].record("rows"), partial(of_upsert, upsert), True)
             with self.guard():
                 complete = False
                 arrived += sources[name].number("arrived")
@@ -117,7 +119,7 @@ class Examination:
             for each, count in (self.operators.counts or {}).items():
                 if each in kept:
                     with self.guard():
-                        self._arrangement(count.arranged, kept[each], partial(_count_words, count), None,
+                        self._arrangement(count.arranged, kept[each], partial(of_count, count), False,
                                           self._place(each, count))  # fmt: skip
         with self.guard():
             totals = record.record("totals")
@@ -128,7 +130,7 @@ class Examination:
     def _pending(self, record: Record, upsert: Upsert, batcher: pending.Batcher) -> None:
         """Whether what waits is of keys of this partition."""
         for run in batcher.runs.by_least if self.manifest.spread > 1 else ():
-            high, _ = _identities(upsert, pa.table(run.waiting.events))
+            high, _ = identities_of(upsert, run.waiting.events)
             self._within(record, high, "a pending event")
 
     def _within(self, record: Record, high: Words, what: str) -> None:
@@ -145,16 +147,17 @@ class Examination:
         by = list(self.operators.by[name])
         return lambda batch: identities(pa.table(batch.rows.table).select(by), count.secret, len(batch))[0]
 
-    def _arrangement(self, arranged: Arrangement, record: Record, rows: Rows, rehash: inventory.Rehash | None,
+    def _arrangement(self, arranged: Arrangement, record: Record, rows: Made, told: bool,
                      place: Place = lambda batch: batch.high) -> None:  # fmt: skip
-        inventory.restore(arranged, record, self.vault, indexed=False, rehash=rehash, sieved=False)
+        """Look at one.  ``told``: whether its identities tell which partition its keys are of."""
+        inventory.restore(arranged, record, self.vault, indexed=False, made=rows, sieved=False)
         if arranged.upper > self.manifest.frontier or arranged.since > max(self.manifest.since, NEVER):
             raise wrong(record, f"it is complete up to {arranged.upper} and compacted up to {arranged.since}, the "
                         f"manifest says {self.manifest.frontier} and {self.manifest.since}")  # fmt: skip
         for slot, begin, end in arranged.parts if self.manifest.spread > 1 else ():
             batch = arranged.slots[slot]
-            # What a deletion was of may be gone; where it is a source's, its identity is not.
-            mine = batch.live[begin:end] != 0 if rehash is None else slice(None)
+            # What a deletion was of may be gone; its identity is not.
+            mine = slice(None) if told else batch.live[begin:end] != 0
             self._within(record, place(batch)[begin:end][mine], "a key")
         by_file = {file.columns.blob.name: arranged.slots[slot] for slot, file in arranged.slots.files.items()}
         for each in record.records("batches"):
@@ -167,7 +170,7 @@ class Examination:
                             f"have {live:,} and {dead:,}")  # fmt: skip
             arranged._check()
 
-    def _batch(self, record: Record, batch: Batch, arranged: Arrangement, rows: Rows) -> None:
+    def _batch(self, record: Record, batch: Batch, arranged: Arrangement, rows: Made) -> None:
         """Whether rows are where their keys belong, and hashed as they are; and the sieve."""
         name = record.blob("file").name
         if name not in self.seen:
@@ -204,7 +207,7 @@ def holds_all(held: Inventories, operators: Operators) -> None:
             held.of(kind, name)
 
 
-def census(arranged: Arrangement, rows: Rows) -> tuple[int, int]:
+def census(arranged: Arrangement, rows: Made) -> tuple[int, int]:
     """How many keys are live, and how many are there and deleted.  O(versions).
 
     ``rows``: what the current versions should be hashed to.  Raises `CorruptState` for one that is not.
@@ -222,29 +225,6 @@ def census(arranged: Arrangement, rows: Rows) -> tuple[int, int]:
         if bare.size and rows(gather(arranged.slots.sources, picked.references[bare], arranged.schema))[2].any():
             raise CorruptState("the rows of an arrangement", "a current version has no hash", MEND)
     return live, dead
-
-
-def _values(upsert: Upsert, rows: pa.RecordBatch) -> Words:
-    return value_hashes(rows.select(upsert.bound.tracked), upsert.secret)
-
-
-def _row_words(upsert: Upsert, rows: pa.Table) -> tuple[Words, Words, Words]:
-    return *_identities(upsert, rows), value_hashes(rows.select(upsert.bound.tracked), upsert.secret)
-
-
-def _identities(upsert: Upsert, rows: pa.Table) -> tuple[Words, Words]:
-    bound = upsert.bound
-    # A deletion's payload is filler, whose key may be null.
-    nullable = pa.schema([field.with_nullable(True) for field in bound.key_schema])
-    schema = nullable if upsert.wide else bound.key_schema
-    keys = pa.Table.from_arrays([rows.column(n) for n in schema.names], schema=schema)
-    return identities(keys, upsert.secret, rows.num_rows)
-
-
-def _count_words(count: Count, rows: pa.Table) -> tuple[Words, Words, Words]:
-    groups = pa.Table.from_arrays([rows.column(f.name) for f in count.groups], schema=count.groups)
-    high, low = identities(groups, count.secret, rows.num_rows)
-    return high, low, rows.column(count.name).fill_null(0).to_numpy().view(np.uint64)
 
 
 def wrong(record: Record, found: str) -> CorruptState:

@@ -1,13 +1,14 @@
 """An Arrow file of a state: verified bytes whose author may still be hostile, read as record batches over them.
 
-Invariant: what `read_batches` returns has exactly the schema that was asked for, lies within the bytes that were given,
-and passed Arrow's full validation; anything else is `CorruptState`, never a signal, and nothing is allocated beyond the
-metadata.  Why that is not trivial: a checksum proves that bytes are those a manifest names, not who wrote the manifest;
-Arrow aborts the process on some malformed arrays, decompresses what a file says is compressed to whatever size it says,
-and runs the readers of extension types on their text.  So Arrow never parses such a file: messages are walked here, the
-file's schema is only compared with the expected one, and arrays are made of slices that were checked first.  Every
-buffer lies behind the one before it, so that bytes are never told twice.  Dates, times and decimals may have any
-bytes, as they may in a step; text must be UTF-8.  It knows no encodings (`readable`); nulls may be anywhere.
+Invariant: what `read_batches` returns has exactly the schema that was asked for, lies within the bytes that were given
+or is what their `compressed` buffers hold, and passed Arrow's full validation; anything else is `CorruptState`, never a
+signal, and nothing else is allocated but metadata.  Why that is not trivial: a checksum proves that bytes are those a
+manifest names, not who wrote the manifest; Arrow aborts the process on some malformed arrays, decompresses what a file
+says is compressed to whatever size it says, and runs the readers of extension types on their text.  So Arrow never
+parses such a file: messages are walked here, the file's schema is only compared with the expected one, and arrays are
+made of slices that were checked first.  Every buffer lies behind the one before it, so that bytes are never told twice.
+Dates, times and decimals may have any bytes, as they may in a step; text must be UTF-8.  It knows no encodings
+(`readable`); nulls may be anywhere.
 
 >>> sink, batch = pa.BufferOutputStream(), pa.record_batch({"n": [1, 2]})
 >>> with new_file(sink, batch.schema) as writer:
@@ -31,6 +32,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.errors import CorruptState
+from ddflow.store.compressed import OPTIONS, decompressed, known
 from ddflow.store.flatbuffer import Malformed, Table, root
 
 MAGIC: Final = b"ARROW1"
@@ -53,7 +55,7 @@ _DEFAULTS: Final = {(7, 2): 128, (8, 0): 1, (9, 0): 1, (9, 1): 32, (18, 0): 1}
 
 
 def read_batches(whole: pa.Buffer, schema: pa.Schema, rows: int | None, what: str) -> list[pa.RecordBatch]:
-    """The record batches of an Arrow file, which refer to its bytes.
+    """The record batches of an Arrow file, which refer to its bytes, or to those that `compressed` ones held.
 
     ``schema``: of every batch, all of its types `readable`.  ``rows``: of all batches together; None: any.  ``what``:
     the file, for messages.  O(bytes of text and offsets + columns times batches).  Raises `CorruptState`.
@@ -80,10 +82,12 @@ def read_batch(whole: pa.Buffer, schema: pa.Schema, rows: int | None, what: str)
     return batches[0]
 
 
-def new_file(sink: Any, schema: pa.Schema) -> pa.ipc.RecordBatchFileWriter:
-    """A writer of files that `read_batches` reads, whatever the environment says of Arrow's formats.  O(columns)."""
+def new_file(sink: Any, schema: pa.Schema, compresses: bool = False) -> pa.ipc.RecordBatchFileWriter:
+    """A writer of files that `read_batches` reads, whatever the environment says of Arrow's formats.  O(columns).
+
+    ``compresses``: whether what it writes is `compressed`."""
     options = pa.ipc.IpcWriteOptions(metadata_version=pa.ipc.MetadataVersion.V5, use_legacy_format=False)
-    return pa.ipc.new_file(sink, schema, options=options)
+    return pa.ipc.new_file(sink, schema, options=OPTIONS if compresses else options)
 
 
 @cache
@@ -180,20 +184,24 @@ class _Body:
         header = message.table(2)
         if header is None:
             raise Malformed("a message has no header")
-        if header.where(3) or header.where(4):
-            raise Malformed("a batch is compressed or has views, which no state has")
-        self.whole, self.begin = whole, begin
+        if header.where(4):
+            raise Malformed("a batch has views, which no state has")
+        compression = header.table(3)
         self.rows, most = header.number(0, "q"), RATIO * whole.size
         nodes, buffers = header.numbers(1, np.int64, 2), header.numbers(2, np.int64, 2)
         self.nodes = list(zip(nodes[::2], nodes[1::2], strict=True))
-        self.buffers = list(zip(buffers[::2], buffers[1::2], strict=True))
+        places = list(zip(buffers[::2], buffers[1::2], strict=True))
         if not 0 <= self.rows <= most or any(not 0 <= nulls <= n <= most for n, nulls in self.nodes):
             raise Malformed(f"a batch of {self.rows:,} rows has columns of other lengths, or more than {most:,} rows")
         last = 0
-        for offset, length in self.buffers:
+        for offset, length in places:
             if length < 0 or offset % 8 or offset < last or offset + length > size:
                 raise Malformed(f"a buffer of {length:,} bytes at {offset:,} of {size:,}, after {last:,}")
             last = offset + length
+        self.buffers = [whole.slice(begin + offset, length) for offset, length in places]
+        if compression is not None:
+            known(compression)
+            self.buffers = [decompressed(buffer) for buffer in self.buffers]
         self.node = self.buffer = 0
 
     def next_node(self) -> tuple[int, int]:
@@ -208,8 +216,7 @@ class _Body:
         if self.buffer == len(self.buffers):
             raise Malformed("a batch has too few buffers")
         self.buffer += 1
-        offset, length = self.buffers[self.buffer - 1]
-        return self.whole.slice(self.begin + offset, length)
+        return self.buffers[self.buffer - 1]
 
 
 def _batch(whole: pa.Buffer, message: Table, begin: int, size: int, schema: pa.Schema) -> pa.RecordBatch:

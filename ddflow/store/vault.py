@@ -35,10 +35,10 @@ from ddflow.store.mapped import opened, restored
 
 
 class Deposit:
-    """A blob of the vault's.  ``blob``: as a manifest names it."""
+    """A blob of the vault's.  ``blob``: as a manifest names it.  ``compressed``: whether its buffers are."""
 
-    def __init__(self, vault: Vault, blob: Blob) -> None:
-        self.blob, self.nbytes = blob, blob.length
+    def __init__(self, vault: Vault, blob: Blob, compressed: bool = False) -> None:
+        self.blob, self.nbytes, self.compressed = blob, blob.length, compressed
         self._end = weakref.finalize(self, vault.forget, blob.name)
         self._end.atexit = False  # what a crash would leave, an end may leave
 
@@ -48,10 +48,10 @@ class Deposit:
 
 
 class Kept(Deposit):
-    """A batch in a blob.  ``batch``: over the mapped bytes."""
+    """A batch in a blob.  ``batch``: over the mapped bytes, or over memory where it was compressed."""
 
-    def __init__(self, vault: Vault, blob: Blob, whole: pa.Buffer, batch: pa.RecordBatch) -> None:
-        super().__init__(vault, blob)
+    def __init__(self, vault: Vault, blob: Blob, whole: pa.Buffer, batch: pa.RecordBatch, compressed: bool) -> None:
+        super().__init__(vault, blob, compressed)
         self.batch, self._whole, self._where = batch, whole, vault.store.where
 
     def verify(self) -> None:
@@ -78,11 +78,12 @@ class Behind(threading.Thread):
 
 
 class Vault:
-    """``store``: where blobs go.  ``commits``: how many were tried.  ``lazy``: whether files that are opened are
-    verified behind the caller's back, and `settle` tells what came of it."""
+    """``store``: where blobs go.  ``compresses``: what is not read where it lies.  ``commits``: how many were tried.
+    ``lazy``: whether files that are opened are verified behind the caller's back, and `settle` tells what came of it.
+    """
 
-    def __init__(self, store: Store) -> None:
-        self.store, self.commits = store, 0
+    def __init__(self, store: Store, compresses: bool = False) -> None:
+        self.store, self.compresses, self.commits = store, compresses, 0
         self._named: dict[str, int] = {}
         self._most = 1 << 16
         self.lazy = False
@@ -94,30 +95,33 @@ class Vault:
 
         Raises `StorageFull` and `StorageFailed`; nothing is left then.
         """
-        blob = self.put([batch], batch.schema)
+        blob = self._put([batch], batch.schema, False)
         # Whoever writes may be short of memory, and Arrow's allocator keeps what columns before this one gave back.
         pa.default_memory_pool().release_unused()
         whole = self.store.map(blob)
-        return Kept(self, blob, whole, restored(opened(whole).get_batch(0), batch.schema))
+        return Kept(self, blob, whole, restored(opened(whole).get_batch(0), batch.schema), False)
 
     def deposit(self, batch: pa.RecordBatch) -> Deposit:
         """Write a batch that stays in memory, too.  O(bytes).  Raises as `write` does."""
-        return Deposit(self, self.put([batch], batch.schema))
+        return Deposit(self, self.put([batch], batch.schema), self.compresses)
 
     def put(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Blob:
         """Write a table, batch by batch, to a blob that is not read here.  O(bytes).  Raises as `write` does."""
+        return self._put(batches, schema, self.compresses)
 
+    def _put(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, compresses: bool) -> Blob:
         def arrow(sink: Any) -> None:
-            with new_file(sink, schema) as writer:
+            with new_file(sink, schema, compresses) as writer:
                 for batch in batches:
                     writer.write_batch(batch)
 
         return self.store.put("arrow", arrow)
 
-    def open(self, blob: Blob, schema: pa.Schema, rows: int) -> Kept:
+    def open(self, blob: Blob, schema: pa.Schema, rows: int, compressed: bool = False) -> Kept:
         """A batch that a manifest names: mapped, verified, and read with suspicion.  O(bytes).
 
-        ``schema``, ``rows``: what it must have.  Raises `CorruptState`, naming the file.
+        ``schema``, ``rows``: what it must have.  ``compressed``: what is said of it, to be remembered.  Raises
+        `CorruptState`, naming the file.
         """
         self._named[blob.name] = self.commits
         whole = self.store.map(blob, check=not self.lazy)
@@ -125,7 +129,7 @@ class Vault:
             self._behind = self._behind or Behind(self.store.where)
             self._behind.files.append((whole, blob))
         what = f"the file {blob.name} of {self.store.where}"
-        return Kept(self, blob, whole, read_batch(whole, schema, rows, what))
+        return Kept(self, blob, whole, read_batch(whole, schema, rows, what), compressed)
 
     def table(self, blob: Blob, schema: pa.Schema, rows: int | None) -> pa.Table:
         """A table that `put` wrote, of so many rows, or any.  O(bytes).  Raises `CorruptState`, naming the file."""
