@@ -21,7 +21,7 @@ demo: setup ## a git history as upserts, differenced locally and on Spark, every
 test: setup lint ## lint, then every test: kernels three ways, properties, doctests, Spark, notebooks
 	.ci/variant NUMBA_BOUNDSCHECK=1
 	.ci/variant NUMBA_DISABLE_JIT=1
-	$(RUN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadgroup
+	$(RUN)/python -m pytest --numprocesses=$(WORKERS)
 
 lint: setup ## style, formatting and types
 	$(RUN)/ruff check .
@@ -32,7 +32,7 @@ bench: setup ## ddflow beside its peers on the same upserts
 	$(RUN)/python bench/upsert.py
 
 soak: setup ## every test and those marked soak, with many more random examples; takes long
-	DDFLOW_SOAK=1 $(RUN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadgroup -m "soak or not soak" tests
+	DDFLOW_SOAK=1 $(RUN)/python -m pytest --numprocesses=$(WORKERS) -m "soak or not soak" tests
 
 notebooks: setup ## run the notebooks and keep their output
 	$(RUN)/python tests/test_notebooks.py

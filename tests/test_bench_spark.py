@@ -27,7 +27,7 @@ states = importlib.import_module("spark_states")
 work = importlib.import_module("spark_work")
 workloads = importlib.import_module("workloads")
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = pytest.mark.together
 
 ROWS = 3000  # in three batches: a key that went from the state in the second is seen in the third
 STEP = 1000

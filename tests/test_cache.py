@@ -289,26 +289,3 @@ except IndexError:
 """
     install.run(program, NUMBA_BOUNDSCHECK="1")
     install.run(program, NUMBA_DISABLE_JIT="1")
-
-
-def test_every_kernel_of_the_package_is_found_in_the_cache_by_the_second_process(tmp_path: Path) -> None:
-    program = """
-import doctest, importlib, json, pkgutil
-from ddflow import kernels
-names = [module.name for module in pkgutil.iter_modules(kernels.__path__)]
-modules = [importlib.import_module(f"ddflow.kernels.{name}") for name in names]
-from ddflow.kernels.compile import kernels
-assert all(doctest.testmod(module).failed == 0 for module in modules)
-print(json.dumps({
-    "answer": 42,
-    "misses": [kernel.__qualname__ for kernel in kernels() if kernel.stats.cache_misses],
-    "hits": sum(sum(kernel.stats.cache_hits.values()) for kernel in kernels()),
-}))
-"""
-    install = Install(tmp_path)
-    install.root = PACKAGE.parent.parent
-    first, second = install.run(program), install.run(program)
-    assert first["misses"] != []
-    assert second["misses"] == []
-    assert second["hits"] > 0
-    assert second["warnings"] == ""

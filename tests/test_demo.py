@@ -81,7 +81,6 @@ def test_the_table_tells_comings_edits_and_goings_apart(repo: Repo, tmp_path: Pa
     assert lines[".md"] == ["2", "2", "1", "0", "3", "1", "4"]
 
 
-@pytest.mark.xdist_group("spark")
 def test_spark_gives_the_same_rows(repo: Repo, tmp_path: Path) -> None:
     code, said = perform(GitFeed(repo.path), tmp_path, spark=True)
     assert code == 0

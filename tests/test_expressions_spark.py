@@ -22,7 +22,7 @@ from ddflow.errors import ExpressionError
 from ddflow.expressions import compile
 from spark_bridge.local import local_session
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = pytest.mark.together
 
 NAN, INF = math.nan, math.inf
 DAY, AT = datetime.date, datetime.datetime

@@ -127,7 +127,6 @@ def test_a_shim_drops_the_one_option_and_passes_every_other_word_unchanged(
     assert java.find_java() == java.Java(shim, 25, "JAVA_HOME", complete=True)
 
 
-@pytest.mark.xdist_group("spark")
 def test_spark_runs_on_a_runtime_that_lacks_the_module_its_launcher_asks_for(tmp_path: Path) -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK", "SPARK", "JAVA"))}
     try:

@@ -213,7 +213,7 @@ class SpillingMachine(Calls):
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = effort(400, stateful_step_count=15)
+TestMachine.settings = effort(250, stateful_step_count=15)
 
 
 def test_the_machine_that_spills_does_so_and_agrees() -> None:

@@ -23,7 +23,7 @@ import ddflow as dd
 import spark_bridge
 from ddflow.errors import MissingExtra, NotArrow, SchemaMismatch, SpecError, WrongMode
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = pytest.mark.together
 
 ORDERS = pa.schema({"id": pa.int64(), "city": pa.string(), "at": pa.int64(), "op": pa.string(), "amount": pa.float64()})
 DELETES = dd.tombstone("op", "D")

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from s3_server import Moto, moto
 
 from ddflow.kernels.cache import candidates
@@ -44,7 +43,6 @@ print(json.dumps(out))
 """
 
 
-@pytest.mark.xdist_group("spark")
 def test_a_state_in_a_bucket_is_run_into_told_again_and_streamed_into(moto: Moto, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     # The state's local cache is the test's own, that of compiled kernels is not.

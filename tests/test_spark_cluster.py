@@ -27,7 +27,7 @@ from spark_bridge import job
 from spark_bridge.configuring import configure
 from spark_bridge.local import settings
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = pytest.mark.together
 HERE = Path(__file__).parent
 MORE = {
     "spark.executorEnv.PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)]),

@@ -13,8 +13,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 CLIENT = """
 import json, os, sys
 import pyarrow as pa, pyarrow.parquet as pq
@@ -47,7 +45,6 @@ spark.stop()
 """
 
 
-@pytest.mark.xdist_group("spark")
 def test_runs_and_streams_go_through_a_server(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}

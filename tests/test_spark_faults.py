@@ -28,7 +28,7 @@ from ddflow.store.local import LocalStore
 from spark_bridge.job import Job
 from spark_bridge.warm import PARTS
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = pytest.mark.together
 
 
 @pytest.fixture

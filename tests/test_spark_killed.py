@@ -26,7 +26,7 @@ from test_spark_stream import Fed
 import ddflow as dd
 from ddflow.store.outputs import of
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = pytest.mark.together
 HERE = Path(__file__).parent
 
 

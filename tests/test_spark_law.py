@@ -12,7 +12,6 @@ from typing import Any
 
 import merging_strategies
 import pyarrow as pa
-import pytest
 from doors import plain, plan, schema_of, spec_of, to_arrow
 from hypothesis import given, note
 from hypothesis import strategies as st
@@ -101,7 +100,6 @@ def test_stages_by_hand_merge_as_the_local_engine_does(case: Case) -> None:
         assert counted(restored(found[name], loose(table.schema), name)) == counted(table), name
 
 
-@pytest.mark.xdist_group("spark")
 @effort(10)
 @given(case=cases())
 def test_a_plan_on_spark_gives_what_the_local_engine_gives(spark: SparkSession, case: Case) -> None:

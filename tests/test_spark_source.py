@@ -35,7 +35,7 @@ from spark_bridge.source import DdflowSource
 
 __all__ = ["moto"]
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = pytest.mark.together
 
 
 class Options(dict[str, str]):

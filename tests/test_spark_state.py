@@ -40,7 +40,7 @@ from spark_bridge import failures, rescaling
 from spark_bridge.bodies import Level, Route, look
 from spark_bridge.warm import PARTS
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = pytest.mark.together
 
 VERDICTS = ("applied", "superseded", "noop", "stale", "tie_lost", "bad")
 

@@ -20,7 +20,7 @@ import spark_bridge
 from spark_bridge import stats, streaming
 from spark_bridge.stats import Account, Accounts, Batch, Stats
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = pytest.mark.together
 
 
 def flow_of(**spec: Any) -> dd.Flow:

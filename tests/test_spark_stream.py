@@ -21,7 +21,7 @@ from ddflow.errors import EpochSkipped, FeedChanged, NullKey, ReplayMismatch, Sc
 from spark_bridge import configuring
 from spark_bridge.job import context_of
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = pytest.mark.together
 
 SCHEMA = pa.schema({"id": pa.int64(), "city": pa.string(), "at": pa.int64()})
 SQL = "id long, city string, at long"
