@@ -23,6 +23,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -37,6 +38,7 @@ RUST_LATENCY_US = {1: 8, 10: 35, 100: 182, 1_000: 1_556, 10_000: 7_953}
 LATENCY_US = {1: 100, 10: 110, 100: 150, 1_000: 400, 10_000: 2_000}
 BYTES_PER_KEY = 100
 OVER_BUDGET = 1.15  # times the budget that private memory may take, over an idle engine
+RECEIPTS_OF, COMMIT_MS = 1000, 1000  # partitions, whose receipts must be committed in so many milliseconds
 COMMIT_GROWS = 2.0  # times that a commit may take at most on the largest state over that on the smallest
 # Of the lines of the semantics bench: the part of their base's rate, and the rate in million a second.
 SEMANTICS_PARTS = {"overwrite": 1 / 2, "ignore": 1 / 2, "max": 1 / 2, "sum": 1 / 2, "cell": 1 / 3, "groups": 1 / 3,
@@ -92,6 +94,7 @@ def bars_of(result: dict[str, Any]) -> list[Bar]:
         "growth": _of_growth,
         "large": _of_large,
         "durable": _of_durable,
+        "receipts": _of_receipts,
         "semantics": _of_semantics,
         "spark": _of_spark,
     }
@@ -163,6 +166,14 @@ def _of_durable(result: dict[str, Any]) -> Iterator[Bar]:
         grown, line = max(took) / min(took), f"a commit's CPU, {rows[0]['keys']:,} to {rows[-1]['keys']:,} keys"
         said = f"{grown:.2f} times ({min(took):.1f} to {max(took):.1f} ms)"
         yield Bar(line, said, f"{COMMIT_GROWS:.2f} times", "", None, None, grown <= COMMIT_GROWS)
+
+
+def _of_receipts(result: dict[str, Any]) -> Iterator[Bar]:
+    for row in result["results"]:
+        if row["partitions"] == RECEIPTS_OF:
+            took = median(row["finish_ms"])
+            line = f"a commit of {row['receipts']:,} receipts, {row['files']:,} files"
+            yield Bar(line, f"{took:.0f} ms", f"{COMMIT_MS:,} ms", "", None, None, took <= COMMIT_MS)
 
 
 def _of_semantics(result: dict[str, Any]) -> Iterator[Bar]:

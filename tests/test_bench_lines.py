@@ -21,6 +21,7 @@ bars = importlib.import_module("bars")
 footprint = importlib.import_module("footprint")
 growth = importlib.import_module("growth")
 latency = importlib.import_module("latency")
+receipts = importlib.import_module("receipts")
 upsert = importlib.import_module("upsert")
 
 
@@ -55,6 +56,16 @@ def test_growth_counts_the_steps_after_loading_only(tmp_path: Path) -> None:
     assert row["ns_per_event"] * 40_000 / 1e6 >= row["longest_ms"] > 0
     growth.plot([row, row | {"keys": 30_000}, row | {"spilled": True}], tmp_path / "growth.png")
     assert (tmp_path / "growth.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_receipts_of_real_parts_are_committed_and_held_to_their_bar() -> None:
+    row = receipts.run(20, 3)
+    assert (row["partitions"], row["receipts"]) == (20, 40)
+    assert len(row["begin_ms"]) == len(row["finish_ms"]) == 2 and min(row["finish_ms"]) > 0
+    assert row["files"] >= 3 * 20 and row["files_there"] > row["files"]
+    slow = row | {"partitions": 1000, "finish_ms": [900.0, 1001.0, 1002.0]}
+    (bar,) = bars.bars_of({"bench": "receipts", "results": [row, slow]})
+    assert not bar.met and (bar.ours, bar.wanted) == ("1001 ms", "1,000 ms")
 
 
 @pytest.mark.parametrize("bench", [latency, footprint, growth])
