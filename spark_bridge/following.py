@@ -4,12 +4,11 @@ Invariant: the updates between two offsets are the same whenever they are read, 
 and the sum of all that a stream has given up to an epoch is what the output holds after it.  Why that is not trivial:
 the first batch may be read again, after a crash, when the version that it was of is swept away; then it is what is
 there now, less what came since.  A state keeps few epochs, and one may go back to an older epoch and commit others
-under the same numbers: so an offset carries a mark of its epoch, and who cannot compare it does not go on.  It commits
-nothing, to the state or elsewhere.
+under the same numbers: so an offset carries a mark of its epoch, and who cannot compare it does not go on.  A batch has
+all epochs that there are (``limiting`` knows of fewer).  It commits nothing, to the state or elsewhere.
 
->>> follower = Follower("nowhere", "owner", None, "people", pa.schema([]), "earliest", 3)
->>> follower.initialOffset(), follower.getDefaultReadLimit()
-({'epoch': -1, 'mark': ''}, ReadMaxFiles(max_files=3))
+>>> Follower("nowhere", "owner", None, "people", pa.schema([]), "earliest").initialOffset()
+{'epoch': -1, 'mark': ''}
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
 
 from ddflow.back import Back, forgetting
 from ddflow.custody.collect import inside
@@ -81,20 +79,17 @@ class Held(InputPartition):
     less: tuple[File, ...] = field(default=())
 
 
-class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """See `DdflowSource.streamReader`.  ``begin``: "earliest", "latest" or an epoch's number.  ``most``: epochs of a
-    batch, None for all there are."""
+class Follower(DataSourceStreamReader):
+    """See `DdflowSource.streamReader`.  ``begin``: "earliest", "latest" or an epoch's number."""
 
-    def __init__(self, store: str, trust: str, flow: Flow | None, name: str, columns: pa.Schema, begin: str,
-                 most: int | None) -> None:  # fmt: skip
+    def __init__(self, store: str, trust: str, flow: Flow | None, name: str, columns: pa.Schema, begin: str) -> None:
         self.where, self.trust, self.flow, self.output = store, trust, flow, name
-        self.columns, self.begin, self.most = columns, begin, most
+        self.columns, self.begin = columns, begin
         self._store: Store | None = None
         self._last: Manifest | None = None
-        self._target: Manifest | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_store": None, "_last": None, "_target": None}
+        return {**self.__dict__, "_store": None, "_last": None}
 
     def initialOffset(self) -> Offset:
         """Where a new query begins.  Raises `SnapshotExpired` for an epoch that is not kept."""
@@ -110,33 +105,23 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
                                   "is")  # fmt: skip
         return offset(manifest, first - 1)
 
-    def getDefaultReadLimit(self) -> ReadLimit:
-        """How many epochs a batch has; Spark knows no such limit, and takes them for files."""
-        return ReadAllAvailable() if self.most is None else ReadMaxFiles(self.most)
+    def latestOffset(self, start: Offset | None = None, limit: Any = None) -> Offset:
+        """The last epoch of the next batch: that of the state.  Before 4.2, Spark does not say where it starts.
 
-    def prepareForTriggerAvailableNow(self) -> None:
-        """Go no further than what is committed now."""
-        self._target = self._newest()
+        O(epochs kept)."""
+        manifest = self._newest()
+        return self._whole(manifest) if manifest.epoch else self.initialOffset()
 
-    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        """The last epoch of the next batch.  O(epochs kept).  Raises `SnapshotExpired` where it cannot be read."""
-        manifest = self._target or self._newest()
-        if manifest.epoch == start["epoch"] or not manifest.epoch:
-            self._compare(manifest, start)
-            return start
-        if start["epoch"] < 0:
-            return offset(manifest, manifest.epoch) | {"time": max(manifest.last, manifest.since)}
-        last = manifest.epoch
-        if isinstance(limit, ReadMaxFiles):
-            last = min(last, start["epoch"] + limit.max_files)
-        self._epochs(manifest, start, last)
-        return offset(manifest, last)
+    def _whole(self, manifest: Manifest) -> Offset:
+        """A version's last epoch, with the time that its contents are stamped with."""
+        return offset(manifest, manifest.epoch) | {"time": max(manifest.last, manifest.since)}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """What tasks read for a batch.  O(files).  Raises `SnapshotExpired`, `PlanChanged`."""
+        manifest = self._newest()
+        self._compare(manifest, start)
         if start["epoch"] == end["epoch"]:
             return []
-        manifest = self._newest()
         plan = plan_of(manifest, self.flow, self.where)
         schema = self._schema(plan)
         if start["epoch"] < 0:

@@ -32,6 +32,7 @@ from ddflow.snapshot import found
 from ddflow.store.blob import Store
 from ddflow.store.manifest import Manifest
 from ddflow.store.opening import open_store
+from spark_bridge.following import Follower
 from spark_bridge.reading import Read, Reader, Searcher
 from spark_bridge.schemas import spark_schema
 
@@ -109,11 +110,8 @@ class DdflowSource(DataSource):
             store.close()
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """What follows a state's epochs.  O(plan).  Raises as `reader` does, `MissingExtra` before PySpark 4.2."""
-        try:
-            from spark_bridge.following import Follower
-        except ImportError as error:
-            raise MissingExtra("follow a state", str(error), "pip install 'pyspark>=4.2'") from None
+        """What follows a state's epochs.  O(plan).  Raises as `reader` does, and `MissingExtra` for a limit of epochs
+        before PySpark 4.2."""
         self._refuse(BATCH, "a stream", "use read")
         most = self._number("maxEpochsPerTrigger")
         if most is not None and most < 1:
@@ -129,7 +127,15 @@ class DdflowSource(DataSource):
                 raise NotReadable(f"follow {name!r} of {store.where}", "it is a source: no state keeps its updates",
                                   "make an output of it, or read it as a batch")  # fmt: skip
             columns = self._columns(columns_of(plan, name), schema, name)
-            return Follower(store.where, self._trust(), self.flow, name, columns, begin, most)
+            given = (store.where, self._trust(), self.flow, name, columns, begin)
+            try:
+                from spark_bridge.limiting import Limited
+            except ImportError as error:  # Spark asks a source for its newest offset only
+                if most is None:
+                    return Follower(*given)
+                asked = f"follow a state with maxEpochsPerTrigger={most}"
+                raise MissingExtra(asked, str(error), "pip install 'pyspark>=4.2'") from None
+            return Limited(*given, most)
         finally:
             store.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
 from collections import Counter
 from datetime import date
 from pathlib import Path
@@ -16,7 +17,6 @@ from parts_by_hand import Hands
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import EqualTo, GreaterThan, In, IsNotNull, LessThanOrEqual, Not
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles
 from s3_server import Moto, moto, options
 from spark_session import counted, setting
 from test_spark import city_flow, orders_of
@@ -24,12 +24,21 @@ from test_spark import city_flow, orders_of
 import ddflow as dd
 import spark_bridge
 from ddflow.custody.rollback import rollback
-from ddflow.errors import DdflowError, NotReadable, SchemaMismatch, SnapshotExpired, SpecError, StateRefused
+from ddflow.errors import (
+    DdflowError,
+    MissingExtra,
+    NotReadable,
+    SchemaMismatch,
+    SnapshotExpired,
+    SpecError,
+    StateRefused,
+)
 from ddflow.partitions.shares import contents
 from ddflow.snapshot import Snapshot
 from ddflow.store.local import LocalStore
 from ddflow.store.s3 import S3Store
 from spark_bridge.columns import carried, carried_schema
+from spark_bridge.following import Follower
 from spark_bridge.schemas import spark_schema
 from spark_bridge.source import DdflowSource
 
@@ -93,7 +102,10 @@ class Query:
 
     def poll(self) -> bool:
         """One batch, if there is anything new."""
-        end = self.follower.latestOffset(self.at, self.follower.getDefaultReadLimit())
+        if type(self.follower) is Follower:  # before 4.2, Spark does not say where a batch starts
+            end = self.follower.latestOffset()
+        else:
+            end = self.follower.latestOffset(self.at, self.follower.getDefaultReadLimit())
         if end == self.at:
             return False
         self.log.append((self.at, end))
@@ -321,7 +333,44 @@ def test_epochs_that_are_gone_and_states_that_went_back(state: str) -> None:
     hands.close()
 
 
+@pytest.fixture
+def older(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a PySpark before 4.2 lacks."""
+    monkeypatch.setitem(sys.modules, "pyspark.sql.streaming.datasource", None)
+    monkeypatch.delitem(sys.modules, "spark_bridge.limiting", raising=False)
+
+
+@pytest.mark.usefixtures("older")
+def test_an_older_spark_follows_all_there_is(state: str) -> None:
+    hands = hands_of(state, 3)
+    queries = [Query(path=state, output=name) for name in ("paid", "by_city", "diff")]
+    assert not any(query.poll() for query in queries)
+    latest = Query(path=state, output="paid", startingEpoch="latest")
+    with pytest.raises(MissingExtra, match=r"maxEpochsPerTrigger=2.*pyspark>=4\.2"):
+        Query(path=state, output="paid", maxEpochsPerTrigger=2)
+    for epoch in range(1, 8):
+        hands.epoch({"orders": orders_of(40, seed=epoch)})
+        for query in queries if epoch in (1, 2, 5, 7) else ():
+            query.restart()
+            assert query.poll() and not query.poll()
+    for query in queries:
+        query.holds(dd.read(state, query.options["output"]))
+    assert latest.poll()
+    assert latest.sums == queries[0].sums
+    hands.close()
+    rollback(LocalStore(state), epoch=6)
+    with pytest.raises(SnapshotExpired, match="rolled back"):
+        latest.poll()
+    hands = hands_of(state, 3)
+    hands.epoch({"orders": orders_of(40, seed=50)})
+    with pytest.raises(SnapshotExpired, match="rolled back"):
+        latest.poll()
+    hands.close()
+
+
 def test_a_stream_of_available_now_goes_no_further(state: str) -> None:
+    from pyspark.sql.streaming import datasource as limits  # from 4.2 on
+
     hands = hands_of(state, 2)
     for epoch in (1, 2, 3):
         hands.epoch({"orders": orders_of(30, seed=epoch)})
@@ -331,9 +380,9 @@ def test_a_stream_of_available_now_goes_no_further(state: str) -> None:
     while query.poll():
         pass
     assert [end["epoch"] for _, end in query.log] == [2, 3]
-    assert query.follower.getDefaultReadLimit() == ReadMaxFiles(2)
+    assert query.follower.getDefaultReadLimit() == limits.ReadMaxFiles(2)
     query.restart()
-    assert query.follower.latestOffset(query.at, ReadAllAvailable())["epoch"] == 4
+    assert query.follower.latestOffset(query.at, limits.ReadAllAvailable())["epoch"] == 4
     hands.close()
 
 
@@ -451,11 +500,15 @@ def test_a_plan_with_functions_is_given(reading: SparkSession, state: str) -> No
         reading.dataSource.register(spark_bridge.DdflowSource)
 
 
-def test_a_query_follows_a_writer_and_restarts(reading: SparkSession, state: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("most", [2, None])
+def test_a_query_follows_a_writer_and_restarts(
+    reading: SparkSession, state: str, tmp_path: Path, most: int | None
+) -> None:
+    limit = {} if most is None else {"maxEpochsPerTrigger": most}
     hands, seeds = hands_of(state, 3, grace=0), itertools.count()
 
     def follow(trigger: dict[str, Any]) -> Any:
-        frame = reading.readStream.format("ddflow").options(output="by_city", maxEpochsPerTrigger=2).load(state)
+        frame = reading.readStream.format("ddflow").options(output="by_city", **limit).load(state)
         return (frame.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
                 .trigger(**trigger).start(str(tmp_path / "sink")))  # fmt: skip
 
