@@ -33,8 +33,8 @@ class Hands:
         self.cut = self.coordinator.cut
         self.warm: dict[tuple[int, int], Part] = {}
         self.hits = 0
-        self.budgets: list[int | None] = [None, None, 64 << 20]
-        """Of parts of a state that has none: those without compress their files, which others read."""
+        self.budgets: list[int | None] = [None]
+        """Of parts of a state that has none; those without one compress their files."""
 
     def close(self) -> None:
         for part in self.warm.values():

@@ -55,7 +55,10 @@ def test_what_takes_everything_at_once_gives_the_updates(spark: SparkSession, na
     assert sample.counted == ROWS and sample.seconds > 0
 
 
-@pytest.mark.parametrize("name", [name for name in STREAMED if name not in runs.IDLE])
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[pytest.mark.soak] if "pandas" in name else []) for name in STREAMED
+    if name not in runs.IDLE
+])  # fmt: skip
 def test_what_streams_gives_the_updates_and_keeps_state(spark: SparkSession, name: str) -> None:
     asked = job(name, STEP, skip=1)
     sample = runs.measured(asked, spark)

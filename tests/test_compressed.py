@@ -100,7 +100,6 @@ class Story:
         """More epochs, after which both hold the same."""
         store = open_store(str(self.place), create=True)
         hands = Hands(flow_of(), store, None if self.epoch else 3, random.Random(7), **options)
-        hands.budgets = [None]
         for _ in range(epochs):
             self.epoch += 1
             rows = rows_of(self.epoch, n)

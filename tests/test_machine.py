@@ -213,11 +213,11 @@ class SpillingMachine(Calls):
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = effort(250, stateful_step_count=15)
+TestMachine.settings = effort(150, stateful_step_count=15)
 
 
 def test_the_machine_that_spills_does_so_and_agrees() -> None:
-    run_state_machine_as_test(SpillingMachine, settings=effort(80, stateful_step_count=25))
+    run_state_machine_as_test(SpillingMachine, settings=effort(60, stateful_step_count=25))
     # The other ways want more keys than these scenarios have: the laws of the medium go them.
     ways = {"a piece of a flush", "a key found beneath", "a step taken in ranges", "a table that was mapped",
             "a change that went beneath at once", "pending events that were spilled"}  # fmt: skip

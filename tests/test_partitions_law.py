@@ -56,6 +56,7 @@ def agree(scenario: dict[str, Any], epochs: list[Inputs], partitions: int, seed:
     """Go through the epochs by hand, and with one engine, and compare what they give."""
     flow = flow_of(scenario)
     hands = Hands(flow, MemoryStore(), partitions, random.Random(seed))
+    hands.budgets = [None, None, 64 << 20]
     note(f"{hands.cut}\n{partitions} partitions, seed {seed}")
     holds_back = flow.holds_back
     with flow_of(scenario, lateness=False).open() as engine:
