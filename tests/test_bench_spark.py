@@ -56,7 +56,7 @@ def test_what_takes_everything_at_once_gives_the_updates(spark: SparkSession, na
 
 
 @pytest.mark.parametrize("name", [
-    pytest.param(name, marks=[pytest.mark.soak] if "pandas" in name else []) for name in STREAMED
+    pytest.param(name, marks=[] if name == "join" else [pytest.mark.soak]) for name in STREAMED
     if name not in runs.IDLE
 ])  # fmt: skip
 def test_what_streams_gives_the_updates_and_keeps_state(spark: SparkSession, name: str) -> None:
