@@ -135,11 +135,13 @@ class HeldRows:
         low = by.low[starts] if by.low.size else by.low
         return Change(found.first, found.cell, found.counts, found.hashed, new, rows, keys, by.high[starts], low)
 
-    def keep(self, change: Change) -> None:
-        """Hold what a change says.  Several may be computed, of other keys each, before the first is kept.
+    def keep(self, *changes: Change) -> None:
+        """Hold what the changes of a step say, which are of other keys each.  Amortised O(candidates)."""
+        self.index.room(sum(change.keys.heads.size for change in changes))
+        for change in changes:
+            self._keep(change)
 
-        Amortised O(candidates).
-        """
+    def _keep(self, change: Change) -> None:
         refs, keys, more = np.empty(change.cell.size, np.int64), change.keys, change.new.size
         if more:
             number = len(self.sources.rows)

@@ -150,9 +150,9 @@ class ToUpserts:
         made = Updates(self._made(upserts, shown, sources), ranks[upserts], np.ones(upserts.size, np.int64), times)
         return made, self.held.change(found, sources, by, keys)
 
-    def keep(self, change: Change) -> None:
-        """Take in what was judged.  Amortised O(updates, and the rows that their keys held)."""
-        self.held.keep(change)
+    def keep(self, *changes: Change) -> None:
+        """Take in what was judged of a step.  Amortised O(updates, and the rows that their keys held)."""
+        self.held.keep(*changes)
 
     def told(self, upserts: Updates) -> pa.Table:
         """What was judged as a table: the columns that are shown, ``_time``, ``_deleted``.  O(upserts)."""

@@ -66,6 +66,7 @@ def put(
     place, built = index.seek(*columns(keys, index.wide), starts(len(keys))).place, index.built
     if stale:
         index._rebuild(index.capacity + 1)
+    index.room(len(last))
     index.write(place, built, np.array(last, np.int64), *columns(rows, index.wide), np.array(value, np.uint64),
                 np.array(live, np.uint8), order, slot)  # fmt: skip
     return out
@@ -230,6 +231,7 @@ def test_what_is_evicted_is_found_no_more_and_a_step_that_looked_before_writes_a
     assert found(index, keys) == [None if key in leaving else twin[key] for key in keys]
     assert len(index) == n - len(leaving)
     value, order = np.arange(n).astype(np.uint64), np.zeros((n, words), np.int64)
+    index.room(n)
     index.write(held.place, built, np.arange(n), *columns(keys, wide), value, np.ones(n, np.uint8), order, 9)
     index._check()
     assert found(index, keys) == [(i, FLAGS | 9 << SLOT | i, (0,) * words) for i in range(n)]

@@ -136,6 +136,7 @@ class Arrangement:
         paid = sum(len(change.batch) for change in changes)
         self.written += paid
         if changes:
+            self.index.room(sum(change.last.size for change in changes if change.batch.mapped is None))
             run = Run(Description(lower, upper, NEVER), [self._put(change) for change in changes])
             (self.spine if changes[0].batch.mapped is None else self.beneath).append(run)
         self.spine.plan(len(self.index) if self.lapse is None else self._needed, not self._lower())

@@ -8,6 +8,7 @@ The kernels are in ``kernels.index``; this is the shell that makes room.
 
 >>> index, none = Index(wide=False, words=0), np.empty(0, np.uint64)
 >>> high, both = np.array([1, 2**63], np.uint64), np.array([0, 1])
+>>> index.room(2)
 >>> index.write(np.array([-1, -1]), index.built, both, high, none, high, np.ones(2, np.uint8), np.empty((2, 0)), slot=3)
 >>> held = index.seek(high, none, both)
 >>> (held.reference & ~(OCCUPIED | LIVE)).tolist() == [3 << 40, (3 << 40) + 1], len(index)
@@ -26,7 +27,8 @@ from ddflow.kernels.evict import evict
 from ddflow.kernels.gather import SLOT, SLOTS
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Held
 
-SPARE, LEAST, LOAD = 256, 1024, 0.7
+SPARE, LEAST, LOAD, CROWDED = 256, 1024, 0.7, 0.85
+"""Spare slots at the end, the fewest others, how full they are made, how full some may be while the rest are let go."""
 EVERY: Flags = np.empty(0, np.uint8)
 
 
@@ -37,7 +39,7 @@ class Index:
         self.wide, self.words, self.keeps = wide, words, keeps
         self.width = 3 + wide + words
         self.capacity, self.spare, self.used, self.built = LEAST, SPARE, 0, 0
-        self.graves = False
+        self.graves, self.parted = False, 0
         self.table: Words = np.zeros((self.capacity + self.spare, self.width), np.uint64)
 
     def __len__(self) -> int:
@@ -67,9 +69,8 @@ class Index:
 
         ``place``: int64[keys], where `seek` found the keys, when ``built`` was the number of this table (else they are
         looked for again).  ``last``: int64[keys], versions, -1 for none; the columns are by version.  ``slot``: of the
-        batch that they are in.  O(keys) expected, amortised growth.
+        batch that they are in.  `room` was made before.  O(keys) expected.
         """
-        self._make_room(last.size)
         # A deletion that nobody need be told of points at nothing, so that merges may drop its version.
         tag, grave = np.int64(OCCUPIED | slot << SLOT), np.int64(0 if self.keeps else OCCUPIED)
         while True:
@@ -96,6 +97,8 @@ class Index:
         end = np.uint64((last + 1) & (2**64 - 1))
         gone = evict(self.table, np.uint64(self.capacity), np.uint64(first), end, members)
         self.used -= gone
+        # Behind the range entries stand as close as before, until all that are to go are gone.
+        self.parted = self.parted + gone if end else 0
         self.built += 1
 
     def places(self, high: Words, low: Words, starts: Narrow, references: Ints, groups: Ints) -> Ints:
@@ -137,20 +140,24 @@ class Index:
             self._rebuild(self.capacity)
             self.keeps = True
 
-    def reserve(self, keys: int) -> None:
-        """Make room for so many keys at once.  O(keys)."""
-        if int(keys / LOAD) > self.capacity:
-            self._rebuild(int(keys / LOAD))
+    def room(self, more: int) -> None:
+        """Make room for so many keys, known or not, before they are written.
 
-    def _make_room(self, more: int) -> None:
-        need = int((self.used + more) / LOAD)
+        Once for all that ascends, however many writes it takes: the first of two would else fill the lower half of a
+        table that was made for it alone, and each of its keys would be looked for through all of those before it.
+        Amortised O(keys).
+        """
+        need = self._slots(self.used, more)
         if need > self.capacity:
             if self.graves or not self.keeps:
                 # What is let go now leaves room: else a table of ever new keys would grow for ever.
-                stay = int((self.table[:, kernels.REF] & self._kept != 0).sum())
-                need = int((stay + more) / LOAD)
+                need = self._slots(int((self.table[:, kernels.REF] & self._kept != 0).sum()), more)
             few = need <= self.capacity // 2
             self._rebuild(self.capacity if few else max(need, self.capacity + self.capacity // 2))
+
+    def _slots(self, used: int, more: int) -> int:
+        """How many slots so many entries and keys need."""
+        return max(int((used + more) / LOAD), int((used + self.parted + more) / CROWDED))
 
     @property
     def _kept(self) -> np.uint64:

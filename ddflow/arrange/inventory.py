@@ -23,6 +23,7 @@ file is looked at before a kernel sees it.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -283,19 +284,26 @@ def _index(arranged: Arrangement) -> None:
     """Make the index of all versions, older runs first, so that the newest of a key stays."""
     index, slots = arranged.index, arranged.slots
     versions = sum(part.end - part.begin for part in arranged.spine.parts)
-    # The index makes room for all that it is given at once, known keys or not.
-    index.reserve(arranged.keys + arranged.tombstones + min(CHUNK, versions))
-    for part in arranged.spine.parts:
-        batch = slots[part.slot]
-        for begin in range(part.begin, part.end, CHUNK):
-            last = _lasts(batch, begin, min(begin + CHUNK, part.end), part.end)
-            index.write(np.full(last.size, -1), index.built, last, batch.high, batch.low, batch.value, batch.live,
-                        batch.order, part.slot)  # fmt: skip
-        if batch.value.size:
-            slots.wrote(part.slot, slots.files[part.slot])
+    index.room(arranged.keys + arranged.tombstones + min(CHUNK, versions))
+    for run in arranged.spine.runs:
+        # Deletions that need not be kept stand in the index all the same until newer runs are told.
+        index.room(sum(last.size for part in run.parts for last in _lasts(slots[part.slot], part)))
+        for part in run.parts:
+            batch = slots[part.slot]
+            for last in _lasts(batch, part):
+                index.write(np.full(last.size, -1), index.built, last, batch.high, batch.low, batch.value, batch.live,
+                            batch.order, part.slot)  # fmt: skip
+            if batch.value.size:
+                slots.wrote(part.slot, slots.files[part.slot])
 
 
-def _lasts(batch: Batch, begin: int, end: int, of: int) -> Ints:
+def _lasts(batch: Batch, part: Part) -> Iterator[Ints]:
+    """The rows that are the last of their keys in a part, some at a time."""
+    for begin in range(part.begin, part.end, CHUNK):
+        yield _last(batch, begin, min(begin + CHUNK, part.end), part.end)
+
+
+def _last(batch: Batch, begin: int, end: int, of: int) -> Ints:
     """The rows of [begin, end) that are the last of their keys in the part, which ends at ``of``."""
     to = min(end + 1, of)
     same = batch.high[begin + 1 : to] == batch.high[begin : to - 1]

@@ -83,6 +83,13 @@ class Spine:
         return sum(merge.owed for merge in self.merges)
 
     @property
+    def runs(self) -> list[Run]:
+        """All runs, older versions of a key before newer ones; a merge has its output and what it has still to eat."""
+        return [
+            run for item in self.items for run in ([item] if isinstance(item, Run) else [item.output, *item.inputs])
+        ]
+
+    @property
     def parts(self) -> list[Part]:
         """All versions, older ones of a key before newer ones."""
         return [part for item in self.items for part in item.parts]

@@ -58,8 +58,7 @@ class Back:
 
     def apply(self, changes: Iterable[Change]) -> None:
         """Take the changes of a step into the state, each of other keys.  Amortised as `judge`."""
-        for change in changes:
-            self.told.keep(change)
+        self.told.keep(*changes)
 
     def fill(self, held: Updates) -> None:
         """Hold what the input holds; to be called once, before the first step.  O(rows).  Raises as `judge`."""
