@@ -86,7 +86,7 @@ def test_steps_of_any_size_look_a_few_slots_far_and_any_number_of_threads_gives_
 @pytest.mark.parametrize("texts", [False, True])
 def test_a_first_load_makes_room_once(threads: int, texts: bool) -> None:
     with counted() as calls, plan(texts, "rows").open(secret=SECRET, threads=threads) as engine:
-        engine.step({"a": rows(("ascending", 0, 40_000), texts, False)}, time=0)
+        engine.step({"a": rows(("ascending", 0, 60_000), texts, False)}, time=0)
         assert len(engine.circuit.upserts["a"].arranged.spine.parts) == threads
     check(calls)
     assert [call.keys for call in calls if call.what == "rebuild"] == [0]
