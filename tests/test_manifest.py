@@ -12,7 +12,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddflow.errors import CorruptState, StorageFailed
+from ddflow.errors import CorruptState, StateRefused, StorageFailed
 from ddflow.frontier import CLOSED, NEVER
 from ddflow.store import manifest as module
 from ddflow.store.blob import Blob
@@ -20,6 +20,8 @@ from ddflow.store.manifest import (
     DEPTH,
     FORMAT,
     GREATEST,
+    INSTANTS,
+    MANIFEST,
     PARTITIONS,
     READERS,
     Call,
@@ -112,7 +114,7 @@ receipts = epochs.flatmap(
 manifests = st.tuples(receipts, st.integers(1, 3), st.integers(0, 2)).flatmap(
     lambda given: st.builds(
         Manifest, number=st.integers(0, GREATEST), epoch=st.integers(given[0][-1].epoch if given[0] else 0, I64),
-        nonce=digests.map(lambda text: text[:16]), written=counts,
+        nonce=digests.map(lambda text: text[:16]), written=st.integers(*INSTANTS),
         secret=st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)),
         plan=st.dictionaries(names, values, max_size=3), fingerprint=digests, frontier=times, last=times, since=times,
         partitions=st.lists(blobs, min_size=given[1] * given[2], max_size=given[1] * given[2],
@@ -328,5 +330,21 @@ def test_partitions_are_whole_levels_of_the_spread() -> None:
     for spread, count in [(1, 0), (1, 2), (3, 6), (6, 6), (3, 0)]:
         replace(typical(), partitions=six[:count], spread=spread)._check()
     for spread, count in [(2, 1), (4, 6), (5, 6)]:
-        text = str(refusal(replace(typical(), partitions=six[:count], spread=spread).encode()))
+        written = body_of(typical()) | {"partitions": [each.to_json() for each in six[:count]], "spread": spread}
+        text = str(refusal(sealed(written)))
         assert f"it has {count} inventories, which are no levels of {spread} partitions" in text
+
+
+@pytest.mark.parametrize(("field", "value", "found"), [
+    ("number", GREATEST + 1, "number is 9999999999999999"), ("written", INSTANTS[1] + 1, "written is 253402300800000"),
+    ("written", INSTANTS[0] - 1, "written is -62135596800001"), ("feed", Feed("q" * 201, 0), "query is 'qqq"),
+    ("folder", "x" * 65_537, "folder is 'xxx"), ("epoch", 4, "receipts do not ascend to 4"),
+    ("frontier", CLOSED + 1, "frontier is 9223372036854775808"), ("partitions", (blob(1), blob(1)), "are the same"),
+    ("greatest", {"a": NEVER - 1}, "a is -9223372036854775809"), ("note", "x" * (MANIFEST + 1), "note is 'xxx"),
+    ("plan", {"a": ["x" * (1 << 24)] * 17}, "bytes, of 268,435,456 at most"),
+])  # fmt: skip
+def test_what_could_not_be_read_back_is_not_written(field: str, value: Any, found: str) -> None:
+    with pytest.raises(StateRefused) as caught:
+        replace(typical(), **{field: value}).encode()
+    assert caught.value.asked.startswith("write manifest") and found in caught.value.found
+    assert "nothing was committed" in caught.value.remedy

@@ -27,6 +27,14 @@ from ddflow.errors import CorruptState
 NAME: Final = re.compile(r"[0-9a-f]{16}-[0-9]{1,12}\.(?:arrow|json|parquet)")
 """What every blob is called: the nonce of its writer, a number, what it is."""
 
+GREATEST: Final = 10**16 - 2
+"""The greatest number of a manifest: sixteen digits, and there is a number to follow it."""
+
+MANIFEST: Final = 1 << 28
+"""Bytes that a manifest may have at most."""
+
+_NUMBER = re.compile(r"[0-9]{16}")
+
 
 class Blob(NamedTuple):
     """A blob as a manifest names it: ``name``, ``length`` in bytes, ``digest``: xxh3-128 of them."""
@@ -115,7 +123,7 @@ class Store(ABC):
 
     @abstractmethod
     def manifest(self, number: int) -> bytes:
-        """The bytes of a manifest, at most 256 MB.  Raises `CorruptState` when it is missing or larger."""
+        """The bytes of a manifest, at most `MANIFEST`.  Raises `CorruptState` when it is missing or larger."""
 
     @abstractmethod
     def publish(self, number: int, data: bytes) -> bool:
@@ -172,3 +180,16 @@ def lost(name: str, where: str) -> CorruptState:
     return CorruptState(f"the file {name} of {where}", "it is missing, and the manifest names it",
                         "restore it from a copy, go back with ddflow rollback, or replay the log into a new "
                         "state")  # fmt: skip
+
+
+def numbered(folder: str, names: Iterable[str], where: str) -> list[int]:
+    """The numbers that the names of manifests, or of marks, are, ascending; other names are not ours.  O(names).
+
+    Raises `CorruptState` for one that no manifest can have.
+    """
+    found = sorted(int(name) for name in names if _NUMBER.fullmatch(name))
+    if found and found[-1] > GREATEST:
+        raise CorruptState(f"{folder}/{found[-1]} of {where}",
+                           f"no version has that number: {GREATEST} is the greatest, and ddflow counts from 0",
+                           "it was not written by ddflow: remove it")  # fmt: skip
+    return found

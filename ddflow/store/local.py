@@ -35,14 +35,12 @@ from typing import Final
 import pyarrow as pa
 
 from ddflow.errors import CorruptState, EngineClosed, OutcomeUnknown, StateRefused, StorageFailed, StorageFull
-from ddflow.store.blob import NAME, Blob, Entry, Store, Write, lost, sized, verified
+from ddflow.store.blob import MANIFEST, NAME, Blob, Entry, Store, Write, lost, numbered, sized, verified
 from ddflow.store.disk import Disk
 from ddflow.store.part import Sink
 from ddflow.store.place import INSIDE, Place
 from ddflow.store.scratch import Scratch, clear
 
-MANIFEST: Final = 1 << 28
-"""Bytes that a manifest may have at most."""
 FEW: Final = 64
 """Fewer files than these are deleted one after the other."""
 AT_ONCE: Final = 8
@@ -289,7 +287,7 @@ class LocalStore(Store):
         names: builtins.list[str] = []
         with self.place.guarded(f"list its {folder}"), contextlib.suppress(FileNotFoundError):
             names = self.disk.names(self.place.below(folder))
-        return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
+        return numbered(folder, names, self.where)
 
     def _path(self, folder: str, number: int) -> str:
         name = f"{number:016d}"

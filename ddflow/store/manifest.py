@@ -32,21 +32,21 @@ from typing import Any, Final
 
 import xxhash
 
-from ddflow.errors import CorruptState
+from ddflow.errors import CorruptState, StateRefused
 from ddflow.frontier import CLOSED, NEVER
 from ddflow.store import epochs
-from ddflow.store.blob import Blob, Store
+from ddflow.store.blob import GREATEST, MANIFEST, Blob, Store
 from ddflow.store.epochs import KINDS, REMEDY, Call, Epoch, Feed, Output, damaged, digits, instant, numbers, only
 from ddflow.store.record import I64, Record
 
-__all__ = ["FORMAT", "GREATEST", "KINDS", "PARTITIONS", "Call", "Epoch", "Feed", "Manifest", "Output", "at", "history",
-           "newest"]  # fmt: skip
+__all__ = ["FORMAT", "GREATEST", "INSTANTS", "KINDS", "MANIFEST", "PARTITIONS", "Call", "Epoch", "Feed", "Manifest",
+           "Output", "at", "history", "newest"]  # fmt: skip
 
 FORMAT: Final = 2
 """What `Manifest.encode` writes; every format up to it is read for ever."""
 
-GREATEST: Final = 10**16 - 1
-"""The greatest number of a manifest: sixteen digits."""
+INSTANTS: Final = (-62_135_596_800_000, 253_402_300_799_999)
+"""Unix milliseconds of the years 1 to 9999; a clock may well say a time before 1970."""
 
 DEPTH: Final = 200
 """Objects and lists within each other, in a plan: what is nested deeper could not be read from a deep stack."""
@@ -102,10 +102,11 @@ class Manifest:
                     yield from output.blobs
 
     def encode(self) -> bytes:
-        """Header and body.  O(bytes).  Raises `ValueError` for a plan that is no JSON, or deeper than `DEPTH`."""
+        """Header and body.  O(bytes).  Raises `ValueError` for a plan that is no JSON, or deeper than `DEPTH`;
+        `StateRefused` for anything else that `decode` would refuse."""
         if _too_deep(self.plan):
             raise ValueError(f"the plan is nested deeper than {DEPTH} levels")
-        body = json.dumps({
+        plain = {
             "format": FORMAT, "number": self.number, "epoch": self.epoch, "nonce": self.nonce, "written": self.written,
             "secret": "".join(f"{word:016x}" for word in self.secret), "plan": self.plan,
             "fingerprint": self.fingerprint, "frontier": self.frontier, "last": self.last, "since": self.since,
@@ -114,8 +115,16 @@ class Manifest:
             "folder": self.folder, "note": self.note, "previous": self.previous,
             "spread": self.spread, "horizons": dict(self.horizons), "greatest": dict(self.greatest),
             "feed": None if self.feed is None else self.feed._asdict(),
-        }, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")  # fmt: skip
-        return f"ddflow manifest {FORMAT} {len(body)} {xxhash.xxh3_128_hexdigest(body)}\n".encode("ascii") + body
+        }  # fmt: skip
+        try:
+            READERS[FORMAT](Record(plain, f"write manifest {self.number}"))
+        except CorruptState as error:
+            raise _unreadable(error.asked, error.found) from None
+        body = json.dumps(plain, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")
+        data = f"ddflow manifest {FORMAT} {len(body)} {xxhash.xxh3_128_hexdigest(body)}\n".encode("ascii") + body
+        if len(data) > MANIFEST:
+            raise _unreadable(f"write manifest {self.number}", f"it has {len(data):,} bytes, of {MANIFEST:,} at most")
+        return data
 
     @classmethod
     def decode(cls, data: bytes, number: int, where: str) -> Manifest:
@@ -189,6 +198,11 @@ def at(store: Store, number: int) -> Manifest:
     return Manifest.decode(store.manifest(number), number, store.where)
 
 
+def _unreadable(asked: str, found: str) -> StateRefused:
+    return StateRefused(asked, f"{found}; so it could not be read again",
+                        "nothing was committed: mend what it is about, and open the state again")  # fmt: skip
+
+
 def _parsed(body: bytes, what: str) -> Any:
     """What the body's JSON says; NaN and infinity are none, however they are written."""
 
@@ -239,7 +253,7 @@ def _common(record: Record, format_: int) -> dict[str, Any]:
         raise damaged(record.what, f"its folder is {folder!r}, which is no path")
     return {
         "number": record.number("number", 0, GREATEST), "epoch": epoch, "nonce": digits(record, "nonce", 16),
-        "written": record.number("written"), "secret": (int(secret[:16], 16), int(secret[16:], 16)),
+        "written": record.number("written", *INSTANTS), "secret": (int(secret[:16], 16), int(secret[16:], 16)),
         "plan": plan, "fingerprint": digits(record, "fingerprint", 32),
         "frontier": instant(record, "frontier"), "last": instant(record, "last"), "since": instant(record, "since"),
         "partitions": partitions, "receipts": receipts, "folder": folder, "note": record.text("note"),

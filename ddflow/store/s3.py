@@ -28,18 +28,14 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ddflow.errors import CorruptState, EngineClosed, OutcomeUnknown, StateRefused, StorageFailed
-from ddflow.store.blob import NAME, Blob, Entry, Store, Write, lost
+from ddflow.store.blob import MANIFEST, NAME, Blob, Entry, Store, Write, lost, numbered
 from ddflow.store.bucket import Bucket
 from ddflow.store.cache import Cache, CacheSink, refused
 from ddflow.store.scratch import Scratch, clear
 
-MANIFEST: Final = 256 << 20
-"""Bytes that a manifest may have at most."""
-
 MANY: Final = 2_000
 """Of more blobs than these, sizes are taken from a list of all."""
 
-_NUMBER = re.compile(r"(?:manifests|marks)/([0-9]{16})")
 _OURS = re.compile(r"(?:blobs|manifests|marks|probes)/.*")
 
 
@@ -236,8 +232,7 @@ class S3Store(Store):
             raise lost(blob.name, self.where) from None
 
     def _numbers(self, folder: str) -> builtins.list[int]:
-        found = (_NUMBER.fullmatch(each.key) for each in self._bucket.list(folder))
-        return sorted(int(each[1]) for each in found if each)
+        return numbered(folder, (each.key.removeprefix(f"{folder}/") for each in self._bucket.list(folder)), self.where)
 
     def _may_write(self) -> None:
         """Raise unless this store may still change the state."""
