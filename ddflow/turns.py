@@ -1,7 +1,8 @@
 """Turns: one call of an engine at a time, and none after its end.
 
 Invariant: between `use` and the end of its ``with`` no other thread is in a call; an engine that was closed, or whose
-step was interrupted while it changed the state, lets nobody in again.  Why that is not trivial: a step of one event
+step was interrupted while it changed the state, lets nobody in again, and a forked child never: it has none of the
+threads, and a lock that was held when it was forked is held for ever.  Why that is not trivial: a step of one event
 takes so little that a context manager made by a generator would be a tenth of it, so the turn is its own context
 manager.
 
@@ -15,6 +16,7 @@ ddflow.errors.ConcurrentUse: read: another call is using this engine; give every
 
 from __future__ import annotations
 
+import os
 import threading
 from types import TracebackType
 from typing import Final
@@ -32,7 +34,7 @@ class Turns:
     """``state``: "open", or a key of `WHY`.  ``commit``: whoever fails in it is the last one in."""
 
     def __init__(self) -> None:
-        self._lock, self.state = threading.Lock(), "open"
+        self._lock, self._process, self.state = threading.Lock(), os.getpid(), "open"
         self.commit = Commit(self)
 
     def alone(self, what: str) -> Turns:
@@ -42,7 +44,10 @@ class Turns:
         return self
 
     def use(self, what: str) -> Turns:
-        """The turn, taken, of an open engine.  Raises `ConcurrentUse`, `EngineClosed`."""
+        """The turn, taken, of an open engine.  Raises `ConcurrentUse`, `EngineClosed`, there in a forked child too."""
+        if os.getpid() != self._process:
+            raise EngineClosed(what, f"it was opened by process {self._process}, before this one was forked from it",
+                               "open it again in this process")  # fmt: skip
         self.alone(what)
         if self.state != "open":
             self._lock.release()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -161,6 +162,30 @@ def test_an_intact_file_that_numba_cannot_use_heals_too(install: Install) -> Non
     assert "kernels are compiled again" in healed["warnings"]
 
 
+def test_a_file_of_another_digest_or_another_kernel_is_not_taken(install: Install) -> None:
+    """Copied whole, its checksum right: a stale file under a new digest, one kernel's code under another's name."""
+    old = Path(install.run()["directory"])
+    (install.kernels / "leaf.py").write_text(LEAF.replace("n + 1", "n + 100"))
+    program = REPORT.replace("tiny.twice(40)", "tiny.twice(40) - 198")
+    new = Path(install.run(program)["directory"])
+    assert new != old
+    for file in old.iterdir():
+        shutil.copy(file, new / file.name)
+    after = install.run(program)
+    assert (after["misses"], after["hits"]) == (1, 0)
+    assert "is of another kernel" in after["warnings"]
+    assert install.run(program)["hits"] == 1
+
+
+def test_one_kernel_is_not_read_under_the_name_of_another(tmp_path: Path) -> None:
+    shelf = cache.Shelf.choose([tmp_path], "f" * 32)
+    assert shelf.directory is not None
+    shelf.write("twice", b"code")
+    shutil.copy(shelf.directory / "twice.kernel", shelf.directory / "thrice.kernel")
+    assert shelf.read("twice") == b"code"
+    assert shelf.read("thrice") is None
+
+
 def test_damage_that_comes_back_turns_caching_off(tmp_path: Path) -> None:
     shelf = cache.Shelf.choose([tmp_path], "a" * 32)
     assert shelf.directory is not None
@@ -258,6 +283,33 @@ def test_a_directory_of_another_user_or_open_to_others_is_refused(tmp_path: Path
     assert "belongs to user" in str(cache.refusal(tmp_path.stat(), os.geteuid() + 1))
     tmp_path.chmod(0o770)
     assert "others may enter" in str(cache.refusal(tmp_path.stat(), os.geteuid()))
+
+
+def test_what_others_may_replace_in_is_refused_unless_it_is_sticky() -> None:
+    def state(mode: int, owner: int) -> os.stat_result:
+        return os.stat_result((stat.S_IFDIR | mode, 0, 0, 0, owner, 0, 0, 0, 0, 0))
+
+    for mode, told in ((0o777, True), (0o770, True), (0o757, True), (0o1777, False), (0o755, False), (0o700, False)):
+        for owner in (7, 0):
+            assert ("others may replace" in str(cache.exposure(state(mode, owner), 7))) == told
+    assert cache.exposure(state(0o1777, 8), 7) == "it belongs to user 8, not to 7"
+
+
+def test_a_cache_whose_parent_others_may_write_to_goes_to_the_next_place_and_is_not_read(install: Install) -> None:
+    """Who may rename our folder away may put another of ours there, of any digest."""
+    chosen = install.home / "shared"
+    chosen.mkdir()
+    first = install.run(DDFLOW_CACHE_DIR=str(chosen))
+    assert Path(first["directory"]).parent == chosen
+    chosen.chmod(0o777)
+    second = install.run(DDFLOW_CACHE_DIR=str(chosen))
+    assert Path(second["directory"]).parent == install.temporary / f"ddflow-{os.geteuid()}"
+    assert (second["hits"], second["misses"]) == (0, 1)
+    shelf = cache.Shelf(Path(first["directory"]))
+    assert shelf.read(install.files()[0].stem) is None
+    chosen.chmod(0o1777)
+    third = install.run(DDFLOW_CACHE_DIR=str(chosen))
+    assert (third["directory"], third["hits"]) == (first["directory"], 1)
 
 
 def test_a_directory_that_is_refused_sends_the_cache_to_the_next_place(tmp_path: Path) -> None:

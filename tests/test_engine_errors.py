@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -328,6 +331,55 @@ def test_a_second_thread_is_refused_while_the_first_is_in_a_call_and_welcome_aft
         worker.join(20)
     assert engine.read("rows").to_pylist() == [{"id": 1, "city": "x", "at": 1, "_diff": 1}]
     engine.close()
+
+
+FORKED = """
+import os, signal, sys, threading
+import pyarrow as pa
+import ddflow as dd
+
+flow = dd.Flow()
+flow.output("out", flow.upserts("s", {"id": pa.int64()}, dd.Upsert("id")))
+state = (sys.argv[1],) if sys.argv[1] else ()
+engine = flow.open(*state, threads=int(sys.argv[2]), retain=9)
+engine.step({"s": pa.table({"id": range(50_000)})}, 1)
+reader = engine.reader("out")
+calls = [
+    lambda: engine.read("out"), lambda: engine.changes("out", 0, 1), reader.read, reader.changes_to, reader.advance_to,
+    lambda: engine.step({}, 2), lambda: engine.scd2("s"), lambda: engine.why("s", 1), lambda: engine.reader("out"),
+]
+if state:
+    snapshot = dd.Snapshot.open(*state)
+    calls += [lambda: snapshot.read("out"), engine.commit, lambda: engine.replace("s", pa.table({"id": [1]}), time=3)]
+inside = engine.turns.use("a call of another thread")  # its thread is not there in the child, so it will never end
+if not os.fork():
+    signal.alarm(60)
+    for call in calls:
+        try:
+            call()
+        except dd.DdflowError as error:
+            assert type(error).__name__ == "EngineClosed", repr(error)
+            assert f"it was opened by process {os.getppid()}, before this one was forked from it" in str(error), error
+        else:
+            os._exit(1)
+    os._exit(7)
+status = os.wait()[1]
+with inside:
+    pass
+assert engine.read("out").num_rows == 50_000 and engine.step({}, 2) is not None
+engine.close()
+sys.exit(os.waitstatus_to_exitcode(status) != 7)
+"""
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_forked_child_is_told_so_by_every_call_and_its_parent_goes_on(
+    threads: str, durable: bool, tmp_path: Path
+) -> None:
+    state = str(tmp_path / "s") if durable else ""
+    done = subprocess.run([sys.executable, "-c", FORKED, state, threads], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, MemoryError, ValueError])

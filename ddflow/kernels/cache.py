@@ -4,15 +4,17 @@ Invariant: what is read back is what this user's own process wrote for exactly t
 read at all.  Why that is not trivial: numba's own cache looks at one source file, so a kernel that calls a helper in
 another file keeps running the old helper; it stops the program when a file is truncated; and it does not notice that
 bounds checks were asked for.  Here the directory is named by a digest of every source file of this package together
-with the versions and switches that shape machine code, so any change is another directory.  Every file carries a
-checksum, and a damaged one costs a compilation, never a failure: the directory is emptied once, and if damage comes
-back, caching is off for the rest of the process.  The sources must also still be those that were imported, else nothing
+with the versions and switches that shape machine code, so any change is another directory.  Every file names that
+directory and its kernel, so that one copied from elsewhere is not taken, and carries a checksum of all that; a damaged
+one costs a compilation, never a failure: the directory is emptied once, and if damage comes back, caching is off for
+the rest of the process.  The sources must also still be those that were imported, else nothing
 is read or written.
 
 A file holds a pickle, for that is how numba serialises its results, and whoever can write a pickle can run code.  It is
 acceptable under the conditions checked here at every opening, on the open directory itself and not on its name: the
-directory is no symbolic link, belongs to this user, and nobody else may enter it (mode 0700).  Who can plant a file
-there can already act as this user.  The checksum guards against damage, not against an adversary.
+directory is no symbolic link, belongs to this user, and nobody else may enter it (mode 0700); the one that it is in is
+this user's or root's, and nobody else may rename what is in it (not writable by others, or sticky).  Who can plant a
+file there can already act as this user.  The checksum guards against damage, not against an adversary.
 
 What it does not do: know anything of numba or of what is inside a file, or lock.  Files appear under their final name
 whole (written aside, then renamed), so two processes that compile the same kernel at once both succeed.
@@ -41,7 +43,7 @@ from pathlib import Path
 LOG = logging.getLogger("ddflow")
 KEPT = 4
 """How many directories of other digests stay beside ours: enough for a few branches, environments and switches."""
-_MAGIC = b"ddflow kernel 1\n"
+_MAGIC = "ddflow kernel 2"
 _NAME = re.compile(r"kernels-[0-9a-f]{32}")
 _OURS = (".kernel", ".tmp")
 
@@ -103,6 +105,15 @@ def refusal(state: os.stat_result, user: int) -> str | None:
     return None
 
 
+def exposure(state: os.stat_result, user: int) -> str | None:
+    """Why others may replace what is in a directory in this state, None if only ``user`` and root may."""
+    if state.st_uid not in (user, 0):
+        return f"it belongs to user {state.st_uid}, not to {user}"
+    if state.st_mode & 0o022 and not state.st_mode & stat.S_ISVTX:
+        return f"its mode is {stat.S_IMODE(state.st_mode):o}, so others may replace what is in it"
+    return None
+
+
 def private(place: Path, name: str) -> Path:
     """The directory ``name`` in ``place``, made if need be, this user's and closed to others; OSError if that fails."""
     directory = Path(os.path.abspath(os.path.expanduser(place))) / name
@@ -114,8 +125,16 @@ def private(place: Path, name: str) -> Path:
 
 @contextlib.contextmanager
 def _opened(directory: Path) -> Iterator[int]:
-    """A descriptor of ``directory``, checked by ``refusal``: files opened through it are in the directory checked."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    """A descriptor of ``directory``, checked by ``refusal``, and found in a parent checked by ``exposure``: files
+    opened through it are in the directory checked."""
+    above = os.open(directory.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if reason := exposure(os.fstat(above), os.geteuid()):
+            raise PermissionError(f"{directory.parent} is refused: {reason}")
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(directory.name, flags, dir_fd=above)
+    finally:
+        os.close(above)
     try:
         if reason := refusal(os.fstat(descriptor), os.geteuid()):
             raise PermissionError(f"{directory} is refused: {reason}")
@@ -177,9 +196,10 @@ class Shelf:
                     content = file.read()
         except OSError:
             return None
-        head, payload = content[: len(_MAGIC) + 32], content[len(_MAGIC) + 32 :]
-        if head != _MAGIC + hashlib.sha256(payload).digest():
-            self.heal(f"{name}.kernel fails its checksum")
+        size = len(self._head(name, b""))
+        head, payload = content[:size], content[size:]
+        if head != self._head(name, payload):
+            self.heal(f"{name}.kernel fails its checksum, or is of another kernel")
             return None
         return payload
 
@@ -202,6 +222,12 @@ class Shelf:
             self.directory = None
         self._healed = True
 
+    def _head(self, name: str, payload: bytes) -> bytes:
+        """What a file begins with: what it is, of which digest, which kernel, and the checksum of all of it."""
+        assert self.directory is not None
+        label = f"{_MAGIC}\n{self.directory.name}/{name}\n".encode()
+        return label + hashlib.sha256(label + payload).digest()
+
     def _used(self) -> None:
         """Remove the probe, mark this directory as the most recently used, and forget the least."""
         assert self.directory is not None
@@ -218,7 +244,7 @@ class Shelf:
             try:
                 opened = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=here)
                 with open(opened, "wb") as file:
-                    file.write(_MAGIC + hashlib.sha256(payload).digest() + payload)
+                    file.write(self._head(name, payload) + payload)
                 os.rename(aside, f"{name}.kernel", src_dir_fd=here, dst_dir_fd=here)
             except OSError:
                 with contextlib.suppress(OSError):
