@@ -7,13 +7,18 @@ shallow boundaries, odd names and the user's own configuration each change what 
 from __future__ import annotations
 
 import io
+import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import psutil
 import pytest
 from demo_repos import Repo, lively
+from typer.testing import CliRunner
 
-from ddflow.demo import git
+from ddflow.cli import app
+from ddflow.demo import git, git_command
 from ddflow.errors import MissingExtra, UnreadableInput
 
 Value = tuple[str, str]
@@ -184,6 +189,91 @@ def test_a_folder_that_is_no_repository_is_refused_by_what_git_says(tmp_path: Pa
     assert "--repo" in caught.value.remedy
     with pytest.raises(UnreadableInput, match="there is no such directory"):
         git.find(tmp_path / "none")
+
+
+TRAPS = {
+    "ssh": {"remote.origin.url": "ssh://nowhere/x", "core.sshCommand": "{trap}"},
+    "a helper": {"remote.origin.url": "ext::{trap}", "protocol.ext.allow": "always", "protocol.allow": "always"},
+    "a program at the other end": {"remote.origin.url": "{repo}", "remote.origin.uploadpack": "{trap}"},
+    "a proxy": {"remote.origin.url": "git://nowhere/x", "core.gitProxy": "{trap}"},
+}
+"""What a repository may say is the way to what it lacks; all of it is run."""
+
+
+@pytest.mark.parametrize("way", TRAPS)
+@pytest.mark.parametrize("lacks", ["HEAD^{commit}", "HEAD:d"])
+@pytest.mark.parametrize("old", [False, True], ids=["git 2.45", "a git that cannot be told not to fetch"])
+def test_a_hostile_repository_has_git_run_nothing(
+    way: str, lacks: str, old: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A partial clone lacks a commit or a folder; git asks the remote for it, by a program that its settings name."""
+    repo, sprung = Repo.new(tmp_path / "hostile"), tmp_path / "sprung"
+    trap = tmp_path / "trap"
+    trap.write_text(f"#!/bin/sh\ntouch {sprung}\nexit 1\n")
+    trap.chmod(0o755)
+    for number in range(2):
+        repo.write("d/file", str(number))
+        repo.commit()
+    lost = repo.git("rev-parse", lacks).decode().strip()
+    (repo.path / ".git" / "objects" / lost[:2] / lost[2:]).unlink()
+    said = {"core.repositoryformatversion": "1", "extensions.partialClone": "origin", "remote.origin.promisor": "true",
+            "remote.origin.partialCloneFilter": "tree:0", "core.pager": "{trap}", "core.fsmonitor": "{trap}",
+            "core.hooksPath": "{hooks}", **TRAPS[way]}  # fmt: skip
+    for name, value in said.items():
+        repo.git("config", name, value.format(trap=trap, repo=repo.path, hooks=trap.parent))
+    subprocess.run(["git", "-C", repo.path, "log", "--raw"], capture_output=True, check=False)
+    assert sprung.exists(), "nothing is proved: git itself does not run it"
+    sprung.unlink()
+    if old:
+        known = {name: value for name, value in git_command.SEALED.items() if name != "GIT_NO_LAZY_FETCH"}
+        monkeypatch.setattr(git_command, "SEALED", known)
+    with pytest.raises(UnreadableInput):
+        list(git.history(git.find(repo.path)))
+    with pytest.raises(UnreadableInput):
+        tree_of(repo.path)
+    assert not sprung.exists()
+
+
+def test_every_call_of_git_is_sealed(repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What git is run with, as a git in its place sees it; no call of it goes another way."""
+    real, told = shutil.which("git"), tmp_path / "told"
+    (tmp_path / "git").write_text(f'#!/bin/sh\n(env; echo "ARGS $*") >> {told}\nexec {real} "$@"\n')
+    (tmp_path / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("GIT_ALLOW_PROTOCOL", "ssh:ext")
+    monkeypatch.setenv("GIT_SSH_COMMAND", "touch /nowhere")
+    lines_of(repo.path)
+    tree_of(repo.path)
+    lines = told.read_text().splitlines()
+    calls = [line for line in lines if line.startswith("ARGS ")]
+    assert len(calls) == 8
+    for part in ("--no-pager", "-c core.hooksPath=/dev/null", "-c core.fsmonitor=false"):
+        assert all(part in call for call in calls)
+    for pair in ("GIT_ALLOW_PROTOCOL=none", "GIT_NO_LAZY_FETCH=1", "GIT_TERMINAL_PROMPT=0"):
+        assert lines.count(pair) == len(calls)
+    assert not any(line.startswith("GIT_SSH_COMMAND") for line in lines)
+
+
+@pytest.mark.parametrize(("name", "found", "remedy"), [
+    ("", "that is no name", "leave it out for the one around the working directory"),
+    ("{file}", "it is no directory", "name a git checkout by --repo"),
+    ("{file}/in/it", "there is no such directory", "name a git checkout by --repo"),
+    ("x" * 5000, "there is no such directory", "name a git checkout by --repo"),
+    ("https://me:hunter2@example.com/x.git", "only what is on this machine is read", "git clone it"),
+    ("ssh://hunter2@example.com/x", "only what is on this machine is read", "git clone it"),
+    ("git@example.com:me/x.git", "only what is on this machine is read", "git clone it"),
+    ("file:///tmp", "only what is on this machine is read", "git clone it"),
+])  # fmt: skip
+def test_what_is_no_folder_is_refused_with_what_to_write(name: str, found: str, remedy: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    asked = name.format(file=tmp_path / "file")
+    with pytest.raises(UnreadableInput) as caught:
+        git.find(asked)
+    assert found in caught.value.found and remedy in caught.value.remedy
+    assert "hunter2" not in str(caught.value) and len(str(caught.value)) < 600
+    done = CliRunner().invoke(app, ["demo", "--no-spark", "--repo", asked, "--out", str(tmp_path / "out")])
+    assert (done.exit_code, done.output) == (1, f"ddflow: {caught.value}\n")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_repository_without_a_commit_is_refused(tmp_path: Path) -> None:

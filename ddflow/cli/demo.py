@@ -18,8 +18,10 @@ import typer
 
 def demo(
     repo: Annotated[
-        Path | None,
-        typer.Option(help="A git checkout whose history to run. Default: the one around the working directory."),
+        str | None,
+        typer.Option(
+            metavar="PATH", help="A git checkout whose history to run. Default: the one around the working directory."
+        ),
     ] = None,
     dpkg: Annotated[
         bool, typer.Option("--dpkg", help="Run this machine's dpkg log instead; with --repo, both.", show_default=False)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def run(
-    repo: Path | None = None,
+    repo: str | Path | None = None,
     *,
     dpkg: bool = False,
     spark: bool = True,

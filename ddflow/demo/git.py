@@ -45,6 +45,9 @@ TREE: Final = pa.schema([RAW.field(name) for name in ("path", "extension", "mode
 COMMITS: Final = pa.schema([("commit", pa.int64()), ("hash", pa.string()), ("committed_at", pa.timestamp("s", "UTC"))])
 
 
+NAME: Final = "name a git checkout by --repo"
+
+
 class Repository(NamedTuple):
     """A git repository with at least one commit."""
 
@@ -105,15 +108,14 @@ def extension(path: str) -> str:
     return end if len(end) > 1 else "(none)"
 
 
-def find(where: Path | None = None) -> Repository:
-    """Open the repository that ``where`` (default: the working directory) is in.
+def find(repo: str | Path | None = None) -> Repository:
+    """Open the repository that a folder (default: the working directory) is in.
 
-    Raises `UnreadableInput` if it is in none, git refuses to read it, or it has no commit; `MissingExtra` without git.
+    Raises `UnreadableInput` if it is no folder, or is in none, git refuses to read it, or it has no commit;
+    `MissingExtra` without git.
     """
-    where = Path.cwd() if where is None else where
-    if not where.is_dir():
-        raise UnreadableInput(f"git history of {where}", "there is no such directory", "name a git checkout by --repo")
-    place = said(where, "rev-parse", "--git-dir", remedy="name a git checkout by --repo")
+    where = Path.cwd() if repo is None else _folder(str(repo))
+    place = said(where, "rev-parse", "--git-dir", remedy=NAME)
     try:
         head = said(where, "rev-parse", "--verify", "--quiet", "HEAD^{commit}")
     except UnreadableInput:
@@ -121,6 +123,20 @@ def find(where: Path | None = None) -> Repository:
         raise UnreadableInput(f"git history of {where}", found, "commit something, or name another by --repo") from None
     shallow = said(where, "rev-parse", "--is-shallow-repository").strip() == b"true"
     return Repository(where, head.decode().strip(), shallow)
+
+
+def _folder(name: str) -> Path:
+    """The folder of that name.  Raises `UnreadableInput`, which repeats no URL: it may hold a password."""
+    if os.path.isdir(name):
+        return Path(name)
+    if not name:
+        raise UnreadableInput("git history of ''", "that is no name", f"{NAME}, or leave it out for the one around the "
+                              "working directory")  # fmt: skip
+    if not os.path.exists(name) and re.match(r"[A-Za-z][A-Za-z0-9+.-]*:|[^/]+@[^/]+:", name):
+        raise UnreadableInput("git history of a URL", "only what is on this machine is read", "git clone it, and name "
+                              "the clone by --repo")  # fmt: skip
+    found = "it is no directory" if os.path.exists(name) else "there is no such directory"
+    raise UnreadableInput(f"git history of {name if len(name) <= 200 else name[:197] + '...'}", found, NAME)
 
 
 def history(repository: Repository, rows: int = SLICE) -> Iterator[Piece]:

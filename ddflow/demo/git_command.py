@@ -1,11 +1,12 @@
 """Asking git: a command run so that neither the user's configuration nor the environment changes what it prints.
 
 Invariant: what a command prints depends on the repository alone, and a command that fails, or is left half read, is an
-error or is ended; no process outlives the block.  Why that is not trivial: the user's configuration can rename, colour,
-reorder, sign or leave out lines of a log, and cannot be switched off as a whole, since a repository of another owner is
-only readable where it says so (``safe.directory``); a variable like GIT_DIR, set wherever git runs a hook, points every
-command at another repository; and what git complains of must be read without stopping what it prints.
-It does not know what the commands mean, and runs none that writes.
+error or is ended; no process outlives the block, and a repository, whoever made it, has git run no program: what it
+lacks is not fetched (its settings may name any program as the way to a remote), hooks and monitors are off.  The user's
+configuration can rename, colour, reorder, sign or leave out lines of a log, and cannot be switched off as a whole,
+since a repository of another owner is only readable where it says so (``safe.directory``); a variable like GIT_DIR, set
+wherever git runs a hook, points every command at another repository; and what git complains of must be read without
+stopping what it prints.  It does not know what the commands mean, and runs none that writes.
 
 >>> said(Path.cwd(), "version").startswith(b"git version ")
 True
@@ -25,9 +26,13 @@ from ddflow.errors import MissingExtra, UnreadableInput
 
 CALM: Final = (
     *("--no-pager", "--no-replace-objects", "-c", "log.showRoot=true", "-c", "log.diffMerges=first-parent"),
-    *("-c", "diff.orderFile=/dev/null"),
+    *("-c", "diff.orderFile=/dev/null", "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false"),
 )
-"""Options that keep the user's configuration out of what git prints, where the command itself has no flag for it."""
+"""Options that keep configuration out of what git prints and runs, where the command itself has no flag for it."""
+
+SEALED: Final = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0",
+                 "GIT_TERMINAL_PROMPT": "0", "GIT_PAGER": "cat", "LC_ALL": "C"}  # fmt: skip
+"""No transport has the name that is allowed; a git before 2.45 knows only that, and fails where it would fetch."""
 
 SEE: Final = "see what git says"
 
@@ -35,7 +40,7 @@ SEE: Final = "see what git says"
 def _environment() -> dict[str, str]:
     """The environment less what points git at another repository; configuration stays, for safe.directory's sake."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("GIT_") or k.startswith("GIT_CONFIG")}
-    return kept | {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+    return kept | SEALED
 
 
 @contextmanager

@@ -42,9 +42,9 @@ class GitFeed:
     name, source, key, group = "git", "files", "path", "extension"
     time = "commits along the first parents"
 
-    def __init__(self, where: Path | None = None) -> None:
+    def __init__(self, repo: str | Path | None = None) -> None:
         """Open the repository; see `git.find` for what it raises."""
-        self.repository = git.find(where)
+        self.repository = git.find(repo)
         self.commits: list[git.Commit] = []
         self.lines = self.changes = 0
         self._counts: Counter[str] = Counter()

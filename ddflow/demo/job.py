@@ -185,7 +185,7 @@ class Demo:
 
 
 def run(
-    repo: Path | None = None,
+    repo: str | Path | None = None,
     *,
     dpkg: bool = False,
     spark: bool = True,
