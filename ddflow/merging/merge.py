@@ -37,9 +37,9 @@ class Merge:
     ``function``: merges whole rows instead: ``f(held, given)`` gets two record batches of the row's columns, one key
     a row, and gives one back; a null in it clears the cell.  ``scalar``: it is ``f(held, given, out)``, compiled by
     numba and called for each event with three records: of numbers, booleans and times (as integers), under the
-    columns' names, and beside each a boolean ``<column>_null``; ``out`` is filled as by `ddflow.last_non_null`
-    before, and so are columns of other types.  A function is sent to Spark by value, and is not in the spec's JSON.
-    Raises `SpecError`.
+    columns' names, and beside each a boolean ``<column>_null``, under which the value is 0; ``out`` is filled as by
+    `ddflow.last_non_null` before, and so are columns of other types.  A function is sent to Spark by value, and is not
+    in the spec's JSON.  Raises `SpecError`.
     """
 
     columns: Mapping[str, Strategy] | tuple[tuple[str, Strategy], ...] = ()

@@ -28,6 +28,8 @@ import pyarrow as pa
 from ddflow.errors import SpecError
 from ddflow.identity import Flags, flags, validity
 from ddflow.merging.merge import Function, Merge
+from ddflow.merging.records import check_function, kind_of
+from ddflow.merging.rounds import named
 from ddflow.merging.strategy import Strategy, first, last, last_non_null
 from ddflow.schema import did_you_mean, is_flat
 from ddflow.spec import Tombstone, Upsert
@@ -145,6 +147,11 @@ def plan(name: str, schema: pa.Schema, spec: Upsert, row: pa.Schema) -> Merging 
             raise SpecError(f"{'groups=' if spec.groups else 'versions=cell'} of {name!r}",
                             f"{field.name!r} cannot be null, and its cell may be left without a value",
                             "declare it nullable")  # fmt: skip
+    if merge.function is not None and merge.scalar:
+        asked = f"the merger {named(merge.function)} of {name!r}"
+        kind = kind_of(pa.schema([field for field in row if field.name not in derived]), asked)
+        record = np.zeros(1, kind)[0]
+        check_function(merge.function, asked, {"held": record, "given": record, "out": record})
     given = tuple(column.name for column in columns if merge.function is None and column.strategy.name == "last")
     return Merging(_groups(schema, spec, columns, cells), tuple(columns), _derived(name, spec, row), merge.function,
                    merge.scalar, given, cells)  # fmt: skip
