@@ -89,7 +89,7 @@ class Upsert:
     | ``value`` | the columns of a row beside the key; default: all but time, seq and the tombstone's |
     | ``merge`` | events are partial rows, folded by a `ddflow.Merge`; ``"first_row"``: the first one stays |
     | ``groups`` | merging: ``{order columns: columns}``, each group of columns compared by an order of its own |
-    | ``exclusive`` | with ``groups``: an event that gives several groups an order is bad |
+    | ``exclusive`` | with ``groups``: an event that does not give exactly one group an order is bad |
     | ``deletes`` | with ``groups``: a delete takes the ``row``, or clears the ``group`` that it gives an order |
     | ``versions`` | merging: one order for the whole ``row``, or one for every ``cell`` |
     | ``derive`` | merging: ``{column: SQL over the merged row}`` |

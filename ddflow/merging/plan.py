@@ -88,8 +88,8 @@ class Merging:
         """uint8[n]: whether the batch of each event had a column; of size 0 where that does not matter.  O(n)."""
         return flags(events.column(GIVEN + name)) if name in self.given else np.empty(0, np.uint8)
 
-    def crowded(self, events: pa.RecordBatch) -> Flags:
-        """uint8[n]: which events give more than one group an order.  O(n) a group."""
+    def misordered(self, events: pa.RecordBatch) -> Flags:
+        """uint8[n]: which events do not give exactly one group an order.  O(n) a group."""
         count = np.zeros(events.num_rows, np.uint8)
         for group in self.groups[1:]:
             any_here = np.zeros(events.num_rows, np.uint8)
@@ -97,7 +97,7 @@ class Merging:
                 present = validity(events.column(field.name))
                 any_here |= present if present.size else np.uint8(1)
             count += any_here
-        return (count > 1).astype(np.uint8)
+        return (count != 1).astype(np.uint8)
 
 
 def event_schema(schema: pa.Schema, merging: Merging | None) -> pa.Schema:
