@@ -97,7 +97,8 @@ class Merging:
                 present = validity(events.column(field.name))
                 any_here |= present if present.size else np.uint8(1)
             count += any_here
-        return (count != 1).astype(np.uint8)
+        out: Flags = (count != 1).astype(np.uint8)
+        return out
 
 
 def event_schema(schema: pa.Schema, merging: Merging | None) -> pa.Schema:
