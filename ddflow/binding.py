@@ -18,7 +18,7 @@ the collection's row is follows from all of them.  It reads batches, keeps none,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -116,6 +116,7 @@ class Bound:
 
 def bind(name: str, schema: pa.Schema, spec: Upsert) -> Bound:
     """Join a source's schema and its spec.  Raises `SpecError` or `ExpressionError`, naming the column.  O(columns)."""
+    check_given(name, spec)
     _check_columns(name, schema, spec)
     _check_types(name, schema, spec)
     dropped = {spec.time, spec.seq, spec.delete.column if isinstance(spec.delete, Tombstone) else None}
@@ -144,6 +145,13 @@ def bind(name: str, schema: pa.Schema, spec: Upsert) -> Bound:
         where=where,
         merging=plan(name, schema, spec, row_schema),
     )
+
+
+def check_given(name: Any, spec: Any) -> None:
+    """Refuse what is no name, or no spec, of a source.  Raises `SpecError`."""
+    if not isinstance(name, str) or not isinstance(spec, Upsert):
+        found = f"it is given the name {name!r:.200} and the spec {spec!r:.200}"
+        raise SpecError("a source of a flow", found, "give a name as text, a schema, and dd.Upsert(...)")
 
 
 def _compiled(text: str | None, schema: pa.Schema, what: str) -> Expression | None:

@@ -17,7 +17,7 @@ DataType(string)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from difflib import get_close_matches
 from typing import Any
 
@@ -163,8 +163,29 @@ def to_schema(given: Any, what: str = "schema") -> pa.Schema:
     return pa.schema([_normal_field(field) for field in schema])
 
 
+def column_names(given: Any, asked: str, option: str) -> tuple[str, ...]:
+    """Columns as an option names them: one as text, or several in their order.  Raises `SpecError`."""
+    unordered = isinstance(given, Mapping | Set | bytes) or not isinstance(given, Iterable)
+    names = (given,) if isinstance(given, str) or unordered else tuple(given)
+    for name in names:
+        if not isinstance(name, str) or not name:
+            found = f"{option}= {'is' if unordered else 'holds'} {name!r:.200}"
+            raise SpecError(asked, found, "give column names as text: one, or a list of them")
+    return names
+
+
+def column_name(given: Any, asked: str, option: str) -> str:
+    """The column that an option names.  Raises `SpecError`."""
+    if not isinstance(given, str) or not given:
+        raise SpecError(asked, f"{option}= is {given!r:.200}", "name one column, as text")
+    return given
+
+
 def check_names(names: Sequence[str], what: str) -> None:
-    """Refuse duplicate names and those that updates use themselves.  Raises `SpecError`."""
+    """Refuse duplicate names, those that updates use themselves, and what is none.  Raises `SpecError`."""
+    for name in names:
+        if not isinstance(name, str):
+            raise SpecError(what, f"a column is called {name!r:.200}", "give names as text")
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise SpecError(what, f"the columns {twice} occur more than once", "give every column its own name")
@@ -178,7 +199,7 @@ def check_names(names: Sequence[str], what: str) -> None:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The remedy for an unknown name: the nearest one, and all of them."""
     known = list(known)
-    near = get_close_matches(name, known, 1)
+    near = get_close_matches(str(name), known, 1)
     return (f"did you mean {near[0]!r}? " if near else "") + f"there are {known}"
 
 

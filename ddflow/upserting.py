@@ -38,6 +38,7 @@ from ddflow.schema import (
     DIFF,
     TIME,
     check_names,
+    column_names,
     conform,
     did_you_mean,
     empty,
@@ -90,7 +91,7 @@ class ToUpserts:
     def __init__(
         self, key: str | Sequence[str], on_conflict: Conflicts = "error", *, secret: Secret | None = None
     ) -> None:
-        self.key = (key,) if isinstance(key, str) else tuple(key)
+        self.key = column_names(key, "dd.ToUpserts", "key")
         self.on_conflict, self.secret, self.arena = on_conflict, secret or Secret.fresh(), Arena()
         asked = f"upserts by {list(self.key)}"
         if not self.key or len(set(self.key)) < len(self.key):

@@ -229,9 +229,14 @@ def uncompiled(held: Any, given: Any, out: Any) -> None:
     out.n = given.n.as_py()
 
 
-@pytest.mark.parametrize(("function", "words"), [(unset, "unset names the field 'nowhere', which there is not"),
-                                                 (unread, "unread names the field 'name', which there is not"),
-                                                 (uncompiled, "uncompiled does not compile: .*as_py")])  # fmt: skip
+UNKNOWN = [
+    (unset, "unset names the field 'nowhere', which there is not"),
+    (unread, "unread names the field 'name', which there is not"),
+    (uncompiled, "uncompiled does not compile: .*as_py"),
+]
+
+
+@pytest.mark.parametrize(("function", "words"), UNKNOWN)
 def test_a_scalar_merger_of_unknown_fields_is_refused_when_the_flow_is_built(function: Any, words: str) -> None:
     fields = r"mend f\(held, given, out\), where held has \['k', 'k_null', 'at', 'at_null', 's_is', .*\]; given has "
     with pytest.raises(SpecError, match=f"the merger {function.__name__} of 'a': {words}.*{fields}"):

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.binding import Bound, bind
+from ddflow.binding import Bound, bind, check_given
 from ddflow.errors import IllegalTransition, ListTooLong, MergerFailed, SchemaMismatch, SpecError
 from ddflow.identity import Ints, Secret, value_hashes
 from ddflow.kernels.fold import Walked
@@ -188,8 +188,8 @@ class Machined:
                                         fields_of(self.kind, [], []), records(np.zeros(2 * limit, self.kind)),
                                         records(out), ends)  # fmt: skip
             except Exception as error:
-                self._fail(f"it raised {type(error).__name__}: {str(error)[:500]}",
-                           "mend it; f(values, event, out) returns how many it wrote", error)  # fmt: skip
+                found = f"it raised {type(error).__name__}: {str(error)[:500]}"
+                self._fail(found, "mend it; f(values, event, out) returns how many it wrote", error)
             if code == TOO_MANY:
                 self._too_many(key(int(row)), limit + 1)
             if code not in (FINE, NULL):
@@ -217,6 +217,7 @@ def bind_machine(name: str, schema: pa.Schema, spec: Upsert, given: Machine) -> 
     what = f"the machine of {name!r}"
     if not isinstance(given, Machine):
         raise SpecError(what, f"{given!r} is no machine", "give dd.Machine(...)")
+    check_given(name, spec)
     unused = [each.name for each in fields(spec) if each.name not in USED and getattr(spec, each.name) != each.default]
     if unused:
         raise SpecError(what, f"its spec has {', '.join(f'{each}=' for each in unused)}, which are about rows",

@@ -25,6 +25,7 @@ from typing import Any
 from ddflow.errors import SpecError
 from ddflow.merging.absent import KEYS, told_of
 from ddflow.merging.strategy import Strategy
+from ddflow.schema import column_names
 
 Function = Callable[..., Any]
 
@@ -48,7 +49,12 @@ class Merge:
     scalar: bool = False
 
     def __post_init__(self) -> None:
-        pairs = tuple(self.columns.items()) if isinstance(self.columns, Mapping) else tuple(self.columns)
+        given: Any = self.columns.items() if isinstance(self.columns, Mapping) else self.columns
+        try:
+            pairs = tuple((name, each) for name, each in given)
+        except (TypeError, ValueError):
+            raise SpecError("dd.Merge", f"columns= is {given!r:.200}", "give {column: strategy}") from None
+        column_names([name for name, _ in pairs], "dd.Merge", "columns")
         object.__setattr__(self, "columns", pairs)
         for name, each in (*pairs, *([("default", self.default)] if self.default is not None else [])):
             if not isinstance(each, Strategy):

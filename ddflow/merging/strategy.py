@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.errors import SpecError
-from ddflow.schema import is_flat, is_text
+from ddflow.schema import column_names, is_flat, is_text
 
 ORDER_FREE: Final = frozenset({"last", "last_non_null"})
 """Under versions of cells any arrival gives the same, with deletes too."""
@@ -171,6 +171,9 @@ def join_text(separator: str = ",") -> Strategy:
 
 def fields(parts: Mapping[str, Strategy], default: Strategy | None = None) -> Strategy:
     """A struct field by field: a strategy for each field named, ``default`` (`last_non_null`) for the others."""
+    if not isinstance(parts, Mapping):
+        raise SpecError("dd.fields", f"parts= is {parts!r:.200}", "give {field: strategy}")
+    column_names(list(parts), "dd.fields", "parts")
     for name, each in (*parts.items(), *([("default", default)] if default else [])):
         if not isinstance(each, Strategy):
             raise SpecError(f"dd.fields of {name!r}", f"{each!r} is no strategy", "give dd.last(), dd.sum(), ...")

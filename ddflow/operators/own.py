@@ -165,8 +165,8 @@ def _scalar(of: Merged) -> dict[str, Ints | pa.Array]:
         code, row = merger(function, kind)(*steps, of.action[0], records(held), live, records(given), records(made),
                                      fields_of(kind, fixed, required), records(np.zeros(3, kind)))  # fmt: skip
     except Exception as error:
-        raise MergerFailed(asked, f"it raised {type(error).__name__}: {str(error)[:500]}",
-                           "mend it; nothing was changed") from error  # fmt: skip
+        found = f"it raised {type(error).__name__}: {str(error)[:500]}"
+        raise MergerFailed(asked, found, "mend it; nothing was changed") from error
     if code != FINE:
         key = shown_row(of.sealed.events.select(list(bound.spec.key)), int(row))
         found, remedy = {
