@@ -28,7 +28,7 @@ import pyarrow.types as pat
 from ddflow.errors import SpecError
 from ddflow.identity import Flags, flags, validity
 from ddflow.merging.plan import Merging, event_schema, merged_row, plan
-from ddflow.schema import did_you_mean, is_flat, is_text, is_time
+from ddflow.schema import did_you_mean, is_flat, is_key, is_text, is_time
 from ddflow.spec import Tombstone, Upsert
 
 if TYPE_CHECKING:
@@ -184,9 +184,12 @@ def _check_types(name: str, schema: pa.Schema, spec: Upsert) -> None:
     def refuse(option: str, column: str, why: str, remedy: str) -> None:
         raise SpecError(f"{option}= of {name!r}", f"{column!r} is {schema.field(column).type}, {why}", remedy)
 
+    if nulls := [field.name for field in schema if pat.is_null(field.type)]:
+        remedy = f"declare what their values will be; on the shell --types {nulls[0]}=string"
+        raise SpecError(f"the schema of {name!r}", f"the columns {nulls} are of the type null: no value fits", remedy)
     for column in spec.key:
-        if not is_flat(schema.field(column).type):
-            refuse("key", column, "which cannot be hashed as a key", "use numbers, text, binary, dates, decimals")
+        if not is_key(schema.field(column).type):
+            refuse("key", column, "which cannot be hashed as a key", "use numbers, text, binary, dates, UUIDs, ...")
     for column in spec.order_by:
         if not is_flat(schema.field(column).type):
             refuse("order_by", column, "which has no order", "use numbers, text, binary, dates, decimals")

@@ -24,7 +24,8 @@ import pyarrow as pa
 
 from ddflow.binding import Bound, bind
 from ddflow.errors import SpecError
-from ddflow.schema import check_names, column_names, did_you_mean, to_schema
+from ddflow.names import column_names
+from ddflow.schema import check_names, did_you_mean, to_schema
 from ddflow.spec import Upsert
 from ddflow.step import updates_schema
 
@@ -183,10 +184,9 @@ class Count(Collection):
         for column in self.by:
             if column not in of.schema.names:
                 raise SpecError("count by", f"there is no column {column!r}", did_you_mean(column, of.schema.names))
-        check_names(self.by, "count by")
         if name in self.by:
             raise SpecError("count", f"a group column is called {name!r} already", "choose another with name=")
-        check_names([name], "count")
+        check_names([*self.by, name], "count")
         self.name = name
         self.groups = pa.schema([of.schema.field(c) for c in self.by])
         schema = pa.schema([*self.groups, pa.field(name, pa.int64(), nullable=False)])
@@ -272,14 +272,13 @@ class Flow:
             raise SpecError("a flow of two sources", f"the times of {one.name!r} are {one.time_type}, those of "
                             f"{other.name!r} {other.time_type}", "cast one to the other")  # fmt: skip
         if (one.spec.lateness is None) != (other.spec.lateness is None):
-            found = "one has lateness= and the other not"
-            raise SpecError("a flow of two sources", found, "give it to both or neither")
+            raise SpecError("a flow of two sources", "one has lateness=, one not", "give it to both or neither")
 
     def output(self, name: str, collection: Collection) -> Collection:
         """Name a collection's updates as an output; returns it.  Raises `SpecError` for a name that is taken."""
         if not isinstance(name, str) or not isinstance(collection, Collection):
-            given, remedy = f"it is given {name!r:.99} and {collection!r:.99}", 'write flow.output("name", collection)'
-            raise SpecError("flow.output", given, remedy)
+            found = f"it is given {name!r:.99} and {collection!r:.99}"
+            raise SpecError("flow.output", found, 'write flow.output("name", collection)')
         if collection.flow is not self:
             raise SpecError(f"output {name!r}", "the collection is of another flow", "build it in this one")
         taken = name in self.outputs or name in self.side_outputs()

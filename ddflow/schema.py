@@ -17,7 +17,7 @@ DataType(string)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -126,12 +126,13 @@ def is_word(kind: pa.DataType) -> bool:
 
 def is_flat(kind: pa.DataType) -> bool:
     """Whether values have one part and an order: words, decimals, text, binary of any width."""
-    return (
-        is_word(kind)
-        or is_text(kind)
-        or bool(pat.is_decimal(kind) or pat.is_binary(kind) or pat.is_large_binary(kind))
-        or bool(pat.is_fixed_size_binary(kind))
-    )
+    binary = pat.is_binary(kind) or pat.is_large_binary(kind) or pat.is_fixed_size_binary(kind)
+    return bool(is_word(kind) or is_text(kind) or pat.is_decimal(kind) or binary)
+
+
+def is_key(kind: pa.DataType) -> bool:
+    """Whether values can be keys: flat ones, and UUIDs, each taken as its 16 bytes."""
+    return is_flat(kind) or bool(kind == pa.uuid())
 
 
 def is_time(kind: pa.DataType) -> bool:
@@ -161,24 +162,6 @@ def to_schema(given: Any, what: str = "schema") -> pa.Schema:
         raise NotArrow(f"{what} from {type(given).__name__}", str(error), remedy) from None
     check_names(schema.names, what)
     return pa.schema([_normal_field(field) for field in schema])
-
-
-def column_names(given: Any, asked: str, option: str) -> tuple[str, ...]:
-    """Columns as an option names them: one as text, or several in their order.  Raises `SpecError`."""
-    unordered = isinstance(given, Mapping | Set | bytes) or not isinstance(given, Iterable)
-    names = (given,) if isinstance(given, str) or unordered else tuple(given)
-    for name in names:
-        if not isinstance(name, str) or not name:
-            found = f"{option}= {'is' if unordered else 'holds'} {name!r:.200}"
-            raise SpecError(asked, found, "give column names as text: one, or a list of them")
-    return names
-
-
-def column_name(given: Any, asked: str, option: str) -> str:
-    """The column that an option names.  Raises `SpecError`."""
-    if not isinstance(given, str) or not given:
-        raise SpecError(asked, f"{option}= is {given!r:.200}", "name one column, as text")
-    return given
 
 
 def check_names(names: Sequence[str], what: str) -> None:
@@ -325,6 +308,8 @@ def _may_cast(source: pa.DataType, target: pa.DataType) -> bool:
         return bool(pat.is_floating(target)) and source.bit_width <= target.bit_width
     if is_text(source):
         return is_text(target)
+    if {source, target} == {pa.uuid(), pa.binary(16)}:
+        return True
     if pat.is_binary(source) or pat.is_large_binary(source):
         return bool(pat.is_binary(target) or pat.is_large_binary(target))
     if pat.is_decimal(source):

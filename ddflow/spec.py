@@ -30,7 +30,7 @@ from ddflow.errors import SpecError
 from ddflow.merging import checks
 from ddflow.merging.expiry import Expiry
 from ddflow.merging.merge import Merge
-from ddflow.schema import column_name, column_names
+from ddflow.names import column_name, column_names
 
 Tie = Literal["last", "first", "greatest", "error"]
 Late = Literal["error", "drop", "advance"]
@@ -46,7 +46,7 @@ Groups = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
 """Of each group the order columns and the columns they decide."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Tombstone:
     """A column that says a key is gone; `tombstone` makes one.  The column is no data, unless ``value=`` names it."""
 
@@ -60,6 +60,10 @@ class Tombstone:
         if not isinstance(self.value, bool | int | float | str | None):
             remedy = "give one text, number or boolean; for several give SQL, as in delete='op in (1, 2)'"
             raise SpecError(f"dd.tombstone({self.column!r})", f"its value is {self.value!r:.200}", remedy)
+
+    def __repr__(self) -> str:
+        """As it is written."""
+        return f"dd.tombstone({self.column!r}{'' if self.value is None else f', {self.value!r}'})"
 
 
 def tombstone(column: str, value: bool | int | float | str | None = None) -> Tombstone:

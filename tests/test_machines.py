@@ -585,7 +585,7 @@ def test_a_state_of_another_machine_is_refused() -> None:
         plain.open(store.writer())
 
 
-@pytest.mark.parametrize("name", ["turnstile", "orders", "sessions"])
+@pytest.mark.parametrize("name", ["turnstile", "orders", "sessions", "compiled last"])
 def test_a_state_is_whole_with_or_without_its_code(name: str, tmp_path: Path) -> None:
     flow = flow_of(MACHINES[name][0], order_by="at")
     with flow.open(tmp_path / "state") as engine:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -272,6 +273,15 @@ def test_a_plan_names_its_merger_and_needs_it() -> None:
     assert describe(flow_of(set_columns)) != describe(flow_of(nulls))
     with pytest.raises(SpecError, match=r"test_mergers.set_columns.*give the flow itself"):
         rebuild(describe(flow_of(set_columns)))
+
+
+@pytest.mark.parametrize(("function", "scalar"), [(set_columns, False), (set_scalar, True)])
+def test_a_state_is_whole_with_or_without_its_code(function: Any, scalar: bool, tmp_path: Path) -> None:
+    flow = flow_of(function, scalar)
+    with flow.open(tmp_path / "state") as engine:
+        engine.step({"a": scalars((1, 1, 1, 1, None, None, "a", False))}, 0)
+    for known in (None, flow):
+        assert not dd.fsck(tmp_path / "state", flow=known).problems
 
 
 def test_a_state_of_another_merger_is_refused() -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ddflow.merging.expiry import Expiry
 from ddflow.merging.merge import Merge
 from ddflow.merging.strategy import COMMUTING, ORDER_FREE, WITHOUT_DELETES, Strategy, last_non_null
-from ddflow.schema import column_names
+from ddflow.names import column_names
 
 if TYPE_CHECKING:
     from ddflow.spec import Upsert

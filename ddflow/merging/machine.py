@@ -26,7 +26,8 @@ import pyarrow as pa
 
 from ddflow.errors import SpecError
 from ddflow.merging.absent import KEYS, Absent, told_of
-from ddflow.schema import column_name, column_names, is_flat
+from ddflow.names import column_name, column_names
+from ddflow.schema import is_flat
 
 Value = str | int | bool
 Transition = Callable[..., Any] | Mapping[Any, Any]

@@ -30,7 +30,6 @@ from ddflow.errors import IllegalTransition, ListTooLong, MergerFailed, SchemaMi
 from ddflow.identity import Ints, Secret, value_hashes
 from ddflow.kernels.fold import Walked
 from ddflow.kernels.scalars import FINE, NULL, TOO_MANY, machine, records
-from ddflow.merging.absent import Absent
 from ddflow.merging.automaton import Automaton, lists
 from ddflow.merging.chains import Chains
 from ddflow.merging.machine import Machine
@@ -63,8 +62,8 @@ class Machined:
                     raise SpecError(self.asked, f"the state column {field.name!r} is {field.type}, and scalar=True",
                                     "use numbers, booleans and times, or a function of batches")  # fmt: skip
             values, event = np.zeros(1, self.kind), np.zeros(1, kind_of(schema, self.asked))[0]
-            if callable(machine.transition) and not isinstance(machine.transition, Absent):
-                check_function(machine.transition, self.asked, {"values": values, "event": event, "out": values})
+            function: Any = machine.transition
+            check_function(function, self.asked, {"values": values, "event": event, "out": values})
 
     def _start(self) -> pa.RecordBatch:
         given = [dict(each) for each in self.machine.start] if self.automaton is None else []

@@ -7,6 +7,8 @@ code.  Which columns there are it does not know; that is ``plan``.
 
 >>> from ddflow.merging.strategy import first_non_null, sum
 >>> merge = Merge({"visits": sum(), "name": first_non_null()})
+>>> merge
+dd.Merge({'visits': dd.sum(), 'name': dd.first_non_null()})
 >>> Merge.of_json(merge.to_json()) == merge
 True
 >>> Merge({"visits": sum()}, function=print)
@@ -23,14 +25,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddflow.errors import SpecError
-from ddflow.merging.absent import KEYS, told_of
+from ddflow.merging.absent import KEYS, name_of, told_of
 from ddflow.merging.strategy import Strategy
-from ddflow.schema import column_names
+from ddflow.names import column_names
 
 Function = Callable[..., Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Merge:
     """``columns``: a strategy for each column named.  ``default``: for the others; `ddflow.last_non_null`, and
     `ddflow.last` inside a group.
@@ -69,6 +71,13 @@ class Merge:
             named = [name for name, _ in pairs] or ["default"]
             raise SpecError("dd.Merge", f"it has a function, and strategies for {named}",
                             "a function merges the whole row: leave one of them out")  # fmt: skip
+
+    def __repr__(self) -> str:
+        """As it is written; a function by its name."""
+        given = [f"{self.strategies}"] if self.columns else []
+        given += [f"default={self.default}"] if self.default is not None else []
+        given += [f"function={name_of(self.function)}"] if self.function is not None else []
+        return f"dd.Merge({', '.join(given + ['scalar=True'] * self.scalar)})"
 
     @property
     def strategies(self) -> dict[str, Strategy]:

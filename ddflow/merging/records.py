@@ -24,6 +24,7 @@ import pyarrow.types as pat
 
 from ddflow.errors import SpecError
 from ddflow.identity import flags, validity
+from ddflow.merging.absent import Absent
 from ddflow.merging.rounds import named
 from ddflow.rows import plainly
 from ddflow.schema import is_word
@@ -108,7 +109,7 @@ def check_function(function: Callable[..., Any], asked: str, arguments: Mapping[
     """
     from ddflow.kernels.scalars import objection
 
-    error = objection(function, *arguments.values())
+    error = None if isinstance(function, Absent) else objection(function, *arguments.values())
     if error is None:
         return
     found = f"{named(function)} does not compile: {' '.join(str(error).split())[:500]}"
