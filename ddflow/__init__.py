@@ -21,7 +21,7 @@ The floors, each importing only from those below:
     6 cli, spark_bridge   5 engine, flow   4 operators, batcher, intake   3 arrange, spec, merging
     2 kernels, rows, expressions   1 frontier   0 errors
 
-Importing ddflow imports nothing heavy: the names below are loaded when they are first used.
+Importing ddflow imports nothing heavy: the errors are there at once, the names below when they are first used.
 
 >>> import ddflow as dd
 >>> dd.Upsert(key="id").key
@@ -33,6 +33,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ddflow.errors import *  # noqa: F403  (whoever catches one by name must not meet an AttributeError instead)
+from ddflow.errors import DdflowError
 from ddflow.version import __version__
 
 if TYPE_CHECKING:
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
     from ddflow.custody.migrate import migrate
     from ddflow.custody.rollback import rollback
     from ddflow.engine import Engine
-    from ddflow.errors import DdflowError
     from ddflow.flow import Collection, Flow
     from ddflow.fold import merge_on_read
     from ddflow.frontier import CLOSED, NEVER
@@ -77,7 +78,7 @@ if TYPE_CHECKING:
     from ddflow.verdicts import Verdicts
 
 _HOMES = {
-    "CLOSED": "frontier", "NEVER": "frontier", "Collection": "flow", "DdflowError": "errors", "Engine": "engine",
+    "CLOSED": "frontier", "NEVER": "frontier", "Collection": "flow", "Engine": "engine",
     "Estimate": "sizing", "Flow": "flow", "Reader": "reader", "Secret": "identity", "Snapshot": "snapshot",
     "Stats": "stats", "Step": "step", "Tombstone": "spec", "Upsert": "spec", "Verdicts": "verdicts",
     "estimate": "sizing", "fsck": "proof.fsck", "inspect": "proof.inspect", "merge_on_read": "fold", "read": "snapshot",

@@ -18,7 +18,7 @@ the collection's row is follows from all of them.  It reads batches, keeps none,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,7 @@ import pyarrow.types as pat
 from ddflow.errors import SpecError
 from ddflow.identity import Flags, flags, validity
 from ddflow.merging.plan import Merging, event_schema, merged_row, plan
-from ddflow.schema import did_you_mean, is_flat, is_text, is_time
+from ddflow.schema import did_you_mean, is_flat, is_key, is_text, is_time
 from ddflow.spec import Tombstone, Upsert
 
 if TYPE_CHECKING:
@@ -116,6 +116,7 @@ class Bound:
 
 def bind(name: str, schema: pa.Schema, spec: Upsert) -> Bound:
     """Join a source's schema and its spec.  Raises `SpecError` or `ExpressionError`, naming the column.  O(columns)."""
+    check_given(name, spec)
     _check_columns(name, schema, spec)
     _check_types(name, schema, spec)
     dropped = {spec.time, spec.seq, spec.delete.column if isinstance(spec.delete, Tombstone) else None}
@@ -144,6 +145,13 @@ def bind(name: str, schema: pa.Schema, spec: Upsert) -> Bound:
         where=where,
         merging=plan(name, schema, spec, row_schema),
     )
+
+
+def check_given(name: Any, spec: Any) -> None:
+    """Refuse what is no name, or no spec, of a source.  Raises `SpecError`."""
+    if not isinstance(name, str) or not isinstance(spec, Upsert):
+        found = f"it is given the name {name!r:.200} and the spec {spec!r:.200}"
+        raise SpecError("a source of a flow", found, "give a name as text, a schema, and dd.Upsert(...)")
 
 
 def _compiled(text: str | None, schema: pa.Schema, what: str) -> Expression | None:
@@ -176,9 +184,12 @@ def _check_types(name: str, schema: pa.Schema, spec: Upsert) -> None:
     def refuse(option: str, column: str, why: str, remedy: str) -> None:
         raise SpecError(f"{option}= of {name!r}", f"{column!r} is {schema.field(column).type}, {why}", remedy)
 
+    if nulls := [field.name for field in schema if pat.is_null(field.type)]:
+        remedy = f"declare what their values will be; on the shell --types {nulls[0]}=string"
+        raise SpecError(f"the schema of {name!r}", f"the columns {nulls} are of the type null: no value fits", remedy)
     for column in spec.key:
-        if not is_flat(schema.field(column).type):
-            refuse("key", column, "which cannot be hashed as a key", "use numbers, text, binary, dates, decimals")
+        if not is_key(schema.field(column).type):
+            refuse("key", column, "which cannot be hashed as a key", "use numbers, text, binary, dates, UUIDs, ...")
     for column in spec.order_by:
         if not is_flat(schema.field(column).type):
             refuse("order_by", column, "which has no order", "use numbers, text, binary, dates, decimals")

@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from ddflow.binding import Bound, bind
 from ddflow.errors import SpecError
+from ddflow.names import column_names
 from ddflow.schema import check_names, did_you_mean, to_schema
 from ddflow.spec import Upsert
 from ddflow.step import updates_schema
@@ -63,7 +64,7 @@ class Collection:
 
         Raises `SpecError` for a missing column, `ExpressionError`.
         """
-        return Project(self, [columns] if isinstance(columns, str) else columns)
+        return Project(self, columns)
 
     def count(self, by: str | Sequence[str] | None = None, name: str = "count") -> Count:
         """How many rows each group has.  ``by``: the group columns, by default all; ``[]`` counts all rows.
@@ -71,7 +72,7 @@ class Collection:
         A group at zero is not there.  Asked for twice it is one collection, with one arrangement.  Raises `SpecError`
         for a missing column or one that is called ``name``.
         """
-        made = Count(self, [by] if isinstance(by, str) else by, name)
+        made = Count(self, by, name)
         for node in self.flow.nodes[:-1]:
             if isinstance(node, Count) and (node.inputs, node.by, node.name) == ((self,), made.by, name):
                 self.flow.nodes.remove(made)
@@ -152,14 +153,14 @@ class Filter(Collection):
 class Project(Collection):
     """See `Collection.project`.  ``columns``: a name or a compiled expression for each column of the schema."""
 
-    def __init__(self, of: Collection, columns: Sequence[str] | Mapping[str, Formula]) -> None:
+    def __init__(self, of: Collection, columns: str | Sequence[str] | Mapping[str, Formula]) -> None:
         self.columns: list[str | Expression] = []
         fields = []
-        named = columns if isinstance(columns, Mapping) else {c: c for c in columns}
-        if not named:
+        names = list(columns) if isinstance(columns, Mapping) else column_names(columns, "project", "columns")
+        if not names:
             raise SpecError("project", "no column is named", "name at least one; count(by=[]) counts all rows")
-        if not isinstance(columns, Mapping):
-            check_names(list(columns), "project")
+        check_names(names, "project")
+        named = columns if isinstance(columns, Mapping) else dict(zip(names, names, strict=True))
         for name, formula in named.items():
             if isinstance(formula, str) and formula in of.schema.names:
                 self.columns.append(formula)
@@ -171,7 +172,6 @@ class Project(Collection):
             else:
                 raise SpecError("project", f"there is no column {name!r}", did_you_mean(name, of.schema.names))
         schema = pa.schema(fields)
-        check_names(schema.names, "project")
         kept = {c for c in self.columns if isinstance(c, str)}
         super().__init__(of.flow, schema, [of], of.distinct and set(of.schema.names) <= kept)
 
@@ -179,15 +179,14 @@ class Project(Collection):
 class Count(Collection):
     """See `Collection.count`.  ``by``: the group columns."""
 
-    def __init__(self, of: Collection, by: Sequence[str] | None, name: str) -> None:
-        self.by = list(of.schema.names) if by is None else list(by)
+    def __init__(self, of: Collection, by: str | Sequence[str] | None, name: str) -> None:
+        self.by = list(of.schema.names if by is None else column_names(by, "count", "by"))
         for column in self.by:
             if column not in of.schema.names:
                 raise SpecError("count by", f"there is no column {column!r}", did_you_mean(column, of.schema.names))
-        check_names(self.by, "count by")
         if name in self.by:
             raise SpecError("count", f"a group column is called {name!r} already", "choose another with name=")
-        check_names([name], "count")
+        check_names([*self.by, name], "count")
         self.name = name
         self.groups = pa.schema([of.schema.field(c) for c in self.by])
         schema = pa.schema([*self.groups, pa.field(name, pa.int64(), nullable=False)])
@@ -207,8 +206,8 @@ class Concat(Collection):
     def __init__(self, parts: Sequence[Collection]) -> None:
         first = parts[0]
         for part in parts[1:]:
-            if part.flow is not first.flow:
-                raise SpecError("concat", "a collection is of another flow", "build both in one flow")
+            if not isinstance(part, Collection) or part.flow is not first.flow:
+                raise SpecError("concat", f"{part!r:.99} is no collection or of another flow", "build both in one flow")
             if [(f.name, f.type) for f in part.schema] != [(f.name, f.type) for f in first.schema]:
                 found = f"the columns differ: {first!r} and {part!r}"
                 raise SpecError("concat", found, "project both to the same columns")
@@ -273,11 +272,13 @@ class Flow:
             raise SpecError("a flow of two sources", f"the times of {one.name!r} are {one.time_type}, those of "
                             f"{other.name!r} {other.time_type}", "cast one to the other")  # fmt: skip
         if (one.spec.lateness is None) != (other.spec.lateness is None):
-            found = "one has lateness= and the other not"
-            raise SpecError("a flow of two sources", found, "give it to both or neither")
+            raise SpecError("a flow of two sources", "one has lateness=, one not", "give it to both or neither")
 
     def output(self, name: str, collection: Collection) -> Collection:
         """Name a collection's updates as an output; returns it.  Raises `SpecError` for a name that is taken."""
+        if not isinstance(name, str) or not isinstance(collection, Collection):
+            found = f"it is given {name!r:.99} and {collection!r:.99}"
+            raise SpecError("flow.output", found, 'write flow.output("name", collection)')
         if collection.flow is not self:
             raise SpecError(f"output {name!r}", "the collection is of another flow", "build it in this one")
         taken = name in self.outputs or name in self.side_outputs()

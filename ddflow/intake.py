@@ -79,8 +79,8 @@ class Intake:
         keyless = self._keyless(events)
         times = original = np.full(n, time) if time is not None else self._times(events, keyless)
         if bound.spec.exclusive and bound.merging is not None:
-            crowded = bound.merging.crowded(events)
-            keyless = crowded if keyless is None else keyless | crowded
+            misordered = bound.merging.misordered(events)
+            keyless = misordered if keyless is None else keyless | misordered
         codes = None if keyless is None else np.where(keyless != 0, np.int8(BAD), np.int8(-1))
         if time is None and n and int(original.min()) < frontier:
             codes = np.full(n, -1, np.int8) if codes is None else codes

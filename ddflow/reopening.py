@@ -33,7 +33,6 @@ import pyarrow as pa
 from ddflow.errors import PlanChanged
 from ddflow.flow import Flow, Source
 from ddflow.merging.absent import same_function
-from ddflow.merging.merge import Merge
 from ddflow.planned import cut, describe, shown
 from ddflow.rebuilt import sources
 from ddflow.spec import Upsert
@@ -110,6 +109,8 @@ def _options(name: str, old: Upsert, new: Upsert, change: Change) -> Iterator[st
         first, second = (_value(spec, option.name) for spec in (old, new))
         if option.name in FREE:
             change.options.setdefault(name, {})[option.name] = (first, second)
+        elif repr(first) == repr(second):  # of functions the names are shown
+            yield f"{option.name}= of source {name!r} is {second!r}, which is not the function of that name that it was"
         else:
             yield f"{option.name}= of source {name!r} is {second!r}, and was {first!r}"
 
@@ -130,9 +131,12 @@ def _machines(name: str, was: Any, now: Any) -> Iterator[str]:
 
 
 def _value(spec: Upsert, option: str) -> Any:
+    """An option as one would write it."""
     value = getattr(spec, option)
-    if isinstance(value, Merge) and value.function is not None:
-        return value.to_json()
+    if option == "groups":
+        return {of[0] if len(of) == 1 else of: list(columns) for of, columns in spec.grouped}
+    if option == "derive":
+        return dict(spec.derived)
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -126,12 +126,13 @@ def is_word(kind: pa.DataType) -> bool:
 
 def is_flat(kind: pa.DataType) -> bool:
     """Whether values have one part and an order: words, decimals, text, binary of any width."""
-    return (
-        is_word(kind)
-        or is_text(kind)
-        or bool(pat.is_decimal(kind) or pat.is_binary(kind) or pat.is_large_binary(kind))
-        or bool(pat.is_fixed_size_binary(kind))
-    )
+    binary = pat.is_binary(kind) or pat.is_large_binary(kind) or pat.is_fixed_size_binary(kind)
+    return bool(is_word(kind) or is_text(kind) or pat.is_decimal(kind) or binary)
+
+
+def is_key(kind: pa.DataType) -> bool:
+    """Whether values can be keys: flat ones, and UUIDs, each taken as its 16 bytes."""
+    return is_flat(kind) or bool(kind == pa.uuid())
 
 
 def is_time(kind: pa.DataType) -> bool:
@@ -164,7 +165,10 @@ def to_schema(given: Any, what: str = "schema") -> pa.Schema:
 
 
 def check_names(names: Sequence[str], what: str) -> None:
-    """Refuse duplicate names and those that updates use themselves.  Raises `SpecError`."""
+    """Refuse duplicate names, those that updates use themselves, and what is none.  Raises `SpecError`."""
+    for name in names:
+        if not isinstance(name, str):
+            raise SpecError(what, f"a column is called {name!r:.200}", "give names as text")
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise SpecError(what, f"the columns {twice} occur more than once", "give every column its own name")
@@ -178,7 +182,7 @@ def check_names(names: Sequence[str], what: str) -> None:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The remedy for an unknown name: the nearest one, and all of them."""
     known = list(known)
-    near = get_close_matches(name, known, 1)
+    near = get_close_matches(str(name), known, 1)
     return (f"did you mean {near[0]!r}? " if near else "") + f"there are {known}"
 
 
@@ -304,6 +308,8 @@ def _may_cast(source: pa.DataType, target: pa.DataType) -> bool:
         return bool(pat.is_floating(target)) and source.bit_width <= target.bit_width
     if is_text(source):
         return is_text(target)
+    if {source, target} == {pa.uuid(), pa.binary(16)}:
+        return True
     if pat.is_binary(source) or pat.is_large_binary(source):
         return bool(pat.is_binary(target) or pat.is_large_binary(target))
     if pat.is_decimal(source):

@@ -30,6 +30,7 @@ from ddflow.errors import SpecError
 from ddflow.merging import checks
 from ddflow.merging.expiry import Expiry
 from ddflow.merging.merge import Merge
+from ddflow.names import column_name, column_names
 
 Tie = Literal["last", "first", "greatest", "error"]
 Late = Literal["error", "drop", "advance"]
@@ -45,12 +46,24 @@ Groups = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
 """Of each group the order columns and the columns they decide."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Tombstone:
     """A column that says a key is gone; `tombstone` makes one.  The column is no data, unless ``value=`` names it."""
 
     column: str
     value: bool | int | float | str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.column, str) or not self.column:
+            remedy = "name one column, as text; for several give SQL, as in delete='a or b'"
+            raise SpecError("dd.tombstone", f"its column is {self.column!r:.200}", remedy)
+        if not isinstance(self.value, bool | int | float | str | None):
+            remedy = "give one text, number or boolean; for several give SQL, as in delete='op in (1, 2)'"
+            raise SpecError(f"dd.tombstone({self.column!r})", f"its value is {self.value!r:.200}", remedy)
+
+    def __repr__(self) -> str:
+        """As it is written."""
+        return f"dd.tombstone({self.column!r}{'' if self.value is None else f', {self.value!r}'})"
 
 
 def tombstone(column: str, value: bool | int | float | str | None = None) -> Tombstone:
@@ -61,10 +74,6 @@ def tombstone(column: str, value: bool | int | float | str | None = None) -> Tom
     text would delete.  A null means live in all forms.  (TrinityLake, "Upsert", Tombstone Key.)
     """
     return Tombstone(column, value)
-
-
-def _names(given: str | Sequence[str] | None) -> tuple[str, ...]:
-    return () if given is None else (given,) if isinstance(given, str) else tuple(given)
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,7 @@ class Upsert:
     | ``value`` | the columns of a row beside the key; default: all but time, seq and the tombstone's |
     | ``merge`` | events are partial rows, folded by a `ddflow.Merge`; ``"first_row"``: the first one stays |
     | ``groups`` | merging: ``{order columns: columns}``, each group of columns compared by an order of its own |
-    | ``exclusive`` | with ``groups``: an event that gives several groups an order is bad |
+    | ``exclusive`` | with ``groups``: an event that does not give exactly one group an order is bad |
     | ``deletes`` | with ``groups``: a delete takes the ``row``, or clears the ``group`` that it gives an order |
     | ``versions`` | merging: one order for the whole ``row``, or one for every ``cell`` |
     | ``derive`` | merging: ``{column: SQL over the merged row}`` |
@@ -119,11 +128,13 @@ class Upsert:
     expiry: Expiry | None = None
 
     def __post_init__(self) -> None:
-        for name in ("key", "order_by", "noop_ignore"):
-            object.__setattr__(self, name, _names(getattr(self, name)))
-        for name in ("value", "track"):
+        for name in ("key", "order_by", "noop_ignore", "value", "track"):
+            given = getattr(self, name)
+            if given is not None or name not in ("value", "track"):
+                object.__setattr__(self, name, column_names(() if given is None else given, "an upsert spec", name))
+        for name in ("seq", "time"):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, _names(getattr(self, name)))
+                column_name(getattr(self, name), "an upsert spec", name)
         object.__setattr__(self, "groups", checks.groups(self.groups, self._refuse))
         object.__setattr__(self, "derive", checks.derived(self.derive, self._refuse))
         self._check_names()
@@ -139,9 +150,6 @@ class Upsert:
             raise SpecError("an upsert spec", "the key is empty", "name at least one key column")
         for name in ("key", "order_by", "noop_ignore", "value", "track"):
             columns = getattr(self, name) or ()
-            for column in columns:
-                if not isinstance(column, str) or not column:
-                    self._refuse(f"{name}= holds {column!r}", "give column names as text")
             twice = sorted({c for c in columns if columns.count(c) > 1})
             if twice:
                 self._refuse(f"{name}= names {twice} more than once", "name each column once")

@@ -32,6 +32,7 @@ from ddflow.held_rows import NULLS, STEP, Candidates, Change, HeldRows
 from ddflow.identity import Ints, Narrow, Secret, identities, is_wide, value_hashes
 from ddflow.kernels import upserts as kernels
 from ddflow.kernels.gather import SLOT
+from ddflow.names import column_names
 from ddflow.operators.updates import Updates, few, ints, overflow, time_column
 from ddflow.rows import Rows, Sources, dense_ranks, gather, gather_column, shown_row
 from ddflow.schema import (
@@ -42,6 +43,7 @@ from ddflow.schema import (
     did_you_mean,
     empty,
     is_flat,
+    is_key,
     is_time,
     normal_type,
     one_chunk,
@@ -90,7 +92,7 @@ class ToUpserts:
     def __init__(
         self, key: str | Sequence[str], on_conflict: Conflicts = "error", *, secret: Secret | None = None
     ) -> None:
-        self.key = (key,) if isinstance(key, str) else tuple(key)
+        self.key = column_names(key, "dd.ToUpserts", "key")
         self.on_conflict, self.secret, self.arena = on_conflict, secret or Secret.fresh(), Arena()
         asked = f"upserts by {list(self.key)}"
         if not self.key or len(set(self.key)) < len(self.key):
@@ -168,7 +170,7 @@ class ToUpserts:
         check_names([field.name for field in rows], asked)
         schema = pa.schema([field.with_type(normal_type(field.type)) for field in rows])
         for field in schema:
-            if field.name in self.key and not is_flat(field.type):
+            if field.name in self.key and not is_key(field.type):
                 raise SpecError(asked, f"{field.name!r} is {field.type}, which cannot be hashed as a key",
                                 "use numbers, text, binary, dates, decimals")  # fmt: skip
             if field.name not in self.key and self.on_conflict == "greatest" and not is_flat(field.type):

@@ -27,7 +27,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from ddflow.errors import MissingExtra, NotArrow, SchemaMismatch, SpecError, WrongMode
+from ddflow.errors import MissingExtra, SchemaMismatch, SpecError, WrongMode
 from ddflow.flow import Flow
 from ddflow.identity import Secret
 from ddflow.schema import DIFF, TIME, conform, did_you_mean
@@ -36,7 +36,7 @@ from spark_bridge.committed import Ran
 from spark_bridge.job import KEEP, Options, check_address
 from spark_bridge.plan import Events, Plan, Stage, planned
 from spark_bridge.running import run_into
-from spark_bridge.schemas import arrow_schema, spark_schema
+from spark_bridge.schemas import arrow_schema, check_frames, spark_schema
 from spark_bridge.task import PARTITION, Body
 
 
@@ -77,6 +77,7 @@ def run(flow: Flow, frames: Mapping[str, DataFrame], partitions: int | None = No
     no DataFrame; `WrongMode` for a stream; `MissingExtra` where pandas is missing, which PySpark asks for.  What only
     rows can tell (null keys, ties) fails the job that reads them, with ddflow's message inside Spark's.
     """
+    check_frames(flow, frames)
     if state is not None:
         options = Options(check_address(state), partitions, outputs, memory, trust, warm, keep=keep)
         return run_into(flow, frames, options, epoch, close)
@@ -151,8 +152,6 @@ def _what(stage: Stage) -> str:
 def _check_frame(flow: Flow, name: str, frame: Any) -> None:
     """Everything about a frame that shows without its rows."""
     what = f"rows for {name!r}"
-    if not isinstance(frame, DataFrame):
-        raise NotArrow(what, f"{type(frame).__name__} is no Spark DataFrame", "give a DataFrame of a batch query")
     if frame.isStreaming:
         raise WrongMode(what, "the DataFrame is a stream, and a run keeps no state from one batch to the next",
                         "use spark_bridge.stream, or give a DataFrame of a batch, as foreachBatch gets it")  # fmt: skip

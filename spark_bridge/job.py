@@ -29,7 +29,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from ddflow.budget import parse_size
-from ddflow.errors import DdflowError, MissingExtra, NotArrow, SchemaMismatch, SpecError, WrongMode
+from ddflow.errors import DdflowError, MissingExtra, SchemaMismatch, SpecError, WrongMode
 from ddflow.flow import Flow
 from ddflow.identity import Secret
 from ddflow.partitions.base import Base
@@ -216,13 +216,11 @@ def mapped(frame: DataFrame, body: Any) -> DataFrame:
 def checked(flow: Flow, name: str, frame: Any, streaming: bool) -> tuple[str, ...]:
     """The declared columns that a frame has; everything about it that shows without its rows is looked at.
 
-    Raises `SchemaMismatch`, `NotArrow`, and `WrongMode` for a stream where none is wanted, and the reverse.
+    Raises `SchemaMismatch`, and `WrongMode` for a stream where none is wanted, and the reverse.
     """
     what = f"rows for {name!r}"
     if name not in flow.sources:
         raise SchemaMismatch(what, "there is no such source", did_you_mean(name, flow.sources))
-    if not hasattr(frame, "mapInArrow") or not hasattr(frame, "isStreaming"):
-        raise NotArrow(what, f"{type(frame).__name__} is no Spark DataFrame", "give a DataFrame")
     if frame.isStreaming != streaming:
         if streaming:
             raise WrongMode(what, "the DataFrame is no stream", "give one of spark.readStream, or use spark_bridge.run")

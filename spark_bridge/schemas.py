@@ -11,14 +11,17 @@ What it does not do: look at values, that is ``columns``; use what PySpark keeps
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.types as pat
+from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 from pyspark.sql.types import TimeType  # by name: where it is missing, PySpark is too old, and that is an ImportError
 
-from ddflow.errors import SchemaMismatch
+from ddflow.errors import NotArrow, SchemaMismatch, SpecError
+from ddflow.flow import Flow
 from spark_bridge.columns import carried_schema
 
 _PAIRS: Final[tuple[tuple[type[T.DataType], pa.DataType], ...]] = (
@@ -31,11 +34,39 @@ _PAIRS: Final[tuple[tuple[type[T.DataType], pa.DataType], ...]] = (
 """Both ways, for all but decimals and nested types; the first of equal ones is what a flow's columns become."""
 
 
+def check_frames(flow: Any, frames: Any) -> None:
+    """Refuse what is no flow, or are no Spark DataFrames by source, saying what to write.
+
+    Raises `SpecError`, `NotArrow`.
+    """
+    if not isinstance(flow, Flow) or not isinstance(frames, Mapping):
+        found = f"it is given a {type(flow).__name__} and a {type(frames).__name__}"
+        raise SpecError("a flow on Spark", found, "give the dd.Flow, then {source: DataFrame}")
+    for name, frame in frames.items():
+        _check_frame(frame, f"rows for {name!r}")
+
+
+def _check_frame(frame: Any, asked: str) -> None:
+    """Raise `NotArrow` for what is no Spark DataFrame."""
+    if isinstance(frame, DataFrame):
+        return
+    found, remedy = f"{type(frame).__name__} is no Spark DataFrame", "give a DataFrame"
+    if isinstance(frame, str):
+        found, remedy = f"{frame!r:.200} is text", f"give spark.table({frame!r:.200}), or spark.readStream.table(...)"
+    elif type(frame).__module__.startswith("pyspark.pandas"):
+        found, remedy = "it is a pandas-on-Spark frame", "give frame.to_spark()"
+    elif hasattr(frame, "__arrow_c_stream__") or hasattr(frame, "__dataframe__"):
+        remedy = "give spark.createDataFrame(...) of it, or take it in without Spark: flow.open().step(...)"
+    raise NotArrow(asked, found, remedy)
+
+
 def arrow_schema(frame: Any) -> pa.Schema:
     """The columns of a Spark DataFrame as the Arrow schema that ``flow.upserts`` takes; timestamps are in UTC.
 
-    Raises `SchemaMismatch` for a column of a type that Spark cannot hand over and take back.
+    Raises `NotArrow` for what is no DataFrame, `SchemaMismatch` for a column of a type that Spark cannot hand over and
+    take back.
     """
+    _check_frame(frame, "the columns of a DataFrame")
     fields = []
     for field in frame.schema:
         kind = _arrow_type(field.dataType)

@@ -26,6 +26,7 @@ from ddflow.partitions.coordinator import Committed, Feed
 from spark_bridge.failures import noted, translated
 from spark_bridge.job import KEEP, Job, Options, check_address, checked, context_of, settings
 from spark_bridge.running import ran, session_of
+from spark_bridge.schemas import check_frames
 from spark_bridge.stats import ACCOUNTS, Account, Batch, Stats, log
 
 Then = Callable[[Mapping[str, DataFrame], int], Any]
@@ -54,6 +55,7 @@ def stream(flow: Flow, frames: Mapping[str, DataFrame], *, state: str, partition
     stream.
     """
     address = check_address(state)
+    check_frames(flow, frames)
     if not frames:
         raise SpecError("stream into a state", "no DataFrame is given", "give one for a source at least")
     columns = {source: checked(flow, source, frame, streaming=True) for source, frame in frames.items()}

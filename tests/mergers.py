@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from conditions import COMPUTED, known
 
-import ddflow as dd
 from ddflow.merging.merge import Merge
 
 Named = Mapping[str, Any]
@@ -60,10 +59,29 @@ def longer_columns(held: pa.RecordBatch, given: pa.RecordBatch) -> pa.RecordBatc
     return given.set_column(at, given.schema.field(at), s)
 
 
-MERGERS: dict[str, tuple[Callable[[Named, Named], Named], Callable[..., Any]]] = {
-    "inc or reset": (inc_or_reset, inc_or_reset_columns), "longer": (longer, longer_columns),
-}  # fmt: skip
-"""Name -> of two rows, and of two batches."""
+def in_part(held: Named, given: Named) -> dict[str, Any]:
+    """Of ``n`` the sum, or null for nothing after more than one; of all else the last that is not null."""
+    out = {name: held[name] if value is None else value for name, value in given.items()}
+    if None not in (given["n"], held["n"]):
+        out["n"] = held["n"] + given["n"]
+    return out | ({"n": None} if given["n"] is None and (held["n"] or 0) > 1 else {})
+
+
+def in_part_scalar(held: Any, given: Any, out: Any) -> None:
+    """The same for records: what is not written stays as it is when a call begins, and what is given is worn out."""
+    if not given.n_null and not held.n_null:
+        out.n = held.n + given.n
+    elif given.n == 0 and held.n > 1:  # under a null stands 0
+        out.n_null = True
+    given.n, given.n_null, held.n = -5, True, -5
+
+
+MERGERS: dict[str, tuple[Callable[[Named, Named], Named], Merge]] = {
+    "inc or reset": (inc_or_reset, Merge(function=inc_or_reset_columns)),
+    "longer": (longer, Merge(function=longer_columns)),
+    "in part": (in_part, Merge(function=in_part_scalar, scalar=True)),
+}
+"""Name -> of two rows, and of two batches or records."""
 
 DERIVED: dict[str, Callable[[Named], Any]] = COMPUTED | {
     "score + bonus": lambda row: None if None in (row["score"], row["bonus"]) else row["score"] + row["bonus"],
@@ -83,6 +101,4 @@ def with_function(given: Mapping[str, Any]) -> tuple[dict[str, Any], Merge | Non
     merge = given.get("merge")
     if not isinstance(merge, Mapping) or "function" not in merge:
         return dict(given), None
-    return {name: each for name, each in given.items() if name != "merge"}, dd.Merge(
-        function=MERGERS[merge["function"]][1]
-    )
+    return {name: each for name, each in given.items() if name != "merge"}, MERGERS[merge["function"]][1]

@@ -67,6 +67,9 @@ def strategy(draw: st.DrawFn, kind: str, allowed: set[str] | None = None) -> Any
 def sources(draw: st.DrawFn, holds_back: bool, **fixed: Any) -> dict[str, Any]:
     """One source that merges.  ``how``: "row", "groups", "cell", "first_row" or "function"; others as they are."""
     how = fixed.get("how", draw(st.sampled_from(["row", "row", "groups", "groups", "cell", "first_row", "function"])))
+    merger = draw(st.sampled_from(["inc or reset", "longer", "in part"])) if how == "function" else None
+    if merger == "in part":  # compiled for each type of record, so there are few
+        fixed = {"kinds": ["int64", "string"], "payload": ["n", "s"]} | fixed
     kinds = fixed.get("kinds", ["int8", "int64", "string", "float64", "decimal(9,2)"])
     orders = {name: draw(st.sampled_from(kinds))
               for name in fixed.get("order_by", draw(st.sampled_from([[], ["o"], ["o"], ["o", "p"]])))}  # fmt: skip
@@ -108,7 +111,8 @@ def sources(draw: st.DrawFn, holds_back: bool, **fixed: Any) -> dict[str, Any]:
         spec["where"] = draw(maybe(st.sampled_from(conditions)))
     if groups and ("delete" in spec or spec.get("where")):
         spec["deletes"] = draw(maybe(st.just("group")))
-    merge = draw(merges(how, payload, bool(spec.get("delete") or spec.get("where")), fixed.get("only")))
+    dies = bool(spec.get("delete") or spec.get("where"))
+    merge = {"function": merger} if merger else draw(merges(how, payload, dies, fixed.get("only")))
     if merge is not None:
         spec["merge"] = merge
     columns = {"k": fixed.get("key", draw(st.sampled_from(["bool", "bool", "int8"])))} | payload | orders | extra
@@ -150,8 +154,6 @@ def merges(draw: st.DrawFn, how: str, payload: Mapping[str, str], dies: bool, on
     """The JSON form of ``merge=``, or None where it is implied."""
     if how == "first_row":
         return "first_row"
-    if how == "function":
-        return {"function": draw(st.sampled_from(["inc or reset", "longer"]))}
     allowed = None
     if how == "cell":
         allowed = set(FREE) if dies else {*FREE, "first", "first_non_null", "max", "min", "sum", "bool_and", "bool_or"}

@@ -105,10 +105,10 @@ def collection(name: str, source: Source) -> Node:
     return Node(source.row, lambda collections: collections[name])
 
 
-def crowded(spec: Any, event: Mapping[str, Any]) -> bool:
-    """Whether an event is bad since it gives several groups an order."""
+def misordered(spec: Any, event: Mapping[str, Any]) -> bool:
+    """Whether an event is bad since it does not give exactly one group an order."""
     given = [any(event[column] is not None for column in of) for of, _ in spec.groups]
-    return bool(spec.exclusive) and sum(given) > 1
+    return bool(spec.exclusive) and sum(given) != 1
 
 
 def without_zeros(collection: Collection) -> Collection:
@@ -200,7 +200,7 @@ class Twin:
                 reasons |= refused.kinds
             events, self.state.pending, self.state.frontier = self.state.pending, [], time + 1
             inside = lambda row: scope is None or scope(dict(zip(source.row, row, strict=True))) is True  # noqa: E731
-            bad = self._crowded(name, rows)
+            bad = self._misordered(name, rows)
             if not all(inside(row) for row in (*(event.payload for event in events), *bad.elements())):
                 reasons.add("OutOfScope")
             places = [source.row.index(column) for column in source.spec.key]
@@ -221,13 +221,13 @@ class Twin:
 
         return self._whole(act)
 
-    def _crowded(self, name: str, rows: Sequence[Mapping[str, Any]]) -> Collection:
-        """The rows, of those given, that are bad since they give several groups an order: they name their keys."""
+    def _misordered(self, name: str, rows: Sequence[Mapping[str, Any]]) -> Collection:
+        """The rows, of those given, that are bad since they do not give one group an order: they name their keys."""
         source, out = self.sources[name], Counter[Row]()
         for incoming in rows:
             event = {column: canonical(incoming.get(column)) for column in source.columns}
             null = source.spec.null_key != "keep" and any(event[column] is None for column in source.spec.key)
-            out[tuple(event[column] for column in source.row)] += crowded(source.spec, event) and not null
+            out[tuple(event[column] for column in source.row)] += misordered(source.spec, event) and not null
         return +out
 
     def _buried(self, source: Source, its: Held, events: list[Event], order: Mapping[str, Any] | None) -> Held:
@@ -329,7 +329,7 @@ class Twin:
                         reasons.append("NullKey")
                     out.tell(name, number, key, "bad", None, nobody)
                     continue
-                if crowded(spec, event):
+                if misordered(spec, event):
                     out.tell(name, number, key, "bad", None, nobody)
                     continue
                 if time is None or time == CLOSED:

@@ -56,6 +56,17 @@ def assert_refused(engine: Any, act: Callable[[], Any], kind: type[Exception], w
     return caught.value
 
 
+def test_every_error_is_caught_by_its_name() -> None:
+    named = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, Exception)]
+    assert len(named) > 40
+    for each in named:
+        assert issubclass(each, dd.DdflowError), each
+        assert getattr(dd, each.__name__) is each
+        assert each.__name__ in dir(dd)
+    with epochs() as engine, pytest.raises(dd.SchemaMismatch):
+        engine.step({"s": pa.table({"other": [1]})}, 0)
+
+
 BAD_SPECS = [
     (pa.schema([("id", pa.int64()), ("id", pa.string())]), {}, r"\['id'\] occur more than once"),
     (pa.schema([("id", pa.int64()), ("_time", pa.string())]), {}, r"\['_time'\] are those that updates carry"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import duckdb
 import numpy as np
@@ -16,6 +18,7 @@ from rules import canonical, rank
 import ddflow as dd
 
 EVERY = PLAIN | {kind: array for kind, (array, _) in ENCODED.items()}
+del EVERY["null"]  # is no type of a source's column
 SECRET = dd.Secret(3, 5)
 
 
@@ -103,6 +106,47 @@ def test_every_flat_type_can_be_a_key_and_an_order(kind: str) -> None:
                 engine.step({"s": pa.table({"v": array.slice(i, 1), "w": array.slice(i, 1), "n": [1]})}, time=time)
             last = max(range(n), key=lambda i: rank(canonical(array[i].as_py())))
             assert bag(engine.read("rows"), "v") == {(expected[last],): 1}
+
+
+def test_a_column_of_nulls_is_refused_when_the_flow_is_built_and_taken_in_a_batch() -> None:
+    found = "the columns ['a', 'b'] are of the type null: no value fits; declare what their values will be"
+    schema = pa.schema({"k": pa.int64(), "a": pa.null(), "b": pa.null()})
+    for make in (lambda flow: flow.upserts("s", schema, dd.Upsert("k")),
+                 lambda flow: flow.upserts("s", schema, dd.Upsert("a")),
+                 lambda flow: flow.machine("s", schema, dd.Upsert("k"), dd.Machine("m", {(0, "x"): 1}, on="a", start=0))
+                 ):  # fmt: skip
+        with pytest.raises(dd.SpecError) as error:
+            make(dd.Flow())
+        assert found in str(error.value)
+    flow = dd.Flow()
+    flow.output("rows", flow.upserts("s", {"k": pa.int64(), "a": pa.string()}, dd.Upsert("k")))
+    with flow.open() as engine:
+        out = engine.step({"s": pa.table({"k": [1], "a": pa.nulls(1)})}, time=1)["rows"]
+        assert out.select(["k", "a"]).to_pylist() == [{"k": 1, "a": None}]
+
+
+def test_a_uuid_key_is_taken_as_its_16_bytes(tmp_path: Path) -> None:
+    ids = [UUID(int=i * 2**100 + i) for i in range(4)]
+    plain = pa.array([each.bytes for each in ids], pa.binary(16))
+    flow, bare = dd.Flow(), dd.Flow()
+    for each, kind in ((flow, pa.uuid()), (bare, pa.binary(16))):
+        rows = each.upserts("s", {"id": kind, "n": pa.int64()}, dd.Upsert("id"))
+        each.output("rows", rows)
+        each.output("keys", rows.project(["id"]).to_upserts("id"))
+    for state in (None, tmp_path / "state"):
+        with flow.open(state, secret=SECRET) as engine, bare.open(secret=SECRET) as other:
+            for time, given in enumerate((plain, plain.cast(pa.uuid()), plain)):
+                table = pa.table({"id": given, "n": [time, 5, time, 5]})
+                out, same = (each.step({"s": table}, time)["rows"] for each in (engine, other))
+                assert out["id"].type == pa.uuid() and out["id"].cast(pa.binary(16)).equals(same["id"])
+                assert out.drop_columns("id").equals(same.drop_columns("id"))
+            assert set(engine.read("keys")["id"].to_pylist()) == set(ids)
+            assert engine.why("s", ids[2]).row == {"id": ids[2], "n": 2}
+    with flow.open(tmp_path / "state") as engine:
+        gone = engine.replace("s", pa.table({"id": plain.slice(1), "n": [5, 2, 5]}), time=9)["rows"]
+        assert gone.select(["id", "_diff"]).to_pylist() == [{"id": ids[0], "_diff": -1}]
+    with pytest.raises(dd.SchemaMismatch, match="cast it yourself"):
+        bare.open().step({"s": pa.table({"id": list(map(str, ids))})}, 0)
 
 
 def test_canonical_equality_decides_what_is_a_change_and_what_is_one_key() -> None:

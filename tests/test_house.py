@@ -20,6 +20,7 @@ FLOORS = {
     "ddflow.version": 0,
     "ddflow.errors": 0,
     "ddflow.frontier": 1,
+    "ddflow.names": 1,
     "ddflow.schema": 1,
     "ddflow.arena": 1,
     "ddflow.crew": 1,

@@ -29,6 +29,7 @@ from ddflow.errors import (
     PlanChanged,
     SpecError,
 )
+from ddflow.identity import Secret
 from ddflow.planned import describe, fingerprint
 from ddflow.rebuilt import rebuild
 from ddflow.store.memory import MemoryStore
@@ -149,11 +150,58 @@ def failures_columns(values: pa.RecordBatch, events: pa.RecordBatch) -> pa.Recor
                             "_event": np.concatenate([of[stays], new])})  # fmt: skip
 
 
+def last_scalar(values: Any, event: Any, out: Any) -> int:
+    """A value or the flag of null: the other is as it was when the call began."""
+    if event.at_null:
+        out[0].last_null = True
+    else:
+        out[0].last = event.at
+    return 1
+
+
+def last(values: Values, event: dict[str, Any]) -> Values:
+    return frozenset({(event["at"],)})
+
+
+def in_part_scalar(values: Any, event: Any, out: Any) -> int:
+    """It writes values that it does not count, columns of others that it does, reads ``out``, and spoils its input."""
+    n = values.size
+    if event.fails:
+        out[0].a_null = out[1].b_null = out[9].a_null = True
+        out[3].a = out[9].b = 7
+    else:
+        out[0].a, out[1].b = event.at + out[3].a + out[9].b, n
+    for value in values:
+        value.a, value.b_null = 5, True
+    event.at = 5
+    return 1 + event.fails if event.at_null else 3
+
+
+def in_part(values: Values, event: dict[str, Any]) -> Values:
+    at, fails = event["at"], event["symbol"] == "fail"
+    made = [(None, 0.0), (0, None), (0, 0.0)] if fails else [(at or 0, 0.0), (0, float(len(values))), (0, 0.0)]
+    return frozenset(made[: (1 + fails) if at is None else 3])
+
+
+def signs_scalar(values: Any, event: Any, out: Any) -> int:
+    """Zero of both signs is one value."""
+    out[1].x, out[2].x = -0.0, values.size
+    return 3
+
+
+def signs(values: Values, event: dict[str, Any]) -> Values:
+    return frozenset({(0.0,), (float(len(values)),)})
+
+
 FAILURES = {"since": pa.int64(), "failures": pa.int8()}
+IN_PART = {"a": pa.int64(), "b": pa.float32()}
 MACHINES: dict[str, tuple[dd.Machine, Oracle]] = {
     "turnstile": (TURNSTILE, turnstile), "dropping": (DROPPING, dropping), "orders": (ORDERS, orders),
     "sessions": (SESSIONS, sessions), "failures": (dd.Machine(FAILURES, failures_columns), failures),
     "compiled failures": (dd.Machine(FAILURES, failures_scalar, scalar=True), failures),
+    "compiled last": (dd.Machine({"last": pa.int64()}, last_scalar, scalar=True), last),
+    "compiled in part": (dd.Machine(IN_PART, in_part_scalar, scalar=True, limit=10), in_part),
+    "compiled signs": (dd.Machine({"x": pa.float64()}, signs_scalar, scalar=True, limit=3), signs),
 }  # fmt: skip
 SCALAR = pa.schema([*EVENTS, pa.field("fails", pa.bool_(), nullable=False)])
 SPECS: dict[str, dict[str, Any]] = {
@@ -279,6 +327,69 @@ def test_cutting_events_into_steps_changes_nothing(story: Any, size: int) -> Non
     assert held[0] == held[1]
 
 
+@given(stories(), st.permutations([1, 2]), st.integers(0, 2**64 - 1), st.integers(1, 5))
+@effort(100)
+def test_the_secret_the_order_of_keys_and_other_keys_change_nothing(story: Any, keys: Any, word: int, n: int) -> None:
+    name, kind, calls = story
+    if "time" in SPECS[kind]:
+        kind = "order"
+    flow, found = flow_of(MACHINES[name][0], **SPECS[kind]), []
+    for secret, more in ((SECRET, 0), (Secret(word, word // 3), n)):
+        with flow.open(secret=secret) as engine:
+            outs = []
+            for time, rows in enumerate(calls):
+                others = [row | {"k": 2 + i} for i in range(1, more + 1) for row in rows[i % 2 :: 2]]
+                given = sorted(others + rows, key=lambda row: keys.index(row["k"]) if row["k"] < 3 else row["k"] % 3)
+                out = counted(engine.step({"events": table_of(given if more else rows)}, time)["out"])
+                outs.append({row: diff for row, diff in out.items() if row[0] < 3})
+        found.append(outs)
+    assert found[0] == found[1]
+
+
+def nans_scalar(values: Any, event: Any, out: Any) -> int:
+    """NaN of both signs is one value; the size of what is held is told."""
+    out[0].x, out[0].y = event.x, event.y
+    out[1].x, out[1].y = -event.x, -event.y
+    out[2].x = values.size
+    return 3
+
+
+def test_nans_are_one_value_between_steps_and_within_one() -> None:
+    kinds, found = {"x": pa.float64(), "y": pa.float32()}, []
+    nan = float("nan")
+    rows = pa.table({"k": [1] * 4, "x": [nan, 0.0, nan, 1.5], "y": pa.array([nan, nan, -0.0, 1.5], pa.float32())})
+    flow = dd.Flow()
+    machine = dd.Machine(kinds, nans_scalar, scalar=True, limit=3)
+    flow.output("out", flow.machine("events", {"k": pa.int64()} | kinds, dd.Upsert("k"), machine))
+    for size in (1, 2, 3, 4):
+        with flow.open(secret=SECRET) as engine:
+            for i in range(0, 4, size):
+                engine.step({"events": rows.slice(i, size)}, i)
+            found.append(sorted(map(str, engine.read("out").select(["x", "y"]).to_pylist())))
+    assert found == [[str({"x": x, "y": y}) for x, y in ((-1.5, -1.5), (1.5, 1.5), (2.0, 0.0))]] * 4
+
+
+def unset(values: Any, event: Any, out: Any) -> int:
+    out[0].nowhere = event.at
+    return 1
+
+
+def unread(values: Any, event: Any, out: Any) -> int:
+    n = 0
+    for value in values:
+        out[n].n = value.symbol
+        n += 1
+    return n
+
+
+@pytest.mark.parametrize(("function", "field"), [(unset, "nowhere"), (unread, "symbol")])
+def test_a_compiled_transition_of_unknown_fields_is_refused_when_the_flow_is_built(function: Any, field: str) -> None:
+    words = f"the machine of 'events': {function.__name__} names the field '{field}', which there is not; mend "
+    fields = r"f\(values, event, out\), where values has \['n', 'n_null'\]; event has \['k', .*\]; out has \['n', "
+    with pytest.raises(SpecError, match=words + fields):
+        flow_of(dd.Machine({"n": pa.int64()}, function, scalar=True))
+
+
 @pytest.mark.parametrize("name", ["turnstile", "orders", "sessions"])
 def test_a_machine_in_little_memory_gives_the_same(name: str) -> None:
     rows = [{"k": i * 7 % 50, "at": i, "t": 0, "symbol": SYMBOLS[i % 7], "gone": i % 41 == 0} for i in range(300)]
@@ -380,6 +491,8 @@ GOOD = {"state": "s", "transition": {("a", "x"): "b"}, "on": "symbol", "start": 
     ({"transition": print}, "on= or otherwise= with a function"), ({"on": "nowhere"}, "no such column"),
     ({"on": "k"}, "are no values of int64"), ({"state": {"s": pa.int8()}}, "are no values of int8"),
     ({"state": "k"}, "more than once"),
+    ({"transition": print, "on": None, "state": {"n": pa.int64()}, "start": [{"n": 1}, {"n": 2}], "limit": 1},
+     "start= has 2 values, limit= is 1"),
 ])  # fmt: skip
 def test_a_machine_that_contradicts_itself_or_its_source_is_refused(changed: dict[str, Any], words: str) -> None:
     with pytest.raises(SpecError, match=words):
@@ -472,7 +585,7 @@ def test_a_state_of_another_machine_is_refused() -> None:
         plain.open(store.writer())
 
 
-@pytest.mark.parametrize("name", ["turnstile", "orders", "sessions"])
+@pytest.mark.parametrize("name", ["turnstile", "orders", "sessions", "compiled last"])
 def test_a_state_is_whole_with_or_without_its_code(name: str, tmp_path: Path) -> None:
     flow = flow_of(MACHINES[name][0], order_by="at")
     with flow.open(tmp_path / "state") as engine:

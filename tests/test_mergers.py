@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -58,7 +60,7 @@ def stories(draw: st.DrawFn) -> tuple[dict[str, Any], list[list[list[Any]]]]:
     return scenario, calls
 
 
-MERGED = ["inc or reset", "longer"]
+MERGED = ["inc or reset", "longer", "in part"]
 
 
 @given(stories())
@@ -192,12 +194,12 @@ def moves(held: Any, given: Any, out: Any) -> None:
     out.k = 5
 
 
+def hides(held: Any, given: Any, out: Any) -> None:
+    given.k = out.k = 5
+
+
 def empties(held: Any, given: Any, out: Any) -> None:
     out.n_null = True
-
-
-def unknown(held: Any, given: Any, out: Any) -> None:
-    out.nowhere = held.n
 
 
 def throws(held: Any, given: Any, out: Any) -> None:
@@ -205,7 +207,7 @@ def throws(held: Any, given: Any, out: Any) -> None:
 
 
 @pytest.mark.parametrize(("function", "words"), [(moves, "for the key {'k': 1} it changed one of"),
-                                                 (empties, "left null in one of"), (unknown, "nowhere"),
+                                                 (empties, "left null in one of"), (hides, "it changed one of"),
                                                  (throws, "ValueError: not so")])  # fmt: skip
 def test_a_scalar_merger_that_fails_is_named(function: Any, words: str) -> None:
     schema = pa.schema([pa.field("k", pa.int64()), pa.field("n", pa.int64(), nullable=False)])
@@ -213,6 +215,51 @@ def test_a_scalar_merger_that_fails_is_named(function: Any, words: str) -> None:
     flow.output("out", flow.upserts("a", schema, dd.Upsert("k", merge=dd.Merge(function=function, scalar=True))))
     with flow.open() as engine, pytest.raises(MergerFailed, match=words):
         engine.step({"a": pa.table({"k": [1, 1], "n": [1, 2]}, schema=schema)}, 0)
+
+
+def unset(held: Any, given: Any, out: Any) -> None:
+    out.nowhere = held.n
+
+
+def unread(held: Any, given: Any, out: Any) -> None:
+    if given.n > 5:
+        out.n = given.name
+
+
+def uncompiled(held: Any, given: Any, out: Any) -> None:
+    out.n = given.n.as_py()
+
+
+UNKNOWN = [
+    (unset, "unset names the field 'nowhere', which there is not"),
+    (unread, "unread names the field 'name', which there is not"),
+    (uncompiled, "uncompiled does not compile: .*as_py"),
+]
+
+
+@pytest.mark.parametrize(("function", "words"), UNKNOWN)
+def test_a_scalar_merger_of_unknown_fields_is_refused_when_the_flow_is_built(function: Any, words: str) -> None:
+    fields = r"mend f\(held, given, out\), where held has \['k', 'k_null', 'at', 'at_null', 's_is', .*\]; given has "
+    with pytest.raises(SpecError, match=f"the merger {function.__name__} of 'a': {words}.*{fields}"):
+        flow_of(function, scalar=True)
+
+
+def as_given(held: Any, given: Any, out: Any) -> None:
+    """What stands under nulls, too."""
+    out.n, out.n_null = held.n + given.n, False
+
+
+def test_what_stands_under_a_null_in_the_input_is_seen_by_no_merger() -> None:
+    values, mask = np.array([7, 1000, 1000, 5], np.int64), np.array([False, True, True, False])
+    # With a mask Arrow takes the buffer as it is.
+    given = pa.Array.from_buffers(pa.int64(), 4, [pa.array(~mask).buffers()[1], pa.py_buffer(values)])
+    flow = dd.Flow()
+    schema = {"k": pa.int64(), "n": pa.int64()}
+    spec = dd.Upsert("k", merge=dd.Merge(function=as_given, scalar=True))
+    flow.output("out", flow.upserts("a", schema, spec))
+    with flow.open() as engine:
+        engine.step({"a": pa.table({"k": [1, 1, 2, 2], "n": given})}, 0)
+        assert sorted(row["n"] for row in engine.read("out").to_pylist()) == [5, 7]
 
 
 def flow_of(function: Any, scalar: bool = False) -> dd.Flow:
@@ -226,6 +273,15 @@ def test_a_plan_names_its_merger_and_needs_it() -> None:
     assert describe(flow_of(set_columns)) != describe(flow_of(nulls))
     with pytest.raises(SpecError, match=r"test_mergers.set_columns.*give the flow itself"):
         rebuild(describe(flow_of(set_columns)))
+
+
+@pytest.mark.parametrize(("function", "scalar"), [(set_columns, False), (set_scalar, True)])
+def test_a_state_is_whole_with_or_without_its_code(function: Any, scalar: bool, tmp_path: Path) -> None:
+    flow = flow_of(function, scalar)
+    with flow.open(tmp_path / "state") as engine:
+        engine.step({"a": scalars((1, 1, 1, 1, None, None, "a", False))}, 0)
+    for known in (None, flow):
+        assert not dd.fsck(tmp_path / "state", flow=known).problems
 
 
 def test_a_state_of_another_merger_is_refused() -> None:

@@ -44,6 +44,12 @@ def compiled_copy(to: int, start: int, size: int) -> None:
 
 
 @kernel
+def compiled_clear(to: int, size: int) -> None:
+    """Zeros."""
+    pointer.clear_bytes(to, size)
+
+
+@kernel
 def compiled_products(a: np.uint64, b: np.uint64, out: Words) -> None:
     """Low and high word of mul128, then mulhi, into ``out`` (uint64[3])."""
     low, high = pointer.mul128(a, b)
@@ -86,6 +92,14 @@ def test_copies_move_exactly_the_bytes_asked_for(content: bytes, start: int, siz
         assert target.tobytes() == bytes(3) + content[start : start + size] + bytes(37 - size)
 
 
+@given(st.integers(0, 20), st.integers(0, 20))
+def test_zeros_are_written_exactly_where_they_are_asked_for(start: int, size: int) -> None:
+    for run in either(compiled_clear):
+        memory = np.full(40, 0xAA, dtype=np.uint8)
+        run(memory.ctypes.data + start, size)
+        assert memory.tobytes() == b"\xaa" * start + bytes(size) + b"\xaa" * (40 - start - size)
+
+
 @given(words, words)
 def test_products_have_all_their_128_bits(a: int, b: int) -> None:
     for run in either(compiled_products):
@@ -96,7 +110,7 @@ def test_products_have_all_their_128_bits(a: int, b: int) -> None:
 
 def test_every_kernel_is_listed_once_in_order_of_definition() -> None:
     ours = [one for one in kernels() if one.__module__ == __name__]
-    assert ours == [compiled_loads, compiled_stores, compiled_copy, compiled_products]
+    assert ours == [compiled_loads, compiled_stores, compiled_copy, compiled_clear, compiled_products]
 
 
 def test_signed_and_unsigned_addresses_mean_the_same() -> None:

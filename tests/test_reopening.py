@@ -54,6 +54,19 @@ def refused(old: dd.Flow, new: dd.Flow) -> str:
     return error.value.found
 
 
+def keep(held: pa.RecordBatch, given: pa.RecordBatch) -> pa.RecordBatch:
+    return held
+
+
+def named(column: str) -> Any:
+    """Functions of one name, whose code is not the same."""
+
+    def taken(held: pa.RecordBatch, given: pa.RecordBatch) -> pa.RecordBatch:
+        return given.select([column])
+
+    return taken
+
+
 OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "key": (LAST, LAST | {"key": ["id", "op"]}, "key= of source 'orders' is ['id', 'op'], and was ['id']"),
     "order_by": (LAST, LAST | {"order_by": ["rev", "at"]},
@@ -66,7 +79,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "the mode": (HELD, LAST, "time= of source 'orders' is None, and was 'rev'"),
     "delete": (LAST, LAST | {"delete": "op = 'D'"}, "delete= of source 'orders' is \"op = 'D'\", and was None"),
     "another tombstone": (LAST | {"delete": dd.tombstone("op", "D")}, LAST | {"delete": dd.tombstone("op", "X")},
-                          "Tombstone(column='op', value='X'), and was Tombstone(column='op', value='D')"),
+                          "delete= of source 'orders' is dd.tombstone('op', 'X'), and was dd.tombstone('op', 'D')"),
     "late": (HELD, HELD | {"late": "drop"}, "late= of source 'orders' is 'drop', and was 'advance'"),
     "stale": (LAST, LAST | {"stale": "side"}, "stale= of source 'orders' is 'side', and was 'drop'"),
     "null_key": (LAST, LAST | {"null_key": "keep"}, "null_key= of source 'orders' is 'keep', and was 'error'"),
@@ -75,6 +88,22 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "where": (LAST, LAST | {"where": "n > 1"}, "where= of source 'orders' is 'n > 1', and was None"),
     "value": (LAST | {"value": ["n"]}, LAST | {"value": ["n", "op"]},
               "value= of source 'orders' is ['n', 'op'], and was ['n']"),
+    "merge": (LAST | {"merge": dd.Merge({"n": dd.sum(), "op": dd.join_text("; ")}, default=dd.first_non_null())},
+              LAST | {"merge": dd.Merge({"n": dd.max(), "op": dd.collect(limit=3)})},
+              "merge= of source 'orders' is dd.Merge({'n': dd.max(), 'op': dd.collect(limit=3)}), and was "
+              "dd.Merge({'n': dd.sum(), 'op': dd.join_text('; ')}, default=dd.first_non_null())"),
+    "merge by a function": (LAST | {"merge": dd.Merge(function=keep)}, LAST | {"merge": "first_row"},
+                            "merge= of source 'orders' is 'first_row', and was dd.Merge(function=test_reopening.keep)"),
+    "merge by another of that name": (LAST | {"merge": dd.Merge(function=named("a"))},
+                                      LAST | {"merge": dd.Merge(function=named("b"))},
+                                      "is dd.Merge(function=test_reopening.named.<locals>.taken), which is not the "
+                                      "function of that name that it was"),
+    "groups": ({"key": "id", "groups": {"at": ["n"]}}, {"key": "id", "groups": {("at", "rev"): ["n", "op"]}},
+               "groups= of source 'orders' is {('at', 'rev'): ['n', 'op']}, and was {'at': ['n']}"),
+    "derive": (LAST | {"merge": dd.Merge(), "derive": {"n": "1"}}, LAST | {"merge": dd.Merge(), "derive": {"n": "2"}},
+               "derive= of source 'orders' is {'n': '2'}, and was {'n': '1'}"),
+    "expiry": (LAST | {"expiry": dd.Expiry(ttl=5, on_expire="retract")}, LAST | {"expiry": dd.Expiry(tombstone_ttl=7)},
+               "expiry= of source 'orders' is dd.Expiry(tombstone_ttl=7), and was dd.Expiry(ttl=5"),
     "value, none at all": (LAST, LAST | {"value": []}, "value= of source 'orders' is [], and was None"),
 }  # fmt: skip
 

@@ -401,6 +401,28 @@ def test_sources_and_frames_must_belong_together(no_jobs: None, orders: DataFram
     refused(flow, {"orders": orders}, SpecError, "1 sources and 0 outputs")
 
 
+def test_what_is_no_dataframe_is_told_what_to_write(no_jobs: None, spark: SparkSession, tmp_path: Path) -> None:
+    flow = city_flow()
+    frames: list[tuple[Any, str]] = [
+        ("sales.orders", r"rows for 'orders': 'sales.orders' is text; give spark.table\('sales.orders'\)"),
+        (spark.range(3).pandas_api(), r"it is a pandas-on-Spark frame; give frame.to_spark\(\)"),
+        (orders_of(1).to_pandas(), r"DataFrame is no Spark DataFrame; give spark.createDataFrame\(...\) of it"),
+        (orders_of(1), "Table is no Spark DataFrame; give spark.createDataFrame"),
+        (None, "NoneType is no Spark DataFrame; give a DataFrame"),
+    ]
+    for frame, match in frames:
+        refused(flow, {"orders": frame}, NotArrow, match)
+        for run in (spark_bridge.run, spark_bridge.stream):
+            with pytest.raises(NotArrow, match=match):
+                run(flow, {"orders": frame}, state=str(tmp_path / "state"))
+        with pytest.raises(NotArrow, match=match.split(": ")[-1]):
+            spark_bridge.arrow_schema(frame)
+    swapped: tuple[Any, Any] = ({}, flow)
+    for arguments in (swapped, (flow, spark.range(3)), (flow, "orders")):
+        refused(*arguments, SpecError, "give the dd.Flow, then {source: DataFrame}")
+    assert not (tmp_path / "state").exists()
+
+
 def test_a_stream_is_not_run_as_a_batch(no_jobs: None, spark: SparkSession) -> None:
     flow = dd.Flow()
     stream = spark.readStream.format("rate").load()

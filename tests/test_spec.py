@@ -66,6 +66,74 @@ def test_a_contradiction_is_refused_when_the_spec_is_made(what: str) -> None:
     assert error.value.remedy
 
 
+NO_NAMES: list[Any] = [
+    5, True, 1.5, object(), len, dd.Upsert, pa.array([1]), b"id", {"id"}, {1: 2}, [None], ["id", None], [["id"]], [5],
+]  # fmt: skip
+
+
+def source(**spec: Any) -> dd.Flow:
+    flow = dd.Flow()
+    flow.upserts("orders", SCHEMA, dd.Upsert(**{"key": "id"} | spec))
+    return flow
+
+
+def machine(**given: Any) -> Any:
+    table = {"state": "s", "transition": {("a", "x"): "b"}, "on": "v", "start": "a"}
+    return dd.Flow().machine("orders", SCHEMA, dd.Upsert("id"), dd.Machine(**table | given))
+
+
+TAKERS: dict[str, Any] = {
+    **{option: lambda wrong, option=option: source(**{option: wrong})
+       for option in ("key", "order_by", "noop_ignore", "value", "track", "seq", "time")},
+    "groups": lambda wrong: source(groups=[(wrong, "v")]), "groups of": lambda wrong: source(groups={"at": wrong}),
+    "tombstone": lambda wrong: source(delete=dd.tombstone(wrong)),
+    "Merge": lambda wrong: source(merge=dd.Merge(wrong)),
+    "Merge of": lambda wrong: source(merge=dd.Merge([(wrong, dd.sum())])),
+    "fields": dd.fields, "derive": lambda wrong: source(merge=dd.Merge(), derive=[(wrong, "n")]),
+    **{option: lambda wrong, option=option: machine(**{option: wrong}) for option in ("state", "on", "states")},
+    "project": lambda wrong: source().sources["orders"].project(wrong),
+    "count": lambda wrong: source().sources["orders"].count(wrong),
+    "count, name": lambda wrong: source().sources["orders"].count([], name=wrong),
+    "concat": lambda wrong: source().sources["orders"].concat(wrong),
+    "unnest": lambda wrong: source().sources["orders"].unnest(wrong),
+    "to_upserts": lambda wrong: source().sources["orders"].to_upserts(wrong),
+    "source": lambda wrong: dd.Flow().upserts(wrong, SCHEMA, dd.Upsert("id")),
+    "spec": lambda wrong: dd.Flow().upserts("orders", SCHEMA, wrong),
+    "spec of a machine": lambda wrong: dd.Flow().machine("orders", SCHEMA, wrong, machine),
+    "output": lambda wrong: (flow := source()).output(wrong, flow.sources["orders"]),
+    "output of": lambda wrong: source().output("out", wrong),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("taker", TAKERS)
+def test_what_is_no_name_is_refused_wherever_one_is_wanted(taker: str) -> None:
+    for wrong in NO_NAMES:
+        if taker == "states" and wrong in ({"id"}, [5], {1: 2}):
+            continue  # these are lists of states, and refused for what the table says
+        with pytest.raises((SpecError, ExpressionError)) as error:
+            TAKERS[taker](wrong)
+        assert error.value.remedy
+
+
+SWAPPED = """flow.output: it is given Source(id int64) and 'rows'; write flow.output("name", collection)"""
+
+
+def test_the_likely_mistakes_are_told_what_to_write() -> None:
+    flow = dd.Flow()
+    rows = flow.upserts("orders", {"id": pa.int64()}, dd.Upsert("id"))
+    mistakes: list[tuple[Any, str]] = [
+        (lambda: dd.tombstone(["a", "b"]), "its column is ['a', 'b']; name one column, as text; for several give SQL"),
+        (lambda: dd.tombstone("op", ["D", "T"]), "its value is ['D', 'T']; give one text, number or boolean; for"),
+        (lambda: dd.Upsert("id", seq=["n"]), "an upsert spec: seq= is ['n']; name one column, as text"),
+        (lambda: dd.Upsert({"id"}), "an upsert spec: key= is {'id'}; give column names as text: one, or a list"),
+        (lambda: flow.output(rows, "rows"), SWAPPED),
+    ]
+    for act, words in mistakes:
+        with pytest.raises(SpecError) as error:
+            act()
+        assert words in str(error.value)
+
+
 UNBINDABLE: dict[str, tuple[dict[str, Any], str]] = {
     "a missing key": ({"key": "idd"}, "no column 'idd'; did you mean 'id'"),
     "a missing order column": ({"order_by": "att"}, "order_by= of 'orders': there is no column 'att'"),

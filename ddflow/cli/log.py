@@ -7,6 +7,8 @@ files only, or not at all.  Nothing of a state is read here but its manifest.
 >>> from ddflow.spec import Upsert
 >>> key_of("7,Bern", bind("v", pa.schema({"id": pa.int64(), "city": pa.string()}), Upsert(key=["id", "city"])))
 {'id': 7, 'city': 'Bern'}
+>>> key_of("00000000-0000-0000-0000-000000000007", bind("v", pa.schema({"id": pa.uuid()}), Upsert(key="id")))
+{'id': UUID('00000000-0000-0000-0000-000000000007')}
 >>> key_of("a=b", bind("v", pa.schema({"id": pa.string()}), Upsert(key="id")))
 {'id': 'a=b'}
 """
@@ -20,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 
@@ -79,7 +82,8 @@ def key_of(text: str, bound: Bound) -> dict[str, Any]:
     for name in names:
         kind = bound.key_schema.field(name).type
         try:
-            out[name] = pa.scalar(given[name]).cast(kind).as_py()
+            text = given[name]
+            out[name] = UUID(text) if kind == pa.uuid() else pa.scalar(text).cast(kind).as_py()
         except (pa.ArrowException, ValueError, OverflowError) as error:
             raise NotReadable(asked, f"{given[name]!r} is no {kind} ({error})", "write a value of that type") from None
     return out

@@ -83,6 +83,11 @@ def copy_bytes(to: Word, start: Word, size: Word) -> None:
     ctypes.memmove(int(to), int(start), int(size))
 
 
+def clear_bytes(address: Word, size: Word) -> None:
+    """Write ``size`` zeros from ``address`` on."""
+    ctypes.memset(int(address), 0, int(size))
+
+
 def prefetch(address: Word) -> None:
     """Ask for the cache line at ``address`` ahead of its use; any address is allowed, nothing is read."""
 
@@ -157,6 +162,10 @@ def _copy(builder: Any, words: Any) -> None:
     cgutils.raw_memcpy(builder, _at(builder, words[0], 8), _at(builder, words[1], 8), words[2], 1)
 
 
+def _clear(builder: Any, words: Any) -> None:
+    cgutils.memset(builder, _at(builder, words[0], 8), words[1], 0)
+
+
 def _ahead(builder: Any, words: Any) -> None:
     number = ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), number, number, number])
@@ -174,6 +183,7 @@ _teach(store_u16, types.void, 2, _keep(16))
 _teach(store_u32, types.void, 2, _keep(32))
 _teach(store_u64, types.void, 2, _keep(64))
 _teach(copy_bytes, types.void, 3, _copy)
+_teach(clear_bytes, types.void, 2, _clear)
 _teach(prefetch, types.void, 1, _ahead)
 _teach(mulhi, _WORD, 2, lambda builder, words: _product(builder, words)[1])
 _teach(mul128, _PAIR, 2, _product)

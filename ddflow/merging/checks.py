@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ddflow.merging.expiry import Expiry
 from ddflow.merging.merge import Merge
 from ddflow.merging.strategy import COMMUTING, ORDER_FREE, WITHOUT_DELETES, Strategy, last_non_null
+from ddflow.names import column_names
 
 if TYPE_CHECKING:
     from ddflow.spec import Upsert
@@ -33,8 +34,11 @@ def groups(given: Any, refuse: Refuse) -> tuple[tuple[tuple[str, ...], tuple[str
         pairs = list(given.items()) if isinstance(given, Mapping) else [(of, columns) for of, columns in given]
     except (TypeError, ValueError):
         refuse(f"groups= is {given!r}", "give {order column, or a tuple of them: columns}")
-    return tuple(((of,) if isinstance(of, str) else tuple(of), (columns,) if isinstance(columns, str)
-                  else tuple(columns or ())) for of, columns in pairs)  # fmt: skip
+
+    def named(columns: Any) -> tuple[str, ...]:
+        return column_names(columns, "an upsert spec", "groups")
+
+    return tuple((named(of), named(columns or ())) for of, columns in pairs)
 
 
 def derived(given: Any, refuse: Refuse) -> tuple[tuple[str, str], ...]:

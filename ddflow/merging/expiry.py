@@ -28,7 +28,7 @@ OnExpire = Literal["forget", "retract"]
 OnForgotten = Literal["refuse", "insert"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Expiry:
     """``ttl``: keys whose order is below the horizon are forgotten.  ``tombstone_ttl``: deleted ones only.
 
@@ -57,6 +57,10 @@ class Expiry:
         if self.on_expire == "retract" and self.ttl is None:
             raise SpecError("dd.Expiry(on_expire='retract')", "without ttl= no row expires",
                             "give ttl=, or leave it out")  # fmt: skip
+
+    def __repr__(self) -> str:
+        """As it is written."""
+        return f"dd.Expiry({', '.join(f'{name}={value!r}' for name, value in self.to_json().items())})"
 
     @property
     def forgets(self) -> bool:

@@ -18,7 +18,7 @@ mend the table
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NoReturn, cast
 
@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from ddflow.errors import SpecError
 from ddflow.merging.absent import KEYS, Absent, told_of
+from ddflow.names import column_name, column_names
 from ddflow.schema import is_flat
 
 Value = str | int | bool
@@ -47,8 +48,9 @@ class Machine:
     ``_event``, the row of ``events`` that each value is of, and so has what it returns, in any order; values that are
     equal are one.  ``start``: what a new key holds: ``{column: value}``, a list of them, or nothing.
     ``scalar``: ``f(values, event, out)`` is compiled by numba and called for each event with records (see
-    `ddflow.Merge`): those of the key, the event, and room for ``limit``; it returns how many it wrote.
-    ``limit``: how many values a key may hold.
+    `ddflow.Merge`): those of the key, the event, and room for ``limit``, which is zeros without a null flag when a call
+    begins; it returns how many it wrote.  ``limit``: how many values a key may hold.  That room is cleared for every
+    event, in some 7 ns for each 1,000 bytes.
     """
 
     state: str | Mapping[str, pa.DataType] | tuple[tuple[str, pa.DataType], ...]
@@ -70,7 +72,10 @@ class Machine:
             self._check_table()
         else:
             self._check_function()
-        kinds = {self.state: self._kind()} if isinstance(self.state, str) else dict(self.state)
+        known: Any = self.states
+        if known is not None and not (_many(known) and all(isinstance(each, Hashable) for each in known)):
+            self._refuse(f"states= is {self.states!r:.200}", "give a list of them")
+        kinds = {self.state: self._kind()} if isinstance(self.state, str) else dict(self._pairs("state", self.state))
         if not kinds or (table and len(kinds) != 1):
             self._refuse(f"state= has the columns {list(kinds)}", "name one for a table, one or more for a function")
         for name, kind in kinds.items():
@@ -84,18 +89,31 @@ class Machine:
     def _refuse(self, found: str, remedy: str) -> NoReturn:
         raise SpecError("dd.Machine", found, remedy)
 
+    def _pairs(self, option: str, given: Any) -> tuple[tuple[str, Any], ...]:
+        """``{column: value}``, or the pairs of it."""
+        try:
+            pairs = tuple((name, each) for name, each in (given.items() if isinstance(given, Mapping) else given))
+        except (TypeError, ValueError):
+            remedy = "give {column: type}" if option == "state" else "give {column: value}, or a list of them"
+            self._refuse(f"{option}= has {given!r:.200}", remedy)
+        column_names([name for name, _ in pairs], "dd.Machine", option)
+        return pairs
+
     def _check_table(self) -> None:
         if self.scalar:
             self._refuse("scalar=True with a table", "leave it out: tables are compiled anyway")
         if self.on is None:
             self._refuse("a table without on=", "name the column of symbols")
+        column_name(self.on, "dd.Machine", "on")
         given: Any = self.transition
         if isinstance(given, Mapping):
             if not all(isinstance(each, tuple) and len(each) == 2 for each in given):
                 self._refuse(f"transition= has {next(iter(given), None)!r}", "give {(state, symbol): state}")
             given = [(state, symbol, to) for (state, symbol), to in given.items()]
-        if not given:
+        if not isinstance(given, tuple | list) or not given:
             self._refuse("transition= is empty", "give {(state, symbol): state}")
+        if not all(isinstance(each, tuple | list) and len(each) == 3 for each in given):
+            self._refuse(f"transition= is {given!r:.200}", "give {(state, symbol): state}")
         several = isinstance(self.start, list | set | frozenset | tuple) or any(_many(to) for *_, to in given)
         rows = sorted(((state, symbol, _sorted(to)) for state, symbol, to in given), key=lambda each: repr(each[:2]))
         start = _sorted(self.start)
@@ -119,12 +137,15 @@ class Machine:
         if isinstance(self.state, str):
             self._refuse(f"state={self.state!r} of a function has no type", "give {column: type}")
         start: Any = self.start
-        listed = [] if start is None else [start] if isinstance(start, Mapping) else list(start)
-        names = list(dict(self.state))
+        if start is not None and not isinstance(start, Mapping | list | tuple):
+            self._refuse(f"start= is {start!r:.200}", "give {column: value}, or a list of them")
+        listed = [self._pairs("start", each) for each in ([start] if isinstance(start, Mapping) else start or ())]
+        names = [name for name, _ in self._pairs("state", self.state)]
+        if len(listed) > self.limit:
+            self._refuse(f"start= has {len(listed)} values, limit= is {self.limit}", "raise limit=, or start with less")
         for each in listed:
-            pairs = each.items() if isinstance(each, Mapping) else each
-            if sorted(name for name, _ in pairs) != sorted(names):
-                self._refuse(f"start= has {each!r}", f"give a value for each of {names}")
+            if sorted(name for name, _ in each) != sorted(names):
+                self._refuse(f"start= has {dict(each)!r}", f"give a value for each of {names}")
         object.__setattr__(self, "start", tuple(dict.fromkeys(tuple(dict(each).items()) for each in listed)))
 
     def _check_states(self) -> None:
@@ -209,7 +230,11 @@ def _many(value: Any) -> bool:
 
 
 def _sorted(value: Any) -> tuple[Any, ...]:
-    return tuple(sorted(set(value), key=lambda each: (type(each).__name__, each))) if _many(value) else (value,)
+    several = tuple(value) if _many(value) else (value,)
+    try:
+        return tuple(sorted(set(several), key=lambda each: (type(each).__name__, each)))
+    except TypeError:
+        return several  # to be refused
 
 
 def _shown(values: tuple[tuple[str, Any], ...]) -> list[Any]:

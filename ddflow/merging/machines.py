@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.binding import Bound, bind
+from ddflow.binding import Bound, bind, check_given
 from ddflow.errors import IllegalTransition, ListTooLong, MergerFailed, SchemaMismatch, SpecError
 from ddflow.identity import Ints, Secret, value_hashes
 from ddflow.kernels.fold import Walked
@@ -34,7 +34,7 @@ from ddflow.merging.automaton import Automaton, lists
 from ddflow.merging.chains import Chains
 from ddflow.merging.machine import Machine
 from ddflow.merging.plan import Group, Merging
-from ddflow.merging.records import Records, column_of, fields_of, fits, kind_of, to_records
+from ddflow.merging.records import Records, check_function, column_of, fields_of, fits, kind_of, to_records
 from ddflow.merging.rounds import joined, named, picked
 from ddflow.rows import dense_ranks
 from ddflow.schema import check_names, conform, did_you_mean, is_flat, one_chunk
@@ -56,12 +56,14 @@ class Machined:
         self.automaton = Automaton(machine, schema.field(machine.on).type) if machine.on is not None else None
         self.start = self._start()
         if machine.scalar:
-            kind_of(schema, self.asked)
             self.kind = kind_of(self.state, self.asked)
             for field in self.state:
                 if not fits(field.type):
                     raise SpecError(self.asked, f"the state column {field.name!r} is {field.type}, and scalar=True",
                                     "use numbers, booleans and times, or a function of batches")  # fmt: skip
+            values, event = np.zeros(1, self.kind), np.zeros(1, kind_of(schema, self.asked))[0]
+            function: Any = machine.transition
+            check_function(function, self.asked, {"values": values, "event": event, "out": values})
 
     def _start(self) -> pa.RecordBatch:
         given = [dict(each) for each in self.machine.start] if self.automaton is None else []
@@ -177,7 +179,7 @@ class Machined:
         offsets, ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), np.zeros(m + 1, np.int64)
         most = int(np.diff(walked.keys).max()) if m else 0
         out = np.zeros(max(2 * (m + values.size), most * limit), self.kind)
-        loop, begin = machine(self.machine.transition), 0
+        loop, begin = machine(self.machine.transition, self.kind, events.dtype), 0
         while True:
             try:
                 begin, code, row = loop(begin, *walked, action, records(values), offsets,
@@ -185,8 +187,8 @@ class Machined:
                                         fields_of(self.kind, [], []), records(np.zeros(2 * limit, self.kind)),
                                         records(out), ends)  # fmt: skip
             except Exception as error:
-                self._fail(f"it raised {type(error).__name__}: {str(error)[:500]}", "give f(values, event, out) that "
-                           "numba compiles, and that returns how many it wrote", error)  # fmt: skip
+                found = f"it raised {type(error).__name__}: {str(error)[:500]}"
+                self._fail(found, "mend it; f(values, event, out) returns how many it wrote", error)
             if code == TOO_MANY:
                 self._too_many(key(int(row)), limit + 1)
             if code not in (FINE, NULL):
@@ -214,6 +216,7 @@ def bind_machine(name: str, schema: pa.Schema, spec: Upsert, given: Machine) -> 
     what = f"the machine of {name!r}"
     if not isinstance(given, Machine):
         raise SpecError(what, f"{given!r} is no machine", "give dd.Machine(...)")
+    check_given(name, spec)
     unused = [each.name for each in fields(spec) if each.name not in USED and getattr(spec, each.name) != each.default]
     if unused:
         raise SpecError(what, f"its spec has {', '.join(f'{each}=' for each in unused)}, which are about rows",

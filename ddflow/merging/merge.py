@@ -7,6 +7,8 @@ code.  Which columns there are it does not know; that is ``plan``.
 
 >>> from ddflow.merging.strategy import first_non_null, sum
 >>> merge = Merge({"visits": sum(), "name": first_non_null()})
+>>> merge
+dd.Merge({'visits': dd.sum(), 'name': dd.first_non_null()})
 >>> Merge.of_json(merge.to_json()) == merge
 True
 >>> Merge({"visits": sum()}, function=print)
@@ -23,13 +25,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddflow.errors import SpecError
-from ddflow.merging.absent import KEYS, told_of
+from ddflow.merging.absent import KEYS, name_of, told_of
 from ddflow.merging.strategy import Strategy
+from ddflow.names import column_names
 
 Function = Callable[..., Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Merge:
     """``columns``: a strategy for each column named.  ``default``: for the others; `ddflow.last_non_null`, and
     `ddflow.last` inside a group.
@@ -37,9 +40,9 @@ class Merge:
     ``function``: merges whole rows instead: ``f(held, given)`` gets two record batches of the row's columns, one key
     a row, and gives one back; a null in it clears the cell.  ``scalar``: it is ``f(held, given, out)``, compiled by
     numba and called for each event with three records: of numbers, booleans and times (as integers), under the
-    columns' names, and beside each a boolean ``<column>_null``; ``out`` is filled as by `ddflow.last_non_null`
-    before, and so are columns of other types.  A function is sent to Spark by value, and is not in the spec's JSON.
-    Raises `SpecError`.
+    columns' names, and beside each a boolean ``<column>_null``, under which the value is 0; ``out`` is filled as by
+    `ddflow.last_non_null` before, and so are columns of other types.  A function is sent to Spark by value, and is not
+    in the spec's JSON.  Raises `SpecError`.
     """
 
     columns: Mapping[str, Strategy] | tuple[tuple[str, Strategy], ...] = ()
@@ -48,7 +51,12 @@ class Merge:
     scalar: bool = False
 
     def __post_init__(self) -> None:
-        pairs = tuple(self.columns.items()) if isinstance(self.columns, Mapping) else tuple(self.columns)
+        given: Any = self.columns.items() if isinstance(self.columns, Mapping) else self.columns
+        try:
+            pairs = tuple((name, each) for name, each in given)
+        except (TypeError, ValueError):
+            raise SpecError("dd.Merge", f"columns= is {given!r:.200}", "give {column: strategy}") from None
+        column_names([name for name, _ in pairs], "dd.Merge", "columns")
         object.__setattr__(self, "columns", pairs)
         for name, each in (*pairs, *([("default", self.default)] if self.default is not None else [])):
             if not isinstance(each, Strategy):
@@ -63,6 +71,13 @@ class Merge:
             named = [name for name, _ in pairs] or ["default"]
             raise SpecError("dd.Merge", f"it has a function, and strategies for {named}",
                             "a function merges the whole row: leave one of them out")  # fmt: skip
+
+    def __repr__(self) -> str:
+        """As it is written; a function by its name."""
+        given = [f"{self.strategies}"] if self.columns else []
+        given += [f"default={self.default}"] if self.default is not None else []
+        given += [f"function={name_of(self.function)}"] if self.function is not None else []
+        return f"dd.Merge({', '.join(given + ['scalar=True'] * self.scalar)})"
 
     @property
     def strategies(self) -> dict[str, Strategy]:

@@ -28,6 +28,8 @@ import pyarrow as pa
 from ddflow.errors import SpecError
 from ddflow.identity import Flags, flags, validity
 from ddflow.merging.merge import Function, Merge
+from ddflow.merging.records import check_function, kind_of
+from ddflow.merging.rounds import named
 from ddflow.merging.strategy import Strategy, first, last, last_non_null
 from ddflow.schema import did_you_mean, is_flat
 from ddflow.spec import Tombstone, Upsert
@@ -86,8 +88,8 @@ class Merging:
         """uint8[n]: whether the batch of each event had a column; of size 0 where that does not matter.  O(n)."""
         return flags(events.column(GIVEN + name)) if name in self.given else np.empty(0, np.uint8)
 
-    def crowded(self, events: pa.RecordBatch) -> Flags:
-        """uint8[n]: which events give more than one group an order.  O(n) a group."""
+    def misordered(self, events: pa.RecordBatch) -> Flags:
+        """uint8[n]: which events do not give exactly one group an order.  O(n) a group."""
         count = np.zeros(events.num_rows, np.uint8)
         for group in self.groups[1:]:
             any_here = np.zeros(events.num_rows, np.uint8)
@@ -95,7 +97,8 @@ class Merging:
                 present = validity(events.column(field.name))
                 any_here |= present if present.size else np.uint8(1)
             count += any_here
-        return (count > 1).astype(np.uint8)
+        out: Flags = (count != 1).astype(np.uint8)
+        return out
 
 
 def event_schema(schema: pa.Schema, merging: Merging | None) -> pa.Schema:
@@ -145,6 +148,11 @@ def plan(name: str, schema: pa.Schema, spec: Upsert, row: pa.Schema) -> Merging 
             raise SpecError(f"{'groups=' if spec.groups else 'versions=cell'} of {name!r}",
                             f"{field.name!r} cannot be null, and its cell may be left without a value",
                             "declare it nullable")  # fmt: skip
+    if merge.function is not None and merge.scalar:
+        asked = f"the merger {named(merge.function)} of {name!r}"
+        kind = kind_of(pa.schema([field for field in row if field.name not in derived]), asked)
+        record = np.zeros(1, kind)[0]
+        check_function(merge.function, asked, {"held": record, "given": record, "out": record})
     given = tuple(column.name for column in columns if merge.function is None and column.strategy.name == "last")
     return Merging(_groups(schema, spec, columns, cells), tuple(columns), _derived(name, spec, row), merge.function,
                    merge.scalar, given, cells)  # fmt: skip

@@ -1,9 +1,8 @@
 """Records: columns of numbers, booleans and times as a numpy array of records, and back, for functions on scalars.
 
 Invariant: a record has a field for each column of a word type, times as integers, and beside it ``<column>_null``;
-there and back is the identity but for what stands under a null.  Why that is not trivial: Arrow keeps validity and
-booleans in bits, and a padded record is compared byte by byte, so every byte of it is written.  Columns of other types
-have no field: what becomes of them is the caller's.
+there and back is the identity.  Under a null stands 0, whatever Arrow's buffer has there, so a function that does not
+look at the flag sees nobody else's value.  Columns of other types have no field: what becomes of them is the caller's.
 
 >>> schema = pa.schema({"id": pa.int64(), "at": pa.timestamp("s"), "name": pa.string()})
 >>> rows = pa.record_batch({"id": [7, None], "at": [1, 2], "name": ["a", "b"]}).cast(schema)
@@ -16,6 +15,7 @@ have no field: what becomes of them is the caller's.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ import pyarrow.types as pat
 
 from ddflow.errors import SpecError
 from ddflow.identity import flags, validity
+from ddflow.merging.absent import Absent
+from ddflow.merging.rounds import named
 from ddflow.rows import plainly
 from ddflow.schema import is_word
 
@@ -78,6 +80,7 @@ def to_records(rows: pa.RecordBatch | pa.Table, kind: np.dtype[Any]) -> Records:
         present = validity(column)
         if present.size:
             out[name + NULL] = present == 0
+            out[name][present == 0] = 0
     return out
 
 
@@ -94,5 +97,23 @@ def fields_of(kind: np.dtype[Any], fixed: list[str], required: list[str]) -> np.
     for name in (kind.names or ())[::2]:
         where: Any = kind.fields
         at = {each: where[each] for each in (name, name + NULL)}
-        out.append((at[name][1], at[name][0].itemsize, at[name + NULL][1], name in fixed, name in required))
-    return np.array(out, np.int64).reshape(-1, 5)
+        size = at[name][0].itemsize
+        rules = name in fixed, name in required, size if at[name][0].kind == "f" else 0
+        out.append((at[name][1], size, at[name + NULL][1], *rules))
+    return np.array(out, np.int64).reshape(-1, 6)
+
+
+def check_function(function: Callable[..., Any], asked: str, arguments: Mapping[str, Any]) -> None:
+    """Refuse a function of scalars that numba does not compile for its arguments, or that names a field which they do
+    not have.  ``arguments``: by name, each as the loops give it.  Raises `SpecError`.  It takes what compiling takes.
+    """
+    from ddflow.kernels.scalars import objection
+
+    error = None if isinstance(function, Absent) else objection(function, *arguments.values())
+    if error is None:
+        return
+    found = f"{named(function)} does not compile: {' '.join(str(error).split())[:500]}"
+    if isinstance(error, KeyError):
+        found = f"{named(function)} names the field {error.args[0]!r}, which there is not"
+    fields = "; ".join(f"{name} has {list(each.dtype.names)}" for name, each in arguments.items())
+    raise SpecError(asked, found, f"mend f({', '.join(arguments)}), where {fields}") from None

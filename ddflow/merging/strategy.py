@@ -6,7 +6,7 @@ messages and in the twin; and which types it works on is part of it, so that a s
 (Pinot, "Upsert", Partial upsert strategies; Paimon, aggregation functions.  The rulings: docs/semantics.md, section 9.)
 
 >>> union(limit=10)
-Strategy(name='union', limit=10, separator=None, parts=None, default=None)
+dd.union(limit=10)
 >>> Strategy.of_json(union(limit=10).to_json()) == union(limit=10)
 True
 """
@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.errors import SpecError
+from ddflow.names import column_names
 from ddflow.schema import is_flat, is_text
 
 ORDER_FREE: Final = frozenset({"last", "last_non_null"})
@@ -32,7 +33,7 @@ WITHOUT_DELETES: Final = COMMUTING | {"first", "first_non_null"}
 LISTS: Final = frozenset({"append", "union", "collect"})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Strategy:
     """One of the functions of this module made it.  ``parts``: of ``fields``, the strategy of each field named."""
 
@@ -42,8 +43,13 @@ class Strategy:
     parts: tuple[tuple[str, Strategy], ...] | None = None
     default: Strategy | None = None
 
-    def __str__(self) -> str:
-        return f"dd.{self.name}()"
+    def __repr__(self) -> str:
+        """As it is written."""
+        given = [] if self.parts is None else [f"{dict(self.parts)}"]
+        given += [] if self.separator in (None, ",") else [f"{self.separator!r}"]
+        for name in ("limit", "default"):
+            given += [] if getattr(self, name) is None else [f"{name}={getattr(self, name)!r}"]
+        return f"dd.{self.name}({', '.join(given)})"
 
     def to_json(self) -> Any:
         """Its name, or an object of what is not as by default.  `of_json` gives it back."""
@@ -171,6 +177,9 @@ def join_text(separator: str = ",") -> Strategy:
 
 def fields(parts: Mapping[str, Strategy], default: Strategy | None = None) -> Strategy:
     """A struct field by field: a strategy for each field named, ``default`` (`last_non_null`) for the others."""
+    if not isinstance(parts, Mapping):
+        raise SpecError("dd.fields", f"parts= is {parts!r:.200}", "give {field: strategy}")
+    column_names(list(parts), "dd.fields", "parts")
     for name, each in (*parts.items(), *([("default", default)] if default else [])):
         if not isinstance(each, Strategy):
             raise SpecError(f"dd.fields of {name!r}", f"{each!r} is no strategy", "give dd.last(), dd.sum(), ...")

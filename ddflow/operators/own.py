@@ -162,11 +162,11 @@ def _scalar(of: Merged) -> dict[str, Ints | pa.Array]:
     given, made = to_records(_given(of, schema), kind), np.zeros(of.places.size, kind)
     required = [field.name for field in schema if not field.nullable]
     try:
-        code, row = merger(function)(*steps, of.action[0], records(held), live, records(given), records(made),
-                                     fields_of(kind, fixed, required), records(np.zeros(2, kind)))  # fmt: skip
+        code, row = merger(function, kind)(*steps, of.action[0], records(held), live, records(given), records(made),
+                                     fields_of(kind, fixed, required), records(np.zeros(3, kind)))  # fmt: skip
     except Exception as error:
-        raise MergerFailed(asked, f"it raised {type(error).__name__}: {str(error)[:500]}", "give f(held, given, out) "
-                           "that numba compiles, with a record each; nothing was changed") from error  # fmt: skip
+        found = f"it raised {type(error).__name__}: {str(error)[:500]}"
+        raise MergerFailed(asked, found, "mend it; nothing was changed") from error
     if code != FINE:
         key = shown_row(of.sealed.events.select(list(bound.spec.key)), int(row))
         found, remedy = {
