@@ -382,6 +382,10 @@ class Twin:
             for key, its_events in rivals.items():
                 was, anew = held.pop(key, None) or lapsed.get(key), over or key in lapsed
                 now: Any = (fold if source.spec.merges else judge)(source, was, its_events, anew)
+                if key in lapsed and now.row is None:
+                    # The row goes since it is forgotten: a delete finds nothing to do.
+                    for event in its_events:
+                        event.verdict = "noop" if event.verdict == "applied" else event.verdict
                 if now.row is not None or source.keeps_order:
                     held[key] = now
             for event in mine:

@@ -9,7 +9,7 @@ at once in an eighth of the time to live, and those that will be due until the n
 key costs a few looks in its life.  It emits nothing: the deletion is an event that nobody gave, judged like any other.
 
 >>> import pyarrow as pa, ddflow as dd
->>> flow, spec = dd.Flow(), dd.Upsert(key="id", order_by="at", expiry=dd.Expiry(ttl=30, on_expire="retract"))
+>>> flow, spec = dd.Flow(), dd.Upsert(key="id", order_by="at", expiry=dd.Expiry(ttl=30))
 >>> _ = flow.output("seen", flow.upserts("seen", {"id": pa.int64(), "at": pa.int64()}, spec))
 >>> with flow.open() as engine:
 ...     _ = engine.step({"seen": pa.table({"id": [1, 2], "at": [80, 120]})}, time=1)
