@@ -120,7 +120,7 @@ def test_a_fact_comes_out_as_its_source_states_it(name: str, opened: Any) -> Non
         assert by_key(results, case) == wanted_by_key(expected["changes"], case)
     if "verdicts" in expected:
         told = sorted((row for result in results for row in result.rows["in"]), key=lambda row: row[0])
-        assert [row[1 + len(case["spec"]["key"])] for row in told] == expected["verdicts"]
+        assert [row[2 + len(case["spec"]["key"])] for row in told] == expected["verdicts"]
     if "counts" in expected:
         assert {verdict: n for verdict, n in door.totals().items() if verdict in expected["counts"]} == expected[
             "counts"

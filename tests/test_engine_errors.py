@@ -273,10 +273,11 @@ def test_a_flow_without_sources_or_outputs_is_not_opened() -> None:
         flow.open()
 
 
-def test_verdict_rows_need_their_own_column_names() -> None:
+@pytest.mark.parametrize("name", ["seq", "_arrival"])
+def test_verdict_rows_need_their_own_column_names(name: str) -> None:
     flow = dd.Flow()
-    flow.output("o", flow.upserts("s", {"seq": pa.int64()}, dd.Upsert("seq")))
-    with pytest.raises(errors.SpecError, match=r"key columns \['seq'\] are called like those"):
+    flow.output("o", flow.upserts("s", {name: pa.int64()}, dd.Upsert(name)))
+    with pytest.raises(errors.SpecError, match=rf"key columns \['{name}'\] are called like those"):
         flow.open(verdicts="rows")
     flow.open().close()
 

@@ -88,7 +88,7 @@ def test_a_delete_that_meets_the_expiry_of_its_key_is_a_noop_and_the_row_goes(me
     assert out.updates["out"] == {((1, 80), 2): -1, ((2, 85), 2): -1}
     assert out.updates["n"] == {((3,), 2): -1, ((1,), 2): 1}
     assert out.verdicts == {"noop": 3, "superseded": 1}
-    assert [row[2] for row in sorted(out.rows["a"])] == ["noop", "superseded", "noop", "noop"]
+    assert [row[3] for row in sorted(out.rows["a"])] == ["noop", "superseded", "noop", "noop"]
     assert door.step({"a": [[1, 99, False], [2, 116, False]]}, 3).verdicts == {"stale": 1, "applied": 1}
 
 
@@ -191,7 +191,7 @@ def test_an_order_that_cannot_expire_is_refused(kind: str, expiry: dict[str, Any
 
 def test_upserts_do_not_go_out_of_what_is_forgotten_without_a_word() -> None:
     door = EngineDoor(scenario({"ttl": 30, "on_expire": "forget"}))
-    with pytest.raises(SpecError, match="on_expire=.forget. out"):
+    with pytest.raises(SpecError, match=r"leave on_expire=.forget. out"):
         door.sources["a"].filter("at > 0").to_upserts("k")
 
 
