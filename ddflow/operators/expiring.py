@@ -45,15 +45,17 @@ if TYPE_CHECKING:
 class Seen(NamedTuple):
     """What a step brings for the next one."""
 
-    greatest: int | None
+    greatest: int | None = None
     """The word of the greatest order among its events, None where there is none."""
-    forgotten: int
+    forgotten: int = 0
     """How many live keys it forgot."""
+    useless: int = 0
+    """How many more deletions than before need not be known."""
 
     def plus(self, other: Seen) -> Seen:
         """Of two pieces of a step."""
         both = [each for each in (self.greatest, other.greatest) if each is not None]
-        return Seen(max(both, default=None), self.forgotten + other.forgotten)
+        return Seen(max(both, default=None), self.forgotten + other.forgotten, self.useless + other.useless)
 
 
 class Expiring:
@@ -102,7 +104,8 @@ class Expiring:
         if rows is not None and horizons.ttl is not None:
             self._until = horizons.ahead(rows, horizons.ttl)
             most = max(most, self._until)
-        found, useless = [(self._words[:0], NONE, NONE)], 0
+        found, useless = [(self._words[:0], NONE, NONE)], self._useless(graves)
+        lower = {part.slot for parts in self.arranged._lower() for part in parts}
         for part in self.arranged.parts:
             batch = self.arranged.slots[part.slot]
             if batch not in self._least:
@@ -110,11 +113,17 @@ class Expiring:
             if self._least[batch] >= most:
                 continue
             key, live = horizons.keys(batch.order[part.begin : part.end]), batch.live[part.begin : part.end] != 0
-            useless += int((~live & (key < graves)).sum())
+            useless += int((~live & (key < graves)).sum()) if part.slot in lower else 0
             if self._until is not None:
                 found.append(_picked(batch, part.begin + np.flatnonzero(live & (key < self._until)), key, part.begin))
         self.arranged.useless(useless)
         self._words, self._high, self._low, self._fresh = NONE.view(np.int64), NONE, NONE, found
+
+    def _useless(self, graves: int) -> int:
+        """How many deleted keys of those that are indexed need not be known any more.  O(entries)."""
+        references, places = self.arranged.index.walk(live=False)
+        dead = places[(references & LIVE == 0) & (references & (LIVE - 1) != 0)]
+        return int((self.horizons.keys(self.arranged.index.entries(dead)[3]) < graves).sum())
 
     def _in_order(self, rows: int | None) -> int:
         """Sort what was put aside by its orders; how many are below the horizon.  O(what is new log of it)."""
@@ -187,9 +196,9 @@ class Expiring:
         events, given = work.sealed.events, work.sealed.arrival < NOBODY
         own, contents = self.horizons.words(events), work.upsert.contents
         named = given if contents is None else given & (work.sealed.arrival < contents)
-        seen = Seen(self.horizons.most(own[named]), int((~given).sum()))
+        most, forgotten = self.horizons.most(own[named]), int((~given).sum())
         if self.horizons.greatest is None:
-            return seen, np.empty(0, np.int64)
+            return Seen(most), np.empty(0, np.int64)
         held, permutation, starts = work.held, work.by.permutation, work.by.starts
         lapsed = self.horizons.lapsed(held)
         held.reference[lapsed] |= LAPSED
@@ -199,15 +208,15 @@ class Expiring:
             if late.any():
                 group = np.repeat(np.arange(starts.size - 1), np.diff(starts))
                 late[permutation] &= (lapsed | (held.reference == 0))[group]
-        if seen.forgotten and permutation.size:
+        if forgotten and permutation.size:
             # A key that has events of its own is forgotten by those.
             stands = given & ~late
             some = np.add.reduceat(stands[permutation], starts[:-1]) > 0
             late[permutation] |= ~given[permutation] & np.repeat(some, np.diff(starts))
-        if not late.any():
-            return seen, np.empty(0, np.int64)
-        work.by, work.held = _left(work.by, held, ~late)
-        return seen, np.flatnonzero(late)
+        if late.any():
+            work.by, work.held = _left(work.by, held, ~late)
+        again = work.held.reference & (LAPSED | LIVE) == LAPSED
+        return Seen(most, forgotten, int((~given & ~late).sum()) - int(again.sum())), np.flatnonzero(late)
 
     # After a step
 
@@ -222,7 +231,7 @@ class Expiring:
             if at.size:
                 self._fresh.append(_picked(batch, at, key, 0))
         self.forgotten += seen.forgotten
-        self.arranged.useless(seen.forgotten, more=True)
+        self.arranged.useless(seen.useless, more=True)
         if seen.greatest is not None:
             self.horizons.greatest = max(seen.greatest, LEAST if (old := self.horizons.greatest) is None else old)
 
