@@ -43,7 +43,7 @@ class Arranged(NamedTuple):
     """Keys that hold a live row."""
     tombstones: int
     """Deleted keys that still take an entry, since their order must stay.  Where keys expire: about, since what has
-    expired is looked for once in an eighth of the time to live, and counted by versions where it lies in files."""
+    expired is not looked for in every step, and is counted by versions where it lies in files."""
     batches: int
     runs: int
     """Sorted runs that the batches consist of: what a search must look through."""

@@ -65,7 +65,6 @@ COMPUTED: dict[str, Callable[[Event], Any]] = {
     "n": lambda event: event["n"],
     "s": lambda event: event["s"],
     "k": lambda event: event["k"],
-    "key": lambda event: event["key"],
     "v": lambda event: event["v"],
 }
 """SQL text of a projected column -> how to compute it."""

@@ -19,6 +19,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from shutil import rmtree
 from tempfile import mkdtemp
 from typing import Any
@@ -169,9 +170,10 @@ def plan(expression: Sequence[Any], sources: Mapping[str, Any], python: bool) ->
 
 
 def projected(columns: Mapping[str, str], python: bool) -> dict[str, Any]:
-    """Computed columns for the twin (``python``) or for ddflow: SQL, or a function of one's own by its name."""
+    """Computed columns for the twin (``python``) or for ddflow: a column, SQL, or a function of one's own, by name."""
     own = {name: pair[not python] for name, pair in PROJECTIONS.items()}
-    return {name: own.get(said) or (COMPUTED[said] if python else said) for name, said in columns.items()}
+    known = own | COMPUTED if python else own
+    return {name: known.get(said, itemgetter(said) if python else said) for name, said in columns.items()}
 
 
 def key_of(expression: Sequence[Any], keys: Mapping[str, list[str]]) -> list[str] | None:

@@ -435,3 +435,16 @@ def test_an_endless_feed_of_new_keys_keeps_a_bounded_state(how: str, spills: boo
         assert sizes[-1][0] < 16_000 and sizes[-1][0] <= 2 * sizes[1][0], sizes
         assert sizes[-1][1] <= 2 * sizes[1][1], sizes
         assert sizes[-1][2] < 16_000, sizes
+
+
+def test_a_time_to_live_shorter_than_a_step_does_not_look_at_all_keys_in_every_step(monkeypatch: Any) -> None:
+    door = EngineDoor(scenario({"tombstone_ttl": 0}), retain=0)
+    expiring_, surveys = door.engine.circuit.upserts["a"].expiring, []
+    survey = expiring_._survey
+    monkeypatch.setattr(expiring_, "_survey", lambda *horizons: surveys.append(horizons) or survey(*horizons))
+    door.step({"a": [[key, 0, "x", False] for key in range(400)]}, 0)
+    for time in range(1, 101):
+        door.step({"a": [[1000 + time, time, "x", True]]}, time)
+    # One for every 50 keys or so that came, an eighth of those that live.
+    assert 2 <= len(surveys) <= 4
+    assert door.engine.stats()["tombstones"] <= 1 + 50

@@ -33,7 +33,7 @@ from ddflow.binding import Bound
 from ddflow.identity import NONE, Ints, Secret, Words, identities
 from ddflow.kernels.resolve import LAPSED, LIVE, NOBODY, Held
 from ddflow.merging.orders import MergeOrders
-from ddflow.operators.horizon import Bools, Horizons
+from ddflow.operators.horizon import AHEAD, Bools, Horizons
 from ddflow.order import LEAST, Order
 from ddflow.rows import gather
 from ddflow.sorting import Sorted, sort
@@ -70,6 +70,7 @@ class Expiring:
         self.forgotten = 0
         self._until: int | None = None
         self._until_graves: int | None = None
+        self._written = 0
         self._words, self._high, self._low = np.empty(0, np.int64), NONE, NONE
         self._fresh: list[tuple[Ints, Words, Words]] = []
         self._least: WeakKeyDictionary[Batch, int] = WeakKeyDictionary()
@@ -86,7 +87,7 @@ class Expiring:
         rows, graves = self.horizons.rows, self.horizons.graves
         if graves is None:
             return NONE, NONE
-        if _beyond(rows, self._until) or _beyond(graves, self._until_graves):
+        if _beyond(rows, self._until) or (_beyond(graves, self._until_graves) and self._worth()):
             self._survey(rows, graves)
         n = self._in_order(rows)
         if not n:
@@ -97,9 +98,17 @@ class Expiring:
         now = starts[self.horizons.lapsed(held) & (held.reference & LIVE != 0)]
         return by.high[now], by.low[now] if by.low.size else NONE
 
+    def _worth(self) -> bool:
+        """Whether deletions of no use are to be counted: where as much came in the meantime as an eighth of the keys.
+
+        Nothing depends on it but when merges drop them, and a time to live may be shorter than a step.
+        """
+        came = self.arranged.written - self._written
+        return self._until_graves is None or came * AHEAD >= self.arranged.keys
+
     def _survey(self, rows: int | None, graves: int) -> None:
         """Look at all orders: which keys will be due soon, and how many deletions are of no use.  O(versions)."""
-        horizons = self.horizons
+        horizons, self._written = self.horizons, self.arranged.written
         most = self._until_graves = horizons.ahead(graves, horizons.shorter)
         if rows is not None and horizons.ttl is not None:
             self._until = horizons.ahead(rows, horizons.ttl)
