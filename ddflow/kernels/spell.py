@@ -52,15 +52,6 @@ def marks(times: Rows, distinct: Rows, gone: Flags, out: Narrow) -> None:
 
 
 @kernel
-def _many(fate: np.int64, mark: np.int32) -> int:
-    """How many updates a row causes: a retraction, an assertion, both or none."""
-    out = 1 if fate < 0 else 0
-    if (fate >> FATE) & 7 == APPLIED and mark & 1 == 0:
-        out += 1
-    return out
-
-
-@kernel
 def emit(fate: Rows, mark: Narrow, first: np.int64, sources: Rows, diffs: Rows, ranks: Narrow, counts: Rows) -> int:
     """Spell out the updates that events cause, in the order of rows, retractions before assertions.
 
@@ -79,6 +70,8 @@ def emit(fate: Rows, mark: Narrow, first: np.int64, sources: Rows, diffs: Rows, 
     for row in range(fate.size):
         verdict = (fate[row] >> FATE) & 7
         counts[verdict] += 1
+        if verdict != APPLIED and fate[row] >= 0:
+            continue
         if fate[row] < 0:
             sources[written], diffs[written], ranks[written] = fate[row] & ROW, -1, mark[row] >> 1
             written += 1
@@ -103,9 +96,15 @@ def spread(fate: Rows, mark: Narrow, values: np.uint64, out: Words) -> None:
     """
     written = 0
     for row in range(fate.size):
-        for _ in range(_many(fate[row], mark[row])):
-            out[written] = load_u64(values + np.uint64(row << 3))
-            written += 1
+        applied = (fate[row] >> FATE) & 7 == APPLIED
+        if applied or fate[row] < 0:
+            value = load_u64(values + np.uint64(row << 3))
+            if fate[row] < 0:
+                out[written] = value
+                written += 1
+            if applied and mark[row] & 1 == 0:
+                out[written] = value
+                written += 1
 
 
 @kernel
@@ -132,5 +131,6 @@ def tally(fate: Rows, mark: Narrow) -> int:
     """
     updates = 0
     for row in range(fate.size):
-        updates += _many(fate[row], mark[row])
-    return updates
+        applied = (fate[row] >> FATE) & 7 == APPLIED
+        updates += (1 if fate[row] < 0 else 0) + (1 if applied and mark[row] & 1 == 0 else 0)
+    return int(updates)
