@@ -56,7 +56,7 @@ class Back(Collection):
                                 did_you_mean(column, of.schema.names))  # fmt: skip
         if lost := forgetting(of):
             raise SpecError(f"to_upserts({list(made.key)})", f"the sources {lost} forget rows without a retraction: "
-                            "keys would show them for ever", "use dd.Expiry(on_expire='retract') there")  # fmt: skip
+                            "keys would show them for ever", "leave on_expire='forget' out there")  # fmt: skip
         made.declare(of.updates_schema(of.flow.time_type))
         self.key, self.on_conflict, self._out = made.key, on_conflict, made.out
         # What may be null in a row may be null where it shows; only of a deleted key everything may.

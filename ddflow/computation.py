@@ -166,7 +166,7 @@ class Computation:
             judgement = upsert.judge(sealed, self.times, self.since, self.circuit.winners)
             counts += judgement.counts
             if upsert.expiring is not None:
-                self.out.seen[node.name] = judgement.seen.plus(self.out.seen.get(node.name, Seen(None, 0)))
+                self.out.seen[node.name] = judgement.seen.plus(self.out.seen.get(node.name, Seen()))
             self.observe(judgement)
             if wanted is not None:
                 self._spread(node, judgement.updates(schema))

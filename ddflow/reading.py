@@ -25,7 +25,7 @@ from ddflow.batcher import Batcher
 from ddflow.budget import Budget
 from ddflow.circuit import Circuit
 from ddflow.errors import NotReadable, SchemaMismatch
-from ddflow.flow import Collection, Flow
+from ddflow.flow import Collection, Flow, Source
 from ddflow.frontier import CLOSED, NEVER
 from ddflow.history import changes, check_readable
 from ddflow.reader import Holds, Reader
@@ -132,6 +132,8 @@ class Reading:
 
     def _node(self, name: str) -> Collection:
         node = self.flow.outputs.get(name) or self.flow.sources.get(name)
+        if node is None and name in (sides := self.flow.side_outputs()):
+            raise told_only(f"read {name!r}", name, sides[name][0])
         if node is None:
             known = [*self.flow.outputs, *self.flow.sources]
             raise NotReadable(f"read {name!r}", "that is no output or source", did_you_mean(name, known))
@@ -141,6 +143,13 @@ class Reading:
         """A time that can be read; by default the last closed one."""
         time = max(self.last, self.since) if time is None else as_int64(asked, time, CLOSED)
         return check_readable(asked, time, self.since, self.frontier)
+
+
+def told_only(asked: str, name: str, source: Source) -> NotReadable:
+    """The error for an output that ``stale=`` adds to a source's: it tells of events, which no state holds."""
+    return NotReadable(asked, f"stale={source.spec.stale!r} of the source {source.name!r} adds it: it tells of events, "
+                       "and a state holds rows", f"take its rows from each step, as step[{name!r}], from the files of "
+                       f"outputs=, or on Spark with readStream; the rows held are {source.name!r}")  # fmt: skip
 
 
 def as_int64(asked: str, time: Any, most: int) -> int:

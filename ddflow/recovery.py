@@ -159,6 +159,8 @@ def _restored(engine: Fillable, empty: Arrangement, given: Sequence[Record], vau
     index = empty.index
     every = [empty, *(Arrangement(empty.schema, index.wide, index.words, empty.keeps) for _ in given[1:])]
     for each, record in zip(every, given, strict=True):
+        if empty.lapse is not None and each is not empty:
+            each.lapses(empty.lapse.of)
         inventory.restore(each, record, vault, indexed, made, sieved, vault if sieved and not indexed else None)
     if len(every) > 1:
         return Joined(every, engine.since, engine.frontier)

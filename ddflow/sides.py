@@ -19,7 +19,7 @@ the orders of what keys held are read from state.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -35,18 +35,22 @@ from ddflow.schema import TIME, empty
 from ddflow.step import updates_schema
 from ddflow.verdicts import named
 
+ARRIVAL: Final = "_arrival"
+"""What the column of verdict rows is called that holds the numbers of their events."""
+
 
 def check_listed(bound: Bound) -> None:
     """Raise `SpecError` where a key column has the name of one that `verdict_rows` adds."""
-    taken = {"seq", "verdict", *(f"winner_{n}" for n in bound.spec.order_by)} & set(bound.spec.key)
+    taken = {ARRIVAL, "seq", "verdict", *(f"winner_{n}" for n in bound.spec.order_by)} & set(bound.spec.key)
     if taken:
         raise SpecError(f"verdicts='rows' of {bound.name!r}", f"its key columns {sorted(taken)} are called like those "
                         "that verdict rows have", "rename the key columns, or use verdicts='counts'")  # fmt: skip
 
 
 def verdict_rows(bound: Bound, of: Admitted | Judgement) -> pa.Table:
-    """One row an event: ``seq`` (its arrival number, or the seq column's value), the key, ``verdict``, the time of the
-    judgement (null for events refused at the door), and ``winner_`` columns of the order its key holds.  O(events)."""
+    """One row an event: ``_arrival`` (its number among all events of the source), ``seq`` (that, or the seq column's
+    value), the key, ``verdict``, the time of the judgement (null for events refused at the door), and ``winner_``
+    columns of the order its key holds.  O(events)."""
     codes: np.ndarray[Any, Any]
     if isinstance(of, Admitted):
         events, codes, arrival = of.refused, of.codes, of.arrival
@@ -58,8 +62,9 @@ def verdict_rows(bound: Bound, of: Admitted | Judgement) -> pa.Table:
         codes, arrival = of.verdict[rows], of.sealed.arrival[rows]
         times = time_column(of.sealed.times[rows], bound.time_type)
         winners = of.winner_orders(rows)
-    seq = pa.array(arrival) if bound.spec.seq is None else events.column(bound.spec.seq)
-    columns = {"seq": seq, **{n: events.column(n) for n in bound.spec.key}}
+    number = pa.array(arrival)
+    seq = number if bound.spec.seq is None else events.column(bound.spec.seq)
+    columns = {ARRIVAL: number, "seq": seq, **{n: events.column(n) for n in bound.spec.key}}
     columns |= {"verdict": named(codes), TIME: times}
     columns |= {f"winner_{n}": w for n, w in zip(bound.spec.order_by, winners, strict=True)}
     return pa.table(columns)

@@ -42,7 +42,8 @@ class Arranged(NamedTuple):
     keys: int
     """Keys that hold a live row."""
     tombstones: int
-    """Deleted keys that still take an entry, since their order must stay."""
+    """Deleted keys that still take an entry, since their order must stay.  Where keys expire: about, since what has
+    expired is not looked for in every step, and is counted by versions where it lies in files."""
     batches: int
     runs: int
     """Sorted runs that the batches consist of: what a search must look through."""
@@ -57,7 +58,7 @@ class Arranged(NamedTuple):
     written: int
     """Versions that steps have written since the engine was opened."""
     copied: int
-    """Versions that merges have copied."""
+    """Versions that merges have copied since then."""
     owed: int
     """Versions that a merge in progress has still to copy."""
 
@@ -73,7 +74,7 @@ class Arranged(NamedTuple):
         """Of one partition; partitions that are joined share an index."""
         spine, beneath, slots = arranged.spine, arranged.beneath, arranged.slots
         return cls(
-            arranged.keys, arranged.tombstones, len(slots.batches), len(spine) + len(beneath),
+            arranged.keys, arranged.tombstones - arranged.lapsed, len(slots.batches), len(spine) + len(beneath),
             spine.versions + beneath.versions, slots.resident, slots.mapped, 0,
             arranged.written, spine.copied + beneath.copied, spine.owed + beneath.owed,
         )  # fmt: skip

@@ -27,6 +27,7 @@ from ddflow.frontier import shown
 from ddflow.history import check_readable
 from ddflow.partitions.shares import columns_of, plan_of
 from ddflow.partitions.version import Version
+from ddflow.reading import told_only
 from ddflow.schema import did_you_mean
 from ddflow.snapshot import found
 from ddflow.store.blob import Store
@@ -95,8 +96,7 @@ class DdflowSource(DataSource):
             plan = self._plan(manifest, store.where)
             name = self._output(plan, store.where)
             if name not in plan.outputs and name not in plan.sources:
-                raise NotReadable(f"read {name!r} of {store.where}", "it is a side output, and no state holds those",
-                                  "follow it with readStream")  # fmt: skip
+                raise told_only(f"read {name!r} of {store.where}", name, plan.side_outputs()[name][0])
             as_of = to if after is not None else as_of
             for time in (time for time in (after, as_of) if time is not None):
                 check_readable(f"read {name!r} of {store.where} at {time}", time, manifest.since, manifest.frontier)

@@ -19,6 +19,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from shutil import rmtree
 from tempfile import mkdtemp
 from typing import Any
@@ -27,7 +28,7 @@ from weakref import finalize
 import pyarrow as pa
 import pyarrow.types as pat
 from conditions import COMPUTED, CONDITIONS
-from mergers import DERIVED, MERGERS, with_function
+from mergers import DERIVED, MERGERS, PROJECTIONS, with_function
 from model import Collection, Node, Twin, Updates, collection, without_zeros
 from rules import Refused, Row, Source, canonical
 from tight import MEMORY, tighten
@@ -160,13 +161,19 @@ def plan(expression: Sequence[Any], sources: Mapping[str, Any], python: bool) ->
     if verb == "filter":
         return below.filter(CONDITIONS[rest[1]] if python else rest[1])
     if verb == "project":
-        computed = isinstance(rest[1], Mapping) and python
-        return below.project({name: COMPUTED[sql] for name, sql in rest[1].items()} if computed else rest[1])
+        return below.project(projected(rest[1], python) if isinstance(rest[1], Mapping) else rest[1])
     if verb == "count":
         return below.count(by=rest[1], name=rest[2])
     if verb == "concat":
         return below.concat(*(plan(other, sources, python) for other in rest[1:]))
     return {"negate": below.negate, "consolidate": below.consolidate}[verb]()
+
+
+def projected(columns: Mapping[str, str], python: bool) -> dict[str, Any]:
+    """Computed columns for the twin (``python``) or for ddflow: a column, SQL, or a function of one's own, by name."""
+    own = {name: pair[not python] for name, pair in PROJECTIONS.items()}
+    known = own | COMPUTED if python else own
+    return {name: known.get(said, itemgetter(said) if python else said) for name, said in columns.items()}
 
 
 def key_of(expression: Sequence[Any], keys: Mapping[str, list[str]]) -> list[str] | None:

@@ -1,4 +1,4 @@
-"""Mergers of one's own and derived columns, each beside the Python function of one row that means the same.
+"""Mergers and projections of one's own and derived columns, each beside the function of one row that means the same.
 
 Invariant: both sides of a pair say the same of every row; the twin calls the one, the engine gets the other.  Why that
 is not trivial: the engine's works on whole columns, where a null is told apart by masks.  Spec texts name a merger by
@@ -10,6 +10,7 @@ is not trivial: the engine's works on whole columns, where a null is told apart 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -75,6 +76,35 @@ def in_part_scalar(held: Any, given: Any, out: Any) -> None:
         out.n_null = True
     given.n, given.n_null, held.n = -5, True, -5
 
+
+def decoded(row: Named) -> str | None:
+    """``raw`` as JSON, written in one way; null where it is none."""
+    try:
+        return json.dumps(json.loads(row["raw"]))
+    except ValueError:
+        return None
+
+
+def trouble(row: Named) -> str | None:
+    """What is wrong with ``raw``; null where it is JSON."""
+    return None if decoded(row) is not None else f"no JSON: {row['raw']}"
+
+
+def decoded_column(batch: pa.RecordBatch) -> pa.Array:
+    """The same for whole columns."""
+    return pa.array([decoded({"raw": raw}) for raw in batch["raw"].to_pylist()], pa.string())
+
+
+def trouble_column(batch: pa.RecordBatch) -> pa.Array:
+    """The same for whole columns."""
+    there = pc.is_valid(decoded_column(batch))
+    return pc.if_else(there, pa.scalar(None, pa.string()), pc.binary_join_element_wise("no JSON", batch["raw"], ": "))
+
+
+PROJECTIONS: dict[str, tuple[Callable[[Named], Any], Callable[[pa.RecordBatch], pa.Array]]] = {
+    "the JSON of raw": (decoded, decoded_column), "what is wrong with raw": (trouble, trouble_column),
+}  # fmt: skip
+"""Name of a projected column's function -> of a row, and of a batch."""
 
 MERGERS: dict[str, tuple[Callable[[Named, Named], Named], Merge]] = {
     "inc or reset": (inc_or_reset, Merge(function=inc_or_reset_columns)),

@@ -130,10 +130,11 @@ class Out:
     rows: dict[str, list[Row]] = field(default_factory=dict)
     absent: int = 0
 
-    def tell(self, source: str, number: int, key: Row, verdict: str, time: int | None, winner: Row) -> None:
-        """Note one verdict: counted, and as a row of (seq, *key, verdict, time, *winner's order)."""
+    def tell(self, source: str, numbers: tuple[int, int | None], key: Row, verdict: str, time: int | None,
+             winner: Row) -> None:  # fmt: skip
+        """Note one verdict: counted, and as a row of (arrival, seq, *key, verdict, time, *winner's order)."""
         self.verdicts[verdict] += 1
-        self.rows[source].append((number, *key, verdict, time, *winner))
+        self.rows[source].append((*numbers, *key, verdict, time, *winner))
 
 
 @dataclass
@@ -321,16 +322,16 @@ class Twin:
                 arrival = self.state.arrived[name]
                 self.state.arrived[name] += 1
                 groups = tuple(tuple(event[column] for column in of) for of, _ in spec.groups)
-                number = event[spec.seq] if spec.seq else arrival
+                numbers = arrival, event[spec.seq] if spec.seq else arrival
                 time = stamp if stamp is not None else event[spec.time or ""]
                 key, nobody = tuple(event[column] for column in spec.key), (None,) * len(spec.order_by)
                 if spec.null_key != "keep" and None in key:
                     if spec.null_key == "error":
                         reasons.append("NullKey")
-                    out.tell(name, number, key, "bad", None, nobody)
+                    out.tell(name, numbers, key, "bad", None, nobody)
                     continue
                 if misordered(spec, event):
-                    out.tell(name, number, key, "bad", None, nobody)
+                    out.tell(name, numbers, key, "bad", None, nobody)
                     continue
                 if time is None or time == CLOSED:
                     reasons.append("SchemaMismatch")
@@ -338,11 +339,11 @@ class Twin:
                 if time < frontier and (spec.late != "advance" or frontier == CLOSED):
                     if spec.late != "drop":
                         reasons.append("LateEvent")
-                    out.tell(name, number, key, "late", None, nobody)
+                    out.tell(name, numbers, key, "late", None, nobody)
                     continue
                 order = tuple(event[column] for column in spec.order_by)
                 self.state.pending.append(Event(
-                    source=name, arrival=arrival, number=number, key=key,
+                    source=name, numbers=numbers, key=key,
                     payload=tuple(event[column] for column in source.row), deletes=source.deletes(event),
                     base=ranks((time, *order) if spec.late == "advance" else order), order=order,
                     seq=event[spec.seq] if spec.seq else None, stamp=max(time, frontier),
@@ -382,10 +383,14 @@ class Twin:
             for key, its_events in rivals.items():
                 was, anew = held.pop(key, None) or lapsed.get(key), over or key in lapsed
                 now: Any = (fold if source.spec.merges else judge)(source, was, its_events, anew)
+                if key in lapsed and now.row is None:
+                    # The row goes since it is forgotten: a delete finds nothing to do.
+                    for event in its_events:
+                        event.verdict = "noop" if event.verdict == "applied" else event.verdict
                 if now.row is not None or source.keeps_order:
                     held[key] = now
             for event in mine:
-                out.tell(name, event.number, event.key, event.verdict, time, event.winner)
+                out.tell(name, event.numbers, event.key, event.verdict, time, event.winner)
             self._tell_stale(name, mine, time, out)
             if source.spec.expiry:
                 self.state.orders[name] = moved(self.state.orders.get(name), mine)

@@ -117,12 +117,12 @@ class Source:
 class Event:
     """One event that was neither bad nor dropped as late.
 
-    ``given``: the columns that its batch had; ``groups``: its order for each group of columns, as given.
+    ``numbers``: of its arrival, and by its seq.  ``given``: the columns that its batch had; ``groups``: its order for
+    each group of columns, as given.
     """
 
     source: str
-    arrival: int
-    number: int | None
+    numbers: tuple[int, int | None]
     key: Row
     payload: Row
     deletes: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import re
 from pathlib import Path
@@ -34,6 +35,11 @@ def test_every_option_of_ours_that_it_names_exists() -> None:
     spec = {name for each in (dd.Upsert, dd.Merge, dd.Expiry) for name in each.__dataclass_fields__}
     named = {name for line in ROWS for name in re.findall(r"\b([a-z_]+)=", line.split(" | ")[1])}
     assert named - spec == {"retain", "by", "as_of", "epoch", "valid_from", "valid_to", "on_conflict"}
+
+
+def test_the_examples_on_the_pages_run() -> None:
+    found = [doctest.testfile(str(DOCS / "coming-from" / name), module_relative=False) for name in PAGES]
+    assert sum(each.attempted for each in found) > 8 and not any(each.failed for each in found)
 
 
 def test_the_index_names_every_page() -> None:

@@ -16,6 +16,7 @@ import pytest
 import ddflow as dd
 from ddflow import errors
 from ddflow.errors import BudgetExceeded
+from ddflow.store.memory import MemoryStore
 
 SCHEMA = pa.schema({"id": pa.int64(), "city": pa.string(), "at": pa.int64()})
 TIMED = pa.schema({"id": pa.int64(), "city": pa.string(), "t": pa.int64()})
@@ -287,10 +288,11 @@ def test_a_flow_without_sources_or_outputs_is_not_opened() -> None:
         flow.open()
 
 
-def test_verdict_rows_need_their_own_column_names() -> None:
+@pytest.mark.parametrize("name", ["seq", "_arrival"])
+def test_verdict_rows_need_their_own_column_names(name: str) -> None:
     flow = dd.Flow()
-    flow.output("o", flow.upserts("s", {"seq": pa.int64()}, dd.Upsert("seq")))
-    with pytest.raises(errors.SpecError, match=r"key columns \['seq'\] are called like those"):
+    flow.output("o", flow.upserts("s", {name: pa.int64()}, dd.Upsert(name)))
+    with pytest.raises(errors.SpecError, match=rf"key columns \['{name}'\] are called like those"):
         flow.open(verdicts="rows")
     flow.open().close()
 
@@ -523,6 +525,30 @@ def test_reads_name_what_they_ask_for() -> None:
             act = lambda name=name, as_of=as_of: engine.read(name, as_of)  # noqa: E731
             assert_refused(engine, act, errors.NotReadable, why)
         assert engine.read("rows", 5).num_rows == 1
+
+
+@pytest.mark.parametrize(("stale", "name"), [("mark", "s.events"), ("side", "s.stale")])
+def test_an_output_that_stale_adds_is_no_collection_and_a_read_of_it_says_where_its_rows_are(
+    stale: Any, name: str
+) -> None:
+    flow, store = dd.Flow(), MemoryStore()
+    schema = {"id": pa.int64(), "at": pa.int64()}
+    source = flow.upserts("s", schema, dd.Upsert("id", order_by="at", stale=stale))
+    flow.output("rows", source)
+    flow.output("by_city", source.count(by=[]))
+    why = (rf"^read '{name}': stale='{stale}' of the source 's' adds it: it tells of events, and a state holds rows; "
+           rf"take its rows from each step, as step\['{name}'\], from the files of outputs=, .* are 's'$")  # fmt: skip
+    with flow.open(store) as engine:
+        step = engine.step({"s": pa.table({"id": [1, 1], "at": [5, 4]})}, time=1)
+        assert step[name].num_rows == (2 if stale == "mark" else 0)
+        for act in (lambda: engine.read(name), lambda: engine.changes(name, 0, 1), lambda: engine.reader(name),
+                    lambda: engine.scd2(name), lambda: engine.read(name, 1)):  # fmt: skip
+            assert_refused(engine, act, errors.NotReadable, why)
+        assert_refused(engine, lambda: engine.read("s.evens"), errors.NotReadable, "no output or source")
+    with pytest.raises(errors.NotReadable, match=why):
+        dd.read(store.writer(), name)
+    with pytest.raises(errors.NotReadable, match=rf"compare the output '{name}': stale="):
+        dd.migrate(store.writer(), MemoryStore(), flow, [{"s": pa.table({"id": [1], "at": [5]})}], name)
 
 
 def test_what_is_added_to_a_flow_later_is_in_the_engines_that_are_opened_later() -> None:

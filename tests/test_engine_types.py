@@ -16,6 +16,7 @@ from kinds import ENCODED, FLAT, PLAIN, pieces
 from rules import canonical, rank
 
 import ddflow as dd
+from ddflow.store.memory import MemoryStore
 
 EVERY = PLAIN | {kind: array for kind, (array, _) in ENCODED.items()}
 del EVERY["null"]  # is no type of a source's column
@@ -249,3 +250,33 @@ def test_collections_that_differ_in_what_may_be_null_can_be_concatenated() -> No
         out = engine.step({"s": pa.table({"k": [1, 2], "v": [2, None]})}, time=1)
         assert bag(out["both"], "x") == {("1",): 1, ("2",): 2, ("None",): 1}
         assert bag(engine.read("counted"), "x", "count") == {("1", "1"): 1, ("2", "2"): 1, ("None", "1"): 1}
+
+
+@pytest.mark.parametrize("seq", [None, "offset"])
+def test_a_verdict_finds_its_event_by_its_arrival_also_where_a_column_is_the_sequence(seq: str | None) -> None:
+    flow, store = dd.Flow(), MemoryStore()
+    columns = {"k": pa.int64(), "at": pa.int64(), "offset": pa.int64()}
+    spec = dd.Upsert("k", order_by="at", seq=seq, null_key="drop")
+    flow.output("rows", flow.upserts("s", columns, spec))
+    # Two topics have offsets of their own, so a number stands for several events; and null stands for none.
+    steps = [
+        [(1, 5, 0), (2, 5, 0), (1, 5, 1), (None, 5, 1), (2, 4, None)],
+        [(3, 1, 0), (2, 4, 1), (1, 5, 1)],
+        [(3, 0, 7), (None, 0, 7)],
+    ]
+    verdicts = [
+        ["tie_lost", "applied", "applied", "bad", "superseded"],
+        ["applied", "stale", "noop"],
+        ["stale", "bad"],
+    ]
+    given: list[tuple[int | None, int, int | None]] = []
+    for time, (events, expected) in enumerate(zip(steps, verdicts, strict=True)):
+        first, given = len(given), given + events
+        with flow.open(store.writer() if time else store, verdicts="rows") as engine:
+            table = pa.table(dict(zip(columns, map(list, zip(*events, strict=True)), strict=True)), pa.schema(columns))
+            rows = (engine.step({"s": table}, time).verdicts.rows or {})["s"].to_pylist()
+        assert sorted(row["_arrival"] for row in rows) == list(range(first, len(given)))
+        for row in rows:
+            k, _, offset = given[row["_arrival"]]
+            assert (row["k"], row["seq"]) == (k, row["_arrival"] if seq is None else offset)
+            assert row["verdict"] == expected[row["_arrival"] - first], row

@@ -41,7 +41,8 @@ def counted(upserts: dict[str, Any]) -> dict[str, int]:
 
 
 def test_pinot_metadata_ttl_a_key_below_the_horizon_is_forgotten_and_its_row_stays_in_what_was_put_out() -> None:
-    door = EngineDoor(scenario({"ttl": 30}, outputs={"out": ["source", "a"], "n": ["count", ["source", "a"], [], "n"]}))
+    outputs = {"out": ["source", "a"], "n": ["count", ["source", "a"], [], "n"]}
+    door = EngineDoor(scenario({"ttl": 30, "on_expire": "forget"}, outputs=outputs))
     door.step({"a": [[1, 80, "old", False], [2, 120, "x", False]]}, 1)
     assert set(door.read("out")) == {(1, 80, "old"), (2, 120, "x")}
     out = door.step({}, 2)
@@ -57,15 +58,42 @@ def test_pinot_metadata_ttl_a_key_below_the_horizon_is_forgotten_and_its_row_sta
 
 def test_retract_takes_the_row_back_through_all_operators_in_a_step_without_events() -> None:
     outputs = {"out": ["source", "a"], "n": ["count", ["source", "a"], ["v"], "n"]}
-    door = EngineDoor(scenario({"ttl": 30, "on_expire": "retract"}, outputs=outputs))
+    door = EngineDoor(scenario({"ttl": 30}, outputs=outputs))
     door.step({"a": [[1, 80, "x", False], [2, 120, "x", False]]}, 1)
     out = door.step({}, 2)
     assert out.updates == {"out": {((1, 80, "x"), 2): -1}, "n": {(("x", 2), 2): -1, (("x", 1), 2): 1}}
     assert door.step({}, 3).updates == {"out": {}, "n": {}}
 
 
-def test_a_forgotten_key_with_events_of_its_own_is_one_net_change_under_retract() -> None:
-    door = EngineDoor(scenario({"ttl": 30, "on_expire": "retract"}))
+def test_a_forgotten_key_that_comes_back_is_counted_once_unless_forgetting_is_asked_for() -> None:
+    outputs = {"n": ["count", ["source", "a"], [], "n"]}
+    counts = {}
+    for how in ("by default", "retract", "forget"):
+        expiry = {"ttl": 30} if how == "by default" else {"ttl": 30, "on_expire": how}
+        door = EngineDoor(scenario(expiry, outputs=outputs))
+        door.step({"a": [[1, 80, "x", False], [2, 120, "x", False]]}, 1)
+        door.step({}, 2)
+        door.step({"a": [[1, 110, "x", False]]}, 3)
+        counts[how] = sum(n for (n,) in door.read("n")), len(door.read("a"))
+    assert counts == {"by default": (2, 2), "retract": (2, 2), "forget": (3, 2)}
+
+
+@pytest.mark.parametrize("merge", [{}, {"merge": {}}, {"merge": "first_row"}, {"versions": "cell"}])
+def test_a_delete_that_meets_the_expiry_of_its_key_is_a_noop_and_the_row_goes(merge: dict[str, Any]) -> None:
+    columns = {name: kind for name, kind in COLUMNS.items() if name != "v"}
+    outputs = {"out": ["source", "a"], "n": ["count", ["source", "a"], [], "n"]}
+    door = EngineDoor(scenario({"ttl": 30}, columns, outputs, **merge))
+    door.step({"a": [[1, 80, False], [2, 85, False], [3, 120, False]]}, 1)
+    out = door.step({"a": [[1, 100, True], [2, 110, False], [2, 115, True], [4, 130, True]]}, 2)
+    assert out.updates["out"] == {((1, 80), 2): -1, ((2, 85), 2): -1}
+    assert out.updates["n"] == {((3,), 2): -1, ((1,), 2): 1}
+    assert out.verdicts == {"noop": 3, "superseded": 1}
+    assert [row[3] for row in sorted(out.rows["a"])] == ["noop", "superseded", "noop", "noop"]
+    assert door.step({"a": [[1, 99, False], [2, 116, False]]}, 3).verdicts == {"stale": 1, "applied": 1}
+
+
+def test_a_forgotten_key_with_events_of_its_own_is_one_net_change() -> None:
+    door = EngineDoor(scenario({"ttl": 30}))
     door.step({"a": [[1, 80, "x", False], [2, 120, "x", False]]}, 1)
     out = door.step({"a": [[1, 100, "y", False]]}, 2)
     assert out.updates["out"] == {((1, 80, "x"), 2): -1, ((1, 100, "y"), 2): 1}
@@ -108,7 +136,7 @@ def test_full_contents_are_authoritative_and_leave_no_tombstone_of_what_is_forgo
 
 def test_first_row_within_a_window_is_the_dedup_of_an_append_only_feed() -> None:
     flow = dd.Flow()
-    spec = dd.Upsert("id", "at", merge="first_row", expiry=dd.Expiry(ttl=100))
+    spec = dd.Upsert("id", "at", merge="first_row", expiry=dd.Expiry(ttl=100, on_expire="forget"))
     _ = flow.output("clicks", flow.upserts("clicks", {"id": pa.int64(), "at": pa.int64(), "page": pa.string()}, spec))
     feed = [[(7, 10, "a"), (7, 12, "b"), (8, 90, "c")], [(7, 60, "d"), (8, 95, "e")], [(9, 170, "f")], [(7, 171, "g")]]
     out = []
@@ -122,6 +150,24 @@ def test_first_row_within_a_window_is_the_dedup_of_an_append_only_feed() -> None
             ]
     assert sorted(out[:2]) == [(7, "a", 1), (8, "c", 1)]
     assert out[2:] == [(9, "f", 1), (7, "g", 1)]
+
+
+def test_a_time_to_live_of_zero_keeps_what_has_the_greatest_order_seen() -> None:
+    door = EngineDoor(scenario({"ttl": 0}))
+    door.step({"a": [[1, 80, "x", False], [2, 120, "x", False], [3, 120, "x", False]]}, 1)
+    assert door.step({}, 2).updates["out"] == {((1, 80, "x"), 2): -1}
+    out = door.step({"a": [[4, 119, "late", False], [5, 120, "x", False], [6, 121, "x", False]]}, 3)
+    assert out.verdicts == {"forgotten": 1, "applied": 2}
+    door.step({}, 4)
+    assert set(door.read("out")) == {(6, 121, "x")}
+
+
+def test_a_time_to_live_of_zero_of_tombstones_keeps_those_of_the_greatest_order_seen() -> None:
+    door = EngineDoor(scenario({"tombstone_ttl": 0, "on_forgotten": "insert"}))
+    door.step({"a": [[1, 100, "x", True], [2, 150, "x", True], [3, 90, "x", False]]}, 1)
+    assert door.step({"a": [[1, 99, "again", False], [2, 149, "again", False]]}, 2).verdicts == {
+        "applied": 1, "stale": 1}  # fmt: skip
+    assert set(door.read("out")) == {(1, 99, "again"), (3, 90, "x")}
 
 
 def test_timestamps_expire_in_their_own_unit() -> None:
@@ -144,15 +190,16 @@ def test_an_order_that_cannot_expire_is_refused(kind: str, expiry: dict[str, Any
 
 
 def test_upserts_do_not_go_out_of_what_is_forgotten_without_a_word() -> None:
-    door = EngineDoor(scenario({"ttl": 30}))
-    with pytest.raises(SpecError, match="retract"):
+    door = EngineDoor(scenario({"ttl": 30, "on_expire": "forget"}))
+    with pytest.raises(SpecError, match=r"leave on_expire=.forget. out"):
         door.sources["a"].filter("at > 0").to_upserts("k")
 
 
-def test_verify_does_not_hold_a_state_to_what_it_has_forgotten() -> None:
+@pytest.mark.parametrize("how", ["retract", "forget"])
+def test_verify_does_not_hold_a_state_to_what_it_has_forgotten(how: str) -> None:
     outputs = {"out": ["source", "a"], "n": ["count", ["source", "a"], ["v"], "n"]}
     store = MemoryStore()
-    door = EngineDoor(scenario({"ttl": 30}, outputs=outputs), state=store)
+    door = EngineDoor(scenario({"ttl": 30, "on_expire": how}, outputs=outputs), state=store)
     rows = [[1, 80, "x", False], [2, 120, "x", False]]
     door.step({"a": rows}, 1)
     door.step({}, 2)
@@ -175,15 +222,15 @@ ORDERS = {
 
 
 @st.composite
-def expiring(draw: st.DrawFn, **fixed: Any) -> dict[str, Any]:
+def expiring(draw: st.DrawFn) -> dict[str, Any]:
     kind = draw(st.sampled_from([*ORDERS, "int64", "int64"]))
     whole = not kind.startswith("float")
-    ttls = st.sampled_from([1, 2, 5, 9]) if whole else st.sampled_from([0.5, 2, 3.75, 9.0])
+    ttls = st.sampled_from([0, 1, 2, 5, 9]) if whole else st.sampled_from([0, 0.5, 2, 3.75, 9.0])
     expiry = {name: draw(ttls) for name in draw(st.sampled_from([["ttl"], ["ttl"], ["ttl", "tombstone_ttl"],
                                                                  ["tombstone_ttl"]]))}  # fmt: skip
     expiry |= {"on_forgotten": draw(st.sampled_from(["refuse", "refuse", "insert"]))}
     if "ttl" in expiry:
-        expiry |= {"on_expire": fixed.get("on_expire", draw(st.sampled_from(["forget", "retract"])))}
+        expiry |= draw(st.sampled_from([{"on_expire": "forget"}, {"on_expire": "retract"}, {}]))
     spec: dict[str, Any] = {"null_key": "keep"}
     spec |= draw(st.sampled_from([{}, {}, {"merge": {}}, {"merge": "first_row"}, {"versions": "cell"},
                                   {"merge": {"function": "inc or reset"}}]))  # fmt: skip
@@ -195,7 +242,7 @@ def expiring(draw: st.DrawFn, **fixed: Any) -> dict[str, Any]:
         columns |= {"seq": "int64"}
         spec["seq"] = "seq"
     outputs: dict[str, Any] = {"out": ["source", "a"], "some": ["filter", ["source", "a"], "n > 1"]}
-    if expiry.get("on_expire") == "retract":
+    if expiry.get("on_expire") != "forget":
         outputs["n"] = ["count", ["source", "a"], ["s"], "count"]
     return scenario(expiry, columns, outputs, **spec)
 
@@ -332,7 +379,7 @@ def test_a_reader_of_the_time_before_still_sees_what_was_forgotten() -> None:
 
 
 def test_a_refused_step_forgets_nothing() -> None:
-    door = EngineDoor(scenario({"ttl": 30, "on_expire": "retract"}, tie="error"))
+    door = EngineDoor(scenario({"ttl": 30}, tie="error"))
     door.step({"a": [[1, 80, "x", False], [2, 120, "x", False]]}, 1)
     with pytest.raises(Refused):
         door.step({"a": [[2, 120, "y", False]]}, 2)
@@ -388,3 +435,16 @@ def test_an_endless_feed_of_new_keys_keeps_a_bounded_state(how: str, spills: boo
         assert sizes[-1][0] < 16_000 and sizes[-1][0] <= 2 * sizes[1][0], sizes
         assert sizes[-1][1] <= 2 * sizes[1][1], sizes
         assert sizes[-1][2] < 16_000, sizes
+
+
+def test_a_time_to_live_shorter_than_a_step_does_not_look_at_all_keys_in_every_step(monkeypatch: Any) -> None:
+    door = EngineDoor(scenario({"tombstone_ttl": 0}), retain=0)
+    expiring_, surveys = door.engine.circuit.upserts["a"].expiring, []
+    survey = expiring_._survey
+    monkeypatch.setattr(expiring_, "_survey", lambda *horizons: surveys.append(horizons) or survey(*horizons))
+    door.step({"a": [[key, 0, "x", False] for key in range(400)]}, 0)
+    for time in range(1, 101):
+        door.step({"a": [[1000 + time, time, "x", True]]}, time)
+    # One for every 50 keys or so that came, an eighth of those that live.
+    assert 2 <= len(surveys) <= 4
+    assert door.engine.stats()["tombstones"] <= 1 + 50

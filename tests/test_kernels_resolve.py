@@ -20,6 +20,7 @@ from ddflow.kernels.resolve import (
     FATE,
     FIRST,
     GREATEST,
+    LAPSED,
     LAST,
     LATE,
     LIVE,
@@ -263,8 +264,8 @@ def room(updates: int) -> list[Any]:
 
 def listed(fate: Any, mark: Any, spelled: list[Any]) -> list[Update]:
     """The updates that were spelled out, each with the event that caused it."""
-    applied = [row for row, each in enumerate(fate.tolist()) if (each >> FATE) & 7 == APPLIED]
-    rows = [row for row in applied for _ in range(int(fate[row] < 0) + int(mark[row] & 1 == 0))]
+    asserts = [(each >> FATE) & 7 == APPLIED and gone & 1 == 0 for each, gone in zip(fate, mark, strict=True)]
+    rows = [row for row, each in enumerate(fate) for _ in range(int(each < 0) + int(asserts[row]))]
     return list(zip(rows, *(column.tolist() for column in spelled), strict=True))
 
 
@@ -404,6 +405,14 @@ def test_a_delete_of_an_absent_key_is_kept_where_an_older_insert_may_come() -> N
     assert (dropped.updates, len(dropped.versions), dropped.buried, dropped.verdict) == ([], 0, 0, [NOOP])
 
 
+def test_a_delete_of_a_forgotten_key_is_a_noop_beside_the_retraction_that_is_due() -> None:
+    held, older = [State(OCCUPIED | LIVE | LAPSED | 7, True, 1, (9,))], Event(0, 0, 0, (5,), (), True, 1)
+    come = run([older], held, Rules(1, LAST, True, True, 5), 1)
+    assert (come.updates, come.verdict, come.born, come.buried) == ([(0, 7, -1, 0)], [NOOP], -1, 1)
+    quiet = run([older], held, Rules(1, LAST, True, True, 5, forgets=True), 1)
+    assert (quiet.updates, quiet.verdict, quiet.born, quiet.buried) == ([], [NOOP], -1, 1)
+
+
 def test_updates_are_in_the_order_of_rows_whatever_their_identities_and_a_retraction_comes_first() -> None:
     # The keys of the rows descend, so the order of identities is the other way round.
     held = [State(OCCUPIED | LIVE | 7 << 40 | i, True, 1) for i in range(3)]
@@ -419,12 +428,12 @@ fates = st.tuples(st.integers(0, 7), st.booleans(), st.integers(0, ROW), st.inte
 
 
 @given(st.lists(fates, max_size=20), st.lists(st.integers(0, 9), min_size=8, max_size=8))
-def test_only_applied_events_are_spelled_out_and_every_verdict_is_counted(
+def test_what_retracts_or_is_applied_is_spelled_out_and_every_verdict_is_counted(
     drawn: list[tuple[int, bool, int, int, bool]], before: list[int]
 ) -> None:
     fate, mark, expected = [], [], []
     for row, (verdict, retracts, old, rank, gone) in enumerate(drawn):
-        retracts = retracts and verdict == APPLIED
+        retracts = retracts and verdict in (NOOP, APPLIED)
         fate.append((RETRACTS if retracts else 0) | verdict << FATE | (old if retracts else 0))
         mark.append(2 * rank + gone)
         expected += [(row, old, -1, rank)] * retracts + [(row, row, 1, rank)] * (verdict == APPLIED and not gone)

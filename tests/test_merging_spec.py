@@ -134,8 +134,8 @@ def test_columns_called_like_those_kept_beside_rows_are_refused() -> None:
     lambda: dd.Merge(scalar=True), lambda: dd.Merge({"n": dd.sum()}, function=merger),
     lambda: dd.Merge(default=dd.sum(), function=merger), lambda: dd.append(limit=0), lambda: dd.union(limit=True),
     lambda: dd.join_text(5), lambda: dd.fields({"a": 5}), lambda: dd.fields({"a": dd.collect()}),  # type: ignore[arg-type, dict-item]
-    lambda: dd.Expiry(), lambda: dd.Expiry(ttl=0), lambda: dd.Expiry(ttl="5"), lambda: dd.Expiry(ttl=5, on_expire="x"),  # type: ignore[arg-type]
-    lambda: dd.Expiry(tombstone_ttl=5, on_expire="retract"), lambda: dd.Expiry(ttl=float("nan")),
+    lambda: dd.Expiry(), lambda: dd.Expiry(ttl=-1), lambda: dd.Expiry(ttl="5"), lambda: dd.Expiry(ttl=5, on_expire="x"),  # type: ignore[arg-type]
+    lambda: dd.Expiry(tombstone_ttl=5, on_expire="forget"), lambda: dd.Expiry(ttl=float("nan")),
 ], ids=range(17))  # fmt: skip
 def test_a_value_that_makes_no_sense_is_refused_where_it_is_made(make: Any) -> None:
     with pytest.raises(SpecError):
@@ -150,7 +150,7 @@ SPECS = [
     dd.Upsert("id", order_by="at", versions="cell", tie="greatest", merge=dd.Merge(default=dd.last())),
     dd.Upsert("id", merge=dd.Merge({"name": dd.join_text("; ")}), derive={"n": "m + 1", "paid": "n > 5"}),
     dd.Upsert("id", merge=dd.Merge({"place": dd.fields({"visits": dd.sum()}, default=dd.first())})),
-    dd.Upsert("id", order_by="at", expiry=dd.Expiry(5, 2.5, "retract", "insert")),
+    dd.Upsert("id", order_by="at", expiry=dd.Expiry(5, 0, "forget", "insert")),
 ]  # fmt: skip
 
 

@@ -117,6 +117,6 @@ def test_merging_sources_too(data: st.DataObject) -> None:
 @effort(60)
 @given(data=st.data())
 def test_the_horizon_is_that_of_all_partitions(data: st.DataObject) -> None:
-    scenario = data.draw(expiring(null_key="drop"))
+    scenario = data.draw(expiring())
     given_ = [{"a": data.draw(rows_of(scenario))} for _ in range(data.draw(st.integers(2, 5)))]
     agree(scenario, arrow(scenario, given_), data.draw(st.sampled_from([1, 3, 8])), 5, False).close()

@@ -164,6 +164,55 @@ def test_an_event_that_changed_nothing_makes_no_version_though_its_order_is_kept
         assert versions(engine.scd2("people"), "city", "at") == [("Bern", 1, 0, 4, False), ("Chur", 7, 4, None, True)]
 
 
+LATE: dict[str, tuple[list[Any], dict[str, int]]] = {
+    "error": ([], {}), "drop": ([], {"late": 2}),
+    "advance": ([(2, "Genf", 31, None, True)], {"stale": 1, "applied": 1}),
+}  # fmt: skip
+"""What becomes of two events that come after their time was closed: versions, and verdicts."""
+
+
+@pytest.mark.parametrize("late", LATE)
+def test_a_version_that_comes_after_its_time_was_closed_is_none_of_the_history(late: Any) -> None:
+    spec = dd.Upsert("id", time="at", late=late, delete="city is null", value=["city"])
+    flow = dd.Flow()
+    flow.output("people", flow.upserts("people", PEOPLE, spec))
+    more, verdicts = LATE[late]
+    with flow.open(retain=99) as engine:
+        engine.push(rows((1, "Bern", 10), (1, "Chur", 30)))
+        engine.advance_to(31)
+        between, first = rows((1, "Basel", 20), (2, "Genf", 20)), engine.verdicts.counts
+        if late == "error":
+            with pytest.raises(errors.LateEvent):
+                engine.push(between)
+        else:
+            engine.push(between)
+        engine.advance_to(40)
+        told = {name: n - first[name] for name, n in engine.verdicts.counts.items() if n != first[name]}
+        assert told == verdicts
+        history = versions(engine.scd2("people"), "id", "city")
+        assert history == [(1, "Bern", 10, 30, False), (1, "Chur", 30, None, True), *more]
+
+
+def test_a_version_that_comes_late_is_put_in_its_place_while_its_time_is_open() -> None:
+    flow = dd.Flow()
+    spec = dd.Upsert("id", time="at", lateness=10, delete="city is null", value=["city"])
+    flow.output("people", flow.upserts("people", PEOPLE, spec))
+    with flow.open(retain=99) as engine:
+        for event in [(1, "Bern", 10), (1, "Chur", 30), (1, "Basel", 20)]:
+            engine.push(rows(event))
+        engine.advance_to(40)
+        assert versions(engine.scd2("people"), "city") == [
+            ("Basel", 20, 30, False), ("Bern", 10, 20, False), ("Chur", 30, None, True)]  # fmt: skip
+
+
+def test_in_epoch_mode_an_older_version_is_stale_and_none_of_the_history() -> None:
+    with people().open(retain=99) as engine:
+        engine.step(rows((1, "Bern", 10)), 1)
+        engine.step(rows((1, "Chur", 30)), 2)
+        assert engine.step(rows((1, "Basel", 20)), 3).verdicts["stale"] == 1
+        assert versions(engine.scd2("people"), "city") == [("Bern", 1, 2, False), ("Chur", 2, None, True)]
+
+
 def test_where_no_column_counts_a_version_ends_with_its_deletion_only() -> None:
     with people(track=[]).open(retain=99) as engine:
         for time, city in enumerate(["Bern", "Chur", "Genf", None, "Chur", "Bern"]):

@@ -394,7 +394,7 @@ def test_side_outputs_and_upserts_are_followed_too(state: str, tmp_path: Path) -
         hands.epoch({"orders": orders_of(60, seed=epoch)})
         query.poll()
     assert query.batches == 2
-    with pytest.raises(NotReadable, match="side output"):
+    with pytest.raises(NotReadable, match=r"stale=.* adds it: it tells of events, .* with readStream"):
         batch(path=state, output=names[0])
     hands.close()
     flow, place = dd.Flow(), str(tmp_path / "back")

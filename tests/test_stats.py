@@ -13,6 +13,7 @@ import pytest
 import ddflow as dd
 from ddflow.frontier import CLOSED, NEVER
 from ddflow.stats import COLUMNS, Arranged, Stats
+from ddflow.store.memory import MemoryStore
 
 PEOPLE = Arranged(keys=950_000, tombstones=0, batches=3, runs=4, versions=1_400_000, bytes_resident=95_000_000,
                   bytes_mapped=0, bytes_index=40_000_000, written=2_000_000, copied=1_000_000, owed=0)  # fmt: skip
@@ -223,3 +224,62 @@ def test_many_steps_over_the_same_keys_show_what_merges_cost_and_still_owe() -> 
         assert state["written"] == 60 * 2000
         assert 1 < found["write_amplification"] < 3
         assert found["versions"] < 10 * 2000
+
+
+def expiring(expiry: dd.Expiry) -> dd.Flow:
+    flow = dd.Flow()
+    spec = dd.Upsert("id", "at", delete=dd.tombstone("gone"), expiry=expiry)
+    flow.output("rows", flow.upserts("s", {"id": pa.int64(), "at": pa.int64(), "gone": pa.bool_()}, spec))
+    return flow
+
+
+def of(*rows: tuple[int, int, bool]) -> dict[str, pa.Table]:
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    return {"s": pa.table(columns, names=["id", "at", "gone"])} if rows else {}
+
+
+@pytest.mark.parametrize("how", ["retract", "forget"])
+@pytest.mark.parametrize("memory", [None, "64MB"])
+def test_a_forgotten_key_is_no_tombstone_also_when_the_state_is_opened_again(how: Any, memory: str | None) -> None:
+    flow, store = expiring(dd.Expiry(ttl=30, on_expire=how)), MemoryStore()
+    # By time: what comes, how many keys are live then, and how many are deleted and must be known.
+    back = [] if memory else [
+        (of((1, 110, False)), 2, 1),  # in files a key that comes back has an older version, which counts
+        (of((3, 126, True), (3, 127, True)), 2, 1),
+    ]  # fmt: skip
+    story = [
+        (of((1, 80, False), (2, 120, False), (3, 125, True)), 2, 1),
+        (of(), 1, 1),  # 1 was forgotten: its order is below 95
+        *back,
+        (of((4, 200, False)), 2 + bool(back), 1),
+        (of(), 1, 0),  # 2 was forgotten, and so was that 3 was deleted
+        (of((5, 201, True)), 1, 1),
+    ]
+    engine = flow.open(store, memory=memory)
+    for time, (rows, keys, deleted) in enumerate(story):
+        engine.step(rows, time)
+        assert (engine.stats()["keys"], engine.stats()["tombstones"]) == (keys, deleted), time
+        engine.close()
+        engine = flow.open(store.writer(), memory=memory)
+        assert (engine.stats()["keys"], engine.stats()["tombstones"]) == (keys, deleted), time
+        with dd.Snapshot.open(store.writer()) as snapshot:
+            assert snapshot.stats()["tombstones"] == deleted
+        assert dd.inspect(store.writer())["sources"]["s"]["tombstones"] == deleted
+        assert dd.fsck(store.writer()).ok
+    engine.close()
+
+
+def test_what_was_written_and_copied_is_counted_since_the_engine_was_opened() -> None:
+    flow, store = expiring(dd.Expiry(tombstone_ttl=5)), MemoryStore()
+    with flow.open(store) as engine:
+        engine.step(of((1, 1, False), (2, 1, False)), 1)
+        engine.step(of((1, 2, False)), 2)
+        assert engine.stats()["arrangements"]["s"]["written"] == 3
+        engine.compact()
+        assert engine.stats()["write_amplification"] == 5 / 3
+    with flow.open(store.writer()) as engine:
+        state = engine.stats()["arrangements"]["s"]
+        assert (state["versions"], state["written"], state["copied"]) == (2, 0, 0)
+        assert engine.stats()["write_amplification"] == 1.0
+        engine.step(of((1, 3, False)), 3)
+        assert engine.stats()["arrangements"]["s"]["written"] == 1

@@ -170,7 +170,7 @@ class Arrangement:
     def useless(self, deletions: int, more: bool = False) -> None:
         """Note how many deletions merges may drop, about; ``more``: how many more."""
         if self.lapse is not None:
-            self.lapse.here = deletions + (self.lapse.here if more else 0)
+            self.lapse.here = max(deletions + (self.lapse.here if more else 0), 0)
 
     @property
     def tombstones(self) -> int:
@@ -178,9 +178,14 @@ class Arrangement:
         return max(self.buried - (0 if self.lapse is None else self.lapse.gone), 0)
 
     @property
+    def lapsed(self) -> int:
+        """How many of those need not be known any more, about: merges drop them."""
+        return 0 if self.lapse is None else min(self.lapse.here, self.tombstones)
+
+    @property
     def _needed(self) -> int:
         """Versions that a merge of all would leave, about."""
-        return self.keys + max(self.tombstones - (0 if self.lapse is None else self.lapse.here), 0)
+        return self.keys + self.tombstones - self.lapsed
 
     def _written_upper(self) -> int:
         """The time from which on nothing was written yet: where the next run's description begins."""

@@ -95,7 +95,7 @@ def take(arranged: Arrangement, vault: Vault) -> dict[str, Any]:
                 "first": str(item.first), "credit": item.credit}  # fmt: skip
 
     items = [item(each) for each in [*arranged.beneath.items, *arranged.spine.items]]
-    names = ("since", "upper", "latest", "keys", "tombstones", "written")
+    names = ("since", "upper", "latest", "keys", "tombstones", "lapsed")
     return {**{name: int(getattr(arranged, name)) for name in names}, "shapes": shapes, "batches": batches,
             "items": items}  # fmt: skip
 
@@ -135,7 +135,6 @@ def restore(arranged: Arrangement, record: Record, vault: Vault, indexed: bool, 
     arranged.since, arranged.upper, arranged.latest = (
         record.number(name, NEVER, CLOSED) for name in ("since", "upper", "latest")
     )
-    arranged.written = arranged._paid_beneath = record.number("written")
     shapes = [_fields(names, arranged.schema, record) for names in record.list("shapes")]
     loaded = [
         _load(each, shapes, vault, arranged, made, not indexed and sieved, home) for each in record.records("batches")
@@ -147,6 +146,7 @@ def restore(arranged: Arrangement, record: Record, vault: Vault, indexed: bool, 
     (arranged.spine if indexed else arranged.beneath).items[:] = [items.item(each) for each in record.records("items")]
     items.check(record)
     arranged.keys, arranged.buried = (record.number(n, 0, items.versions) for n in ("keys", "tombstones"))
+    arranged.useless(record.number("lapsed", 0, arranged.buried) if "lapsed" in record else 0)
     if indexed:
         _index(arranged)
     elif items.versions:

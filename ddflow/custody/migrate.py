@@ -38,6 +38,7 @@ from ddflow.errors import NotReadable, PlanChanged, StateRefused
 from ddflow.flow import Flow
 from ddflow.frontier import NEVER
 from ddflow.operators.updates import Updates, consolidated, ints
+from ddflow.reading import told_only
 from ddflow.schema import DIFF, did_you_mean
 from ddflow.snapshot import Snapshot
 from ddflow.store.blob import Store
@@ -152,6 +153,8 @@ def _close(engine: Engine, old: Snapshot) -> None:
 
 def _wanted(old: Snapshot, flow: Flow, output: str | None, full: bool) -> dict[str, bool]:
     """The outputs to compare, and whether both states have them with the same columns."""
+    if output is not None and output in (sides := flow.side_outputs()):
+        raise told_only(f"compare the output {output!r}", output, sides[output][0])
     if output is not None and output not in flow.outputs:
         raise NotReadable(f"the output {output!r} of the new plan", "there is none", did_you_mean(output, flow.outputs))
     out = {}

@@ -48,7 +48,8 @@ LAPSED = 1 << 60
 NOBODY = 1 << 62
 """Events from this arrival number on are nobody's: they delete what is forgotten."""
 FATE, RETRACTS = 60, -(1 << 63)
-"""An event's fate: its verdict from bit 60 on; for an applied one that retracts a row, RETRACTS and, below, which."""
+"""An event's fate: its verdict from bit 60 on; where it retracts a row, RETRACTS and, below, which: an applied one, or
+a deletion of a key that was forgotten, whose row is due to go anyway."""
 ROW = (1 << FATE) - 1
 NOTHING = -(1 << 62)
 """Instead of an event or a group: there is no order to compare with."""
@@ -295,7 +296,7 @@ def judge(events: Events, held: Held, rules: Rules, out: Judged) -> tuple[int, i
             now = marks[best] & 1 == 0
             changed = now != live or (now and hashes[best] != value)
             if changed:
-                fate[best] = APPLIED << FATE
+                fate[best] = (NOOP if not now and reference & LAPSED != 0 else APPLIED) << FATE
                 if live:
                     fate[best] |= RETRACTS | (reference & ROW)
                 updates += int(live) + int(now)

@@ -1,4 +1,4 @@
-"""Spelling out: the verdict of each event as a word, and the updates of the applied ones, in the order of rows.
+"""Spelling out: the verdict of each event as a word, and the updates that it causes, in the order of rows.
 
 Invariant: updates come in the order of the rows that caused them, a retraction before its assertion; rows are in the
 order of times, hence so are updates, and nothing has to be sorted.  Why that is not trivial: judging goes by key, and
@@ -53,7 +53,7 @@ def marks(times: Rows, distinct: Rows, gone: Flags, out: Narrow) -> None:
 
 @kernel
 def emit(fate: Rows, mark: Narrow, first: np.int64, sources: Rows, diffs: Rows, ranks: Narrow, counts: Rows) -> int:
-    """Spell out the updates of the applied events, in the order of rows, retractions before assertions.
+    """Spell out the updates that events cause, in the order of rows, retractions before assertions.
 
     fate: int64[n], mark: int32[n], as in `Judged` and `Events`, of a span of rows; first: the number of its first row.
     Written, by update: sources int64, the row it is about, an event or a reference into state; diffs int64, 1 or -1;
@@ -70,12 +70,12 @@ def emit(fate: Rows, mark: Narrow, first: np.int64, sources: Rows, diffs: Rows, 
     for row in range(fate.size):
         verdict = (fate[row] >> FATE) & 7
         counts[verdict] += 1
-        if verdict != APPLIED:
+        if verdict != APPLIED and fate[row] >= 0:
             continue
         if fate[row] < 0:
             sources[written], diffs[written], ranks[written] = fate[row] & ROW, -1, mark[row] >> 1
             written += 1
-        if mark[row] & 1 == 0:
+        if verdict == APPLIED and mark[row] & 1 == 0:
             sources[written], diffs[written], ranks[written] = first + row, 1, mark[row] >> 1
             written += 1
     return written
@@ -96,12 +96,13 @@ def spread(fate: Rows, mark: Narrow, values: np.uint64, out: Words) -> None:
     """
     written = 0
     for row in range(fate.size):
-        if (fate[row] >> FATE) & 7 == APPLIED:
+        applied = (fate[row] >> FATE) & 7 == APPLIED
+        if applied or fate[row] < 0:
             value = load_u64(values + np.uint64(row << 3))
             if fate[row] < 0:
                 out[written] = value
                 written += 1
-            if mark[row] & 1 == 0:
+            if applied and mark[row] & 1 == 0:
                 out[written] = value
                 written += 1
 
@@ -130,6 +131,6 @@ def tally(fate: Rows, mark: Narrow) -> int:
     """
     updates = 0
     for row in range(fate.size):
-        if (fate[row] >> FATE) & 7 == APPLIED:
-            updates += (1 if fate[row] < 0 else 0) + 1 - (mark[row] & 1)
+        applied = (fate[row] >> FATE) & 7 == APPLIED
+        updates += (1 if fate[row] < 0 else 0) + (1 if applied and mark[row] & 1 == 0 else 0)
     return int(updates)

@@ -1,13 +1,13 @@
 """Expiry: how long a key is remembered, in the units of its order column; never the wall clock.
 
 Invariant: an expiry that exists says something: a time to live of keys, of tombstones, or of both, and each of them
-is a positive number.  The horizon is the greatest order that the source had seen at the previous commit less the time
+is a number, 0 or more.  The horizon is the greatest order that the source had seen at the previous commit less the time
 to live; so a rerun of the same calls forgets the same keys.  Why that is not trivial: what is forgotten cannot be
 told from what never was, but by the horizon; and a tombstone outlives its key's row or hides nothing.  It judges no
 events. (Pinot, "Upsert", metadataTTL and deletedKeysTTL; docs/semantics.md, section 10.)
 
 >>> Expiry(ttl=30).on_expire
-'forget'
+'retract'
 >>> Expiry.of_json(Expiry(ttl=30, tombstone_ttl=20).to_json()) == Expiry(ttl=30, tombstone_ttl=20)
 True
 """
@@ -32,14 +32,16 @@ OnForgotten = Literal["refuse", "insert"]
 class Expiry:
     """``ttl``: keys whose order is below the horizon are forgotten.  ``tombstone_ttl``: deleted ones only.
 
-    Both in the units of the order column (a timestamp's microseconds, say).  ``on_expire``: "forget" says nothing, its
-    row stays in what was put out; "retract" puts out its retraction.  ``on_forgotten``: an event below the horizon
-    whose key is not held is refused (verdict ``forgotten``), or is an insert.  Raises `SpecError`.
+    Both in the units of the order column (a timestamp's microseconds, say); 0 keeps what has the greatest order seen.
+    ``on_expire``: "retract" puts out the retraction of a forgotten key's row.  "forget", Pinot's way, puts out nothing:
+    the row stays in what was put out and counted, and a key that comes back is asserted a second time.
+    ``on_forgotten``: an event below the horizon whose key is not held is refused (verdict ``forgotten``), or is an
+    insert.  Raises `SpecError`.
     """
 
     ttl: int | float | None = None
     tombstone_ttl: int | float | None = None
-    on_expire: OnExpire = "forget"
+    on_expire: OnExpire = "retract"
     on_forgotten: OnForgotten = "refuse"
 
     def __post_init__(self) -> None:
@@ -47,15 +49,15 @@ class Expiry:
             raise SpecError("dd.Expiry", "it has neither ttl= nor tombstone_ttl=", "give one of them, or no expiry")
         for name in ("ttl", "tombstone_ttl"):
             given = getattr(self, name)
-            if given is not None and (isinstance(given, bool) or not isinstance(given, int | float) or not given > 0):
+            if given is not None and (isinstance(given, bool) or not isinstance(given, int | float) or not given >= 0):
                 raise SpecError(f"dd.Expiry({name}={given!r})", "that is no time to live",
-                                "give a positive number, in the units of the order column")  # fmt: skip
+                                "give a number, 0 or more, in the units of the order column")  # fmt: skip
         for name, known in (("on_expire", get_args(OnExpire)), ("on_forgotten", get_args(OnForgotten))):
             if getattr(self, name) not in known:
                 raise SpecError(f"dd.Expiry({name}={getattr(self, name)!r})", "there is no such rule",
                                 f"use one of {list(known)}")  # fmt: skip
-        if self.on_expire == "retract" and self.ttl is None:
-            raise SpecError("dd.Expiry(on_expire='retract')", "without ttl= no row expires",
+        if self.on_expire == "forget" and self.ttl is None:
+            raise SpecError("dd.Expiry(on_expire='forget')", "without ttl= no row expires",
                             "give ttl=, or leave it out")  # fmt: skip
 
     def __repr__(self) -> str:

@@ -9,7 +9,7 @@ at once in an eighth of the time to live, and those that will be due until the n
 key costs a few looks in its life.  It emits nothing: the deletion is an event that nobody gave, judged like any other.
 
 >>> import pyarrow as pa, ddflow as dd
->>> flow, spec = dd.Flow(), dd.Upsert(key="id", order_by="at", expiry=dd.Expiry(ttl=30, on_expire="retract"))
+>>> flow, spec = dd.Flow(), dd.Upsert(key="id", order_by="at", expiry=dd.Expiry(ttl=30))
 >>> _ = flow.output("seen", flow.upserts("seen", {"id": pa.int64(), "at": pa.int64()}, spec))
 >>> with flow.open() as engine:
 ...     _ = engine.step({"seen": pa.table({"id": [1, 2], "at": [80, 120]})}, time=1)
@@ -33,7 +33,7 @@ from ddflow.binding import Bound
 from ddflow.identity import NONE, Ints, Secret, Words, identities
 from ddflow.kernels.resolve import LAPSED, LIVE, NOBODY, Held
 from ddflow.merging.orders import MergeOrders
-from ddflow.operators.horizon import Bools, Horizons
+from ddflow.operators.horizon import AHEAD, Bools, Horizons
 from ddflow.order import LEAST, Order
 from ddflow.rows import gather
 from ddflow.sorting import Sorted, sort
@@ -45,15 +45,17 @@ if TYPE_CHECKING:
 class Seen(NamedTuple):
     """What a step brings for the next one."""
 
-    greatest: int | None
+    greatest: int | None = None
     """The word of the greatest order among its events, None where there is none."""
-    forgotten: int
+    forgotten: int = 0
     """How many live keys it forgot."""
+    useless: int = 0
+    """How many more deletions than before need not be known."""
 
     def plus(self, other: Seen) -> Seen:
         """Of two pieces of a step."""
         both = [each for each in (self.greatest, other.greatest) if each is not None]
-        return Seen(max(both, default=None), self.forgotten + other.forgotten)
+        return Seen(max(both, default=None), self.forgotten + other.forgotten, self.useless + other.useless)
 
 
 class Expiring:
@@ -68,6 +70,7 @@ class Expiring:
         self.forgotten = 0
         self._until: int | None = None
         self._until_graves: int | None = None
+        self._written = 0
         self._words, self._high, self._low = np.empty(0, np.int64), NONE, NONE
         self._fresh: list[tuple[Ints, Words, Words]] = []
         self._least: WeakKeyDictionary[Batch, int] = WeakKeyDictionary()
@@ -84,7 +87,7 @@ class Expiring:
         rows, graves = self.horizons.rows, self.horizons.graves
         if graves is None:
             return NONE, NONE
-        if _beyond(rows, self._until) or _beyond(graves, self._until_graves):
+        if _beyond(rows, self._until) or (_beyond(graves, self._until_graves) and self._worth()):
             self._survey(rows, graves)
         n = self._in_order(rows)
         if not n:
@@ -95,14 +98,23 @@ class Expiring:
         now = starts[self.horizons.lapsed(held) & (held.reference & LIVE != 0)]
         return by.high[now], by.low[now] if by.low.size else NONE
 
+    def _worth(self) -> bool:
+        """Whether deletions of no use are to be counted: where as much came in the meantime as an eighth of the keys.
+
+        Nothing depends on it but when merges drop them, and a time to live may be shorter than a step.
+        """
+        came = self.arranged.written - self._written
+        return self._until_graves is None or came * AHEAD >= self.arranged.keys
+
     def _survey(self, rows: int | None, graves: int) -> None:
         """Look at all orders: which keys will be due soon, and how many deletions are of no use.  O(versions)."""
-        horizons = self.horizons
+        horizons, self._written = self.horizons, self.arranged.written
         most = self._until_graves = horizons.ahead(graves, horizons.shorter)
         if rows is not None and horizons.ttl is not None:
             self._until = horizons.ahead(rows, horizons.ttl)
             most = max(most, self._until)
-        found, useless = [(self._words[:0], NONE, NONE)], 0
+        found, useless = [(self._words[:0], NONE, NONE)], self._useless(graves)
+        lower = {part.slot for parts in self.arranged._lower() for part in parts}
         for part in self.arranged.parts:
             batch = self.arranged.slots[part.slot]
             if batch not in self._least:
@@ -110,11 +122,17 @@ class Expiring:
             if self._least[batch] >= most:
                 continue
             key, live = horizons.keys(batch.order[part.begin : part.end]), batch.live[part.begin : part.end] != 0
-            useless += int((~live & (key < graves)).sum())
+            useless += int((~live & (key < graves)).sum()) if part.slot in lower else 0
             if self._until is not None:
                 found.append(_picked(batch, part.begin + np.flatnonzero(live & (key < self._until)), key, part.begin))
         self.arranged.useless(useless)
         self._words, self._high, self._low, self._fresh = NONE.view(np.int64), NONE, NONE, found
+
+    def _useless(self, graves: int) -> int:
+        """How many deleted keys of those that are indexed need not be known any more.  O(entries)."""
+        references, places = self.arranged.index.walk(live=False)
+        dead = places[(references & LIVE == 0) & (references & (LIVE - 1) != 0)]
+        return int((self.horizons.keys(self.arranged.index.entries(dead)[3]) < graves).sum())
 
     def _in_order(self, rows: int | None) -> int:
         """Sort what was put aside by its orders; how many are below the horizon.  O(what is new log of it)."""
@@ -187,9 +205,9 @@ class Expiring:
         events, given = work.sealed.events, work.sealed.arrival < NOBODY
         own, contents = self.horizons.words(events), work.upsert.contents
         named = given if contents is None else given & (work.sealed.arrival < contents)
-        seen = Seen(self.horizons.most(own[named]), int((~given).sum()))
+        most, forgotten = self.horizons.most(own[named]), int((~given).sum())
         if self.horizons.greatest is None:
-            return seen, np.empty(0, np.int64)
+            return Seen(most), np.empty(0, np.int64)
         held, permutation, starts = work.held, work.by.permutation, work.by.starts
         lapsed = self.horizons.lapsed(held)
         held.reference[lapsed] |= LAPSED
@@ -199,15 +217,15 @@ class Expiring:
             if late.any():
                 group = np.repeat(np.arange(starts.size - 1), np.diff(starts))
                 late[permutation] &= (lapsed | (held.reference == 0))[group]
-        if seen.forgotten and permutation.size:
+        if forgotten and permutation.size:
             # A key that has events of its own is forgotten by those.
             stands = given & ~late
             some = np.add.reduceat(stands[permutation], starts[:-1]) > 0
             late[permutation] |= ~given[permutation] & np.repeat(some, np.diff(starts))
-        if not late.any():
-            return seen, np.empty(0, np.int64)
-        work.by, work.held = _left(work.by, held, ~late)
-        return seen, np.flatnonzero(late)
+        if late.any():
+            work.by, work.held = _left(work.by, held, ~late)
+        again = work.held.reference & (LAPSED | LIVE) == LAPSED
+        return Seen(most, forgotten, int((~given & ~late).sum()) - int(again.sum())), np.flatnonzero(late)
 
     # After a step
 
@@ -222,7 +240,7 @@ class Expiring:
             if at.size:
                 self._fresh.append(_picked(batch, at, key, 0))
         self.forgotten += seen.forgotten
-        self.arranged.useless(seen.forgotten, more=True)
+        self.arranged.useless(seen.useless, more=True)
         if seen.greatest is not None:
             self.horizons.greatest = max(seen.greatest, LEAST if (old := self.horizons.greatest) is None else old)
 

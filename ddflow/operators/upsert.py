@@ -133,7 +133,7 @@ class Judgement:
         self.built = upsert.arranged.index.built
         self.mark: Narrow = self.arena.empty(self.sealed.times.size, np.int32)
         marks(plainly(self.sealed.times), self.times, self.gone, self.mark)
-        self.left, self.seen = none, Seen(None, 0)
+        self.left, self.seen = none, Seen()
         """The events that decide nothing: their keys are forgotten, and they come too late."""
         if upsert.expiring is not None:
             self.seen, self.left = upsert.expiring.look(self)

@@ -265,7 +265,7 @@ class _Task:
             new.keys = new.keys + born
             new.buried += int(last.sum()) - born if new.keeps else 0
             latest = int(picked.time.max())
-            new.written, new.latest = new.written + n, max(new.latest, latest)
+            new.latest = max(new.latest, latest)
             if latest <= old.since:
                 # History before since is one, and one time takes no room.
                 picked = picked._replace(time=same(latest, n, np.int64))

@@ -131,8 +131,9 @@ def _arranged(record: Record) -> dict[str, int]:
     runs = [run for item in items for run in (item, *_within(item)) if "parts" in run]
     parts = [part for run in runs for part in run.list("parts") if isinstance(part, list) and len(part) == 3]
     files = {blob.name: blob.length for blob in blobs_named(record)}
+    lapsed = record.number("lapsed") if "lapsed" in record else 0
     return {
-        "keys": record.number("keys"), "tombstones": record.number("tombstones"),
+        "keys": record.number("keys"), "tombstones": record.number("tombstones") - lapsed,
         "versions": sum(end - begin for _, begin, end in parts),
         "runs": sum(bool(run.list("parts")) for run in runs), "merges": sum("inputs" in item for item in items),
         "files": len(files), "bytes": sum(files.values()),
