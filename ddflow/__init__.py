@@ -79,7 +79,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "CLOSED": "frontier", "NEVER": "frontier", "Collection": "flow", "DdflowError": "errors", "Engine": "engine",
-    "Estimate": "sizing", "Flow": "flow", "Full": "logs", "Reader": "reader", "Restated": "logs", "Secret": "identity", "Snapshot": "snapshot",
+    "Estimate": "sizing", "Flow": "flow", "Full": "logs", "Reader": "reader", "Restated": "logs",
+    "Secret": "identity", "Snapshot": "snapshot",
     "Stats": "stats", "Step": "step", "Tombstone": "spec", "Upsert": "spec", "Verdicts": "verdicts",
     "estimate": "sizing", "fsck": "proof.fsck", "inspect": "proof.inspect", "merge_on_read": "fold", "read": "snapshot",
     "tombstone": "spec", "verify": "proof.verify", "gc": "custody.collect", "migrate": "custody.migrate",

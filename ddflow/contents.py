@@ -216,7 +216,8 @@ def unspelled(words: Sequence[Word], names: Sequence[str], schema: pa.Schema) ->
                 out[name] = pa.scalar(made, field.type)
     except (ValueError, TypeError, OverflowError, ArithmeticError, pa.ArrowException) as error:
         raise CorruptState(f"the order {list(words)!r} of full contents", f"it is none of {list(names)} ({error})",
-                           "restore the state from a copy, or mark the log's parts with orders of their own") from None  # fmt: skip
+                           "restore the state from a copy, or mark the log's parts with orders of their own",
+                           ) from None  # fmt: skip
     return out
 
 

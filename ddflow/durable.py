@@ -292,8 +292,8 @@ class Durable:
         greatest, horizons = recovery.reached(engine)
         new = replace(
             manifest, epoch=epoch, plan=self.plan, fingerprint=fingerprint(self.plan), frontier=engine.frontier,
-            last=engine.last, since=engine.since, receipts=receipts, greatest=greatest, horizons=horizons, fed=engine.fed,
-            folder=manifest.folder if self.folder is None else self.folder.path,
+            last=engine.last, since=engine.since, receipts=receipts, greatest=greatest, horizons=horizons,
+            fed=engine.fed, folder=manifest.folder if self.folder is None else self.folder.path,
         )  # fmt: skip
         names = files_named(data) | {b.name for b in new.outputs() if not b.name.endswith(PARQUET)}
         # From here on it may happen, whatever we are told.

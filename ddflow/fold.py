@@ -4,8 +4,9 @@ Invariant: it gives the collection that an engine holds once it has taken in the
 into calls, as far as docs/semantics.md promises that under "Schedule".  So it is what a state is compared with.  Why
 that is not trivial: it judges by the same kernels, but holds nothing: an engine in memory, all events in one call.  It
 cannot know what depends on when events came in: which were late (``late=``, ``lateness=``), which a refused call left
-out, what expired; nor, under ``noop_ignore=``, which of two rows that do not differ came first into the state.  Parts that
-are marked, `ddflow.Full` or `ddflow.Restated`, are not events: they replace what came before.  (TrinityLake, "Upsert", Reader Requirement.)
+out, what expired; nor, under ``noop_ignore=``, which of two rows that do not differ came first into the state.  Parts
+that are marked, `ddflow.Full` or `ddflow.Restated`, are not events: they replace what came before.  (TrinityLake,
+"Upsert", Reader Requirement.)
 
 >>> import pyarrow as pa
 >>> from ddflow.spec import tombstone
@@ -52,9 +53,9 @@ def merge_on_read(
     """The rows that live after all events of ``log``, in hash order; each is there once.
 
     ``log``: a table, record batches, a reader, anything that speaks Arrow, or an iterable of these, in the order of
-    arrival; full contents in a mark, see `ddflow.logs`.  ``schema``: of the events, by default that of the first part; a part that lacks a column has null there.
-    ``memory``, ``spill``: as in `Flow.open`; with both, the log is read as it goes and may be larger than memory, its
-    live rows not.  ``secret``: decides the hash order.  O(events) expected.
+    arrival; full contents in a mark, see `ddflow.logs`.  ``schema``: of the events, by default that of the first part;
+    a part that lacks a column has null there.  ``memory``, ``spill``: as in `Flow.open`; with both, the log is read as
+    it goes and may be larger than memory, its live rows not.  ``secret``: decides the hash order.  O(events) expected.
 
     Raises `NotArrow`, `SchemaMismatch`, `SpecError`, `NullKey`, `BudgetExceeded`; `TieRefused` under ``tie="error"``
     for two events that tie anywhere in the log; and for a part in a mark what `Engine.replace` raises.
@@ -93,13 +94,15 @@ def folded(
         yield (piece.select(names) for piece in engine.circuit.upserts[LOG].arranged.pieces())
 
 
-def take(engine: Engine, name: str, part: Any, time: int) -> Step:
+def take(engine: Engine, name: str, part: Any, time: int, epoch: int | None = None) -> Step:
     """One call of an engine: a part of a log, as it is marked, for the source ``name``.  As those raise and cost."""
     if isinstance(part, Full):
-        return engine.replace(name, part.rows, time, part.scope, order=part.order)
+        return engine.replace(name, part.rows, time, part.scope, order=part.order, epoch=epoch)
     if isinstance(part, Restated):
-        return engine.restate(name, part.rows, time, order=part.order)
-    return engine.push({name: part}) if engine.flow.holds_back else engine.step({name: part}, time)
+        return engine.restate(name, part.rows, time, order=part.order, epoch=epoch)
+    if engine.flow.holds_back:
+        return engine.push({name: part}, epoch=epoch)
+    return engine.step({name: part}, time, epoch=epoch)
 
 
 def _calls(parts: Iterator[Any], declared: pa.Schema, bound: Bound) -> Iterator[Any]:

@@ -56,8 +56,11 @@ class Restated:
 
 
 MARKS: Final = (Full, Restated)
-SAY: Final = ("give one part for each call that the state was fed by, in their order; or mark those that are no events: "
-              "dd.Full(rows), on the command line --full FILE")  # fmt: skip
+SAY: Final = (
+    "give one part for each call that the state was fed by, in their order; or mark those that are no events: "
+    "dd.Full(rows), on the command line --full FILE"
+)
+"""What to do about a log that cannot be told apart."""
 
 
 def parts_of(log: Any, what: str) -> Iterator[Any]:
@@ -122,8 +125,9 @@ class _Telling:
     def by_marks(self, parts: Sequence[Any]) -> list[Any]:
         """Events are cut anyhow, all else is marked; from the end to the beginning, which may be left out."""
         groups: list[Any] = []
-        for marked, each in groupby(parts, lambda part: isinstance(part, MARKS)):
-            groups += list(each) if marked else [list(each)]
+        for marked, run_of in groupby(parts, lambda part: isinstance(part, MARKS)):
+            some = list(run_of)
+            groups += some if marked else [some]
         out: list[Any] = []
         for run in reversed(self.fed.runs):
             for _ in range(1 if run.way == EVENTS else run.calls):
@@ -161,8 +165,8 @@ class _Telling:
         if not isinstance(first, MARKS) or not way_of(first).whole:
             raise self._no("the log begins later, and not with full contents of all", "give it from the beginning")
         if self.to.spec.keeps_order and not all(isinstance(part, MARKS) for part in told):
-            raise self._no("the log begins later, and has events after its full contents, which are judged by the orders "
-                           "that keys were deleted by before", "give it from the beginning")  # fmt: skip
+            raise self._no("the log begins later, and has events after its full contents, which are judged by the "
+                           "orders that keys were deleted by before", "give it from the beginning")  # fmt: skip
 
     def _marked(self, part: Any, run: Run) -> Full | Restated:
         """A part as the call that it was, whose mark may leave open what the state says."""

@@ -144,11 +144,12 @@ def verify(state: State, logs: Mapping[str, Any], *, epoch: int | None = None, f
 
     ``logs``: by source, as for `ddflow.merge_on_read`: everything that was given to the state, in the order of arrival
     where that decides.  Where that was not all events, a part for each call, or those that are no events in a mark; a
-    log may begin with full contents that replaced all before: see `ddflow.logs`.  ``epoch``, ``flow``, ``trust``: as for `ddflow.read`.  ``memory``: a budget for the fold, which
-    goes beyond it to ``spill``, by default a temporary folder; None: all in memory.  ``look``: for progress.
+    log may begin with full contents that replaced all before: see `ddflow.logs`.  ``epoch``, ``flow``, ``trust``: as
+    for `ddflow.read`.  ``memory``: a budget for the fold, which goes beyond it to ``spill``, by default a temporary
+    folder; None: all in memory.  ``look``: for progress.
 
-    Raises `NotReadable` for a source that is not there, `LogUnclear` for a log that cannot be what the state was fed, what `ddflow.read` raises for the state, and what
-    `ddflow.merge_on_read` raises for a log.
+    Raises `NotReadable` for a source that is not there, `LogUnclear` for a log that cannot be what the state was fed,
+    what `ddflow.read` raises for the state, and what `ddflow.merge_on_read` raises for a log.
     """
     with Snapshot.open(state, epoch=epoch, flow=flow, trust=trust) as snapshot:
         for name in logs:

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.batcher import Batcher, Sealed, joined
@@ -59,19 +60,21 @@ if TYPE_CHECKING:
 
 HELD: Final = ("deleted", "held")
 """What a version is called in a story, by whether it is live."""
+ABSENT: Final = "absent"
+"""What the deletion of a key that full contents do not name is called, and its verdict."""
 LOST: Final = ("stale", "tie_lost", "superseded")
 """The verdicts of events that another one won against."""
 
 
 @dataclass(frozen=True)
 class Story:
-    """``source``, ``key``: whose.  ``table``: a row each version ("held", "deleted"), pending event ("pending"), event of
-    the log ("event"), and deletion by full contents of the log that do not name the key ("absent"): ``what``, ``_time``,
-    ``verdict`` and ``seq`` of events, the source's columns, and ``winner_`` columns of the order that the key holds from
-    then on.  ``row``: what it holds now, None for nothing.  ``columns``: of a row.  ``settled``: how many versions have
-    a time up to ``since``, or had one before it.  ``replayed``: what the times of events are, where a log was given.
-    ``fed``: how the source was fed, where that was not by events alone.  ``scopes``: of the full contents that do not
-    name the key, in their order."""
+    """``source``, ``key``: whose.  ``table``: a row each version ("held", "deleted"), pending event ("pending"), event
+    of the log ("event"), and deletion by full contents of the log that do not name the key ("absent"): ``what``,
+    ``_time``, ``verdict`` and ``seq`` of events, the source's columns, and ``winner_`` columns of the order that the
+    key holds from then on.  ``row``: what it holds now, None for nothing.  ``columns``: of a row.  ``settled``: how
+    many versions have a time up to ``since``, or had one before it.  ``replayed``: what the times of events are, where
+    a log was given.  ``fed``: how the source was fed, where that was not by events alone.  ``scopes``: of the full
+    contents that do not name the key, in their order."""
 
     source: str
     key: Mapping[str, Any]
@@ -109,7 +112,7 @@ class Story:
             if row["what"] == "event":
                 lost = _by(row, "; the key held order ") if row["verdict"] in LOST else ""
                 lines.append(f"  at {row[TIME]}: {row['verdict']} {self._row(row)}{lost}")
-            elif row["what"] == "absent":
+            elif row["what"] == ABSENT:
                 scope = next(scopes)
                 whole = "full contents" if scope is None else f"full contents of the scope {scope!r}"
                 lines.append(f"  at {row[TIME]}: deleted: {whole} do not name it{_by(row, ', by order ')}")
@@ -123,9 +126,10 @@ class Story:
 def why(reading: Reading, source: str, key: Any, log: Any = None) -> Story:
     """The story of a key.  O(runs + pending events), and O(events) of a log.
 
-    ``key``: its value, values in the order of the key columns, or a mapping by column.  ``log``: as for `ddflow.verify`;
-    each part of an iterable is one epoch.  Raises `NotReadable` for an unknown source or a value that is no key of it;
-    `LogUnclear` for a log that is not what the source was fed; what `Intake.admit` raises for it, and `TieRefused`.
+    ``key``: its value, values in the order of the key columns, or a mapping by column.  ``log``: as for
+    `ddflow.verify`; each part of an iterable is one epoch.  Raises `NotReadable` for an unknown source or a value that
+    is no key of it; `LogUnclear` for a log that is not what the source was fed; what `Intake.admit` raises for it, and
+    `TieRefused`.
     """
     if source not in reading.circuit.upserts:
         raise NotReadable(f"why {key!r} of {source!r}", "there is no source of that name",
@@ -262,7 +266,7 @@ class _Telling:
         return np.flatnonzero(found)
 
     def replay(self, log: Iterator[Any], frontier: int) -> None:
-        """Judge the log's events of this key, by an operator of its own, and tell of each.  ``log``: its marked parts."""
+        """Judge the log's events of this key, by an operator of its own, and tell of each.  ``log``: marked parts."""
         spec: Spec = replace(self.bound.spec, stale="drop", lateness=None, late=_lateless(self.bound.spec))
         bound = bind(self.bound.name, self.bound.schema, spec)
         upsert, intake, batcher = Upsert(bound, Secret.fresh()), Intake(bound), Batcher()
@@ -317,8 +321,9 @@ class _Telling:
         upsert.contents = contents
         judgement = upsert.judge(sealed, times, int(times[-1]))
         winners = judgement.winner_orders(np.arange(sealed.times.size)) if self.winners else None
-        what = np.where(sealed.arrival < (CLOSED if contents is None else contents), "event", "absent").tolist()
-        self._tell(what, sealed.times, sealed.events, winners, named(judgement.verdict), sealed.arrival)
+        given = pa.array(sealed.arrival < (CLOSED if contents is None else contents))
+        what, verdict = pc.if_else(given, "event", ABSENT), pc.if_else(given, named(judgement.verdict), ABSENT)
+        self._tell(what.to_pylist(), sealed.times, sealed.events, winners, verdict, sealed.arrival)
         upsert.apply(judgement, int(times[-1]) + 1, int(times[-1]))
         upsert.contents = None
 

@@ -134,8 +134,9 @@ class Fed(NamedTuple):
         if len(self.runs) > SHOWN:
             told.insert(0, f"... {len(self.runs) - SHOWN:,} runs of calls more")
         if self.forgotten:
-            told.insert(0, f"{self.forgotten:,} calls that are not kept one by one (epochs up to {self.until:,}: "
-                        f"{self.events:,} of events, {self.full:,} of full contents, {self.restated:,} restated)")  # fmt: skip
+            kinds = f"{self.events:,} of events, {self.full:,} of full contents, {self.restated:,} restated"
+            calls = f"{self.forgotten:,} calls that are not kept one by one"
+            told.insert(0, f"{calls} (epochs up to {self.until:,}: {kinds})")
         return ", ".join(told)
 
 

@@ -144,8 +144,9 @@ class Manifest:
             raise damaged(what, f"its header says format {format_}, its body format {inside}")
         if format_ != FORMAT:
             raise CorruptState(what, f"it has format {format_}, and this ddflow reads format {FORMAT}",
-                               "it was written by another ddflow: open it with that one, or replay the log into a new "
-                               "state; ddflow rollback goes back to a version of this format, if one is kept")  # fmt: skip
+                               "it was written by another ddflow: open it with that one, or replay the log into a "
+                               "new state; ddflow rollback goes back to a version of this format, where one is kept",
+                               )  # fmt: skip
         manifest = _read(record)
         if manifest.number != number:
             raise damaged(what, f"it says it is manifest {manifest.number}")
