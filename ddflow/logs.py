@@ -106,7 +106,8 @@ class _Telling:
         for part in log:
             if isinstance(part, MARKS):
                 raise self._no(
-                    f"a part of the log is marked {type(part).__name__}", "give it as events, without a mark"
+                    f"a part of the log is marked {type(part).__name__}",
+                    "give it as events, without a mark (dd.Full, --full)",
                 )
             yield part
 

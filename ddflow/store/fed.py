@@ -51,7 +51,7 @@ class Way(NamedTuple):
 
     def __str__(self) -> str:
         text = {EVENTS_KIND: "events", FULL: "full contents", RESTATED: "restated"}[self.kind]
-        return text if self.scope is None else f'{text} of the scope "{self.scope[:200]}"'
+        return text if self.scope is None else f"{text} of the scope {self.scope[:200]!r}"
 
 
 EVENTS: Final = Way(EVENTS_KIND)
