@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from ddflow.fold import merge_on_read
     from ddflow.frontier import CLOSED, NEVER
     from ddflow.identity import Secret
+    from ddflow.logs import Full, Restated
     from ddflow.merging.expiry import Expiry
     from ddflow.merging.machine import Machine
     from ddflow.merging.merge import Merge
@@ -79,7 +80,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "CLOSED": "frontier", "NEVER": "frontier", "Collection": "flow", "Engine": "engine",
-    "Estimate": "sizing", "Flow": "flow", "Reader": "reader", "Secret": "identity", "Snapshot": "snapshot",
+    "Estimate": "sizing", "Flow": "flow", "Full": "logs", "Reader": "reader", "Restated": "logs",
+    "Secret": "identity", "Snapshot": "snapshot",
     "Stats": "stats", "Step": "step", "Tombstone": "spec", "Upsert": "spec", "Verdicts": "verdicts",
     "estimate": "sizing", "fsck": "proof.fsck", "inspect": "proof.inspect", "merge_on_read": "fold", "read": "snapshot",
     "tombstone": "spec", "verify": "proof.verify", "gc": "custody.collect", "migrate": "custody.migrate",
@@ -99,9 +101,11 @@ __all__ = [
     "Estimate",
     "Expiry",
     "Flow",
+    "Full",
     "Machine",
     "Merge",
     "Reader",
+    "Restated",
     "Secret",
     "Snapshot",
     "Stats",

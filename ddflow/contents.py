@@ -18,23 +18,28 @@ same order; a row is only gathered where its key is missing.  Nothing is judged 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pat
 
 from ddflow.arrange.arrangement import Arrangement
 from ddflow.arrange.merge import by_sorting
 from ddflow.batcher import Sealed
-from ddflow.errors import DuplicateKeys, OutOfScope, SpecError
+from ddflow.errors import CorruptState, DuplicateKeys, OutOfScope, SpecError
 from ddflow.expressions import compile as compile_expression
 from ddflow.frontier import NEVER
 from ddflow.identity import NONE, Ints, Secret, Words, flags, identities, ordered_words, validity, value_hashes
 from ddflow.operators.upsert import Upsert
+from ddflow.order import value_of
 from ddflow.rows import dense_ranks, gather, shown_row
-from ddflow.schema import is_word
+from ddflow.schema import is_text, is_word
 from ddflow.sorting import Sorted, sort
+from ddflow.spec import Upsert as Spec
+from ddflow.store.fed import Word
 
 NAMED = 5
 """How many keys or rows an error names."""
@@ -58,9 +63,11 @@ class Contents:
             raise SpecError(asked, "it has a machine, which makes of events what it holds", "step it with events")
         if scope is not None:
             self.scope = compile_expression(scope, self.bound.row_schema, boolean=True, what=f"the scope of {asked}")
-        self.ordered = [*self.bound.spec.order_by, *([self.bound.spec.seq] if self.bound.spec.seq else [])]
+        self.ordered = ordered(self.bound.spec)
         self.order = None if order is None else given_order(order, self.ordered, self.bound.schema, asked)
         self._fixed = order is not None
+        self.spelled = None if self.order is None else spelled(self.order)
+        """The order that was given, in words that a manifest keeps."""
         self._ids: list[tuple[Words, Words]] = []
 
     def look(self, events: pa.RecordBatch) -> None:
@@ -151,6 +158,11 @@ class Contents:
         return self.bound.noted(pa.RecordBatch.from_arrays(every, schema=self.bound.schema), [])
 
 
+def ordered(spec: Spec) -> list[str]:
+    """The columns whose values say which event wins."""
+    return [*spec.order_by, *([spec.seq] if spec.seq else [])]
+
+
 def given_order(order: Any, names: list[str], schema: pa.Schema, asked: str) -> pa.RecordBatch:
     """An order that a caller names, as one row of the columns ``names``: by column, or the value of the only one.
 
@@ -168,6 +180,45 @@ def given_order(order: Any, names: list[str], schema: pa.Schema, asked: str) -> 
         kinds = [str(field.type) for field in fields]
         raise SpecError(asked, f"order={order!r} ({error})", f"give values of {kinds}") from None
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+
+def spelled(order: pa.RecordBatch) -> tuple[Word, ...]:
+    """An order, one row, as a word a column: JSON can hold it, and `unspelled` gives it back.  O(columns)."""
+    out: list[Word] = []
+    for column in order.columns:
+        kind, value = column.type, column[0].as_py() if column.null_count or not is_word(column.type) else None
+        if column.null_count:
+            out.append(None)
+        elif is_word(kind):
+            out.append(int(ordered_words(column)[0]))
+        else:
+            out.append(value.hex() if isinstance(value, bytes) else str(value))
+    return tuple(out)
+
+
+def unspelled(words: Sequence[Word], names: Sequence[str], schema: pa.Schema) -> dict[str, pa.Scalar]:
+    """What `spelled` was given, by the column's name.  O(columns).  Raises `CorruptState` for what it never gave."""
+    out = {}
+    try:
+        for name, word in zip(names, words, strict=True):
+            field = schema.field(name)
+            if word is None:
+                out[name] = pa.scalar(None, field.type)
+            elif is_word(field.type):
+                exact = field.with_nullable(False)
+                out[name] = value_of([np.array([word], np.int64)], exact)[0]
+            else:
+                made: Any = str(word)
+                if pat.is_decimal(field.type):
+                    made = Decimal(made)
+                elif not is_text(field.type):
+                    made = bytes.fromhex(made)
+                out[name] = pa.scalar(made, field.type)
+    except (ValueError, TypeError, OverflowError, ArithmeticError, pa.ArrowException) as error:
+        raise CorruptState(f"the order {list(words)!r} of full contents", f"it is none of {list(names)} ({error})",
+                           "restore the state from a copy, or mark the log's parts with orders of their own",
+                           ) from None  # fmt: skip
+    return out
 
 
 def greatest(rows: pa.RecordBatch) -> int:

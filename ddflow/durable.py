@@ -162,6 +162,7 @@ class Durable:
         for arranged in engine.circuit.arrangements.values():
             arranged.slots.lasting = True
         engine.frontier, engine.last, engine.since = manifest.frontier, manifest.last, manifest.since
+        engine.fed = manifest.fed
         names = {blob.name for blob in manifest.outputs() if not blob.name.endswith(PARQUET)}
         records = []
         for part in manifest.partitions:
@@ -292,7 +293,7 @@ class Durable:
         new = replace(
             manifest, epoch=epoch, plan=self.plan, fingerprint=fingerprint(self.plan), frontier=engine.frontier,
             last=engine.last, since=engine.since, receipts=receipts, greatest=greatest, horizons=horizons,
-            folder=manifest.folder if self.folder is None else self.folder.path,
+            fed=engine.fed, folder=manifest.folder if self.folder is None else self.folder.path,
         )  # fmt: skip
         names = files_named(data) | {b.name for b in new.outputs() if not b.name.endswith(PARQUET)}
         # From here on it may happen, whatever we are told.

@@ -18,7 +18,7 @@ On durable state calls become epochs, published whole (``durable``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -45,6 +45,7 @@ from ddflow.replacing import Replacing
 from ddflow.sides import check_listed
 from ddflow.step import Step
 from ddflow.stepping import Stepping
+from ddflow.store.fed import EVENTS, Way, fed_by
 from ddflow.verdicts import Verdicts
 
 
@@ -123,7 +124,7 @@ class Engine(Compacting, Replacing, Stepping):
                                    "give every step a greater time")  # fmt: skip
             inflows, digest = self._admit(inputs, time, asked)
             with self._released(CLOSED, {name: inflow.batcher for name, inflow in inflows.items()}) as given:
-                return self._done(asked, digest, self._take(inflows, self._judge(given, time), time + 1, time))
+                return self._done(asked, digest, self._take(inflows, self._judge(given, time), time + 1, time), inputs)
 
     def push(self, inputs: Mapping[str, Any], *, epoch: int | None = None) -> Step:
         """Hold-back mode: take in rows that wait for their times to close; returns what ``lateness=`` closes.
@@ -139,9 +140,9 @@ class Engine(Compacting, Replacing, Stepping):
             inflows, digest = self._admit(inputs, None, asked)
             to = lateness_frontier(self.intakes, inflows)
             if to > self.frontier:
-                return self._done(asked, digest, self._sealed(inflows, to))
+                return self._done(asked, digest, self._sealed(inflows, to), inputs)
             self._check_budget(None, inflows)
-            return self._done(asked, digest, self._take(inflows, None, self.frontier, self.last))
+            return self._done(asked, digest, self._take(inflows, None, self.frontier, self.last), inputs)
 
     def advance_to(self, frontier: int, *, epoch: int | None = None) -> Step:
         """Hold-back mode: close the times below ``frontier`` (`CLOSED`: all) and return what became of them.
@@ -156,7 +157,7 @@ class Engine(Compacting, Replacing, Stepping):
             if (again := self._replayed(asked, epoch, {})) is not None:
                 return again
             advance(self.frontier, to)
-            return self._done(asked, combined(asked.kind, to, {}), self._sealed({}, to))
+            return self._done(asked, combined(asked.kind, to, {}), self._sealed({}, to), ())
 
     def commit(self) -> int:
         """Publish what was done since the last commit as one epoch, state and outputs together; its number.
@@ -182,8 +183,9 @@ class Engine(Compacting, Replacing, Stepping):
                             "leave epoch= out, or open the flow with a state")  # fmt: skip
         return None
 
-    def _done(self, asked: Asked, digest: str, step: Step) -> Step:
-        """A call that was taken in, committed where that is asked for."""
+    def _done(self, asked: Asked, digest: str, step: Step, sources: Iterable[str], way: Way = EVENTS) -> Step:
+        """A call that was taken in and fed some ``sources``, committed where that is asked for."""
+        self.fed = fed_by(self.fed, sources, way, self.epoch + 1)
         if self.durable is not None:
             with self.turns.commit:
                 self.durable.record(asked, digest, step)

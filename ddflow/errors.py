@@ -74,6 +74,10 @@ class NotReadable(DdflowError, ValueError):
     """A read asks for a time before ``since`` or not yet closed, or for a name that is no output."""
 
 
+class LogUnclear(DdflowError, ValueError):
+    """A log is not what a state was fed, or cannot be told to be; mark its parts, or give all of them."""
+
+
 class CountOverflow(DdflowError, OverflowError):
     """A count does not fit int64; the step was refused whole."""
 

@@ -4,8 +4,9 @@ Invariant: it gives the collection that an engine holds once it has taken in the
 into calls, as far as docs/semantics.md promises that under "Schedule".  So it is what a state is compared with.  Why
 that is not trivial: it judges by the same kernels, but holds nothing: an engine in memory, all events in one call.  It
 cannot know what depends on when events came in: which were late (``late=``, ``lateness=``), which a refused call left
-out, what expired; nor, under ``noop_ignore=``, which of two rows that do not differ came first into the state.
-(TrinityLake, "Upsert", Reader Requirement.)
+out, what expired; nor, under ``noop_ignore=``, which of two rows that do not differ came first into the state.  Parts
+that are marked, `ddflow.Full` or `ddflow.Restated`, are not events: they replace what came before.  (TrinityLake,
+"Upsert", Reader Requirement.)
 
 >>> import pyarrow as pa
 >>> from ddflow.spec import tombstone
@@ -16,21 +17,25 @@ out, what expired; nor, under ``noop_ignore=``, which of two rows that do not di
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, groupby
 from os import PathLike
 from typing import Any
 
 import pyarrow as pa
 
+from ddflow.binding import Bound
+from ddflow.engine import Engine
 from ddflow.errors import NotArrow
 from ddflow.flow import Flow
 from ddflow.frontier import CLOSED
 from ddflow.identity import Secret
+from ddflow.logs import MARKS, Full, Restated, parts_of
 from ddflow.schema import conform, imported, to_schema, to_table
 from ddflow.spec import Upsert
+from ddflow.step import Step
 
 LOG = "log"
 """The source, as messages call it."""
@@ -48,12 +53,12 @@ def merge_on_read(
     """The rows that live after all events of ``log``, in hash order; each is there once.
 
     ``log``: a table, record batches, a reader, anything that speaks Arrow, or an iterable of these, in the order of
-    arrival.  ``schema``: of the events, by default that of the first part; a part that lacks a column has null there.
-    ``memory``, ``spill``: as in `Flow.open`; with both, the log is read as it goes and may be larger than memory, its
-    live rows not.  ``secret``: decides the hash order.  O(events) expected.
+    arrival; full contents in a mark, see `ddflow.logs`.  ``schema``: of the events, by default that of the first part;
+    a part that lacks a column has null there.  ``memory``, ``spill``: as in `Flow.open`; with both, the log is read as
+    it goes and may be larger than memory, its live rows not.  ``secret``: decides the hash order.  O(events) expected.
 
-    Raises `NotArrow`, `SchemaMismatch`, `SpecError`, `NullKey`, `BudgetExceeded`; and `TieRefused` under
-    ``tie="error"`` for two events that tie anywhere in the log.
+    Raises `NotArrow`, `SchemaMismatch`, `SpecError`, `NullKey`, `BudgetExceeded`; `TieRefused` under ``tie="error"``
+    for two events that tie anywhere in the log; and for a part in a mark what `Engine.replace` raises.
     """
     with folded(log, spec, schema, memory=memory, spill=spill, secret=secret) as pieces:
         tables = list(pieces)
@@ -81,38 +86,42 @@ def folded(
     # An engine has an output; this one asks for the least of each row.
     flow.output("rows", source.count(by=[]))
     with flow.open(memory=memory, spill=spill, secret=secret) as engine:
-        if source.bound.merging is not None:
-            # Part by part, since a column that a part lacks is not null there; how events are split does not matter.
-            calls: Iterator[Any] = parts
-        else:
-            calls = iter(
-                [pa.RecordBatchReader.from_batches(declared, _conformed(parts, declared, source.bound.required))]
-            )
-        for time, rows in enumerate(calls):
-            if flow.holds_back:
-                engine.push({LOG: rows})
-            else:
-                engine.step({LOG: rows}, time)
+        for time, part in enumerate(_calls(parts, declared, source.bound)):
+            take(engine, LOG, part, time)
         if flow.holds_back:
             engine.advance_to(CLOSED)
         names = source.schema.names
         yield (piece.select(names) for piece in engine.circuit.upserts[LOG].arranged.pieces())
 
 
-def _speaks_arrow(given: Any) -> bool:
-    return hasattr(given, "__arrow_c_stream__") or hasattr(given, "__arrow_c_array__")
+def take(engine: Engine, name: str, part: Any, time: int, epoch: int | None = None) -> Step:
+    """One call of an engine: a part of a log, as it is marked, for the source ``name``.  As those raise and cost."""
+    if isinstance(part, Full):
+        return engine.replace(name, part.rows, time, part.scope, order=part.order, epoch=epoch)
+    if isinstance(part, Restated):
+        return engine.restate(name, part.rows, time, order=part.order, epoch=epoch)
+    if engine.flow.holds_back:
+        return engine.push({name: part}, epoch=epoch)
+    return engine.step({name: part}, time, epoch=epoch)
+
+
+def _calls(parts: Iterator[Any], declared: pa.Schema, bound: Bound) -> Iterator[Any]:
+    """The parts as the fewest calls: events that follow one another are one."""
+    for marked, each in groupby(parts, lambda part: isinstance(part, MARKS)):
+        if marked or bound.merging is not None:
+            # Part by part, since a column that a part lacks is not null there; how events are split does not matter.
+            yield from each
+        else:
+            yield pa.RecordBatchReader.from_batches(declared, _conformed(each, declared, bound.required))
 
 
 def _parts(log: Any) -> tuple[Iterator[Any], Any]:
     """The parts of a log, and what tells the schema of the first; None when there is none."""
-    if _speaks_arrow(log):
-        parts: Iterator[Any] = iter([log])
-    elif isinstance(log, Iterable) and not isinstance(log, str | bytes | dict):
-        parts = iter(log)
-    else:
-        raise NotArrow(f"rows for {LOG!r}", f"{type(log).__name__} does not speak Arrow",
-                       "give a table, record batches, a reader, or an iterable of these")  # fmt: skip
+    parts = parts_of(log, repr(LOG))
     for part in parts:
+        if isinstance(part, MARKS):
+            part = replace(part, rows=_streamed(part.rows))
+            return chain([part], parts), part.rows
         part = _streamed(part)
         return chain([part], parts), part
     return parts, None

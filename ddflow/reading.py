@@ -16,6 +16,7 @@ apart: an engine that takes steps and one that is only read (``snapshot``) answe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from ddflow.history import changes, check_readable
 from ddflow.reader import Holds, Reader
 from ddflow.schema import did_you_mean
 from ddflow.stats import Arranged, Stats
+from ddflow.store.fed import Fed
 from ddflow.turns import Turns
 from ddflow.verdicts import Verdicts
 
@@ -42,7 +44,7 @@ class Reading:
     """What can be read: ``flow``, ``circuit``, and the times ``frontier``, ``last``, ``since``.
 
     ``frontier``: the least time that may still come: `NEVER` before the first step, `CLOSED` when none can.  ``last``:
-    the last closed one.  ``since``: reads at it and later are exact.
+    the last closed one.  ``since``: reads at it and later are exact.  ``fed``: by source, how it was fed.
     """
 
     flow: Flow
@@ -52,6 +54,7 @@ class Reading:
     holds: Holds
     turns: Turns
     totals: dict[str, int]
+    fed: Mapping[str, Fed]
     frontier: int = NEVER
     last: int = NEVER
     since: int = NEVER

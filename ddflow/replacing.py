@@ -39,6 +39,7 @@ from ddflow.reading import as_int64
 from ddflow.sides import verdict_rows
 from ddflow.spilling import make_room
 from ddflow.step import Step
+from ddflow.store.fed import FULL, RESTATED, Way
 
 if TYPE_CHECKING:
     from ddflow.engine import Engine
@@ -87,6 +88,7 @@ def _whole(engine: Engine, kind: str, name: str, rows: Any, time: int, scope: st
         upsert = engine.circuit.upserts[name]
         contents = Contents(upsert, f"{kind} of {name!r} at time {time}", scope, order)
         asked = Asked(kind, time, _further(engine, name, contents))
+        way = Way(FULL if kind == "replace" else RESTATED, scope, contents.spelled)
         if (again := engine._replayed(asked, epoch, {name: rows})) is not None:
             return again
         if time < engine.frontier:
@@ -104,7 +106,7 @@ def _whole(engine: Engine, kind: str, name: str, rows: Any, time: int, scope: st
         finally:
             upsert.contents = None
         step.verdicts = replace(step.verdicts, absent=absent)
-        return engine._done(asked, digest, step)
+        return engine._done(asked, digest, step, (name,), way)
 
 
 def _further(engine: Engine, name: str, contents: Contents) -> str:

@@ -67,7 +67,7 @@ class Snapshot(Reading):
         self.circuit = Circuit(flow, secret)
         self.intakes = {name: Intake(source.bound) for name, source in flow.sources.items()}
         self.batchers = {name: Batcher() for name in flow.sources}
-        self.totals = {}
+        self.totals, self.fed = {}, manifest.fed
         self.frontier, self.last, self.since = manifest.frontier, manifest.last, manifest.since
         vault = Vault(store)
         recovery.fill(self, records, vault, indexed=False, sieved=False, spread=manifest.spread)

@@ -73,7 +73,7 @@ class Stepping(Reading):
         self.batchers = {name: Batcher() for name in flow.sources}
         outputs = {name: node.updates_schema(flow.time_type) for name, node in flow.outputs.items()}
         self._nothing = {**{name: empty(schema) for name, schema in outputs.items()}, **Sides(flow).tables()}
-        self.totals = {}
+        self.totals, self.fed = {}, {}
         self._owed: dict[str, pa.Table] = {}
 
     def output_schema(self, name: str) -> pa.Schema:

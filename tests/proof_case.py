@@ -19,7 +19,10 @@ from ddflow.store.memory import MemoryStore
 SCHEMA = pa.schema({"id": pa.int64(), "city": pa.string(), "at": pa.int64(), "gone": pa.bool_()})
 EPOCH = dd.Upsert(key="id", order_by="at", delete=dd.tombstone("gone"))
 HELD = dd.Upsert(key="id", time="at", delete=dd.tombstone("gone"))
+ARRIVAL = dd.Upsert(key="id", delete=dd.tombstone("gone"))
 WIDE = dd.Upsert(key=["id", "city"], order_by="at", delete=dd.tombstone("gone"), null_key="keep")
+
+BERN = "city = 'Bern'"
 
 
 def plan(spec: dd.Upsert = EPOCH, **more: pa.DataType) -> dd.Flow:
@@ -62,6 +65,22 @@ def feed(state: Any, steps: list[pa.Table], spec: dd.Upsert = EPOCH, **options: 
                 engine.step({"orders": step}, time=engine.last + 1 if engine.last > dd.NEVER else 1)
 
 
+def one(*ids: int, city: str = "Bern", at: int = 1) -> pa.Table:
+    """A row for each key, alike but for it."""
+    rows = [{"id": each, "city": city, "at": at, "gone": False} for each in ids]
+    return pa.Table.from_pylist(rows, SCHEMA)
+
+
+def replaced(store: MemoryStore, spec: dd.Upsert = ARRIVAL) -> list[pa.Table]:
+    """A state that was fed events, full contents, full contents of a scope; its log without marks."""
+    parts = [one(1, 2), one(2, 3), one(3)]
+    with plan(spec).open(store, retain=9) as engine:
+        engine.step({"orders": parts[0]}, 1)
+        engine.replace("orders", parts[1], 2)
+        engine.replace("orders", parts[2], 3, BERN)
+    return parts
+
+
 def files(state: Path) -> list[Path]:
     """All files of a state in a folder."""
     return sorted(path for path in state.rglob("*") if path.is_file())
@@ -76,6 +95,15 @@ def lie(store: MemoryStore, tell: Callable[[Any], None]) -> None:
     store = store.writer()
     part = store.put("json", lambda sink: sink.write(json.dumps(inventory).encode()))
     new = replace(manifest, number=manifest.number + 1, nonce=store.nonce, partitions=(part,))
+    assert store.publish(new.number, new.encode())
+
+
+def lie_in(store: MemoryStore, **fields: Any) -> None:
+    """Publish the newest version again with other fields, with a checksum that is right."""
+    manifest = newest(store)
+    assert manifest is not None
+    store = store.writer()
+    new = replace(manifest, number=manifest.number + 1, nonce=store.nonce, **fields)
     assert store.publish(new.number, new.encode())
 
 

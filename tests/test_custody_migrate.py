@@ -89,7 +89,7 @@ def test_the_old_output_and_the_net_difference_are_the_new_output(
         assert all(held[name][row] != wanted[name][row] for row in net)
         assert set(done.tables[name].column("_time").to_pylist()) <= {done.last}
         assert counted(dd.read(new.writer(), name)) == wanted[name]
-    assert (done.new, done.full, done.gone) == ([], [], [])
+    assert (done.new, done.whole, done.gone) == ([], [], [])
     if not before.holds_back and not after.holds_back:
         assert done.last == len(log) + 1 and done.epoch == len(log)  # above the old state's last time
 
@@ -116,8 +116,8 @@ def test_outputs_that_cannot_be_compared_are_refused_by_name_or_given_whole() ->
     with pytest.raises(PlanChanged, match=r"'large'.*'region', 'int64'"):
         migrate(old.writer(), new, after, log)
     assert not new.shelf.blobs and not new.shelf.manifests
-    done = migrate(old.writer(), new, after, log, full=True)
-    assert (done.new, done.full, done.gone) == (["more"], ["large"], [])
+    done = migrate(old.writer(), new, after, log, whole=True)
+    assert (done.new, done.whole, done.gone) == (["more"], ["large"], [])
     assert done.tables["large"].to_pylist() == [{"id": 1, "amount": 5, "_time": 2, "_diff": 1}]
     assert done.tables["more"].num_rows == 1 and done.tables["by_region"].num_rows == 0
     with pytest.raises(NotReadable, match="lage"):
@@ -171,8 +171,8 @@ def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "now at epoch 3" in result.stderr and "noop 2" in result.stderr
     counts = ["migrate", "old", "counts", "1.csv", "2.csv", "--key", "id", "--by", "city", "-o", "counts.csv"]
     assert "columns" in verb(*counts, code=1).stderr and not (tmp_path / "counts").exists()
-    done = json.loads(verb(*counts, "--full", "--json").stdout)
-    assert (done["epoch"], done["last"], done["written"], done["full"]) == (2, 3, 3, True)
+    done = json.loads(verb(*counts, "--whole", "--json").stdout)
+    assert (done["epoch"], done["last"], done["written"], done["whole"]) == (2, 3, 3, True)
     # When the output cannot be written there is no new state either.
     words[2] = "other"
     (tmp_path / "2.csv").write_text("id,city,at\n,Chur,4\n")

@@ -387,7 +387,7 @@ def test_a_refused_step_forgets_nothing() -> None:
     assert door.step({}, 2).updates["out"] == {((1, 80, "x"), 2): -1}
 
 
-def test_a_state_of_format_1_without_a_horizon_is_read() -> None:
+def test_a_state_that_no_event_gave_a_horizon_is_read() -> None:
     store = MemoryStore()
     door = EngineDoor(scenario({"ttl": 30}), state=store)
     door.step({}, 1)  # no event: no horizon to be told of

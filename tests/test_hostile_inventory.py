@@ -24,7 +24,7 @@ import ddflow as dd
 from ddflow.errors import DdflowError
 from ddflow.store.blob import Blob
 from ddflow.store.local import LocalStore
-from ddflow.store.manifest import newest
+from ddflow.store.manifest import FORMAT, newest
 from ddflow.store.memory import MemoryStore
 
 HERE = Path(__file__).parent
@@ -121,7 +121,7 @@ def run(kind: str, folder: Path, seeds: range) -> None:
 def state(kind: str, to: Path) -> Path:
     from test_golden import copied
 
-    return copied("format-2" if kind == "compressed" else "format-1", kind, to)[0]
+    return copied(f"format-{FORMAT}", kind, to)[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -72,6 +72,7 @@ FLOORS = {
     "ddflow.rebuilt": 5,
     "ddflow.reopening": 5,
     "ddflow.fold": 5,
+    "ddflow.logs": 5,
     "ddflow": 5,
     "ddflow.ledger": 3,
     "ddflow.digests": 4,

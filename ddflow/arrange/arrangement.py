@@ -286,7 +286,9 @@ class Arrangement:
             yield [part for run in whole for part in run.bite(self.slots, last)]
 
     def _live_at(self, parts: list[Part], as_of: int) -> Ints:
-        """References to the rows that were live at a time, of all versions of a range."""
+        """References to the rows that were live at a time, of all versions of a range, which may be none."""
+        if not parts:
+            return np.empty(0, np.int64)
         picked = by_sorting(self.slots, parts, NEVER, droppable=False)
         same = picked.high[1:] == picked.high[:-1]
         if picked.low.size:

@@ -17,6 +17,17 @@ Source = Annotated[
     str | None,
     typer.Option("--source", metavar="NAME", show_default=False, help="Which source, where the state has several."),
 ]
+Full = Annotated[
+    list[str] | None,
+    typer.Option("--full", metavar="FILE", show_default=False,
+                 help="A file of the log that is full contents, as `ddflow replace` takes it: a name, a folder, or a "
+                      "pattern such as 'full-*.csv'. May be repeated."),
+]  # fmt: skip
+Scope = Annotated[
+    str | None,
+    typer.Option("--scope", metavar="EXPR", show_default=False,
+                 help="The scope of the files that --full names. Without: what the state says of each."),
+]  # fmt: skip
 Trust = Annotated[
     str,
     typer.Option("--trust", metavar="owner|group",

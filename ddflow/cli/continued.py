@@ -20,7 +20,7 @@ ddflow.errors.NullKey: rows for 'input': the key is null; mend them; epochs 4 to
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -32,12 +32,13 @@ import ddflow as dd
 from ddflow.cli.options import Ask
 from ddflow.cli.plan import SOURCE
 from ddflow.cli.progress import Tick
-from ddflow.cli.reading import taken, ticked, within
+from ddflow.cli.reading import marked, taken, ticked, within
 from ddflow.errors import DdflowError, StateRefused
 from ddflow.files import Input, open_input
 from ddflow.files.kinds import CSV, JSON, kind_of, listed
 from ddflow.files.types import parse_types
 from ddflow.frontier import NEVER
+from ddflow.logs import MARKS
 from ddflow.rebuilt import sources
 from ddflow.store.manifest import Epoch, newest
 from ddflow.store.opening import open_store
@@ -70,16 +71,19 @@ def _columns(state: str, trust: str) -> pa.Schema | None:
     return found[SOURCE][0] if SOURCE in found else None
 
 
-def epochs(engine: dd.Engine, given: Input, ask: Ask, tick: Tick, least: int = NEVER) -> Iterator[dd.Step]:
+def epochs(engine: dd.Engine, given: Input, ask: Ask, tick: Tick, least: int = NEVER,
+           parts: Sequence[Any] | None = None) -> Iterator[dd.Step]:  # fmt: skip
     """Each file as an epoch of a state, committed before its last step is given out.
 
-    ``least``: the time of the last file, in epoch mode, is no less.
+    ``least``: the time of the last file, in epoch mode, is no less.  ``parts``: the files, as they are marked; by
+    default as is asked for.
     """
-    for i, file in enumerate(given.files):
+    parts = marked(ask, given.files) if parts is None else parts
+    for i, (file, part) in enumerate(zip(given.files, parts, strict=True)):
         number = engine.epoch + 1 if ask.epoch is None else ask.epoch + i
         final = i + 1 == len(given.files)
         batches = ticked(given.batches(file), tick)
-        if ask.held_back:
+        if ask.held_back and not isinstance(part, MARKS):
             yield from _pushed(engine, file, chain(batches, [None]), number, final and ask.lateness is None)
             continue
         receipt, time = _receipt(engine, number), engine.last + 1 if engine.last > NEVER else 1
@@ -89,7 +93,7 @@ def epochs(engine: dd.Engine, given: Input, ask: Ask, tick: Tick, least: int = N
             time = max(time, least)
         with within(file):
             reader = pa.RecordBatchReader.from_batches(given.schema, batches)
-            step = taken(engine, ask, reader, time, number)
+            step = taken(engine, part, reader, time, number)
         engine.commit()
         yield step
 

@@ -78,6 +78,10 @@ def _shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else "" if value is None else str(value)
 
 
+LATEST = 5
+"""How many runs of calls are shown of a source."""
+_WAYS = {"events": "events", "full": "full contents", "restated": "a history, restated"}
+
 Section = tuple[str, Sequence[str], Iterator[Sequence[Any]]]
 
 
@@ -116,6 +120,7 @@ def sections(found: Mapping[str, Any]) -> Iterator[Section]:
     yield "Sources", ("source", "columns", "spec"), (
         (name, ", ".join(f"{c} {kind}" for c, kind, _ in each["columns"]), _spec(each["spec"]))
         for name, each in found["sources"].items())  # fmt: skip
+    yield "How sources were fed", ("source", "epochs", "calls", "by", "scope"), _fed(found["sources"])
     folders = (found["folder"] or {}).get("of", {})
     yield "Outputs", ("output", "is", "folder"), (
         (name, text, f"{found['folder']['path']}/{folders[name]}" if name in folders else "")
@@ -154,6 +159,25 @@ def _partitions(parts: Sequence[Mapping[str, int]]) -> Iterator[Sequence[Any]]:
         yield row(level, "median", list(map(median_low, figures)))
         largest = max(here, key=lambda number: here[number][3])
         yield row(level, f"largest, number {largest}", here[largest])
+
+
+def _fed(sources: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
+    """The last runs of calls that fed a source alike, the newest first; below, what is kept as numbers only."""
+    for name, each in sources.items():
+        runs, before = each["fed"]["runs"][::-1], each["fed"]["before"]
+        for run in runs[:LATEST]:
+            order = " with an order" if run["order"] else ""
+            yield name, _between(run["first"], run["last"]), run["calls"], _WAYS[run["way"]] + order, run["scope"]
+        if older := runs[LATEST:]:
+            calls = sum(run["calls"] for run in older)
+            yield name, _between(older[-1]["first"], older[0]["last"]), calls, f"{len(older):,} runs of calls", ""
+        if before is not None:
+            for way, words in _WAYS.items():
+                yield name, _between(1, before["until"]), before[way], f"{words}, not kept one by one", ""
+
+
+def _between(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first} to {last}"
 
 
 def _spec(spec: Mapping[str, Any]) -> str:

@@ -19,17 +19,21 @@ import csv
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
+import typer
 
 from ddflow.binding import Bound, bind
 from ddflow.errors import NotReadable
 from ddflow.files import Input, open_input
 from ddflow.files.kinds import JSON, kind_of, listed
+from ddflow.logs import Full
 from ddflow.rebuilt import sources
 from ddflow.schema import did_you_mean
 from ddflow.snapshot import found
@@ -61,10 +65,34 @@ def log_of(paths: Sequence[Path | str], bound: Bound) -> Input:
     return open_input(paths, types, bound.required)
 
 
-def streamed(given: Input) -> Iterator[pa.RecordBatchReader]:
-    """A reader for each file, to be read one after the other."""
-    for file in given.files:
-        yield pa.RecordBatchReader.from_batches(given.schema, given.batches(file))
+def streamed(given: Input, full: Sequence[str] | None, scope: str | None) -> Iterator[Any]:
+    """A reader for each file, to be read one after the other, in a mark where that is full contents.
+
+    ``full``, ``scope``: as in `marked`.
+    """
+    for part in marked(given.files, full, scope):
+        file = part.rows if isinstance(part, Full) else part
+        rows = pa.RecordBatchReader.from_batches(given.schema, given.batches(file))
+        yield replace(part, rows=rows) if isinstance(part, Full) else rows
+
+
+def marked(files: Sequence[Path], full: Sequence[str] | None, scope: str | None) -> list[Any]:
+    """Files as parts of a log.  ``full``: names, folders or patterns of those that are full contents, of a ``scope``.
+
+    O(files * names).  Raises `typer.BadParameter` for a name that is none of the files, and a scope of none.
+    """
+    if scope is not None and not full:
+        raise typer.BadParameter("--scope is of full contents: name their files with --full")
+    of = {name: [file for file in files if _is(file, name)] for name in full or ()}
+    for name, these in of.items():
+        if not these:
+            raise typer.BadParameter(f"--full {name}: none of the files of the log is that")
+    whole = {file for these in of.values() for file in these}
+    return [Full(file, scope) if file in whole else file for file in files]
+
+
+def _is(file: Path, name: str) -> bool:
+    return Path(name) in (file, file.parent) or fnmatchcase(str(file), name) or fnmatchcase(file.name, name)
 
 
 def key_of(text: str, bound: Bound) -> dict[str, Any]:

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ddflow.cli import options as o
+from ddflow.cli.arguments import Full, Scope
 
 if TYPE_CHECKING:
-    from ddflow.custody.migrate import Migrated
+    from ddflow.custody.migrate import Migrated, Told
 
 Old = Annotated[str, typer.Argument(metavar="OLD", show_default=False, help="The state that there is.")]
 New = Annotated[str, typer.Argument(metavar="NEW", show_default=False, help="Where the new state is to be.")]
@@ -27,7 +28,7 @@ Log = Annotated[
     typer.Argument(metavar="LOG", show_default=False, help="All files of the log, in their order, or folders of them."),
 ]
 Counts = Annotated[bool, typer.Option("--count", help="Count, as `ddflow count` does; --by says so too.")]
-Full = Annotated[bool, typer.Option("--full", help="Where the columns have changed, write the new contents whole.")]
+Whole = Annotated[bool, typer.Option("--whole", help="Where the columns have changed, write the new contents whole.")]
 
 
 def migrate(
@@ -38,7 +39,9 @@ def migrate(
     counts: Counts = False,
     by: o.By = None,
     name: o.Name = "count",
-    full: Full = False,
+    whole: Whole = False,
+    full: Full = None,
+    scope: Scope = None,
     order_by: o.OrderBy = None,
     tie: o.Tie = "last",
     seq: o.Seq = None,
@@ -68,6 +71,9 @@ def migrate(
     new state's last time, which is above all of the old one's. So whoever follows the old output goes on with this file
     and then with what the new state gives.
 
+    The log is replayed as OLD was fed, which OLD says. Where `ddflow replace` gave it full files, the log has one file
+    for each; or, where its events were cut into files otherwise, `--full` names those that are full.
+
     The old state is not changed, and NEW must not be there yet. When anything fails, nothing of NEW is left.
 
     Examples:
@@ -75,44 +81,45 @@ def migrate(
     * `ddflow migrate state/orders state/orders2 log/ --key id,region --order-by updated_at -o changes.parquet`
     """
     words = locals()
-    left_out = {"old", "new", "log", "counts", "full"}
+    left_out = {"old", "new", "log", "counts", "whole", "full", "scope"}
     ask = o.Ask(inputs=log, counts=counts or by is not None, state=new,
                 **{word: value for word, value in words.items() if word not in left_out})  # fmt: skip
 
-    _migrate(ask, old, full)
+    _migrate(ask, old, whole, full, scope)
 
 
-def _migrate(ask: o.Ask, old: str, full: bool) -> None:
+def _migrate(ask: o.Ask, old: str, whole: bool, full: list[str] | None, scope: str | None) -> None:
     """Replay the log, and say what came of it."""
     from ddflow.cli.plan import OUT, check_usage
 
     check_usage(ask, sides=False)
 
     from ddflow.cli.continued import epochs, opened
-    from ddflow.cli.plan import names, planned
+    from ddflow.cli.log import marked
+    from ddflow.cli.plan import SOURCE, names, planned
     from ddflow.cli.progress import progress
     from ddflow.cli.run import target
     from ddflow.custody.migrate import replay
 
     given = opened(ask, [*names(ask.key), *([ask.time] if ask.time else [])])
     flow, new = planned(ask, given.schema), str(ask.state)
-    out = target(ask, flow, given)
+    out, parts = target(ask, flow, given), marked(given.files, full, scope)
 
-    def feed(engine: Any, least: int) -> None:
+    def feed(engine: Any, least: int, told: Told) -> None:
         with progress(given.rows) as tick:
-            for step in epochs(engine, given, ask, tick, least):
+            for step in epochs(engine, given, ask, tick, least, list(told(SOURCE, parts))):
                 tick(0, step[OUT].num_rows)
 
     def take(done: Migrated) -> None:
         with out:
             out.write(done.tables[OUT])
         about = {"old": old, "new": new, "epoch": done.epoch, "last": done.last, "written": done.tables[OUT].num_rows,
-                 "full": bool(done.full or done.new), "output": ask.output}  # fmt: skip
+                 "whole": bool(done.whole or done.new), "output": ask.output}  # fmt: skip
         if ask.as_json:
             typer.echo(json.dumps(about))
         else:
-            what = "rows, whole," if about["full"] else "updates, net,"
+            what = "rows, whole," if about["whole"] else "updates, net,"
             typer.echo(f"{new} is at epoch {done.epoch:,}: {about['written']:,} {what} of {old}", err=True)
 
     choices: dict[str, Any] = {"trust": ask.trust, "memory": ask.memory}
-    replay(old, new, flow, feed, take, OUT, full=full, **choices)
+    replay(old, new, flow, feed, take, OUT, whole=whole, **choices)

@@ -13,9 +13,11 @@ ddflow.errors.NullKey: a.csv, from row 9: rows for 'input': the key ['id'] is nu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -24,6 +26,8 @@ from ddflow.cli.options import Ask
 from ddflow.cli.plan import SOURCE
 from ddflow.cli.progress import Tick
 from ddflow.errors import DdflowError
+from ddflow.fold import take
+from ddflow.logs import MARKS
 
 
 def ticked(batches: Iterator[pa.RecordBatch], tick: Tick) -> Iterator[pa.RecordBatch]:
@@ -33,11 +37,14 @@ def ticked(batches: Iterator[pa.RecordBatch], tick: Tick) -> Iterator[pa.RecordB
         yield batch
 
 
-def taken(engine: dd.Engine, ask: Ask, rows: pa.RecordBatchReader, time: int, epoch: int | None = None) -> dd.Step:
-    """A file of epoch mode as one step: its rows as events, or, where that is asked for, as full contents."""
-    if ask.whole:
-        return engine.replace(SOURCE, rows, time, ask.scope, epoch=epoch)
-    return engine.step({SOURCE: rows}, time, epoch=epoch)
+def marked(ask: Ask, files: Sequence[Path]) -> list[Any]:
+    """Files as parts of a log: of events, or, where that is asked for, of full contents."""
+    return [dd.Full(file, ask.scope) if ask.whole else file for file in files]
+
+
+def taken(engine: dd.Engine, part: Any, rows: pa.RecordBatchReader, time: int, epoch: int | None = None) -> dd.Step:
+    """A file of epoch mode as one step.  ``part``: the file, as it is marked; ``rows``: what it holds."""
+    return take(engine, SOURCE, replace(part, rows=rows) if isinstance(part, MARKS) else rows, time, epoch)
 
 
 @contextmanager

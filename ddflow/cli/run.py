@@ -29,7 +29,7 @@ from ddflow.cli.continued import epochs, opened, told
 from ddflow.cli.options import Ask
 from ddflow.cli.plan import OUT, SOURCE, check_usage, names, planned
 from ddflow.cli.progress import Tick, progress
-from ddflow.cli.reading import taken, ticked, within
+from ddflow.cli.reading import marked, taken, ticked, within
 from ddflow.cli.show import Done, Piped, Preview
 from ddflow.errors import OutputExists
 from ddflow.files import Input, Output, open_output
@@ -100,11 +100,11 @@ def _steps(engine: dd.Engine, given: Input, ask: Ask, tick: Tick) -> Iterator[dd
     if ask.state is not None:
         yield from epochs(engine, given, ask, tick)
         return
-    for time, file in enumerate(given.files, 1):
+    for time, (file, part) in enumerate(zip(given.files, marked(ask, given.files), strict=True), 1):
         if not ask.held_back:
             reader = pa.RecordBatchReader.from_batches(given.schema, ticked(given.batches(file), tick))
             with within(file):
-                step = taken(engine, ask, reader, time)
+                step = taken(engine, part, reader, time)
             yield step
             continue
         row = 0

@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from ddflow.cli import REFUSED
-from ddflow.cli.arguments import Source, State, Trust
+from ddflow.cli.arguments import Full, Scope, Source, State, Trust
 
 Log = Annotated[
     list[Path],
@@ -28,6 +28,8 @@ Log = Annotated[
 def verify(
     state: State,
     log: Log,
+    full: Full = None,
+    scope: Scope = None,
     source: Source = None,
     memory: Annotated[
         str, typer.Option("--memory", metavar="SIZE", help="What the fold may take; it goes to temporary files beyond.")
@@ -41,6 +43,10 @@ def verify(
     are missing in the state, that are there and should not be, or that differ are counted; the first ten are shown
     with both rows. Counts are made anew from the rows, and compared too. Nothing is written to the state.
 
+    The log is folded as the state was fed, which the state says. Where `ddflow replace` gave it full files, the log has
+    one file for each; or, where its events were cut into files otherwise, `--full` names those that are full. A log may
+    begin with a full file.
+
     A state may rightly know what no log can tell: which events came late, or that a refused step left out. Notes say
     where that may be.
 
@@ -49,6 +55,8 @@ def verify(
     * `ddflow verify state/orders monday.csv tuesday.csv`
 
     * `ddflow verify state/shop orders/ --source orders --json`
+
+    * `ddflow verify state/orders full.csv monday.csv tuesday.csv --full full.csv`
     """
     from ddflow.cli.log import log_of, source_of, streamed, watching
     from ddflow.proof.verify import verify as compared
@@ -56,7 +64,7 @@ def verify(
     bound = source_of(state, source, trust)
     given = log_of(log, bound)
     with watching(f"folding {bound.name}", given.rows, lambda n: f"{n:,} events") as tick:
-        found = compared(state, {bound.name: streamed(given)}, memory=memory, trust=trust, look=tick)  # type: ignore[arg-type]
+        found = compared(state, {bound.name: streamed(given, full, scope)}, memory=memory, trust=trust, look=tick)  # type: ignore[arg-type]
     typer.echo(json.dumps(found.to_dict(), default=str) if as_json else str(found))
     if not found.ok:
         raise typer.Exit(REFUSED)

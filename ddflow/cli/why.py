@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from ddflow.cli.arguments import Source, State, Trust
+from ddflow.cli.arguments import Full, Scope, Source, State, Trust
 
 
 def why(
@@ -25,6 +25,8 @@ def why(
         list[Path] | None,
         typer.Argument(metavar="LOG", show_default=False, help="Files, or folders of them: the events to judge again."),
     ] = None,
+    full: Full = None,
+    scope: Scope = None,
     source: Source = None,
     trust: Trust = "owner",
     as_json: Annotated[bool, typer.Option("--json", help="The story as one JSON object.")] = False,
@@ -33,8 +35,8 @@ def why(
 
     From the state: the row, every version that is still kept with the order that won it, and events that wait for their
     time. From the log, if it is given: every event of the key with its verdict, so that losers are seen, and what they
-    lost against. The log is judged again, each file as one epoch, so the times of events are of that replay; in
-    hold-back mode they are the events' own.
+    lost against, and every full file that does not name the key. The log is judged again, each file as one epoch, so
+    the times of events are of that replay; in hold-back mode they are the events' own.
 
     Examples:
 
@@ -47,6 +49,6 @@ def why(
 
     bound = source_of(state, source, trust)
     given = None if log is None or not log else log_of(log, bound)
-    events = None if given is None else streamed(given)
+    events = None if given is None else streamed(given, full, scope)
     story = why_of(state, bound.name, key_of(key, bound), events, trust=trust)  # type: ignore[arg-type]
     typer.echo(json.dumps(story.to_dict(), default=str) if as_json else str(story))

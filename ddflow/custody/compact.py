@@ -5,9 +5,10 @@ holds a value of a row that is deleted or was replaced, whatever its type.  Why 
 many places beside the newest run: in runs and merges half done; in the payload of a tombstone, which stays as the order
 that its key was deleted by, and whose own row is filler that nobody reads; beneath nulls; in what a batcher has
 released of a file; in the stored outputs of the last epochs, whose retractions name them; and in the versions before
-this one.  So all is rewritten, receipts go (an epoch cannot be given again after that), and it is published twice:
-the two newest versions always stay, and both are clean then.  What was written to a folder of outputs, copied, or
-cached elsewhere is not ours to find; the keyed hash of a deleted key stays for as long as its order does.
+this one.  So all is rewritten, receipts go (an epoch cannot be given again after that), scopes and orders that were
+given with full contents are forgotten, and it is published twice: the two newest versions always stay, and both are
+clean then.  What was written to a folder of outputs, copied, or cached elsewhere is not ours to find; the keyed hash of
+a deleted key stays for as long as its order does.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> from ddflow.store.memory import MemoryStore
@@ -151,6 +152,8 @@ def _publish(engine: Engine, forget: bool) -> None:
     assert durable is not None
     receipts = () if forget else durable.ledger.manifest.receipts
     note = "compaction that forgets" if forget else "compaction"
+    if forget:
+        engine.fed = {name: fed.blind() for name, fed in engine.fed.items()}
     try:
         for _ in range(1 + forget):
             durable.publish(engine, durable.epoch, receipts, note)

@@ -5,7 +5,8 @@ whoever held what the old state's output said, and takes the net difference in, 
 is not trivial: differences of a replay tell a history that was told before, so they are dropped, and contents are
 compared at the end; whoever follows has seen the old state's times, so the new state's last time is above them, as are
 all that will follow; and what cannot be compared, an output of other columns, is refused by name before anything is
-done.  An output that the old state has not comes out whole; one that the new plan has not is named.
+done.  An output that the old state has not comes out whole; one that the new plan has not is named.  The log is
+replayed as the old state was fed (``logs``): full contents as full contents, or deleted keys would come back.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> from ddflow.store.memory import MemoryStore
@@ -36,32 +37,64 @@ import pyarrow as pa
 from ddflow.engine import Engine
 from ddflow.errors import NotReadable, PlanChanged, StateRefused
 from ddflow.flow import Flow
+from ddflow.fold import take as taken
 from ddflow.frontier import NEVER
+from ddflow.logs import MARKS, as_fed
 from ddflow.operators.updates import Updates, consolidated, ints
 from ddflow.reading import told_only
 from ddflow.schema import DIFF, did_you_mean
 from ddflow.snapshot import Snapshot
 from ddflow.store.blob import Store
+from ddflow.store.fed import Fed
 from ddflow.store.local import LocalStore
 from ddflow.store.opening import open_store
 
 State = str | PathLike[str] | Store
 Trust = Literal["owner", "group"]
-Feed = Callable[[Engine, int], None]
+
+
+class Told:
+    """How the log of an old state is to be replayed under another plan, ``flow``."""
+
+    def __init__(self, old: Snapshot, flow: Flow) -> None:
+        self.old, self.flow = old, flow
+
+    @property
+    def plain(self) -> bool:
+        """Whether all that the old state was fed are events."""
+        return all(fed.plain for fed in self.old.fed.values())
+
+    def __call__(self, name: str, parts: Iterable[Any]) -> Iterator[Any]:
+        """The parts of the log of a source of the new plan, marked as the old state was fed; see `ddflow.logs.as_fed`.
+
+        A source that the old state has not is its only one by another name, or was never fed there: as it is marked.
+        """
+        sources = self.old.flow.sources
+        if name not in self.flow.sources:
+            return iter(parts)  # which the engine refuses
+        to = self.flow.sources[name].bound
+        if name not in sources and len(sources) == len(self.flow.sources) == 1:
+            name = next(iter(sources))
+        if name not in sources:
+            return iter(parts)
+        return as_fed(parts, self.old.fed.get(name, Fed()), sources[name].bound, to)
+
+
+Feed = Callable[[Engine, int, Told], None]
 """Replays a log into an engine, committing as it goes.  The int: what the time of its last step must be, at least."""
 
 
 @dataclass(frozen=True)
 class Migrated:
     """``tables``: by output, the net difference: rows, ``_time``, ``_diff``.  ``epoch``, ``last``: of the new state.
-    ``new``: outputs that the old state has not, which come out whole, and so do those in ``full``, whose columns are
+    ``new``: outputs that the old state has not, which come out whole, and so do those in ``whole``, whose columns are
     others.  ``gone``: those that the new plan has not."""
 
     tables: dict[str, pa.Table]
     epoch: int
     last: int
     new: list[str]
-    full: list[str]
+    whole: list[str]
     gone: list[str]
 
 
@@ -72,24 +105,27 @@ def migrate(
     log: Iterable[Mapping[str, Any]],
     output: str | None = None,
     *,
-    full: bool = False,
+    whole: bool = False,
     old_flow: Flow | None = None,
     memory: str | int | None = None,
     trust: Trust = "owner",
 ) -> Migrated:
     """Replay ``log`` into a new state under ``flow``, and compare what both states' outputs hold.
 
-    ``log``: what `Engine.step` or `Engine.push` takes, call by call; each is an epoch, at the times 1, 2, 3, ... in
-    epoch mode, the last above all of the old state's.  In hold-back mode the times that were seen are closed at the end
-    (with ``lateness=``: those it closes), and all that the old state had closed.  ``output``: which one, by default
-    all.  ``full``: an output whose columns differ comes out whole.  ``old_flow``: the old plan, where it has functions.
-    ``memory``: of the new state, as in `Flow.open`.  O(log); memory for both contents of an output.
+    ``log``: what `Engine.step` or `Engine.push` takes, call by call; each is an epoch.  What was no events is told by
+    the old state, where each source has a part for each call, or by a mark around the rows: see `ddflow.logs`.  In
+    epoch mode calls are at the times 1, 2, 3, ..., the last above all of the old state's.  In hold-back mode the times
+    that were seen are closed at the end (with ``lateness=``: those it closes), and all that the old state had closed.
+    ``output``: which one, by default all.  ``whole``: an output whose columns differ comes out whole.  ``old_flow``:
+    the old plan, where it has functions. ``memory``: of the new state, as in `Flow.open`.  O(log); memory for both
+    contents of an output.
 
     Raises `StateRefused` unless the new state is not there yet, `PlanChanged` for columns that differ, `NotReadable`
-    for an unknown output, and what steps and states raise; a new state in a folder is removed then.
+    for an unknown output, `LogUnclear` for a log that cannot be what the old state was fed, and what steps and states
+    raise; a new state in a folder is removed then.
     """
     done: list[Migrated] = []
-    replay(old_state, new_state, flow, _fed(flow, log), done.append, output, full=full, old_flow=old_flow,
+    replay(old_state, new_state, flow, _fed(log), done.append, output, whole=whole, old_flow=old_flow,
            memory=memory, trust=trust)  # fmt: skip
     return done[0]
 
@@ -102,41 +138,67 @@ def replay(
     take: Callable[[Migrated], None],
     output: str | None = None,
     *,
-    full: bool = False,
+    whole: bool = False,
     old_flow: Flow | None = None,
     memory: str | int | None = None,
     trust: Trust = "owner",
 ) -> None:
     """As `migrate`, of a log that ``feed`` replays; ``take`` gets the result before the new state is let stand."""
     with Snapshot.open(old_state, flow=old_flow, trust=trust) as old:
-        wanted = _wanted(old, flow, output, full)
+        wanted = _wanted(old, flow, output, whole)
         with _fresh(new_state, trust) as store, flow.open(store, memory=memory, autocommit=False) as engine:
             both = not flow.holds_back and not old.flow.holds_back
-            feed(engine, old.last + 1 if both and old.last > NEVER else 1)
+            feed(engine, old.last + 1 if both and old.last > NEVER else 1, Told(old, flow))
             _close(engine, old)
             engine.commit()
             tables = {name: _net(name, old if same else None, engine) for name, same in wanted.items()}
-            whole = [name for name, same in wanted.items() if not same]
-            take(Migrated(tables, engine.epoch, engine.last, [n for n in whole if n not in old.flow.outputs],
-                          [n for n in whole if n in old.flow.outputs],
+            other = [name for name, same in wanted.items() if not same]
+            take(Migrated(tables, engine.epoch, engine.last, [n for n in other if n not in old.flow.outputs],
+                          [n for n in other if n in old.flow.outputs],
                           [n for n in old.flow.outputs if n not in flow.outputs]))  # fmt: skip
 
 
-def _fed(flow: Flow, log: Iterable[Mapping[str, Any]]) -> Feed:
-    def feed(engine: Engine, least: int) -> None:
-        calls, time = iter(log), 0
-        inputs, more = next(calls, {}), True
-        while more:
-            following = next(calls, None)
-            more, time = following is not None, time + 1
-            if flow.holds_back:
-                engine.push(inputs)
-            else:
-                engine.step(inputs, time if more else max(time, least))
+def _fed(log: Iterable[Mapping[str, Any]]) -> Feed:
+    def feed(engine: Engine, least: int, told: Told) -> None:
+        epochs, time = map(_calls, _marked(engine.flow, log, told)), 0
+        calls: list[Mapping[str, Any]] = next(epochs, [{}])
+        while calls:
+            following = next(epochs, [])
+            for number, inputs in enumerate(calls, 1):
+                time += 1
+                last = not following and number == len(calls)
+                _call(engine, inputs, max(time, least) if last else time)
             engine.commit()
-            inputs = following or {}
+            calls = following
 
     return feed
+
+
+def _marked(flow: Flow, log: Iterable[Mapping[str, Any]], told: Told) -> Iterator[Mapping[str, Any]]:
+    """The log's calls, their rows marked; read as it goes where the old state was fed events only, else held."""
+    calls = log if told.plain else list(log)
+    parts = {} if told.plain else {
+        name: told(name, [each[name] for each in calls if name in each]) for name in flow.sources
+    }  # fmt: skip
+    for inputs in calls:
+        yield {name: next(parts.get(name) or told(name, [rows])) for name, rows in inputs.items()}
+
+
+def _calls(inputs: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """An epoch as calls: events of all sources together, what is no events each on its own."""
+    events = {name: rows for name, rows in inputs.items() if not isinstance(rows, MARKS)}
+    alone: list[Mapping[str, Any]] = [{name: rows} for name, rows in inputs.items() if isinstance(rows, MARKS)]
+    return [events, *alone] if events or not alone else alone
+
+
+def _call(engine: Engine, inputs: Mapping[str, Any], time: int) -> None:
+    if len(inputs) == 1:
+        ((name, part),) = inputs.items()
+        taken(engine, name, part, time)
+    elif engine.flow.holds_back:
+        engine.push(inputs)
+    else:
+        engine.step(inputs, time)
 
 
 def _close(engine: Engine, old: Snapshot) -> None:
@@ -151,7 +213,7 @@ def _close(engine: Engine, old: Snapshot) -> None:
         engine.advance_to(to)
 
 
-def _wanted(old: Snapshot, flow: Flow, output: str | None, full: bool) -> dict[str, bool]:
+def _wanted(old: Snapshot, flow: Flow, output: str | None, whole: bool) -> dict[str, bool]:
     """The outputs to compare, and whether both states have them with the same columns."""
     if output is not None and output in (sides := flow.side_outputs()):
         raise told_only(f"compare the output {output!r}", output, sides[output][0])
@@ -161,9 +223,9 @@ def _wanted(old: Snapshot, flow: Flow, output: str | None, full: bool) -> dict[s
     for name in flow.outputs if output is None else [output]:
         was, now = (_columns(each, name) for each in (old.flow, flow))
         out[name] = was == now
-        if was is not None and was != now and not full:
+        if was is not None and was != now and not whole:
             raise PlanChanged(f"migrate the output {name!r}", f"its columns are {now}, and were {was}",
-                              "give it another name, or take its new contents whole (full=True, --full)")  # fmt: skip
+                              "give it another name, or take its new contents whole (whole=True, --whole)")  # fmt: skip
     return out
 
 

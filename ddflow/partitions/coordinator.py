@@ -57,6 +57,7 @@ from ddflow.partitions.receipt import Receipt
 from ddflow.planned import describe, fingerprint
 from ddflow.reopening import Change
 from ddflow.store.blob import Store
+from ddflow.store.fed import EVENTS, fed_by
 from ddflow.store.manifest import Call, Epoch, Feed, Manifest, Output
 from ddflow.store.memory import MemoryStore
 
@@ -282,6 +283,7 @@ class Coordinator:
             folder=manifest.folder if self.folder is None else self.folder.path, spread=self.partitions,
             horizons=greatest((manifest.horizons, whole.horizons)),
             greatest=greatest((manifest.greatest, whole.greatest)), feed=feeds.bound(manifest.feed, feed),
+            fed=fed_by(manifest.fed, [name for name, n in whole.rows.items() if n], EVENTS, base.epoch),
         )  # fmt: skip
 
     def _look_after(self) -> None:

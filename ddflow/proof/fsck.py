@@ -41,7 +41,7 @@ from ddflow.operators.upsert import Upsert
 from ddflow.partitions.cut import Columns, placed
 from ddflow.planned import fingerprint, node_ids
 from ddflow.proof.report import Report
-from ddflow.proof.restored import Examination, Known, Memo, Operators, holds_all
+from ddflow.proof.restored import Examination, Known, Memo, Operators, holds_all, wrongly_fed
 from ddflow.rebuilt import bounds, rebuild
 from ddflow.recovery import Inventories
 from ddflow.reopening import compare
@@ -153,6 +153,8 @@ class _Check:
         if manifest.epoch and not manifest.partitions:
             self.report.problem(manifest_file(number), f"it is of epoch {manifest.epoch} and names no state", number)
         flow = self._plan(manifest)
+        for found in wrongly_fed(manifest):
+            self.report.problem(manifest_file(number), found, number)
         for receipt in manifest.receipts:
             self._receipt(manifest, receipt, flow)
         records = [self._inventory(manifest, flow, place, newest) for place in range(len(manifest.partitions))]

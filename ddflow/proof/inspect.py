@@ -30,6 +30,7 @@ from ddflow.proof.fsck import blobs_named
 from ddflow.rebuilt import sources
 from ddflow.snapshot import State, found
 from ddflow.store.blob import Store
+from ddflow.store.fed import Fed
 from ddflow.store.manifest import Epoch, Manifest, at
 from ddflow.store.opening import open_store
 from ddflow.store.outputs import of
@@ -41,8 +42,9 @@ def inspect(state: State, *, trust: Literal["owner", "group"] = "owner") -> dict
 
     ``state``, ``manifest`` (its number), ``epoch``, ``written`` (ISO), ``note``, ``writer``, ``frontier``, ``last``,
     ``since``; ``sources`` and ``counts``: keys, tombstones, versions, runs, merges, files, bytes of each, and what a
-    source's plan and pending events are; ``verdicts``; ``outputs``: as text; ``folder``: of output files, and what is
-    whose in it; ``receipts``: of the last epochs; ``versions``: the manifests that are kept; ``files``, ``bytes``;
+    source's plan and pending events are, and how it was ``fed``: the last runs of calls alike, and how many of each
+    kind there were before them; ``verdicts``; ``outputs``: as text; ``folder``: of output files, and what is whose in
+    it; ``receipts``: of the last epochs; ``versions``: the manifests that are kept; ``files``, ``bytes``;
     ``partitions``, ``levels``: how many, and ``parts``: of each level and partition the keys, pending events, files and
     bytes; ``fed``: by which query in batches, and the last of them.
 
@@ -88,9 +90,17 @@ def iso(milliseconds: int) -> str:
 
 
 def _plans(manifest: Manifest, where: str) -> dict[str, dict[str, Any]]:
-    """By source: its columns and its spec, without what is default."""
-    return {name: {"columns": columns(schema), "spec": json.loads(spec.to_json())}
+    """By source: its columns, its spec without what is default, and how it was fed."""
+    return {name: {"columns": columns(schema), "spec": json.loads(spec.to_json()),
+                   "fed": _fed(manifest.fed.get(name, Fed()))}
             for name, (schema, spec) in sources(manifest.plan, where).items()}  # fmt: skip
+
+
+def _fed(fed: Fed) -> dict[str, Any]:
+    before = {"until": fed.until, "events": fed.events, "full": fed.full, "restated": fed.restated}
+    runs = [{"first": run.first, "last": run.last, "calls": run.calls, "way": run.way.kind, "scope": run.way.scope,
+             "order": run.way.order is not None} for run in fed.runs]  # fmt: skip
+    return {"runs": runs, "before": before if fed.forgotten else None}
 
 
 def _folder(manifest: Manifest) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import NamedTuple
@@ -40,6 +40,7 @@ from ddflow.partitions.cut import Columns
 from ddflow.recovery import MEND, Inventories
 from ddflow.rows import gather
 from ddflow.store.blob import Blob, Store
+from ddflow.store.fed import FULL, RESTATED
 from ddflow.store.manifest import Manifest
 from ddflow.store.record import Record
 from ddflow.store.vault import Kept, Vault
@@ -205,6 +206,20 @@ def holds_all(held: Inventories, operators: Operators) -> None:
             raise wrong(held.records[0], f"it has the {kind} {sorted(there)}, the plan has {sorted(plan)}")
         for name in plan or ():
             held.of(kind, name)
+
+
+def wrongly_fed(manifest: Manifest) -> Iterator[str]:
+    """What a manifest says of how sources were fed, and cannot be true.  O(runs of calls * receipts)."""
+    plan = manifest.plan.get("sources")
+    if unknown := sorted(set(manifest.fed) - set(plan if isinstance(plan, dict) else ())):
+        yield f"it says how {unknown} were fed, which its plan has not"
+    for kind, way in (("replace", FULL), ("restate", RESTATED)):
+        runs = [run for fed in manifest.fed.values() for run in fed.runs if run.way.kind == way]
+        until = max((fed.until for fed in manifest.fed.values()), default=0)
+        for receipt in manifest.receipts:
+            here = any(run.first <= receipt.epoch <= run.last for run in runs) or receipt.epoch <= until
+            if any(call.kind == kind for call in receipt.calls) and not here:
+                yield f"epoch {receipt.epoch} had a {kind}, and it says of no source that it was fed so then"
 
 
 def census(arranged: Arrangement, rows: Made) -> tuple[int, int]:

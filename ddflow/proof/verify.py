@@ -23,9 +23,10 @@ source 'people' DIFFERS from its log: 0 rows missing, 0 extra, 1 different; the 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from os import PathLike
 from typing import Any, Final, Literal
 
@@ -37,15 +38,17 @@ from ddflow.flow import Flow
 from ddflow.fold import folded
 from ddflow.frontier import CLOSED, shown
 from ddflow.identity import Ints, Secret, identities, validity, words
+from ddflow.logs import MARKS, as_fed, parts_of
 from ddflow.operators.upsert import Upsert
 from ddflow.proof.counted import recounted
-from ddflow.proof.log import events
+from ddflow.proof.log import batches
 from ddflow.proof.report import as_text
 from ddflow.proof.sides import Piece, aligned, in_order
 from ddflow.rows import shown_row
 from ddflow.schema import did_you_mean
 from ddflow.snapshot import Snapshot, State
 from ddflow.store.blob import Store
+from ddflow.store.fed import Fed
 
 FIRST: Final = 10
 """How many rows that differ are named."""
@@ -140,11 +143,13 @@ def verify(state: State, logs: Mapping[str, Any], *, epoch: int | None = None, f
     """Compare sources of a state with their logs.  O(events of the logs + bytes of the state).
 
     ``logs``: by source, as for `ddflow.merge_on_read`: everything that was given to the state, in the order of arrival
-    where that decides.  ``epoch``, ``flow``, ``trust``: as for `ddflow.read`.  ``memory``: a budget for the fold, which
-    goes beyond it to ``spill``, by default a temporary folder; None: all in memory.  ``look``: for progress.
+    where that decides.  Where that was not all events, a part for each call, or those that are no events in a mark; a
+    log may begin with full contents that replaced all before: see `ddflow.logs`.  ``epoch``, ``flow``, ``trust``: as
+    for `ddflow.read`.  ``memory``: a budget for the fold, which goes beyond it to ``spill``, by default a temporary
+    folder; None: all in memory.  ``look``: for progress.
 
-    Raises `NotReadable` for a source that is not there, what `ddflow.read` raises for the state, and what
-    `ddflow.merge_on_read` raises for a log.
+    Raises `NotReadable` for a source that is not there, `LogUnclear` for a log that cannot be what the state was fed,
+    what `ddflow.read` raises for the state, and what `ddflow.merge_on_read` raises for a log.
     """
     with Snapshot.open(state, epoch=epoch, flow=flow, trust=trust) as snapshot:
         for name in logs:
@@ -177,7 +182,8 @@ class _Comparison:
         """Read both sides, once."""
         self._pending()
         bound = self.bound
-        given = (self._before(batch) for batch in events(log, bound))
+        fed = self.snapshot.fed.get(bound.name, Fed())
+        given = self._parts(as_fed(parts_of(log, repr(bound.name)), fed, bound))
         with folded(given, bound.spec, bound.schema, memory=memory, spill=spill, secret=self.secret) as expected:
             rows = in_order(self.upsert.arranged, bound, self.secret)
             ours = (table.select(bound.row_schema.names) for table in rows)
@@ -185,6 +191,18 @@ class _Comparison:
                 self._compare(one, other)
         self._note()
         return self.out
+
+    def _parts(self, told: Iterator[Any]) -> Iterator[Any]:
+        """The parts of the log as the source takes them in, in their marks."""
+        for part in told:
+            marked = isinstance(part, MARKS)
+            seen = map(self._before, batches(part.rows if marked else part, self.bound))
+            if not marked:
+                yield from seen
+            elif (first := next(seen, None)) is not None:
+                yield replace(part, rows=pa.RecordBatchReader.from_batches(first.schema, chain([first], seen)))
+            else:
+                yield replace(part, rows=self.bound.schema.empty_table())
 
     def _pending(self) -> None:
         """Count what waits; keys of which an event was advanced may hold more by the log than they do yet."""

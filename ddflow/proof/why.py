@@ -1,10 +1,11 @@
 """Why: the story of one key: what it holds, what it held, what waits, and, given the log, what became of every event.
 
 Invariant: what is told of the state is read from its versions, every one that is kept; what is told of events is
-computed by the same operator from the log's events of this key alone, in the order of the log.  Why that is not
-trivial: state keeps winners, with the order that each won by, and forgets losers; so the log is judged again, one epoch
-for each of its parts (in hold-back mode by the events' own times), and the times told of events are of that replay, not
-of the steps that once took them in.  Which events came late depends on others' and is not told.
+computed by the same operator from the log's events of this key alone, in the order of the log; where full contents do
+not name a key that is held in their scope, that is told as what deleted it.  State keeps winners, with the order that
+each won by, and forgets losers; so the log is judged again, one epoch for each of its parts (in hold-back mode by the
+events' own times), and the times told of events are of that replay, not of the steps that once took them in.  Which
+events came late depends on others' and is not told.
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()
@@ -31,22 +32,26 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.batcher import Batcher, Sealed, joined
 from ddflow.binding import Bound, bind
+from ddflow.contents import Contents
 from ddflow.errors import NotReadable
 from ddflow.frontier import CLOSED, NEVER
 from ddflow.identity import Ints, Secret, identities
 from ddflow.intake import Admitted, Intake
+from ddflow.logs import MARKS, Full, Restated, as_fed, parts_of
 from ddflow.operators.updates import ints, time_column
 from ddflow.operators.upsert import Upsert
-from ddflow.proof.log import epochs
+from ddflow.proof.log import batches
 from ddflow.proof.report import as_text
 from ddflow.reading import Reading
 from ddflow.rows import shown_row
 from ddflow.schema import TIME, did_you_mean
 from ddflow.spec import Upsert as Spec
+from ddflow.store.fed import Fed
 from ddflow.verdicts import named
 
 if TYPE_CHECKING:
@@ -55,17 +60,21 @@ if TYPE_CHECKING:
 
 HELD: Final = ("deleted", "held")
 """What a version is called in a story, by whether it is live."""
+ABSENT: Final = "absent"
+"""What the deletion of a key that full contents do not name is called, and its verdict."""
 LOST: Final = ("stale", "tie_lost", "superseded")
 """The verdicts of events that another one won against."""
 
 
 @dataclass(frozen=True)
 class Story:
-    """``source``, ``key``: whose.  ``table``: a row each version ("held", "deleted"), pending event ("pending"), and
-    event of the log ("event"): ``what``, ``_time``, ``verdict`` and ``seq`` of events, the source's columns, and
-    ``winner_`` columns of the order that the key holds from then on.  ``row``: what it holds now, None for nothing.
-    ``columns``: of a row.  ``settled``: how many versions have a time up to ``since``, or had one before it.
-    ``replayed``: what the times of events are, where a log was given."""
+    """``source``, ``key``: whose.  ``table``: a row each version ("held", "deleted"), pending event ("pending"), event
+    of the log ("event"), and deletion by full contents of the log that do not name the key ("absent"): ``what``,
+    ``_time``, ``verdict`` and ``seq`` of events, the source's columns, and ``winner_`` columns of the order that the
+    key holds from then on.  ``row``: what it holds now, None for nothing.  ``columns``: of a row.  ``settled``: how
+    many versions have a time up to ``since``, or had one before it.  ``replayed``: what the times of events are, where
+    a log was given.  ``fed``: how the source was fed, where that was not by events alone.  ``scopes``: of the full
+    contents that do not name the key, in their order."""
 
     source: str
     key: Mapping[str, Any]
@@ -74,12 +83,14 @@ class Story:
     columns: tuple[str, ...]
     settled: int
     replayed: str
+    fed: str = ""
+    scopes: tuple[str | None, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values: ``story`` holds the rows of the table."""
         story = [shown_row(self.table, i) for i in range(self.table.num_rows)]
         return {"source": self.source, "key": dict(self.key), "row": None if self.row is None else dict(self.row),
-                "replayed": self.replayed, "story": story}  # fmt: skip
+                "replayed": self.replayed, "fed": self.fed, "story": story}  # fmt: skip
 
     def __str__(self) -> str:
         now = "holds nothing" if self.row is None else f"holds {as_text(self.row)}"
@@ -91,12 +102,20 @@ class Story:
                 settled = " or before" if i < self.settled else ""
                 lines.append(f"  from {row[TIME]}{settled}: {said}{_by(row, ', by order ')}")
         lines += [f"  pending, for {row[TIME]}: {self._row(row)}" for row in rows if row["what"] == "pending"]
-        events = [row for row in rows if row["what"] == "event"]
+        if self.fed:
+            lines.append(f"its source was fed {self.fed}; full contents delete what they do not name")
         if self.replayed:
-            lines.append(f"its {len(events)} events in the log ({self.replayed})")
-        for row in events:
-            lost = _by(row, "; the key held order ") if row["verdict"] in LOST else ""
-            lines.append(f"  at {row[TIME]}: {row['verdict']} {self._row(row)}{lost}")
+            events = sum(row["what"] == "event" for row in rows)
+            lines.append(f"its {events} events in the log ({self.replayed})")
+        scopes = iter(self.scopes)
+        for row in rows:
+            if row["what"] == "event":
+                lost = _by(row, "; the key held order ") if row["verdict"] in LOST else ""
+                lines.append(f"  at {row[TIME]}: {row['verdict']} {self._row(row)}{lost}")
+            elif row["what"] == ABSENT:
+                scope = next(scopes)
+                whole = "full contents" if scope is None else f"full contents of the scope {scope!r}"
+                lines.append(f"  at {row[TIME]}: deleted: {whole} do not name it{_by(row, ', by order ')}")
         return "\n".join(lines)
 
     def _row(self, row: Mapping[str, Any]) -> str:
@@ -108,24 +127,25 @@ def why(reading: Reading, source: str, key: Any, log: Any = None) -> Story:
     """The story of a key.  O(runs + pending events), and O(events) of a log.
 
     ``key``: its value, values in the order of the key columns, or a mapping by column.  ``log``: as for
-    `ddflow.merge_on_read`; each part of an iterable is one epoch.  Raises `NotReadable` for an unknown source or a
-    value that is no key of it; what `Intake.admit` raises for a log, and `TieRefused`.
+    `ddflow.verify`; each part of an iterable is one epoch.  Raises `NotReadable` for an unknown source or a value that
+    is no key of it; `LogUnclear` for a log that is not what the source was fed; what `Intake.admit` raises for it, and
+    `TieRefused`.
     """
     if source not in reading.circuit.upserts:
         raise NotReadable(f"why {key!r} of {source!r}", "there is no source of that name",
                           did_you_mean(source, reading.circuit.upserts))  # fmt: skip
     upsert = reading.circuit.upserts[source]
-    row = key_row(upsert.bound, key)
+    row, fed = key_row(upsert.bound, key), reading.fed.get(source, Fed())
     telling = _Telling(upsert.bound, row)
     now = telling.versions(upsert, reading.since)
     telling.pending(reading.batchers[source], upsert.secret)
     replayed = ""
     if log is not None:
-        telling.replay(log, reading.frontier)
+        telling.replay(as_fed(parts_of(log, repr(source)), fed, upsert.bound), reading.frontier)
         replayed = ("times are their own, all in order" if upsert.bound.spec.holds_back else
                     "times are of the replay: one epoch for each part of the log")  # fmt: skip
     return Story(source, shown_row(row, 0), telling.table(), now, tuple(upsert.bound.row_schema.names),
-                 telling.settled, replayed)  # fmt: skip
+                 telling.settled, replayed, "" if fed.plain else str(fed), tuple(telling.scopes))  # fmt: skip
 
 
 def why_of(state: State, source: str, key: Any, log: Any = None, *, flow: Flow | None = None,
@@ -175,6 +195,7 @@ class _Telling:
         self.schema = pa.schema([*own, *rest])
         self.made: list[pa.Table] = []
         self.settled = 0
+        self.scopes: list[str | None] = []
 
     def table(self) -> pa.Table:
         """All that was told."""
@@ -244,15 +265,18 @@ class _Telling:
         found = (high == own[0][0]) & (low == own[1][0]) & (lacks == 0)
         return np.flatnonzero(found)
 
-    def replay(self, log: Any, frontier: int) -> None:
-        """Judge the log's events of this key, by an operator of its own, and tell of each."""
+    def replay(self, log: Iterator[Any], frontier: int) -> None:
+        """Judge the log's events of this key, by an operator of its own, and tell of each.  ``log``: marked parts."""
         spec: Spec = replace(self.bound.spec, stale="drop", lateness=None, late=_lateless(self.bound.spec))
         bound = bind(self.bound.name, self.bound.schema, spec)
         upsert, intake, batcher = Upsert(bound, Secret.fresh()), Intake(bound), Batcher()
         seen = 0
-        for number, epoch in enumerate(epochs(log, self.bound), 1):
+        for number, part in enumerate(log, 1):
             mine, places = [], []
-            for batch in epoch:
+            whole = self._contents(upsert, part, number) if isinstance(part, MARKS) else None
+            for batch in batches(part if whole is None else part.rows, self.bound):
+                if whole is not None:
+                    Intake(bound).admit(batch, NEVER, number, 0, whole.look)
                 at = self._rows(batch, upsert.secret)
                 mine.append(batch.take(pa.array(at)))
                 places.append(at + seen)
@@ -262,15 +286,14 @@ class _Telling:
                 admitted: Admitted = intake.admit(batch, NEVER, None if spec.holds_back else number, rows)
                 rows += admitted.rows
                 parts.append(admitted.sealed)
-            if not any(part.times.size for part in parts):
-                continue
-            sealed = joined([part for part in parts if part.times.size])
-            sealed = sealed._replace(arrival=place[sealed.arrival - intake.arrived])
+            parts = [each._replace(arrival=place[each.arrival - intake.arrived]) for each in parts if each.times.size]
+            if whole is not None:
+                parts += self._absent(whole, number, seen)
             intake.arrived += rows
-            if spec.holds_back:
-                batcher.add(sealed)
-            elif sealed.times.size:
-                self._judge(upsert, sealed, ints(number))
+            if parts and spec.holds_back:
+                batcher.add(joined(parts))
+            elif parts:
+                self._judge(upsert, joined(parts), ints(number), None if whole is None else seen)
         if (left := batcher.seal(CLOSED)) is not None:
             early = int(np.searchsorted(left.times, frontier))
             before = left.cut(0, early)
@@ -280,11 +303,29 @@ class _Telling:
             verdict = pa.array(["pending"] * later.times.size, pa.string())
             self._tell("event", later.times, later.events, None, verdict, later.arrival)
 
-    def _judge(self, upsert: Upsert, sealed: Sealed, times: Ints) -> None:
+    def _contents(self, upsert: Upsert, part: Full | Restated, number: int) -> Contents:
+        scope = part.scope if isinstance(part, Full) else None
+        return Contents(upsert, f"part {number} of the log of {self.bound.name!r}", scope, part.order)
+
+    def _absent(self, whole: Contents, number: int, arrival: int) -> list[Sealed]:
+        """The deletion of this key, where it is held and full contents do not name it."""
+        out = []
+        for events in whole.absent(whole.sorted()):
+            times = np.full(events.num_rows, number)
+            out.append(Sealed(events, times, times, arrival + np.arange(events.num_rows)))
+            self.scopes.append(whole.text)
+        return out
+
+    def _judge(self, upsert: Upsert, sealed: Sealed, times: Ints, contents: int | None = None) -> None:
+        """Judge events and tell of them.  ``contents``: in full contents, from which arrival on nobody gave them."""
+        upsert.contents = contents
         judgement = upsert.judge(sealed, times, int(times[-1]))
         winners = judgement.winner_orders(np.arange(sealed.times.size)) if self.winners else None
-        self._tell("event", sealed.times, sealed.events, winners, named(judgement.verdict), sealed.arrival)
+        given = pa.array(sealed.arrival < (CLOSED if contents is None else contents))
+        what, verdict = pc.if_else(given, "event", ABSENT), pc.if_else(given, named(judgement.verdict), ABSENT)
+        self._tell(what.to_pylist(), sealed.times, sealed.events, winners, verdict, sealed.arrival)
         upsert.apply(judgement, int(times[-1]) + 1, int(times[-1]))
+        upsert.contents = None
 
 
 def _lateless(spec: Spec) -> Any:

@@ -1,14 +1,13 @@
 """What a manifest keeps of the last epochs: their calls, what came of each, and the files that its outputs gained.
 
-Invariant: what `written` made, `read` gives back, or raises `CorruptState` with the path to what is wrong; format 1 is
-read for ever, and what it does not say is what was true then: an output of a call was one file, nobody fed the state by
-batches, and nothing was measured.  Why that is not trivial: an epoch that is given again is told from these, so a batch
-number must never be of another query than the one that feeds the state, and a file must never be named twice.  It does
-not know what files hold, nor who fed them; ``manifest`` says where it stands.
+Invariant: what `written` made, `read` gives back, or raises `CorruptState` with the path to what is wrong.  Why that is
+not trivial: an epoch that is given again is told from these, so a batch number must never be of another query than the
+one that feeds the state, and a file must never be named twice.  It does not know what files hold, nor who fed them;
+``manifest`` says where it stands.
 
 >>> blob = Blob("00ff00ff00ff00ff-1.arrow", 4, bytes(16))
 >>> call = Call("step", 7, "0" * 32, 8, {"applied": 3}, {"rows": Output((blob,), 3)}, {"step": 1200})
->>> read(Record(written(Epoch(1, (call,), batch=0)), "m"), 2) == Epoch(1, (call,), 0)
+>>> read(Record(written(Epoch(1, (call,), batch=0)), "m")) == Epoch(1, (call,), 0)
 True
 """
 
@@ -76,14 +75,11 @@ def written(epoch: Epoch) -> dict[str, Any]:
     return {"epoch": epoch.epoch, "calls": [_written(call) for call in epoch.calls], "batch": epoch.batch}
 
 
-def read(record: Record, format_: int) -> Epoch:
-    """An epoch, as a manifest of a format has it.  O(files).  Raises `CorruptState`."""
-    if format_ == 1:
-        only(record, frozenset(("epoch", "calls")))
-    else:
-        only(record, frozenset(("epoch", "calls", "batch")))
+def read(record: Record) -> Epoch:
+    """An epoch, as `written` made it.  O(files).  Raises `CorruptState`."""
+    only(record, frozenset(("epoch", "calls", "batch")))
     batch = record.number("batch") if "batch" in record else None
-    return Epoch(record.number("epoch"), tuple(_call(each, format_) for each in record.records("calls")), batch)
+    return Epoch(record.number("epoch"), tuple(_call(each) for each in record.records("calls")), batch)
 
 
 def feed(record: Record) -> Feed:
@@ -134,23 +130,15 @@ def given(output: Output) -> dict[str, Any]:
     return {"blobs": [blob.to_json() for blob in output.blobs], "rows": output.rows}
 
 
-def _call(record: Record, format_: int) -> Call:
-    fields = ("kind", "time", "digest", "frontier", "counts", "outputs", *(("figures",) if format_ > 1 else ()))
-    only(record, frozenset(fields))
+def _call(record: Record) -> Call:
+    only(record, frozenset(Call._fields))
     kind = record.text("kind", 16)
     if kind not in KINDS:
         raise damaged(record.what, f"kind is {kind!r}, not one of {', '.join(KINDS)}")
     return Call(kind, instant(record, "time"), digits(record, "digest", 32), instant(record, "frontier"),
                 numbers(record.record("counts")),
-                {name: _output(each, format_) for name, each in record.named("outputs").items()},
-                numbers(record.record("figures")) if format_ > 1 else {})  # fmt: skip
-
-
-def _output(record: Record, format_: int) -> Output:
-    if format_ == 1:
-        only(record, frozenset(("blob", "rows")))
-        return Output((record.blob("blob"),), record.number("rows"))
-    return output(record)
+                {name: output(each) for name, each in record.named("outputs").items()},
+                numbers(record.record("figures")))  # fmt: skip
 
 
 def output(record: Record) -> Output:

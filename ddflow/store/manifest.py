@@ -18,14 +18,14 @@ True
 >>> Manifest.decode(data[:-1], 0, "memory")
 Traceback (most recent call last):
     ...
-ddflow.errors.CorruptState: manifest 0 of memory: its body has 332 bytes, its header says 333; go back with ddflow ...
+ddflow.errors.CorruptState: manifest 0 of memory: its body has 341 bytes, its header says 342; go back with ddflow ...
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, Final
@@ -34,16 +34,17 @@ import xxhash
 
 from ddflow.errors import CorruptState, StateRefused
 from ddflow.frontier import CLOSED, NEVER
-from ddflow.store import epochs
+from ddflow.store import epochs, fed
 from ddflow.store.blob import GREATEST, MANIFEST, Blob, Store
 from ddflow.store.epochs import KINDS, REMEDY, Call, Epoch, Feed, Output, damaged, digits, instant, numbers, only
+from ddflow.store.fed import Fed
 from ddflow.store.record import I64, Record
 
 __all__ = ["FORMAT", "GREATEST", "INSTANTS", "KINDS", "MANIFEST", "PARTITIONS", "Call", "Epoch", "Feed", "Manifest",
            "Output", "at", "history", "newest"]  # fmt: skip
 
-FORMAT: Final = 2
-"""What `Manifest.encode` writes; every format up to it is read for ever."""
+FORMAT: Final = 3
+"""What `Manifest.encode` writes, and the only one that is read."""
 
 INSTANTS: Final = (-62_135_596_800_000, 253_402_300_799_999)
 """Unix milliseconds of the years 1 to 9999; a clock may well say a time before 1970."""
@@ -56,8 +57,8 @@ PARTITIONS: Final = 1 << 16
 
 _HEADER = re.compile(rb"ddflow manifest ([1-9][0-9]{0,5}) (0|[1-9][0-9]{0,11}) ([0-9a-f]{32})\n")
 _FIELDS = frozenset(("format", "number", "epoch", "nonce", "written", "secret", "plan", "fingerprint", "frontier",
-                     "last", "since", "partitions", "receipts", "folder", "note", "previous"))  # fmt: skip
-_FIELDS_2 = _FIELDS | {"spread", "horizons", "greatest", "feed"}
+                     "last", "since", "partitions", "receipts", "folder", "note", "previous", "spread", "horizons",
+                     "greatest", "feed", "fed"))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class Manifest:
     ``previous``: the digest of the manifest that it was made from, 32 hex digits, "" for none.  ``spread``: how many
     partitions.  ``horizons``, ``greatest``: by source, the greatest order of all steps where rows expire, the greatest
     event time there ever was; what a state of one engine keeps in its inventory.  ``feed``: who feeds it in batches.
+    ``fed``: by source that was ever named in a call, how it was fed.
     """
 
     number: int
@@ -93,6 +95,7 @@ class Manifest:
     horizons: Mapping[str, int] = field(default_factory=dict)
     greatest: Mapping[str, int] = field(default_factory=dict)
     feed: Feed | None = None
+    fed: Mapping[str, Fed] = field(default_factory=dict)
 
     def outputs(self) -> Iterator[Blob]:
         """The files of all outputs of all receipts, in order."""
@@ -115,9 +118,10 @@ class Manifest:
             "folder": self.folder, "note": self.note, "previous": self.previous,
             "spread": self.spread, "horizons": dict(self.horizons), "greatest": dict(self.greatest),
             "feed": None if self.feed is None else self.feed._asdict(),
+            "fed": {name: fed.written(each) for name, each in self.fed.items()},
         }  # fmt: skip
         try:
-            READERS[FORMAT](Record(plain, f"write manifest {self.number}"))
+            _read(Record(plain, f"write manifest {self.number}"))
         except CorruptState as error:
             raise _unreadable(error.asked, error.found) from None
         body = json.dumps(plain, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")
@@ -130,7 +134,7 @@ class Manifest:
     def decode(cls, data: bytes, number: int, where: str) -> Manifest:
         """The manifest that these bytes are.  ``number``: what it was asked for by; ``where``: the state.  O(bytes).
 
-        Raises `CorruptState` for anything else than what `encode` returns, in any format up to `FORMAT`.
+        Raises `CorruptState` for anything else than what `encode` returns.
         """
         what = f"manifest {number} of {where}"
         header = _HEADER.match(data[:80])
@@ -147,11 +151,12 @@ class Manifest:
         inside = record.number("format", 1)
         if inside != format_:
             raise damaged(what, f"its header says format {format_}, its body format {inside}")
-        if format_ not in READERS:
-            raise CorruptState(what, f"it has format {format_}, and this ddflow reads formats up to {FORMAT}",
-                               "it was written by a newer ddflow: upgrade, or, to lose what that one wrote, go back "
-                               "with ddflow rollback")  # fmt: skip
-        manifest = READERS[format_](record)
+        if format_ != FORMAT:
+            raise CorruptState(what, f"it has format {format_}, and this ddflow reads format {FORMAT}",
+                               "it was written by another ddflow: open it with that one, or replay the log into a "
+                               "new state; ddflow rollback goes back to a version of this format, where one is kept",
+                               )  # fmt: skip
+        manifest = _read(record)
         if manifest.number != number:
             raise damaged(what, f"it says it is manifest {manifest.number}")
         return manifest
@@ -218,51 +223,35 @@ def _parsed(body: bytes, what: str) -> Any:
         raise damaged(what, f"its body is no JSON ({error})") from None
 
 
-def _read_1(record: Record) -> Manifest:
+def _read(record: Record) -> Manifest:
     only(record, _FIELDS)
-    return Manifest(**_common(record, 1))
-
-
-def _read_2(record: Record) -> Manifest:
-    only(record, _FIELDS_2)
-    common, spread = _common(record, 2), record.number("spread", 1, PARTITIONS)
-    if (count := len(common["partitions"])) % spread:
-        raise damaged(record.what, f"it has {count} inventories, which are no levels of {spread} partitions")
-    return Manifest(
-        **common, spread=spread, horizons=numbers(record.record("horizons"), NEVER),
-        greatest=numbers(record.record("greatest"), NEVER),
-        feed=epochs.feed(record.record("feed")) if "feed" in record else None,
-    )  # fmt: skip
-
-
-def _common(record: Record, format_: int) -> dict[str, Any]:
-    """The fields that both formats have."""
-    secret, epoch = digits(record, "secret", 32), record.number("epoch")
-    receipts = tuple(epochs.read(each, format_) for each in record.records("receipts"))
+    secret, epoch, spread = digits(record, "secret", 32), record.number("epoch"), record.number("spread", 1, PARTITIONS)
+    receipts = tuple(epochs.read(each) for each in record.records("receipts"))
     given = [receipt.epoch for receipt in receipts]
     if given != sorted(set(given)) or given[-1:] > [epoch]:
         raise damaged(record.what, f"the epochs of its {len(given)} receipts do not ascend to {epoch}")
     partitions = tuple(record.blobs("partitions"))
     if len({blob.name for blob in partitions}) < len(partitions):
         raise damaged(record.what, "two of its partitions are the same file")
+    if (count := len(partitions)) % spread:
+        raise damaged(record.what, f"it has {count} inventories, which are no levels of {spread} partitions")
     plan = record.record("plan").given
     if _too_deep(plan):
         raise damaged(record.what, f"its plan is nested deeper than {DEPTH} levels")
     folder = record.text("folder", 1 << 16) if "folder" in record else None
     if folder is not None and "\0" in folder:
         raise damaged(record.what, f"its folder is {folder!r}, which is no path")
-    return {
-        "number": record.number("number", 0, GREATEST), "epoch": epoch, "nonce": digits(record, "nonce", 16),
-        "written": record.number("written", *INSTANTS), "secret": (int(secret[:16], 16), int(secret[16:], 16)),
-        "plan": plan, "fingerprint": digits(record, "fingerprint", 32),
-        "frontier": instant(record, "frontier"), "last": instant(record, "last"), "since": instant(record, "since"),
-        "partitions": partitions, "receipts": receipts, "folder": folder, "note": record.text("note"),
-        "previous": digits(record, "previous", 32) if record.text("previous", 32) else "",
-    }  # fmt: skip
-
-
-READERS: Final[Mapping[int, Callable[[Record], Manifest]]] = {1: _read_1, 2: _read_2}
-"""How the body of each format is read."""
+    return Manifest(
+        number=record.number("number", 0, GREATEST), epoch=epoch, nonce=digits(record, "nonce", 16),
+        written=record.number("written", *INSTANTS), secret=(int(secret[:16], 16), int(secret[16:], 16)), plan=plan,
+        fingerprint=digits(record, "fingerprint", 32), frontier=instant(record, "frontier"),
+        last=instant(record, "last"), since=instant(record, "since"), partitions=partitions, receipts=receipts,
+        folder=folder, note=record.text("note"), spread=spread,
+        previous=digits(record, "previous", 32) if record.text("previous", 32) else "",
+        horizons=numbers(record.record("horizons"), NEVER), greatest=numbers(record.record("greatest"), NEVER),
+        feed=epochs.feed(record.record("feed")) if "feed" in record else None,
+        fed={name: fed.read(each, epoch) for name, each in record.named("fed").items()},
+    )  # fmt: skip
 
 
 def _too_deep(plan: Any) -> bool:
