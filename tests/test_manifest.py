@@ -51,8 +51,9 @@ def typical(number: int = 7) -> Manifest:
     )
     plan = {"sources": [{"name": "orders", "key": ["id"]}], "where": "a < 1.5 and b = 'ß\"'", "nothing": None}
     return Manifest(
-        number=number, epoch=5, nonce="00ff00ff00ff00ff", written=1_700_000_000_000, secret=(2**64 - 1, 1), plan=plan,
-        fingerprint="ab" * 16, frontier=42, last=41, since=NEVER, partitions=(blob(1), blob(2)),
+        id="c0" * 16, number=number, epoch=5, nonce="00ff00ff00ff00ff", written=1_700_000_000_000,
+        secret=(2**64 - 1, 1), plan=plan, fingerprint="ab" * 16, frontier=42, last=41, since=NEVER,
+        partitions=(blob(1), blob(2)),
         receipts=(Epoch(4, (), 0), Epoch(5, calls)), folder="out/ü", note="commit", spread=2,
         horizons={"orders": 40}, greatest={"orders": NEVER, "ä": CLOSED}, feed=Feed("a query", 3),
     )  # fmt: skip
@@ -111,7 +112,8 @@ receipts = epochs.flatmap(
 )
 manifests = st.tuples(receipts, st.integers(1, 3), st.integers(0, 2)).flatmap(
     lambda given: st.builds(
-        Manifest, number=st.integers(0, GREATEST), epoch=st.integers(given[0][-1].epoch if given[0] else 0, I64),
+        Manifest, id=digests, number=st.integers(0, GREATEST),
+        epoch=st.integers(given[0][-1].epoch if given[0] else 0, I64),
         nonce=digests.map(lambda text: text[:16]), written=counts,
         secret=st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)),
         plan=st.dictionaries(names, values, max_size=3), fingerprint=digests, frontier=times, last=times, since=times,
@@ -163,11 +165,11 @@ def test_a_format_that_is_newer_is_told_from_damage() -> None:
     ("path", "value"),
     [
         ("number", -1), ("number", GREATEST + 1), ("number", 7.0), ("number", True), ("epoch", 4), ("nonce", "0" * 15),
-        ("nonce", "0" * 17), ("nonce", "G" * 16), ("written", None), ("secret", "0" * 31), ("secret", "-" + "0" * 31),
+        ("nonce", "0" * 17), ("nonce", "G" * 16),  ("written", None), ("secret", "0" * 31), ("secret", "-" + "0" * 31),
         ("plan", []), ("plan", None), ("fingerprint", "AB" * 16), ("frontier", CLOSED + 1), ("since", NEVER - 1),
         ("last", "7"), ("partitions", {}), ("partitions", [["x", 1, "00" * 16]]), ("receipts", [{"epoch": 1}]),
         ("partitions", [blob(1).to_json()] * 2), ("folder", 7), ("folder", "a\0b"), ("note", None), ("extra", 1),
-        ("format", 0),
+        ("format", 0), ("id", "0" * 31), ("id", None),
         ("receipts", [{"epoch": n, "calls": [], "batch": None} for n in (2, 1)]),
         ("receipts", [{"epoch": 1, "calls": [], "batch": None}] * 2),
         ("receipts", [{"epoch": 1, "calls": [], "batch": -1}]), ("receipts", [{"epoch": 1, "calls": []}]),
@@ -297,7 +299,7 @@ def test_a_manifest_names_the_files_of_its_outputs() -> None:
 def first_format(manifest: Manifest) -> dict[str, Any]:
     """What the body of a manifest was in the first format."""
     body = body_of(manifest) | {"format": 1}
-    for name in ("spread", "horizons", "greatest", "feed"):
+    for name in ("id", "spread", "horizons", "greatest", "feed"):
         del body[name]
     for epoch in body["receipts"]:
         del epoch["batch"]
@@ -317,9 +319,12 @@ def test_the_first_format_is_read_and_says_nothing_of_what_it_had_not() -> None:
     assert call.outputs == {"totals": Output((blob(3, "arrow"),), 12), "größe": Output((blob(4, "parquet"),), 1)}
     assert call.figures == {} and found.partitions == typical().partitions
     found._check()
+    # Its id is made of its secret, so that all versions of a state have the same.
+    other = Manifest.decode(sealed(first_format(replace(typical(), secret=(1, 1))), 1), 7, WHERE)
+    assert found.id != other.id
     for name in first_format(typical()):
         refusal(sealed({k: v for k, v in first_format(typical()).items() if k != name}, 1))
-    for name in ("spread", "feed", "horizons", "greatest"):
+    for name in ("id", "spread", "feed", "horizons", "greatest"):
         refusal(sealed(first_format(typical()) | {name: body_of(typical())[name]}, 1))
 
 

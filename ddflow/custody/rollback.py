@@ -22,7 +22,6 @@ by itself: what was committed after that version is lost to readers.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -228,19 +227,17 @@ def _rewritten(store: Store, part: Blob, made: dict[str, Blob]) -> Blob:
 
 
 def _hidden(store: Store, made: Manifest) -> list[str]:
-    """Hide the output files of epochs that are none any more, of all plans there were; what they were called."""
-    folders, outputs = set[str](), set[str]()
-    for manifest in _readable(store):
-        folders |= {manifest.folder} if manifest.folder is not None else set()
-        outputs |= set(manifest.plan.get("outputs", ()))
-        outputs |= {f"{name}.{side}" for name in manifest.plan.get("sources", ()) for side in ("events", "stale")}
-    paths = [path for folder in sorted(folders) for path in leftovers.later(folder, outputs, made.epoch)]
+    """Hide the output files of epochs that are none any more, of all folders there were; what they were called."""
+    folders = {manifest.folder: leftovers.owned(store, manifest) for manifest in _readable(store)}
+    found = [(folder, *file) for folder in folders.values() if folder for file in leftovers.later(folder, made.epoch)]
     # Somebody may have gone on by now; what he has shown he had committed before.
     again = {blob.name for each in _readable(store) if each.number >= made.number for blob in each.outputs()}
-    paths = [path for path in paths if os.path.basename(path).partition("-")[2] not in again]
-    for path in paths:
-        leftovers.hide(path)
-    return paths
+    done = [(folder, path, name) for folder, path, name in found if name not in again]
+    for folder, path, name in done:
+        folder.hide(name, path)
+    for folder in {id(folder): folder for folder, _, _ in done}.values():
+        folder.sync()
+    return sorted(path for _, path, _ in done)
 
 
 def _readable(store: Store) -> Iterator[Manifest]:

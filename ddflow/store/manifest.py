@@ -10,15 +10,15 @@ blobs; it does not read them, does not know what a plan says, and publishes noth
 The bytes: one line ``ddflow manifest <format> <length of body> <xxh3-128 of body>``, then the body, compact JSON.
 
 >>> zero = "0" * 32
->>> first = Manifest(number=0, epoch=0, nonce="0" * 16, written=0, secret=(1, 2), plan={}, fingerprint=zero, frontier=0,
-...                  last=0, since=0, partitions=(), receipts=(), folder=None, note="created")
+>>> first = Manifest(id=zero, number=0, epoch=0, nonce="0" * 16, written=0, secret=(1, 2), plan={}, fingerprint=zero,
+...                  frontier=0, last=0, since=0, partitions=(), receipts=(), folder=None, note="created")
 >>> data = first.encode()
 >>> Manifest.decode(data, 0, "memory") == first
 True
 >>> Manifest.decode(data[:-1], 0, "memory")
 Traceback (most recent call last):
     ...
-ddflow.errors.CorruptState: manifest 0 of memory: its body has 332 bytes, its header says 333; go back with ddflow ...
+ddflow.errors.CorruptState: manifest 0 of memory: its body has 372 bytes, its header says 373; go back with ddflow ...
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from math import isfinite
 from typing import Any, Final
 
@@ -57,23 +58,25 @@ PARTITIONS: Final = 1 << 16
 _HEADER = re.compile(rb"ddflow manifest ([1-9][0-9]{0,5}) (0|[1-9][0-9]{0,11}) ([0-9a-f]{32})\n")
 _FIELDS = frozenset(("format", "number", "epoch", "nonce", "written", "secret", "plan", "fingerprint", "frontier",
                      "last", "since", "partitions", "receipts", "folder", "note", "previous"))  # fmt: skip
-_FIELDS_2 = _FIELDS | {"spread", "horizons", "greatest", "feed"}
+_FIELDS_2 = _FIELDS | {"id", "spread", "horizons", "greatest", "feed"}
 
 
 @dataclass(frozen=True)
 class Manifest:
     """One version of a state.
 
-    ``nonce``: of its writer, 16 hex digits.  ``written``: unix milliseconds.  ``secret``: two uint64.  ``plan``: the
-    flow as JSON.  ``fingerprint``: of the plan, 32 hex digits.  ``frontier``, ``last`` (time of a step), ``since``:
-    int64.  ``partitions``: one JSON blob each, level by level: that of level l and partition p at l * ``spread`` + p,
-    or one for all levels; none before the first commit.  ``receipts``: of the last epochs, ascending.
+    ``id``: of the state, 32 hex digits; a copy has the same.  ``nonce``: of its writer, 16 hex digits.  ``written``:
+    unix milliseconds.  ``secret``: two uint64.  ``plan``: the flow as JSON.  ``fingerprint``: of the plan, 32 hex
+    digits.  ``frontier``, ``last`` (time of a step), ``since``: int64.  ``partitions``: one JSON blob each, level by
+    level: that of level l and partition p at l * ``spread`` + p, or one for all levels; none before the first commit.
+    ``receipts``: of the last epochs, ascending.
     ``folder``: where outputs are written to; None when they are blobs of the state.  ``note``: why it was written.
     ``previous``: the digest of the manifest that it was made from, 32 hex digits, "" for none.  ``spread``: how many
     partitions.  ``horizons``, ``greatest``: by source, the greatest order of all steps where rows expire, the greatest
     event time there ever was; what a state of one engine keeps in its inventory.  ``feed``: who feeds it in batches.
     """
 
+    id: str
     number: int
     epoch: int
     nonce: str
@@ -106,8 +109,8 @@ class Manifest:
         if _too_deep(self.plan):
             raise ValueError(f"the plan is nested deeper than {DEPTH} levels")
         body = json.dumps({
-            "format": FORMAT, "number": self.number, "epoch": self.epoch, "nonce": self.nonce, "written": self.written,
-            "secret": "".join(f"{word:016x}" for word in self.secret), "plan": self.plan,
+            "format": FORMAT, "id": self.id, "number": self.number, "epoch": self.epoch, "nonce": self.nonce,
+            "written": self.written, "secret": "".join(f"{word:016x}" for word in self.secret), "plan": self.plan,
             "fingerprint": self.fingerprint, "frontier": self.frontier, "last": self.last, "since": self.since,
             "partitions": [blob.to_json() for blob in self.partitions],
             "receipts": [epochs.written(each) for each in self.receipts],
@@ -206,7 +209,9 @@ def _parsed(body: bytes, what: str) -> Any:
 
 def _read_1(record: Record) -> Manifest:
     only(record, _FIELDS)
-    return Manifest(**_common(record, 1))
+    common = _common(record, 1)
+    words = b"".join(word.to_bytes(8, "big") for word in common["secret"])
+    return Manifest(**common, id=blake2b(words, digest_size=16, person=b"ddflow state id").hexdigest())
 
 
 def _read_2(record: Record) -> Manifest:
@@ -215,7 +220,7 @@ def _read_2(record: Record) -> Manifest:
     if (count := len(common["partitions"])) % spread:
         raise damaged(record.what, f"it has {count} inventories, which are no levels of {spread} partitions")
     return Manifest(
-        **common, spread=spread, horizons=numbers(record.record("horizons"), NEVER),
+        **common, id=digits(record, "id", 32), spread=spread, horizons=numbers(record.record("horizons"), NEVER),
         greatest=numbers(record.record("greatest"), NEVER),
         feed=epochs.feed(record.record("feed")) if "feed" in record else None,
     )  # fmt: skip
