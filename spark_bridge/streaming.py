@@ -23,7 +23,6 @@ from ddflow.errors import SpecError, WrongMode
 from ddflow.flow import Flow
 from ddflow.frontier import CLOSED
 from ddflow.partitions.coordinator import Committed, Feed
-from ddflow.store import address
 from spark_bridge.failures import noted, translated
 from spark_bridge.job import KEEP, Job, Options, check_address, checked, context_of, settings
 from spark_bridge.running import ran, session_of
@@ -54,7 +53,7 @@ def stream(flow: Flow, frames: Mapping[str, DataFrame], *, state: str, partition
     Runs nothing yet.  Raises `SpecError`, `SchemaMismatch`, `NotArrow`, and `WrongMode` for a DataFrame that is no
     stream.
     """
-    place = check_address(state)
+    place = check_address(state, outputs)
     if not frames:
         raise SpecError("stream into a state", "no DataFrame is given", "give one for a source at least")
     columns = {source: checked(flow, source, frame, streaming=True) for source, frame in frames.items()}
@@ -70,7 +69,6 @@ def stream(flow: Flow, frames: Mapping[str, DataFrame], *, state: str, partition
         raise SpecError("stream with close=True", f"trigger={trigger!r} has no end",
                         "give trigger={'availableNow': True}, or leave close= out")  # fmt: skip
     folder, then = (None, outputs) if callable(outputs) else (outputs, None)
-    address.folder(folder, "write outputs to")  # before the query runs
     options = Options(place, partitions, folder, memory, trust, warm, adopt, name, keep)
     return Stream(Feeder(flow, columns, options, then), frames, checkpoint, trigger, name, close)
 
