@@ -21,6 +21,7 @@ from ddflow.errors import DdflowError, EngineClosed, SpillRefused, StateRefused
 from ddflow.partitions.coordinator import Coordinator
 from ddflow.partitions.rescale import rescale
 from ddflow.proof.inspect import inspect
+from ddflow.proof.why import why_of
 from ddflow.store import address, bucket
 from ddflow.store.bucket import line
 from ddflow.store.memory import MemoryStore
@@ -51,7 +52,7 @@ STATES: dict[str, Callable[[Any, Path], Any]] = {
     "Snapshot": lambda given, _: dd.Snapshot.open(given).close(),
     "inspect": lambda given, _: inspect(given),
     "fsck": lambda given, _: dd.fsck(given),
-    "why": lambda given, _: dd.why(given, "rows", 1),
+    "why": lambda given, _: why_of(given, "rows", 1),
     "verify": lambda given, _: dd.verify(given, {"rows": [ROWS["rows"]]}),
     "gc": lambda given, _: gc(given),
     "rollback": lambda given, _: dd.rollback(given),

@@ -51,15 +51,15 @@ class Hidden(NamedTuple):
         return self.changed < written / 1000 and self.age >= orphans
 
 
-def owned(store: Store, manifest: Manifest | None) -> OutputFolder | None:
+def owned(store: Store, manifest: Manifest | None, unmarked: bool = False) -> OutputFolder | None:
     """The folder that a manifest names, where it is there and belongs to that state; else None.  O(1).
 
-    Raises `CorruptState` where it cannot be told whose it is, `StorageFailed`.
+    ``unmarked``: also where nothing says whose it is.  Raises `CorruptState` where that is damaged, `StorageFailed`.
     """
     if manifest is None or manifest.folder is None:
         return None
     folder = OutputFolder(manifest.folder, store.nonce, disk=disk_of(store))
-    return folder if folder.owner() == manifest.id else None
+    return folder if folder.owner() in (manifest.id, *((None,) if unmarked else ())) else None
 
 
 def hidden(folder: OutputFolder | None) -> list[Hidden]:
