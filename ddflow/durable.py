@@ -123,7 +123,7 @@ class Durable:
                 raise StateRefused(f"open {store.where}", f"it has {spread:,} partitions, and an engine has one",
                                    f"make it one with ddflow rescale {store.where} --partitions 1, or go on with it on "
                                    "Spark; it can be read as it is: dd.read, dd.Snapshot")  # fmt: skip
-            outputs.claim(ledger.manifest, [*flow.outputs, *flow.side_outputs()])
+            outputs.claim(ledger.manifest, store, [*flow.outputs, *flow.side_outputs()])
         except BaseException:
             store.close()
             raise

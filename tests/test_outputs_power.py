@@ -301,7 +301,7 @@ def in_place(patch: pytest.MonkeyPatch) -> None:
         path = folder.site.below("outputs.json")
         with contextlib.suppress(FileNotFoundError):
             folder.disk.unlink(path)
-        data = json.dumps({"state": mark.state, "outputs": {}}).encode()
+        data = json.dumps({"state": mark.state, "at": mark.at, "outputs": {}}).encode()
         file = folder.disk.create(path, 0o600)
         folder.disk.write(file, data)
         folder.disk.fsync(file)

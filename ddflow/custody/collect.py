@@ -83,7 +83,7 @@ def gc(
     store = open_store(state, trust=trust, create=False, readonly=dry_run)
     try:
         early = newest(store)
-        folder = leftovers.owned(store, early)
+        folder = leftovers.owned(store, early, deleting=True)
         outputs = leftovers.hidden(folder)
         entries = store.list()  # before the manifests are read, see the header
         manifest = newest(store)

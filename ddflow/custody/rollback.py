@@ -90,7 +90,7 @@ def rollback(state: State, epoch: int | None = None, *, trust: Trust = "owner") 
         found, passed = _chosen(store, numbers, epoch)
         # Nothing is published where it cannot be told which output files to hide; no file is deleted here.
         named = {each.folder: each for each in _readable(store)}
-        folders = [folder for each in named.values() if (folder := leftovers.owned(store, each, unmarked=True))]
+        folders = [folder for each in named.values() if (folder := leftovers.owned(store, each, deleting=False))]
         made = found
         if found.number != numbers[0]:
             made = _copied(store, found, numbers[0] + 1)

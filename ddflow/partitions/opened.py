@@ -98,7 +98,7 @@ def opened(flow: Flow, state: str | PathLike[str] | Store, wanted: Wanted) -> Op
             ledger = Ledger(store, manifest, set(), wanted.grace)
         change = compare(ledger.manifest.plan, flow, store.where)
         _same_shape(change, ledger.manifest, store.where)
-        outputs.claim(ledger.manifest, [*flow.outputs, *flow.side_outputs()])
+        outputs.claim(ledger.manifest, store, [*flow.outputs, *flow.side_outputs()])
     except BaseException:
         store.close()
         raise

@@ -248,10 +248,10 @@ class _Check:
             return
         file = f"{manifest.folder}/{MARK}"
         with self._guard(file, manifest.number):
-            owner = OutputFolder(manifest.folder, disk=disk_of(self.store)).owner()
-            if owner not in (None, manifest.id):
-                self.report.problem(file, f"the folder belongs to the state with the id {owner}, and this one's is "
-                                    f"{manifest.id}", manifest.number)  # fmt: skip
+            mark = OutputFolder(manifest.folder, disk=disk_of(self.store)).mark()
+            if mark is not None and mark.state != manifest.id:
+                self.report.problem(file, f"the folder belongs to the state with the id {mark.state}, and this one's "
+                                    f"is {manifest.id}", manifest.number)  # fmt: skip
 
     def _place(self, manifest: Manifest, epoch: int, name: str, blob: Blob) -> str:
         if not blob.name.endswith(PARQUET):

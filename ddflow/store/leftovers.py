@@ -1,7 +1,7 @@
 """Leftovers: files in a folder of outputs that no committed epoch has.
 
 Invariant: what is shown there and named by a version that is kept is not touched, nor is any file that ddflow did not
-write, nor a folder that belongs to another state.  Whoever died between writing an output and committing it left a
+write, nor a folder of another state.  Whoever died between writing an output and committing it left a
 hidden file, which looks like that of a commit under way; and after a rollback files are shown of epochs that are none
 any more.  Those are hidden again under the name that they had before they were shown, so that whoever goes forth to
 such a version finds them; and hidden files that no version names are deleted when they have been so for long: what was
@@ -11,7 +11,7 @@ committed is shown by then (``showing``).  A folder that is not there, or not on
 >>> from ddflow.store.outputs import of
 >>> with tempfile.TemporaryDirectory() as place:
 ...     folder, rows = OutputFolder(place, "00ff00ff00ff00ff"), pa.table({"n": [1, 2]})
-...     folder.claim("0" * 32, ["counts"])
+...     folder.claim("0" * 32, "state", ["counts"])
 ...     for epoch in (1, 2):
 ...         folder.show("counts", epoch, folder.put("counts", rows))
 ...     for path, name in later(folder, 1):
@@ -51,15 +51,19 @@ class Hidden(NamedTuple):
         return self.changed < written / 1000 and self.age >= orphans
 
 
-def owned(store: Store, manifest: Manifest | None, unmarked: bool = False) -> OutputFolder | None:
-    """The folder that a manifest names, where it is there and belongs to that state; else None.  O(1).
+def owned(store: Store, manifest: Manifest | None, deleting: bool) -> OutputFolder | None:
+    """The folder that a manifest names, where it does not belong to another state; else None.  O(1).
 
-    ``unmarked``: also where nothing says whose it is.  Raises `CorruptState` where that is damaged, `StorageFailed`.
+    ``deleting``: only where it says that it is this state's, at this place: a copy knows less of what is committed.
+    Raises `CorruptState` where what it says is damaged, `StorageFailed`.
     """
     if manifest is None or manifest.folder is None:
         return None
     folder = OutputFolder(manifest.folder, store.nonce, disk=disk_of(store))
-    return folder if folder.owner() in (manifest.id, *((None,) if unmarked else ())) else None
+    mark = folder.mark()
+    if mark is None:
+        return None if deleting else folder
+    return folder if mark.state == manifest.id and (mark.at == store.where or not deleting) else None
 
 
 def hidden(folder: OutputFolder | None) -> list[Hidden]:

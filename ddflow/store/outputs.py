@@ -10,7 +10,7 @@ the state's `Disk`.
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as place:
 ...     folder, rows = OutputFolder(place, "00ff00ff00ff00ff"), pa.table({"n": [1, 2]})
-...     folder.claim("0" * 32, ["by city"])
+...     folder.claim("0" * 32, "state", ["by city"])
 ...     blob = folder.put("by city", rows)
 ...     hidden = os.listdir(os.path.join(place, of("by city")))
 ...     folder.show("by city", 7, blob)
@@ -64,9 +64,11 @@ def of(name: str) -> str:
 
 
 class Mark(NamedTuple):
-    """What ``outputs.json`` says: whose the folder is, by the state's id; the names of its outputs."""
+    """What ``outputs.json`` says: the id of the ``state`` that the folder belongs to; the place ``at`` which that was
+    when it last claimed it, since a copy has the same id; the names of its ``outputs``."""
 
     state: str
+    at: str
     outputs: frozenset[str]
 
 
@@ -104,38 +106,48 @@ class OutputFolder:
             self.site.path = self.disk.real(self.site.path)
             if self.site.is_there(self.path):
                 self.site.look(self.path)
-                self._must_be_of(state, self._mark())
+                self._must_be_of(state, self.mark())
 
-    def claim(self, state: str, names: Iterable[str]) -> None:
+    def claim(self, state: str, at: str, names: Iterable[str]) -> None:
         """Take the folder for a state's, and make what is missing of it, durably.  O(names).
 
-        Of several states that do so at the same time one gets it.  Raises as `look` does, `StorageFull`.
+        ``at``: where the state is.  Of several states that do so at the same time one gets it.  Raises as `look` does,
+        `StorageFull`.
         """
         self.look(state)
         with self.site.guarded("make it", opening=True):
             self.site.make()
             self.site.look(self.path)
             wanted = frozenset(names)
-            found = self._mark() or self._first(Mark(state, wanted))
+            found = self.mark() or self._first(Mark(state, at, wanted))
             self._must_be_of(state, found)
             for name in wanted:
                 with suppress(FileExistsError):
                     self.disk.mkdir(self.site.below(of(name)), self.site.folder_mode)
                 self.site.look(self.site.below(of(name)))
-            if wanted - found.outputs:
-                self.disk.rename(self._written(Mark(state, wanted | found.outputs)), self.site.below(MARK))
+            if found != (now := Mark(state, at, wanted | found.outputs)):
+                self.disk.rename(self._written(now), self.site.below(MARK))
             self.site.sweep(self.path)
             # Whoever made any of it may have died before he did.
             self.disk.sync_dir(self.path)
             self.site.sync_above(self.path)
 
-    def owner(self) -> str | None:
-        """The id of the state that it belongs to; None where there is no folder, or nobody's.  O(1).
-
-        Raises `CorruptState` for a damaged ``outputs.json``.
-        """
-        found = self._mark()
-        return None if found is None else found.state
+    def mark(self) -> Mark | None:
+        """What ``outputs.json`` says; None where there is none.  O(its bytes).  Raises `CorruptState` for another."""
+        what = f"the file {MARK} of {self.path}"
+        with self.site.reading(f"file {MARK}", lost(MARK, self.path), AGAIN):
+            try:
+                data = self.disk.read(self.site.below(MARK), MARK_BYTES)
+            except FileNotFoundError:
+                return None
+        try:
+            record = Record.parse(data, what)
+            state, at, outputs = record.text("state", 32), record.text("at", 1 << 16), record.record("outputs").given
+        except CorruptState as error:
+            raise CorruptState(what, error.found if data else "it is empty", AGAIN) from None
+        if not _ID.fullmatch(state):
+            raise CorruptState(what, f"its state is {state!r}, which is no id of one", AGAIN)
+        return Mark(state, at, frozenset(outputs))
 
     def put(self, name: str, table: pa.Table) -> Blob:
         """Write what an output gained to a hidden file, durable but for its name.  O(rows).
@@ -216,7 +228,7 @@ class OutputFolder:
     def _must_be_of(self, state: str | None, found: Mark | None) -> None:
         if found is not None and found.state != state:
             this = "this one is new" if state is None else f"this one's is {state}"
-            raise self.site.refused(f"it belongs to the state with the id {found.state}, and {this}",
+            raise self.site.refused(f"it belongs to the state with the id {found.state}, at {found.at}, and {this}",
                                     "give every state a folder of its own")  # fmt: skip
 
     def _first(self, mark: Mark) -> Mark:
@@ -225,34 +237,18 @@ class OutputFolder:
         try:
             self.disk.link(temporary, self.site.below(MARK))
         except FileExistsError:
-            return self._mark() or mark
+            return self.mark() or mark
         finally:
             self.site.tidy(temporary)
         return mark
 
     def _written(self, mark: Mark) -> str:
         """A new file with it, durable but for its name: its path."""
-        data = json.dumps({"state": mark.state, "outputs": {name: of(name) for name in sorted(mark.outputs)}}, indent=1)
+        outputs = {name: of(name) for name in sorted(mark.outputs)}
+        data = json.dumps({"state": mark.state, "at": mark.at, "outputs": outputs}, indent=1)
         path = self.site.below(f".{self.nonce}-{next(self._numbers)}.part")
         self.site.written(path, f"write {MARK}", lambda sink: sink.write(data.encode()))
         return path
-
-    def _mark(self) -> Mark | None:
-        """What ``outputs.json`` says; None where there is none."""
-        what = f"the file {MARK} of {self.path}"
-        with self.site.reading(f"file {MARK}", lost(MARK, self.path), AGAIN):
-            try:
-                data = self.disk.read(self.site.below(MARK), MARK_BYTES)
-            except FileNotFoundError:
-                return None
-        try:
-            record = Record.parse(data, what)
-            state, outputs = record.text("state", 32), record.record("outputs").given
-        except CorruptState as error:
-            raise CorruptState(what, error.found if data else "it is empty", AGAIN) from None
-        if not _ID.fullmatch(state):
-            raise CorruptState(what, f"its state is {state!r}, which is no id of one", AGAIN)
-        return Mark(state, frozenset(outputs))
 
 
 def hidden(name: str) -> str:

@@ -62,10 +62,10 @@ class Outputs:
             if self.folder is not None:
                 self.folder.check(name, schema)
 
-    def claim(self, manifest: Manifest, names: Iterable[str]) -> None:
+    def claim(self, manifest: Manifest, store: Store, names: Iterable[str]) -> None:
         """Take the folder for a state's, before anything is put there.  O(outputs).  As `OutputFolder.claim`."""
         if self.folder is not None:
-            self.folder.claim(manifest.id, names)
+            self.folder.claim(manifest.id, store.where, names)
 
     def show(self, receipts: Iterable[Epoch]) -> None:
         """Let the files of committed epochs be seen; durable after `sync`.  O(files).  Raises `StorageFailed`."""
