@@ -22,7 +22,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -50,11 +51,10 @@ from ddflow.planned import describe, fingerprint
 from ddflow.reopening import Change, compare
 from ddflow.step import Step
 from ddflow.store.arrow_file import readable
-from ddflow.store.blob import Blob
 from ddflow.store.manifest import Call, Epoch, Output
 from ddflow.store.opening import open_store
-from ddflow.store.outputs import OutputFolder
 from ddflow.store.record import Record
+from ddflow.store.showing import PARQUET, Outputs
 from ddflow.store.vault import Vault
 
 if TYPE_CHECKING:
@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from ddflow.flow import Flow
     from ddflow.options import Options
 
-PARQUET: Final = ".parquet"
 _NAMED: Final = re.compile(rb'"([0-9a-f]{16}-[0-9]{1,12}\.arrow)"')
 KEPT: Final = 8
 """How many epochs can be given again."""
@@ -87,16 +86,15 @@ class Asked:
 
 
 class Durable:
-    """``ledger``, ``vault``: of the store.  ``folder``: where outputs go, None for the state itself.  ``change``: what
-    the plan has that the state's had not."""
+    """``ledger``, ``vault``: of the store.  ``outputs``: where they go.  ``change``: what the plan has that the state's
+    had not."""
 
-    def __init__(self, ledger: Ledger, plan: Mapping[str, Any], change: Change, folder: OutputFolder | None,
+    def __init__(self, ledger: Ledger, plan: Mapping[str, Any], change: Change, outputs: Outputs,
                  autocommit: bool) -> None:  # fmt: skip
-        self.ledger, self.plan, self.change, self.folder, self.autocommit = ledger, plan, change, folder, autocommit
+        self.ledger, self.plan, self.change, self.outputs, self.autocommit = ledger, plan, change, outputs, autocommit
         self.vault = Vault(ledger.store)
         self.calls: list[Call] = []
         """Made since the last commit; their outputs are in files."""
-        self._was = ledger.manifest.folder
         self._tidy = False
         """Whether what others left was looked at."""
         self._told: tuple[int, int] = (-1, 0)
@@ -108,18 +106,16 @@ class Durable:
 
         Raises `CorruptState`, `PlanChanged`, and what the store raises.
         """
-        plan, folder = describe(flow), None
+        plan = describe(flow)
         check_types(flow)
         store = open_store(options.state, trust=options.trust)
         try:
-            if options.outputs is not None:
-                folder = OutputFolder(options.outputs, store.nonce)
-                for name, node in flow.outputs.items():
-                    folder.check(name, node.schema)
             manifest = newest(store)
+            outputs = Outputs.open(options.outputs, store, manifest, options.trust)
+            outputs.check({name: node.schema for name, node in flow.outputs.items()})
             if manifest is None:
-                ledger = Ledger.create(store, plan, fingerprint(plan), options.secret or Secret.fresh(),
-                                       None if folder is None else folder.path, options.grace)  # fmt: skip
+                ledger = Ledger.create(store, plan, fingerprint(plan), options.secret or Secret.fresh(), outputs.path,
+                                       options.grace)  # fmt: skip
             else:
                 ledger = Ledger(store, manifest, set(), options.grace)
             change = compare(ledger.manifest.plan, flow, store.where)
@@ -127,10 +123,11 @@ class Durable:
                 raise StateRefused(f"open {store.where}", f"it has {spread:,} partitions, and an engine has one",
                                    f"make it one with ddflow rescale {store.where} --partitions 1, or go on with it on "
                                    "Spark; it can be read as it is: dd.read, dd.Snapshot")  # fmt: skip
+            outputs.claim(ledger.manifest, store, [*flow.outputs, *flow.side_outputs()])
         except BaseException:
             store.close()
             raise
-        durable = cls(ledger, plan, change, folder, options.autocommit)
+        durable = cls(ledger, plan, change, outputs, options.autocommit)
         durable.vault.lazy = options.verify == "lazy"
         return durable
 
@@ -141,6 +138,8 @@ class Durable:
                 for blob in output.blobs:
                     self.vault.forget(blob.name)
         self.calls = []
+        with suppress(DdflowError):  # whoever opens the state next does it again
+            self.outputs.sync()
         self.ledger.store.close()
 
     @property
@@ -173,7 +172,7 @@ class Durable:
         self.vault.begin()
         self.vault.name(names)
         self.ledger.names = names
-        self._show(manifest.receipts)
+        self.outputs.show(manifest.receipts)
         if manifest.last == NEVER:
             return {}
         engine.circuit.refill(manifest.last)
@@ -223,7 +222,7 @@ class Durable:
         if isinstance(node, Back):
             there = node.before(added)
         parts = [self.vault.table(blob, there, None) if not blob.name.endswith(PARQUET)
-                 else self._shown(name, epoch, blob, there) for blob in output.blobs]  # fmt: skip
+                 else self.outputs.read(name, epoch, blob, there) for blob in output.blobs]  # fmt: skip
         table = pa.concat_tables(parts)
         if table.num_rows != output.rows:
             raise CorruptState(f"the files {[blob.name for blob in output.blobs]} of {self.ledger.store.where}",
@@ -233,13 +232,6 @@ class Durable:
             return node.since(table)
         columns = [table.column(f.name) if f.name in there.names else pa.nulls(table.num_rows, f.type) for f in schema]
         return pa.Table.from_arrays(columns, schema=schema)
-
-    def _shown(self, name: str, epoch: int, blob: Blob, there: pa.Schema) -> pa.Table:
-        """A file of a folder; where that is another one since, its files are still in the one before."""
-        places = dict.fromkeys(path for path in (self.folder and self.folder.path, self._was) if path)
-        folders = [OutputFolder(path, self.ledger.store.nonce, create=False) for path in places]
-        found = next((each for each in folders if each.has(name, epoch, blob)), folders[-1])
-        return found.read(name, epoch, blob, there)
 
     def record(self, asked: Asked, digest: str, step: Step) -> None:
         """Write what a call put out to files, for the commit to come.  O(updates).  Raises as `commit` does."""
@@ -262,7 +254,7 @@ class Durable:
         self.publish(engine, epoch, receipts, f"commit of {', '.join(sorted({call.kind for call in calls}))}")
         self.calls, self.change = [], Change()
         try:
-            self._show(receipts[-1:])
+            self.outputs.show(receipts[-1:])
         except (StorageFull, StorageFailed) as error:  # which would say that it did not happen
             raise OutcomeUnknown(f"commit epoch {epoch}", f"it is committed, and its outputs are hidden: {error.found}",
                                  "open the state again, which shows them") from error  # fmt: skip
@@ -292,29 +284,19 @@ class Durable:
         greatest, horizons = recovery.reached(engine)
         new = replace(
             manifest, epoch=epoch, plan=self.plan, fingerprint=fingerprint(self.plan), frontier=engine.frontier,
-            last=engine.last, since=engine.since, receipts=receipts, greatest=greatest, horizons=horizons,
-            fed=engine.fed, folder=manifest.folder if self.folder is None else self.folder.path,
+            last=engine.last, since=engine.since, receipts=self.outputs.kept(receipts), greatest=greatest,
+            horizons=horizons, fed=engine.fed, folder=self.outputs.path or manifest.folder,
         )  # fmt: skip
         names = files_named(data) | {b.name for b in new.outputs() if not b.name.endswith(PARQUET)}
         # From here on it may happen, whatever we are told.
         self.vault.name(names)
-        if self.folder is not None:
-            self.folder.sync()
+        self.outputs.sync()
         self.ledger.commit(new, (part,), names, note)
-
-    def _show(self, receipts: Sequence[Epoch]) -> None:
-        """Let the output files of committed epochs be seen."""
-        for receipt in receipts:
-            for call in receipt.calls:
-                for name, output in call.outputs.items():
-                    for blob in output.blobs:
-                        if self.folder is not None and blob.name.endswith(PARQUET):
-                            self.folder.show(name, receipt.epoch, blob)
 
     def _put(self, name: str, table: pa.Table) -> Output:
         """Write what an output gained to a file."""
-        if self.folder is not None:
-            return Output((self.folder.put(name, table),), table.num_rows)
+        if self.outputs.folder is not None:
+            return Output((self.outputs.folder.put(name, table),), table.num_rows)
         return Output((self.vault.put(table.to_batches(), table.schema),), table.num_rows)
 
 

@@ -22,6 +22,7 @@ ledger does not know what partitions hold, but for which files they name.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -73,9 +74,9 @@ class Ledger:
         ``spread``: its partitions.  Raises what `Store.publish` raises.
         """
         first = Manifest(
-            number=0, epoch=0, nonce=store.nonce, written=int(time() * 1000), secret=(secret.k0, secret.k1), plan=plan,
-            fingerprint=fingerprint, frontier=NEVER, last=NEVER, since=NEVER, partitions=(), receipts=(),
-            folder=folder, note="created", spread=spread,
+            id=os.urandom(16).hex(), number=0, epoch=0, nonce=store.nonce, written=int(time() * 1000),
+            secret=(secret.k0, secret.k1), plan=plan, fingerprint=fingerprint, frontier=NEVER, last=NEVER, since=NEVER,
+            partitions=(), receipts=(), folder=folder, note="created", spread=spread,
         )  # fmt: skip
         if store.publish(0, first.encode()):
             store.mark(0)

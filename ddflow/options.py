@@ -18,6 +18,7 @@ from typing import Literal
 from ddflow.errors import SpecError
 from ddflow.identity import Secret
 from ddflow.ledger import GRACE
+from ddflow.store import address
 from ddflow.store.blob import Store
 
 
@@ -48,6 +49,7 @@ class Options:
         if self.state is None and (self.outputs is not None or not self.autocommit):
             given = "outputs=" if self.outputs is not None else "autocommit="
             raise SpecError(given, "it has no effect without a state", "give the folder of a state too")
+        address.folder(self.outputs, "write outputs to")  # before anything is made
         for name, what, least in (("retain", "times", 0), ("threads", "threads", 1)):
             given = getattr(self, name)
             if isinstance(given, bool) or not isinstance(given, int) or given < least:

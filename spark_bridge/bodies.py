@@ -169,7 +169,7 @@ class Files:
                 for name, length, digest_ in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                     blob = Blob(name, length, digest_)
                     if self.folder is not None:
-                        folder = OutputFolder(self.folder, "0" * 16, create=False)
+                        folder = OutputFolder(self.folder)
                         table = folder.read(self.name, self.epoch, blob, self.schema)
                     else:
                         if vault is None:

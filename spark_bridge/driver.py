@@ -79,11 +79,11 @@ def run(flow: Flow, frames: Mapping[str, DataFrame], partitions: int | None = No
     """
     check_frames(flow, frames)
     if state is not None:
-        options = Options(check_address(state), partitions, outputs, memory, trust, warm, keep=keep)
+        options = Options(check_address(state, outputs), partitions, outputs, memory, trust, warm, keep=keep)
         return run_into(flow, frames, options, epoch, close)
     for name, given in (("epoch", epoch), ("outputs", outputs), ("memory", memory), ("close", close or None)):
         if given is not None:
-            raise SpecError(f"run with {name}={given!r}", "there is no state", "give state=, or leave it out")
+            raise SpecError(f"run with {name}=", "there is no state", "give state=, or leave it out")
     plan = planned(flow)
     schemas = [spark_schema(Body(s, plan.time_type, NO_SECRET).schema, _what(s)) for s in plan.stages]
     for name in frames:

@@ -203,7 +203,7 @@ class Follower(DataSourceStreamReader):
                     if file.folder is None:
                         yield Vault(store).table(file.blob, schema, None)
                     else:
-                        folder = OutputFolder(file.folder, "0" * 16, create=False)
+                        folder = OutputFolder(file.folder)
                         yield folder.read(self.output, file.epoch, file.blob, schema)
                 except CorruptState:
                     if file.epoch in (each.epoch for each in found(store).receipts):

@@ -41,7 +41,9 @@ from ddflow.partitions.version import Version
 from ddflow.planned import describe, fingerprint
 from ddflow.rebuilt import rebuild
 from ddflow.schema import conform, did_you_mean
+from ddflow.store import address
 from ddflow.store.manifest import Epoch
+from ddflow.store.opening import located
 from spark_bridge.bodies import Level, Route
 from spark_bridge.columns import loose, restored
 from spark_bridge.committed import shapes
@@ -233,12 +235,16 @@ def checked(flow: Flow, name: str, frame: Any, streaming: bool) -> tuple[str, ..
     return there
 
 
-def check_address(state: Any) -> str:
-    """The address of a state that tasks can open too.  Raises `SpecError`."""
+def check_address(state: Any, outputs: Any) -> str:
+    """The address of a state that tasks can open too, whose outputs go to a folder, or elsewhere.
+
+    Raises `SpecError`, `StateRefused` for a scheme that is not supported.
+    """
+    address.folder(outputs, "write outputs to")
     if not isinstance(state, str | os.PathLike):
-        raise SpecError(f"state={state!r}", "tasks in other processes cannot open that",
+        raise SpecError(f"state= a {type(state).__name__}", "tasks in other processes cannot open that",
                         "give a folder that all of them see, or s3://bucket/prefix")  # fmt: skip
-    return os.fspath(state)
+    return os.fspath(located(state))
 
 
 @contextmanager

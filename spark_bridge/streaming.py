@@ -54,16 +54,16 @@ def stream(flow: Flow, frames: Mapping[str, DataFrame], *, state: str, partition
     Runs nothing yet.  Raises `SpecError`, `SchemaMismatch`, `NotArrow`, and `WrongMode` for a DataFrame that is no
     stream.
     """
-    address = check_address(state)
+    place = check_address(state, outputs)
     check_frames(flow, frames)
     if not frames:
         raise SpecError("stream into a state", "no DataFrame is given", "give one for a source at least")
     columns = {source: checked(flow, source, frame, streaming=True) for source, frame in frames.items()}
     if checkpoint is None:
-        if "://" in address:
-            raise SpecError(f"stream into {address}", "there is no place for Spark's checkpoint beside it",
+        if "://" in place:
+            raise SpecError(f"stream into {place}", "there is no place for Spark's checkpoint beside it",
                             "give checkpoint=, a path that Spark can write to")  # fmt: skip
-        checkpoint = f"{address.rstrip('/')}.checkpoint"
+        checkpoint = f"{place.rstrip('/')}.checkpoint"
     if close and not flow.holds_back:
         raise WrongMode("stream with close=True", "the flow is in epoch mode, where every batch closes its own time",
                         "leave close= out")  # fmt: skip
@@ -71,7 +71,7 @@ def stream(flow: Flow, frames: Mapping[str, DataFrame], *, state: str, partition
         raise SpecError("stream with close=True", f"trigger={trigger!r} has no end",
                         "give trigger={'availableNow': True}, or leave close= out")  # fmt: skip
     folder, then = (None, outputs) if callable(outputs) else (outputs, None)
-    options = Options(address, partitions, folder, memory, trust, warm, adopt, name, keep)
+    options = Options(place, partitions, folder, memory, trust, warm, adopt, name, keep)
     return Stream(Feeder(flow, columns, options, then), frames, checkpoint, trigger, name, close)
 
 

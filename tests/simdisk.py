@@ -123,6 +123,16 @@ class SimDisk(Disk):
         self.folders[folder][name] = node
         self._did("link", folder, name, node)
 
+    def rename(self, source: str, target: str) -> None:
+        node, (folder, name), (other, to) = self._node(source), self._parent(source), self._parent(target)
+        assert folder == other
+        del self.folders[folder][name]
+        self.folders[folder][to] = node
+        self._did("rename", folder, name, to, node)
+
+    def touch(self, path: str) -> None:
+        self.changed[self._node(path)] = self.now()
+
     def unlink(self, path: str) -> None:
         folder, name = self._parent(path)
         if self._node(path) in self.folders:
@@ -150,13 +160,6 @@ class SimDisk(Disk):
         return self.clock + len(self.log)
 
     # What only wrong stores call.
-
-    def rename(self, source: str, target: str) -> None:
-        node, (folder, name), (other, to) = self._node(source), self._parent(source), self._parent(target)
-        assert folder == other
-        del self.folders[folder][name]
-        self.folders[folder][to] = node
-        self._did("rename", folder, name, to, node)
 
     def reopen(self, path: str) -> int:
         """The descriptor of a file that may be there already, emptied or not: it goes on at its end."""
@@ -368,15 +371,16 @@ def _survivors(random: Random, keep: float, durable: bytes, writes: tuple[tuple[
 
 # A disk that fails.
 
-CALLS = ("status", "mkdir", "names", "scan", "create", "write", "fsync", "close", "link", "unlink", "sync_dir", "read",
-         "map")  # fmt: skip
+CALLS = ("status", "mkdir", "names", "scan", "create", "write", "fsync", "close", "link", "rename", "touch", "unlink",
+         "sync_dir", "read", "map")  # fmt: skip
 SYNCS = ("fsync", "sync_dir")
 KINDS = {
-    "ENOSPC": ("mkdir", "create", "write", "fsync", "link", "sync_dir"),
+    "ENOSPC": ("mkdir", "create", "write", "fsync", "link", "rename", "sync_dir"),
     "EIO": CALLS,
     "short": ("write",),
     "fsync": SYNCS,
-    "answer": ("mkdir", "link", "unlink", "fsync", "sync_dir", "close", "write"),  # done, and said to have failed
+    # done, and said to have failed
+    "answer": ("mkdir", "link", "rename", "unlink", "fsync", "sync_dir", "close", "write"),
 }
 
 

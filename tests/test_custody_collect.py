@@ -210,7 +210,7 @@ def test_junk_is_left_and_hidden_outputs_of_failed_commits_go(tmp_path: Path) ->
     with plan().open(state, outputs=outputs) as engine:
         steps(engine, range(3))
     there = outputs / of("people")
-    old, new, junk = there / ".00ff00ff00ff00ff-1.parquet", there / ".00ff00ff00ff00ff-2.parquet", there / ".mine"
+    old, new, junk = (there / name for name in (*(f".00ff00ff00ff00ff-{n}.parquet.hidden" for n in (1, 2)), ".mine"))
     (state / "blobs" / "notes.txt").write_text("mine")
     for path in (old, new, junk):
         path.write_text("x")

@@ -240,7 +240,7 @@ def test_output_files_of_epochs_that_are_no_more_are_hidden_and_named(tmp_path: 
     last = next(there.glob("000000000004-*"))
     done = rollback(state)
     assert [Path(path).name.partition("-")[0] for path in done.hidden] == ["000000000004"] * 2
-    assert str(last) in done.hidden and (there / f".{last.name.partition('-')[2]}").exists()
+    assert str(last) in done.hidden and (there / f".{last.name.partition('-')[2]}.hidden").exists()
     assert dd.fsck(state).ok
     rollback(state, 4)  # and forth again
     with plan().open(state, outputs=outputs):

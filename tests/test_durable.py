@@ -389,7 +389,7 @@ def test_outputs_in_a_folder_are_those_of_committed_epochs_and_only_they(tmp_pat
 def shown(place: Path, door: EngineDoor) -> dict[int, dict[str, Any]]:
     """What a reader of the folder finds, by epoch and output; epochs without updates count too."""
     found: dict[int, dict[str, Any]] = {epoch: {} for epoch in range(1, door.engine.epoch + 1)}
-    names = json.loads((place / "outputs.json").read_text()) if (place / "outputs.json").exists() else {}
+    names = json.loads((place / "outputs.json").read_text())["outputs"]
     for output, folder in names.items():
         for path in sorted((place / folder).glob("[!.]*.parquet")):
             out: Counter[Any] = Counter()

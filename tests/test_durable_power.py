@@ -30,6 +30,7 @@ from ddflow.errors import DdflowError, EpochSkipped, Fenced, OutcomeUnknown
 from ddflow.ledger import Ledger
 from ddflow.store.blob import Blob
 from ddflow.store.local import LocalStore
+from ddflow.store.site import Site
 from ddflow.store.vault import Vault
 
 PATH = "/data/orders"
@@ -179,7 +180,7 @@ def late_outputs(patch: pytest.MonkeyPatch) -> None:
         out = real(ledger, *given, **named)
         while waiting:
             store, name, data = waiting.pop()
-            store._written(store._blob(name), "late", lambda sink, data=data: sink.write(data))
+            store.place.written(store._blob(name), "late", lambda sink, data=data: sink.write(data))
         return out
 
     real = Ledger.commit
@@ -250,18 +251,18 @@ def unsynced(patch: pytest.MonkeyPatch) -> None:
 
 def late_inventory(patch: pytest.MonkeyPatch) -> None:
     """The inventory is durable after the manifest only."""
-    real = LocalStore._written
+    real = Site.written
 
-    def written(store: LocalStore, path: str, what: str, write: Any) -> Any:
+    def written(place: Site, path: str, what: str, write: Any) -> Any:
         if not path.endswith(".json"):
-            return real(store, path, what, write)
-        fsync, store.disk = store.disk, Unsynced(store.disk)
+            return real(place, path, what, write)
+        fsync, place.disk = place.disk, Unsynced(place.disk)
         try:
-            return real(store, path, what, write)
+            return real(place, path, what, write)
         finally:
-            store.disk = fsync
+            place.disk = fsync
 
-    patch.setattr(LocalStore, "_written", written)
+    patch.setattr(Site, "written", written)
 
 
 class Unsynced(Faulty):
@@ -315,11 +316,11 @@ def told_too_early(patch: pytest.MonkeyPatch) -> None:
     def publish(store: LocalStore, number: int, data: bytes) -> bool:
         if number == 0:
             return real(store, number, data)
-        disk, store.disk = store.disk, Unsyncing(store.disk)
+        disk, store.place.disk = store.disk, Unsyncing(store.disk)
         try:
             return real(store, number, data)
         finally:
-            store.disk = disk
+            store.place.disk = disk
 
     patch.setattr(LocalStore, "publish", publish)
 

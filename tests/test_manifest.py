@@ -57,8 +57,9 @@ def typical(number: int = 7) -> Manifest:
     )
     plan = {"sources": [{"name": "orders", "key": ["id"]}], "where": "a < 1.5 and b = 'ß\"'", "nothing": None}
     return Manifest(
-        number=number, epoch=5, nonce="00ff00ff00ff00ff", written=1_700_000_000_000, secret=(2**64 - 1, 1), plan=plan,
-        fingerprint="ab" * 16, frontier=42, last=41, since=NEVER, partitions=(blob(1), blob(2)),
+        id="c0" * 16, number=number, epoch=5, nonce="00ff00ff00ff00ff", written=1_700_000_000_000,
+        secret=(2**64 - 1, 1), plan=plan, fingerprint="ab" * 16, frontier=42, last=41, since=NEVER,
+        partitions=(blob(1), blob(2)),
         receipts=(Epoch(4, (), 0), Epoch(5, calls)), folder="out/ü", note="commit", spread=2,
         horizons={"orders": 40}, greatest={"orders": NEVER, "ä": CLOSED}, feed=Feed("a query", 3),
         fed={"orders": FED, "ä": Fed().after(5, EVENTS)},
@@ -142,7 +143,7 @@ receipts_and_epoch = receipts.flatmap(
 )
 manifests = st.tuples(receipts_and_epoch, st.integers(1, 3), st.integers(0, 2)).flatmap(
     lambda given: st.builds(
-        Manifest, number=st.integers(0, GREATEST), epoch=st.just(given[0][1]),
+        Manifest, id=digests, number=st.integers(0, GREATEST), epoch=st.just(given[0][1]),
         nonce=digests.map(lambda text: text[:16]), written=st.integers(*INSTANTS),
         secret=st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)),
         plan=st.dictionaries(names, values, max_size=3), fingerprint=digests, frontier=times, last=times, since=times,
@@ -195,11 +196,11 @@ def test_another_format_is_told_from_damage() -> None:
     ("path", "value"),
     [
         ("number", -1), ("number", GREATEST + 1), ("number", 7.0), ("number", True), ("epoch", 4), ("nonce", "0" * 15),
-        ("nonce", "0" * 17), ("nonce", "G" * 16), ("written", None), ("secret", "0" * 31), ("secret", "-" + "0" * 31),
+        ("nonce", "0" * 17), ("nonce", "G" * 16),  ("written", None), ("secret", "0" * 31), ("secret", "-" + "0" * 31),
         ("plan", []), ("plan", None), ("fingerprint", "AB" * 16), ("frontier", CLOSED + 1), ("since", NEVER - 1),
         ("last", "7"), ("partitions", {}), ("partitions", [["x", 1, "00" * 16]]), ("receipts", [{"epoch": 1}]),
         ("partitions", [blob(1).to_json()] * 2), ("folder", 7), ("folder", "a\0b"), ("note", None), ("extra", 1),
-        ("format", 0),
+        ("format", 0), ("id", "0" * 31), ("id", None),
         ("receipts", [{"epoch": n, "calls": [], "batch": None} for n in (2, 1)]),
         ("receipts", [{"epoch": 1, "calls": [], "batch": None}] * 2),
         ("receipts", [{"epoch": 1, "calls": [], "batch": -1}]), ("receipts", [{"epoch": 1, "calls": []}]),

@@ -220,7 +220,7 @@ def test_files_are_looked_for_before_they_are_named(place: str, tmp_path: Path) 
     first, second = Tasks(coordinator, base).all()
     if folder is not None:
         assert base.folder == str(folder)
-        written = OutputFolder(folder, first.nonce, create=False)
+        written = OutputFolder(folder, first.nonce)
         blob = written.put("orders", pa.table({"id": [1, 2, 3]}))
         first = first._replace(outputs={"orders": Output((blob,), 3)})
         lost, cut_off = Blob(blob.name.replace("-", "-9"), 1, bytes(16)), blob._replace(length=blob.length + 1)
@@ -241,7 +241,7 @@ def test_files_are_looked_for_before_they_are_named(place: str, tmp_path: Path) 
         assert [path.name for path in folder.glob("*/*.parquet")] == [f"000000000001-{blob.name}"]
         # What a crash left hidden is shown by whoever opens the state next.
         shown = next(folder.glob("*/*.parquet"))
-        shown.rename(shown.with_name(f".{blob.name}"))
+        shown.rename(shown.with_name(f".{blob.name}.hidden"))
         opened(state, outputs=folder)
         assert shown.exists()
 

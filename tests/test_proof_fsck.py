@@ -196,7 +196,7 @@ def test_files_of_epochs_beside_the_state_are_looked_at(whole: Path, tmp_path: P
             damage(path, random.Random(1))
             assert set(problems(tmp_path / "state")) == {str(path)}, damage
             path.write_bytes(data)
-    hidden = shown[0].with_name("." + shown[0].name.split("-", 1)[1])
+    hidden = shown[0].with_name(f".{shown[0].name.split('-', 1)[1]}.hidden")
     shown[0].rename(hidden)  # a crash before it was shown: the next who opens the state shows it
     assert problems(tmp_path / "state") == {}
     hidden.rename(shown[0])

@@ -18,6 +18,7 @@ from spark_session import counted
 import ddflow as dd
 import spark_bridge
 from ddflow.errors import EpochSkipped, FeedChanged, NullKey, ReplayMismatch, SchemaMismatch, SpecError, WrongMode
+from ddflow.store.outputs import of
 from spark_bridge import configuring
 from spark_bridge.job import context_of
 
@@ -197,8 +198,7 @@ def test_a_query_that_runs_on_is_stopped_by_hand(fed: Fed) -> None:
 def test_outputs_appear_in_a_folder(fed: Fed) -> None:
     fed.give(FIRST, SECOND)
     fed.run(outputs=str(fed.folder / "outputs"))
-    found = pq.ParquetDataset([str(path) for path in (fed.folder / "outputs").glob("*/*.parquet")
-                               if "id" in pq.read_schema(path).names]).read()  # fmt: skip
+    found = fed.frame().sparkSession.read.parquet(str(fed.folder / "outputs" / of("rows"))).toArrow()
     with fed.flow.open() as engine:
         steps = [engine.step({"orders": rows}, time=epoch)["rows"] for epoch, rows in enumerate(fed.given, 1)]
     assert counted(found) == counted(pa.concat_tables(steps))

@@ -83,7 +83,7 @@ def gc(
     store = open_store(state, trust=trust, create=False, readonly=dry_run)
     try:
         early = newest(store)
-        folder = None if early is None else early.folder
+        folder = leftovers.owned(store, early, deleting=True)
         outputs = leftovers.hidden(folder)
         entries = store.list()  # before the manifests are read, see the header
         manifest = newest(store)
@@ -99,7 +99,7 @@ def gc(
                 store.expire(number)
             for entry in gone:
                 store.delete(entry.name)
-            leftovers.remove(outputs)
+            leftovers.remove(folder, outputs)
         return Collected(expired, sorted(named), len(gone), sum(each.length for each in gone), len(waiting),
                          sum(each.length for each in waiting), [each.path for each in outputs])  # fmt: skip
     finally:

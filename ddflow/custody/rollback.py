@@ -22,7 +22,6 @@ by itself: what was committed after that version is lost to readers.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -37,6 +36,7 @@ from ddflow.store import leftovers
 from ddflow.store.blob import Blob, Store
 from ddflow.store.manifest import Manifest, Output, at
 from ddflow.store.opening import open_store
+from ddflow.store.outputs import OutputFolder
 
 State = str | PathLike[str] | Store
 Trust = Literal["owner", "group"]
@@ -82,16 +82,19 @@ def rollback(state: State, epoch: int | None = None, *, trust: Trust = "owner") 
     ``epoch``: which; by default the last one before the newest, or the newest one's own where an older version of it is
     whole and the newest is not.  Where the newest is of that epoch, and whole, only outputs are hidden.  O(bytes of the
     versions looked at).  Raises `SnapshotExpired` for an epoch that is not kept, `CorruptState` when a file of it, or
-    of every version, is damaged; `Fenced` when another commits meanwhile; what the store raises.
+    of every version, or ``outputs.json`` is damaged; `Fenced` when another commits meanwhile; what the store raises.
     """
     store = open_store(state, trust=trust, create=False)
     try:
         numbers = _numbers(store)
         found, passed = _chosen(store, numbers, epoch)
+        # Nothing is published where it cannot be told which output files to hide; no file is deleted here.
+        named = {each.folder: each for each in _readable(store)}
+        folders = [folder for each in named.values() if (folder := leftovers.owned(store, each, deleting=False))]
         made = found
         if found.number != numbers[0]:
             made = _copied(store, found, numbers[0] + 1)
-        return RolledBack(made, found.number, passed, _hidden(store, made))
+        return RolledBack(made, found.number, passed, _hidden(store, made, folders))
     finally:
         if store is not state:
             store.close()
@@ -227,20 +230,17 @@ def _rewritten(store: Store, part: Blob, made: dict[str, Blob]) -> Blob:
     return store.put("json", lambda sink: sink.write(data))
 
 
-def _hidden(store: Store, made: Manifest) -> list[str]:
-    """Hide the output files of epochs that are none any more, of all plans there were; what they were called."""
-    folders, outputs = set[str](), set[str]()
-    for manifest in _readable(store):
-        folders |= {manifest.folder} if manifest.folder is not None else set()
-        outputs |= set(manifest.plan.get("outputs", ()))
-        outputs |= {f"{name}.{side}" for name in manifest.plan.get("sources", ()) for side in ("events", "stale")}
-    paths = [path for folder in sorted(folders) for path in leftovers.later(folder, outputs, made.epoch)]
+def _hidden(store: Store, made: Manifest, folders: list[OutputFolder]) -> list[str]:
+    """Hide the output files of epochs that are none any more, of all folders there were; what they were called."""
+    found = [(folder, *file) for folder in folders for file in leftovers.later(folder, made.epoch)]
     # Somebody may have gone on by now; what he has shown he had committed before.
     again = {blob.name for each in _readable(store) if each.number >= made.number for blob in each.outputs()}
-    paths = [path for path in paths if os.path.basename(path).partition("-")[2] not in again]
-    for path in paths:
-        leftovers.hide(path)
-    return paths
+    done = [(folder, path, name) for folder, path, name in found if name not in again]
+    for folder, path, name in done:
+        folder.hide(name, path)
+    for folder in folders:
+        folder.sync()
+    return sorted(path for _, path, _ in done)
 
 
 def _readable(store: Store) -> Iterator[Manifest]:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from os import PathLike
 from time import perf_counter_ns
@@ -89,7 +90,7 @@ class Coordinator:
 
     def __init__(self, flow: Flow, opened: Opened, wanted: Wanted) -> None:
         self.flow, self.cut, self.plan, self.given = flow, cut(flow), describe(flow), wanted
-        self.ledger, self.change, self.folder = opened
+        self.ledger, self.change, self.outputs = opened
         manifest = self.ledger.manifest
         # What was never committed has no partitions yet, whatever its maker wanted.
         self.partitions = manifest.spread if manifest.partitions else wanted.partitions or manifest.spread
@@ -120,7 +121,7 @@ class Coordinator:
         found = opened(flow, state, wanted)
         try:
             coordinator = cls(flow, found, wanted)
-            coordinator._show(found.ledger.manifest.receipts)
+            found.outputs.show(found.ledger.manifest.receipts)
         except BaseException:
             found.ledger.store.close()
             raise
@@ -139,6 +140,8 @@ class Coordinator:
     def close(self) -> None:
         """Let go of the store.  Twice is harmless."""
         self.ledger.settle()
+        with suppress(DdflowError):  # whoever opens the state next does it again
+            self.outputs.sync()
         self.ledger.store.close()
 
     def committed(self, *, epoch: int | None = None, feed: Feed | None = None, adopt: bool = False) -> Epoch | None:
@@ -210,7 +213,7 @@ class Coordinator:
             number=self.ledger.number, digest=self.ledger.digest, epoch=number, partitions=self.partitions,
             secret=secret, frontier=manifest.frontier, last=manifest.last, since=manifest.since, time=time,
             to=CLOSED if close else self._to(), horizons=dict(manifest.horizons), inventories=self.holdings.parts,
-            folder=None if self.folder is None else self.folder.path, retain=self.given.retain,
+            folder=self.outputs.path, retain=self.given.retain,
             memory=self.given.memory,
         )  # fmt: skip
         return self._base
@@ -240,20 +243,19 @@ class Coordinator:
         if feed != self._feed:
             raise SpecError(f"finish epoch {base.epoch} as {feed}", f"it was begun as {self._feed}", "give the same")
         whole = gather(receipts, base.digest, self.cut.levels, self.partitions)
-        look(self.cut, whole.taken, folder=self.folder is not None)
+        look(self.cut, whole.taken, folder=self.outputs.folder is not None)
         holdings = self.holdings.after(self.ledger.store, whole.taken)
-        look_for(self.ledger.store, self.folder, base.epoch, whole, self.holdings.known())
+        look_for(self.ledger.store, self.outputs.folder, base.epoch, whole, self.holdings.known())
         new = self._next(base, whole, feed)
         self.ledger.settle()
         if not self._tidy:
             self._look_after()
-        if self.folder is not None:
-            self.folder.sync()
+        self.outputs.sync()
         call = new.receipts[-1].calls[0]
         self.ledger.commit(new, holdings.inventories, holdings.names() | _outputs(new), f"commit of {call.kind}")
         self.holdings, self.change, self._base = holdings, Change(), None
         try:
-            self._show(new.receipts[-1:])
+            self.outputs.show(new.receipts[-1:])
         except (StorageFull, StorageFailed) as error:  # which would say that it did not happen
             raise OutcomeUnknown(f"commit epoch {base.epoch}", f"it is committed, and its outputs are hidden: "
                                  f"{error.found}", "open the state again, which shows them") from error  # fmt: skip
@@ -276,11 +278,11 @@ class Coordinator:
         )
         if feeds.begins_anew(manifest.feed, feed):
             before = tuple(each._replace(batch=None) for each in before)
-        receipts = (*before, Epoch(base.epoch, (call,), None if feed is None else feed.batch))
+        receipts = (*self.outputs.kept(before), Epoch(base.epoch, (call,), None if feed is None else feed.batch))
         return replace(
             manifest, epoch=base.epoch, plan=self.plan, fingerprint=fingerprint(self.plan), frontier=whole.frontier,
             last=whole.last, since=max(whole.since, manifest.since), receipts=receipts,
-            folder=manifest.folder if self.folder is None else self.folder.path, spread=self.partitions,
+            folder=self.outputs.path or manifest.folder, spread=self.partitions,
             horizons=greatest((manifest.horizons, whole.horizons)),
             greatest=greatest((manifest.greatest, whole.greatest)), feed=feeds.bound(manifest.feed, feed),
             fed=fed_by(manifest.fed, [name for name, n in whole.rows.items() if n], EVENTS, base.epoch),
@@ -296,15 +298,6 @@ class Coordinator:
                 self.ledger.remember(names_of)
         except DdflowError:
             self.ledger.grace = math.inf
-
-    def _show(self, receipts: Iterable[Epoch]) -> None:
-        """Let the output files of committed epochs be seen."""
-        for receipt in receipts:
-            for call in receipt.calls if self.folder is not None else ():
-                for name, output in call.outputs.items():
-                    for blob in output.blobs:
-                        if not inside(blob) and self.folder is not None:
-                            self.folder.show(name, receipt.epoch, blob)
 
 
 def _outputs(manifest: Manifest) -> set[str]:

@@ -33,10 +33,11 @@ from ddflow.ledger import GRACE, Ledger
 from ddflow.partitions.base import own
 from ddflow.planned import describe, fingerprint
 from ddflow.reopening import Change, compare
+from ddflow.store import address
 from ddflow.store.blob import Store
 from ddflow.store.manifest import PARTITIONS, Manifest, newest
 from ddflow.store.opening import open_store
-from ddflow.store.outputs import OutputFolder
+from ddflow.store.showing import Outputs
 
 KEPT = 8
 """How many epochs can be told again."""
@@ -64,17 +65,18 @@ class Wanted:
             if not (number and least <= given <= most) and (given is not None or name != "partitions"):
                 raise SpecError(f"{name}={given!r}", "that is not possible",
                                 f"give a whole number from {least} to {most}")  # fmt: skip
+        address.folder(self.outputs, "write outputs to")  # before anything is made
         if self.memory is not None and own(self.memory) < LEAST:
             raise SpecError(f"memory={shown_size(self.memory)}", "that is too small for a task to work in",
                             f"give {shown_size(2 * LEAST)} or more")  # fmt: skip
 
 
 class Opened(NamedTuple):
-    """``ledger``: of the state.  ``change``: what the plan has that the state's had not.  ``folder``: of outputs."""
+    """``ledger``: of the state.  ``change``: what the plan has that its has not.  ``outputs``: where they go."""
 
     ledger: Ledger
     change: Change
-    folder: OutputFolder | None
+    outputs: Outputs
 
 
 def opened(flow: Flow, state: str | PathLike[str] | Store, wanted: Wanted) -> Opened:
@@ -83,28 +85,24 @@ def opened(flow: Flow, state: str | PathLike[str] | Store, wanted: Wanted) -> Op
     ``flow``: frozen.  Raises `PlanChanged`, `SpecError`, `StateRefused`, `CorruptState`, and what the store raises.
     """
     check_types(flow)
-    store, folder = open_store(state, trust=wanted.trust), None
+    store = open_store(state, trust=wanted.trust)
     try:
-        if wanted.outputs is not None:
-            folder = OutputFolder(wanted.outputs, store.nonce)
-            for name, node in flow.outputs.items():
-                folder.check(name, node.schema)
-            # Tasks write there at the same time, and none may make it while another does.
-            folder.introduce([*flow.outputs, *flow.side_outputs()])
         manifest = newest(store)
+        outputs = Outputs.open(wanted.outputs, store, manifest, wanted.trust)
+        outputs.check({name: node.schema for name, node in flow.outputs.items()})
         if manifest is None:
             plan = describe(flow)
-            ledger = Ledger.create(store, plan, fingerprint(plan), wanted.secret or Secret.fresh(),
-                                   None if folder is None else folder.path, wanted.grace,
-                                   wanted.partitions or wanted.default_partitions)  # fmt: skip
+            ledger = Ledger.create(store, plan, fingerprint(plan), wanted.secret or Secret.fresh(), outputs.path,
+                                   wanted.grace, wanted.partitions or wanted.default_partitions)  # fmt: skip
         else:
             ledger = Ledger(store, manifest, set(), wanted.grace)
         change = compare(ledger.manifest.plan, flow, store.where)
         _same_shape(change, ledger.manifest, store.where)
+        outputs.claim(ledger.manifest, store, [*flow.outputs, *flow.side_outputs()])
     except BaseException:
         store.close()
         raise
-    return Opened(ledger, change, folder)
+    return Opened(ledger, change, outputs)
 
 
 def _same_shape(change: Change, manifest: Manifest, where: str) -> None:

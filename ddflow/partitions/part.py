@@ -48,7 +48,7 @@ from ddflow.step import Step
 from ddflow.stepping import Stepping
 from ddflow.store.blob import Blob
 from ddflow.store.manifest import Output
-from ddflow.store.outputs import OutputFolder
+from ddflow.store.outputs import OutputFolder, disk_of
 from ddflow.store.record import Record
 from ddflow.store.vault import Vault
 
@@ -191,7 +191,7 @@ class Part(Stepping):
         out, here = {}, {name: step[name] for name in self.cut.outputs[self.level] if step[name].num_rows}
         if base.folder is not None and here:
             if self.folder is None or self.folder.path != base.folder:  # one for all epochs, since it numbers its files
-                self.folder = OutputFolder(base.folder, self.vault.store.nonce, create=False)
+                self.folder = OutputFolder(base.folder, self.vault.store.nonce, base.trust, disk_of(self.vault.store))
             out = {name: Output((self.folder.put(name, table),), table.num_rows) for name, table in here.items()}
             self.folder.sync()
             return out

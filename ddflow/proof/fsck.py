@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ddflow.circuit import Circuit
-from ddflow.durable import PARQUET, files_named
+from ddflow.durable import files_named
 from ddflow.errors import DdflowError, SpecError
 from ddflow.flow import Flow
 from ddflow.identity import Secret
@@ -52,9 +52,11 @@ from ddflow.store.blob import Blob, Entry, Store
 from ddflow.store.local import LocalStore
 from ddflow.store.manifest import Epoch, Manifest
 from ddflow.store.opening import open_store
-from ddflow.store.outputs import OutputFolder
-from ddflow.store.place import INSIDE, TEMPORARY
+from ddflow.store.outputs import MARK, OutputFolder, disk_of
+from ddflow.store.place import INSIDE
 from ddflow.store.record import Record
+from ddflow.store.showing import PARQUET
+from ddflow.store.site import TEMPORARY
 
 Look = Callable[[int], None]
 """Is told how many bytes were read, since the last call."""
@@ -148,6 +150,7 @@ class _Check:
         newest = self.report.epoch < 0
         if newest:
             self.report.epoch = manifest.epoch
+            self._folder(manifest)
         if fingerprint(manifest.plan) != manifest.fingerprint:
             self.report.problem(manifest_file(number), "its fingerprint is not that of its plan", number)
         if manifest.epoch and not manifest.partitions:
@@ -241,10 +244,21 @@ class _Check:
                                         f"it has {rows:,} rows with the other {len(output.blobs) - 1} of {name!r}, the "
                                         f"manifest says {output.rows:,}", manifest.number)  # fmt: skip
 
+    def _folder(self, manifest: Manifest) -> None:
+        """Whether the folder of outputs belongs to this state."""
+        if manifest.folder is None:
+            return
+        file = f"{manifest.folder}/{MARK}"
+        with self._guard(file, manifest.number):
+            mark = OutputFolder(manifest.folder, disk=disk_of(self.store)).mark()
+            if mark is not None and mark.state != manifest.id:
+                self.report.problem(file, f"the folder belongs to the state with the id {mark.state}, and this one's "
+                                    f"is {manifest.id}", manifest.number)  # fmt: skip
+
     def _place(self, manifest: Manifest, epoch: int, name: str, blob: Blob) -> str:
         if not blob.name.endswith(PARQUET):
             return f"blobs/{blob.name}"
-        return OutputFolder(str(manifest.folder), manifest.nonce, create=False).shown(name, epoch, blob)
+        return OutputFolder(str(manifest.folder), disk=disk_of(self.store)).shown(name, epoch, blob)
 
     def _output(self, manifest: Manifest, epoch: int, name: str, blob: Blob, flow: Flow | None) -> int | None:
         """How many rows a file of an output has; None when that was not, or could not be, found out now."""
@@ -263,7 +277,7 @@ class _Check:
 
     def _parquet(self, manifest: Manifest, epoch: int, name: str, blob: Blob) -> int | None:
         """A file of an epoch in the folder of outputs: there and whole; how many rows it has, as `_output`."""
-        folder, number = OutputFolder(str(manifest.folder), manifest.nonce, create=False), manifest.number
+        folder, number = OutputFolder(str(manifest.folder), disk=disk_of(self.store)), manifest.number
         path = folder.shown(name, epoch, blob)
         if (path, blob) in self.files:
             return None

@@ -40,11 +40,11 @@ from ddflow.store.record import Record
 def inspect(state: State, *, trust: Literal["owner", "group"] = "owner") -> dict[str, Any]:
     """What a state consists of, as plain values that ``json.dumps`` takes.  O(its inventory).
 
-    ``state``, ``manifest`` (its number), ``epoch``, ``written`` (ISO), ``note``, ``writer``, ``frontier``, ``last``,
-    ``since``; ``sources`` and ``counts``: keys, tombstones, versions, runs, merges, files, bytes of each, and what a
-    source's plan and pending events are, and how it was ``fed``: the last runs of calls alike, and how many of each
-    kind there were before them; ``verdicts``; ``outputs``: as text; ``folder``: of output files, and what is whose in
-    it; ``receipts``: of the last epochs; ``versions``: the manifests that are kept; ``files``, ``bytes``;
+    ``state``, ``id``, ``manifest`` (its number), ``epoch``, ``written`` (ISO), ``note``, ``writer``, ``frontier``,
+    ``last``, ``since``; ``sources`` and ``counts``: keys, tombstones, versions, runs, merges, files, bytes of each, and
+    what a source's plan and pending events are, and how it was ``fed``: the last runs of calls alike, and how many of
+    each kind there were before them; ``verdicts``; ``outputs``: as text; ``folder``: of output files, and what is whose
+    in it; ``receipts``: of the last epochs; ``versions``: the manifests that are kept; ``files``, ``bytes``;
     ``partitions``, ``levels``: how many, and ``parts``: of each level and partition the keys, pending events, files and
     bytes; ``fed``: by which query in batches, and the last of them.
 
@@ -54,7 +54,7 @@ def inspect(state: State, *, trust: Literal["owner", "group"] = "owner") -> dict
     try:
         manifest = found(store)
         out: dict[str, Any] = {
-            "state": store.where, "manifest": manifest.number, "epoch": manifest.epoch,
+            "state": store.where, "id": manifest.id, "manifest": manifest.number, "epoch": manifest.epoch,
             "written": iso(manifest.written), "note": manifest.note, "writer": manifest.nonce,
             "frontier": manifest.frontier, "last": manifest.last, "since": manifest.since,
             "sources": _plans(manifest, store.where), "counts": {}, "verdicts": {}, "outputs": {},

@@ -16,11 +16,13 @@ What spills:
 
 What lasts:
     blob      the protocol of a store: immutable blobs, numbered manifests, what failing means
-    local     a store in a folder:    place, the folder looked at and put to the proof; disk, the system calls
+    local     a store in a folder:    place, the folder looked at and put to the proof; site, what that shares with a
+              folder of outputs; disk, the system calls
     s3        a store in a bucket:    bucket, the requests; cache, blobs by content on this machine
-    memory    a store for tests       opening, a store by its address
+    memory    a store for tests       opening, a store by its address; address, what is none
     manifest  one version of a state  record, JSON read with suspicion
     vault     an engine's batches in a store: written once, verified when opened
     arrow_file, flatbuffer            Arrow files read without trusting who wrote them
-    outputs   a folder of Parquet files, shown once their epoch is committed; leftovers, what failed commits left there
+    outputs   a folder of Parquet files, of one state:    showing, that what is committed is seen; leftovers, what
+              failed commits left there
 """

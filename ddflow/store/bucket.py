@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ddflow.errors import EngineClosed, MissingExtra, OutcomeUnknown, StateRefused, StorageFailed, StorageFull
+from ddflow.store.address import public
 
 PIECE: Final = 8 << 20
 """Bytes that go over the network at once; larger objects go in pieces, `AT_ONCE` of them at a time."""
@@ -39,6 +40,7 @@ LOOKS: Final = 32
 _MOST_PARTS = 9_000  # S3 takes 10,000.
 _RETRIES: Mapping[str, Any] = {"max_retries": 5, "retry_timeout": timedelta(seconds=60), "backoff": {}}
 _URL = re.compile(r"s3://[a-z0-9][a-z0-9.-]+[a-z0-9](?:/[^?#\0]*)?")
+_PASSWORD = re.compile(r"://[^/\s]*@")
 _FULL = re.compile(r"status code: 507|QuotaExceeded|StorageFull|StorageQuota")
 _process = 0  # The one that obstore's threads are in.
 _CONFLICT = "status code: 409"  # Two at once, of which neither was judged yet.
@@ -61,9 +63,10 @@ class Bucket:
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         self.url, self._api = url, _obstore()
-        self._check()
         if not parsed(url):
-            raise self.refused("it is not of the form s3://bucket/prefix", "give such a URL, or a folder")
+            raise self.refused("it is not of the form s3://bucket/prefix", "give such a URL, or a folder; keys belong "
+                               "into the environment (AWS_ACCESS_KEY_ID, ...)")  # fmt: skip
+        self._check()
         errors = self._api.exceptions
         self._exists = errors.AlreadyExistsError
         self._refusals = (errors.PermissionDeniedError, errors.UnauthenticatedError, errors.InvalidPathError,
@@ -207,7 +210,7 @@ class Bucket:
 
     def refused(self, found: str, remedy: str) -> StateRefused:
         """The error for a bucket that cannot be used."""
-        return StateRefused(f"open the state {self.url}", found, remedy)
+        return StateRefused(f"open the state {public(self.url)}", found, remedy)
 
     def failed(self, what: str, error: Exception | str) -> StorageFailed | StorageFull:
         """The error for what the bucket did not do."""
@@ -265,8 +268,9 @@ def parsed(url: str) -> bool:
 
 
 def line(error: Exception | str) -> str:
-    """What an error says, on one line, without the debug output that obstore appends."""
+    """What an error says, on one line, without the debug output that obstore appends and an endpoint's password."""
     said = " ".join(str(error).split("\n\nDebug source")[0].split()) or type(error).__name__
+    said = _PASSWORD.sub("://...@", said)
     return said if len(said) <= 400 else f"{said[:397]}..."
 
 

@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from ddflow.errors import CorruptState, DdflowError, StateRefused, StorageFailed, StorageFull
 from ddflow.store.blob import Blob, verified
-from ddflow.store.claim import NO_ROOM
+from ddflow.store.disk import NO_ROOM, Disk, no_room
 from ddflow.store.part import Sink
 
 SIZE: Final = 1 << 30
@@ -92,7 +92,7 @@ class Cache:
             self.keep(path, blob)
         except OSError as error:
             self.drop(path)
-            raise refused(f"cache {blob.name} of {where} in {self.path}", error) from None
+            raise refused(self.path, f"cache {blob.name} of {where} in {self.path}", error) from None
         except BaseException:
             self.drop(path)
             raise
@@ -109,7 +109,7 @@ class Cache:
                 self._make()  # Somebody cleared the caches, which is their right.
                 return path, os.open(path, flags, 0o600)
         except OSError as error:
-            raise refused(f"write to the cache {self.path}", error) from None
+            raise refused(self.path, f"write to the cache {self.path}", error) from None
 
     def keep(self, path: str, blob: Blob) -> None:
         """Give a file of `create` its name; it holds this blob.  Never fails: what cannot be kept is dropped."""
@@ -182,13 +182,15 @@ def default_place() -> str:
     return os.path.join(home, "ddflow", "blobs")
 
 
-def refused(asked: str, error: OSError) -> DdflowError:
-    """What to raise when a local disk refuses something; nothing happened then."""
+def refused(place: str, asked: str, error: OSError) -> DdflowError:
+    """What to raise when a local disk refuses something in a folder; nothing happened then."""
     if isinstance(error, DdflowError):
         return error
-    kind = StorageFull if error.errno in NO_ROOM else StorageFailed
-    remedy = "free space" if kind is StorageFull else "mend the disk or the folder"
-    return kind(asked, error.strerror or str(error), f"{remedy} and open the state again; nothing was changed")
+    after = "and open the state again; nothing was changed"
+    if error.errno not in NO_ROOM:
+        return StorageFailed(asked, error.strerror or str(error), f"mend the disk or the folder {after}")
+    found, remedy = no_room(error, lambda: Disk().free(place))
+    return StorageFull(asked, found, f"{remedy} {after}")
 
 
 def _mapping(path: str, length: int) -> pa.Buffer:

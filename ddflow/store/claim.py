@@ -19,7 +19,6 @@ user wrote becomes a path.  A claim does not know what files hold.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import itertools
 import os
@@ -29,10 +28,11 @@ import weakref
 from typing import Any
 
 from ddflow.errors import DdflowError, EngineClosed, SpillFailed, SpillFull, SpillInUse, SpillRefused
+from ddflow.store import address
+from ddflow.store.disk import NO_ROOM, Disk, no_room
 
 LOCK = "ddflow-spill.lock"
 _OURS = re.compile(r"ddflow-[0-9a-f]{16}-[0-9]+\.(?:arrow|part)")
-NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 _claims: weakref.WeakSet[Claim] = weakref.WeakSet()
 
@@ -54,6 +54,7 @@ class Claim:
 
         Raises `SpillRefused`, `SpillInUse`, `SpillFull`, `SpillFailed`; the folder is then as before.
         """
+        address.folder(given, "spill to", SpillRefused)
         try:
             directory = os.open(os.fsdecode(given), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except (OSError, TypeError, ValueError) as error:
@@ -182,16 +183,12 @@ def _check_folder(path: str, state: os.stat_result) -> None:
 
 def failure(path: str, error: OSError, what: str, wanted: int) -> DdflowError:
     """What to raise when the disk refuses; ``wanted``: bytes."""
-    kind = SpillFull if error.errno in NO_ROOM else SpillFailed
-    try:
-        state = os.statvfs(path)
-        free = f"{state.f_bavail * state.f_frsize:,} bytes are free"
-    except OSError as other:
-        free = f"its free bytes cannot be told ({other.strerror})"
-    remedy = "free space" if kind is SpillFull else "mend the disk or its folder"
-    return kind(f"{what} in the spill folder {path}",
-                f"{error.strerror or error}; {wanted:,} bytes were wanted, {free}",
-                f"{remedy} and call again; nothing was changed, the state before stays readable")  # fmt: skip
+    asked, why = f"{what} in the spill folder {path}", f"the disk says {error.strerror or str(error)!r}"
+    after = "and call again; nothing was changed, the state before stays readable"
+    if error.errno not in NO_ROOM:
+        return SpillFailed(asked, why, f"mend the disk or its folder {after}")
+    found, remedy = no_room(error, lambda: Disk().free(path))
+    return SpillFull(asked, f"{wanted:,} bytes were wanted, {found}", f"{remedy} {after}")
 
 
 def _unless_ours(path: str, error: BaseException) -> BaseException:

@@ -20,12 +20,15 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import stat
 import time
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -100,6 +103,14 @@ class Disk:
         """Give a file a second name; raises `FileExistsError` when that is taken.  O(1)."""
         os.link(source, target, follow_symlinks=False)
 
+    def rename(self, source: str, target: str) -> None:
+        """Give a file another name in its folder, instead of its own and of whatever has that one.  O(1)."""
+        os.rename(source, target)
+
+    def touch(self, path: str) -> None:
+        """Let a file count as changed now.  O(1)."""
+        os.utime(path, follow_symlinks=False)
+
     def unlink(self, path: str) -> None:
         """Take a name away; whoever has mapped the file keeps its bytes.  O(1)."""
         os.unlink(path)
@@ -143,3 +154,18 @@ class Disk:
     def now(self) -> float:
         """The clock that `Status.changed` goes by, in seconds."""
         return time.time()
+
+
+def no_room(error: OSError, free: Callable[[], int]) -> tuple[str, str]:
+    """What was found where a disk has no room (`NO_ROOM`), and what to do.  ``free``: tells its free bytes.  O(1)."""
+    why = f"the disk says {error.strerror or str(error)!r}"
+    if error.errno == errno.EFBIG:
+        most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        if most == resource.RLIM_INFINITY:
+            return f"{why}: its file system takes no file as large", "give a folder on another one"
+        found = f"{why}: this process may write files of {most:,} bytes at most"
+        return found, "raise the limit (ulimit -f, RLIMIT_FSIZE)"
+    try:
+        return f"{why}, {free():,} bytes are free", "free space"
+    except OSError as other:
+        return f"{why}, its free bytes cannot be told ({other.strerror})", "free space"

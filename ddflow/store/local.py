@@ -28,7 +28,7 @@ import itertools
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -37,13 +37,13 @@ import pyarrow as pa
 from ddflow.errors import CorruptState, EngineClosed, OutcomeUnknown, StateRefused, StorageFailed, StorageFull
 from ddflow.store.blob import MANIFEST, NAME, Blob, Entry, Store, Write, lost, numbered, sized, verified
 from ddflow.store.disk import Disk
-from ddflow.store.part import Sink
 from ddflow.store.place import INSIDE, Place
 from ddflow.store.scratch import Scratch, clear
 
 FEW: Final = 64
 """Fewer files than these are deleted one after the other."""
 AT_ONCE: Final = 8
+REMEDY: Final = "restore it from a copy, or go back with ddflow rollback"
 _NUMBER = re.compile(r"[0-9]{16}")
 _DISK = Disk()
 
@@ -59,7 +59,7 @@ class LocalStore(Store):
 
     def __init__(self, path: str | os.PathLike[str], *, create: bool = True, trust: str = "owner",
                  readonly: bool = False, disk: Disk = _DISK) -> None:  # fmt: skip
-        self.disk, self.place, self.readonly = disk, Place(disk, path, trust), readonly
+        self.place, self.readonly = Place(disk, path, trust), readonly
         self.nonce = os.urandom(8).hex()
         self._numbers, self._process = itertools.count(3), os.getpid()  # the first three are the proof's
         self._closed, self._broken = False, ""
@@ -69,16 +69,21 @@ class LocalStore(Store):
         self.where = self.place.path
         if not readonly:
             self.place.prove(self.nonce)
-            self.place.sweep()
+            self.place.sweep(self.place.below("manifests"))
             with self.place.guarded("remove what a crash left"):
                 if "spill" in disk.names(self.where):
                     clear(self.place.below("spill"))
+
+    @property
+    def disk(self) -> Disk:
+        """The disk that it is on."""
+        return self.place.disk
 
     def put(self, ending: str, write: Write) -> Blob:
         """A new blob in a file of its own.  O(bytes) and a sync; no second copy of them.  See `Store.put`."""
         self._must_write()
         name = f"{self.nonce}-{next(self._numbers)}.{ending}"
-        sink = self._written(self._blob(name), f"write the file {name}", write)
+        sink = self.place.written(self._blob(name), f"write the file {name}", write)
         return Blob(name, sink.size, sink.state.digest())
 
     def sync(self) -> None:
@@ -93,7 +98,7 @@ class LocalStore(Store):
 
     def map(self, blob: Blob, check: bool = True) -> pa.Buffer:
         """The bytes where they lie.  O(bytes), for the checksum; no descriptor stays open.  See `Store.map`."""
-        with _reading(self.place, f"file {blob.name}", lost(blob.name, self.where)):
+        with self.place.reading(f"file {blob.name}", lost(blob.name, self.where), REMEDY):
             whole = self._held.pop(blob.name, None) or self.disk.map(self._blob(blob.name))
             return verified(whole, blob, self.where) if check else sized(whole, blob, self.where)
 
@@ -153,7 +158,7 @@ class LocalStore(Store):
         what = f"manifest {number}"
         missing = CorruptState(f"{what} of {self.where}", "it is missing", "open the state again, or restore it from a "
                                "copy")  # fmt: skip
-        with _reading(self.place, what, missing):
+        with self.place.reading(what, missing, REMEDY):
             return self.disk.read(self._path("manifests", number), MANIFEST)
 
     def publish(self, number: int, data: bytes) -> bool:
@@ -161,15 +166,15 @@ class LocalStore(Store):
         self._must_write()
         what, target = f"publish manifest {number}", self._path("manifests", number)
         temporary = self.place.below("manifests", f".{self.nonce}-{next(self._numbers)}.part")
-        self._written(temporary, what, lambda sink: sink.write(data))
+        self.place.written(temporary, what, lambda sink: sink.write(data))
         self._broken = f"it is unknown whether manifest {number} was published"
         try:
             won = self._linked(temporary, target, data)
-            self._tidy(temporary)
+            self.place.tidy(temporary)
             if won:
                 self.disk.sync_dir(self.place.below("manifests"))
         except OSError as error:
-            self._tidy(temporary)
+            self.place.tidy(temporary)
             why = error.strerror or str(error)
             raise OutcomeUnknown(f"{what}, in the state {self.where}", f"the disk says {why!r}",
                                  "it may have happened: open the state again, which tells") from None  # fmt: skip
@@ -233,32 +238,6 @@ class LocalStore(Store):
         if self._broken:
             raise StorageFailed(asked, self._broken, "open the state again")
 
-    def _written(self, path: str, what: str, write: Write) -> Sink:
-        """What was written to a new file, which is durable but for its name; there is no file if anything fails."""
-        with self.place.guarded(what):
-            file = self.disk.create(path, self.place.file_mode)
-        sink = _DiskSink(self.disk, file)
-        try:
-            try:
-                write(sink)
-                sink.finish()
-            except BaseException:
-                if sink.failure is None:
-                    raise
-            with self.place.guarded(what):
-                if sink.failure is not None:  # whatever became of it on its way through others' code
-                    raise sink.failure
-                self.disk.fsync(file)
-                file, done = -1, file
-                self.disk.close(done)
-        except BaseException:
-            if file >= 0:
-                with contextlib.suppress(OSError):
-                    self.disk.close(file)
-            self._tidy(path)
-            raise
-        return sink
-
     def _linked(self, temporary: str, target: str, data: bytes) -> bool:
         """Whether the manifest has its number now.  If it is taken, it may be by ourselves: a file server may forget
         that it has answered, and try again."""
@@ -275,11 +254,6 @@ class LocalStore(Store):
 
     def _unlink(self, path: str, what: str) -> None:
         with self.place.guarded(what), contextlib.suppress(FileNotFoundError):
-            self.disk.unlink(path)
-
-    def _tidy(self, path: str) -> None:
-        """Unlink what is worth nothing; if it stays, it is garbage."""
-        with contextlib.suppress(OSError):
             self.disk.unlink(path)
 
     def _numbered(self, folder: str) -> builtins.list[int]:
@@ -299,35 +273,3 @@ class LocalStore(Store):
         if not NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no name of a blob")
         return self.place.below("blobs", name)
-
-
-class _DiskSink(Sink):
-    """Writes through a `Disk`, and remembers its failure: Arrow's code may be in between."""
-
-    def __init__(self, disk: Disk, file: int) -> None:
-        super().__init__(file)
-        self.disk = disk
-        self.failure: OSError | None = None
-
-    def _take(self, piece: memoryview) -> int:
-        try:
-            return self.disk.write(self.file, piece)
-        except OSError as error:
-            self.failure = error
-            raise
-
-
-@contextlib.contextmanager
-def _reading(place: Place, what: str, missing: CorruptState) -> Iterator[None]:
-    """A file that is not there, or no file, is `CorruptState`; what the disk fails to give is `StorageFailed`."""
-    with place.guarded(f"read {what}"):
-        try:
-            yield
-        except FileNotFoundError:
-            raise missing from None
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EFBIG):
-                raise
-            raise CorruptState(f"the {what} of {place.path}", f"it cannot be read ({error.strerror})",
-                               "it was not written by ddflow; restore it from a copy, or go back with ddflow "
-                               "rollback") from None  # fmt: skip

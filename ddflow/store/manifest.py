@@ -10,15 +10,15 @@ blobs; it does not read them, does not know what a plan says, and publishes noth
 The bytes: one line ``ddflow manifest <format> <length of body> <xxh3-128 of body>``, then the body, compact JSON.
 
 >>> zero = "0" * 32
->>> first = Manifest(number=0, epoch=0, nonce="0" * 16, written=0, secret=(1, 2), plan={}, fingerprint=zero, frontier=0,
-...                  last=0, since=0, partitions=(), receipts=(), folder=None, note="created")
+>>> first = Manifest(id=zero, number=0, epoch=0, nonce="0" * 16, written=0, secret=(1, 2), plan={}, fingerprint=zero,
+...                  frontier=0, last=0, since=0, partitions=(), receipts=(), folder=None, note="created")
 >>> data = first.encode()
 >>> Manifest.decode(data, 0, "memory") == first
 True
 >>> Manifest.decode(data[:-1], 0, "memory")
 Traceback (most recent call last):
     ...
-ddflow.errors.CorruptState: manifest 0 of memory: its body has 341 bytes, its header says 342; go back with ddflow ...
+ddflow.errors.CorruptState: manifest 0 of memory: its body has 381 bytes, its header says 382; go back with ddflow ...
 """
 
 from __future__ import annotations
@@ -58,17 +58,18 @@ PARTITIONS: Final = 1 << 16
 _HEADER = re.compile(rb"ddflow manifest ([1-9][0-9]{0,5}) (0|[1-9][0-9]{0,11}) ([0-9a-f]{32})\n")
 _FIELDS = frozenset(("format", "number", "epoch", "nonce", "written", "secret", "plan", "fingerprint", "frontier",
                      "last", "since", "partitions", "receipts", "folder", "note", "previous", "spread", "horizons",
-                     "greatest", "feed", "fed"))  # fmt: skip
+                     "greatest", "feed", "fed", "id"))  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Manifest:
     """One version of a state.
 
-    ``nonce``: of its writer, 16 hex digits.  ``written``: unix milliseconds.  ``secret``: two uint64.  ``plan``: the
-    flow as JSON.  ``fingerprint``: of the plan, 32 hex digits.  ``frontier``, ``last`` (time of a step), ``since``:
-    int64.  ``partitions``: one JSON blob each, level by level: that of level l and partition p at l * ``spread`` + p,
-    or one for all levels; none before the first commit.  ``receipts``: of the last epochs, ascending.
+    ``id``: of the state, 32 hex digits; a copy has the same.  ``nonce``: of its writer, 16 hex digits.  ``written``:
+    unix milliseconds.  ``secret``: two uint64.  ``plan``: the flow as JSON.  ``fingerprint``: of the plan, 32 hex
+    digits.  ``frontier``, ``last`` (time of a step), ``since``: int64.  ``partitions``: one JSON blob each, level by
+    level: that of level l and partition p at l * ``spread`` + p, or one for all levels; none before the first commit.
+    ``receipts``: of the last epochs, ascending.
     ``folder``: where outputs are written to; None when they are blobs of the state.  ``note``: why it was written.
     ``previous``: the digest of the manifest that it was made from, 32 hex digits, "" for none.  ``spread``: how many
     partitions.  ``horizons``, ``greatest``: by source, the greatest order of all steps where rows expire, the greatest
@@ -76,6 +77,7 @@ class Manifest:
     ``fed``: by source that was ever named in a call, how it was fed.
     """
 
+    id: str
     number: int
     epoch: int
     nonce: str
@@ -110,8 +112,8 @@ class Manifest:
         if _too_deep(self.plan):
             raise ValueError(f"the plan is nested deeper than {DEPTH} levels")
         plain = {
-            "format": FORMAT, "number": self.number, "epoch": self.epoch, "nonce": self.nonce, "written": self.written,
-            "secret": "".join(f"{word:016x}" for word in self.secret), "plan": self.plan,
+            "format": FORMAT, "id": self.id, "number": self.number, "epoch": self.epoch, "nonce": self.nonce,
+            "written": self.written, "secret": "".join(f"{word:016x}" for word in self.secret), "plan": self.plan,
             "fingerprint": self.fingerprint, "frontier": self.frontier, "last": self.last, "since": self.since,
             "partitions": [blob.to_json() for blob in self.partitions],
             "receipts": [epochs.written(each) for each in self.receipts],
@@ -242,8 +244,8 @@ def _read(record: Record) -> Manifest:
     if folder is not None and "\0" in folder:
         raise damaged(record.what, f"its folder is {folder!r}, which is no path")
     return Manifest(
-        number=record.number("number", 0, GREATEST), epoch=epoch, nonce=digits(record, "nonce", 16),
-        written=record.number("written", *INSTANTS), secret=(int(secret[:16], 16), int(secret[16:], 16)), plan=plan,
+        id=digits(record, "id", 32), number=record.number("number", 0, GREATEST), epoch=epoch,
+        nonce=digits(record, "nonce", 16), written=record.number("written", *INSTANTS), secret=(int(secret[:16], 16), int(secret[16:], 16)), plan=plan,
         fingerprint=digits(record, "fingerprint", 32), frontier=instant(record, "frontier"),
         last=instant(record, "last"), since=instant(record, "since"), partitions=partitions, receipts=receipts,
         folder=folder, note=record.text("note"), spread=spread,

@@ -8,10 +8,10 @@ failed may still turn up, as garbage.  Keys under the prefix: ``blobs/<name>``, 
 digits>``, and two objects in ``probes/``.  Uploads in pieces that were broken off are not listed: let the bucket's
 rules remove those.
 
->>> S3Store("gs://bucket/orders")
+>>> S3Store("s3://KEY:SECRET@bucket/orders")
 Traceback (most recent call last):
     ...
-ddflow.errors.StateRefused: open the state gs://bucket/orders: it is not of the form s3://bucket/prefix; ...
+ddflow.errors.StateRefused: open the state s3://...@bucket/orders: it is not of the form s3://bucket/prefix; ...
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ class S3Store(Store):
             self._bucket.upload(f"blobs/{name}", path, blob.length)
         except OSError as error:
             self.cache.drop(path)
-            raise refused(f"write the file {name} of {self.where} in {self.cache.path}", error) from None
+            place = self.cache.path
+            raise refused(place, f"write the file {name} of {self.where} in {place}", error) from None
         except BaseException:
             self.cache.drop(path)
             raise
@@ -197,7 +198,7 @@ class S3Store(Store):
                 self._scratch = Scratch(spill)
             return self._scratch.folder()
         except OSError as error:
-            raise refused(f"make a folder to spill to in {self.cache.path}", error) from None
+            raise refused(self.cache.path, f"make a folder to spill to in {self.cache.path}", error) from None
 
     def close(self) -> None:
         """Nothing can be put any more, its folders to spill to are removed; blobs stay mapped.  Twice is harmless."""
