@@ -32,6 +32,7 @@ from typing import Any, Final
 
 import xxhash
 
+from ddflow.aside import aside
 from ddflow.errors import CorruptState
 from ddflow.frontier import CLOSED, NEVER
 from ddflow.store import epochs
@@ -199,7 +200,7 @@ def _parsed(body: bytes, what: str) -> Any:
         return number
 
     try:
-        return json.loads(body.decode("ascii"), parse_constant=finite, parse_float=finite)
+        return aside(lambda: json.loads(body.decode("ascii"), parse_constant=finite, parse_float=finite))
     except (ValueError, RecursionError) as error:
         raise damaged(what, f"its body is no JSON ({error})") from None
 
