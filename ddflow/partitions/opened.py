@@ -55,6 +55,7 @@ class Wanted:
     retain: int = 0
     memory: int | None = None
     secret: Secret | None = None
+    checkpoint: str | None = None
 
     def __post_init__(self) -> None:
         for name, least, most in (("partitions", 1, PARTITIONS), ("default_partitions", 1, PARTITIONS),
@@ -85,13 +86,15 @@ def opened(flow: Flow, state: str | PathLike[str] | Store, wanted: Wanted) -> Op
     check_types(flow)
     store, folder = open_store(state, trust=wanted.trust), None
     try:
+        manifest = newest(store)
+        if manifest is not None:
+            _same_number(manifest, wanted.partitions, store.where)
         if wanted.outputs is not None:
             folder = OutputFolder(wanted.outputs, store.nonce)
             for name, node in flow.outputs.items():
                 folder.check(name, node.schema)
             # Tasks write there at the same time, and none may make it while another does.
             folder.introduce([*flow.outputs, *flow.side_outputs()])
-        manifest = newest(store)
         if manifest is None:
             plan = describe(flow)
             ledger = Ledger.create(store, plan, fingerprint(plan), wanted.secret or Secret.fresh(),
@@ -105,6 +108,14 @@ def opened(flow: Flow, state: str | PathLike[str] | Store, wanted: Wanted) -> Op
         store.close()
         raise
     return Opened(ledger, change, folder)
+
+
+def _same_number(manifest: Manifest, wanted: int | None, where: str) -> None:
+    """Raise `SpecError` for another number of partitions than a state has.  What was never committed has none yet."""
+    if manifest.partitions and wanted not in (None, manifest.spread):
+        found = f"it has {manifest.spread}, and opening a state does not rewrite it"
+        change = f"ddflow rescale {where} --partitions {wanted}, or on Spark spark_bridge.rescale"
+        raise SpecError(f"open {where} with partitions={wanted}", found, f"leave it out, or change it first: {change}")
 
 
 def _same_shape(change: Change, manifest: Manifest, where: str) -> None:
