@@ -152,11 +152,16 @@ class Circuit:
 
     def held(self, node: plan.Collection, as_of: int | None = None) -> Updates:
         """The rows of a collection as of a time, by default now, not consolidated.  O(rows of the sources)."""
-        return self._read(node, as_of, {})
-
-    def _read(self, node: plan.Collection, as_of: int | None, done: dict[plan.Collection, Updates]) -> Updates:
-        if node not in done:  # once, however many read it: a chain of concatenations would double the work each time
-            done[node] = self._made(node, as_of, done)
+        walk, wanted = [node], set[plan.Collection]()
+        while walk:
+            each = walk.pop()
+            if each not in wanted:
+                wanted.add(each)
+                walk += () if isinstance(each, plan.Source | plan.Count) else each.inputs
+        done: dict[plan.Collection, Updates] = {}
+        for each in self.plan.nodes:  # a collection stands behind what it is made of
+            if each in wanted:
+                done[each] = self._made(each, as_of, done)
         return done[node]
 
     def _made(self, node: plan.Collection, as_of: int | None, done: dict[plan.Collection, Updates]) -> Updates:
@@ -166,7 +171,7 @@ class Circuit:
             n = rows.num_rows
             return Updates(rows, np.zeros(n, np.int32), np.ones(n, np.int64), ints(0))  # one time, whichever
         # A projection may have been pruned for the step's sake; a read wants all its columns.
-        inputs = [self._read(i, as_of, done) for i in node.inputs]
+        inputs = [done[each] for each in node.inputs]
         if isinstance(node, Back):
             shown = self.backs[node].shown(inputs[0]._replace(times=ints(as_of or 0)))
             return shown._replace(rows=shown.rows.select(node.schema.names))

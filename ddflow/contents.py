@@ -29,7 +29,7 @@ import pyarrow.types as pat
 from ddflow.arrange.arrangement import Arrangement
 from ddflow.arrange.merge import by_sorting
 from ddflow.batcher import Sealed
-from ddflow.errors import CorruptState, DuplicateKeys, OutOfScope, SpecError
+from ddflow.errors import CorruptState, DuplicateKeys, OutOfScope, SpecError, cut
 from ddflow.expressions import compile as compile_expression
 from ddflow.frontier import NEVER
 from ddflow.identity import NONE, Ints, Secret, Words, flags, identities, ordered_words, validity, value_hashes
@@ -81,7 +81,7 @@ class Contents:
         if self.scope is not None and (outside := np.flatnonzero(flags(self.scope(events)) == 0)).size:
             keys = [shown_row(events.select(list(self.bound.spec.key)), int(row)) for row in outside[:NAMED]]
             raise OutOfScope(self.asked, f"{outside.size:,} rows from row {begin:,} on are not in the scope "
-                             f"{self.text!r}, first {keys}",
+                             f"{cut(repr(self.text))}, first {keys}",
                              "leave them out, or widen the scope; nothing was taken in")  # fmt: skip
         self._ids.append(self._identities(events))
         if self.bound.spec.exclusive and self.bound.merging is not None:

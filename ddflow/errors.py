@@ -15,6 +15,11 @@ two places that need the same remedy raise the same class.  Nothing here formats
 from __future__ import annotations
 
 
+def cut(text: str, most: int = 300) -> str:
+    """What messages repeat of a text that may be of any length: all of it, or its two ends."""
+    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-(most // 2) :]}"
+
+
 class DdflowError(Exception):
     """The root of all of them: ``asked``, ``found`` and ``remedy`` are fields, the message is built from them."""
 

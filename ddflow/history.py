@@ -59,6 +59,6 @@ def changes(circuit: Circuit, node: plan.Collection, t1: int, t2: int) -> pa.Tab
                            "give the earlier time first; negate the diffs to go back")  # fmt: skip
     if t1 == t2:
         return empty(pa.schema([*node.schema, pa.field(DIFF, pa.int64(), nullable=False)]))
-    after, before = circuit._read(node, t2, {}), circuit._read(node, t1, {})
+    after, before = circuit.held(node, t2), circuit.held(node, t1)
     both = linear.concat([after, linear.negate(before)])
     return consolidated(both, circuit.secret).to_table(node.schema, None)

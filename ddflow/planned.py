@@ -30,6 +30,7 @@ import pyarrow as pa
 from ddflow import flow as plan
 from ddflow.back import Back
 from ddflow.binding import Bound
+from ddflow.errors import cut
 from ddflow.flow import Collection, Flow
 from ddflow.formulas import Formulas, digest
 from ddflow.store.record import Record
@@ -172,8 +173,3 @@ def _shown(nodes: Record, collection: str, depth: int) -> str:
 def _formula(formula: Record) -> str:
     kind = next((each for each in ("column", "sql", "arrow", "python") if each in formula), "sql")
     return cut(repr(formula.text(kind)) if kind in ("column", "sql") else formula.text(kind))
-
-
-def cut(text: str, most: int = 300) -> str:
-    """The text, cut in its middle where it is long."""
-    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-(most // 2) :]}"

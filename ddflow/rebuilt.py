@@ -28,17 +28,17 @@ from typing import Any
 import pyarrow as pa
 
 from ddflow.binding import Bound, bind
-from ddflow.errors import CorruptState, DdflowError, SpecError
+from ddflow.errors import CorruptState, DdflowError, SpecError, cut
 from ddflow.flow import Collection, Flow
 from ddflow.merging.absent import Absent
 from ddflow.merging.machine import Machine
 from ddflow.merging.machines import bind_machine
 from ddflow.merging.merge import Merge
-from ddflow.planned import Written, columns, cut, shown
+from ddflow.planned import Written, columns, shown
 from ddflow.spec import Upsert
 from ddflow.store.record import Record
 
-_UNFIT = (DdflowError, pa.ArrowException, ValueError, TypeError, KeyError, OverflowError, RecursionError)
+_UNFIT = (DdflowError, pa.ArrowException, ValueError, TypeError, KeyError, OverflowError)
 """What building a plan of hostile parts may raise."""
 
 
@@ -100,7 +100,7 @@ def _spec(record: Record) -> Upsert:
         # A function merges whole rows, as this does.
         spec = Upsert.from_json(json.dumps(record.given | {"merge": "first_row"}))
         return replace(spec, merge=Merge(function=Absent.of_json(merge), scalar=merge.get("scalar", False)))
-    except (DdflowError, TypeError, AttributeError, RecursionError) as error:
+    except (DdflowError, TypeError, AttributeError) as error:
         raise _corrupt(record.what, str(error)) from None
 
 

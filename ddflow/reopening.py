@@ -30,10 +30,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from ddflow.errors import PlanChanged
+from ddflow.errors import PlanChanged, cut
 from ddflow.flow import Flow, Source
 from ddflow.merging.absent import same_function
-from ddflow.planned import cut, describe, shown
+from ddflow.planned import describe, shown
 from ddflow.rebuilt import sources
 from ddflow.spec import Upsert
 from ddflow.store.record import Record
@@ -112,7 +112,7 @@ def _options(name: str, old: Upsert, new: Upsert, change: Change) -> Iterator[st
         elif repr(first) == repr(second):  # of functions the names are shown
             yield f"{option.name}= of source {name!r} is {second!r}, which is not the function of that name that it was"
         else:
-            yield f"{option.name}= of source {name!r} is {second!r}, and was {first!r}"
+            yield f"{option.name}= of source {name!r} is {cut(repr(second))}, and was {cut(repr(first))}"
 
 
 def _same_merge(was: Any, now: Any) -> bool:

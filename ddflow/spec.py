@@ -26,7 +26,7 @@ from typing import Any, Final, Literal, NoReturn, cast, get_args
 
 import xxhash
 
-from ddflow.errors import SpecError
+from ddflow.errors import SpecError, cut
 from ddflow.merging import checks
 from ddflow.merging.expiry import Expiry
 from ddflow.merging.merge import Merge
@@ -143,7 +143,7 @@ class Upsert:
         checks.check(self, self._refuse)
 
     def _refuse(self, found: str, remedy: str) -> NoReturn:
-        raise SpecError(f"upserts keyed by {list(self.key)}", found, remedy)
+        raise SpecError(f"upserts keyed by {list(self.key)}", cut(found, 600), remedy)
 
     def _check_names(self) -> None:
         if not self.key:

@@ -8,14 +8,14 @@
 Rooms: ``plan`` cuts a flow into stages, ``task`` is what workers run, ``columns`` and ``schemas`` know the types on
 both sides, ``driver`` makes frames of it all.  With state: ``job`` is an epoch, made by ``bodies``, which keep parts in
 ``warm`` and tell errors by ``failures``; ``running`` and ``streaming`` say what an epoch is, ``committed`` what it put
-out, ``stats`` and ``listener`` what it took; ``rescaling`` changes how many partitions there are.  ``source`` reads a
+out, ``stats`` and ``listener`` what it took; ``rescaling`` changes how many partitions it has.  ``source`` reads a
 state back, as ``reading`` and ``following`` do.  ``configuring`` and ``daemon`` make workers start fast; ``java`` finds
 a Java, ``local`` starts a session where one is asked for by name: none is ever made behind the caller's back.
 Importing this imports nothing of Spark.  docs/spark.md has the rest.
 
 >>> import spark_bridge
 >>> sorted(spark_bridge.__all__)
-['DdflowSource', 'Listener', 'arrow_schema', 'configure', 'ensure_java', 'run', 'schema', 'stage', 'stream']
+['DdflowSource', 'Listener', 'arrow_schema', 'configure', 'ensure_java', 'rescale', 'run', 'schema', 'stage', 'stream']
 """
 
 from __future__ import annotations
@@ -30,15 +30,27 @@ if TYPE_CHECKING:
     from spark_bridge.driver import run, schema, stage
     from spark_bridge.java import ensure_java
     from spark_bridge.listener import Listener
+    from spark_bridge.rescaling import rescale
     from spark_bridge.schemas import arrow_schema
     from spark_bridge.source import DdflowSource
     from spark_bridge.streaming import stream
 
 _HOMES = {"DdflowSource": "source", "Listener": "listener", "arrow_schema": "schemas", "configure": "configuring",
-          "ensure_java": "java", "run": "driver", "schema": "driver", "stage": "driver",
+          "ensure_java": "java", "rescale": "rescaling", "run": "driver", "schema": "driver", "stage": "driver",
           "stream": "streaming"}  # fmt: skip
 
-__all__ = ["DdflowSource", "Listener", "arrow_schema", "configure", "ensure_java", "run", "schema", "stage", "stream"]
+__all__ = [
+    "DdflowSource",
+    "Listener",
+    "arrow_schema",
+    "configure",
+    "ensure_java",
+    "rescale",
+    "run",
+    "schema",
+    "stage",
+    "stream",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -59,12 +59,12 @@ def run(flow: Flow, frames: Mapping[str, DataFrame], partitions: int | None = No
 
     With a ``state``, a folder that driver and executors see or ``s3://bucket/prefix``, it runs at once, as one epoch of
     that state, committed when it returns; sources without a DataFrame have no rows.  What it gives is a `Ran`, whose
-    frames read the committed files.  ``epoch``: its number; one that is committed returns what it returned.
-    ``outputs``: a folder in which its updates appear as Parquet.  ``close``: close all times after it, in hold-back
-    mode.  ``memory``: what a task may take.  ``trust``: as in `Flow.open`.  ``warm``: what a worker may keep open of
-    the state.  ``keep``: how many epochs can be told again, and be followed.  Raises then also `StateRefused`,
-    `PlanChanged`, `EpochSkipped`, `ReplayMismatch`, `Fenced`, `NullKey` and what else a step raises, as `Flow.open` and
-    `Engine.step` do.
+    frames read the committed files.  ``partitions``: of a new state; one of another number is refused.  ``epoch``: its
+    number; one that is committed returns what it returned.  ``outputs``: a folder in which its updates appear as
+    Parquet.  ``close``: close all times after it, in hold-back mode.  ``memory``: what a task may take.  ``trust``: as
+    in `Flow.open`.  ``warm``: what a worker may keep open of the state.  ``keep``: how many epochs can be told again,
+    and be followed.  Raises then also `StateRefused`, `PlanChanged`, `EpochSkipped`, `ReplayMismatch`, `Fenced`,
+    `NullKey` and what else a step raises, as `Flow.open` and `Engine.step` do.
 
     Without one, frames are lazy, and all that follows holds.
 

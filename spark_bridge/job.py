@@ -48,7 +48,6 @@ from spark_bridge.bodies import Level, Route
 from spark_bridge.columns import loose, restored
 from spark_bridge.committed import shapes
 from spark_bridge.failures import translated
-from spark_bridge.rescaling import rescaled
 from spark_bridge.schemas import arrow_schema, spark_schema
 
 ROWS: Final = spark_schema(PACKED, "packed rows")
@@ -72,7 +71,8 @@ class Options(NamedTuple):
     """How a state is opened and its tasks run.  ``partitions``: None for the state's own.  ``outputs``: a folder of
     Parquet files, or None.  ``memory``: a size, of a task.  ``trust``: as in `Flow.open`.  ``warm``: a size, what a
     worker keeps open.  ``adopt``: whether another query may go on feeding the state.  ``name``: what Spark's pages and
-    the log call it, by default its sources.  ``keep``: how many epochs can be told again, and followed."""
+    the log call it, by default its sources.  ``keep``: how many epochs can be told again, and followed.
+    ``checkpoint``: of the query, for messages."""
 
     state: str
     partitions: int | None
@@ -83,13 +83,14 @@ class Options(NamedTuple):
     adopt: bool = False
     name: str | None = None
     keep: int = KEEP
+    checkpoint: str | None = None
 
 
 class Job:
     """A flow on a state, opened by the driver.  ``columns``: by source, those that its rows have, as `checked` tells.
-    A state of another number of partitions than the options say is rescaled.
 
-    Raises `SpecError` for what cannot run, and what `Coordinator.open` raises.
+    Raises `SpecError` for what cannot run, as on a state of another number of partitions than the options say, and what
+    `Coordinator.open` raises.
     """
 
     def __init__(self, flow: Flow, columns: Mapping[str, tuple[str, ...]], options: Options, session: Any) -> None:
@@ -97,21 +98,11 @@ class Job:
         self.memory, self.warm = parse_size(options.memory), parse_size(options.warm) or 0
         self.stamp = _stamp(flow)
         self.name = options.name or ", ".join(flow.sources)
-        self.coordinator = self._open(session)
-        wanted, now = self.coordinator.wanted, self.coordinator.partitions
-        if wanted != now:
-            self.coordinator.close()
-            with self.around(session, f"from {now} to {wanted} partitions"):
-                rescaled(session, options.state, wanted, flow, options.trust, self.memory)
-            self.coordinator = self._open(session)
-        self.store = self.coordinator.ledger.store.where
-
-    def _open(self, session: Any) -> Coordinator:
-        options = self.options
-        return Coordinator.open(
+        self.coordinator = Coordinator.open(
             self.flow, options.state, partitions=options.partitions, outputs=options.outputs, trust=options.trust,
-            default_partitions=_default(session), memory=self.memory, keep=options.keep,
+            default_partitions=_default(session), memory=self.memory, keep=options.keep, checkpoint=options.checkpoint,
         )  # fmt: skip
+        self.store = self.coordinator.ledger.store.where
 
     def close(self) -> None:
         """Let go of the state; twice is harmless."""
@@ -235,7 +226,7 @@ def checked(flow: Flow, name: str, frame: Any, streaming: bool) -> tuple[str, ..
     return there
 
 
-def check_address(state: Any, outputs: Any) -> str:
+def check_address(state: Any, outputs: Any = None) -> str:
     """The address of a state that tasks can open too, whose outputs go to a folder, or elsewhere.
 
     Raises `SpecError`, `StateRefused` for a scheme that is not supported.

@@ -2,7 +2,8 @@
 
 Invariant: the state says what it said, in another number of partitions, or nothing has changed.  Why that is not
 trivial: see ``ddflow.partitions.rescale``, whose tasks these are; a task that Spark runs twice wrote files that nobody
-names, and only the driver publishes.  What it does not do: decide when, that is who asks for ``partitions=``.
+names, and only the driver publishes.  What it does not do: decide when.  That is whoever calls it; opening a
+state never rewrites it.
 
 >>> Rescaling.__call__.__doc__
 'Rows of the numbers of tasks in, what each made out.'
@@ -15,12 +16,16 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
 
+from ddflow.budget import parse_size
+from ddflow.errors import SpecError
 from ddflow.flow import Flow
 from ddflow.partitions.cut import Cut
 from ddflow.partitions.moved import Move, Moved, task
 from ddflow.partitions.rescale import Rescaled, Rescaler
 from spark_bridge.failures import noted, translated
+from spark_bridge.job import check_address, described, settings
 
 LARGE: Final = 64 << 20
 """Bytes of a state from which on tasks are worth their start."""
@@ -44,13 +49,30 @@ class Rescaling:
                     yield pa.RecordBatch.from_arrays([pa.array([made.to_json()], pa.binary())], schema=_TOLD)
 
 
-def rescaled(session: Any, state: str, partitions: int, flow: Flow, trust: Literal["owner", "group"],
-             memory: int | None) -> Rescaled:  # fmt: skip
-    """Split or join a state's partitions: by a job where its files take `LARGE` bytes, else in this process.
+def rescale(
+    state: str,
+    partitions: int,
+    *,
+    flow: Flow | None = None,
+    session: Any = None,
+    memory: str | int | None = None,
+    trust: Literal["owner", "group"] = "owner",
+) -> Rescaled:
+    """Split or join the partitions of a state, as ``ddflow rescale`` does; by a job where its files take `LARGE` bytes.
 
-    O(bytes of the state).  Raises what `ddflow.partitions.rescale.rescale` raises.
+    ``flow``: its plan, where that has functions of one's own.  ``session``: by default the active one.  ``memory``:
+    what a task may take.  ``trust``: as in `Flow.open`.  Stop what feeds the state first: it is `Fenced` otherwise.
+    O(bytes of the state).  Raises what `ddflow.partitions.rescale.rescale` raises, and `SpecError` without a session.
     """
-    with Rescaler.open(state, partitions, flow=flow, trust=trust, memory=memory) as rescaler:
+    address, size, session = check_address(state), parse_size(memory), session or SparkSession.getActiveSession()
+    asked = f"rescale {address} to {partitions} partitions"
+    if session is None:
+        raise SpecError(asked, "there is no active session", "give session=, or use ddflow rescale")
+    with (
+        Rescaler.open(address, partitions, flow=flow, trust=trust, memory=size) as rescaler,
+        settings(session, size),
+        described(session, f"ddflow: {asked}"),
+    ):
         made: list[Moved] = []
         try:
             if sum(entry.length for entry in rescaler.store.list()) < LARGE:

@@ -43,13 +43,14 @@ def stream(flow: Flow, frames: Mapping[str, DataFrame], *, state: str, partition
 
     ``frames``: by source; several are read side by side.  ``state``: a folder that driver and executors see, or
     ``s3://bucket/prefix``; made if it is not there.  ``partitions``: of a new state, by default as many as there are
-    cores, at most ``spark.sql.shuffle.partitions``.  ``outputs``: a folder in which every epoch's updates appear as
-    Parquet, or a function that is called with the outputs and the number of each epoch once it is committed, again if
-    the batch is given again, or the end is come to again.  ``keep``: how many epochs can be told again, and be followed
-    by other jobs.  ``checkpoint``: Spark's, by default the state's folder with ``.checkpoint`` behind it.  ``trigger``:
-    what ``writeStream.trigger`` takes.  ``close``: whether the end of the input closes all times, in hold-back mode,
-    with a trigger that has an end.  ``adopt``: let this query go on with a state that another one has fed.  ``memory``:
-    what a task may take.  ``warm``: what a worker may keep open of the state between batches.
+    cores, at most ``spark.sql.shuffle.partitions``; a state of another number is refused.  ``outputs``: a folder in
+    which every epoch's updates appear as Parquet, or a function that is called with the outputs and the number of each
+    epoch once it is committed, again if the batch is given again, or the end is come to again.  ``keep``: how many
+    epochs can be told again, and be followed by other jobs.  ``checkpoint``: Spark's, by default the state's folder
+    with ``.checkpoint`` behind it.  ``trigger``: what ``writeStream.trigger`` takes.  ``close``: whether the end of the
+    input closes all times, in hold-back mode, with a trigger that has an end.  ``adopt``: let this query go on with a
+    state that another one has fed.  ``memory``: what a task may take.  ``warm``: what a worker may keep open of the
+    state between batches.
 
     Runs nothing yet.  Raises `SpecError`, `SchemaMismatch`, `NotArrow`, and `WrongMode` for a DataFrame that is no
     stream.
@@ -71,7 +72,7 @@ def stream(flow: Flow, frames: Mapping[str, DataFrame], *, state: str, partition
         raise SpecError("stream with close=True", f"trigger={trigger!r} has no end",
                         "give trigger={'availableNow': True}, or leave close= out")  # fmt: skip
     folder, then = (None, outputs) if callable(outputs) else (outputs, None)
-    options = Options(place, partitions, folder, memory, trust, warm, adopt, name, keep)
+    options = Options(place, partitions, folder, memory, trust, warm, adopt, name, keep, checkpoint)
     return Stream(Feeder(flow, columns, options, then), frames, checkpoint, trigger, name, close)
 
 

@@ -24,6 +24,7 @@ from spark_session import counted
 from test_spark_stream import Fed
 
 import ddflow as dd
+import spark_bridge
 from ddflow.store.outputs import of
 
 pytestmark = pytest.mark.together
@@ -63,7 +64,8 @@ def killed_at(points: tuple[str, ...], spark: SparkSession, tmp_path: Path) -> N
             done = driven(tmp_path, point, batch, 2)
             assert done.returncode == -9, done.stderr[-3000:]
     last = len(points)
-    # The last one rescales, is told the batch of which Spark knows nothing, and then makes its own.
+    # The last one is told the batch of which Spark knows nothing, of a state rescaled since, and then makes its own.
+    assert spark_bridge.rescale(str(tmp_path / "state"), 3, session=spark).before == 2
     assert drive(spark, tmp_path, "", last, 3) == [(last, True), (last + 1, False)]
     flow = flow_of()
     with flow.open() as engine:

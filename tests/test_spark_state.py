@@ -58,6 +58,11 @@ def same_epoch(ran: Any, step: dd.Step, *some: str) -> None:
     assert {name: ran.verdicts[name] for name in VERDICTS} == {name: step.verdicts[name] for name in VERDICTS}
 
 
+def files_of(state: str) -> dict[str, int]:
+    """The files of a state and their sizes."""
+    return {str(path): path.stat().st_size for path in Path(state).rglob("*") if path.is_file()}
+
+
 def same_state(state: str, flow: dd.Flow, engine: dd.Engine) -> None:
     """The state holds what the engine does."""
     for name in flow.outputs:
@@ -238,16 +243,25 @@ def test_a_frame_after_a_window_function_is_as_good_as_any(spark: SparkSession, 
     same_epoch(ran, step, "paid")
 
 
-def test_another_number_of_partitions_rescales_the_state(
+def test_a_state_is_rescaled_when_that_is_asked_for_and_never_by_opening_it(
     spark: SparkSession, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flow = city_flow()
     with flow.open() as engine:
-        for epoch, (partitions, large) in enumerate([(2, 0), (5, 0), (None, 0), (1, 1 << 40)], 1):
+        for epoch, (partitions, large) in enumerate([(2, 0), (5, 0), (5, 0), (1, 1 << 40)], 1):
             monkeypatch.setattr(rescaling, "LARGE", large)
             rows = orders_of(150, seed=epoch)
-            ran = spark_bridge.run(flow, {"orders": frame_of(spark, rows)}, partitions, state=state)
-            assert ran.figures["tasks"] == 3 * {1: 2, 2: 5, 3: 5, 4: 1}[epoch]
+            frames = {"orders": frame_of(spark, rows)}
+            if epoch > 1:
+                before = files_of(state)
+                with pytest.raises(SpecError, match=f"partitions=9: it has .* ddflow rescale {state} --partitions 9"):
+                    spark_bridge.run(flow, frames, 9, state=state, outputs=f"{state}.outputs")
+                assert files_of(state) == before
+                assert not os.path.exists(f"{state}.outputs")
+                done = spark_bridge.rescale(state, partitions, session=spark if epoch % 2 else None)
+                assert (done.before, done.partitions) == ({2: 2, 3: 5, 4: 5}[epoch], partitions)
+            ran = spark_bridge.run(flow, frames, partitions if epoch % 2 else None, state=state)
+            assert ran.figures["tasks"] == 3 * partitions
             same_epoch(ran, engine.step({"orders": rows}, time=epoch), "sizes")
         with flow.open(state) as on:  # of one partition, it is any engine's
             assert counted(on.read("sizes")) == counted(engine.read("sizes"))

@@ -148,10 +148,13 @@ def test_a_checkpoint_and_a_state_belong_together(fed: Fed) -> None:
     fed.give(FIRST, SECOND)
     fed.run()
     shutil.rmtree(f"{fed.state}.checkpoint")
-    with pytest.raises(FeedChanged, match="adopt=True"):
+    with pytest.raises(FeedChanged, match=rf"checkpoint is the folder {fed.state}\.checkpoint, .* adopt=True"):
         fed.run()
-    with pytest.raises(FeedChanged):  # nor does a second query feed it
-        fed.run(checkpoint=str(fed.folder / "another"))
+    another = str(fed.folder / "another")
+    with pytest.raises(FeedChanged, match=f"the folder {another}, with a state of its own"):  # nor does a second one
+        fed.run(checkpoint=another)
+    with pytest.raises(SpecError, match="partitions=7: it has 2, and opening a state does not rewrite it"):
+        fed.run(partitions=7)
     told = fed.run(adopt=True).ddflow.stats()
     assert [each.epoch for each in told] == [3, 4]
     assert all(not table.num_rows for _, tables in fed.outs[2:] for table in tables.values())  # it had them all

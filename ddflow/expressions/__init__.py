@@ -3,9 +3,10 @@
 Invariant: a compiled expression is a pure function of the row: any batch of the schema it was compiled against, cut in
 any way, gives the same values in the same places, with Spark 4's results (ANSI mode, session time zone UTC).  Why that
 is not trivial: Spark's three-valued logic, its NaN, its casts and its decimals are not Arrow's, and a row must not
-fail for a branch it does not take.  The modules, each knowing only those before it: ``types``, ``node``, ``digits``,
-``reading``, ``casts``, ``logic``, ``compare``, ``arithmetic``; ``table``, ``strings``, ``numbers``, ``dates``,
-``functions``; ``columns``, ``parse``, ``lower``, ``evaluate``.  Nothing here aggregates, joins or keeps state.
+fail for a branch it does not take.  The modules, each knowing only those before it: ``types``, ``room``, ``node``,
+``digits``, ``reading``, ``casts``, ``logic``, ``compare``, ``arithmetic``; ``table``, ``strings``, ``numbers``,
+``dates``, ``functions``; ``columns``, ``parse``, ``lower``, ``evaluate``.  Nothing here aggregates, joins or keeps
+state.
 
 >>> import pyarrow as pa
 >>> batch = pa.record_batch({"status": ["paid", None, "paid"], "amount": [250, 900, 7]})
@@ -28,17 +29,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
 
-from ddflow.errors import ExpressionError, SpecError
+from ddflow.aside import aside
+from ddflow.errors import ExpressionError, SpecError, cut
 from ddflow.expressions.casts import convert
 from ddflow.expressions.columns import Columns
 from ddflow.expressions.evaluate import ArrowRun, FunctionRun, SqlRun
 from ddflow.expressions.lower import Lowering
-from ddflow.expressions.node import Refusal
-from ddflow.expressions.parse import parse
+from ddflow.expressions.node import Node, Refusal
+from ddflow.expressions.parse import Parsed, parse, too_deep
+from ddflow.expressions.room import fresh
 from ddflow.expressions.types import BOOL, NULL, sql_name
 
 RowFunction: TypeAlias = Callable[[pa.RecordBatch], Any]
 Source: TypeAlias = "str | pc.Expression | RowFunction"
+
+_MOST = 600  # characters of what was found, in a message
 
 __all__ = ["Expression", "RowFunction", "Source", "compile"]
 
@@ -71,14 +76,15 @@ class Expression:
         return self.text
 
     def __repr__(self) -> str:
-        return f"<{self.what}: {self.text or 'a function'} -> {sql_name(self.type)}>"
+        return f"<{self.what}: {cut(self.text) if self.text else 'a function'} -> {sql_name(self.type)}>"
 
 
 def compile(expression: Source, schema: pa.Schema, *, boolean: bool = False, what: str = "expression") -> Expression:
     """Compile SQL text, a pyarrow expression or a function over a batch against ``schema``.
 
     ``boolean`` demands a boolean result; ``what`` names the place in messages, as "filter of 'paid'".  Raises
-    ExpressionError for what does not parse, names no column, is not boolean, or is not supported.  O(text).
+    ExpressionError for what does not parse, names no column, is not boolean, is not supported, or goes beyond a limit
+    of `ddflow.expressions.parse` or `ddflow.expressions.room`.  O(text), on a stack of its own.
     """
     asked = f"cannot compile {what}"
     if isinstance(expression, str):
@@ -96,21 +102,30 @@ def compile(expression: Source, schema: pa.Schema, *, boolean: bool = False, wha
 
 
 def _sql(text: str, schema: pa.Schema, boolean: bool, what: str) -> Expression:
-    asked = f"cannot compile {what} {text}"
-    columns = Columns(schema)
-    try:
-        tree = parse(text)
-        node = Lowering(columns).lower(tree)
-        if boolean and node.type == NULL:
-            node = convert(node, BOOL)
-    except Refusal as refusal:
-        raise ExpressionError(asked, refusal.found, refusal.remedy) from refusal
-    except RecursionError as error:
-        raise ExpressionError(asked, "it is nested too deeply", "split it over several projections") from error
-    plain = tree.unnest()
+    shown = f"{what} {cut(text)}"
+    asked, columns = f"cannot compile {shown}", Columns(schema)
+
+    def made() -> tuple[Parsed, Node]:
+        fresh()
+        try:
+            parsed = parse(text)
+            node = Lowering(columns).lower(parsed.tree)
+            return parsed, convert(node, BOOL) if boolean and node.type == NULL else node
+        except Refusal as refusal:
+            raise ExpressionError(asked, cut(refusal.found, _MOST), cut(refusal.remedy, 4 * _MOST)) from refusal
+        except RecursionError as error:
+            raise ExpressionError(asked, too_deep().found, too_deep().remedy) from error
+        except pa.ArrowException as error:
+            raise ExpressionError(
+                asked, cut(str(error), _MOST), "docs/expressions.md lists what is supported"
+            ) from error
+
+    parsed, node = aside(made)
+    plain = parsed.tree.unnest()
     bare = isinstance(plain, exp.Column) and len(plain.parts) == 1
     names = tuple(columns.names)
-    run = SqlRun(node, [schema.field(name) for name in names], bare, f"cannot compute {what} {text}")
+    fields = [schema.field(name) for name in names]
+    run = SqlRun(node, fields, bare, parsed.nested, f"cannot compute {shown}")
     _check_boolean(run.type, boolean, asked)
     return Expression(text, names, run.type, what, run, text)
 

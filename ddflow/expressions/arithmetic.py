@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ddflow.errors import cut
 from ddflow.expressions.casts import convert
 from ddflow.expressions.digits import WIDEST, fit, with_numpy
 from ddflow.expressions.node import Compute, Datum, Node, Refusal, apply, constant, null, on_arrays
@@ -243,13 +244,14 @@ def number(text: str) -> Node:
     if "e" in text.lower():
         return constant(pa.scalar(float(text)), literal=True)
     whole, _, fraction = text.removeprefix("-").partition(".")
-    if not fraction and "." not in text:
-        value = int(text)
+    whole = whole.lstrip("0")
+    if len(whole) <= MOST_DIGITS and "." not in text:
+        value = int(whole or "0") * (-1 if text.startswith("-") else 1)
         for kind in (INT32, INT64):
             if -(2 ** (kind.bit_width - 1)) <= value < 2 ** (kind.bit_width - 1):
                 return constant(pa.scalar(value, kind), literal=True)
     scale = len(fraction)
-    precision = max(len(whole.lstrip("0")) + scale, scale, 1)
+    precision = max(len(whole) + scale, 1)
     if precision > MOST_DIGITS:
-        raise Refusal(f"the number {text} has more than 38 digits", "write it as a double, with an exponent")
+        raise Refusal(f"the number {cut(text)} has more than 38 digits", "write it as a double, with an exponent")
     return constant(pa.scalar(text).cast(pa.decimal128(precision, scale)), literal=True)

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from ddflow.errors import cut
 from ddflow.expressions.digits import WIDEST, decimal_to_double, double_to_decimal, fit
 from ddflow.expressions.node import Node, Refusal, apply, null, on_arrays
 from ddflow.expressions.reading import (
@@ -98,7 +99,7 @@ def _strict(turn: Convert, source: pa.DataType, kind: pa.DataType) -> Convert:
         if result.null_count > array.null_count:
             lost = pc.and_(array.is_valid(), result.is_null())
             value = array.filter(lost)[0]
-            shown = repr(value.as_py()) if source == STRING else str(value)
+            shown = cut(repr(value.as_py()) if source == STRING else str(value), 100)
             raise pa.ArrowInvalid(f"the {sql_name(source)} {shown} cannot be cast to {sql_name(kind)}")
         return result
 

@@ -12,9 +12,10 @@ struct and `` `a.b` `` a column with a dot in its name, and a column may be ther
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cached_property
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,7 +33,7 @@ class Columns:
     names: list[str] = field(default_factory=list)
 
     def resolve(self, parts: Sequence[str]) -> Node:
-        """The node of ``parts``: a column, then fields of structs. O(columns)."""
+        """The node of ``parts``: a column, then fields of structs. O(columns) once, then O(columns read)."""
         name = self._find(parts)
         if name not in self.names:
             self.names.append(name)
@@ -41,9 +42,17 @@ class Columns:
             node = _field(node, part)
         return node
 
+    @cached_property
+    def _spelt(self) -> dict[str, list[str]]:
+        return _grouped(self.schema.names, str)
+
+    @cached_property
+    def _lower(self) -> dict[str, list[str]]:
+        return _grouped(self.schema.names, str.lower)
+
     def _find(self, parts: Sequence[str]) -> str:
         asked, names = parts[0], self.schema.names
-        found = [name for name in names if name == asked] or [name for name in names if name.lower() == asked.lower()]
+        found = self._spelt.get(asked) or self._lower.get(asked.lower(), [])
         if len(found) == 1:
             return str(found[0])
         if found:
@@ -52,13 +61,19 @@ class Columns:
                 "write the name in its own case, and let no two columns have one name",
             )
         dotted = ".".join(parts)
-        lower = {name.lower(): name for name in names}
-        near = [lower[each] for each in get_close_matches(asked.lower(), lower, n=1)]
+        near = [self._lower[each][-1] for each in get_close_matches(asked.lower(), self._lower, n=1)]
         hint = f"write `{dotted}` in backquotes" if dotted in names else f"did you mean {near[0]!r}?" if near else ""
         raise Refusal(
             f"there is no column {asked!r}",
             f"{hint}{'; ' if hint else ''}columns are {', '.join(map(repr, names)) or 'none'}",
         )
+
+
+def _grouped(names: Sequence[str], by: Callable[[str], str]) -> dict[str, list[str]]:
+    out: dict[str, list[str]] = {}
+    for name in names:
+        out.setdefault(by(name), []).append(name)
+    return out
 
 
 def _field(node: Node, name: str) -> Node:

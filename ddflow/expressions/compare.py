@@ -15,15 +15,28 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ddflow.errors import cut
 from ddflow.expressions.casts import as_text, convert
 from ddflow.expressions.logic import disjunction, meet
-from ddflow.expressions.node import Datum, Node, Refusal, apply, null, on_arrays
+from ddflow.expressions.node import (
+    FAILURES,
+    Compute,
+    Datum,
+    Frame,
+    Node,
+    Refusal,
+    apply,
+    column,
+    constant,
+    null,
+    on_arrays,
+)
 from ddflow.expressions.types import (
     BOOL,
     MOST_DIGITS,
@@ -36,6 +49,11 @@ from ddflow.expressions.types import (
 )
 
 Compare: TypeAlias = Callable[[Datum, Datum], Datum]
+
+MANY: Final = 1_000
+"""Items of IN from which on a set of them is kept."""
+FEW: Final = 16
+"""How many times more items than rows make that set the faster way."""
 
 _PLAIN: dict[str, Compare] = {
     "=": lambda a, b: pc.equal(a, b),
@@ -95,29 +113,62 @@ def same(left: Node, right: Node) -> Node:
     return apply(pc.coalesce, equal, both)
 
 
-def among(node: Node, items: Sequence[Node]) -> Node:
-    """IN: true if any equals; else null if the value or any item is null; else false. O(1) a row for constants."""
-    if all(_exact_decimal(each.type) for each in (node, *items)) and _too_wide([node, *items]):
-        return _any_equal(node, items)
-    node, *items = meet([node, *items], "IN")
+def among(node: Node, items: Sequence[Node], lists: Sequence[pa.Array] = ()) -> Node:
+    """IN: true if any equals; else null if the value or any item is null; else false. O(1) a row for constants.
+
+    ``lists``: literals among the items, those of one type together.
+    """
+    listed = [column(0, each.type) for each in lists]
+    if all(_exact_decimal(each.type) for each in (node, *items, *listed)) and _too_wide([node, *items, *listed]):
+        return _any_equal(node, [*items, *_each(lists)])
+    met, *others = meet([node, *items, *listed], "IN")
+    items, listed = others[: len(items)], others[len(items) :]
+    try:
+        known = [each.run(Frame((values,), len(values))) for each, values in zip(listed, lists, strict=True)]
+    except FAILURES as error:  # text that is not of the type
+        return _failing(error, met)
     if any(item.constant is None for item in items):
-        return _any_equal(node, items)
-    if node.type == NULL:
+        return _any_equal(met, [*items, *_each(known)])
+    if met.type == NULL:
         return null(BOOL)
     values = [item.constant for item in items if item.constant is not None]
-    known = pa.concat_arrays([pa.array([], node.type), *(pa.repeat(value, 1) for value in values if value.is_valid)])
-    zero = pa.scalar(0.0, node.type) if is_float(node.type) else None
+    known += [pa.repeat(value, 1) for value in values if value.is_valid]
+    nulls = sum(not value.is_valid for value in values)
+    return apply(_membership(pa.concat_arrays([pa.array([], met.type), *known]), nulls > 0), met)
+
+
+def _each(lists: Iterable[pa.Array]) -> list[Node]:
+    return [constant(value) for values in lists for value in values]
+
+
+def _failing(error: Exception, node: Node) -> Node:
+    """What fails for whoever asks for it."""
+
+    def compute(_: Datum) -> Datum:
+        raise error
+
+    return Node(BOOL, compute, (node,), fallible=True)
+
+
+def _membership(known: pa.Array, or_null: bool) -> Compute:
+    """Whether a value is among the known ones; ``or_null``: if not, that is null."""
+    kind = known.type
+    zero = pa.scalar(0.0, kind) if is_float(kind) else None
     known = known if zero is None else pc.add(known, zero)
-    otherwise = pa.scalar(None, BOOL) if len(known) < len(values) else pa.scalar(False)
+    # Arrow hashes what is known anew for each batch: for a few rows that costs more than all else.
+    few = frozenset(known.to_pylist()) if len(known) > MANY and (kind == STRING or is_integer(kind)) else None
 
-    def compute(value: Datum) -> Datum:
+    def compute(value: pa.Array) -> pa.Array:
         value = value if zero is None else pc.add(value, zero)  # makes -0.0 the 0.0 it equals
-        hit = pc.is_in(value, value_set=known)
-        if otherwise.is_valid:
-            return pc.if_else(pc.is_valid(value), hit, pa.scalar(None, BOOL)) if value.null_count else hit
-        return pc.if_else(hit, hit, otherwise)
+        if few is not None and len(value) * FEW < len(few):
+            hit = pa.array([each in few for each in value.to_pylist()], BOOL)
+        else:
+            hit = pc.is_in(value, value_set=known)
+        if or_null:
+            return pc.if_else(hit, hit, pa.scalar(None, BOOL))
+        return pc.if_else(pc.is_valid(value), hit, pa.scalar(None, BOOL)) if value.null_count else hit
 
-    return apply(on_arrays(compute), node)
+    return on_arrays(compute)
 
 
 def _any_equal(node: Node, items: Sequence[Node]) -> Node:
@@ -178,8 +229,9 @@ def like(node: Node, pattern: Node, escape: str, ignore_case: bool) -> Node:
                 return apply(lambda value: pc.ends_with(value, needle), node)
             case ["%", "x", "%"]:
                 return apply(lambda value: pc.match_substring(value, needle), node)
-    regex = "".join({"%": ".*", "_": "."}.get(part) or re.escape(part[1:]) for part in parts)
-    return apply(lambda value: pc.match_substring_regex(value, f"(?s)^{regex}$", ignore_case=ignore_case), node)
+    inner = "".join({"%": ".*", "_": "."}.get(part) or re.escape(part[1:]) for part in parts)
+    regex = _taken(f"(?s)^{inner}$", "the pattern of LIKE", "write a shorter one")
+    return apply(lambda value: pc.match_substring_regex(value, regex, ignore_case=ignore_case), node)
 
 
 def _like_parts(pattern: str, escape: str) -> list[str]:
@@ -194,7 +246,7 @@ def _like_parts(pattern: str, escape: str) -> list[str]:
             letter = next(letters, "")
             if not letter or letter not in ("%", "_", escape):
                 raise Refusal(
-                    f"in the pattern {pattern!r} the escape {escape!r} stands before {letter or 'the end'!r}",
+                    f"in the pattern {cut(repr(pattern))} the escape {escape!r} stands before {letter or 'the end'!r}",
                     f"it may stand before %, _ and itself; write {escape}{escape} for the character itself",
                 )
         if parts and parts[-1][0] == "=":
@@ -222,11 +274,13 @@ def literal_text(node: Node, place: str) -> str | None:
 def checked_regex(node: Node, place: str) -> str | None:
     """The text of a constant regular expression, None for null. Raises Refusal when RE2 does not take it."""
     text = literal_text(node, place)
-    if text is not None:
-        try:
-            pc.match_substring_regex(pa.scalar(""), text)
-        except pa.ArrowInvalid as error:
-            raise Refusal(
-                f"{place}, {text!r}, is refused: {error}", "use RE2's syntax: no look-around, no back references"
-            ) from error
-    return text
+    return None if text is None else _taken(text, place, "use RE2's syntax: no look-around, no back references")
+
+
+def _taken(regex: str, place: str, remedy: str) -> str:
+    """A regular expression that RE2 takes."""
+    try:
+        pc.match_substring_regex(pa.scalar(""), regex)
+    except pa.ArrowInvalid as error:
+        raise Refusal(f"{place}, {cut(repr(regex))}, is refused: {cut(str(error))}", remedy) from error
+    return regex

@@ -16,18 +16,23 @@ ddflow.errors.ExpressionError: cannot compute projection of 'b': the function ga
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.errors import ExpressionError, SchemaMismatch
+from ddflow.aside import aside
+from ddflow.errors import ExpressionError, SchemaMismatch, cut
 from ddflow.expressions.casts import load
 from ddflow.expressions.node import FAILURES, Frame, Node, spread
+from ddflow.expressions.room import TooBig
 from ddflow.expressions.types import sql_name
 
 _SHOWN = 40  # characters of a value in a message
+_SHALLOW = 8  # levels of an expression that run on the caller's stack
+_LESS = "give smaller batches, or make less of a row"
 
 
 def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
@@ -37,10 +42,13 @@ def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
 
 
 class SqlRun:
-    """Runs the node of an SQL expression; ``fields`` are the columns it reads. ``bare``: it is nothing but a column."""
+    """Runs the node of an SQL expression; ``fields`` are the columns it reads. ``bare``: it is nothing but a column.
+    ``nested``: how many levels it has; from some on it runs on a stack of its own.
+    """
 
-    def __init__(self, node: Node, fields: Sequence[pa.Field], bare: bool, asked: str) -> None:
+    def __init__(self, node: Node, fields: Sequence[pa.Field], bare: bool, nested: int, asked: str) -> None:
         self._node, self._fields, self._bare, self._asked = node, tuple(fields), bare, asked
+        self._deep = nested > _SHALLOW
         self.type: pa.DataType = fields[0].type if bare else node.type
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Array:
@@ -53,9 +61,19 @@ class SqlRun:
             frame = Frame(tuple(load(array) for array in arrays), batch.num_rows)
         except FAILURES as error:
             raise ExpressionError(self._asked, str(error), "give smaller batches") from error
+        return aside(partial(self._run, frame)) if self._deep else self._run(frame)
+
+    def _run(self, frame: Frame) -> pa.Array:
         try:
             return spread(self._node.run(frame), frame.rows)
+        except pa.ArrowCapacityError as error:
+            found = f"what it makes of {frame.rows:,} rows does not fit a column of a batch ({error})"
+            raise ExpressionError(self._asked, found, _LESS) from error
         except FAILURES as error:
+            if isinstance(error, TooBig):
+                known = error.row is not None and error.rows == frame.rows  # else it is a row of some of the rows
+                place = self._place(frame, error.row) if known and error.row is not None else ""
+                raise ExpressionError(self._asked, f"{error}{place}", _LESS) from error
             raise self._located(frame, error) from error
 
     def _column(self, batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
@@ -83,34 +101,37 @@ class SqlRun:
             self._node.run(frame.slice(low, 1))
             place = ""
         except FAILURES as first:
-            error = first
-            row = ", ".join(
-                f"{field.name} = {str(column[low])[:_SHOWN]}"
-                for field, column in zip(self._fields, frame.columns, strict=True)
-            )
-            place = f" (row {low}{': ' if row else ''}{row})"
+            error, place = first, self._place(frame, low)
         remedy = "filter such rows out first, or guard with try_cast, nullif or CASE"
         return ExpressionError(self._asked, f"{error}{place}", remedy)
+
+    def _place(self, frame: Frame, row: int) -> str:
+        shown = ", ".join(
+            f"{field.name} = {str(column[row])[:_SHOWN]}"
+            for field, column in zip(self._fields, frame.columns, strict=True)
+        )
+        return f" (row {row}{': ' if shown else ''}{shown})"
 
 
 class ArrowRun:
     """Runs a pyarrow expression, through Acero on one thread, which keeps the rows' order."""
 
     def __init__(self, expression: pc.Expression, schema: pa.Schema, what: str) -> None:
-        self._expression, self._asked = expression, f"cannot compute {what} {expression}"
+        self._expression, shown = expression, cut(str(expression))
+        self._asked = f"cannot compute {what} {shown}"
         try:
             self.type: pa.DataType = self._computed(empty_batch(schema)).type
         except (pa.ArrowException, KeyError) as error:
             names = ", ".join(map(repr, schema.names))
-            found = str(error).partition("\n")[0]
-            raise ExpressionError(f"cannot compile {what} {expression}", found, f"columns are {names}") from error
+            found = cut(str(error).partition("\n")[0])
+            raise ExpressionError(f"cannot compile {what} {shown}", found, f"columns are {names}") from error
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Array:
         try:
             result = self._computed(batch)
         except pa.ArrowException as error:
             raise ExpressionError(
-                self._asked, str(error), "change the expression, or give batches of its schema"
+                self._asked, cut(str(error)), "change the expression, or give batches of its schema"
             ) from error
         if result.type != self.type:
             raise ExpressionError(

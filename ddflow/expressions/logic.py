@@ -50,11 +50,11 @@ def conjunction(left: Node, right: Node) -> Node:
     if not right.fallible:
         return apply(pc.and_kleene, left, right)
 
-    def run(frame: Frame) -> Datum:
-        first = spread(left.run(frame), frame.rows)
+    def run(frame: Frame, first: Datum) -> Datum:
+        first = spread(first, frame.rows)
         return pc.and_kleene(first, where(right, frame, pc.fill_null(first, True)))
 
-    return Node(BOOL, run, fallible=True)
+    return Node(BOOL, run, (left,), framed=True, fallible=True)
 
 
 def disjunction(left: Node, right: Node) -> Node:
@@ -64,11 +64,11 @@ def disjunction(left: Node, right: Node) -> Node:
     if not right.fallible:
         return apply(pc.or_kleene, left, right)
 
-    def run(frame: Frame) -> Datum:
-        first = spread(left.run(frame), frame.rows)
+    def run(frame: Frame, first: Datum) -> Datum:
+        first = spread(first, frame.rows)
         return pc.or_kleene(first, where(right, frame, pc.invert(pc.fill_null(first, False))))
 
-    return Node(BOOL, run, fallible=True)
+    return Node(BOOL, run, (left,), framed=True, fallible=True)
 
 
 def negation(node: Node) -> Node:
@@ -118,7 +118,7 @@ def _lazy_choice(tests: Sequence[Node], results: Sequence[Node]) -> Node:
             open_rows = pc.and_not(open_rows, true)
         return pc.case_when(pc.make_struct(*hits), *values, where(results[-1], frame, open_rows))
 
-    return Node(results[0].type, run, fallible=True)
+    return Node(results[0].type, run, framed=True, fallible=True)
 
 
 def first_valid(nodes: Sequence[Node], place: str) -> Node:
@@ -131,10 +131,10 @@ def first_valid(nodes: Sequence[Node], place: str) -> Node:
     if not any(node.fallible for node in nodes[1:]):
         return apply(pc.coalesce, *nodes)
 
-    def run(frame: Frame) -> Datum:
-        value = spread(nodes[0].run(frame), frame.rows)
+    def run(frame: Frame, first: Datum) -> Datum:
+        value = spread(first, frame.rows)
         for node in nodes[1:]:
             value = pc.coalesce(value, where(node, frame, value.is_null()))
         return value
 
-    return Node(nodes[0].type, run, fallible=True)
+    return Node(nodes[0].type, run, (nodes[0],), framed=True, fallible=True)

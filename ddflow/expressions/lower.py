@@ -2,13 +2,14 @@
 
 Invariant: what is not listed here is refused by name; no part of a tree is passed over.  Why that is not trivial:
 sqlglot's tree for one piece of SQL differs a little between its versions (NOT around a predicate or a mark on it), and
-a literal must be seen before its minus sign is an operation.  The meaning of each operation is in the other modules.
+a literal must be seen before its minus sign is an operation.  Chains of operators (a thousand ANDs) lean left and are
+gone through in a loop.  The meaning of each operation is in the other modules.
 
 >>> import pyarrow as pa
 >>> from ddflow.expressions.node import Frame
 >>> from ddflow.expressions.parse import parse
 >>> lowering = Lowering(Columns(pa.schema({"a": pa.int64()})))
->>> node = lowering.lower(parse("a between 1 and 3 or a is null"))
+>>> node = lowering.lower(parse("a between 1 and 3 or a is null").tree)
 >>> node.run(Frame((pa.array([1, 5, None]),), 3)).to_pylist()
 [True, False, True]
 """
@@ -30,8 +31,8 @@ from ddflow.expressions.compare import among, compare, like, literal_text, match
 from ddflow.expressions.functions import TYPES, find
 from ddflow.expressions.logic import choice, condition, conjunction, disjunction, is_null, is_truth, meet, negation
 from ddflow.expressions.node import Node, Refusal, apply, constant, null
-from ddflow.expressions.parse import Tree
-from ddflow.expressions.types import DOUBLE, FLOAT, INT32, MOST_DIGITS, NULL, is_integer, sql_name
+from ddflow.expressions.parse import Tree, written
+from ddflow.expressions.types import DOUBLE, FLOAT, INT32, MOST_DIGITS, NULL, STRING, is_integer, sql_name
 
 _COMPARE: dict[type[Any], str] = {exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}
 _ARITHMETIC: dict[type[Any], str] = {
@@ -72,8 +73,6 @@ class Lowering:
             exp.Concat: lambda tree: strings.concat(*map(self.lower, tree.expressions)),
             exp.Boolean: lambda tree: constant(pa.scalar(bool(tree.this))),
             exp.Null: lambda tree: null(NULL),
-            exp.And: lambda tree: conjunction(*self._conditions(tree, "AND")),
-            exp.Or: lambda tree: disjunction(*self._conditions(tree, "OR")),
             exp.Not: lambda tree: negation(condition(self.lower(tree.this), "NOT")),
             exp.Is: self._is,
             exp.In: self._in,
@@ -82,45 +81,57 @@ class Lowering:
             exp.ILike: self._like,
             exp.Escape: self._like,
             exp.RegexpLike: lambda tree: self._negated(tree, matches(*self._pair(tree))),
-            exp.NullSafeEQ: lambda tree: same(*self._pair(tree)),
-            exp.NullSafeNEQ: lambda tree: negation(same(*self._pair(tree))),
             exp.Neg: self._neg,
             exp.BitwiseNot: lambda tree: apply(pc.bit_wise_not, self._integer(self.lower(tree.this), "~")),
-            exp.DPipe: lambda tree: strings.joined(*self._pair(tree)),
+            exp.DPipe: self._piped,
             exp.Case: self._case,
-            exp.Cast: self._cast,
-            exp.TryCast: self._cast,
+            exp.Cast: self._cast_literal,
+            exp.TryCast: self._cast_literal,
             exp.Extract: lambda tree: dates.extract(tree.this.name, self.lower(tree.expression)),
             exp.Trim: self._trim,
             exp.Substring: self._substring,
             exp.Anonymous: self._call,
         }
-        self._handlers |= dict.fromkeys(_COMPARE, self._compare)
-        self._handlers |= dict.fromkeys(
-            _ARITHMETIC, lambda tree: arithmetic(_ARITHMETIC[type(tree)], *self._pair(tree))
-        )
-        self._handlers |= dict.fromkeys(_BITS, self._bits)
+        self._chained: dict[type[Any], Callable[[Tree, Node], Node]] = {
+            exp.And: lambda tree, left: conjunction(condition(left, "AND"), condition(self._right(tree), "AND")),
+            exp.Or: lambda tree, left: disjunction(condition(left, "OR"), condition(self._right(tree), "OR")),
+            exp.NullSafeEQ: lambda tree, left: same(left, self._right(tree)),
+            exp.NullSafeNEQ: lambda tree, left: negation(same(left, self._right(tree))),
+            exp.Cast: self._cast,
+            exp.TryCast: self._cast,
+            **dict.fromkeys(_COMPARE, lambda tree, left: compare(_COMPARE[type(tree)], left, self._right(tree))),
+            **dict.fromkeys(
+                _ARITHMETIC, lambda tree, left: arithmetic(_ARITHMETIC[type(tree)], left, self._right(tree))
+            ),
+            **dict.fromkeys(_BITS, self._bits),
+        }
 
     def lower(self, tree: Tree) -> Node:
         """The node of ``tree``. Raises Refusal for what is not supported, misspelt or of the wrong type."""
+        chain = []
+        while type(tree) in self._chained and not _is_cast_literal(tree):
+            chain.append(tree)
+            tree = tree.this
         handler = self._handlers.get(type(tree))
         if handler is None:
             raise _unsupported(tree)
-        return handler(tree)
+        node = handler(tree)
+        for each in reversed(chain):
+            node = self._chained[type(each)](each, node)
+        return node
+
+    def _right(self, tree: Tree) -> Node:
+        return self.lower(tree.expression)
 
     def _pair(self, tree: Tree) -> tuple[Node, Node]:
         return self.lower(tree.this), self.lower(tree.expression)
-
-    def _conditions(self, tree: Tree, place: str) -> tuple[Node, Node]:
-        left, right = self._pair(tree)
-        return condition(left, place), condition(right, place)
 
     def _negated(self, tree: Tree, node: Node) -> Node:
         return negation(node) if tree.args.get("negate") else node
 
     def _column(self, tree: Tree) -> Node:
         if not all(isinstance(part, exp.Identifier) for part in tree.parts):
-            raise Refusal(f"{tree.sql('spark')} names several columns", "name one column")
+            raise Refusal(f"{written(tree)} names several columns", "name one column")
         return self.columns.resolve([part.name for part in tree.parts])
 
     def _dot(self, tree: Tree) -> Node:
@@ -137,16 +148,20 @@ class Lowering:
             return number("-" + str(tree.this.this))
         return minus(self.lower(tree.this))
 
-    def _compare(self, tree: Tree) -> Node:
-        return compare(_COMPARE[type(tree)], *self._pair(tree))
+    def _piped(self, tree: Tree) -> Node:
+        parts = []
+        while isinstance(tree, exp.DPipe):
+            parts.append(tree.expression)
+            tree = tree.this
+        return strings.joined(*map(self.lower, [tree, *reversed(parts)]))
 
     def _integer(self, node: Node, place: str) -> Node:
         if not (is_integer(node.type) or node.type == NULL):
             raise Refusal(f"{place} takes integers, and this is {sql_name(node.type)}", "cast to bigint first")
         return convert(node, INT32) if node.type == NULL else node
 
-    def _bits(self, tree: Tree) -> Node:
-        left, right = (self._integer(node, "a bit operation") for node in self._pair(tree))
+    def _bits(self, tree: Tree, left: Node) -> Node:
+        left, right = (self._integer(node, "a bit operation") for node in (left, self._right(tree)))
         return apply(_BITS[type(tree)], *meet([left, right], "a bit operation"))
 
     def _is(self, tree: Tree) -> Node:
@@ -156,15 +171,23 @@ class Lowering:
         if isinstance(tree.expression, exp.Boolean):
             return is_truth(condition(node, "IS TRUE or IS FALSE"), bool(tree.expression.this))
         raise Refusal(
-            f"{tree.sql('spark')} is not supported",
+            f"{written(tree)} is not supported",
             "IS takes NULL, TRUE, FALSE, UNKNOWN, DISTINCT FROM; for NaN use isnan",
         )
 
     def _in(self, tree: Tree) -> Node:
         if not tree.expressions:
             raise _unsupported(tree.args.get("query") or tree)
-        items = [self.lower(item) for item in tree.expressions]
-        return self._negated(tree, among(self.lower(tree.this), items))
+        texts, numbers, others = list[str](), list[int](), list[Tree]()
+        for item in tree.expressions:  # of which there may be very many
+            if isinstance(item, exp.Literal) and item.is_string:
+                texts.append(str(item.this))
+            elif isinstance(item, exp.Literal) and len(item.this) < 10 and item.this.isdecimal():
+                numbers.append(int(item.this))
+            else:
+                others.append(item)
+        lists = [pa.array(values, kind) for values, kind in ((texts, STRING), (numbers, INT32)) if values]
+        return self._negated(tree, among(self.lower(tree.this), [self.lower(item) for item in others], lists))
 
     def _between(self, tree: Tree) -> Node:
         if tree.args.get("symmetric"):
@@ -180,7 +203,7 @@ class Lowering:
                 raise Refusal(f"the escape of LIKE is {mark!r}", "give one character")
             tree, escape = tree.this, mark
         if isinstance(tree.expression, exp.Any | exp.All):
-            raise Refusal(f"{tree.sql('spark')} is not supported", "write one LIKE for each pattern, with OR or AND")
+            raise Refusal(f"{written(tree)} is not supported", "write one LIKE for each pattern, with OR or AND")
         node, pattern = self._pair(tree)
         return self._negated(tree, like(node, pattern, escape, isinstance(tree, exp.ILike)))
 
@@ -195,13 +218,15 @@ class Lowering:
         default = tree.args.get("default")
         return choice(tests, [*values, null(NULL) if default is None else self.lower(default)], "CASE")
 
-    def _cast(self, tree: Tree) -> Node:
+    def _cast(self, tree: Tree, node: Node) -> Node:
+        return convert(node, _type(tree.to), attempt=bool(tree.args.get("safe")))
+
+    def _cast_literal(self, tree: Tree) -> Node:
         kind = _type(tree.to)
-        if isinstance(tree.this, exp.Literal) and not tree.this.is_string and kind in (FLOAT, DOUBLE):
+        if not tree.this.is_string and kind in (FLOAT, DOUBLE):
             return constant(pa.scalar(float(tree.this.this), kind))  # 0.1D is the double, not a decimal turned one
-        literal = isinstance(tree.this, exp.Literal) and is_integer(kind)
-        node = convert(self.lower(tree.this), kind, attempt=bool(tree.args.get("safe")))
-        return constant(node.constant, literal=True) if literal and node.constant is not None else node
+        node = self._cast(tree, self.lower(tree.this))
+        return constant(node.constant, literal=True) if is_integer(kind) and node.constant is not None else node
 
     def _trim(self, tree: Tree) -> Node:
         characters = None if tree.expression is None else self.lower(tree.expression)
@@ -219,18 +244,23 @@ class Lowering:
         return function.call([self.lower(argument) for argument in tree.expressions])
 
 
+def _is_cast_literal(tree: Tree) -> bool:
+    return isinstance(tree, exp.Cast) and isinstance(tree.this, exp.Literal)
+
+
 def _type(tree: Tree) -> pa.DataType:
     """The Arrow type of a type's name in CAST."""
     name = str(getattr(tree.this, "name", tree.this))
     name = _TYPE_NAMES.get(name, name.lower())
     if name == "decimal":
-        digits = [int(parameter.name) for parameter in tree.expressions] or [10]
+        given = [parameter.name for parameter in tree.expressions]
+        digits = [int(each) if each.isdecimal() and len(each) < 4 else -1 for each in given] or [10]
         precision, scale = digits[0], digits[1] if len(digits) > 1 else 0
         if not (0 < precision <= MOST_DIGITS and 0 <= scale <= precision):
-            raise Refusal(f"decimal({precision},{scale}) is no type", "the digits go to 38, the scale to the digits")
+            raise Refusal(f"{written(tree)} is no type", "the digits go to 38, the scale to the digits")
         return pa.decimal128(precision, scale)
     if name not in TYPES:
-        raise Refusal(f"there is no cast to {tree.sql('spark')}", f"types are {', '.join([*TYPES, 'decimal(p,s)'])}")
+        raise Refusal(f"there is no cast to {written(tree)}", f"types are {', '.join([*TYPES, 'decimal(p,s)'])}")
     return TYPES[name]
 
 
@@ -244,7 +274,6 @@ _WHY = {
     "Interval": ("is an interval", "for days there are date_add, date_sub and datediff"),
     "Alias": ("gives a name", "leave AS out: names are given by the projection, {name: expression}"),
     "Star": ("stands for all columns", "name the columns"),
-    "Block": ("is several expressions, with ; between", "give one"),
     **dict.fromkeys(
         ("CurrentDate", "CurrentTimestamp", "CurrentTime", "CurrentUser"),
         ("differs from call to call", "bring the value in as a column or a literal"),
@@ -255,4 +284,4 @@ _WHY = {
 def _unsupported(tree: Tree) -> Refusal:
     kind = type(tree).__name__
     found, remedy = _WHY.get(kind, (f"({kind}) is not supported", "docs/expressions.md lists what is"))
-    return Refusal(f"{tree.sql('spark')} {found}", remedy)
+    return Refusal(f"{written(tree)} {found}", remedy)

@@ -17,18 +17,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
+from functools import cached_property, wraps
 from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ddflow.expressions.room import TooBig, counted, fits
 from ddflow.expressions.types import sql_name
 
 Datum: TypeAlias = Any  # pa.Array | pa.Scalar, which pyarrow does not type
 Compute: TypeAlias = Callable[..., Datum]
 
-FAILURES = (pa.ArrowInvalid, pa.ArrowNotImplementedError)
+FAILURES = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowCapacityError)
 
 
 class Refusal(Exception):
@@ -54,25 +55,56 @@ class Frame(NamedTuple):
         return Frame(tuple(each.slice(start, rows) for each in self.columns), rows)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Node:
-    """One operation: ``run`` gives an array of ``type`` with a value per row, or a scalar for all rows."""
+    """One operation: ``compute`` makes of the values of ``parts`` an array of ``type`` with a value per row, or a
+    scalar for all rows.  ``framed``: it is given the frame before them.
+    """
 
     type: pa.DataType
-    run: Callable[[Frame], Datum]
+    compute: Compute
+    parts: tuple[Node, ...] = ()
+    framed: bool = False
     fallible: bool = False
     constant: pa.Scalar | None = None
     literal: bool = False
 
+    def run(self, frame: Frame) -> Datum:
+        """The values for a frame.  Parts of parts, however many, take no stack; only what is framed may run others."""
+        values: dict[Node, Datum] = {}
+        for node, done in self._steps:
+            given = [values[part] for part in node.parts]
+            for part in done:
+                del values[part]
+            values[node] = node.compute(frame, *given) if node.framed else node.compute(*given)
+        return values[self]
+
+    @cached_property
+    def _steps(self) -> list[tuple[Node, list[Node]]]:
+        """This and all parts of parts, each once and behind its own; beside it those that it is the last to take."""
+        order, seen, stack = list[Node](), set[Node](), [(self, False)]
+        while stack:
+            node, ready = stack.pop()
+            if ready:
+                order.append(node)
+            elif node not in seen:
+                seen.add(node)
+                stack += [(node, True), *((part, False) for part in reversed(node.parts))]
+        steps, taken = list[tuple[Node, list[Node]]](), set[Node]()
+        for node in reversed(order):
+            steps.append((node, list(set(node.parts) - taken)))
+            taken.update(node.parts)
+        return steps[::-1]
+
 
 def column(index: int, kind: pa.DataType) -> Node:
     """The column at ``index`` of the frame."""
-    return Node(kind, lambda frame: frame.columns[index])
+    return Node(kind, lambda frame: frame.columns[index], framed=True)
 
 
 def constant(value: pa.Scalar, literal: bool = False) -> Node:
     """One value for all rows; ``literal`` when it stands in the text as it is."""
-    return Node(value.type, lambda frame: value, constant=value, literal=literal)
+    return Node(value.type, lambda: value, constant=value, literal=literal)
 
 
 def null(kind: pa.DataType) -> Node:
@@ -83,7 +115,8 @@ def null(kind: pa.DataType) -> Node:
 def apply(compute: Compute, *nodes: Node, fallible: bool = False) -> Node:
     """``compute`` over the values of ``nodes``; a constant where all of them are and it does not fail.
 
-    The type is found by computing no rows.  Raises Refusal when ``compute`` takes no such types.
+    The type is found by computing no rows.  Raises Refusal when ``compute`` takes no such types, and for constants that
+    take more than `room.CONSTANTS`.
     """
     fallible = fallible or any(node.fallible for node in nodes)
     empty = [pa.array([], node.type) for node in nodes]
@@ -91,30 +124,25 @@ def apply(compute: Compute, *nodes: Node, fallible: bool = False) -> Node:
     try:
         if None not in constants:
             try:
-                return constant(compute(*constants))
+                return constant(counted(compute(*constants)))
+            except TooBig as error:
+                raise Refusal(str(error), "write what is to be made as a column, or make less of it") from error
             except pa.ArrowInvalid:
                 fallible = True  # it fails when it is run, and only if some row asks for it
-                return Node(compute(*empty).type, _runner(compute, [node.run for node in nodes]), fallible)
+                return Node(compute(*empty).type, compute, nodes, fallible=True)
         kind = compute(*(each if value is None else value for value, each in zip(constants, empty, strict=True))).type
     except (pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         types = ", ".join(sql_name(node.type) for node in nodes)
         raise Refusal(f"nothing computes this for the types ({types})", "cast the operands first") from error
-    return Node(kind, _runner(compute, [node.run for node in nodes]), fallible)
-
-
-def _runner(compute: Compute, runs: list[Callable[[Frame], Datum]]) -> Callable[[Frame], Datum]:
-    if len(runs) == 1:
-        (one,) = runs
-        return lambda frame: compute(one(frame))
-    if len(runs) == 2:
-        first, second = runs
-        return lambda frame: compute(first(frame), second(frame))
-    return lambda frame: compute(*[run(frame) for run in runs])
+    return Node(kind, compute, nodes, fallible=fallible)
 
 
 def spread(value: Datum, rows: int) -> pa.Array:
-    """``value`` as an array of ``rows`` values. O(rows) for a scalar."""
-    return pa.repeat(value, rows) if isinstance(value, pa.Scalar) else value
+    """``value`` as an array of ``rows`` values. O(rows) for a scalar.  Raises TooBig."""
+    if not isinstance(value, pa.Scalar):
+        return value
+    fits("a literal", [pa.nulls(rows), value], lambda most: most)
+    return pa.repeat(value, rows)
 
 
 def where(node: Node, frame: Frame, mask: pa.BooleanArray) -> Datum:

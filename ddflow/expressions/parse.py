@@ -3,10 +3,12 @@
 Invariant: the tree says what Spark would read, or there is an error with the place.  Why that is not trivial: sqlglot
 reads many dialects and forgives much.  It renames functions to its own (so that here none is known to it), takes
 ``it''s`` for two texts, and binds a few operators otherwise than Spark: where the two readings differ, parentheses are
-asked for.  Nothing here knows columns or types.
+asked for.  Its parser recurs, a score of frames for a bracket: what is nested deeper than Python's own limit is sure to
+allow is refused before it is parsed.  Nothing here knows columns or types.
 
->>> type(parse("upper(city) = 'Bern'")).__name__
-'EQ'
+>>> parsed = parse("upper(city) = 'Bern'")
+>>> type(parsed.tree).__name__, parsed.nested
+('EQ', 1)
 >>> try:
 ...     parse("city = ")
 ... except Refusal as refusal:
@@ -18,14 +20,25 @@ it does not parse at line 1, column 6: Required keyword: 'expression' missing
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, TypeAlias
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
-import sqlglot
 from sqlglot import exp
 from sqlglot.dialects.spark import Spark
 from sqlglot.errors import ParseError, SqlglotError
+from sqlglot.tokens import TokenType  # type: ignore[attr-defined]
 
+from ddflow.errors import cut
 from ddflow.expressions.node import Refusal
+
+MOST_TEXT: Final = 4_000_000
+"""Characters of an expression."""
+MOST_TOKENS: Final = 500_000
+"""Its words, signs and literals."""
+MOST_WORDS: Final = 100_000
+"""Of those, such as are no literals of a list."""
+MOST_NESTED: Final = 32
+"""Brackets, CASEs and NOTs within each other: 24 frames of the parser each, of the 1,000 that a thread has."""
 
 _KEPT = ("CAST", "TRY_CAST", "EXTRACT", "SUBSTRING", "SUBSTR", "TRIM")  # calls with a syntax of their own
 _SPARK: Any = Spark
@@ -59,31 +72,98 @@ _PREDICATES = (exp.Is, exp.In, exp.Between, exp.Like, exp.ILike, exp.RegexpLike)
 _BITS = (exp.BitwiseAnd, exp.BitwiseOr, exp.BitwiseXor)
 
 
-def parse(text: str) -> Tree:
-    """The tree of one expression. Raises Refusal where it does not parse, with line, column and a caret."""
+_OPEN = (TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE, TokenType.CASE)
+_CLOSE = (TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE, TokenType.END)
+_SIGNS = (TokenType.DASH, TokenType.PLUS, TokenType.TILDE)
+_LITERAL = (TokenType.NUMBER, TokenType.STRING, TokenType.DASH)
+_AROUND = 60  # characters that are shown on both sides of a mistake
+
+
+class Parsed(NamedTuple):
+    """``nested``: how many levels lie within each other."""
+
+    tree: Tree
+    nested: int
+
+
+def parse(text: str) -> Parsed:
+    """The tree of one expression.  O(text).
+
+    Raises Refusal for what goes beyond a limit, and where it does not parse, with line, column and a caret.
+    """
+    _within(len(text), MOST_TEXT, "characters")
+    dialect = DdflowSpark()
     try:
-        tree: Tree = sqlglot.parse_one(text, read=DdflowSpark, into=exp.Condition)
+        text.encode()
+        tokens = dialect.tokenize(text)
+        _within(len(tokens), MOST_TOKENS, "words, signs and literals")
+        nested = _nested(tokens)
+        tree, *others = dialect.parser().parse_into(exp.Condition, tokens, text) or [None]
+        if others:
+            raise Refusal("it is several expressions, with ; between", "give one")
+        if tree is None:
+            raise ParseError("it is empty")
+        for node in tree.walk():
+            _unambiguous(node)
     except ParseError as error:
         raise _misread(text, error) from error
     except SqlglotError as error:
-        raise Refusal(f"it does not parse: {text!r}", "close every quote, backquote and comment") from error
+        raise Refusal("it does not parse", "close every quote, backquote and comment") from error
+    except UnicodeEncodeError as error:
+        found = f"its character {error.start:,} is half of a pair of surrogates"
+        raise Refusal(found, "give text that can be written as UTF-8") from error
     except RecursionError as error:
-        raise Refusal("it is nested too deeply", "split it over several projections") from error
-    for node in tree.walk():
-        _unambiguous(node)
-    return tree
+        raise too_deep() from error
+    return Parsed(tree, nested)
+
+
+def too_deep() -> Refusal:
+    """For what is nested deeper than `MOST_NESTED`."""
+    found = f"it is nested too deeply: an expression may have {MOST_NESTED} levels of brackets, calls, CASE and NOT"
+    return Refusal(found, "split it over several projections; chains of AND, OR, + or || are no levels")
+
+
+def _within(found: int, most: int, what: str) -> None:
+    if found > most:
+        remedy = "split it over several filters or projections, or write a Python function"
+        raise Refusal(f"it has {found:,} {what}, and an expression may have {most:,}", remedy)
+
+
+def _nested(tokens: Sequence[Any]) -> int:
+    """How many levels lie within each other.  Raises Refusal for too many, of them or of words."""
+    outside, deepest, open_, run, words, before, listed = list[int](), 0, 0, 0, 0, None, False
+    for token in tokens:
+        kind = token.token_type
+        begins = before in (TokenType.COMMA, TokenType.L_PAREN) or (before == TokenType.DASH and listed)
+        listed = kind == TokenType.COMMA or (kind in _LITERAL and begins)
+        words += not listed
+        if kind in _OPEN:
+            outside.append(run)
+            open_, run = open_ + run + 1, 0
+        elif kind in _CLOSE and outside:
+            open_, run = open_ - outside.pop() - 1, 0
+        elif kind == TokenType.NOT or (kind in _SIGNS and before in _SIGNS):
+            run += 1
+        else:
+            run = 0
+        deepest, before = max(deepest, open_ + run), kind
+    if deepest > MOST_NESTED:
+        raise too_deep()
+    _within(words, MOST_WORDS, "names, operators and calls")
+    return deepest
 
 
 def _misread(text: str, error: ParseError) -> Refusal:
     remedy = "an expression is what goes into WHERE or SELECT, without AS; names that are SQL words go in backquotes"
     if not error.errors:
-        return Refusal("it is empty" if not text.strip() else f"it does not parse: {text!r}", remedy)
+        return Refusal("it does not parse" if text.strip() else "it is empty", remedy)
     first = error.errors[0]
     line, column = int(first["line"]), int(first["col"]) - len(first["highlight"]) + 1
-    what = str(first["description"]).partition(" for <class")[0]
+    what = cut(str(first["description"]).partition(" for <class")[0])
     lines = text.splitlines()
-    shown = lines[line - 1] if line <= len(lines) else text
-    caret = " " * (column - 1) + "^"
+    shown, begin = lines[line - 1] if line <= len(lines) else text, max(0, column - 1 - _AROUND)
+    caret = " " * (column - 1 - begin) + "^"
+    shown = shown[begin : column + _AROUND]
     return Refusal(f"it does not parse at line {line}, column {column}: {what}\n    {shown}\n    {caret}\n", remedy)
 
 
@@ -101,4 +181,12 @@ def _unambiguous(node: Tree) -> None:
     else:
         return
     if bad:
-        raise Refusal(f"{node.sql('spark')} can be read in two ways", "put parentheses around what belongs together")
+        raise Refusal(f"{written(node)} can be read in two ways", "put parentheses around what belongs together")
+
+
+def written(tree: Tree) -> str:
+    """A part of an expression as SQL, cut where it is long."""
+    try:
+        return cut(str(tree.sql("spark")))
+    except RecursionError:  # a chain without brackets may be longer than the stack
+        return type(tree).__name__

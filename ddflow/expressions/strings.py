@@ -17,15 +17,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import reduce
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.expressions.casts import as_text
 from ddflow.expressions.compare import checked_regex, literal_text
-from ddflow.expressions.node import Compute, Node, Refusal, apply, null, on_arrays
+from ddflow.expressions.node import Compute, Datum, Node, Refusal, apply, null, on_arrays
+from ddflow.expressions.room import fits, lengths
 from ddflow.expressions.table import Table, whole
-from ddflow.expressions.types import BINARY, BOOL, INT32, NULL, STRING
+from ddflow.expressions.types import BINARY, BOOL, DOUBLE, INT32, NULL, STRING
 
 TABLE = Table()
 
@@ -111,7 +113,15 @@ def right(text: Node, count: Node) -> Node:
 def repeat(text: Node, count: Node) -> Node:
     """So many times over; "" for less than once."""
     times = whole(count, "the count of repeat")
-    return null(STRING) if times is None else apply(lambda value: pc.binary_repeat(value, max(times, 0)), as_text(text))
+    if times is None:
+        return null(STRING)
+    times = max(times, 0)
+
+    def compute(value: Datum) -> Datum:
+        fits("repeat", [value], lambda size: size * times, lambda: pc.multiply(lengths(value), float(times)))
+        return pc.binary_repeat(value, times)
+
+    return apply(compute, as_text(text), fallible=True)
 
 
 def _padded(kernel: Compute, name: str) -> Callable[..., Node]:
@@ -120,10 +130,17 @@ def _padded(kernel: Compute, name: str) -> Callable[..., Node]:
         fill = " " if pad is None else literal_text(pad, f"the padding of {name}")
         if size is None or fill is None:
             return null(STRING)
+        most = size * len(fill.encode())
         if len(fill) > 1:
             raise Refusal(f"the padding of {name}, {fill!r}, is more than one character", "pad with one character")
         cut = _sliced(as_text(text), 0, max(size, 0))
-        return apply(lambda value: kernel(value, width=size, padding=fill), cut) if fill and size > 0 else cut
+
+        def compute(value: Datum) -> Datum:
+            rows = 1 if isinstance(value, pa.Scalar) else len(value)
+            fits(name, [value], lambda now: now + rows * most, lambda: pc.add(lengths(value), float(most)))
+            return kernel(value, width=size, padding=fill)
+
+        return apply(compute, cut, fallible=True) if fill and size > 0 else cut
 
     return build
 
@@ -163,7 +180,12 @@ def concat(*texts: Node) -> Node:
     """One after the other; null if any is."""
     if any(text.type == BINARY for text in texts):
         raise Refusal("concat is given binary values", "cast them to string")
-    return apply(lambda *values: pc.binary_join_element_wise(*values, ""), *(as_text(text) for text in texts))
+    return apply(_concatenated, *(as_text(text) for text in texts))
+
+
+def _concatenated(*values: Datum) -> Datum:
+    fits("concat", values, lambda size: size, lambda: reduce(pc.add, map(lengths, values)))
+    return pc.binary_join_element_wise(*values, "")
 
 
 @TABLE.function("concat_ws", arguments=(2, None))
@@ -174,6 +196,8 @@ def concat_ws(separator: Node, *texts: Node) -> Node:
 
 def _join(separator: pa.Array, first: pa.Array, *others: pa.Array) -> pa.Array:
     # Arrow leaves out a row altogether when all of its texts are null: such a row is joined from one empty text.
+    given = (first, *others, *[separator] * len(others))
+    fits("concat_ws", given, lambda size: size, lambda: reduce(pc.add, map(lengths, given)))
     nothing = first.is_null()
     for text in others:
         nothing = pc.and_(nothing, text.is_null())
@@ -201,7 +225,16 @@ def replace(text: Node, search: Node, new: Node | None = None) -> Node:
     by = "" if new is None else literal_text(new, "what replace puts in")
     if old is None or by is None:
         return null(STRING)
-    return apply(lambda value: pc.replace_substring(value, old, by), as_text(text)) if old else as_text(text)
+    more = len(by.encode()) - len(old.encode())
+
+    def compute(value: Datum) -> Datum:
+        def sizes() -> Datum:
+            return pc.add(lengths(value), pc.multiply(pc.count_substring(value, old).cast(DOUBLE), float(more)))
+
+        fits("replace", [value], lambda size: size * max(1, 1 + more), sizes)
+        return pc.replace_substring(value, old, by)
+
+    return apply(compute, as_text(text)) if old else as_text(text)
 
 
 @TABLE.function("regexp_like", "rlike", "regexp", arguments=(2, 2))
@@ -223,7 +256,18 @@ def regexp_replace(text: Node, pattern: Node, new: Node) -> Node:
         pc.replace_substring_regex(pa.scalar(""), regex, rewrite)
     except pa.ArrowInvalid as error:
         raise Refusal(f"the replacement {by!r} is refused: {error}", "name groups the pattern has, as $1") from error
-    return apply(lambda value: pc.replace_substring_regex(value, regex, rewrite), as_text(text))
+    groups, added = by.count("$"), len(by.encode())
+
+    def compute(value: Datum) -> Datum:
+        def sizes() -> Datum:
+            found = pc.multiply(pc.count_substring_regex(value, regex).cast(DOUBLE), float(added))
+            return pc.add(pc.multiply(lengths(value), float(1 + groups)), found)
+
+        rows = 1 if isinstance(value, pa.Scalar) else len(value)
+        fits("regexp_replace", [value], lambda size: size * (1 + groups + added) + rows * added, sizes)
+        return pc.replace_substring_regex(value, regex, rewrite)
+
+    return apply(compute, as_text(text))
 
 
 def _rewrite(java: str) -> str:
@@ -265,8 +309,6 @@ def regexp_extract(text: Node, pattern: Node, group: Node | None = None) -> Node
     return apply(compute, as_text(text))
 
 
-def joined(left: Node, right: Node) -> Node:
-    """``left || right``."""
-    if NULL in (left.type, right.type):
-        return null(STRING)
-    return concat(left, right)
+def joined(*texts: Node) -> Node:
+    """``a || b || c``."""
+    return null(STRING) if any(text.type == NULL for text in texts) else concat(*texts)

@@ -86,7 +86,7 @@ class Committed(NamedTuple):
 
 
 class Coordinator:
-    """``flow``, ``cut``: the plan.  ``partitions``: of the state; ``wanted``: that were asked for.  `open` makes it."""
+    """``flow``, ``cut``: the plan.  ``partitions``: of the state.  `open` makes it."""
 
     def __init__(self, flow: Flow, opened: Opened, wanted: Wanted) -> None:
         self.flow, self.cut, self.plan, self.given = flow, cut(flow), describe(flow), wanted
@@ -94,7 +94,6 @@ class Coordinator:
         manifest = self.ledger.manifest
         # What was never committed has no partitions yet, whatever its maker wanted.
         self.partitions = manifest.spread if manifest.partitions else wanted.partitions or manifest.spread
-        self.wanted = wanted.partitions or self.partitions
         self.holdings = Holdings.read(self.ledger.store, manifest.partitions, self.cut.levels, self.partitions)
         self.ledger.names = self.holdings.names() | _outputs(manifest)
         self._base: Base | None = None
@@ -106,17 +105,20 @@ class Coordinator:
     def open(cls, flow: Flow, state: str | PathLike[str] | Store, *, partitions: int | None = None,
              default_partitions: int = 1, outputs: str | PathLike[str] | None = None,
              trust: Literal["owner", "group"] = "owner", grace: float = GRACE, keep: int = KEPT, retain: int = 0,
-             memory: str | int | None = None, secret: Secret | None = None) -> Coordinator:  # fmt: skip
+             memory: str | int | None = None, secret: Secret | None = None,
+             checkpoint: str | None = None) -> Coordinator:  # fmt: skip
         """Take hold of a state, or make a new one there.  O(bytes of its inventories).
 
         ``partitions``: None for as many as the state has, ``default_partitions`` for a new one.  ``outputs``: a folder
         for Parquet files, as in `Flow.open`.  ``grace``: seconds that a version outlives its successor.  ``keep``: how
         many epochs can be told again.  ``retain``, ``memory`` (bytes of one task), ``secret``: as in `Flow.open`.
+        ``checkpoint``: where the query that gives batches keeps its own, for messages.
 
-        Raises `PlanChanged`, `SpecError`, `StateRefused`, `CorruptState`, and what the store raises.
+        Raises `PlanChanged`, `SpecError` (for another number of partitions than it has, too), `StateRefused`,
+        `CorruptState`, and what the store raises.
         """
         flow, wanted = flow.frozen(), Wanted(partitions, default_partitions, outputs, trust, grace, keep, retain,
-                                             parse_size(memory), secret)  # fmt: skip
+                                             parse_size(memory), secret, checkpoint)  # fmt: skip
         cut(flow)  # a plan that has no place on Spark is refused before anything is made
         found = opened(flow, state, wanted)
         try:
@@ -154,7 +156,7 @@ class Coordinator:
             if epoch is not None:
                 raise SpecError(f"epoch={epoch}, feed={feed!r}", "they may contradict each other", "give one of them")
             self._asked = feed
-            return feeds.told(where, manifest.feed, feed, manifest.receipts, adopt)
+            return feeds.told(where, manifest.feed, feed, manifest.receipts, adopt, self.given.checkpoint)
         if epoch is None or epoch == self.epoch + 1:
             return None
         found = next((each for each in manifest.receipts if each.epoch == epoch and each.calls), None)
@@ -175,7 +177,7 @@ class Coordinator:
         if len(epoch.calls) > 1 or found != call.digest:
             now, asked = self.manifest.feed, self._asked
             if now is not None and asked is not None and feeds.began_anew(now, asked, epoch):
-                raise feeds.restarted(self.ledger.store.where, now, asked)
+                raise feeds.restarted(self.ledger.store.where, now, asked, self.given.checkpoint)
             more = f", and the plan has got the columns {self.change.columns} since" if self.change.columns else ""
             raise ReplayMismatch(f"give epoch {epoch.epoch} of {self.ledger.store.where} again",
                                  f"it was committed of rows with digest {call.digest}, these have {found}{more}",
@@ -190,13 +192,10 @@ class Coordinator:
 
         ``epoch``, ``feed``, ``adopt``: as in `committed`.  ``close``: close all times, hold-back mode.
 
-        Raises what `committed` raises; `EpochSkipped` for what is committed; `Fenced`; `SpecError` where another number
-        of partitions is wanted; `WrongMode` for ``close`` in epoch mode; `TimeWentBack` when there are no more times.
+        Raises what `committed` raises; `EpochSkipped` for what is committed; `Fenced`; `WrongMode` for ``close`` in
+        epoch mode; `TimeWentBack` when there are no more times.
         """
         manifest, where = self.manifest, self.ledger.store.where
-        if self.wanted != self.partitions:
-            raise SpecError(f"begin an epoch of {where} with {self.wanted} partitions", f"it has {self.partitions}",
-                            f"ddflow rescale {where} --partitions {self.wanted}")  # fmt: skip
         if (found := self.committed(epoch=epoch, feed=feed, adopt=adopt)) is not None:
             raise EpochSkipped(f"begin epoch {found.epoch} of {where}", "it is committed",
                                "ask for it with committed(), and tell it again with replayed()")  # fmt: skip

@@ -56,6 +56,7 @@ class Wanted:
     retain: int = 0
     memory: int | None = None
     secret: Secret | None = None
+    checkpoint: str | None = None
 
     def __post_init__(self) -> None:
         for name, least, most in (("partitions", 1, PARTITIONS), ("default_partitions", 1, PARTITIONS),
@@ -88,6 +89,8 @@ def opened(flow: Flow, state: str | PathLike[str] | Store, wanted: Wanted) -> Op
     store = open_store(state, trust=wanted.trust)
     try:
         manifest = newest(store)
+        if manifest is not None:
+            _same_number(manifest, wanted.partitions, store.where)
         outputs = Outputs.open(wanted.outputs, store, manifest, wanted.trust)
         outputs.check({name: node.schema for name, node in flow.outputs.items()})
         if manifest is None:
@@ -103,6 +106,14 @@ def opened(flow: Flow, state: str | PathLike[str] | Store, wanted: Wanted) -> Op
         store.close()
         raise
     return Opened(ledger, change, outputs)
+
+
+def _same_number(manifest: Manifest, wanted: int | None, where: str) -> None:
+    """Raise `SpecError` for another number of partitions than a state has.  What was never committed has none yet."""
+    if manifest.partitions and wanted not in (None, manifest.spread):
+        found = f"it has {manifest.spread}, and opening a state does not rewrite it"
+        change = f"ddflow rescale {where} --partitions {wanted}, or on Spark spark_bridge.rescale"
+        raise SpecError(f"open {where} with partitions={wanted}", found, f"leave it out, or change it first: {change}")
 
 
 def _same_shape(change: Change, manifest: Manifest, where: str) -> None:

@@ -55,26 +55,47 @@ def contents(snapshot: Snapshot, name: str, as_of: int | None = None) -> tuple[p
 
 def is_set(node: plan.Collection) -> bool:
     """Whether each row of a collection is there once, whatever its sources hold.  O(nodes)."""
-    if isinstance(node, plan.Source | plan.Count | Back):
-        return True
-    return not isinstance(node, plan.Negate) and node.distinct and all(map(is_set, node.inputs))
+    walk = [node]
+    while walk:
+        each = walk.pop()
+        if isinstance(each, plan.Source | plan.Count | Back):
+            continue
+        if isinstance(each, plan.Negate) or not each.distinct:
+            return False
+        walk += each.inputs
+    return True
 
 
 def ranges(circuit: Circuit, node: plan.Collection, as_of: int | None = None) -> Iterator[Updates]:
     """The rows of a collection, in pieces; equal rows may be in several.  O(rows)."""
-    if isinstance(node, plan.Source | plan.Count):
-        arranged = (
-            circuit.upserts[node.name].arranged if isinstance(node, plan.Source) else circuit.counts[node].arranged
-        )
-        for table in arranged.pieces(as_of):
-            n = table.num_rows
-            yield Updates(table.select(node.schema.names), np.zeros(n, np.int32), np.ones(n, np.int64), ints(0))
-    elif isinstance(node, Back) or (isinstance(node, plan.Consolidate) and not node.inputs[0].distinct):
+    walk: list[tuple[plan.Collection, Any]] = [(node, None)]  # what is to be read, and what its pieces pass then
+    while walk:
+        each, after = walk.pop()
+        if not isinstance(each, plan.Source | plan.Count) and not _gathers(each):
+            walk += ((of, (each, after)) for of in reversed(each.inputs))
+            continue
+        for piece in _own(circuit, each, as_of):
+            link = after
+            while link is not None:
+                passed, link = link
+                piece = _passed(circuit, passed, piece)
+            yield piece
+
+
+def _gathers(node: plan.Collection) -> bool:
+    """Whether rows that are equal have to be brought together for a collection."""
+    return isinstance(node, Back) or (isinstance(node, plan.Consolidate) and not node.inputs[0].distinct)
+
+
+def _own(circuit: Circuit, node: plan.Collection, as_of: int | None) -> Iterator[Updates]:
+    """The rows of a collection that is not made of its inputs piece by piece."""
+    if not isinstance(node, plan.Source | plan.Count):
         yield consolidated(circuit.held(node, as_of), circuit.secret)
-    else:
-        for each in node.inputs:
-            for piece in ranges(circuit, each, as_of):
-                yield _passed(circuit, node, piece)
+        return
+    arranged = circuit.upserts[node.name].arranged if isinstance(node, plan.Source) else circuit.counts[node].arranged
+    for table in arranged.pieces(as_of):
+        n = table.num_rows
+        yield Updates(table.select(node.schema.names), np.zeros(n, np.int32), np.ones(n, np.int64), ints(0))
 
 
 def _passed(circuit: Circuit, node: plan.Collection, piece: Updates) -> Updates:

@@ -32,6 +32,7 @@ from typing import Any, Final
 
 import xxhash
 
+from ddflow.aside import aside
 from ddflow.errors import CorruptState, StateRefused
 from ddflow.frontier import CLOSED, NEVER
 from ddflow.store import epochs, fed
@@ -220,7 +221,7 @@ def _parsed(body: bytes, what: str) -> Any:
         return number
 
     try:
-        return json.loads(body.decode("ascii"), parse_constant=finite, parse_float=finite)
+        return aside(lambda: json.loads(body.decode("ascii"), parse_constant=finite, parse_float=finite))
     except (ValueError, RecursionError) as error:
         raise damaged(what, f"its body is no JSON ({error})") from None
 
@@ -244,16 +245,28 @@ def _read(record: Record) -> Manifest:
     if folder is not None and "\0" in folder:
         raise damaged(record.what, f"its folder is {folder!r}, which is no path")
     return Manifest(
-        id=digits(record, "id", 32), number=record.number("number", 0, GREATEST), epoch=epoch,
-        nonce=digits(record, "nonce", 16), written=record.number("written", *INSTANTS), secret=(int(secret[:16], 16), int(secret[16:], 16)), plan=plan,
-        fingerprint=digits(record, "fingerprint", 32), frontier=instant(record, "frontier"),
-        last=instant(record, "last"), since=instant(record, "since"), partitions=partitions, receipts=receipts,
-        folder=folder, note=record.text("note"), spread=spread,
+        id=digits(record, "id", 32),
+        number=record.number("number", 0, GREATEST),
+        epoch=epoch,
+        nonce=digits(record, "nonce", 16),
+        written=record.number("written", *INSTANTS),
+        secret=(int(secret[:16], 16), int(secret[16:], 16)),
+        plan=plan,
+        fingerprint=digits(record, "fingerprint", 32),
+        frontier=instant(record, "frontier"),
+        last=instant(record, "last"),
+        since=instant(record, "since"),
+        partitions=partitions,
+        receipts=receipts,
+        folder=folder,
+        note=record.text("note"),
+        spread=spread,
         previous=digits(record, "previous", 32) if record.text("previous", 32) else "",
-        horizons=numbers(record.record("horizons"), NEVER), greatest=numbers(record.record("greatest"), NEVER),
+        horizons=numbers(record.record("horizons"), NEVER),
+        greatest=numbers(record.record("greatest"), NEVER),
         feed=epochs.feed(record.record("feed")) if "feed" in record else None,
         fed={name: fed.read(each, epoch) for name, each in record.named("fed").items()},
-    )  # fmt: skip
+    )
 
 
 def _too_deep(plan: Any) -> bool:

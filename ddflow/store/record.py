@@ -23,6 +23,7 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
+from ddflow.aside import aside
 from ddflow.errors import CorruptState
 from ddflow.store.blob import NAME, Blob
 
@@ -44,7 +45,7 @@ class Record:
     def parse(cls, data: bytes, what: str) -> Record:
         """The object that JSON text holds.  O(bytes)."""
         try:
-            return cls(json.loads(data), what)
+            return cls(aside(lambda: json.loads(data)), what)
         except (ValueError, RecursionError) as error:
             raise CorruptState(what, f"it is no JSON ({error})", "restore it from a copy") from None
 
