@@ -25,6 +25,7 @@ import pyarrow as pa
 
 import ddflow as dd
 from ddflow.budget import LEAST
+from ddflow.kernels.brackets import beyond
 from ddflow.kernels.compile import Interpreted, cache_directory
 from ddflow.kernels.warmup import entries, is_ready, watched
 from ddflow.spilling import make_room
@@ -79,6 +80,8 @@ def _parts() -> Iterator[str]:
     yield from _reopened()
     yield from _back()
     yield from _merging()
+    beyond(np.zeros(1, np.uint8), 1, 1, np.zeros(4, np.int64))
+    yield "lines of JSON"
 
 
 def _by_epochs() -> Iterator[str]:

@@ -115,8 +115,9 @@ def test_every_type_comes_back_as_it_was_written(ending: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("ending", TEXTS)
 def test_types_that_text_shows_are_guessed(ending: str, tmp_path: Path) -> None:
-    shown = ["bool", "float64", "text", "date32", "stamp_us"]
+    shown = ["bool", "text", "date32", "stamp_us"]
     table = EVERY.select(shown).append_column("int64", pa.array([1, None, -(2**63)]))
+    table = table.append_column("float64", pa.array([0.3, None, 1e300]))
     assert same(read(write(tmp_path / f"a{ending}", table)), table)
 
 
@@ -220,7 +221,9 @@ GUESSES = {
     "int64": ["1", "-7", "0", str(2**63 - 1)],
     "uint64": ["1", str(2**63)],
     "decimal128(38, 0)": ["-1", str(2**64)],
-    "double": ["1", "2.5", "-1e3", ".5", "1.", "-0", "nan", "-inf", str(2**63) + ".5"],
+    "decimal128(38, 1)": ["-1", str(2**63) + ".5"],
+    "decimal128(38, 17)": ["0.30000000000000004", "2.5"],
+    "double": ["1", "2.5", "-1e3", ".5", "1.", "-0", "nan", "-inf", "1e300", "0.00000000000000000", "123456789012.345"],
     "bool": ["true", "False", "TRUE"],
     "date32[day]": ["2024-02-29"],
     "time64[us]": ["12:00:00", "23:59:59.999999"],
@@ -237,14 +240,16 @@ def test_a_csv_column_is_of_the_narrowest_type_that_all_its_values_have(kind: st
     path.write_text("a,b\n" + "".join(f"{text},\n,\n" for text in GUESSES[kind]))
     assert [str(t) for t in open_input([path]).schema.types] == [kind, "string"]
     assert read(path)["a"].null_count == len(GUESSES[kind])
-    for text in GUESSES[kind][-1:]:  # the last one alone is enough
+    for text in GUESSES[kind][-1:] if kind != "decimal128(38, 17)" else ():  # the last one alone is enough
         path.write_text(f"a\n{text}\n")
         assert str(open_input([path]).schema.types[0]) == kind
 
 
 @pytest.mark.parametrize(
-    "code", ["007", "+1", "0x10", " 1", "1 ", "1_000", "1,000", "2024-02-30", "25:00:00", "NA", "-"]
-)
+    "code",
+    ["007", "+1", "0x10", " 1", "1 ", "1_000", "1,000", "2024-02-30", "25:00:00", "NA", "-", "1e400", "1e-400",
+     "0.30000000000000004e1", "1" * 39],
+)  # fmt: skip
 def test_what_only_resembles_a_number_or_a_date_stays_text(code: str, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(f'a,b\n1,2024-01-01\n"{code}","{code}"\n')
     table = read(tmp_path / "a.csv")

@@ -161,8 +161,9 @@ def test_a_value_that_does_not_fit_is_named_with_its_file_row_and_column(kind: s
 def test_a_json_line_that_does_not_fit_is_named_with_its_number(line: str, said: str, tmp_path: Path) -> None:
     good = '{"id": 1, "p": {"x": 1}}\n'
     (tmp_path / "first.jsonl").write_text(good)
-    (tmp_path / "a.jsonl").write_text(good * 5000 + "\n" + line + "\n" + good * 5000)
-    assert refused(tmp_path / "first.jsonl", tmp_path / "a.jsonl").startswith("a.jsonl, line 5,002")
+    before = 100_000  # beyond the head
+    (tmp_path / "a.jsonl").write_text(good * before + "\n" + line + "\n" + good * 5000)
+    assert refused(tmp_path / "first.jsonl", tmp_path / "a.jsonl").startswith(f"a.jsonl, line {before + 2:,}")
     assert said in refused(tmp_path / "first.jsonl", tmp_path / "a.jsonl")
 
 
@@ -267,10 +268,10 @@ def test_a_file_that_shrinks_or_goes_while_it_is_read_is_an_error(ending: str, t
 
 def test_a_line_that_is_longer_than_a_block_is_refused(tmp_path: Path) -> None:
     long = '{"id": 2, "note": "' + "x" * (5 << 20) + '"}\n'
-    for text in ('{"id": 1}\n' + long, long * 2):
+    for text, line in (('{"id": 1}\n' + long, 2), (long * 2, 1)):
         (tmp_path / "a.jsonl").write_text(text)
         said = refused(tmp_path / "a.jsonl", types={"note": pa.string()})
-        assert said.startswith("a.jsonl: a line is longer than 2,097,152 bytes")
+        assert said.startswith(f"a.jsonl, line {line}: it is longer than 2,097,152 bytes")
 
 
 def test_a_pipe_is_refused_rather_than_waited_for(tmp_path: Path) -> None:

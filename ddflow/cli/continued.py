@@ -35,7 +35,6 @@ from ddflow.cli.progress import Tick
 from ddflow.cli.reading import marked, taken, ticked, within
 from ddflow.errors import DdflowError, StateRefused
 from ddflow.files import Input, open_input
-from ddflow.files.kinds import CSV, JSON, kind_of, listed
 from ddflow.files.types import parse_types
 from ddflow.frontier import NEVER
 from ddflow.logs import MARKS
@@ -46,15 +45,8 @@ from ddflow.store.opening import open_store
 
 def opened(ask: Ask, required: list[str]) -> Input:
     """The input of a run, in the columns of its state where it has one.  Raises what `open_input` raises."""
-    types = parse_types(ask.types or ())
     known = None if ask.state is None else _columns(ask.state, ask.trust)
-    if known is None:
-        return open_input(ask.inputs, types, required)
-    first = listed(ask.inputs)[0]
-    if (kind := kind_of(first).name) in (CSV, JSON):
-        there = known.names if kind == JSON else open_input([first], types, required).schema.names
-        types = {field.name: field.type for field in known if field.name in there} | types
-    return open_input(ask.inputs, types, required, known)
+    return open_input(ask.inputs, parse_types(ask.types or ()), required, known)
 
 
 def _columns(state: str, trust: str) -> pa.Schema | None:

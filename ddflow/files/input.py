@@ -1,10 +1,11 @@
 """The input of a run: files of any kinds as one stream of batches of one schema.
 
 Invariant: every batch has exactly the input's columns, in its order and types, whichever file it came from.  The
-schema is the first file's, with declared types put in; a column that a later file lacks is null there, one that it
-adds, or has in a type that would lose something, is refused before the first row is read (in JSON lines: where it is
-read).  Why that is not trivial: the files of a run are written by different programs on different days, and the one
-that differs is the one whose rows would be wrong.  What a row means is not known here.
+columns are the first file's; one that a later file lacks is null there, one that it adds, or has in a type that would
+lose something, is refused before the first row is read (in JSON lines: where it is read).  Types do not depend on which
+file comes first: they are declared, those of files that have types, those of the files that came before, or guessed
+from the heads of all files.  Files of a run are written by different programs on different days, and the one that
+differs is the one whose rows would be wrong.  What a row means is not known here.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
@@ -23,6 +24,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from ddflow.errors import SchemaMismatch, SpecError, UnreadableInput
+from ddflow.files.guess import ANY, Possible, guess
 from ddflow.files.kinds import ARROW, CSV, JSON, PARQUET, STREAM, kind_of, listed
 from ddflow.files.read_columnar import ArrowFile, ParquetFile
 from ddflow.files.read_csv import CsvFile
@@ -30,7 +32,7 @@ from ddflow.files.read_json import JsonFile
 from ddflow.files.reading import File, Types, check_there, described
 from ddflow.files.types import parse_type
 from ddflow.files.wire import restored
-from ddflow.schema import conform, did_you_mean
+from ddflow.schema import conform, did_you_mean, normal_type
 
 _READERS: Mapping[str, type[File]] = {
     PARQUET: ParquetFile, CSV: CsvFile, JSON: JsonFile, ARROW: ArrowFile, STREAM: ArrowFile
@@ -54,7 +56,8 @@ class Input:
             if there is not None and name not in there:
                 raise SpecError(f"a type for {name!r}", f"there is no such column in {first.path}",
                                 did_you_mean(name, there))  # fmt: skip
-        self.schema = first.schema(declared) if known is None else merged(known, first.schema(declared))
+        here = self._settled(readers, {} if known is None else dict(zip(known.names, known.types, strict=True)))
+        self.schema = here if known is None else merged(known, here)
         if not len(self.schema):
             raise UnreadableInput(str(first.path), "it has no columns", "give a file with columns first")
         for reader in readers:
@@ -63,13 +66,34 @@ class Input:
         self.rows = None if None in counts else sum(filter(None, counts))
         self._readers = dict(zip(self.files, readers, strict=True))
 
+    def _settled(self, readers: Sequence[File], known: Types) -> pa.Schema:
+        """The first file's columns, in types that do not depend on which file that is: declared, or those of a file
+        that has types, or those ``known``, or guessed from the heads of all files."""
+        self._of: dict[str, Path] = {}
+        types = dict(known)
+        for reader in readers:
+            for name, kind in (reader.columns() or {}).items():
+                if kind is not None and self._of.setdefault(name, reader.path) == reader.path:
+                    types[name] = normal_type(kind)
+        types |= self._declared
+        heads = [reader.head(types) for reader in readers]
+        return pa.schema([(name, types.get(name) or self._guessed(name, heads)) for name in heads[0]])
+
+    def _guessed(self, name: str, heads: Sequence[Mapping[str, Possible]]) -> pa.DataType:
+        told = [(file, head[name]) for file, head in zip(self.files, heads, strict=True) if head.get(name, ANY) != ANY]
+        if (kind := guess(head for _, head in told)) is not None:
+            return kind
+        first, other = told[0], next(each for each in told if guess([told[0][1], each[1]]) is None)
+        raise SchemaMismatch(f"{other[0]}, column {name!r}", f"it is like {guess([other[1]])}, in {first[0]} like "
+                             f"{guess([first[1]])}", _one_type(name))  # fmt: skip
+
     def batches(self, file: Path) -> Iterator[pa.RecordBatch]:
         """The rows of one of the ``files``, in batches of bounded size.
 
         Raises `UnreadableInput` for a file that is truncated or damaged, `SchemaMismatch` for a value that does not
         fit. O(rows); memory for a few batches (of Parquet: for a row group of each column).
         """
-        for batch in self._readers[file].batches(self.schema):
+        for batch in self._readers[file].batches(self.schema, self._declared):
             if batch.num_rows:
                 table = self._cast(file, pa.Table.from_batches([batch]))
                 yield from conform(table, self.schema, str(file)).to_batches()
@@ -96,9 +120,9 @@ class Input:
         try:
             conform(self._cast(path, empty), pa.schema([field]), str(path))
         except SchemaMismatch:
-            meant = "declared is" if name in self._declared else f"in {self.files[0]} it is"
-            remedy = f"declare one type for all files (--types {name}=type), or convert this one"
-            raise SchemaMismatch(f"{path}, column {name!r}", f"it is {kind}, {meant} {field.type}", remedy) from None
+            meant = "declared is" if name in self._declared else f"in {self._of[name]} it is"
+            raise SchemaMismatch(f"{path}, column {name!r}", f"it is {kind}, {meant} {field.type}",
+                                 _one_type(name)) from None  # fmt: skip
 
     def _cast(self, path: Path, table: pa.Table) -> pa.Table:
         """The table with declared columns in their types: what was asked for may be more than is safe unasked."""
@@ -115,6 +139,10 @@ class Input:
         return table
 
 
+def _one_type(name: str) -> str:
+    return f"declare one type for all files (--types {name}=type), or convert this one"
+
+
 def open_input(
     paths: Sequence[Path | str],
     types: Mapping[str, str | pa.DataType] | None = None,
@@ -123,10 +151,10 @@ def open_input(
 ) -> Input:
     """Files and folders as one input of one schema.
 
-    ``types``: of columns, where the first file's own or guessed ones will not do; as text (``"decimal(12,2)"``) or as
+    ``types``: of columns, where the files' own or guessed ones will not do; as text (``"decimal(12,2)"``) or as
     Arrow types.  In JSON lines they may name columns that only occur later on.  ``required``: columns that no file may
-    lack.  ``known``: the columns of files that came before these, as if the first of them were the first.  O(files),
-    and a few MiB of the first one.  Raises `UnreadableInput`, `SchemaMismatch`, `SpecError` for types.
+    lack.  ``known``: the columns of files that came before these; where it has a column, no type is guessed.  O(files),
+    and 2 MiB of each that has no types.  Raises `UnreadableInput`, `SchemaMismatch`, `SpecError` for types.
     """
     declared = {name: parse_type(kind) if isinstance(kind, str) else kind for name, kind in (types or {}).items()}
     return Input(listed(paths), declared, list(required), known)

@@ -11,13 +11,13 @@ the process. ``.arrow`` and ``.feather`` may hold either format of Arrow's, as i
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     pq.write_table(pa.table({"id": [1, 2]}), where := Path(folder) / "a.parquet")
 ...     file = ParquetFile(where)
-...     file.rows(), [batch.num_rows for batch in file.batches(file.schema({}))]
+...     file.rows(), [batch.num_rows for batch in file.batches(file.own)]
 (2, [2])
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -27,8 +27,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from ddflow.errors import UnreadableInput
-from ddflow.files.reading import ROWS, File, Types, reading
-from ddflow.schema import normal_type
+from ddflow.files.reading import ROWS, File, reading
 
 BUFFER = 1 << 20
 """Bytes that are fetched at a time, a column."""
@@ -39,10 +38,6 @@ class Columnar(File):
     """A file that knows its types: ``own``, as stored."""
 
     own: pa.Schema
-
-    def schema(self, types: Types) -> pa.Schema:
-        """As stored, encodings undone, nulls allowed; or as declared."""
-        return pa.schema([(f.name, types.get(f.name, normal_type(f.type))) for f in self.own])
 
     def columns(self) -> Mapping[str, pa.DataType | None]:
         """The stored types."""
@@ -66,7 +61,7 @@ class ParquetFile(Columnar):
         """As its footer says."""
         return int(self._metadata[0].num_rows)
 
-    def batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
         """Row group by row group.  Left to itself Arrow would fetch the whole file ahead."""
         fetch = {"pre_buffer": False, "buffer_size": BUFFER}
         with reading(self.path, self.kind.name), pq.ParquetFile(self.path, **fetch) as file:
@@ -99,7 +94,7 @@ class ArrowFile(Columnar):
         with reading(self.path, self.kind.name):
             return None if self._streams else int(ds.dataset(str(self.path), format="ipc").count_rows())
 
-    def batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
         """As stored, cut where they are long, validated."""
         with self._opened() as (file, reader):
             for batch in reader if self._streams else map(reader.get_batch, range(reader.num_record_batches)):

@@ -1,25 +1,25 @@
 """CSV files, parsed block by block.
 
-Invariant: one schema for all rows of all files; the types are guessed once (``guess``), and a value that does not fit
-is an error naming its file, row and column.  An empty field is null, ``""`` is the empty text.  Why that is not
-trivial: Arrow tells the row only when it parses on one thread, so a failure is looked for once more that way; and a
-quote that is never closed swallows the rest of a file as one value, which Arrow lets pass.  Rows are counted as a
-spreadsheet shows them: the header is row 1.  Comma, double quotes, UTF-8 (with or without a mark); other dialects are
-not read.
+Invariant: one schema for all rows of all files; a type that nobody declared holds values only as it is spelled
+(``spelling``), and one that does not fit is an error naming its file, row and column.  An empty field is null, ``""``
+is the empty text.  Arrow tells the row only when it parses on one thread, so a failure is looked for once more that
+way; and a quote that is never closed swallows the rest of a file as one value, which Arrow lets pass.  Rows are counted
+as a spreadsheet shows them: the header is row 1.  Comma, double quotes, UTF-8 (with or without a mark); other dialects
+are not read.
 
 >>> import tempfile
 >>> from pathlib import Path
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     _ = (where := Path(folder) / "a.csv").write_text("id,zip\\n1,08001\\n2,\\n")
-...     file = CsvFile(where)
-...     print(file.schema({}).types, next(file.batches(file.schema({}))).to_pylist())
-[DataType(int64), DataType(string)] [{'id': 1, 'zip': '08001'}, {'id': 2, 'zip': None}]
+...     file, schema = CsvFile(where), pa.schema({"id": pa.int64(), "zip": pa.string()})
+...     print(file.head({})["zip"], next(file.batches(schema)).to_pylist())
+frozenset({DataType(string)}) [{'id': 1, 'zip': '08001'}, {'id': 2, 'zip': None}]
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Final
@@ -28,9 +28,10 @@ import pyarrow as pa
 import pyarrow.csv as pc
 
 from ddflow.errors import DdflowError, SchemaMismatch, SpecError, UnreadableInput
-from ddflow.files.guess import SAMPLE, guess
+from ddflow.files.guess import ANY, SAMPLE, Possible, possible
 from ddflow.files.kinds import CSV
-from ddflow.files.reading import File, Types, described, reading, source
+from ddflow.files.reading import File, Types, described, misspelled, reading, source
+from ddflow.files.spelling import Misspelled, is_held, values
 from ddflow.files.wire import holds, restored, wire
 
 Seen = Callable[[pa.Buffer], pa.Buffer]
@@ -49,17 +50,19 @@ _SHAPE = re.compile(r"CSV parse error: (?:Row #(?P<row>\d+): )?(?P<what>.*)")
 class CsvFile(File):
     """A CSV file, perhaps in gzip."""
 
-    def schema(self, types: Types) -> pa.Schema:
-        """Declared types, and guesses from the first block.  O(`SAMPLE`)."""
-        names = list(self.columns())
-        for name, kind in types.items():
-            if not holds(kind, CSV):
-                raise SpecError(f"type {kind} for {name!r}", f"a field of {self.path} cannot hold it",
+    def head(self, types: Types) -> Mapping[str, Possible]:
+        """Of the first block; not read where all types are given."""
+        names = self.columns()
+        for name in names:
+            if name in types and not holds(types[name], CSV):
+                raise SpecError(f"type {types[name]} for {name!r}", f"a field of {self.path} cannot hold it",
                                 "use Parquet, Arrow or JSON lines for nested values")  # fmt: skip
+        if types.keys() >= names.keys():
+            return super().head(types)
         with self._opened(dict.fromkeys(names, pa.string())) as reader:
             sample = next(iter(reader), None)
-        texts = {name: pa.array([], pa.string()) if sample is None else sample.column(name) for name in names}
-        return pa.schema([(name, types.get(name) or guess(texts[name])) for name in names])
+        told = {} if sample is None else {n: sample.column(n) for n in names if n not in types}
+        return {name: possible(told[name]) if name in told else ANY for name in names}
 
     def columns(self) -> Mapping[str, None]:
         """The names in the header."""
@@ -74,11 +77,12 @@ class CsvFile(File):
             raise UnreadableInput(str(self.path), f"the columns {twice} occur more than once", "name each column once")
         return dict.fromkeys(names)
 
-    def batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
         """Block by block."""
         meant = {name: schema.field(name).type for name in self.columns()}
-        parsed = {name: wire(kind, CSV) for name, kind in meant.items()}
-        quotes = 0
+        held = {name for name, kind in meant.items() if name not in converted and is_held(kind)}
+        parsed = {name: pa.string() if name in held else wire(kind, CSV) for name, kind in meant.items()}
+        quotes = row = 0
 
         def counted(chunk: pa.Buffer) -> pa.Buffer:
             nonlocal quotes
@@ -88,21 +92,28 @@ class CsvFile(File):
         try:
             with self._opened(parsed, threads=True, seen=counted) as reader:
                 for batch in reader:
-                    yield self._typed(batch, meant)
+                    yield self._typed(batch, meant, held, row)
+                    row += batch.num_rows
             if quotes % 2:
                 self._check_quotes()
         except DdflowError:
             # On one thread Arrow also tells the row.
+            row = 0
             with self._opened(parsed) as reader:
                 for batch in reader:
-                    self._typed(batch, meant)
+                    self._typed(batch, meant, held, row)
+                    row += batch.num_rows
             raise
 
-    def _typed(self, batch: pa.RecordBatch, meant: Types) -> pa.RecordBatch:
+    def _typed(self, batch: pa.RecordBatch, meant: Types, held: Collection[str], before: int) -> pa.RecordBatch:
+        """The columns as their types: ``held`` ones to how values are spelled.  ``before``: rows of the file."""
         columns = []
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             try:
-                columns.append(restored(column, meant[name]))
+                columns.append(values(column, meant[name]) if name in held else restored(column, meant[name]))
+            except Misspelled as error:
+                where = f"{self.path}, {_row(before + error.row + 2)}, column {name!r}"
+                raise misspelled(where, name, column[error.row].as_py(), meant[name]) from None
             except (pa.ArrowException, ValueError) as error:
                 raise self._refused(name, None, described(error), meant[name]) from None
         return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
@@ -162,5 +173,5 @@ class CsvFile(File):
                                   "mend it: is it a whole CSV file?")  # fmt: skip
 
 
-def _row(number: str | None) -> str:
-    return f"row {int(number or 0):,}"
+def _row(number: str | int) -> str:
+    return f"row {int(number):,}"

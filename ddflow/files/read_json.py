@@ -4,15 +4,16 @@ Invariant: one schema for all rows of all files; a line that does not fit it is 
 column.  A member that is missing is null; one that the schema has not is an error, for what is left out in silence is
 lost.  Why that is not trivial: Arrow's parser says for some failures which row of a block it was, for others nothing,
 and lets text pass that is not UTF-8; so a failure is looked for once more, line by line.  Numbers are parsed as
-numbers, quoted dates and times guessed from a sample (``guess``); inside lists and objects they stay text.
+numbers, quoted dates and times guessed from heads (``guess``); inside lists and objects they stay text.  No parser sees
+a line that ``lines`` refuses.
 
 >>> import tempfile
 >>> from pathlib import Path
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     _ = (where := Path(folder) / "a.jsonl").write_text('{"id": 1, "on": "2024-01-31"}\\n{"id": 2}\\n')
-...     file = JsonFile(where)
-...     print(file.schema({}).types, next(file.batches(file.schema({}))).to_pylist()[1])
-[DataType(int64), DataType(date32[day])] {'id': 2, 'on': None}
+...     file, schema = JsonFile(where), pa.schema({"id": pa.int64(), "on": pa.date32()})
+...     print(list(file.head({})), next(file.batches(schema)).to_pylist()[1])
+['id', 'on'] {'id': 2, 'on': None}
 """
 
 from __future__ import annotations
@@ -20,67 +21,80 @@ from __future__ import annotations
 import gzip
 import io
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import islice
-from typing import IO, Any, cast
+from pathlib import Path
+from typing import IO, Any, Final, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json as pj
 import pyarrow.types as pat
 
 from ddflow.errors import DdflowError, SchemaMismatch, SpecError, UnreadableInput
-from ddflow.files.guess import SAMPLE, guess_moment, settled, whole_type
+from ddflow.files.guess import ANY, MOMENTS, NUMBERS, SAMPLE, Possible, possible, settled
 from ddflow.files.kinds import JSON
-from ddflow.files.reading import File, Types, described, reading, source
+from ddflow.files.lines import Bounds
+from ddflow.files.reading import File, Types, described, misspelled, reading, source
+from ddflow.files.spelling import EXACT, fits
 from ddflow.files.wire import holds, restored, wire
-from ddflow.schema import did_you_mean
+from ddflow.schema import did_you_mean, is_text
 
-_WIDE = pa.decimal256(76, 0)
+_ODD: Final = re.compile(rb'[0-9]{16}|"(?:[ +]|-?0[0-9]|[-.0-9]+[eE])')
+"""What a line holds that may be a number of too many digits, or quoted and no number."""
+_WIDE: Final = pa.decimal256(76, 0)
+_WHOLE: Final = (pa.int64(), pa.uint64(), pa.decimal128(38, 0))
 
 
 class JsonFile(File):
     """A JSON lines file, perhaps in gzip."""
 
-    def schema(self, types: Types) -> pa.Schema:
-        """Declared types, and what the first block's values are.  O(`SAMPLE`) a column of doubles, at most."""
+    def head(self, types: Types) -> Mapping[str, Possible]:
+        """Of the first block: its members, as the first row has them, then others of ``types``."""
         for name, kind in types.items():
             if not holds(kind, JSON):
                 raise SpecError(f"type {kind} for {name!r}", f"JSON in {self.path} cannot hold it", "declare another")
-        declared = {name: wire(kind, JSON) for name, kind in types.items()}
-        parsed = {f.name: settled(f.type) for f in self._sample(declared, "infer").schema} | declared
+        given = {name: wire(kind, JSON) for name, kind in types.items()}
+        inferred = {field.name: field.type for field in self._sample(given, "infer").schema}
         first = self._first()
-        parsed = {
-            name: parsed[name]
-            for name in sorted(parsed, key=lambda name: first.get(name, len(first) + (name in types)))
-        }
-        texts = self._sample(parsed, "ignore")
-        guessed = {}
-        for name, kind in parsed.items():
-            guessed[name] = types.get(name, kind)
-            if name not in types and pat.is_string(kind):
-                guessed[name] = guess_moment(texts.column(name))
-            elif name not in types and pat.is_floating(kind):
-                guessed[name] = self._number(name)
-        return pa.schema(list(guessed.items()))
+        names = sorted(inferred, key=lambda name: first.get(name, len(first) + (name in types)))
+        rows = self._sample({name: settled(kind) for name, kind in inferred.items()} | given, "ignore")
+        return {name: ANY if name in types else self._possible(name, inferred[name], rows) for name in names}
+
+    def _possible(self, name: str, inferred: pa.DataType, rows: pa.RecordBatch) -> Possible:
+        """What a column could be that Arrow takes for a type."""
+        column = rows.column(name)
+        if pat.is_string(column.type):
+            return possible(column, (*MOMENTS, pa.string()))
+        if pat.is_integer(inferred):
+            return possible(column.cast(pa.string())) & NUMBERS
+        if pat.is_floating(inferred):
+            return self._number(name)
+        return frozenset([settled(inferred, null=pa.null())])
 
     def columns(self) -> None:
         """Only the rows tell."""
 
-    def batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
         """Block by block."""
         meant = {field.name: field.type for field in schema}
         parsed = {name: wire(kind, JSON) for name, kind in meant.items()}
+        held = {name: kind for name, kind in meant.items() if name not in converted and not is_text(kind)}
+        exact = {name: kind for name, kind in held.items() if pat.is_decimal(kind)}
         try:
             with self._opened(parsed, "error") as reader:
                 for batch in reader:
                     batch.validate(full=True)
                     with reading(self.path, self.kind.name):
                         typed = _typed(batch, meant)
+                    exact |= {name: kind for name, kind in held.items() if _is_large(typed.column(name))}
                     yield typed
         except DdflowError:
             self._locate(parsed, meant)
             raise
+        self._check_spelled(exact)
 
     def _sample(self, types: Types, unexpected: str) -> pa.RecordBatch:
         """The rows of the first block."""
@@ -93,53 +107,71 @@ class JsonFile(File):
 
     def _first(self) -> dict[str, int]:
         """The place of each member of the first row: Arrow puts declared columns in front."""
-        with reading(self.path, self.kind.name), self._lines() as lines:
-            for line in lines:
+        with self._lines() as lines:
+            for _, line in lines:
                 if line.strip():
                     with suppress(ValueError):
                         return {name: place for place, name in enumerate(json.loads(line))}
                     break
         return {}
 
-    def _lines(self) -> IO[bytes]:
+    @contextmanager
+    def _lines(self) -> Iterator[Iterator[tuple[int, bytes]]]:
+        """The file's lines and their numbers; of one that is too long, its beginning."""
+        with reading(self.path, self.kind.name), self._bytes() as file:
+            yield enumerate(iter(lambda: file.readline(SAMPLE + 2), b""), 1)
+
+    def _bytes(self) -> IO[bytes]:
         return cast("IO[bytes]", gzip.open(self.path) if self.kind.gzipped else open(self.path, "rb"))
 
-    def _number(self, name: str) -> pa.DataType:
+    def _number(self, name: str) -> Possible:
         """A column that Arrow takes for doubles: one of whole numbers that are too large for int64, or truly so."""
+        found = frozenset([pa.float64()])
         try:
             with self._opened({name: _WIDE}, "ignore") as reader:
                 numbers = next(iter(reader)).column(name)
         except UnreadableInput:
-            return pa.float64()
-        kind = whole_type(numbers)
-        return pa.float64() if kind == pa.int64() else kind
+            return found
+        whole = possible(numbers.cast(pa.string()), _WHOLE)
+        return found if pa.int64() in whole else whole
+
+    def _check_spelled(self, columns: Types) -> None:
+        """Refuse whole numbers that doubles round, and quoted decimals that are written as none.  O(file)."""
+        with self._lines() as lines:
+            for number, line in lines if columns else ():
+                row = json.loads(line, parse_int=_Whole) if _ODD.search(line) else {}
+                for name, kind in columns.items():
+                    text = row.get(name)
+                    asked = type(text) is (_Whole if pat.is_floating(kind) else str)
+                    if asked and not fits(pa.array([str(text)]), kind):
+                        raise misspelled(f"{self.path}, line {number:,}, column {name!r}", name, str(text), kind)
 
     @contextmanager
     def _opened(self, types: Types, unexpected: str) -> Iterator[Any]:
         parse = pj.ParseOptions(explicit_schema=pa.schema(list(types.items())), unexpected_field_behavior=unexpected)
         with reading(self.path, self.kind.name):
-            file = source(self.path, self.kind)  # not closed here, see there
+            plain = source(self.path, self.kind)  # not closed here, see there
             try:
+                file = pa.TransformInputStream(plain, Bounds(self.path))
                 yield pj.open_json(file, pj.ReadOptions(block_size=SAMPLE), parse)
             except pa.ArrowInvalid as error:
-                found = described(error)
-                if "straddl" in found:
-                    found = f"a line is longer than {SAMPLE:,} bytes"
                 raise UnreadableInput(
-                    str(self.path), found, "is it a whole JSON lines file, an object a line?"
+                    str(self.path), described(error), "is it a whole JSON lines file, an object a line?"
                 ) from None
 
     def _locate(self, parsed: Types, meant: Types, unexpected: str = "error") -> None:
         """Raise the error of the first line that does not parse alone.  O(file)."""
         ways = parsed, meant, unexpected
-        with reading(self.path, self.kind.name), self._lines() as lines:
-            number = 0
-            while group := list(islice(lines, 4096)):
-                if _failure(b"".join(group), *ways):
-                    for i, line in enumerate(group):
-                        if line.strip() and (failure := _failure(line, *ways)):
-                            raise self._worded(line, number + i + 1, failure, *ways)
-                number += len(group)
+        with self._lines() as lines:
+            while group := list(_group(lines)):
+                whole = b"".join(line for _, line in group)
+                if _within(self.path, 0, whole) is None and not _failure(whole, *ways):
+                    continue
+                for number, line in group:
+                    if (error := _within(self.path, number - 1, line)) is not None:
+                        raise error
+                    if line.strip() and (failure := _failure(line, *ways)):
+                        raise self._worded(line, number, failure, *ways)
 
     def _worded(
         self, line: bytes, number: int, failure: str, parsed: Types, meant: Types, unexpected: str
@@ -165,6 +197,35 @@ class JsonFile(File):
                 return SchemaMismatch(f"{where}, column {name!r}", f"{shown} is no {meant[name]}",
                                       f"mend it, or declare another type: --types {name}=type")  # fmt: skip
         return UnreadableInput(where, failure, remedy)
+
+
+def _group(lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    """Some of the lines, of a block's size or little more."""
+    size = 0
+    for number, line in islice(lines, 4096):
+        yield number, line
+        if (size := size + len(line)) >= SAMPLE:
+            return
+
+
+def _within(path: Path, line: int, text: bytes) -> DdflowError | None:
+    """The error of lines that a parser must not see, or None; ``line``: how many came before."""
+    try:
+        Bounds(path, line)(pa.py_buffer(text))
+    except UnreadableInput as error:
+        return error
+    return None
+
+
+class _Whole(str):
+    """A whole number, as it is written."""
+
+    __slots__ = ()
+
+
+def _is_large(column: pa.Array) -> bool:
+    """Whether doubles are so large that they may be whole numbers that were rounded."""
+    return pat.is_float64(column.type) and bool(pc.any(pc.greater_equal(pc.abs(column), 10.0**EXACT)).as_py())
 
 
 def _typed(batch: pa.RecordBatch, meant: Types) -> pa.RecordBatch:

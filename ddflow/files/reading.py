@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import errno
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
 
-from ddflow.errors import DdflowError, UnreadableInput
+from ddflow.errors import DdflowError, SchemaMismatch, UnreadableInput
+from ddflow.files.guess import ANY, Possible
 from ddflow.files.kinds import Kind, kind_of
 
 Types = Mapping[str, pa.DataType]
@@ -43,16 +44,19 @@ class File(ABC):
         return kind_of(self.path)
 
     @abstractmethod
-    def schema(self, types: Types) -> pa.Schema:
-        """Its columns: the declared ``types`` where given, else its own, or guessed from a sample of its rows."""
-
-    @abstractmethod
     def columns(self) -> Mapping[str, pa.DataType | None] | None:
         """Its columns by name, with their types where it has types; None where only its rows could tell."""
 
+    def head(self, types: Types) -> Mapping[str, Possible]:
+        """Its columns in their order, with what those could be that are not in ``types``.  O(`SAMPLE`)."""
+        return dict.fromkeys(self.columns() or (), ANY)
+
     @abstractmethod
-    def batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Its rows: columns as it has them, parsed as ``schema`` says where it has no types.  Bounded memory."""
+    def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
+        """Its rows: columns as it has them, parsed as ``schema`` says where it has no types.  Bounded memory.
+
+        Values of text are those that ``spelling`` takes; in ``converted`` columns whatever Arrow can convert.
+        """
 
     def rows(self) -> int | None:
         """How many rows it has, where that can be told without reading them."""
@@ -81,6 +85,19 @@ def described(error: BaseException) -> str:
         return "it may not be read"
     text = str(error).strip().splitlines()
     return text[0].rstrip(". ") if text else type(error).__name__
+
+
+def misspelled(where: str, name: str, text: str, kind: pa.DataType) -> SchemaMismatch:
+    """The error of a value that is not spelled as its column's type is, which nobody declared."""
+    remedy = (
+        f"mend it, or declare the type: --types {name}=string keeps what is written, --types {name}={kind} converts it"
+    )
+    return SchemaMismatch(where, f"{brief(text)} is not how a value of type {kind} is written", remedy)
+
+
+def brief(text: str) -> str:
+    """The beginning of a text, in quotes."""
+    return repr(text) if len(text) <= 40 else repr(text[:40]) + "..."
 
 
 def check_there(path: Path) -> None:
