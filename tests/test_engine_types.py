@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -112,10 +113,13 @@ def test_every_flat_type_can_be_a_key_and_an_order(kind: str) -> None:
 def test_a_column_of_nulls_is_refused_when_the_flow_is_built_and_taken_in_a_batch() -> None:
     found = "the columns ['a', 'b'] are of the type null: no value fits; declare what their values will be"
     schema = pa.schema({"k": pa.int64(), "a": pa.null(), "b": pa.null()})
-    for make in (lambda flow: flow.upserts("s", schema, dd.Upsert("k")),
-                 lambda flow: flow.upserts("s", schema, dd.Upsert("a")),
-                 lambda flow: flow.machine("s", schema, dd.Upsert("k"), dd.Machine("m", {(0, "x"): 1}, on="a", start=0))
-                 ):  # fmt: skip
+    ring = dd.Machine("m", {(0, "x"): 1}, on="a", start=0)
+    sources: list[Callable[[dd.Flow], Any]] = [
+        lambda flow: flow.upserts("s", schema, dd.Upsert("k")),
+        lambda flow: flow.upserts("s", schema, dd.Upsert("a")),
+        lambda flow: flow.machine("s", schema, dd.Upsert("k"), ring),
+    ]
+    for make in sources:
         with pytest.raises(dd.SpecError) as error:
             make(dd.Flow())
         assert found in str(error.value)

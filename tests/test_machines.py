@@ -346,6 +346,16 @@ def test_the_secret_the_order_of_keys_and_other_keys_change_nothing(story: Any, 
     assert found[0] == found[1]
 
 
+def test_what_a_call_leaves_unset_is_not_what_another_one_wrote() -> None:
+    rows = [{"k": 1, "at": at, "t": 0, "symbol": None, "gone": False} for at in (None, 5, None)]
+    for size in (1, 2, 3):
+        with flow_of(MACHINES["compiled last"][0]).open(secret=SECRET) as engine:
+            for i in range(0, 3, size):
+                engine.step({"events": table_of(rows[i : i + size])}, i)
+                held = rows[min(i + size, 3) - 1]["at"]
+                assert counted(engine.read("out")) == Counter({(1, held): 1})
+
+
 def nans_scalar(values: Any, event: Any, out: Any) -> int:
     """NaN of both signs is one value; the size of what is held is told."""
     out[0].x, out[0].y = event.x, event.y

@@ -66,9 +66,8 @@ def test_a_contradiction_is_refused_when_the_spec_is_made(what: str) -> None:
     assert error.value.remedy
 
 
-NO_NAMES: list[Any] = [
-    5, True, 1.5, object(), len, dd.Upsert, pa.array([1]), b"id", {"id"}, {1: 2}, [None], ["id", None], [["id"]], [5],
-]  # fmt: skip
+NO_NAMES: list[Any] = [5, True, 1.5, object(), len, dd.Upsert, pa.array([1]), b"id", {"id"}, {1: 2}]
+NO_NAMES += [[None], ["id", None], [["id"]], [5]]
 
 
 def source(**spec: Any) -> dd.Flow:
@@ -83,13 +82,17 @@ def machine(**given: Any) -> Any:
 
 
 TAKERS: dict[str, Any] = {
-    **{option: lambda wrong, option=option: source(**{option: wrong})
-       for option in ("key", "order_by", "noop_ignore", "value", "track", "seq", "time")},
-    "groups": lambda wrong: source(groups=[(wrong, "v")]), "groups of": lambda wrong: source(groups={"at": wrong}),
+    **{
+        option: lambda wrong, option=option: source(**{option: wrong})
+        for option in ("key", "order_by", "noop_ignore", "value", "track", "seq", "time")
+    },
+    "groups": lambda wrong: source(groups=[(wrong, "v")]),
+    "groups of": lambda wrong: source(groups={"at": wrong}),
     "tombstone": lambda wrong: source(delete=dd.tombstone(wrong)),
     "Merge": lambda wrong: source(merge=dd.Merge(wrong)),
     "Merge of": lambda wrong: source(merge=dd.Merge([(wrong, dd.sum())])),
-    "fields": dd.fields, "derive": lambda wrong: source(merge=dd.Merge(), derive=[(wrong, "n")]),
+    "fields": dd.fields,
+    "derive": lambda wrong: source(merge=dd.Merge(), derive=[(wrong, "n")]),
     **{option: lambda wrong, option=option: machine(**{option: wrong}) for option in ("state", "on", "states")},
     "project": lambda wrong: source().sources["orders"].project(wrong),
     "count": lambda wrong: source().sources["orders"].count(wrong),
@@ -102,7 +105,7 @@ TAKERS: dict[str, Any] = {
     "spec of a machine": lambda wrong: dd.Flow().machine("orders", SCHEMA, wrong, machine),
     "output": lambda wrong: (flow := source()).output(wrong, flow.sources["orders"]),
     "output of": lambda wrong: source().output("out", wrong),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("taker", TAKERS)
