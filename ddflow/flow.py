@@ -334,9 +334,10 @@ class Flow:
 
         For a state: ``outputs``: a folder, of this state alone, in which each epoch's updates appear as Parquet once it
         is committed; else they are kept in the state for as long as an epoch may be given again.  ``autocommit``:
-        whether every call is an epoch, or `Engine.commit` makes one.  ``trust``: "group" accepts a folder of another user, or that others
-        can write to.  ``grace``: seconds that a version outlives its successor, for readers.  ``verify``:
-        "lazy" compares the checksums of files in the background, before the first commit, instead of before all else.
+        whether every call is an epoch, or `Engine.commit` makes one.  ``trust``: "group" accepts a folder of another
+        user, or that others can write to.  ``grace``: seconds that a version outlives its successor, for readers.
+        ``verify``: "lazy" compares the checksums of files in the background, before the first commit, instead of
+        before all else.
 
         Raises `SpecError` for a flow without sources or outputs, `SpillRefused` and `SpillInUse` for the spill folder;
         `StateRefused`, `PlanChanged`, `CorruptState`, `StorageFailed` for the state.

@@ -95,7 +95,7 @@ def _path(name: str, output: Path | None, many: int) -> Path:
 
 
 def called(name: str) -> str:
-    """What the file of a collection is called: its name; of one that should become no path what is safe, and a digest."""
+    """What the file of a collection is called: its name, or what is safe of it and a digest."""
     from ddflow.store.outputs import of
 
     return name if re.fullmatch(r"\w[\w.-]{0,99}", name) else of(name)
