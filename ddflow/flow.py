@@ -333,11 +333,12 @@ class Flow:
         times of history reads may go back.  ``threads``: how many share the kernels of a step; results do not depend
         on it.  ``secret``: for identities; a fresh one by default, a state's own where there is one.
 
-        For a state: ``outputs``: a folder in which each epoch's updates appear as Parquet files once it is committed;
-        else they are kept in the state for as long as an epoch may be given again.  ``autocommit``: whether every call
-        is an epoch, or `Engine.commit` makes one.  ``trust``: "group" accepts a folder of another user, or that others
-        can write to.  ``grace``: seconds that a version outlives its successor, for readers.  ``verify``:
-        "lazy" compares the checksums of files in the background, before the first commit, instead of before all else.
+        For a state: ``outputs``: a folder, of this state alone, in which each epoch's updates appear as Parquet once it
+        is committed; else they are kept in the state for as long as an epoch may be given again.  ``autocommit``:
+        whether every call is an epoch, or `Engine.commit` makes one.  ``trust``: "group" accepts a folder of another
+        user, or that others can write to.  ``grace``: seconds that a version outlives its successor, for readers.
+        ``verify``: "lazy" compares the checksums of files in the background, before the first commit, instead of
+        before all else.
 
         Raises `SpecError` for a flow without sources or outputs, `SpillRefused` and `SpillInUse` for the spill folder;
         `StateRefused`, `PlanChanged`, `CorruptState`, `StorageFailed` for the state.

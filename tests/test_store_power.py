@@ -248,7 +248,7 @@ class Replaces(LocalStore):
     """A number that is taken is taken over."""
 
     def _linked(self, temporary: str, target: str, data: bytes) -> bool:
-        self._tidy(target)
+        self.place.tidy(target)
         return super()._linked(temporary, target, data)
 
 

@@ -3,7 +3,7 @@
 Invariant: a file is there under its name only when it is whole.  What is in it is `ddflow.proof.export`'s.
 
 >>> called("orders"), called("../x"), called(".hidden")
-('orders', 'ade92630f33b0870', '372051e37372c4c0')
+('orders', 'x-ade92630f33b0870', 'hidden-372051e37372c4c0')
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _path(name: str, output: Path | None, many: int) -> Path:
 
 
 def called(name: str) -> str:
-    """What the file of a collection is called: its name, or a digest of one that should not become a path."""
+    """What the file of a collection is called: its name, or what is safe of it and a digest."""
     from ddflow.store.outputs import of
 
     return name if re.fullmatch(r"\w[\w.-]{0,99}", name) else of(name)
