@@ -87,8 +87,7 @@ def opened(flow: Flow, state: str | PathLike[str] | Store, wanted: Wanted) -> Op
     store, folder = open_store(state, trust=wanted.trust), None
     try:
         manifest = newest(store)
-        if manifest is not None:
-            _same_number(manifest, wanted.partitions, store.where)
+        change = None if manifest is None else _compared(manifest, flow, wanted, store.where)
         if wanted.outputs is not None:
             folder = OutputFolder(wanted.outputs, store.nonce)
             for name, node in flow.outputs.items():
@@ -102,20 +101,24 @@ def opened(flow: Flow, state: str | PathLike[str] | Store, wanted: Wanted) -> Op
                                    wanted.partitions or wanted.default_partitions)  # fmt: skip
         else:
             ledger = Ledger(store, manifest, set(), wanted.grace)
-        change = compare(ledger.manifest.plan, flow, store.where)
-        _same_shape(change, ledger.manifest, store.where)
+        if change is None:  # it may be another's, who was first
+            change = _compared(ledger.manifest, flow, wanted, store.where)
     except BaseException:
         store.close()
         raise
     return Opened(ledger, change, folder)
 
 
-def _same_number(manifest: Manifest, wanted: int | None, where: str) -> None:
-    """Raise `SpecError` for another number of partitions than a state has.  What was never committed has none yet."""
-    if manifest.partitions and wanted not in (None, manifest.spread):
+def _compared(manifest: Manifest, flow: Flow, wanted: Wanted, where: str) -> Change:
+    """What a plan has that a state's had not.  Raises `PlanChanged`; `SpecError` for another number of partitions."""
+    change = compare(manifest.plan, flow, where)
+    _same_shape(change, manifest, where)
+    if manifest.partitions and wanted.partitions not in (None, manifest.spread):  # else it has none yet
         found = f"it has {manifest.spread}, and opening a state does not rewrite it"
-        change = f"ddflow rescale {where} --partitions {wanted}, or on Spark spark_bridge.rescale"
-        raise SpecError(f"open {where} with partitions={wanted}", found, f"leave it out, or change it first: {change}")
+        other = f"ddflow rescale {where} --partitions {wanted.partitions}, or on Spark spark_bridge.rescale"
+        remedy = f"leave it out, or change it first: {other}"
+        raise SpecError(f"open {where} with partitions={wanted.partitions}", found, remedy)
+    return change
 
 
 def _same_shape(change: Change, manifest: Manifest, where: str) -> None:
