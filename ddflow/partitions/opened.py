@@ -89,8 +89,6 @@ def opened(flow: Flow, state: str | PathLike[str] | Store, wanted: Wanted) -> Op
     store = open_store(state, trust=wanted.trust)
     try:
         manifest = newest(store)
-        if manifest is not None:
-            _same_number(manifest, wanted.partitions, store.where)
         outputs = Outputs.open(wanted.outputs, store, manifest, wanted.trust)
         outputs.check({name: node.schema for name, node in flow.outputs.items()})
         if manifest is None:
@@ -99,8 +97,7 @@ def opened(flow: Flow, state: str | PathLike[str] | Store, wanted: Wanted) -> Op
                                    wanted.grace, wanted.partitions or wanted.default_partitions)  # fmt: skip
         else:
             ledger = Ledger(store, manifest, set(), wanted.grace)
-        change = compare(ledger.manifest.plan, flow, store.where)
-        _same_shape(change, ledger.manifest, store.where)
+        change = _compared(ledger.manifest, flow, wanted, store.where)
         outputs.claim(ledger.manifest, store, [*flow.outputs, *flow.side_outputs()])
     except BaseException:
         store.close()
@@ -108,12 +105,16 @@ def opened(flow: Flow, state: str | PathLike[str] | Store, wanted: Wanted) -> Op
     return Opened(ledger, change, outputs)
 
 
-def _same_number(manifest: Manifest, wanted: int | None, where: str) -> None:
-    """Raise `SpecError` for another number of partitions than a state has.  What was never committed has none yet."""
-    if manifest.partitions and wanted not in (None, manifest.spread):
+def _compared(manifest: Manifest, flow: Flow, wanted: Wanted, where: str) -> Change:
+    """What a plan has that a state's had not.  Raises `PlanChanged`; `SpecError` for another number of partitions."""
+    change = compare(manifest.plan, flow, where)
+    _same_shape(change, manifest, where)
+    if manifest.partitions and wanted.partitions not in (None, manifest.spread):  # else it has none yet
         found = f"it has {manifest.spread}, and opening a state does not rewrite it"
-        change = f"ddflow rescale {where} --partitions {wanted}, or on Spark spark_bridge.rescale"
-        raise SpecError(f"open {where} with partitions={wanted}", found, f"leave it out, or change it first: {change}")
+        other = f"ddflow rescale {where} --partitions {wanted.partitions}, or on Spark spark_bridge.rescale"
+        remedy = f"leave it out, or change it first: {other}"
+        raise SpecError(f"open {where} with partitions={wanted.partitions}", found, remedy)
+    return change
 
 
 def _same_shape(change: Change, manifest: Manifest, where: str) -> None:
