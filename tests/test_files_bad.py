@@ -287,6 +287,30 @@ def test_a_file_of_very_many_columns_is_refused_at_once(ending: str, tmp_path: P
     assert time.process_time() - began < 10
 
 
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ("s3://b/y.csv", "s3://b/y.csv"),
+        (Path("s3://b/y.csv"), "s3://b/y.csv"),
+        ("S3A://b/y", "S3A://b/y"),
+        ("file:///tmp/a.csv", "file:///tmp/a.csv"),
+        ("https://KEY:SEC/RET@host/a.csv?token=SECRET", "https://host/a.csv"),
+    ],
+)
+def test_an_address_is_refused_as_such_and_no_secret_repeated(given: Path | str, named: str) -> None:
+    with pytest.raises(UnreadableInput) as caught:
+        open_input([given])
+    assert str(caught.value).startswith(f"{named}: inputs are files and folders of this machine; copy it here first")
+    assert "RET" not in str(caught.value)
+
+
+def test_a_folder_whose_name_has_a_colon_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "day:").mkdir()
+    write(tmp_path / "day:" / "a.csv", FLAT)
+    assert read(Path("day:/a.csv")).num_rows == FLAT.num_rows
+
+
 def test_a_pipe_is_refused_rather_than_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.csv")
     assert "a.csv: it is no regular file; write what it gives to a file first" in refused(tmp_path / "a.csv")
