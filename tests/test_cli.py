@@ -388,6 +388,7 @@ def test_files_that_cannot_be_read_are_refused_and_leave_nothing() -> None:
     Path("other.csv").write_text("id,updated_at,town\n1,1,Bern\n")
     for name, found in (
         ("empty.csv", "empty.csv: it is empty (0 bytes)"),
+        ("s3://b/y.csv", "s3://b/y.csv: inputs are files and folders of this machine; copy it here first"),
         ("ragged.csv", "ragged.csv: row 5: Expected 5 columns, got 2"),
         ("none.csv", "none.csv: there is no such file or folder"),
         ("folder", "folder: there is no file in it"),

@@ -11,6 +11,7 @@ import os
 import random
 import re
 import struct
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -272,6 +273,42 @@ def test_a_line_that_is_longer_than_a_block_is_refused(tmp_path: Path) -> None:
         (tmp_path / "a.jsonl").write_text(text)
         said = refused(tmp_path / "a.jsonl", types={"note": pa.string()})
         assert said.startswith(f"a.jsonl, line {line}: it is longer than 2,097,152 bytes")
+
+
+@pytest.mark.parametrize("ending", [".csv", ".jsonl", ".parquet", ".arrow"])
+def test_a_file_of_very_many_columns_is_refused_at_once(ending: str, tmp_path: Path) -> None:
+    path, names = tmp_path / f"a{ending}", [f"c{n}" for n in range(30_000)]
+    if ending == ".csv":
+        path.write_text(",".join(names) + "\n" + ",".join("1" for _ in names) + "\n")
+    else:
+        write(path, pa.table({name: [1] for name in names}))
+    began = time.process_time()
+    assert "it has 30,000 columns, more than 10,000; make rows of them" in refused(path)
+    assert time.process_time() - began < 10
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ("s3://b/y.csv", "s3://b/y.csv"),
+        (Path("s3://b/y.csv"), "s3://b/y.csv"),
+        ("S3A://b/y", "S3A://b/y"),
+        ("file:///tmp/a.csv", "file:///tmp/a.csv"),
+        ("https://KEY:SEC/RET@host/a.csv?token=SECRET", "https://host/a.csv"),
+    ],
+)
+def test_an_address_is_refused_as_such_and_no_secret_repeated(given: Path | str, named: str) -> None:
+    with pytest.raises(UnreadableInput) as caught:
+        open_input([given])
+    assert str(caught.value).startswith(f"{named}: inputs are files and folders of this machine; copy it here first")
+    assert "RET" not in str(caught.value)
+
+
+def test_a_folder_whose_name_has_a_colon_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "day:").mkdir()
+    write(tmp_path / "day:" / "a.csv", FLAT)
+    assert read(Path("day:/a.csv")).num_rows == FLAT.num_rows
 
 
 def test_a_pipe_is_refused_rather_than_waited_for(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ The work is in `ddflow.custody.migrate`, the options are those of ``diff`` and `
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 Old = Annotated[str, typer.Argument(metavar="OLD", show_default=False, help="The state that there is.")]
 New = Annotated[str, typer.Argument(metavar="NEW", show_default=False, help="Where the new state is to be.")]
 Log = Annotated[
-    list[Path],
+    list[str],
     typer.Argument(metavar="LOG", show_default=False, help="All files of the log, in their order, or folders of them."),
 ]
 Counts = Annotated[bool, typer.Option("--count", help="Count, as `ddflow count` does; --by says so too.")]

@@ -20,7 +20,7 @@ _MERGES = "How partial rows are merged"
 _OUT, _TIME, _ROWS, _STATE = "Output", "Time", "Rows", "State"
 
 Inputs = Annotated[
-    list[Path],
+    list[str],
     typer.Argument(
         metavar="INPUT", show_default=False,
         help="Files (.parquet, .csv, .jsonl, .ndjson, .arrow, .feather, .arrows; text also .gz), or folders of them.",
@@ -188,7 +188,7 @@ class Ask:
     """What a command line asks for.  The fields are those of the verbs; ``counts`` says that it is ``count``,
     ``whole`` that it is ``replace``."""
 
-    inputs: list[Path]
+    inputs: list[str]
     key: list[str]
     order_by: list[str] | None = None
     tie: str = "last"

@@ -10,7 +10,6 @@ is in `ddflow.proof.verify`.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,7 +18,7 @@ from ddflow.cli import REFUSED
 from ddflow.cli.arguments import Full, Scope, Source, State, Trust
 
 Log = Annotated[
-    list[Path],
+    list[str],
     typer.Argument(metavar="LOG", show_default=False,
                    help="All files, or folders of them, that were given to the state, in their order."),
 ]  # fmt: skip

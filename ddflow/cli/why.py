@@ -10,7 +10,6 @@ in `ddflow.proof.why`.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,7 +21,7 @@ def why(
     state: State,
     key: Annotated[str, typer.Argument(metavar="KEY", show_default=False, help="7, or id=7, or id=7,region=EU.")],
     log: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Argument(metavar="LOG", show_default=False, help="Files, or folders of them: the events to judge again."),
     ] = None,
     full: Full = None,

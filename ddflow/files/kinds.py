@@ -17,6 +17,7 @@ ddflow.errors.UnreadableInput: orders.xlsx: files of kind '.xlsx' are not known;
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -32,6 +33,7 @@ class Kind(NamedTuple):
 
 
 CSV, JSON, PARQUET, ARROW, STREAM = "CSV", "JSON lines", "Parquet", "Arrow", "Arrow stream"
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//?)")
 KINDS: Final = {
     ".parquet": Kind(PARQUET),
     ".csv": Kind(CSV),
@@ -60,11 +62,13 @@ def kind_of(path: Path) -> Kind:
 def listed(paths: Iterable[Path | str]) -> list[Path]:
     """The files that some files and folders stand for.
 
-    Raises `UnreadableInput` for what is not there, for an unknown kind, for a folder that has no file or has a folder
-    in it, and when nothing is given.  O(files).
+    Raises `UnreadableInput` for what is not there, for an address with a scheme, for an unknown kind, for a folder that
+    has no file or has a folder in it, and when nothing is given.  O(files).
     """
     files: list[Path] = []
-    for path in map(Path, paths):
+    for given in paths:
+        path = Path(given)
+        _check_here(str(given), path)
         files += _within(path) if path.is_dir() else [path]
     if not files:
         raise UnreadableInput("an input", "no file is given", "name at least one file or folder")
@@ -73,6 +77,16 @@ def listed(paths: Iterable[Path | str]) -> list[Path]:
         if not file.exists():
             raise UnreadableInput(str(file), "there is no such file or folder", "check the name and where you are")
     return files
+
+
+def _check_here(given: str, path: Path) -> None:
+    """Refuse an address such as ``s3://...``, of which a `Path` would make a folder below this one."""
+    match = _SCHEME.match(given)
+    if match is not None and (match[2] == "//" or not path.exists()):
+        # Neither keys in front of the place nor a signature behind it are repeated.
+        place = re.split(r"[?#]", given[match.end() :].rpartition("@")[2])[0]
+        raise UnreadableInput(f"{match[1]}://{place}", "inputs are files and folders of this machine",
+                              "copy it here first, or read it in Python and give its rows to a step")  # fmt: skip
 
 
 def _within(folder: Path) -> list[Path]:

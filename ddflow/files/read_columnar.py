@@ -27,7 +27,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from ddflow.errors import UnreadableInput
-from ddflow.files.reading import ROWS, File, reading
+from ddflow.files.reading import ROWS, File, check_width, reading
 
 BUFFER = 1 << 20
 """Bytes that are fetched at a time, a column."""
@@ -41,6 +41,7 @@ class Columnar(File):
 
     def columns(self) -> Mapping[str, pa.DataType | None]:
         """The stored types."""
+        check_width(self.path, len(self.own))
         return {field.name: field.type for field in self.own}
 
 

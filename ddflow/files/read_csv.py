@@ -19,6 +19,7 @@ frozenset({DataType(string)}) [{'id': 1, 'zip': '08001'}, {'id': 2, 'zip': None}
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -30,7 +31,7 @@ import pyarrow.csv as pc
 from ddflow.errors import DdflowError, SchemaMismatch, SpecError, UnreadableInput
 from ddflow.files.guess import ANY, SAMPLE, Possible, possible
 from ddflow.files.kinds import CSV
-from ddflow.files.reading import File, Types, described, misspelled, reading, source
+from ddflow.files.reading import File, Types, check_width, described, misspelled, reading, source
 from ddflow.files.spelling import Misspelled, is_held, values
 from ddflow.files.wire import holds, restored, wire
 
@@ -72,7 +73,8 @@ class CsvFile(File):
     def _names(self) -> dict[str, None]:
         with self._opened({}) as reader:
             names = list(reader.schema.names)
-        twice = sorted({name for name in names if names.count(name) > 1})
+        check_width(self.path, len(names))
+        twice = sorted(name for name, times in Counter(names).items() if times > 1)
         if twice:
             raise UnreadableInput(str(self.path), f"the columns {twice} occur more than once", "name each column once")
         return dict.fromkeys(names)

@@ -37,7 +37,7 @@ from ddflow.errors import DdflowError, SchemaMismatch, SpecError, UnreadableInpu
 from ddflow.files.guess import ANY, MOMENTS, NUMBERS, SAMPLE, Possible, possible, settled
 from ddflow.files.kinds import JSON
 from ddflow.files.lines import Bounds
-from ddflow.files.reading import File, Types, described, misspelled, reading, source
+from ddflow.files.reading import File, Types, check_width, described, misspelled, reading, source
 from ddflow.files.spelling import EXACT, fits
 from ddflow.files.wire import holds, restored, wire
 from ddflow.schema import did_you_mean, is_text
@@ -58,6 +58,7 @@ class JsonFile(File):
                 raise SpecError(f"type {kind} for {name!r}", f"JSON in {self.path} cannot hold it", "declare another")
         given = {name: wire(kind, JSON) for name, kind in types.items()}
         inferred = {field.name: field.type for field in self._sample(given, "infer").schema}
+        check_width(self.path, len(inferred))
         first = self._first()
         names = sorted(inferred, key=lambda name: first.get(name, len(first) + (name in types)))
         rows = self._sample({name: settled(kind) for name, kind in inferred.items()} | given, "ignore")

@@ -32,6 +32,10 @@ ROWS = 1 << 16
 """At most so many rows in a batch, where the format leaves the choice to its reader."""
 
 
+WIDEST = 10_000
+"""At most so many columns: each has its own arrays in every batch, so wide tables take time by the column."""
+
+
 class File(ABC):
     """One input file.  Everything it raises is a `DdflowError`."""
 
@@ -98,6 +102,13 @@ def misspelled(where: str, name: str, text: str, kind: pa.DataType) -> SchemaMis
 def brief(text: str) -> str:
     """The beginning of a text, in quotes."""
     return repr(text) if len(text) <= 40 else repr(text[:40]) + "..."
+
+
+def check_width(path: Path, columns: int) -> None:
+    """Raises `UnreadableInput` for a file of more columns than ``WIDEST``."""
+    if columns > WIDEST:
+        raise UnreadableInput(str(path), f"it has {columns:,} columns, more than {WIDEST:,}",
+                              "make rows of them: a name and a value each")  # fmt: skip
 
 
 def check_there(path: Path) -> None:
