@@ -19,6 +19,7 @@ PACKAGES = ("ddflow", "spark_bridge")
 FLOORS = {
     "ddflow.version": 0,
     "ddflow.errors": 0,
+    "ddflow.terminal": 0,
     "ddflow.frontier": 1,
     "ddflow.schema": 1,
     "ddflow.arena": 1,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ddflow.cli import options as o
+from ddflow.cli.say import say
 
 if TYPE_CHECKING:
     from ddflow.custody.migrate import Migrated
@@ -108,10 +109,10 @@ def _migrate(ask: o.Ask, old: str, full: bool) -> None:
         about = {"old": old, "new": new, "epoch": done.epoch, "last": done.last, "written": done.tables[OUT].num_rows,
                  "full": bool(done.full or done.new), "output": ask.output}  # fmt: skip
         if ask.as_json:
-            typer.echo(json.dumps(about))
+            say(json.dumps(about))
         else:
             what = "rows, whole," if about["full"] else "updates, net,"
-            typer.echo(f"{new} is at epoch {done.epoch:,}: {about['written']:,} {what} of {old}", err=True)
+            say(f"{new} is at epoch {done.epoch:,}: {about['written']:,} {what} of {old}", err=True)
 
     choices: dict[str, Any] = {"trust": ask.trust, "memory": ask.memory}
     replay(old, new, flow, feed, take, OUT, full=full, **choices)
