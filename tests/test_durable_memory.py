@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import tight
+from chance import SOAK
 from durable_case import SMALL, TIGHT
 from test_durable_faults import Spills, begun, copied, local
 
@@ -30,7 +31,6 @@ import ddflow as dd
 from ddflow.errors import EngineClosed, OutOfMemory
 
 REFUSED = ("empty", "zeros", "concatenate", "full", "arange", "unique", "flatnonzero", "where")
-SOAK = bool(os.environ.get("DDFLOW_SOAK"))
 
 
 @contextmanager
