@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -87,5 +88,5 @@ class Soak:
         terminalreporter.section("soak")
         terminalreporter.line(f"{whole} tests ran, {len(self.cut)} were cut short, {len(self.left)} were not begun")
         for title, names in (("cut short", self.cut), ("not begun", self.left)):
-            for name in sorted(names):
-                terminalreporter.line(f"  {title}: {name}")
+            for name, cases in sorted(Counter(each.partition("[")[0] for each in names).items()):
+                terminalreporter.line(f"  {title}: {name}" + (f" ({cases} cases)" if cases > 1 else ""))

@@ -24,6 +24,8 @@ from ddflow.errors import CorruptState, DdflowError, EngineClosed, OutcomeUnknow
 from ddflow.store.local import LocalStore
 from ddflow.store.memory import MemoryStore
 
+pytestmark = pytest.mark.sampled
+
 PATH = "/data/orders"
 TYPED: dict[str, Any] = {
     "ENOSPC": (StorageFull, OutcomeUnknown), "EIO": (StorageFailed, OutcomeUnknown), "short": (),

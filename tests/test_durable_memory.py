@@ -30,6 +30,8 @@ from test_durable_faults import Spills, begun, copied, local
 import ddflow as dd
 from ddflow.errors import EngineClosed, OutOfMemory
 
+pytestmark = pytest.mark.sampled
+
 REFUSED = ("empty", "zeros", "concatenate", "full", "arange", "unique", "flatnonzero", "where")
 
 

@@ -27,6 +27,8 @@ from tight import WAYS, tiny
 
 from ddflow.errors import NotReadable
 
+pytestmark = pytest.mark.sampled
+
 ALL, NONE = {"share": 0, "rows": 3}, {"share": 2**40, "rows": 2**40}
 """Everything leaves memory at once; nothing does, unless it is told to."""
 BENEATH = {"a piece of a flush", "a flush half way", "a piece of a merge beneath", "a key found beneath"}

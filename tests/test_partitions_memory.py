@@ -12,6 +12,8 @@ import pytest
 from chance import SOAK
 from watched import watched
 
+pytestmark = pytest.mark.sampled
+
 TASK = """
 import gc, json, os, sys
 import numpy as np, pyarrow as pa, pyarrow.compute as pc

@@ -49,6 +49,8 @@ from ddflow.store.memory import MemoryStore
 from ddflow.store.record import Record
 from ddflow.store.vault import Vault
 
+pytestmark = pytest.mark.sampled
+
 NUMBERS = st.sampled_from([2, 3, 4, 7, 17])
 BUDGETS = st.sampled_from([None, "16MB"])
 TOGETHER: dict[str, Any] = {

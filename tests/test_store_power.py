@@ -162,6 +162,7 @@ def test_every_image_of_a_million_holds_the_last_epoch_or_the_next(chunk: int) -
         assert found is None, f"scenario {seed}, {found}"
 
 
+@pytest.mark.sampled
 def test_power_may_fail_again_while_one_goes_on() -> None:
     for seed in sample(range(300), 75, __name__):
         whole, disk = story(seed % 10, local)
