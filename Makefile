@@ -10,6 +10,8 @@ MINUTES ?=
 CHECKED := tests/test_house.py tests/test_outside.py tests/test_found.py $(wildcard tests/test_kernels_*.py) \
   tests/test_laws.py tests/test_merging_laws.py tests/test_expressions_law.py tests/test_partitions_law.py ddflow
 export PYTHON
+# Else every process that a test starts would compile the package from its source, and pytest would all tests.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile

@@ -368,7 +368,7 @@ def test_an_overflow_inside_a_struct_names_the_field() -> None:
 def test_a_list_that_outgrows_its_limit_is_named() -> None:
     given = pa.array([[4], [5, 6]])
     told = refusal(append(4), given, [[1, 2]], error=ListTooLong)
-    assert told == "dd.append() of 'visits': key {'id': 3}: 3 elements and 2 more, the limit is 4"
+    assert told == "dd.append(limit=4) of 'visits': key {'id': 3}: 3 elements and 2 more, the limit is 4"
     assert "2 elements and 1 more, the limit is 1" in refusal(append(1), given, [[1, 2]], error=ListTooLong)
     assert "0 elements and 2 more" in refusal(union(1), given, [None, None], 2, error=ListTooLong)
 
