@@ -2,11 +2,16 @@
 # PYTHON=/path/to/python3 chooses the interpreter for .venv, WORKERS=4 the processes that run the tests.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench soak notebooks lock clean
+.PHONY: help setup demo check test lint bench soak golden notebooks lock clean
 
 RUN := .venv/bin
 WORKERS ?= 2
+MINUTES ?=
+CHECKED := tests/test_house.py tests/test_outside.py tests/test_found.py $(wildcard tests/test_kernels_*.py) \
+  tests/test_laws.py tests/test_merging_laws.py tests/test_expressions_law.py tests/test_partitions_law.py ddflow
 export PYTHON
+# Else every process that a test starts would compile the package from its source, and pytest would all tests.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -17,11 +22,11 @@ setup: ## make .venv with the locked dependencies, and a Java where none fits
 demo: setup ## a git history as upserts, differenced locally and on Spark, every retraction checked
 	$(RUN)/ddflow demo
 
-# The kernels first, with bounds checks and without the compiler: when they are wrong, nothing else is worth reading.
-test: setup lint ## lint, then every test: kernels three ways, properties, doctests, Spark, notebooks
-	.ci/variant NUMBA_BOUNDSCHECK=1
-	.ci/variant NUMBA_DISABLE_JIT=1
-	$(RUN)/python -m pytest --numprocesses=$(WORKERS)
+check: setup lint ## a minute: lint, types, kernels, doctests, and the laws on a tenth of their examples; no Spark
+	DDFLOW_EXAMPLES=0.1 $(RUN)/python -m pytest --numprocesses=$(WORKERS) -m "not soak and not spark" $(CHECKED)
+
+test: setup ## lint and every test but those of a soak: kernels three ways, properties, doctests, Spark, notebooks
+	@.ci/test $(WORKERS)
 
 lint: setup ## style, formatting and types
 	$(RUN)/ruff check .
@@ -31,8 +36,12 @@ lint: setup ## style, formatting and types
 bench: setup ## ddflow beside its peers on the same upserts
 	$(RUN)/python bench/upsert.py
 
-soak: setup ## every test and those marked soak, with many more random examples; takes long
-	DDFLOW_SOAK=1 $(RUN)/python -m pytest --numprocesses=$(WORKERS) -m "soak or not soak" tests
+soak: setup ## long searches in random order, for so long: make soak MINUTES=60; without a limit for days
+	DDFLOW_SOAK=1 DDFLOW_MINUTES=$(MINUTES) $(RUN)/python -m pytest --numprocesses=$(WORKERS) \
+	  -m "soak or hypothesis or sampled" tests
+
+golden: setup ## record anew what users see: public names, help texts, answers
+	$(RUN)/python tests/test_outside.py
 
 notebooks: setup ## run the notebooks and keep their output
 	$(RUN)/python tests/test_notebooks.py

@@ -1,33 +1,57 @@
-"""What every test shares: the hypothesis profiles, the ``kernels`` mark on the kernels' doctests, who runs what.
+"""What every test shares: hypothesis' profile, the seed of the run, marks made by rule, and who runs what.
 
-``DDFLOW_SOAK=1`` draws many more examples, at random; without it a run is short and the same every time, so that a red
-test is red for everybody.  What a soak finds becomes a test of its own under ``tests/found``.
+Each run draws anew (``chance``), and says its seed, so that a red run can be repeated.  Examples that failed are kept
+in ``.hypothesis`` and tried first until they pass.  What a soak finds becomes a test of its own under ``tests/found``.
 """
 
 from __future__ import annotations
 
-import os
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import soaking
+from chance import SEED, SHARE, SOAK, draw_for, effort
 from hypothesis import HealthCheck, settings
+from hypothesis.database import DirectoryBasedExampleDatabase
 from xdist.scheduler import LoadScopeScheduling
 
+ROOT = Path(__file__).parent.parent
+EXAMPLES = DirectoryBasedExampleDatabase(ROOT / ".hypothesis" / "examples")
 SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile(
-    "fast", max_examples=50, deadline=None, print_blob=True, derandomize=True, suppress_health_check=SLOW_IS_FINE
+    "ours", deadline=None, derandomize=False, database=EXAMPLES, print_blob=True, suppress_health_check=SLOW_IS_FINE
 )
-settings.register_profile("soak", max_examples=1000, deadline=None, print_blob=True, suppress_health_check=SLOW_IS_FINE)
-settings.register_profile("interpreted", settings.get_profile("fast"), max_examples=10)  # kernels as plain Python
-if os.environ.get("DDFLOW_SOAK"):
-    settings.load_profile("soak")
-else:
-    settings.load_profile("interpreted" if os.environ.get("NUMBA_DISABLE_JIT") == "1" else "fast")
+settings.load_profile("ours")
+settings.register_profile("share", effort(50))  # of a property that names no number
+settings.load_profile("share")
 
-ROOT = Path(__file__).parent.parent
+
+def pytest_report_header() -> str:
+    """The seed, and how to repeat the run."""
+    return f"{SHARE:g} of the examples{', all of the samples' if SOAK else ''}; DDFLOW_SEED={SEED} draws the same again"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Seed what the test will draw."""
+    draw_for(item.nodeid)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what needs Spark: it says so in its name, or by a fixture; the notebooks have a session of their own."""
+    needs = {"spark", "alone"} & set(getattr(item, "fixturenames", ()))
+    if needs or re.search("spark|notebook|test_java", item.nodeid):
+        item.add_marker(pytest.mark.spark)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A soak ends with its minutes."""
+    if SOAK:
+        config.pluginmanager.register(soaking.Soak(config), "soaking")
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,12 @@ name them, and the interesting values (NaN, -0.0, null, equal orders, deletes of
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 from conditions import COMPUTED, CONDITIONS, columns_in
 from doors import Shape, as_table, spec_of
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from ddflow.spec import Tombstone
@@ -42,11 +40,6 @@ EXTREMES: dict[str, list[Any]] = {
 FLAT = [kind for kind in VALUES if not kind.startswith(("list", "struct"))]
 PAYLOAD = {"n": "int64", "s": "string", "f": "float64", "b": "bool", "d": "decimal(9,2)", "x": "binary"}
 TIMES = ["int64", "int64", "timestamp[us]", "date32"]
-
-
-def effort(examples: int, **options: Any) -> settings:
-    """The settings of a property: so many examples, twenty times as many when soaking."""
-    return settings(max_examples=examples * (20 if os.environ.get("DDFLOW_SOAK") else 1), **options)
 
 
 def maybe(strategy: st.SearchStrategy[Any], other: Any = None) -> st.SearchStrategy[Any]:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from chance import effort
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddflow.arrange import spine as spines
@@ -132,7 +133,7 @@ class Twin:
         assert self.arranged.tombstones == (graves if self.keeps else 0)
 
 
-@settings(max_examples=12)
+@effort(12)
 @given(st.integers(0, 2**32), st.booleans(), st.integers(0, 2), st.booleans(), st.sampled_from([0, 3, 1000]))
 def test_reads_at_every_time_since_are_those_of_the_histories(
     seed: int, wide: bool, words: int, keeps: bool, retain: int
@@ -189,7 +190,7 @@ def merge_something(twin: Twin) -> None:
     spine.work(paid, arranged.slots, arranged.index, arranged.since, settled)
 
 
-@settings(max_examples=25)
+@effort(25)
 @given(st.integers(0, 2**32), st.booleans(), st.integers(0, 2), st.booleans(), st.sampled_from([0, 3, 9, 1000]),
        st.sampled_from([1, 4, 30]), st.sampled_from([1, 5, 40]), st.integers(2, 6))  # fmt: skip
 def test_merges_that_go_on_beside_steps_change_no_read_whatever_is_done_of_them_and_when(
@@ -383,7 +384,7 @@ def test_a_merge_whose_output_finds_no_place_leaves_all_as_it_was() -> None:
     twin.assert_reads_since()
 
 
-@settings(max_examples=10)
+@effort(10)
 @given(seed=st.integers(0, 2**32), wide=st.booleans(), words=st.integers(0, 2), keeps=st.booleans(),
        retain=st.sampled_from([0, 3, 1000]))  # fmt: skip
 def test_what_is_moved_to_files_at_any_moment_is_read_and_sought_as_before(

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from chance import effort
 from hypothesis import given
 from hypothesis import strategies as st
 from kinds import PLAIN
-from strategies import effort
 
 from ddflow.batcher import Batcher, Sealed, batcher, joined, lots, run, runs
 from ddflow.batcher.sealed import FEW, by_time

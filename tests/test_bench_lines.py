@@ -14,6 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+pytestmark = pytest.mark.soak  # of the bench, which users do not have; tests/test_bench_smoke.py runs always
+
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 sys.path.insert(0, str(BENCH))  # its files are programs and import each other as such
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.soak  # of the bench, which users do not have; tests/test_bench_smoke.py runs always
+
 BENCH = Path(__file__).parent.parent / "bench"
 
 

@@ -134,6 +134,7 @@ def restarted(media: list[Any]) -> Any:
     return law
 
 
+@pytest.mark.sampled
 def test_restart_close_reopen_and_go_on_is_never_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     small_spines(monkeypatch)
     Restarts.went.clear()
@@ -141,6 +142,7 @@ def test_restart_close_reopen_and_go_on_is_never_stopped(monkeypatch: pytest.Mon
     assert Restarts.went["a restart"] > 40 and Restarts.went["closed with a merge in memory half way"]
 
 
+@pytest.mark.sampled
 def test_restart_of_state_in_files_is_never_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     small_spines(monkeypatch)
     Restarts.went.clear()

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import tight
+from chance import SOAK, sample
 from durable_case import SMALL, TIGHT, Case
 from simdisk import KINDS, Faulty, SimDisk
 
@@ -23,8 +24,9 @@ from ddflow.errors import CorruptState, DdflowError, EngineClosed, OutcomeUnknow
 from ddflow.store.local import LocalStore
 from ddflow.store.memory import MemoryStore
 
+pytestmark = pytest.mark.sampled
+
 PATH = "/data/orders"
-SOAK = bool(os.environ.get("DDFLOW_SOAK"))
 TYPED: dict[str, Any] = {
     "ENOSPC": (StorageFull, OutcomeUnknown), "EIO": (StorageFailed, OutcomeUnknown), "short": (),
     "fsync": (StorageFailed, OutcomeUnknown), "answer": (StorageFailed, OutcomeUnknown),
@@ -34,6 +36,8 @@ MET = {
     "fsync": {"fsync", "sync_dir"}, "answer": {"link", "unlink", "write"},
 }  # fmt: skip
 """What must have failed, at least."""
+SHARES = {"ENOSPC": 2, "answer": 2}
+"""Of so many calls one fails, but for writes, of which there are many; all fail in turn when soaking."""
 MEDIA = pytest.mark.parametrize("medium", [None, TIGHT], ids=["in memory", "in files"])
 BOTH = pytest.mark.parametrize("name", SMALL)
 
@@ -100,10 +104,13 @@ def test_whatever_call_fails_the_commit_fails_and_whoever_opens_next_goes_on(
         names.extend([name] if name in KINDS[kind] else [])
 
     troubled(case, Faulty(copied(before), before=look), spills.options(medium), False)
-    writes = [at for at, name in enumerate(names) if name == "write"]
-    others = [at for at, name in enumerate(names) if name != "write"]
     met = set()
-    for at in sorted(writes + others if SOAK else writes[::19] + others[:: 1 if kind in ("ENOSPC", "answer") else 3]):
+    chosen: list[int] = []
+    for name in sorted(set(names)):  # some of each, or the run would not meet all that it must
+        places, share = [at for at, each in enumerate(names) if each == name], SHARES.get(kind, 3)
+        share = 38 if name == "write" else share
+        chosen += sample(places, -(-len(places) // share), __name__, kind, forever, medium, name)
+    for at in sorted(chosen):
         disk = copied(before)
         faulty = Faulty(disk, at, kind, forever)
         won, error = troubled(case, faulty, spills.options(medium), forever)
@@ -232,8 +239,8 @@ def named(disk: SimDisk) -> dict[str, tuple[int, int]]:
 
 
 def places(size: int, share: int) -> list[int]:
-    """Positions in a file, evenly; all of them when soaking; always the first and the last."""
-    return list(range(size)) if SOAK else sorted({0, size - 1, *range(size // 2 % share, size, share)})
+    """Positions in a file at random; all of them when soaking; always the first and the last."""
+    return sorted({0, size - 1, *sample(range(size), size // share, __name__, size)})
 
 
 @BOTH
@@ -259,7 +266,7 @@ def damaged_everywhere(name: str, medium: Any, tmp_path: Path, change: Callable[
     files = named(disk)
     assert len(files) > 5
     for what, (_, node) in files.items():
-        for at in places(len(disk.files[node]), 100):
+        for at in places(len(disk.files[node]), 300):
             broken = copied(disk)
             broken.files[node] = bytearray(change(bytes(disk.files[node]), at))
             with pytest.raises(CorruptState) as caught:

@@ -23,14 +23,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import tight
+from chance import SOAK
 from durable_case import SMALL, TIGHT
 from test_durable_faults import Spills, begun, copied, local
 
 import ddflow as dd
 from ddflow.errors import EngineClosed, OutOfMemory
 
+pytestmark = pytest.mark.sampled
+
 REFUSED = ("empty", "zeros", "concatenate", "full", "arange", "unique", "flatnonzero", "where")
-SOAK = bool(os.environ.get("DDFLOW_SOAK"))
 
 
 @contextmanager

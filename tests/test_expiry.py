@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from chance import effort
 from doors import EngineDoor, to_arrow
 from hypothesis import given
 from hypothesis import strategies as st
 from pair import Pair
 from rules import Refused
-from strategies import effort
 from tight import MEMORY, merge, spill, tighten
 
 import ddflow as dd

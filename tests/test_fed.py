@@ -11,9 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from chance import effort
 from hypothesis import example, given
 from hypothesis import strategies as st
-from strategies import effort
 
 import ddflow as dd
 from ddflow.errors import LogUnclear, OutOfScope, SpecError, WrongMode

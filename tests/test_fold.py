@@ -11,12 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from chance import effort
 from doors import SECRET, Rows, TwinDoor, plain, schema_of, spec_of, to_arrow
 from hypothesis import given
 from hypothesis import strategies as st
 from model import CLOSED
 from rules import Refused
-from strategies import SHAPES, effort, events, scenarios, shapes, splits
+from strategies import SHAPES, events, scenarios, shapes, splits
 
 import ddflow as dd
 from ddflow.errors import DdflowError, NotArrow, NullKey, SchemaMismatch, SpecError, TieRefused

@@ -12,10 +12,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from chance import effort
 from hypothesis import given
 from hypothesis import strategies as st
 from pair import Pair
-from strategies import effort, scenarios
+from strategies import scenarios
 from test_laws import calls
 
 import ddflow as dd

@@ -1,6 +1,7 @@
 """The house rules that a program can hold: floors, imports, lengths, headers, words, and nothing of one machine.
 
-Each test looks at every file that git knows or would add, and names the places that break its rule.
+Each test looks at every file that git knows or would add, and names the places that break its rule.  All of them read
+the same files, so what a file holds is found once: its text, its tree, the nodes of that, and what it imports.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -125,30 +126,59 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(text(path))
 
 
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Every node of a file's tree."""
+    return tuple(ast.walk(tree(path)))
+
+
+@cache
+def inner(path: Path) -> set[ast.AST]:
+    """The functions and classes of a file that are defined inside a function, where nobody else can call them."""
+    functions = (node for node in nodes(path) if isinstance(node, ast.FunctionDef))
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    return {node for outer in functions for node in ast.walk(outer) if node is not outer and isinstance(node, kinds)}
+
+
+@cache
 def name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@cache
 def sources(*folders: str) -> list[Path]:
     return [path for path in files() if path.suffix == ".py" and name(path).split("/")[0] in (folders or PACKAGES)]
 
 
+@cache
 def module(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported(path: Path, nodes: Iterator[ast.AST] | None = None) -> Iterator[tuple[int, str]]:
-    """Line and name of everything imported; ``from a import b`` gives ``a.b`` where that is a module, else ``a``."""
-    modules = {module(source) for source in sources()}
-    for node in nodes or ast.walk(tree(path)):
+@cache
+def modules() -> set[str]:
+    return {module(source) for source in sources()}
+
+
+@cache
+def imported(path: Path, everywhere: bool = True) -> tuple[tuple[int, str], ...]:
+    """Line and name of everything imported; ``from a import b`` gives ``a.b`` where that is a module, else ``a``.
+
+    ``everywhere``: inside of functions and conditions too, not only when the file itself is imported.
+    """
+    return tuple(_imported(path, nodes(path) if everywhere else tree(path).body))
+
+
+def _imported(path: Path, among: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
+    for node in among:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name(path)}:{node.lineno}: a relative import"
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
-                yield node.lineno, whole if whole in modules else str(node.module)
+                yield node.lineno, whole if whole in modules() else str(node.module)
 
 
 def room(target: str) -> str:
@@ -197,7 +227,7 @@ def test_kernels_import_nothing_of_ddflow_but_kernels() -> None:
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
     graph = {
-        module(path): {target for _, target in imported(path, iter(tree(path).body)) if target != module(path)}
+        module(path): {target for _, target in imported(path, everywhere=False) if target != module(path)}
         for path in sources()
     }
     done: set[str] = set()
@@ -226,7 +256,7 @@ def test_each_outside_engine_is_imported_in_its_own_room_only() -> None:
 def test_files_and_functions_are_short() -> None:
     long = [f"{name(path)}: {n} lines" for path in sources() if (n := text(path).count("\n")) > LONGEST_FILE]
     for path in sources():
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 length = (node.end_lineno or node.lineno) - node.lineno + 1
                 if length > LONGEST_FUNCTION:
@@ -252,21 +282,15 @@ def test_every_longer_module_shows_an_example_that_runs() -> None:
 def test_kernels_and_public_names_have_docstrings() -> None:
     bare = []
     for path in sources():
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if not isinstance(node, ast.FunctionDef | ast.ClassDef) or ast.get_docstring(node):
                 continue
             kernel = any("kernel" in ast.unparse(decorator) for decorator in node.decorator_list)
             short = (node.end_lineno or node.lineno) - node.lineno < 3
             overload = any("overload" in ast.unparse(decorator) for decorator in node.decorator_list)
-            if kernel or not (node.name.startswith("_") or short or overload or nested(path, node)):
+            if kernel or not (node.name.startswith("_") or short or overload or node in inner(path)):
                 bare.append(f"{name(path)}:{node.lineno}: {node.name}")
     assert bare == []
-
-
-def nested(path: Path, node: ast.AST) -> bool:
-    """Whether a function is defined inside another one, where nobody else can call it."""
-    functions = (outer for outer in ast.walk(tree(path)) if isinstance(outer, ast.FunctionDef) and outer is not node)
-    return any(node in ast.walk(outer) for outer in functions)
 
 
 def test_no_words_that_should_not_stay() -> None:

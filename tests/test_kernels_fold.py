@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from chance import effort
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddflow.kernels.fold import BLANK, CLEAR, FIRST, GREATEST, LAST, LEAST, NOTHING, SKIP, TAKE, Walked, choose
@@ -71,7 +72,7 @@ def cases(draw: st.DrawFn, words: st.SearchStrategy[Any] = st.integers(-3, 3)) -
 
 
 @given(cases(), st.sampled_from([LAST, FIRST, GREATEST, LEAST]))
-@settings(max_examples=200, deadline=None)
+@effort(200)
 def test_choices(case: Case, rule: int) -> None:
     expected = []
     for group, key in enumerate(case.keys):
@@ -113,7 +114,7 @@ NARROW, WHOLE = (-4, 4), (-(2**63), 2**63 - 1)
 
 
 @given(st.one_of(st.tuples(cases(), st.just(NARROW)), st.tuples(cases(st.integers(*WHOLE)), st.just(WHOLE))))
-@settings(max_examples=200, deadline=None)
+@effort(200)
 def test_sums_of_words(given: tuple[Case, tuple[int, int]]) -> None:
     case, (low, high) = given
     out, there = np.empty(case.moments, np.int64), flags([9] * case.moments)
@@ -135,7 +136,7 @@ WIDE = st.sampled_from([0, 1, -1, 2**63, 2**64 - 1, -(2**64), MOST, -MOST, MOST 
 
 @given(st.one_of(st.tuples(cases(WIDE), st.just((-MOST, MOST))),
                  st.tuples(cases(st.integers(0, 3) | st.just(LOW)), st.just((0, LOW)))))  # fmt: skip
-@settings(max_examples=200, deadline=None)
+@effort(200)
 def test_sums_of_two_words(given: tuple[Case, tuple[int, int]]) -> None:
     case, (low, high) = given
     out, there = pairs([0] * case.moments), flags([9] * case.moments)
@@ -157,7 +158,7 @@ FLOATS = st.one_of(
 
 
 @given(cases(FLOATS), st.booleans())
-@settings(max_examples=200, deadline=None)
+@effort(200)
 def test_sums_of_floats(case: Case, short: bool) -> None:
     dtype = np.float32 if short else np.float64
     words, held = (np.array(values, dtype) for values in (case.words, case.held))
@@ -172,7 +173,7 @@ def test_sums_of_floats(case: Case, short: bool) -> None:
 
 
 @given(cases())
-@settings(max_examples=200, deadline=None)
+@effort(200)
 def test_parts_of_lists(case: Case) -> None:
     n, g, p = len(case.words), len(case.keys), case.action.size
     parts, stretches = ints([0] * (p + g)), ints([0] * (p + g + 1))
@@ -206,7 +207,7 @@ def test_short_floats_are_rounded_at_each_addition() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 30), max_size=70), max_size=4))
-@settings(max_examples=100, deadline=None)
+@effort(100)
 def test_duplicates(lists: list[list[int]]) -> None:
     hashes = np.arange(31, dtype=np.uint64) // np.uint64(2) * np.uint64(0x9E3779B97F4A7C15)
     elements, ends = ints([each for of in lists for each in of]), ints(np.cumsum([0, *map(len, lists)]).tolist())
@@ -221,7 +222,7 @@ def test_duplicates(lists: list[list[int]]) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4)), max_size=5))
-@settings(max_examples=50, deadline=None)
+@effort(50)
 def test_ranges(ranges: list[tuple[int, int]]) -> None:
     ends = ints(np.cumsum([0, *(size for _, size in ranges)]).tolist())
     out = np.empty(int(ends[-1]), np.int64)

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from chance import effort
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddflow.kernels.resolve import (
@@ -325,7 +326,7 @@ def assert_history(events: list[Event], held: list[State], versions: list[Versio
         assert not rules.keeps or (event.base, event.further) == (state.base, state.further)
 
 
-@settings(max_examples=250)
+@effort(250)
 @given(st.data(), st.sampled_from([LAST, FIRST, GREATEST, ERROR]), st.booleans(), st.booleans(), st.integers(4, 10),
        st.booleans())  # fmt: skip
 def test_updates_verdicts_and_winners_are_those_of_the_rulings(

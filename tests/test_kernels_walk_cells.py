@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from chance import effort
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import effort
 
 from ddflow.kernels.resolve import LAST
 from ddflow.kernels.walk import GRAVE, NONE, ROW, Rule, Taken, Walked

@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from chance import effort
 from doors import FOREVER, EngineDoor, Result, Rows
 from hypothesis import given
 from hypothesis import strategies as st
 from model import CLOSED, Collection
 from pair import Pair
 from rules import Refused
-from strategies import effort, events, ignored, plans, row_of, scenarios, shapes, splits
+from strategies import events, ignored, plans, row_of, scenarios, shapes, splits
 
 from ddflow.identity import Secret
 

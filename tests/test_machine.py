@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from typing import Any, ClassVar
 
 import pytest
+from chance import covering, effort
 from doors import FOREVER
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -26,7 +27,7 @@ from hypothesis.stateful import (
 )
 from model import CLOSED, NEVER
 from pair import Pair
-from strategies import effort, events, scenarios, shapes
+from strategies import events, scenarios, shapes
 from tight import tiny
 
 
@@ -216,8 +217,9 @@ TestMachine = Machine.TestCase
 TestMachine.settings = effort(150, stateful_step_count=15)
 
 
+@pytest.mark.sampled
 def test_the_machine_that_spills_does_so_and_agrees() -> None:
-    run_state_machine_as_test(SpillingMachine, settings=effort(60, stateful_step_count=25))
+    run_state_machine_as_test(SpillingMachine, settings=covering(60, stateful_step_count=25))
     # The other ways want more keys than these scenarios have: the laws of the medium go them.
     ways = {"a piece of a flush", "a key found beneath", "a step taken in ranges", "a table that was mapped",
             "a change that went beneath at once", "pending events that were spilled"}  # fmt: skip

@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from chance import effort
 from doors import SECRET
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import effort
 from tight import MEMORY, tighten
 
 import ddflow as dd

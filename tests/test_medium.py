@@ -14,17 +14,20 @@ from typing import Any
 
 import pytest
 import tight
+from chance import covering
 from doors import FOREVER, EngineDoor
 from hypothesis import given
 from hypothesis import strategies as st
 from model import CLOSED, NEVER
 from model import Collection as Rows
 from pair import Pair
-from strategies import effort, events, ignored, scenarios, shapes, splits
+from strategies import events, ignored, scenarios, shapes, splits
 from test_laws import DECIDED, calls, merged, numbered, quietly, same_collections
 from tight import WAYS, tiny
 
 from ddflow.errors import NotReadable
+
+pytestmark = pytest.mark.sampled
 
 ALL, NONE = {"share": 0, "rows": 3}, {"share": 2**40, "rows": 2**40}
 """Everything leaves memory at once; nothing does, unless it is told to."""
@@ -90,7 +93,7 @@ def holds(law: Callable[[st.DataObject, Any], None], ways: Collection[str], exam
     went: Counter[str] = Counter()
     for traces, number in ((drawn(), examples), (crowds(), examples // 2)):
 
-        @effort(number)
+        @covering(number)
         @given(st.data(), traces)
         def each(data: st.DataObject, trace: Trace) -> None:
             with tiny() as seen:
@@ -218,7 +221,7 @@ def test_agreement_every_read_in_since_to_upper_equals_the_twin() -> None:
 def test_shuffle_arrival_does_not_matter_with_a_unique_seq_in_any_medium() -> None:
     went: Counter[str] = Counter()
 
-    @effort(40)
+    @covering(40)
     @given(st.data(), st.booleans(), st.sampled_from(["last", "first"]))
     def law(data: st.DataObject, holds_back: bool, tie: str) -> None:
         options = DECIDED | {"tie": tie, "seq": True, "order_by": ["o"]}

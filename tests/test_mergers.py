@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from chance import effort
 from doors import SECRET
 from hypothesis import given
 from hypothesis import strategies as st
 from pair import Pair
-from strategies import effort
 
 import ddflow as dd
 from ddflow.errors import CorruptState, MergerFailed, PlanChanged, SpecError

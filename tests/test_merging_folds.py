@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 import pytest
-from hypothesis import given, settings
+from chance import effort
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddflow.errors import ListTooLong, MergeOverflow, TooLarge
@@ -189,7 +190,7 @@ def references(walk: Walk) -> np.ndarray:
 
 
 @given(st.data(), st.sampled_from(sorted(RULES)))
-@settings(max_examples=400, deadline=None)
+@effort(400)
 def test_a_choice_names_the_cell(data: st.DataObject, name: str) -> None:
     strategy = MAKERS[name]()
     fit = [key for key, pool in kinds.PLAIN.items() if strategy.works_on(pool.type)]
@@ -263,13 +264,13 @@ CASES = st.one_of(
 
 
 @given(st.data(), SUMMED)
-@settings(max_examples=400, deadline=None)
+@effort(400)
 def test_sums_are_those_of_a_plain_fold(data: st.DataObject, case: tuple[Strategy, pa.Array]) -> None:
     agree(data, *case)
 
 
 @given(st.data(), CASES)
-@settings(max_examples=500, deadline=None)
+@effort(500)
 def test_lists_texts_and_structs_are_those_of_a_plain_fold(
     data: st.DataObject, case: tuple[Strategy, pa.Array]
 ) -> None:
@@ -434,7 +435,7 @@ def test_held_values_are_gathered_once_and_only_where_they_matter() -> None:
 
 
 @given(st.data(), st.sampled_from(list(kinds.FLAT)))
-@settings(max_examples=150, deadline=None)
+@effort(150)
 def test_ranks_are_ordered_as_values_are(data: st.DataObject, name: str) -> None:
     pool = kinds.FLAT[name]
     places = st.lists(st.integers(0, len(pool) - 1), max_size=6)

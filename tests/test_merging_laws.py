@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from chance import effort
 from conditions import CONDITIONS, columns_in
 from doors import FOREVER, EngineDoor, TwinDoor
 from durable_case import opened
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from merging_strategies import batches, events, scenarios
 from model import CLOSED
 from pair import Pair
-from strategies import VALUES, effort, row_of, shapes, splits
+from strategies import VALUES, row_of, shapes, splits
 from test_laws import merged, numbered, quietly, same_collections
 from tight import tiny
 

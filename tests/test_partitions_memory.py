@@ -6,11 +6,13 @@ Measured from outside, in a process of its own: private pages above those of a t
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
+from chance import SOAK
 from watched import watched
+
+pytestmark = pytest.mark.sampled
 
 TASK = """
 import gc, json, os, sys
@@ -80,7 +82,6 @@ gc.collect()
 counts, updates, pending = take("much", total, wait)
 print(json.dumps({"counts": counts, "updates": updates, "pending": pending}))
 """
-SOAK = bool(os.environ.get("DDFLOW_SOAK"))
 BUDGET = 128_000_000 if SOAK else 48_000_000
 ROWS = 12_000_000 if SOAK else 1_500_000
 """Of some 110 bytes: ten times the budget when soaking, else three and a half."""

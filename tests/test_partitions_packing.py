@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from chance import effort
 from hypothesis import given
 from hypothesis import strategies as st
 from kinds import PLAIN
 from rules import canonical
-from strategies import effort
 
 import ddflow as dd
 from ddflow.errors import Misrouted

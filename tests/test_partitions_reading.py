@@ -15,12 +15,12 @@ from typing import Any
 import merging_strategies
 import pyarrow as pa
 import pytest
+from chance import effort
 from hypothesis import given, note
 from hypothesis import strategies as st
 from parts_by_hand import Hands
 from proof_case import EPOCH, HELD, SCHEMA, WIDE, events, plan
 from spark_session import counted
-from strategies import effort
 from strategies import events as rows_of
 from test_expiry import expiring
 from test_expiry import rows_of as expiring_rows

@@ -22,13 +22,14 @@ import pytest
 import test_expiry
 import test_merging_laws
 import tight
+from chance import covering, effort
 from doors import FOREVER, EngineDoor, plain
 from durable_case import CASES, SMALL, TIGHT
 from hypothesis import given
 from hypothesis import strategies as st
 from merging_strategies import scenarios as merging
 from pair import Pair
-from strategies import effort, shapes
+from strategies import shapes
 from test_durable import Restarts, small_spines
 from test_durable_kill import Deadly
 from test_laws import quietly
@@ -47,6 +48,8 @@ from ddflow.store.manifest import newest
 from ddflow.store.memory import MemoryStore
 from ddflow.store.record import Record
 from ddflow.store.vault import Vault
+
+pytestmark = pytest.mark.sampled
 
 NUMBERS = st.sampled_from([2, 3, 4, 7, 17])
 BUDGETS = st.sampled_from([None, "16MB"])
@@ -162,7 +165,7 @@ def test_rescaled_any_number_of_times_it_goes_on_as_if_it_had_not_been(
 ) -> None:
     small_spines(monkeypatch)
 
-    @effort(5 if traces == "crowds" else 10)
+    @covering(5 if traces == "crowds" else 10)
     @given(st.data(), TRACES[traces], shapes(), st.sampled_from([None, TIGHT]))
     def law(data: st.DataObject, trace: Any, shape: Any, medium: Any) -> None:
         scenario, played = trace

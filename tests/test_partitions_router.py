@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from chance import effort
 from doors import SECRET, plain, schema_of, spec_of, to_arrow
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import effort, events, shapes, sources, splits
+from strategies import events, shapes, sources, splits
 
 import ddflow as dd
 from ddflow.errors import SchemaMismatch

@@ -8,12 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from chance import effort
 from doors import to_arrow
 from hypothesis import event, given
 from hypothesis import strategies as st
 from parts_by_hand import Hands
 from spark_session import counted
-from strategies import effort, events
+from strategies import events
 from test_partitions_law import flow_of, shuffled
 from test_spark import city_flow, orders_of
 

@@ -17,10 +17,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from chance import effort
 from doors import plain, plan, schema_of, spec_of, to_arrow
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import effort, events, scenarios
+from strategies import events, scenarios
 
 import ddflow as dd
 from ddflow.errors import CorruptState, SpecError

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from chance import effort
+from hypothesis import given
 from hypothesis import strategies as st
 from probes import CHANCE, SLOTS, check, counted
 
@@ -59,7 +60,7 @@ steps = st.tuples(
 )
 
 
-@settings(max_examples=30)
+@effort(30)
 @given(
     st.lists(st.tuples(steps, st.booleans()), min_size=1, max_size=4),
     st.integers(2, 4),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from chance import effort
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import effort
 
 from ddflow.errors import TimeWentBack
 from ddflow.frontier import CLOSED, NEVER

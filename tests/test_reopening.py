@@ -9,9 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from chance import effort
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import effort, scenarios
+from strategies import scenarios
 from test_planned import above, flow_of, positive
 
 import ddflow as dd

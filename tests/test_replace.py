@@ -11,11 +11,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from chance import effort
 from conditions import CONDITIONS, columns_in
 from hypothesis import given
 from hypothesis import strategies as st
 from pair import Pair
-from strategies import VALUES, effort, events, row_of, scenarios, shapes
+from strategies import VALUES, events, row_of, scenarios, shapes
 
 import ddflow as dd
 from ddflow import errors

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from chance import effort
 from doors import FOREVER, EngineDoor, plain
 from durable_case import CASES, TIGHT, opened, perform
 from hypothesis import given
 from hypothesis import strategies as st
 from model import CLOSED, Collection
 from pair import Pair
-from strategies import effort, scenarios
+from strategies import scenarios
 from test_laws import calls
 
 import ddflow as dd

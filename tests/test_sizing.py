@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from chance import effort
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import effort
 
 import ddflow as dd
 from ddflow import errors

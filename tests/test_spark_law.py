@@ -12,12 +12,13 @@ from typing import Any
 
 import merging_strategies
 import pyarrow as pa
+from chance import effort
 from doors import plain, plan, schema_of, spec_of, to_arrow
 from hypothesis import given, note
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from spark_session import assert_same, counted, frame_of, locally
-from strategies import effort, events, row_of, scenarios, some, splits
+from strategies import events, row_of, scenarios, some, splits
 
 import ddflow as dd
 import spark_bridge

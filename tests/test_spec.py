@@ -6,10 +6,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from chance import effort
 from doors import schema_of, spec_of
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import effort, sources
+from strategies import sources
 
 import ddflow as dd
 from ddflow.errors import ExpressionError, SpecError

@@ -14,12 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from chance import effort
 from doors import SECRET, EngineDoor, plain, to_arrow
 from hypothesis import given
 from hypothesis import strategies as st
 from model import CLOSED, to_upserts
 from rules import Refused, Row, canonical
-from strategies import FLAT, effort, element, events, scenarios, shapes, splits
+from strategies import FLAT, element, events, scenarios, shapes, splits
 
 import ddflow as dd
 from ddflow.errors import (

@@ -15,12 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from chance import effort
 from doors import FOREVER, SECRET, TwinDoor, plain, plan, schema_of, spec_of, to_arrow
 from hypothesis import given
 from hypothesis import strategies as st
 from model import to_upserts
 from rules import Refused
-from strategies import effort, plans, row_of, scenarios, some
+from strategies import plans, row_of, scenarios, some
 from test_laws import calls
 from test_to_upserts import told
 from tight import MEMORY, tighten, tiny

@@ -27,8 +27,9 @@ from ddflow.warmup import warm
 told = []
 warmed = warm(lambda *each: told.append(each))
 forms = {kernel.py_func.__name__: len(getattr(kernel, "signatures", [])) for kernel in entries()}
+types = {kernel.py_func.__name__: [str(each) for each in getattr(kernel, "signatures", [])] for kernel in entries()}
 print(json.dumps({"kernels": warmed.kernels, "compiled": warmed.compiled, "directory": str(warmed.directory),
-                  "told": told, "forms": forms}))
+                  "told": told, "forms": forms, "types": types}))
 """
 DRAW = """
 import json
@@ -66,55 +67,59 @@ with watched(compiled.append), tiny():
     draw()
 misses = {kernel.py_func.__name__: sum(kernel.stats.cache_misses.values()) for kernel in entries()}
 forms = {kernel.py_func.__name__: len(kernel.signatures) for kernel in entries()}
+types = {kernel.py_func.__name__: [str(each) for each in kernel.signatures] for kernel in entries()}
 done = {"flows": len(flows), "spilled": sum(spilled), "compiled": compiled}
-print(json.dumps({**done, "misses": misses, "forms": forms}))
+print(json.dumps({**done, "misses": misses, "types": types}))
 """
 
 
 def python(program: str, **changes: str) -> Any:
     """What a program prints as JSON, run in a process of its own."""
-    environment = os.environ | {"PYTHONPATH": str(TESTS)} | changes
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(TESTS), *sys.path))} | changes
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.fixture(scope="module")
-def cold(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Where there is no compiled kernel yet."""
-    return {"DDFLOW_CACHE_DIR": str(tmp_path_factory.mktemp("kernels"))}
+@pytest.fixture(scope="module", params=["kept", pytest.param("cold", marks=pytest.mark.soak)])
+def where(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Where kernels are kept: the cache that all tests use, or one that is empty.  Compiling all takes a minute."""
+    return {} if request.param == "kept" else {"DDFLOW_CACHE_DIR": str(tmp_path_factory.mktemp("kernels"))}
 
 
 @pytest.fixture(scope="module")
-def first(cold: dict[str, str]) -> Any:
+def first(where: dict[str, str]) -> Any:
     """What warming up there did."""
-    return python(WARM, **cold)
+    return python(WARM, **where)
 
 
-def test_every_kernel_is_compiled_once_and_told_of(first: Any) -> None:
-    assert first["kernels"] == first["compiled"] == len(first["forms"]) > 20
+def test_every_kernel_is_ready_in_one_form_and_those_compiled_are_told_of(first: Any, where: dict[str, str]) -> None:
+    assert first["kernels"] == len(first["forms"]) > 20
+    assert first["compiled"] == first["kernels"] or not where
     assert set(first["forms"].values()) == {1}
     done = [ready for ready, _, _ in first["told"]]
     assert done == sorted(done) and done[-1] == first["kernels"]
-    assert set(first["forms"]) <= {doing for _, _, doing in first["told"]}
+    told = set(first["forms"]) & {doing for _, _, doing in first["told"]}
+    assert len(told) == first["compiled"]
 
 
-def test_afterwards_no_flow_compiles_anything(first: Any, cold: dict[str, str]) -> None:
-    drawn = python(DRAW, **cold)
+def test_afterwards_no_flow_compiles_anything(first: Any, where: dict[str, str]) -> None:
+    drawn = python(DRAW, **where)
     assert drawn["flows"] >= 150
     assert drawn["spilled"] > 20
     assert drawn["compiled"] == []
     assert set(drawn["misses"].values()) == {0}
-    assert set(drawn["forms"].values()) <= {0, 1}
-    assert sum(drawn["forms"].values()) > 20  # the flows did call the kernels
+    # A kept cache may hold forms that other tests had compiled, so types are compared, too.
+    assert {name: types for name, types in drawn["types"].items() if types not in ([], first["types"][name])} == {}
+    assert sum(map(len, drawn["types"].values())) > 20  # the flows did call the kernels
 
 
-def test_the_verb_says_how_many_and_where_and_finds_them_again(first: Any, cold: dict[str, str]) -> None:
-    said = subprocess.run([DDFLOW, "warmup"], capture_output=True, text=True, env=os.environ | cold, timeout=120)
+def test_the_verb_says_how_many_and_where_and_finds_them_again(first: Any, where: dict[str, str]) -> None:
+    said = subprocess.run([DDFLOW, "warmup"], capture_output=True, text=True, env=os.environ | where, timeout=120)
     assert (said.returncode, said.stderr) == (0, "")
     assert re.fullmatch(rf"{first['kernels']} kernels ready, 0 compiled in [\d.]+ s, in (.*)\n", said.stdout)
     assert said.stdout.rstrip().endswith(first["directory"])
-    assert first["directory"].startswith(cold["DDFLOW_CACHE_DIR"])
+    assert first["directory"].startswith(where.get("DDFLOW_CACHE_DIR", ""))
 
 
 def test_on_a_terminal_the_verb_shows_how_far_it_is(first: Any) -> None:
