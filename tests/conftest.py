@@ -6,7 +6,9 @@ in ``.hypothesis`` and tried first until they pass.  What a soak finds becomes a
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -28,6 +30,9 @@ settings.register_profile(
 settings.load_profile("ours")
 settings.register_profile("share", effort(50))  # of a property that names no number
 settings.load_profile("share")
+
+# A JVM of tests is young when it ends: the second compiler and the parallel collector cost it more than they give.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
 def pytest_report_header() -> str:
@@ -56,36 +61,49 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    """A local Spark session of the module's own; it carries ``pytestmark = pytest.mark.together``."""
-    from spark_session import session
+    """The local Spark session that all such tests of a process share; a module leaves its settings as they were."""
+    from spark_session import kept, shared
 
-    with session() as started:
-        yield started
+    with kept(shared()) as session:
+        yield session
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the doctests of kernels, so that the runs with bounds checks and without the compiler include them; where
-    several workers share the tests, begin with what takes one of them long."""
+@pytest.fixture(scope="module")
+def alone() -> None:
+    """No Spark session is active in this process: for those who start one of their own."""
+    from spark_session import stop_shared
+
+    stop_shared()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _stopped_at_the_end() -> Iterator[None]:
+    """Stop the shared session, if there is one."""
+    yield
+    if "spark_session" in sys.modules:
+        sys.modules["spark_session"].stop_shared()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the doctests of kernels, so that the runs with bounds checks and without the compiler include them."""
     for item in items:
         if isinstance(item, pytest.DoctestItem) and ROOT / "ddflow" / "kernels" in item.path.parents:
             item.add_marker(pytest.mark.kernels)
-    if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: not together(item.nodeid.split("::")[0]))
 
 
 class Together(LoadScopeScheduling):
-    """Tests go to workers one by one, those of a module that is marked ``together`` all to one: what such a module sets
-    up, a session of Spark or a cache of kernels, is then set up once."""
+    """Tests go to workers one by one, largest groups first; those of modules that are marked ``together`` with one name
+    all to one worker: what such modules set up, a session of Spark or a cache of kernels, is then set up once."""
 
     def _split_scope(self, nodeid: str) -> str:
-        path = nodeid.split("::")[0]
-        return path if together(path) else nodeid
+        return group(nodeid.split("::")[0]) or nodeid
 
 
 @cache
-def together(path: str) -> bool:
-    """Whether a module is marked so; whoever shares out tests has not imported it."""
-    return "pytestmark = pytest.mark.together" in (ROOT / path).read_text()
+def group(path: str) -> str | None:
+    """What a module is marked with; whoever shares out tests has not imported it."""
+    found = re.search(r'^pytestmark = pytest.mark.together\("(\w+)"\)', (ROOT / path).read_text(), re.MULTILINE)
+    return found and found[1]
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,15 +1,16 @@
-"""What tests on Spark share: a local session for a module (the fixture ``spark``), frames of tables, the comparison.
+"""What tests on Spark share: one local session a process (the fixture ``spark``), frames of tables, the comparison.
 
 Arrow schemas are validated here, as they are not by default, so that a wrong type out of ``mapInArrow`` fails a test;
-and the session's zone is none that anybody would assume.  A session belongs to one module, since a process has one at a
-time and the demo starts its own.
+and the session's zone is none that anybody would assume.  The session starts when the first test asks for it, and its
+Python workers stay warm from module to module.  A process has one session at a time, so a test that starts another
+(a cluster, the demo) asks for the fixture ``alone``, which stops the shared one.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -29,14 +30,45 @@ SETTINGS = {
 }
 
 
-@contextmanager
-def session() -> Iterator[SparkSession]:
-    """A session on two threads, as the fixture gives it."""
-    with local_session("tests", cores=2, memory="1g") as spark:
-        spark.sparkContext.setLogLevel("OFF")
+_shared = ExitStack()
+_session: SparkSession | None = None
+
+
+def shared() -> SparkSession:
+    """The session of this process, on two threads; started if there is none."""
+    global _session
+    if _session is None:
+        _session = _shared.enter_context(local_session("tests", cores=2, memory="1g"))
+        _session.sparkContext.setLogLevel("OFF")
         for name, value in SETTINGS.items():
-            spark.conf.set(name, value)
+            _session.conf.set(name, value)
+    return _session
+
+
+def stop_shared() -> None:
+    """Stop the session of this process, if there is one."""
+    global _session
+    _session = None
+    _shared.close()
+
+
+@contextmanager
+def kept(spark: SparkSession) -> Iterator[SparkSession]:
+    """The session for a block, which may change settings, the workers' environment and what is cached: afterwards they
+    are as before."""
+    before, environment = spark.conf.getAll, dict(spark.sparkContext.environment)
+    try:
         yield spark
+    finally:
+        spark.catalog.clearCache()
+        spark.sparkContext.environment.clear()
+        spark.sparkContext.environment.update(environment)
+        after = spark.conf.getAll
+        for name in after.keys() - before.keys():
+            spark.conf.unset(name)
+        for name, value in before.items():
+            if after.get(name) != value:
+                spark.conf.set(name, value)
 
 
 @contextmanager

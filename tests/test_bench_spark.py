@@ -1,6 +1,7 @@
 """The Spark bench on small inputs: are its contenders right, would it be noticed, and does a run leave what it should?
 
 Time is never asserted here.  The contenders share one session; only the run of the program starts one of its own.
+All but one of what runs on Spark is a soak: the engine beneath has tests of its own, the peers are none of ours.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ states = importlib.import_module("spark_states")
 work = importlib.import_module("spark_work")
 workloads = importlib.import_module("workloads")
 
-pytestmark = pytest.mark.together
+pytestmark = pytest.mark.together("spark")
+
 
 ROWS = 3000  # in three batches: a key that went from the state in the second is seen in the third
 STEP = 1000
@@ -48,6 +50,7 @@ def right(asked: Any, sample: Any) -> bool:
     return expected.updates > STEP and (sample.updates, sample.checksum) == tuple(expected)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", [name for name in peers.BATCH if name not in runs.IDLE])
 def test_what_takes_everything_at_once_gives_the_updates(spark: SparkSession, name: str) -> None:
     sample = runs.measured(job(name), spark)
@@ -55,10 +58,8 @@ def test_what_takes_everything_at_once_gives_the_updates(spark: SparkSession, na
     assert sample.counted == ROWS and sample.seconds > 0
 
 
-@pytest.mark.parametrize("name", [
-    pytest.param(name, marks=[] if name == "join" else [pytest.mark.soak]) for name in STREAMED
-    if name not in runs.IDLE
-])  # fmt: skip
+@pytest.mark.soak
+@pytest.mark.parametrize("name", [name for name in STREAMED if name not in runs.IDLE])
 def test_what_streams_gives_the_updates_and_keeps_state(spark: SparkSession, name: str) -> None:
     asked = job(name, STEP, skip=1)
     sample = runs.measured(asked, spark)
@@ -66,7 +67,9 @@ def test_what_streams_gives_the_updates_and_keeps_state(spark: SparkSession, nam
     assert len(sample.batch_ms) == 3 and sample.counted == 2000 and sample.state > sample.live > 0
 
 
-@pytest.mark.parametrize(("query", "step"), [("upsert", 0), ("count", STEP)])
+@pytest.mark.parametrize(("query", "step"), [
+    pytest.param("upsert", 0, marks=pytest.mark.soak), ("count", STEP),
+])  # fmt: skip
 def test_ddflow_gives_the_updates_at_once_and_streamed(spark: SparkSession, query: str, step: int) -> None:
     asked = job("ddflow", step, query=query, skip=1 if step else 0)
     sample = runs.measured(asked, spark)
@@ -75,6 +78,7 @@ def test_ddflow_gives_the_updates_at_once_and_streamed(spark: SparkSession, quer
     assert (len(sample.batch_ms), sample.counted) == ((3, 2000) if step else (0, ROWS))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("name", "step"), [("ceiling", 0), ("floor", STEP)])
 def test_the_idle_pass_every_row_on(spark: SparkSession, name: str, step: int) -> None:
     sample = runs.measured(job(name, step), spark)
@@ -111,6 +115,7 @@ def test_a_wrong_answer_is_told() -> None:
     assert program._wrong(asked, sample._replace(checksum="0a"), known) is None
 
 
+@pytest.mark.soak
 def test_a_run_checks_answers_and_leaves_figures_of_all_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -81,7 +81,7 @@ def test_the_table_tells_comings_edits_and_goings_apart(repo: Repo, tmp_path: Pa
     assert lines[".md"] == ["2", "2", "1", "0", "3", "1", "4"]
 
 
-def test_spark_gives_the_same_rows(repo: Repo, tmp_path: Path) -> None:
+def test_spark_gives_the_same_rows(alone: None, repo: Repo, tmp_path: Path) -> None:
     code, said = perform(GitFeed(repo.path), tmp_path, spark=True)
     assert code == 0
     for name in ("files", "by_extension", "executable"):

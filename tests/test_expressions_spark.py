@@ -1,28 +1,29 @@
-"""Every supported construct beside real PySpark: the same expression over the same rows gives the same type and values.
+"""Every supported construct beside PySpark: the same expression over the same rows gives the same type and values.
 
 The rows hold what is hard: nulls, NaN, infinities, both zeros, halves, the ends of ranges, letters whose case is
 longer, times before 1970.  Expressions that Spark fails at run time (overflow, division by zero, malformed text) must
 fail here too; those that Spark refuses to analyse must be refused.
+
+What Spark says is kept in ``golden/expressions.json``, and a test marked ``soak`` asks Spark again.  Run as a program,
+this file records it, which a new or changed case needs.
 """
 
 from __future__ import annotations
 
 import datetime
+import hashlib
+import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
 
 from ddflow.errors import ExpressionError
 from ddflow.expressions import compile
-from spark_bridge.local import local_session
-
-pytestmark = pytest.mark.together
 
 NAN, INF = math.nan, math.inf
 DAY, AT = datetime.date, datetime.datetime
@@ -68,6 +69,7 @@ ROWS = pa.table(
 BATCH = ROWS.combine_chunks().to_batches()[0]
 
 
+GOLDEN = Path(__file__).with_name("golden") / "expressions.json"
 CASES = Path(__file__).with_name("expressions.sql").read_text()
 SAME = [case.strip() for line in CASES.splitlines() if not line.startswith("--") for case in line.split(" ; ")]
 
@@ -96,74 +98,123 @@ def split(text: str) -> list[str]:
     return [case.strip() for line in text.strip().splitlines() for case in line.split(" ; ")]
 
 
-@pytest.fixture(scope="module")
-def frame() -> Iterator[DataFrame]:
-    """The rows in Spark, in one partition, under the session time zone that expressions are defined in."""
-    with local_session("expressions", cores=1) as spark:
-        yield in_spark(spark)
-
-
-def in_spark(spark: SparkSession) -> DataFrame:
-    spark.conf.set("spark.sql.session.timeZone", "UTC")
-    spark.conf.set("spark.sql.timestampType", "TIMESTAMP_LTZ")
-    spark.conf.set("spark.sql.codegen.wholeStage", "false")  # hundreds of expressions at once are no stage to compile
-    spark.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
-    assert spark.conf.get("spark.sql.ansi.enabled") == "true"
-    wall = ROWS.column("tn").cast(pa.timestamp("us", "UTC"))
-    table = ROWS.set_column(ROWS.schema.get_field_index("tn"), "tn", wall)
-    frame = spark.createDataFrame(table).coalesce(1)
-    return frame.withColumn("tn", frame["tn"].cast("timestamp_ntz"))
-
-
-@pytest.fixture(scope="module")
-def expected(frame: DataFrame) -> dict[str, pa.ChunkedArray]:
-    """What Spark gives for every expression of SAME, in one pass over the rows."""
-    table = frame.selectExpr(*(f"{case} AS c{number}" for number, case in enumerate(SAME))).toArrow()
-    return dict(zip(SAME, table.columns, strict=True))
+def plain(column: pa.Array) -> list[Any]:
+    """A column's values as JSON has them: equal where ours and Spark's are."""
+    return [canonical(value) for value in column.to_pylist()]
 
 
 def canonical(value: Any) -> Any:
-    """NaN as a text, for it equals itself; -0.0 as 0.0, for they are equal."""
+    """NaN and the infinities as texts; -0.0 as 0.0, for they are equal; what JSON has not by its text."""
     if isinstance(value, float):
-        return "NaN" if value != value else value + 0.0
-    return value
+        return value + 0.0 if math.isfinite(value) else repr(value)
+    if isinstance(value, dict):
+        return {name: canonical(each) for name, each in value.items()}
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, DAY | AT):
+        return value.isoformat()
+    return str(value) if isinstance(value, Decimal) else value
 
 
-def test_there_are_many_cases_and_none_twice() -> None:
-    assert len(SAME) == len(set(SAME)) > 400
-    assert len(split(FAIL)) > 40
+def ask() -> dict[str, Any]:
+    """What Spark says of all cases, over the rows in one partition, in the zone that expressions are defined in."""
+    import pyspark
+    from pyspark.errors import PySparkException
+    from spark_session import stop_shared
+
+    from spark_bridge.local import local_session
+
+    def raised(make: Callable[[], Any]) -> str:
+        """Why Spark does not compute a frame."""
+        with pytest.raises(PySparkException) as caught:
+            make().toArrow()
+        return str(caught.value.getCondition())
+
+    stop_shared()
+    with local_session("expressions", cores=1) as spark:
+        spark.sparkContext.setLogLevel("OFF")
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+        spark.conf.set("spark.sql.timestampType", "TIMESTAMP_LTZ")
+        spark.conf.set("spark.sql.codegen.wholeStage", "false")  # hundreds of expressions at once are no stage
+        spark.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
+        assert spark.conf.get("spark.sql.ansi.enabled") == "true"
+        wall = ROWS.column("tn").cast(pa.timestamp("us", "UTC"))
+        frame = spark.createDataFrame(ROWS.set_column(ROWS.schema.get_field_index("tn"), "tn", wall)).coalesce(1)
+        frame = frame.withColumn("tn", frame["tn"].cast("timestamp_ntz"))
+        table = frame.selectExpr(*(f"{case} AS c{number}" for number, case in enumerate(SAME))).toArrow()
+        same = {case: [str(column.type), plain(column)] for case, column in zip(SAME, table.columns, strict=True)}
+        fail = {case: raised(lambda case=case: frame.selectExpr(f"{case} AS c")) for case in split(FAIL)}
+        refused = {}
+        for case in split(REFUSED):
+            refused[case] = raised(lambda case=case: frame.selectExpr(f"{case} AS c").filter(f"{case} IS NOT NULL"))
+    return {"spark": pyspark.__version__, "rows": digest(), "same": same, "fail": fail, "refused": refused}
+
+
+def digest() -> str:
+    """Which rows the answers are for."""
+    return hashlib.sha256(json.dumps([plain(column) for column in ROWS.columns]).encode()).hexdigest()[:16]
+
+
+def record() -> None:
+    """Ask Spark and keep what it says, a case a line."""
+    told = ask()
+    lines = []
+    for name, value in told.items():
+        if isinstance(value, dict):
+            cases = (f"{json.dumps(case)}: {json.dumps(answer)}" for case, answer in value.items())
+            lines.append(f"{json.dumps(name)}: {{\n" + ",\n".join(cases) + "\n}")
+        else:
+            lines.append(f"{json.dumps(name)}: {json.dumps(value)}")
+    GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+TOLD: dict[str, Any] = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+
+
+def test_what_spark_said_is_kept_of_every_case_over_these_rows() -> None:
+    anew = "run python tests/test_expressions_spark.py, which asks Spark anew"
+    assert len(SAME) == len(set(SAME)) > 400 and len(split(FAIL)) > 40
+    assert [list(TOLD["same"]), list(TOLD["fail"]), list(TOLD["refused"])] == [SAME, split(FAIL), split(REFUSED)], anew
+    assert TOLD["rows"] == digest(), anew
+
+
+@pytest.mark.soak
+def test_spark_says_what_was_kept(alone: None) -> None:
+    now = json.loads(json.dumps(ask()))
+    for kind in ("same", "fail", "refused"):
+        assert {case: said for case, said in now[kind].items() if said != TOLD[kind][case]} == {}, kind
 
 
 @pytest.mark.parametrize("case", SAME)
-def test_an_expression_gives_what_spark_gives(case: str, expected: dict[str, pa.ChunkedArray]) -> None:
-    theirs, compiled = expected[case], compile(case, BATCH.schema)
+def test_an_expression_gives_what_spark_gives(case: str) -> None:
+    kind, values = TOLD["same"][case]
+    compiled = compile(case, BATCH.schema)
     ours = compiled(BATCH)
     ours.validate(full=True)
-    assert ours.type == compiled.type == theirs.type
-    assert [canonical(value) for value in ours.to_pylist()] == [canonical(value) for value in theirs.to_pylist()]
+    assert ours.type == compiled.type and str(ours.type) == kind
+    assert json.loads(json.dumps(plain(ours))) == values
 
 
 @pytest.mark.parametrize("case", SAME)
 def test_a_row_alone_gives_what_it_gives_among_others(case: str) -> None:
     compiled = compile(case, BATCH.schema)
-    whole = compiled(BATCH).to_pylist()
-    alone = [compiled(BATCH.slice(row, 1)).to_pylist()[0] for row in range(len(whole))]
-    assert [canonical(value) for value in alone] == [canonical(value) for value in whole]
+    whole = plain(compiled(BATCH))
+    assert [plain(compiled(BATCH.slice(row, 1)))[0] for row in range(len(whole))] == whole
     assert len(compiled(BATCH.slice(0, 0))) == 0
 
 
 @pytest.mark.parametrize("case", split(FAIL))
-def test_what_spark_fails_on_at_run_time_fails_here(case: str, frame: DataFrame) -> None:
-    with pytest.raises(PySparkException):
-        frame.selectExpr(f"{case} AS c").toArrow()
+def test_what_spark_fails_on_at_run_time_fails_here(case: str) -> None:
     compiled = compile(case, BATCH.schema)
     with pytest.raises(ExpressionError, match="cannot compute expression"):
         compiled(BATCH)
 
 
 @pytest.mark.parametrize("case", split(REFUSED))
-def test_what_spark_refuses_to_analyse_is_refused_here(case: str, frame: DataFrame) -> None:
-    with pytest.raises(PySparkException):
-        frame.selectExpr(f"{case} AS c").filter(f"{case} IS NOT NULL").toArrow()
+def test_what_spark_refuses_to_analyse_is_refused_here(case: str) -> None:
     with pytest.raises(ExpressionError, match="cannot compile expression"):
         compile(case, BATCH.schema)
+
+
+if __name__ == "__main__":
+    record()

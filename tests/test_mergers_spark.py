@@ -14,7 +14,7 @@ import ddflow as dd
 import spark_bridge
 from spark_bridge.plan import planned
 
-pytestmark = pytest.mark.together
+pytestmark = pytest.mark.together("spark")
 
 EVENTS = pa.schema({"k": pa.int64(), "at": pa.int64(), "symbol": pa.string(), "n": pa.int64()})
 

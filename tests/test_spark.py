@@ -6,6 +6,7 @@ import datetime
 import struct
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +24,7 @@ import ddflow as dd
 import spark_bridge
 from ddflow.errors import MissingExtra, NotArrow, SchemaMismatch, SpecError, WrongMode
 
-pytestmark = pytest.mark.together
+pytestmark = pytest.mark.together("spark")
 
 ORDERS = pa.schema({"id": pa.int64(), "city": pa.string(), "at": pa.int64(), "op": pa.string(), "amount": pa.float64()})
 DELETES = dd.tombstone("op", "D")
@@ -65,7 +66,7 @@ def orders(spark: SparkSession) -> DataFrame:
     return frame_of(spark, *halves(orders_of(400))).cache()
 
 
-@pytest.mark.parametrize("partitions", [1, 3, 8])
+@pytest.mark.parametrize("partitions", [1, 3, pytest.param(8, marks=pytest.mark.soak)])
 def test_any_number_of_partitions_gives_the_rows_of_the_local_engine(orders: DataFrame, partitions: int) -> None:
     flow = city_flow()
     frames = spark_bridge.run(flow, {"orders": orders}, partitions=partitions)
@@ -249,7 +250,10 @@ def test_a_narrower_column_is_widened_and_a_missing_one_is_null(spark: SparkSess
 # -- modes and outputs ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [pa.int64(), pa.date32(), pa.timestamp("s"), pa.timestamp("us", "UTC")])
+@pytest.mark.parametrize("kind", [
+    pa.int64(), pa.timestamp("s"),
+    *(pytest.param(kind, marks=pytest.mark.soak) for kind in (pa.date32(), pa.timestamp("us", "UTC"))),
+])  # fmt: skip
 def test_hold_back_mode_closes_the_input_and_keeps_the_events_times(spark: SparkSession, kind: pa.DataType) -> None:
     events = orders_of(200, keys=8)
     width = pa.int32() if kind == pa.date32() else pa.int64()
@@ -313,20 +317,21 @@ def test_empty_partitions_and_empty_frames_give_what_there_is(spark: SparkSessio
         assert [frames[name].count() for name in ("paid", "all", "orders.events")] == [0, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("spark.sql.adaptive.enabled", "false"),
-        ("spark.sql.execution.arrow.maxRecordsPerBatch", "7"),
-        ("spark.sql.execution.arrow.maxRecordsPerBatch", "0"),
-        ("spark.sql.execution.arrow.useLargeVarTypes", "true"),
-        ("spark.sql.caseSensitive", "true"),
-        ("spark.sql.timestampType", "TIMESTAMP_NTZ"),
-    ],
-)
-def test_settings_of_the_session_change_nothing(spark: SparkSession, orders: DataFrame, name: str, value: str) -> None:
+ROWS_AT_ONCE = "spark.sql.execution.arrow.maxRecordsPerBatch"
+SOME = {"spark.sql.adaptive.enabled": "false", ROWS_AT_ONCE: "7", "spark.sql.caseSensitive": "true"}
+OTHERS = {ROWS_AT_ONCE: "0", "spark.sql.execution.arrow.useLargeVarTypes": "true",
+          "spark.sql.timestampType": "TIMESTAMP_NTZ"}  # fmt: skip
+EACH = [pytest.param({name: value}, marks=pytest.mark.soak) for some in (SOME, OTHERS) for name, value in some.items()]
+
+
+@pytest.mark.parametrize("settings", [SOME, OTHERS, *EACH], ids=lambda settings: ", ".join(settings))
+def test_settings_of_the_session_change_nothing(
+    spark: SparkSession, orders: DataFrame, settings: dict[str, str]
+) -> None:
     flow, expected = city_flow(), locally(city_flow(), {"orders": orders_of(400)})
-    with setting(spark, name, value):
+    with ExitStack() as stack:
+        for name, value in settings.items():
+            stack.enter_context(setting(spark, name, value))
         frames = spark_bridge.run(flow, {"orders": orders}, partitions=2)
         few = ("sizes", "diff")
         assert_same({n: frames[n] for n in few}, {n: expected[n] for n in few})

@@ -27,7 +27,8 @@ from spark_bridge import job
 from spark_bridge.configuring import configure
 from spark_bridge.local import settings
 
-pytestmark = pytest.mark.together
+pytestmark = pytest.mark.together("cluster")
+
 HERE = Path(__file__).parent
 MORE = {
     "spark.executorEnv.PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)]),
@@ -43,7 +44,7 @@ MORE = {
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def cluster(alone: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     spark_bridge.ensure_java()
     builder = SparkSession.builder.appName("faults").master("local-cluster[2,1,1024]")
     for name, value in {**settings(tmp_path_factory.mktemp("spark"), "1g"), **MORE, **SETTINGS}.items():
@@ -84,7 +85,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, folder: Path, death: str, level: int)
     monkeypatch.setattr(job, "mapped", lambda frame, body: mapped(frame, Faulty(body, str(folder), death, level)))
 
 
-CASES = [("fails", -1), ("worker", 0), ("executor", 2), ("worker", 2)]
+CASES = [("fails", -1), ("worker", 0), ("executor", 2)]
 MANY = [(death, level) for death in ("fails", "worker", "executor") for level in (-1, 0, 1, 2)]
 
 
@@ -146,8 +147,9 @@ def test_a_state_that_executors_cannot_see_is_refused_before_they_work(
     assert ran.epoch == 1 and ran["paid"].count() == ran.updates("paid") > 0
 
 
+@pytest.mark.parametrize("death", ["worker", pytest.param("executor", marks=pytest.mark.soak)])
 def test_a_stream_on_executors_goes_on_when_one_is_killed(
-    cluster: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: str
 ) -> None:
     flow = dd.Flow()
     orders = flow.upserts("orders", {"id": "int64", "city": "string", "at": "int64"}, dd.Upsert("id", order_by="at"))
@@ -155,7 +157,7 @@ def test_a_stream_on_executors_goes_on_when_one_is_killed(
     fed = Fed(cluster, tmp_path, flow)
     marks = tmp_path / "marks"
     marks.mkdir()
-    dying(monkeypatch, marks, "executor", 1)
+    dying(monkeypatch, marks, death, 1)
     fed.give(*(orders_of(40, seed=seed).select(["id", "city", "at"]) for seed in (1,)))
     fed.run(memory="64MB")
     fed.check()

@@ -28,7 +28,7 @@ from ddflow.store.local import LocalStore
 from spark_bridge.job import Job
 from spark_bridge.warm import PARTS
 
-pytestmark = pytest.mark.together
+pytestmark = pytest.mark.together("spark")
 
 
 @pytest.fixture
@@ -160,7 +160,9 @@ ADAPTIVE = {"spark.sql.adaptive.enabled": "true", "spark.sql.adaptive.coalescePa
             "spark.sql.adaptive.localShuffleReader.enabled": "true"}  # fmt: skip
 
 
-@pytest.mark.parametrize(("partitions", "adaptive"), [(1, False), (3, True), (8, False)])
+@pytest.mark.parametrize(("partitions", "adaptive"), [
+    (3, True), *(pytest.param(number, False, marks=pytest.mark.soak) for number in (1, 8))
+])  # fmt: skip
 def test_epochs_of_few_rows_or_none_are_steps(
     spark: SparkSession, tmp_path: Path, partitions: int, adaptive: bool
 ) -> None:

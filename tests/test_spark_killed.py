@@ -27,7 +27,8 @@ import ddflow as dd
 import spark_bridge
 from ddflow.store.outputs import of
 
-pytestmark = pytest.mark.together
+pytestmark = pytest.mark.together("spark")
+
 HERE = Path(__file__).parent
 
 

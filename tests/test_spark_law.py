@@ -12,6 +12,7 @@ from typing import Any
 
 import merging_strategies
 import pyarrow as pa
+import pytest
 from chance import effort
 from doors import plain, plan, schema_of, spec_of, to_arrow
 from hypothesis import given, note
@@ -27,6 +28,8 @@ from ddflow.identity import Secret
 from spark_bridge.columns import carried, loose, restored
 from spark_bridge.plan import Events, Plan, planned
 from spark_bridge.task import Body
+
+pytestmark = pytest.mark.together("spark")
 
 Parts = dict[str, list[pa.Table]]
 """The events of each source, by partition."""

@@ -44,7 +44,7 @@ from spark_bridge.source import DdflowSource
 
 __all__ = ["moto"]
 
-pytestmark = pytest.mark.together
+pytestmark = pytest.mark.together("spark")
 
 
 class Options(dict[str, str]):
@@ -500,7 +500,7 @@ def test_a_plan_with_functions_is_given(reading: SparkSession, state: str) -> No
         reading.dataSource.register(spark_bridge.DdflowSource)
 
 
-@pytest.mark.parametrize("most", [2, None])
+@pytest.mark.parametrize("most", [2, pytest.param(None, marks=pytest.mark.soak)])
 def test_a_query_follows_a_writer_and_restarts(
     reading: SparkSession, state: str, tmp_path: Path, most: int | None
 ) -> None:

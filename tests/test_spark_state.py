@@ -40,7 +40,7 @@ from spark_bridge import failures, rescaling
 from spark_bridge.bodies import Level, Route, look
 from spark_bridge.warm import PARTS
 
-pytestmark = pytest.mark.together
+pytestmark = pytest.mark.together("spark")
 
 VERDICTS = ("applied", "superseded", "noop", "stale", "tie_lost", "bad")
 
@@ -69,7 +69,9 @@ def same_state(state: str, flow: dd.Flow, engine: dd.Engine) -> None:
         assert counted(dd.read(state, name)) == counted(engine.read(name)), name
 
 
-@pytest.mark.parametrize(("partitions", "adaptive"), [(1, "true"), (3, "false"), (8, "true")])
+@pytest.mark.parametrize(("partitions", "adaptive"), [
+    (3, "false"), *(pytest.param(number, "true", marks=pytest.mark.soak) for number in (1, 8))
+])  # fmt: skip
 def test_epochs_of_a_state_are_steps_of_the_local_engine(
     spark: SparkSession, state: str, partitions: int, adaptive: str
 ) -> None:

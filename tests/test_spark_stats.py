@@ -20,7 +20,7 @@ import spark_bridge
 from spark_bridge import stats, streaming
 from spark_bridge.stats import Account, Accounts, Batch, Stats
 
-pytestmark = pytest.mark.together
+pytestmark = pytest.mark.together("spark")
 
 
 def flow_of(**spec: Any) -> dd.Flow:

@@ -22,7 +22,7 @@ from ddflow.store.outputs import of
 from spark_bridge import configuring
 from spark_bridge.job import context_of
 
-pytestmark = pytest.mark.together
+pytestmark = pytest.mark.together("spark")
 
 SCHEMA = pa.schema({"id": pa.int64(), "city": pa.string(), "at": pa.int64()})
 SQL = "id long, city string, at long"

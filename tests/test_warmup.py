@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from test_cli import DDFLOW, on_a_terminal
 
-pytestmark = pytest.mark.together  # one process compiles for all of these
+pytestmark = pytest.mark.together("warmup")  # one process compiles for all of these
 
 TESTS = Path(__file__).parent
 WARM = """
