@@ -33,6 +33,7 @@ from ddflow.arrange.arrangement import Arrangement
 from ddflow.budget import shown_size
 from ddflow.frontier import shown
 from ddflow.held_rows import FIRST, HeldRows
+from ddflow.terminal import printable
 from ddflow.verdicts import Verdicts
 
 
@@ -224,11 +225,6 @@ def as_html(first: str, table: list[list[str]], rest: list[str]) -> str:
     rows = "".join(row("td", each) for each in body)
     top, *below = (f"<div>{escape(line)}</div>" for line in (first, *rest))
     return f"{top}<table><thead>{row('th', head)}</thead><tbody>{rows}</tbody></table>{''.join(below)}"
-
-
-def printable(name: str) -> str:
-    """A name on one line, with control characters spelled out."""
-    return name if name.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
 
 
 def _cells(text: str) -> int:

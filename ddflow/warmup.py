@@ -124,17 +124,17 @@ def _orders(n: int, seed: int) -> pa.Table:
 
 
 def _by_time() -> Iterator[str]:
-    """Identities of one word, events that wait, late ones that are advanced, ties."""
+    """Identities of one word, events that wait, late ones that are advanced, ties; a step that threads share."""
     columns = {"key": pa.int64(), "value": pa.int32(), "at": pa.timestamp("us")}
     flow = dd.Flow()
     readings = flow.upserts("readings", columns, dd.Upsert("key", time="at", late="advance", tie="greatest"))
     flow.output("readings", readings)
     flow.output("counts", readings.project(["value"]).count())
-    with flow.open() as engine:
+    with flow.open(threads=2) as engine:
         for time in range(0, 120, 10):
-            draw = np.random.default_rng(time)
-            at = pa.array(draw.integers(max(time - 5, 0), time + 10, 400)).cast(pa.timestamp("us"))
-            key, value = draw.integers(0, 2000, 400), pa.array(draw.integers(0, 9, 400), pa.int32())
+            draw, n = np.random.default_rng(time), 400 if time else 4 * crew.LEAST
+            at = pa.array(draw.integers(max(time - 5, 0), time + 10, n)).cast(pa.timestamp("us"))
+            key, value = draw.integers(0, 2000, n), pa.array(draw.integers(0, 9, n), pa.int32())
             engine.push({"readings": pa.table({"key": key, "value": value, "at": at})})
             engine.advance_to(time + 5)
             yield "flows by time"
@@ -148,9 +148,9 @@ def _beneath() -> Iterator[str]:
     text = flow.upserts("text", {"key": pa.string(), "at": pa.int64()}, dd.Upsert("key", "at"))
     flow.output("text", text)
     flow.output("numbers", flow.upserts("numbers", {"key": pa.int64(), "value": pa.int64()}, dd.Upsert("key")))
-    with tempfile.TemporaryDirectory() as place, flow.open(memory=4 * LEAST, spill=place, threads=2) as engine:
+    with tempfile.TemporaryDirectory() as place, flow.open(memory=4 * LEAST, spill=place) as engine:
         for time in range(3):
-            key = np.arange(time * 100, time * 100 + 2 * crew.LEAST)  # enough for two threads
+            key = np.arange(time * 100, time * 100 + 20_000)
             names = pa.array(key).cast(pa.string())
             engine.step({"text": pa.table({"key": names, "at": key}), "numbers": pa.table({"key": key, "value": key})},
                         time)  # fmt: skip

@@ -34,9 +34,10 @@ from ddflow.budget import shown_size
 from ddflow.frontier import NEVER, shown
 from ddflow.partitions.coordinator import Committed
 from ddflow.partitions.gathered import ROWS
-from ddflow.stats import as_html, as_text, printable
+from ddflow.stats import as_html, as_text
 from ddflow.store.manifest import Epoch, newest
 from ddflow.store.opening import open_store
+from ddflow.terminal import printable
 from ddflow.verdicts import SHOWN, Verdicts
 
 TOLD: Final = 100

@@ -21,6 +21,7 @@ FLOORS = {
     "ddflow.version": 0,
     "ddflow.errors": 0,
     "ddflow.aside": 0,
+    "ddflow.terminal": 0,
     "ddflow.frontier": 1,
     "ddflow.names": 1,
     "ddflow.schema": 1,

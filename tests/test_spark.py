@@ -129,7 +129,7 @@ SQL_TYPES = {
     "interval": "interval '1 02:03:04.000005' day to second", "time": "time'23:59:59.999999'",
 }  # fmt: skip
 NESTED = {
-    "array": "array(1, null, 3)", "map": "map('a', 1.5D, 'b', null)", "void": "null",
+    "array": "array(1, null, 3)", "map": "map('a', 1.5D, 'b', null)",
     "struct": "named_struct('x', array(timestamp'2024-01-01', null), 'Y', named_struct('z', if(id > 9, null, -0.0D)))",
 }  # fmt: skip
 
@@ -146,6 +146,12 @@ def test_every_type_that_spark_sends_goes_through_as_payload(spark: SparkSession
         "string" if f.name == "collated" else f.dataType.simpleString() for f in frame.schema
     ]
     assert_same(frames, locally(flow, {"s": frame.toArrow()}))
+
+
+def test_a_column_of_spark_s_void_is_refused_when_the_flow_is_built(spark: SparkSession) -> None:
+    schema = spark_bridge.arrow_schema(spark.range(2).selectExpr("id as k", "null as nothing"))
+    with pytest.raises(SpecError, match="of the type null"):
+        dd.Flow().upserts("s", schema, dd.Upsert("k"))
 
 
 def test_a_null_struct_has_no_children_whatever_they_are_declared_to_be(spark: SparkSession) -> None:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from doors import TYPES, plain
+from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 from spark_session import counted, locally
 
@@ -215,12 +216,10 @@ def test_a_value_that_does_not_fit_its_column_is_refused_and_never_rounded() -> 
         T.StructType([T.StructField("v", T.VariantType())]),
     ],
 )
-def test_a_column_that_spark_cannot_hand_over_is_named(kind: T.DataType) -> None:
-    class Frame:
-        schema = T.StructType([T.StructField("k", T.LongType()), T.StructField("odd", kind)])
-
+def test_a_column_that_spark_cannot_hand_over_is_named(spark: SparkSession, kind: T.DataType) -> None:
+    frame = spark.createDataFrame([], T.StructType([T.StructField("k", T.LongType()), T.StructField("odd", kind)]))
     with pytest.raises(SchemaMismatch, match=r"column 'odd' of a DataFrame: .*cast it, or drop it"):
-        arrow_schema(Frame)
+        arrow_schema(frame)
 
 
 def test_the_schema_of_a_flow_is_in_sparks_types() -> None:

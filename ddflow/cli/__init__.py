@@ -28,7 +28,9 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
+from ddflow.cli.say import say
 from ddflow.errors import DdflowError
+from ddflow.terminal import guard_log, lines
 from ddflow.version import __version__
 
 VERBS: Final = (
@@ -94,6 +96,8 @@ def guard(debug: bool) -> Iterator[None]:
         raise typer.Exit(REFUSED) from None
     except Exception as error:
         if hasattr(error, "exit_code"):  # wrong usage: Typer words it, and ends with 2
+            usage: Any = error
+            usage.message = lines(str(getattr(error, "message", error)))
             raise
         _say(f"{type(error).__name__}: {error}; this is a bug in ddflow: run again with --debug and report it", debug)
         raise typer.Exit(BUG) from None
@@ -101,8 +105,8 @@ def guard(debug: bool) -> Iterator[None]:
 
 def _say(message: str, debug: bool) -> None:
     if debug:
-        traceback.print_exc()
-    typer.echo(f"ddflow: {message}", err=True)
+        say(traceback.format_exc().rstrip(), err=True)
+    say(f"ddflow: {message}", err=True)
 
 
 app = typer.Typer(
@@ -112,7 +116,7 @@ app = typer.Typer(
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(f"ddflow {__version__}")
+        say(f"ddflow {__version__}")
         raise typer.Exit
 
 
@@ -136,5 +140,6 @@ def _stop(number: int, frame: Any) -> None:
 
 def main() -> None:
     """The ``ddflow`` program."""
+    guard_log()
     signal.signal(signal.SIGTERM, _stop)  # so that what is half written is taken away
     app()

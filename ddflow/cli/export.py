@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from ddflow.cli.arguments import State, Trust
+from ddflow.cli.say import say
 
 
 def export(
@@ -73,9 +74,9 @@ def export(
             done.append({"name": name, "rows": opened[name].written, "file": str(paths[name])})
         epoch = snapshot.epoch
     if as_json:
-        typer.echo(json.dumps({"state": state, "epoch": epoch, "as_of": at, "written": done}))
+        say(json.dumps({"state": state, "epoch": epoch, "as_of": at, "written": done}))
     for each in done if not as_json else ():
-        typer.echo(f"{each['name']}: {each['rows']:,} rows of epoch {epoch} to {each['file']}", err=True)
+        say(f"{each['name']}: {each['rows']:,} rows of epoch {epoch} to {each['file']}", err=True)
 
 
 def _path(name: str, output: Path | None, many: int) -> Path:

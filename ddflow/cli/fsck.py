@@ -16,6 +16,7 @@ import typer
 
 from ddflow.cli import REFUSED
 from ddflow.cli.arguments import State, Trust
+from ddflow.cli.say import say
 
 
 def fsck(
@@ -46,6 +47,6 @@ def fsck(
         report = checked(state, trust=trust, look=tick)  # type: ignore[arg-type]
     if not as_json:
         report.where = state  # as it was written
-    typer.echo(json.dumps(report.to_dict()) if as_json else str(report))
+    say(json.dumps(report.to_dict()) if as_json else str(report))
     if not report.ok:
         raise typer.Exit(REFUSED)

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from ddflow.cli.arguments import State, Trust
+from ddflow.cli.say import say
 
 _UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -65,21 +66,21 @@ def gc(
     choices: dict[str, Any] = {"dry_run": dry_run, "trust": trust}
     done = gc(state, grace=spans[0], orphans=spans[1], **choices)
     if as_json:
-        typer.echo(json.dumps({"state": state, "dry_run": dry_run, "forgot": forget} | asdict(done)))
+        say(json.dumps({"state": state, "dry_run": dry_run, "forgot": forget} | asdict(done)))
         return
 
     from ddflow.budget import shown_size
 
     if forget:
-        typer.echo(f"{state} is compacted to the present, and holds nothing of rows that were deleted or replaced")
+        say(f"{state} is compacted to the present, and holds nothing of rows that were deleted or replaced")
     verb = "would delete" if dry_run else "deleted"
-    typer.echo(f"{verb} {len(done.manifests):,} versions and {done.files:,} files, {shown_size(done.bytes)}")
+    say(f"{verb} {len(done.manifests):,} versions and {done.files:,} files, {shown_size(done.bytes)}")
     if done.outputs:
-        typer.echo(f"{verb} {len(done.outputs):,} files that failed commits left among the outputs")
+        say(f"{verb} {len(done.outputs):,} files that failed commits left among the outputs")
     if done.waiting:
         size = shown_size(done.bytes_waiting)
-        typer.echo(f"left {done.waiting:,} files, {size}, that no version names: they may be of an epoch under way")
-    typer.echo(f"kept versions {', '.join(map(str, done.kept)) or 'none'}")
+        say(f"left {done.waiting:,} files, {size}, that no version names: they may be of an epoch under way")
+    say(f"kept versions {', '.join(map(str, done.kept)) or 'none'}")
 
 
 def _forget(state: str, trust: str) -> None:

@@ -16,7 +16,9 @@ from typing import Annotated, Any
 
 import typer
 
+from ddflow import terminal
 from ddflow.cli.arguments import State, Trust
+from ddflow.cli.say import say
 
 
 def inspect(
@@ -42,19 +44,18 @@ def inspect(
 
     found = inspected(state, trust=trust)  # type: ignore[arg-type]
     if as_json:
-        typer.echo(json.dumps(found))
+        say(json.dumps(found))
         return
     _show(found)
 
 
 def _show(found: Mapping[str, Any]) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     person = sys.stdout.isatty()
-    console = Console(highlight=False, width=None if person else 1000)
+    console = terminal.console(highlight=False, width=None if person else 1000)
     for title, head, given in sections(found):
         rows = list(given)
         if not rows:
@@ -70,12 +71,12 @@ def _show(found: Mapping[str, Any]) -> None:
             table.add_row(*(Text(_shown(value)) for value in row))
         with console.capture() as drawn:
             console.print(table)
-        typer.echo("\n".join(line.rstrip() for line in drawn.get().splitlines()))
-        typer.echo()
+        say("\n".join(line.rstrip() for line in drawn.get().splitlines()), drawn=True)
+        say()
 
 
 def _shown(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else "" if value is None else str(value)
+    return f"{value:,}" if isinstance(value, int) else "" if value is None else terminal.printable(str(value))
 
 
 LATEST = 5

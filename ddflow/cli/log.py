@@ -38,6 +38,7 @@ from ddflow.rebuilt import sources
 from ddflow.schema import did_you_mean
 from ddflow.snapshot import found
 from ddflow.store.opening import open_store
+from ddflow.terminal import console
 
 
 def source_of(state: str, name: str | None, trust: str) -> Bound:
@@ -98,7 +99,10 @@ def _is(file: Path, name: str) -> bool:
 def key_of(text: str, bound: Bound) -> dict[str, Any]:
     """A key as it is written: ``7``, ``7,Bern`` or ``id=7,city=Bern``; quotes as in CSV.  Raises `NotReadable`."""
     names, asked = list(bound.spec.key), f"the key {text!r} of {bound.name!r}"
-    parts = next(csv.reader([text], skipinitialspace=True), []) if len(names) > 1 else [text]
+    try:
+        parts = next(csv.reader([text], skipinitialspace=True), []) if len(names) > 1 else [text]
+    except csv.Error as error:
+        raise NotReadable(asked, str(error), "put a value with a line's end in quotes") from None
     pairs = [part.partition("=") for part in parts]
     if all(equals and name.strip() in names for name, equals, _ in pairs):
         given = {name.strip(): value for name, _, value in pairs}
@@ -126,12 +130,11 @@ def watching(doing: str, total: int | None, unit: Callable[[int], str]) -> Itera
     if not sys.stderr.isatty():
         yield lambda more: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
     seen, began = [0], perf_counter()
     columns = (SpinnerColumn(), BarColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task(doing, total=total)
 
         def tick(more: int) -> None:

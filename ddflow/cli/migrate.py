@@ -16,6 +16,7 @@ import typer
 
 from ddflow.cli import options as o
 from ddflow.cli.arguments import Full, Scope
+from ddflow.cli.say import say
 
 if TYPE_CHECKING:
     from ddflow.custody.migrate import Migrated, Told
@@ -115,10 +116,10 @@ def _migrate(ask: o.Ask, old: str, whole: bool, full: list[str] | None, scope: s
         about = {"old": old, "new": new, "epoch": done.epoch, "last": done.last, "written": done.tables[OUT].num_rows,
                  "whole": bool(done.whole or done.new), "output": ask.output}  # fmt: skip
         if ask.as_json:
-            typer.echo(json.dumps(about))
+            say(json.dumps(about))
         else:
             what = "rows, whole," if about["whole"] else "updates, net,"
-            typer.echo(f"{new} is at epoch {done.epoch:,}: {about['written']:,} {what} of {old}", err=True)
+            say(f"{new} is at epoch {done.epoch:,}: {about['written']:,} {what} of {old}", err=True)
 
     choices: dict[str, Any] = {"trust": ask.trust, "memory": ask.memory}
     replay(old, new, flow, feed, take, OUT, whole=whole, **choices)

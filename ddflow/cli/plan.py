@@ -54,10 +54,13 @@ def check_usage(ask: Ask, sides: bool = True) -> None:
 
 
 def names(texts: Iterable[str] | None) -> list[str]:
-    """The column names in texts like ``a,b``; quotes as in CSV around those that hold a comma."""
+    """The column names in texts like ``a,b``; quotes as in CSV around those that hold a comma.  Raises `SpecError`."""
     out: list[str] = []
     for text in texts or ():
-        out += [name.strip() for line in csv.reader([text], skipinitialspace=True) for name in line if name.strip()]
+        try:
+            out += [name.strip() for line in csv.reader([text], skipinitialspace=True) for name in line if name.strip()]
+        except csv.Error as error:
+            raise SpecError(f"columns {text!r}", str(error), "put a name with a line's end in quotes") from None
     return out
 
 

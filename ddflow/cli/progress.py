@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
+from ddflow.terminal import console
+
 Tick = Callable[[int, int], None]
 """Called with the rows read and the updates put out, since the last call."""
 
@@ -24,12 +26,11 @@ def progress(total: int | None, hidden: bool = False) -> Iterator[Tick]:
     if hidden or not sys.stderr.isatty():
         yield lambda rows, updates: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
     columns = (SpinnerColumn(), BarColumn(), TextColumn("{task.description}"))
     seen, began = [0, 0], perf_counter()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task(_beginning(), total=total)
 
         def tick(rows: int, updates: int) -> None:

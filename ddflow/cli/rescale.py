@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from ddflow.cli.arguments import State, Trust
+from ddflow.cli.say import say
 
 
 def rescale(
@@ -51,11 +52,11 @@ def rescale(
     choices: dict[str, Any] = {"trust": trust, "memory": memory}
     done = rescale(state, partitions, **choices)
     if as_json:
-        typer.echo(json.dumps({"state": state} | done._asdict()))
+        say(json.dumps({"state": state} | done._asdict()))
     elif done.before == done.partitions:
-        typer.echo(f"{state} has {_counted(done.partitions, 'partition')} already (epoch {done.epoch})")
+        say(f"{state} has {_counted(done.partitions, 'partition')} already (epoch {done.epoch})")
     else:
-        typer.echo(f"{state} has {_counted(done.partitions, 'partition')}, and had {done.before:,}: "
+        say(f"{state} has {_counted(done.partitions, 'partition')}, and had {done.before:,}: "
                    f"{_counted(done.versions, 'row')} and {_counted(done.pending, 'waiting event')} moved "
                    f"(epoch {done.epoch})")  # fmt: skip
 

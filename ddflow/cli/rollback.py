@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ddflow.cli.arguments import State, Trust
+from ddflow.cli.say import say
 
 if TYPE_CHECKING:
     from ddflow.custody.rollback import Version
@@ -60,32 +61,32 @@ def rollback(
     found = custody.versions(state, **choices)
     if versions:
         if as_json:
-            typer.echo(json.dumps([_plain(each) for each in found]))
+            say(json.dumps([_plain(each) for each in found]))
         else:
             for each in found:
-                typer.echo(_line(each))
+                say(_line(each))
         return
     if not yes:
         if not sys.stdin.isatty():
             raise typer.BadParameter("going back loses what was committed since: say --yes, or answer at a terminal")
         for each in found:
-            typer.echo(_line(each), err=True)
+            say(_line(each), err=True)
         where = "the last whole version before the newest" if to_epoch is None else f"epoch {to_epoch}"
         typer.confirm(f"go back to {where}, and lose all later epochs?", abort=True, err=True)
     done = custody.rollback(state, to_epoch, **choices)
     if as_json:
-        typer.echo(json.dumps({"state": state, "epoch": done.manifest.epoch, "manifest": done.manifest.number,
+        say(json.dumps({"state": state, "epoch": done.manifest.epoch, "manifest": done.manifest.number,
                                "version": done.version, "passed": done.passed, "hidden": done.hidden}))  # fmt: skip
         return
     if done.manifest.number == done.version:
-        typer.echo(f"{state} is at epoch {done.manifest.epoch} already (manifest {done.version})")
+        say(f"{state} is at epoch {done.manifest.epoch} already (manifest {done.version})")
     else:
-        typer.echo(f"{state} is at epoch {done.manifest.epoch} again: manifest {done.manifest.number} says what "
+        say(f"{state} is at epoch {done.manifest.epoch} again: manifest {done.manifest.number} says what "
                    f"{done.version} said")  # fmt: skip
     for wrong in done.passed:
-        typer.echo(f"passed over: {wrong}")
+        say(f"passed over: {wrong}")
     for path in done.hidden:
-        typer.echo(f"hidden, of an epoch that is no more: {path}")
+        say(f"hidden, of an epoch that is no more: {path}")
 
 
 def _plain(version: Version) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import typer
 
 import ddflow as dd
 from ddflow.cli.continued import epochs, opened, told
@@ -30,6 +29,7 @@ from ddflow.cli.options import Ask
 from ddflow.cli.plan import OUT, SOURCE, check_usage, names, planned
 from ddflow.cli.progress import Tick, progress
 from ddflow.cli.reading import marked, taken, ticked, within
+from ddflow.cli.say import say
 from ddflow.cli.show import Done, Piped, Preview
 from ddflow.errors import OutputExists
 from ddflow.files import Input, Output, open_output
@@ -83,9 +83,9 @@ def run(ask: Ask) -> None:
         epoch=None if ask.state is None else epoch, pending=pending,
     )  # fmt: skip
     if ask.as_json:
-        typer.echo(json.dumps(done.as_json()))
+        say(json.dumps(done.as_json()))
     else:
-        typer.echo(done.text(), err=True)
+        say(done.text(), err=True)
 
 
 def opening(ask: Ask, flow: dd.Flow) -> dd.Engine:

@@ -11,6 +11,7 @@ not trivial: the same command is read by people and by pipes.  `Preview` and `Pi
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,6 +20,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from ddflow.terminal import console, printable
+
+_HIGH: Final = re.compile(rb"\x7f|\xc2[\x80-\x9f]")
 SHOWN: Final = 20
 """How many rows a table on a terminal has."""
 
@@ -58,6 +62,16 @@ class Done:
         return f"{self.rows:,} rows of {files} {mode}: {put}{where} in {took}; {verdicts}"
 
 
+class _Stdout:
+    """JSON text on stdout, with the control characters escaped that JSON lets pass; the values stay the same."""
+
+    def write(self, text: Any) -> None:
+        """Put it out."""
+        if any(letter in bytes(text) for letter in (b"\x7f", b"\xc2")):
+            text = _HIGH.sub(lambda found: b"\\u%04x" % ord(found[0].decode()), bytes(text))
+        sys.stdout.buffer.write(text)
+
+
 class Piped:
     """Rows as JSON lines on stdout."""
 
@@ -69,7 +83,7 @@ class Piped:
         from ddflow.files.kinds import JSON, Kind
         from ddflow.files.writers import writer
 
-        writer(sys.stdout.buffer, Kind(JSON), table.schema).write(table)
+        writer(_Stdout(), Kind(JSON), table.schema).write(table)
         sys.stdout.buffer.flush()
         self.written += table.num_rows
 
@@ -104,7 +118,6 @@ class Preview:
             self._show()
 
     def _show(self) -> None:
-        from rich.console import Console
         from rich.table import Table
         from rich.text import Text
 
@@ -113,11 +126,12 @@ class Preview:
             number = (
                 pa.types.is_integer(field.type) or pa.types.is_floating(field.type) or pa.types.is_decimal(field.type)
             )
-            shown.add_column(Text(field.name), justify="right" if number else "left")
+            shown.add_column(Text(printable(field.name)), justify="right" if number else "left")
+        null = Text("null", style="dim")
         for row in self._first.to_pylist():
-            shown.add_row(*(Text("null", style="dim") if value is None else Text(str(value)) for value in row.values()))
-        console = Console()
-        console.print(shown)
+            shown.add_row(*(null if value is None else Text(printable(str(value))) for value in row.values()))
+        screen = console()
+        screen.print(shown)
         if self.written > self._first.num_rows:
             more = self.written - self._first.num_rows
-            console.print(f"... and {more:,} more; -o FILE writes all, -o - prints them", highlight=False)
+            screen.print(f"... and {more:,} more; -o FILE writes all, -o - prints them", highlight=False)

@@ -16,6 +16,7 @@ import typer
 
 from ddflow.cli import REFUSED
 from ddflow.cli.arguments import Full, Scope, Source, State, Trust
+from ddflow.cli.say import say
 
 Log = Annotated[
     list[str],
@@ -64,6 +65,6 @@ def verify(
     given = log_of(log, bound)
     with watching(f"folding {bound.name}", given.rows, lambda n: f"{n:,} events") as tick:
         found = compared(state, {bound.name: streamed(given, full, scope)}, memory=memory, trust=trust, look=tick)  # type: ignore[arg-type]
-    typer.echo(json.dumps(found.to_dict(), default=str) if as_json else str(found))
+    say(json.dumps(found.to_dict(), default=str) if as_json else str(found))
     if not found.ok:
         raise typer.Exit(REFUSED)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import sys
 from time import perf_counter
 
-import typer
+from ddflow.cli.say import say
+from ddflow.terminal import console
 
 
 def warmup() -> None:
@@ -20,7 +21,6 @@ def warmup() -> None:
     The first run of anything compiles them too, and waits some ten seconds for it. They are kept in a private
     directory (`DDFLOW_CACHE_DIR`, else the platform's for caches), and compiled again when ddflow or numba changes.
     """
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     from ddflow.files import UnwritableOutput
@@ -29,11 +29,11 @@ def warmup() -> None:
     began = perf_counter()
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
     shown = sys.stderr.isatty()
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown) as bar:
+    with Progress(*columns, console=console(stderr=True), transient=True, disable=not shown) as bar:
         task = bar.add_task("loading", total=None)
         warmed = warm(lambda done, total, doing: bar.update(task, completed=done, total=total, description=doing))
     if warmed.directory is None:
         raise UnwritableOutput("keep compiled kernels", "no directory for them can be written",
                                "name one that only you may enter: DDFLOW_CACHE_DIR=...")  # fmt: skip
     seconds = perf_counter() - began
-    typer.echo(f"{warmed.kernels} kernels ready, {warmed.compiled} compiled in {seconds:.1f} s, in {warmed.directory}")
+    say(f"{warmed.kernels} kernels ready, {warmed.compiled} compiled in {seconds:.1f} s, in {warmed.directory}")

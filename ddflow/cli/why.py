@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from ddflow.cli.arguments import Full, Scope, Source, State, Trust
+from ddflow.cli.say import say
 
 
 def why(
@@ -50,4 +51,4 @@ def why(
     given = None if log is None or not log else log_of(log, bound)
     events = None if given is None else streamed(given, full, scope)
     story = why_of(state, bound.name, key_of(key, bound), events, trust=trust)  # type: ignore[arg-type]
-    typer.echo(json.dumps(story.to_dict(), default=str) if as_json else str(story))
+    say(json.dumps(story.to_dict(), default=str) if as_json else str(story))

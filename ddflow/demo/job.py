@@ -30,6 +30,7 @@ from rich.console import Console
 from rich.status import Status
 
 import ddflow as dd
+from ddflow import terminal
 from ddflow.demo import plot
 from ddflow.demo.dpkg_feed import DpkgFeed
 from ddflow.demo.feed import Feed
@@ -202,7 +203,7 @@ def run(
     """
     feeds: list[Feed] = [GitFeed(repo)] if repo is not None or not dpkg else []
     feeds += [DpkgFeed()] if dpkg else []
-    return perform(feeds, spark=spark, out=out, partitions=partitions, console=console or Console())
+    return perform(feeds, spark=spark, out=out, partitions=partitions, console=console or terminal.console())
 
 
 def perform(feeds: Sequence[Feed], *, spark: bool, out: Path, partitions: int, console: Console) -> int:

@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from ddflow.errors import MissingExtra
+from ddflow.terminal import printable
 
 LINES: Final = 8
 """How many groups get a line; the legend says how many there are besides."""
@@ -91,4 +92,4 @@ def draw(updates: pa.Table, group: str, where: Path, labels: Labels) -> None:
 
 def _plain(text: str) -> str:
     """The text as it is: no control characters, no mathematics."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text).replace("$", r"\$")
+    return printable(text).replace("$", r"\$")

@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ddflow import terminal
 from ddflow.demo.tally import EXAMPLES, Checks
 
 SHOWN: Final = 15
@@ -103,7 +104,7 @@ def printable(name: object, width: int = 40) -> Text:
     >>> printable("\x1b[1m[red]").plain, printable("x" * 99).plain
     ('\\x1b[1m[red]', 'xxxxxxxxxxxxxxxxxx...xxxxxxxxxxxxxxxxxx')
     """
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(name))
+    text = terminal.printable(str(name))
     half = (width - 3) // 2
     return Text(text if len(text) <= width else f"{text[:half]}...{text[-half:]}")
 

@@ -1,0 +1,16 @@
+"""What a verb says: the one place where text of ours goes to stdout and stderr.
+
+>>> say("a\\x1b[2Jb")
+a\\x1b[2Jb
+"""
+
+from __future__ import annotations
+
+import typer
+
+from ddflow.terminal import lines
+
+
+def say(text: str = "", err: bool = False, drawn: bool = False) -> None:
+    """Print lines.  ``drawn``: by `ddflow.terminal.console`, so that their control sequences are its own."""
+    typer.echo(text if drawn else lines(text), err=err)

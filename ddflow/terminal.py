@@ -1,0 +1,65 @@
+r"""Text on its way to a terminal: nothing of it is a command to that terminal.
+
+Invariant: what comes from elsewhere (values, names of files and outputs, messages of other programs) is shown with its
+control characters spelled out, so that it cannot move the cursor, hide lines, or set a window's title.  Data files hold
+what they hold.  Styles and progress bars are Rich's own control sequences, so this looks at texts before they are
+drawn, not at the stream.
+
+>>> printable("a\x1b[2Jb\nc"), lines("a\x9b2J\nb")
+('a\\x1b[2Jb\\nc', 'a\\x9b2J\nb')
+>>> import io
+>>> terminal = console(file=io.StringIO(), force_terminal=True, color_system=None)
+>>> terminal.print("\x1b]0;title")
+>>> terminal.file.getvalue()
+'\\x1b]0;title\n'
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.segment import Segment
+
+
+def printable(text: str) -> str:
+    """A text on one line, with control characters spelled out."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def lines(text: str) -> str:
+    """The same for a text of several lines, which stay lines."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def console(**settings: Any) -> Console:
+    """A console of Rich's that spells control characters out in whatever it draws."""
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class Plain(Console):
+        """Looks at all texts once they are laid out."""
+
+        def render(self, renderable: Any, options: Any = None) -> Iterator[Segment]:
+            """The segments of something to be drawn."""
+            for text, style, control in super().render(renderable, options):
+                yield Segment(text if control else lines(text), style, control)
+
+    return Plain(**settings)
+
+
+def guard_log() -> None:
+    """The same for what is logged or warned of where nobody has said how: for programs, not for libraries."""
+
+    class Spelled(logging.Formatter):
+        def format(self, record: logging.LogRecord) -> str:
+            return lines(super().format(record))
+
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(Spelled())
+    plain = warnings.formatwarning
+    warnings.formatwarning = lambda *given, **named: lines(plain(*given, **named))
