@@ -150,7 +150,7 @@ def _beneath() -> Iterator[str]:
     flow.output("numbers", flow.upserts("numbers", {"key": pa.int64(), "value": pa.int64()}, dd.Upsert("key")))
     with tempfile.TemporaryDirectory() as place, flow.open(memory=4 * LEAST, spill=place) as engine:
         for time in range(3):
-            key = np.arange(time * 100, time * 100 + 2 * crew.LEAST)  # enough for two threads
+            key = np.arange(time * 100, time * 100 + 20_000)
             names = pa.array(key).cast(pa.string())
             engine.step({"text": pa.table({"key": names, "at": key}), "numbers": pa.table({"key": key, "value": key})},
                         time)  # fmt: skip

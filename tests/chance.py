@@ -2,7 +2,7 @@
 
 Each run draws anew, so that many short runs search as much as a long one.  ``DDFLOW_SEED=N`` repeats a run's draws; the
 first lines of pytest name the seed.  ``DDFLOW_EXAMPLES=0.1`` draws a tenth of the examples; ``DDFLOW_SOAK=1`` draws
-sixty times as many, and takes lists whole instead of samples.
+twenty times as many as they name, and takes lists whole instead of samples.
 
 >>> sample(range(9), 20, "short lists are taken whole")
 [0, 1, 2, 3, 4, 5, 6, 7, 8]

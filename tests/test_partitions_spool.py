@@ -92,7 +92,7 @@ def test_rows_come_back_in_the_order_of_arrival(tmp_path_factory: pytest.TempPat
     assert digest == added(NO_ROWS, *(d for batch in batches for d in batch["digest"].to_pylist()))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in PLAIN if kind != "null"])  # a source has no such column
+@pytest.mark.parametrize("kind", [kind for kind in PLAIN if kind != "null"])  # which is no type of a column
 def test_rows_of_every_type_are_read_from_memory_and_from_the_file(kind: str, tmp_path: Path) -> None:
     array = pa.concat_arrays([PLAIN[kind]] * 3).slice(1)
     n = len(array)
