@@ -107,8 +107,7 @@ class Searcher(Reader):
             plan, manifest = self._plan
             by = shared(plan, self.asked.name)
             assert by is not None, "it has several parts"
-            node = plan.outputs.get(self.asked.name) or plan.sources[self.asked.name]
-            numbers = partitions_with(node, by.by or (), self._values(), manifest)
+            numbers = partitions_with(by.by or (), self._values(), manifest)
             if numbers is not None:
                 self.parts = [Part((by.level, number)) for number in numbers]
         return rest

@@ -33,7 +33,7 @@ from ddflow.batcher import Batcher
 from ddflow.budget import Budget
 from ddflow.durable import files_named
 from ddflow.errors import CorruptState, SpecError
-from ddflow.flow import Collection, Flow
+from ddflow.flow import Flow
 from ddflow.history import changes
 from ddflow.identity import Secret, identities, partition_of
 from ddflow.intake import Intake
@@ -88,8 +88,7 @@ def shared(flow: Flow, name: str) -> Shared | None:
     return Shared(on.pop(), by) if len(on) == 1 and (node.distinct or by is not None) else None
 
 
-def partitions_with(node: Collection, by: Sequence[str], values: Mapping[str, Sequence[Any]], manifest: Manifest
-                    ) -> list[int] | None:  # fmt: skip
+def partitions_with(by: Sequence[str], values: Mapping[str, Sequence[Any]], manifest: Manifest) -> list[int] | None:
     """The partitions in which rows with certain values can be, ascending; None where that is not known.  O(keys).
 
     ``by``: as in `Shared`.  ``values``: by column, Arrow scalars of its type, one of which a row has.
@@ -97,8 +96,10 @@ def partitions_with(node: Collection, by: Sequence[str], values: Mapping[str, Se
     if not by or not set(by) <= set(values) or prod(len(values[name]) for name in by) > KEYS:
         return None
     keys = list(product(*(values[name] for name in by)))
-    fields = [node.schema.field(name) for name in by]
-    columns = [pa.array([key[i].as_py() for key in keys], field.type) for i, field in enumerate(fields)]
+    if not keys:
+        return []
+    # Scalars as they are: Python has no date before the year 1.
+    columns = [pa.concat_arrays([pa.repeat(key[i], 1) for key in keys]) for i in range(len(by))]
     table = pa.Table.from_arrays(columns, names=list(by))
     high, _ = identities(table, Secret(*manifest.secret), len(keys))
     return sorted({int(number) for number in partition_of(high, manifest.spread)})

@@ -231,8 +231,8 @@ class _Telling:
             live, rows = batch.live[at] != 0, pa.table(batch.rows.table).take(pa.array(at))
             # A deletion's row is filler; the key is its own.
             own = self.row.schema.names
-            columns = [pa.array([self.row.column(n)[0].as_py()] * at.size, rows.schema.field(n).type) if n in own else
-                       _masked(rows.column(n), live) for n in rows.schema.names]  # fmt: skip
+            columns = [pa.repeat(self.row.column(n)[0], at.size) if n in own else _masked(rows.column(n), live)
+                       for n in rows.schema.names]  # fmt: skip
             masked = pa.table(columns, names=rows.schema.names)
             order = upsert.order
             kept = order.keeps and bool(order.fields)
