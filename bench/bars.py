@@ -41,8 +41,16 @@ OVER_BUDGET = 1.15  # times the budget that private memory may take, over an idl
 RECEIPTS_OF, COMMIT_MS = 1000, 1000  # partitions, whose receipts must be committed in so many milliseconds
 COMMIT_GROWS = 2.0  # times that a commit may take at most on the largest state over that on the smallest
 # Of the lines of the semantics bench: the part of their base's rate, and the rate in million a second.
-SEMANTICS_PARTS = {"overwrite": 1 / 2, "ignore": 1 / 2, "max": 1 / 2, "sum": 1 / 2, "cell": 1 / 3, "groups": 1 / 3,
-                   "tombstones-stay": 0.97, "contents-replace": 1.0}  # fmt: skip
+SEMANTICS_PARTS = {
+    "overwrite": 1 / 2,
+    "ignore": 1 / 2,
+    "max": 1 / 2,
+    "sum": 1 / 2,
+    "cell": 1 / 3,
+    "groups": 1 / 3,
+    "tombstones-stay": 0.97,
+    "contents-replace": 1.0,
+}
 SEMANTICS_RATES = {"append": 0.5, "union": 0.5, "to_upserts": 5.0, "dfa-arrival": 5.0}
 
 

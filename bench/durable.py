@@ -38,8 +38,21 @@ import ddflow as dd
 
 SIZES = (10**5, 10**6, 10**7)
 STEP, LOADED = 10_000, 100_000
-HEADINGS = ("keys", "epochs", "step ms", "commit ms, mean", "median", "longest", "CPU ms", "written MB", "bare ms",
-            "files", "reopen s", "CPU s", "first step ms")  # fmt: skip
+HEADINGS = (
+    "keys",
+    "epochs",
+    "step ms",
+    "commit ms, mean",
+    "median",
+    "longest",
+    "CPU ms",
+    "written MB",
+    "bare ms",
+    "files",
+    "reopen s",
+    "CPU s",
+    "first step ms",
+)
 
 
 def run(keys: int, epochs: int) -> dict[str, Any]:
@@ -82,10 +95,21 @@ def run(keys: int, epochs: int) -> dict[str, Any]:
         bare = _bare(folder, int(written))
     finally:
         shutil.rmtree(folder)
-    return {"keys": keys, "epochs": epochs, "step_ms": median(steps) * 1e3, "commit_ms": mean(commits) * 1e3,
-            "commit_median_ms": median(commits) * 1e3, "commit_longest_ms": max(commits) * 1e3,
-            "commit_cpu_ms": mean(cpus) * 1e3, "bytes_per_commit": written, "bare_ms": bare * 1e3, "files": files,
-            "reopen_seconds": reopened, "reopen_cpu_seconds": opened_cpu, "first_step_ms": first * 1e3}  # fmt: skip
+    return {
+        "keys": keys,
+        "epochs": epochs,
+        "step_ms": median(steps) * 1e3,
+        "commit_ms": mean(commits) * 1e3,
+        "commit_median_ms": median(commits) * 1e3,
+        "commit_longest_ms": max(commits) * 1e3,
+        "commit_cpu_ms": mean(cpus) * 1e3,
+        "bytes_per_commit": written,
+        "bare_ms": bare * 1e3,
+        "files": files,
+        "reopen_seconds": reopened,
+        "reopen_cpu_seconds": opened_cpu,
+        "first_step_ms": first * 1e3,
+    }
 
 
 def _table(key: Any, rng: Any) -> pa.Table:

@@ -37,8 +37,18 @@ SIZES = (10**4, 10**5, 10**6, 10**7)
 SPILLED = {10**6: "16MB", 10**7: "128MB"}  # keys -> budget, about a tenth of what they take
 STEP, PER_TIME, LOADED = 10_000, 1_000, 100_000
 LEAST = 1_000_000  # events that are counted, or as many as there are keys
-HEADINGS = ("keys", "budget", "events", "ns an event", "longest step ms", "write ampl.", "batches", "resident MB",
-            "mapped MB", "owed")  # fmt: skip
+HEADINGS = (
+    "keys",
+    "budget",
+    "events",
+    "ns an event",
+    "longest step ms",
+    "write ampl.",
+    "batches",
+    "resident MB",
+    "mapped MB",
+    "owed",
+)
 
 
 def run(keys: int, events: int, budget: str | None) -> dict[str, Any]:

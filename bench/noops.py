@@ -63,8 +63,15 @@ def tree(repository: git.Repository, commit: str, ordinal: int) -> pa.Table:
     said = subprocess.run(command, capture_output=True, check=True).stdout.split(b"\0")[:-1]
     split = [line.split(b"\t", 1) for line in said]
     heads = [head.split() for head, _ in split]
-    return pa.table([[git.path_text(path) for _, path in split], [head[0].decode() for head in heads],
-                     [head[2].decode() for head in heads], [ordinal] * len(split)], schema=TREE)  # fmt: skip
+    return pa.table(
+        [
+            [git.path_text(path) for _, path in split],
+            [head[0].decode() for head in heads],
+            [head[2].decode() for head in heads],
+            [ordinal] * len(split),
+        ],
+        schema=TREE,
+    )
 
 
 def run(feed: str, tables: Sequence[pa.Table], ignore: bool) -> dict[str, Any]:
@@ -83,8 +90,15 @@ def run(feed: str, tables: Sequence[pa.Table], ignore: bool) -> dict[str, Any]:
         took, noops = time.perf_counter() - begun, engine.verdicts["noop"]
         held = engine.read("files").select(["path", "blob"]).sort_by("path").combine_chunks()
     rows = sum(table.num_rows for table in tables)
-    return {"feed": feed, "ignored": ignore, "rows": rows, "updates": updates, "noops": noops, "seconds": took,
-            "tree": hash_of(held)}  # fmt: skip
+    return {
+        "feed": feed,
+        "ignored": ignore,
+        "rows": rows,
+        "updates": updates,
+        "noops": noops,
+        "seconds": took,
+        "tree": hash_of(held),
+    }
 
 
 def shell(tables: Sequence[pa.Table], ignore: bool) -> dict[str, Any]:
@@ -114,9 +128,15 @@ def shell(tables: Sequence[pa.Table], ignore: bool) -> dict[str, Any]:
         held[path, blob] += diff
     paths, blobs = zip(*sorted(row for row, n in held.items() if n), strict=True)
     rows = sum(table.num_rows for table in tables)
-    return {"feed": "ddflow replace", "ignored": ignore, "rows": rows, "updates": updates.num_rows,
-            "noops": told["verdicts"]["noop"], "seconds": took,
-            "tree": hash_of(pa.table({"path": paths, "blob": blobs}))}  # fmt: skip
+    return {
+        "feed": "ddflow replace",
+        "ignored": ignore,
+        "rows": rows,
+        "updates": updates.num_rows,
+        "noops": told["verdicts"]["noop"],
+        "seconds": took,
+        "tree": hash_of(pa.table({"path": paths, "blob": blobs})),
+    }
 
 
 def hash_of(rows: pa.Table) -> int:
@@ -125,9 +145,16 @@ def hash_of(rows: pa.Table) -> int:
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    return [row["feed"], "yes" if row["ignored"] else "no", f"{row['rows']:,}", f"{row['updates']:,}",
-            f"{row['noops']:,}", f"{row['noops'] / row['rows']:.1%}", f"{row['seconds']:.2f}",
-            f"{row['rows'] / row['seconds']:,.0f}"]  # fmt: skip
+    return [
+        row["feed"],
+        "yes" if row["ignored"] else "no",
+        f"{row['rows']:,}",
+        f"{row['updates']:,}",
+        f"{row['noops']:,}",
+        f"{row['noops'] / row['rows']:.1%}",
+        f"{row['seconds']:.2f}",
+        f"{row['rows'] / row['seconds']:,.0f}",
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -141,8 +168,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out, about = Console(), report.machine(child.ROOT)
     out.width = max(out.width, 120)
     log, files = read(options.repository or child.ROOT, options.commits)
-    rows = [run(feed, tables, ignore) for feed, tables in (("log", log), ("full files", files))
-            for ignore in (False, True)]  # fmt: skip
+    rows = [
+        run(feed, tables, ignore) for feed, tables in (("log", log), ("full files", files)) for ignore in (False, True)
+    ]
     rows += [shell(files, ignore) for ignore in (False, True)]
     if len({row["tree"] for row in rows}) != 1:
         raise AssertionError("the feeds end in different trees")

@@ -72,9 +72,15 @@ def run(partitions: int, epochs: int) -> dict[str, Any]:
         there = len(os.listdir(os.path.join(state, "blobs")))
     finally:
         shutil.rmtree(folder)
-    return {"partitions": partitions, "epochs": epochs, "receipts": 2 * partitions, "files": files,
-            "begin_ms": [each * 1e3 for each in begins[1:]], "finish_ms": [each * 1e3 for each in finishes[1:]],
-            "files_there": there}  # fmt: skip
+    return {
+        "partitions": partitions,
+        "epochs": epochs,
+        "receipts": 2 * partitions,
+        "files": files,
+        "begin_ms": [each * 1e3 for each in begins[1:]],
+        "finish_ms": [each * 1e3 for each in finishes[1:]],
+        "files_there": there,
+    }
 
 
 def _flow() -> dd.Flow:
@@ -124,8 +130,15 @@ def _shares(table: pa.Table, by: Sequence[str], base: Any) -> list[pa.Table]:
 
 def _cells(row: dict[str, Any]) -> list[str]:
     finish = row["finish_ms"]
-    return [f"{row['partitions']:,}", f"{row['receipts']:,}", f"{row['files']:,}", f"{median(row['begin_ms']):.1f}",
-            f"{median(finish):.1f}", f"{min(finish):.1f}-{max(finish):.1f}", f"{row['files_there']:,}"]  # fmt: skip
+    return [
+        f"{row['partitions']:,}",
+        f"{row['receipts']:,}",
+        f"{row['files']:,}",
+        f"{median(row['begin_ms']):.1f}",
+        f"{median(finish):.1f}",
+        f"{min(finish):.1f}-{max(finish):.1f}",
+        f"{row['files_there']:,}",
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -140,8 +153,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = line.parse_args(arguments)
     out, about = Console(), report.machine(child.ROOT)
     out.width = max(out.width, 100)
-    rows = [child.ask(__file__, {"partitions": partitions, "epochs": options.epochs})
-            for partitions in options.partitions or SIZES]  # fmt: skip
+    rows = [
+        child.ask(__file__, {"partitions": partitions, "epochs": options.epochs})
+        for partitions in options.partitions or SIZES
+    ]
     title = "What the driver does of an epoch: begin, and finish with all receipts"
     report.print_table(out, title, HEADINGS, map(_cells, rows))
     if not options.no_save:

@@ -79,8 +79,14 @@ def run(line: str, contender: str, size: list[int]) -> dict[str, Any]:
             seconds, cpu, longest = seconds + took, cpu + took_cpu, max(longest, took)
     peak = (memory.peak() - before) / 2**20
     rows = sum(table.num_rows for table in made[first:])
-    return {"rows": rows, "seconds": seconds, "cpu_seconds": cpu, "longest_ms": longest * 1e3, "peak_mb": peak,
-            "checksum": runner.answer()}  # fmt: skip
+    return {
+        "rows": rows,
+        "seconds": seconds,
+        "cpu_seconds": cpu,
+        "longest_ms": longest * 1e3,
+        "peak_mb": peak,
+        "checksum": runner.answer(),
+    }
 
 
 def parser() -> argparse.ArgumentParser:
@@ -138,9 +144,17 @@ def _row(job: Job, every: Sequence[dict[str, Any]]) -> dict[str, Any]:
     listed = {name: [each[name] for each in every] for name in ("seconds", "cpu_seconds", "longest_ms", "peak_mb")}
     line, rows = LINES[job.line], every[0]["rows"]
     seconds, cpu = median(listed["seconds"]), median(listed["cpu_seconds"])
-    return {**job._asdict(), "base": line.base, "what": line.what, "rows": rows, **listed,
-            "median_seconds": seconds, "m_per_s": rows / seconds / 1e6, "cpu_m_per_s": rows / cpu / 1e6,
-            "checksum": every[0]["checksum"]}  # fmt: skip
+    return {
+        **job._asdict(),
+        "base": line.base,
+        "what": line.what,
+        "rows": rows,
+        **listed,
+        "median_seconds": seconds,
+        "m_per_s": rows / seconds / 1e6,
+        "cpu_m_per_s": rows / cpu / 1e6,
+        "checksum": every[0]["checksum"],
+    }
 
 
 def with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -40,8 +40,14 @@ def spec(name: str, size: Size) -> dd.Upsert:
         given["order_by"] = "ts_a"
     else:
         given["groups"] = GROUPS
-    strategies = {"overwrite": dd.last_non_null, "ignore": dd.first_non_null, "max": dd.max, "sum": dd.sum,
-                  "append": dd.append, "union": dd.union}  # fmt: skip
+    strategies = {
+        "overwrite": dd.last_non_null,
+        "ignore": dd.first_non_null,
+        "max": dd.max,
+        "sum": dd.sum,
+        "append": dd.append,
+        "union": dd.union,
+    }
     if name.endswith("cell"):
         given["versions"] = "cell"
     elif line.rule in strategies:

@@ -28,10 +28,20 @@ from semantics_work import CELLS, digest
 TAKES = ("full", "overwrite", "ignore", "max", "sum")
 """The lines that the peers run."""
 NAMES = ("id", "at", *CELLS)
-AMONG = {"full": 'arg_max_null({0}, "at")', "overwrite": 'arg_max({0}, "at")', "ignore": 'arg_min({0}, "at")',
-         "max": "max({0})", "sum": "sum({0})::bigint"}  # fmt: skip
-OVER = {"full": "{1}", "overwrite": "coalesce({1}, {0})", "ignore": "coalesce({0}, {1})", "max": "greatest({0}, {1})",
-        "sum": "coalesce({0} + {1}, {0}, {1})"}  # fmt: skip
+AMONG = {
+    "full": 'arg_max_null({0}, "at")',
+    "overwrite": 'arg_max({0}, "at")',
+    "ignore": 'arg_min({0}, "at")',
+    "max": "max({0})",
+    "sum": "sum({0})::bigint",
+}
+OVER = {
+    "full": "{1}",
+    "overwrite": "coalesce({1}, {0})",
+    "ignore": "coalesce({0}, {1})",
+    "max": "greatest({0}, {1})",
+    "sum": "coalesce({0} + {1}, {0}, {1})",
+}
 
 
 class Duck:
@@ -76,9 +86,13 @@ class Polars:
         import polars as pl
 
         column = pl.col(*CELLS)
-        self.rule = {"full": column.last(), "overwrite": column.drop_nulls().last(),
-                     "ignore": column.drop_nulls().first(), "max": column.max(),
-                     "sum": pl.when(column.count() > 0).then(column.sum())}[name]  # fmt: skip
+        self.rule = {
+            "full": column.last(),
+            "overwrite": column.drop_nulls().last(),
+            "ignore": column.drop_nulls().first(),
+            "max": column.max(),
+            "sum": pl.when(column.count() > 0).then(column.sum()),
+        }[name]
         self.frame: Any = None
         self.over = [self._over(name, pl.col(cell), pl.col(f"{cell}_right")).alias(cell) for cell in NAMES[1:]]
 

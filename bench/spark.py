@@ -47,8 +47,20 @@ ROWS = {"w1": 10_000_000, "w1s": 1_000_000, "w3": 2_000_000}
 SKEWED = "w1z"  # Zipf keys: one of them has a good part of all events
 QUICK = ("w1s",)
 SMALL, SMALL_BATCHES = 1000, 30
-HEADINGS = ("contender", "query", "rows", "seconds", "min-max", "M rows/s", "batch ms", "all s", "memory MB",
-            "private MB", "state MB", "newest MB")  # fmt: skip
+HEADINGS = (
+    "contender",
+    "query",
+    "rows",
+    "seconds",
+    "min-max",
+    "M rows/s",
+    "batch ms",
+    "all s",
+    "memory MB",
+    "private MB",
+    "state MB",
+    "newest MB",
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -152,17 +164,33 @@ def _row(job: Job, every: Sequence[Sample]) -> dict[str, Any]:
     listed = {name: [sample._asdict()[name] for sample in every] for name in Sample._fields[:8] if name != "counted"}
     seconds, counted = median(listed["seconds"]), every[0].counted
     times = [took for sample in every for took in sample.batch_ms[job.skip :]]
-    return {**job._asdict(), **listed, "counted": counted, "median_seconds": seconds,
-            "m_rows_per_s": counted / seconds / 1e6, "median_batch_ms": median(times) if times else None,
-            "updates": every[0].updates, "checksum": every[0].checksum, "figures": every[-1].figures}  # fmt: skip
+    return {
+        **job._asdict(),
+        **listed,
+        "counted": counted,
+        "median_seconds": seconds,
+        "m_rows_per_s": counted / seconds / 1e6,
+        "median_batch_ms": median(times) if times else None,
+        "updates": every[0].updates,
+        "checksum": every[0].checksum,
+        "figures": every[-1].figures,
+    }
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
     batch = row["median_batch_ms"]
     sizes = (f"{median(row[name]) / 2**20:,.1f}" for name in ("resident", "private", "state", "live"))
-    return [row["contender"], row["query"], f"{row['rows']:,}", f"{row['median_seconds']:.2f}",
-            f"{min(row['seconds']):.2f}-{max(row['seconds']):.2f}", f"{row['m_rows_per_s']:.4f}",
-            "" if batch is None else f"{batch:,.0f}", f"{median(row['total_seconds']):.1f}", *sizes]  # fmt: skip
+    return [
+        row["contender"],
+        row["query"],
+        f"{row['rows']:,}",
+        f"{row['median_seconds']:.2f}",
+        f"{min(row['seconds']):.2f}-{max(row['seconds']):.2f}",
+        f"{row['m_rows_per_s']:.4f}",
+        "" if batch is None else f"{batch:,.0f}",
+        f"{median(row['total_seconds']):.1f}",
+        *sizes,
+    ]
 
 
 def tables(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, list[list[str]]]]:

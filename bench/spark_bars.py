@@ -61,21 +61,30 @@ def _rates(rows: Rows) -> Iterator[Bar]:
             ratio = mine / peer
             line, workload, _, query = ours
             of = f"{theirs[1]} {theirs[2]}" + (" upsert" if theirs[3] != query else "")
-            yield Bar(f"{workload} {line} {query}", f"{mine:.3f} M/s", "", f"{of} {peer:.4f}", ratio, times,
-                      ratio >= times)  # fmt: skip
+            yield Bar(
+                f"{workload} {line} {query}", f"{mine:.3f} M/s", "", f"{of} {peer:.4f}", ratio, times, ratio >= times
+            )
 
 
 def _alone(rows: Rows) -> Iterator[Bar]:
     large = rows.get(("stream-1m", "w1", "ddflow", "upsert"))
     if large is not None:
         rate = large["m_rows_per_s"]
-        yield Bar("w1 stream-1m upsert", f"{rate:.3f} M/s", f"{LARGE_BATCHES} M/s", "", None, None,
-                  rate >= LARGE_BATCHES)  # fmt: skip
+        yield Bar(
+            "w1 stream-1m upsert", f"{rate:.3f} M/s", f"{LARGE_BATCHES} M/s", "", None, None, rate >= LARGE_BATCHES
+        )
     ours, floor = (rows.get(("small", "small", name, "upsert")) for name in ("ddflow", "floor"))
     if ours is not None and floor is not None:
         mine, least = ours["median_batch_ms"], floor["median_batch_ms"]
-        yield Bar("1 k rows on the state", f"{mine:.0f} ms", f"{SMALL_OVER_MS:.0f} ms over", f"floor {least:.0f} ms",
-                  None, None, mine - least <= SMALL_OVER_MS)  # fmt: skip
+        yield Bar(
+            "1 k rows on the state",
+            f"{mine:.0f} ms",
+            f"{SMALL_OVER_MS:.0f} ms over",
+            f"floor {least:.0f} ms",
+            None,
+            None,
+            mine - least <= SMALL_OVER_MS,
+        )
 
 
 def _states(results: Sequence[Mapping[str, Any]]) -> Iterator[Bar]:
@@ -88,5 +97,12 @@ def _states(results: Sequence[Mapping[str, Any]]) -> Iterator[Bar]:
         if row["contender"] in ROCKSDB and ours is not None:
             mine, theirs = median(ours["live"]), median(row["live"])
             line = f"state on disk, {row['workload']}, {row['rows'] / 1000:,.0f} k rows"
-            yield Bar(line, f"{mine / 1e6:.2f} MB", f"{STATE_PART} of it", f"{row['contender']} {theirs / 1e6:.2f} MB",
-                      None, None, mine <= STATE_PART * theirs)  # fmt: skip
+            yield Bar(
+                line,
+                f"{mine / 1e6:.2f} MB",
+                f"{STATE_PART} of it",
+                f"{row['contender']} {theirs / 1e6:.2f} MB",
+                None,
+                None,
+                mine <= STATE_PART * theirs,
+            )

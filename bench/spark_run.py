@@ -159,8 +159,16 @@ def _check_rows(job: Job, found: int) -> None:
         raise AssertionError(f"{job.contender} read {found:,} rows of {job.rows:,}")
 
 
-def _sample(job: Job, folder: str, checkpoint: str, seconds: float, counted: int, times: list[int],
-            total: float, figures: dict[str, int]) -> Sample:  # fmt: skip
+def _sample(
+    job: Job,
+    folder: str,
+    checkpoint: str,
+    seconds: float,
+    counted: int,
+    times: list[int],
+    total: float,
+    figures: dict[str, int],
+) -> Sample:
     kept = os.path.join(folder if job.contender == "ddflow" else checkpoint, "state")
     answer, live = spark_work.workloads.Answer(0, ""), 0
     if job.contender not in IDLE:

@@ -79,18 +79,57 @@ if TYPE_CHECKING:
     from ddflow.verdicts import Verdicts
 
 _HOMES = {
-    "CLOSED": "frontier", "NEVER": "frontier", "Collection": "flow", "Engine": "engine",
-    "Estimate": "sizing", "Flow": "flow", "Full": "logs", "Reader": "reader", "Restated": "logs",
-    "Secret": "identity", "Snapshot": "snapshot",
-    "Stats": "stats", "Step": "step", "Tombstone": "spec", "Upsert": "spec", "Verdicts": "verdicts",
-    "estimate": "sizing", "fsck": "proof.fsck", "inspect": "proof.inspect", "merge_on_read": "fold", "read": "snapshot",
-    "tombstone": "spec", "verify": "proof.verify", "gc": "custody.collect", "migrate": "custody.migrate",
-    "rollback": "custody.rollback", "ToUpserts": "upserting", "to_upserts": "upserting",
-    "Expiry": "merging.expiry", "Machine": "merging.machine", "Merge": "merging.merge",
+    "CLOSED": "frontier",
+    "NEVER": "frontier",
+    "Collection": "flow",
+    "Engine": "engine",
+    "Estimate": "sizing",
+    "Flow": "flow",
+    "Full": "logs",
+    "Reader": "reader",
+    "Restated": "logs",
+    "Secret": "identity",
+    "Snapshot": "snapshot",
+    "Stats": "stats",
+    "Step": "step",
+    "Tombstone": "spec",
+    "Upsert": "spec",
+    "Verdicts": "verdicts",
+    "estimate": "sizing",
+    "fsck": "proof.fsck",
+    "inspect": "proof.inspect",
+    "merge_on_read": "fold",
+    "read": "snapshot",
+    "tombstone": "spec",
+    "verify": "proof.verify",
+    "gc": "custody.collect",
+    "migrate": "custody.migrate",
+    "rollback": "custody.rollback",
+    "ToUpserts": "upserting",
+    "to_upserts": "upserting",
+    "Expiry": "merging.expiry",
+    "Machine": "merging.machine",
+    "Merge": "merging.merge",
     **dict.fromkeys(
-        ("append", "bool_and", "bool_or", "collect", "fields", "first", "first_non_null", "join_text", "last",
-         "last_non_null", "max", "min", "sum", "union"), "merging.strategy"),
-}  # fmt: skip
+        (
+            "append",
+            "bool_and",
+            "bool_or",
+            "collect",
+            "fields",
+            "first",
+            "first_non_null",
+            "join_text",
+            "last",
+            "last_non_null",
+            "max",
+            "min",
+            "sum",
+            "union",
+        ),
+        "merging.strategy",
+    ),
+}
 
 __all__ = [
     "CLOSED",
@@ -140,7 +179,7 @@ __all__ = [
     "tombstone",
     "union",
     "verify",
-]  # fmt: skip
+]
 
 
 def __getattr__(name: str) -> Any:

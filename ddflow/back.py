@@ -52,11 +52,17 @@ class Back(Collection):
         made = ToUpserts(key, on_conflict)
         for column in made.key:
             if column not in of.schema.names:
-                raise SpecError(f"to_upserts({list(made.key)})", f"there is no column {column!r}",
-                                did_you_mean(column, of.schema.names))  # fmt: skip
+                raise SpecError(
+                    f"to_upserts({list(made.key)})",
+                    f"there is no column {column!r}",
+                    did_you_mean(column, of.schema.names),
+                )
         if lost := forgetting(of):
-            raise SpecError(f"to_upserts({list(made.key)})", f"the sources {lost} forget rows without a retraction: "
-                            "keys would show them for ever", "leave on_expire='forget' out there")  # fmt: skip
+            raise SpecError(
+                f"to_upserts({list(made.key)})",
+                f"the sources {lost} forget rows without a retraction: keys would show them for ever",
+                "leave on_expire='forget' out there",
+            )
         made.declare(of.updates_schema(of.flow.time_type))
         self.key, self.on_conflict, self._out = made.key, on_conflict, made.out
         # What may be null in a row may be null where it shows; only of a deleted key everything may.
@@ -69,8 +75,11 @@ class Back(Collection):
 
     def operand(self, *_: Any, **__: Any) -> NoReturn:
         """Raise `SpecError`: no operator is applied to it."""
-        raise SpecError(f"an operator on to_upserts({list(self.key)})", "operators work on differences, and these are "
-                        "upserts", "apply it before to_upserts, behind which only flow.output(...) stands")  # fmt: skip
+        raise SpecError(
+            f"an operator on to_upserts({list(self.key)})",
+            "operators work on differences, and these are upserts",
+            "apply it before to_upserts, behind which only flow.output(...) stands",
+        )
 
     def before(self, added: Container[str]) -> pa.Schema:
         """The columns of its upserts as they were when its rows had not some of theirs."""
@@ -91,8 +100,9 @@ class Back(Collection):
             fields = list(kind.value_type)
             values = [had[f.name] if f.name in had else pa.nulls(len(items), f.type) for f in fields]
             ends = pa.array(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))
-            columns[ROWS] = pa.ListArray.from_arrays(ends, pa.StructArray.from_arrays(values, fields=fields), type=kind,
-                                                     mask=lists.is_null())  # fmt: skip
+            columns[ROWS] = pa.ListArray.from_arrays(
+                ends, pa.StructArray.from_arrays(values, fields=fields), type=kind, mask=lists.is_null()
+            )
         every = [columns[f.name] if f.name in columns else pa.nulls(upserts.num_rows, f.type) for f in self._out]
         return pa.Table.from_arrays(every, schema=self._out)
 

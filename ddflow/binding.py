@@ -165,19 +165,28 @@ def _compiled(text: str | None, schema: pa.Schema, what: str) -> Expression | No
 def _check_columns(name: str, schema: pa.Schema, spec: Upsert) -> None:
     tombstone = [spec.delete.column] if isinstance(spec.delete, Tombstone) else []
     named = {
-        "key": spec.key, "order_by": spec.order_by, "noop_ignore": spec.noop_ignore, "value": spec.value or (),
+        "key": spec.key,
+        "order_by": spec.order_by,
+        "noop_ignore": spec.noop_ignore,
+        "value": spec.value or (),
         "track": spec.track or (),
-        "seq": [spec.seq] if spec.seq else [], "time": [spec.time] if spec.time else [], "delete": tombstone,
-    }  # fmt: skip
+        "seq": [spec.seq] if spec.seq else [],
+        "time": [spec.time] if spec.time else [],
+        "delete": tombstone,
+    }
     for column in spec.order_by:
         if schema.get_field_index(f"_order_{column}") >= 0:
-            raise SpecError(f"order_by= of {name!r}", f"there is a column '_order_{column}', under which the order of "
-                            "a key is kept", "rename that column in the input")  # fmt: skip
+            raise SpecError(
+                f"order_by= of {name!r}",
+                f"there is a column '_order_{column}', under which the order of a key is kept",
+                "rename that column in the input",
+            )
     for option, columns in named.items():
         for column in columns:
             if schema.get_field_index(column) < 0:
-                raise SpecError(f"{option}= of {name!r}", f"there is no column {column!r}",
-                                did_you_mean(column, schema.names))  # fmt: skip
+                raise SpecError(
+                    f"{option}= of {name!r}", f"there is no column {column!r}", did_you_mean(column, schema.names)
+                )
 
 
 def _check_types(name: str, schema: pa.Schema, spec: Upsert) -> None:
@@ -214,11 +223,17 @@ def _tombstone_value(name: str, schema: pa.Schema, spec: Upsert) -> pa.Scalar | 
     kind = schema.field(column).type
     if value is None:
         if is_text(kind):
-            raise SpecError(f"tombstone {column!r} of {name!r}", "it is a text column and no value is given",
-                            f"say which text deletes: dd.tombstone({column!r}, 'D')")  # fmt: skip
+            raise SpecError(
+                f"tombstone {column!r} of {name!r}",
+                "it is a text column and no value is given",
+                f"say which text deletes: dd.tombstone({column!r}, 'D')",
+            )
         return None
     try:
         return pa.scalar(value, kind) if not isinstance(value, str) else pa.scalar(value).cast(kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
-        raise SpecError(f"tombstone {column!r} of {name!r}", f"{value!r} is no value of {kind} ({error})",
-                        "give a value of the column's type") from None  # fmt: skip
+        raise SpecError(
+            f"tombstone {column!r} of {name!r}",
+            f"{value!r} is no value of {kind} ({error})",
+            "give a value of the column's type",
+        ) from None

@@ -22,8 +22,18 @@ from ddflow.errors import BudgetExceeded, SpecError
 from ddflow.store.filing import Filing
 from ddflow.store.folder import Folder
 
-UNITS: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-                "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
+UNITS: Final = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
 LEAST: Final = 16_000_000
 """The smallest budget that can be spilled within: pieces of a few thousand events, and what merging them takes."""
 SCRATCH: Final = 320
@@ -41,11 +51,17 @@ class Budget:
 
     def __init__(self, memory: int | None, spill: str | PathLike[str] | None) -> None:
         if spill is not None and memory is None:
-            raise SpecError(f"spill={str(spill)!r}", "there is no budget, so nothing would be spilled",
-                            "give memory= too, such as '512MB'")  # fmt: skip
+            raise SpecError(
+                f"spill={str(spill)!r}",
+                "there is no budget, so nothing would be spilled",
+                "give memory= too, such as '512MB'",
+            )
         if spill is not None and memory is not None and memory < LEAST:
-            raise SpecError(f"memory={shown_size(memory)}", "that is too small to work in",
-                            f"with spill= give {shown_size(LEAST)} or more")  # fmt: skip
+            raise SpecError(
+                f"memory={shown_size(memory)}",
+                "that is too small to work in",
+                f"with spill= give {shown_size(LEAST)} or more",
+            )
         self.memory, self.folder = memory, None if spill is None else Folder.open(spill)
         self.home: Filing | None = self.folder
         total = memory or 0

@@ -96,8 +96,9 @@ class Circuit:
             out[name] = Released(total, np.union1d(given.times, [time]), pieces if many else list(pieces))
         return out
 
-    def judge(self, released: Mapping[str, Released], since: int, shelf: Shelf | None = None,
-              observe: Observe = nothing) -> Stepped:  # fmt: skip
+    def judge(
+        self, released: Mapping[str, Released], since: int, shelf: Shelf | None = None, observe: Observe = nothing
+    ) -> Stepped:
         """Compute a step from the events released of each source.  O(events and updates); nothing changes.
 
         ``shelf``: where updates of a large step lie.  ``observe``: is shown each judgement once, when its events have

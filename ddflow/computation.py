@@ -100,8 +100,9 @@ class Stepped(NamedTuple):
 class Computation:
     """``circuit``: the operators.  ``released``: the events, by source.  ``since``: what it will be after the step."""
 
-    def __init__(self, circuit: Circuit, released: Mapping[str, Released], since: int, shelf: Shelf, observe: Observe
-                 ) -> None:  # fmt: skip
+    def __init__(
+        self, circuit: Circuit, released: Mapping[str, Released], since: int, shelf: Shelf, observe: Observe
+    ) -> None:
         self.circuit, self.released, self.since, self.shelf, self.observe = circuit, released, since, shelf, observe
         times = [each.times for each in released.values()]
         self.times = times[0] if len(times) == 1 else np.unique(np.concatenate([ints(), *times]))
@@ -226,8 +227,10 @@ class Computation:
         return [Updates(empty(schema), few(), ints(), self.times)]
 
     def _consolidated(self, node: plan.Collection) -> list[Updates]:
-        return [self.shelf.lay(made) if self.many else made
-                for made in (consolidated(piece, self.circuit.secret) for piece in self._gathered(node))]  # fmt: skip
+        return [
+            self.shelf.lay(made) if self.many else made
+            for made in (consolidated(piece, self.circuit.secret) for piece in self._gathered(node))
+        ]
 
     def _gathered(self, node: plan.Collection, by: list[str] | None = None) -> Iterator[Updates]:
         """A node's updates with equal rows (by some columns; None: all) in one piece, ranges ascending."""

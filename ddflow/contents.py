@@ -80,9 +80,12 @@ class Contents:
             return
         if self.scope is not None and (outside := np.flatnonzero(flags(self.scope(events)) == 0)).size:
             keys = [shown_row(events.select(list(self.bound.spec.key)), int(row)) for row in outside[:NAMED]]
-            raise OutOfScope(self.asked, f"{outside.size:,} rows from row {begin:,} on are not in the scope "
-                             f"{cut(repr(self.text))}, first {keys}",
-                             "leave them out, or widen the scope; nothing was taken in")  # fmt: skip
+            raise OutOfScope(
+                self.asked,
+                f"{outside.size:,} rows from row {begin:,} on are not in the scope "
+                f"{cut(repr(self.text))}, first {keys}",
+                "leave them out, or widen the scope; nothing was taken in",
+            )
         self._ids.append(self._identities(events))
         if self.bound.spec.exclusive and self.bound.merging is not None:
             # Rows that are bad name their keys, but give nobody an order.
@@ -118,8 +121,11 @@ class Contents:
             high, _ = self._identities(sealed.events)
             for row in np.flatnonzero(np.isin(high, np.array(sorted(wanted), np.uint64))):
                 keys[int(high[row])] = shown_row(sealed.events.select(list(self.bound.spec.key)), int(row))
-        raise DuplicateKeys(self.asked, f"{twice.size:,} keys have more than one row, first {list(keys.values())}",
-                            "full contents name each key once: mend them; nothing was taken in")  # fmt: skip
+        raise DuplicateKeys(
+            self.asked,
+            f"{twice.size:,} keys have more than one row, first {list(keys.values())}",
+            "full contents name each key once: mend them; nothing was taken in",
+        )
 
     def absent(self, by: Sorted) -> Iterator[pa.RecordBatch]:
         """Rows that stand for the keys to be deleted, in the columns of the source's events.
@@ -149,8 +155,11 @@ class Contents:
         n, columns = rows.num_rows, dict(zip(rows.schema.names, rows.columns, strict=True))
         if self.ordered:
             if self.order is None:
-                raise SpecError(self.asked, "there are keys to delete, and no row whose order they could be deleted by",
-                                f"give order=, for {self.ordered}; nothing was taken in")  # fmt: skip
+                raise SpecError(
+                    self.asked,
+                    "there are keys to delete, and no row whose order they could be deleted by",
+                    f"give order=, for {self.ordered}; nothing was taken in",
+                )
             first = pa.array(np.zeros(n, np.int64))
             columns |= {name: self.order.column(name).take(first) for name in self.ordered}
         same = {name for name, column in columns.items() if column.type == self.bound.schema.field(name).type}
@@ -215,9 +224,11 @@ def unspelled(words: Sequence[Word], names: Sequence[str], schema: pa.Schema) ->
                     made = bytes.fromhex(made)
                 out[name] = pa.scalar(made, field.type)
     except (ValueError, TypeError, OverflowError, ArithmeticError, pa.ArrowException) as error:
-        raise CorruptState(f"the order {list(words)!r} of full contents", f"it is none of {list(names)} ({error})",
-                           "restore the state from a copy, or mark the log's parts with orders of their own",
-                           ) from None  # fmt: skip
+        raise CorruptState(
+            f"the order {list(words)!r} of full contents",
+            f"it is none of {list(names)} ({error})",
+            "restore the state from a copy, or mark the log's parts with orders of their own",
+        ) from None
     return out
 
 

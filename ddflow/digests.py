@@ -61,9 +61,11 @@ def check_text(events: pa.RecordBatch, source: str) -> None:
             try:
                 column.validate(full=True)
             except pa.ArrowInvalid as error:
-                raise SchemaMismatch(f"rows for {source!r}", f"{field.name!r} holds what is no {field.type} ({error})",
-                                     "mend the text, or declare the column as binary; nothing was taken in",
-                                     ) from None  # fmt: skip
+                raise SchemaMismatch(
+                    f"rows for {source!r}",
+                    f"{field.name!r} holds what is no {field.type} ({error})",
+                    "mend the text, or declare the column as binary; nothing was taken in",
+                ) from None
 
 
 @cache
@@ -86,8 +88,14 @@ def combined(kind: str, time: int, digests: Mapping[str, Digest]) -> str:
     return out.hexdigest()
 
 
-def digest_of(kind: str, time: int, inputs: Mapping[str, Any], intakes: Mapping[str, Intake], secret: Secret,
-              added: Mapping[str, Sequence[str]] = MappingProxyType({})) -> str:  # fmt: skip
+def digest_of(
+    kind: str,
+    time: int,
+    inputs: Mapping[str, Any],
+    intakes: Mapping[str, Intake],
+    secret: Secret,
+    added: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> str:
     """The digest of a call that is not taken in.
 
     ``added``: columns, by source, that count only where they are not null.  O(rows).  Raises `NotArrow`,

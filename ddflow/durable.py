@@ -89,8 +89,9 @@ class Durable:
     """``ledger``, ``vault``: of the store.  ``outputs``: where they go.  ``change``: what the plan has that the state's
     had not."""
 
-    def __init__(self, ledger: Ledger, plan: Mapping[str, Any], change: Change, outputs: Outputs,
-                 autocommit: bool) -> None:  # fmt: skip
+    def __init__(
+        self, ledger: Ledger, plan: Mapping[str, Any], change: Change, outputs: Outputs, autocommit: bool
+    ) -> None:
         self.ledger, self.plan, self.change, self.outputs, self.autocommit = ledger, plan, change, outputs, autocommit
         self.vault = Vault(ledger.store)
         self.calls: list[Call] = []
@@ -114,15 +115,19 @@ class Durable:
             outputs = Outputs.open(options.outputs, store, manifest, options.trust)
             outputs.check({name: node.schema for name, node in flow.outputs.items()})
             if manifest is None:
-                ledger = Ledger.create(store, plan, fingerprint(plan), options.secret or Secret.fresh(), outputs.path,
-                                       options.grace)  # fmt: skip
+                ledger = Ledger.create(
+                    store, plan, fingerprint(plan), options.secret or Secret.fresh(), outputs.path, options.grace
+                )
             else:
                 ledger = Ledger(store, manifest, set(), options.grace)
             change = compare(ledger.manifest.plan, flow, store.where)
             if (spread := ledger.manifest.spread) > 1:
-                raise StateRefused(f"open {store.where}", f"it has {spread:,} partitions, and an engine has one",
-                                   f"make it one with ddflow rescale {store.where} --partitions 1, or go on with it on "
-                                   "Spark; it can be read as it is: dd.read, dd.Snapshot")  # fmt: skip
+                raise StateRefused(
+                    f"open {store.where}",
+                    f"it has {spread:,} partitions, and an engine has one",
+                    f"make it one with ddflow rescale {store.where} --partitions 1, or go on with it on "
+                    "Spark; it can be read as it is: dd.read, dd.Snapshot",
+                )
             outputs.claim(ledger.manifest, store, [*flow.outputs, *flow.side_outputs()])
         except BaseException:
             store.close()
@@ -196,8 +201,11 @@ class Durable:
         receipt = next((each for each in self.ledger.manifest.receipts if each.epoch == epoch and each.calls), None)
         if receipt is None or self.calls:
             kept = [each.epoch for each in self.ledger.manifest.receipts]
-            raise EpochSkipped(f"{asked} of epoch {epoch}", f"the last one committed is {self.epoch}, and the outputs "
-                               f"of {kept} are kept", f"give epoch {self.epoch + 1}")  # fmt: skip
+            raise EpochSkipped(
+                f"{asked} of epoch {epoch}",
+                f"the last one committed is {self.epoch}, and the outputs of {kept} are kept",
+                f"give epoch {self.epoch + 1}",
+            )
         at = self._told[1] if self._told[0] == epoch else 0
         step = self._again(receipt.calls[at], epoch, asked, inputs, engine)
         # After the last of its calls comes the first: whoever is not sure gives an epoch any number of times.
@@ -207,9 +215,12 @@ class Durable:
     def _again(self, call: Call, epoch: int, asked: Asked, inputs: Mapping[str, Any], engine: Engine) -> Step:
         digest = digest_of(asked.words, asked.time, inputs, engine.intakes, engine.secret, self.change.columns)
         if (call.kind, call.time, call.digest) != (asked.kind, asked.time, digest):
-            raise ReplayMismatch(f"{asked}", f"it was committed as {Asked(call.kind, call.time)} of rows with digest "
-                                 f"{call.digest}, these have {digest}",
-                                 "give the same rows again, or go on with the next epoch")  # fmt: skip
+            raise ReplayMismatch(
+                f"{asked}",
+                f"it was committed as {Asked(call.kind, call.time)} of rows with digest "
+                f"{call.digest}, these have {digest}",
+                "give the same rows again, or go on with the next epoch",
+            )
         tables = {name: self._table(name, output, epoch, engine) for name, output in call.outputs.items()}
         return engine.told(tables, call.counts, call.frontier)
 
@@ -221,13 +232,19 @@ class Durable:
         node = engine.flow.outputs.get(name)
         if isinstance(node, Back):
             there = node.before(added)
-        parts = [self.vault.table(blob, there, None) if not blob.name.endswith(PARQUET)
-                 else self.outputs.read(name, epoch, blob, there) for blob in output.blobs]  # fmt: skip
+        parts = [
+            self.vault.table(blob, there, None)
+            if not blob.name.endswith(PARQUET)
+            else self.outputs.read(name, epoch, blob, there)
+            for blob in output.blobs
+        ]
         table = pa.concat_tables(parts)
         if table.num_rows != output.rows:
-            raise CorruptState(f"the files {[blob.name for blob in output.blobs]} of {self.ledger.store.where}",
-                               f"they have {table.num_rows:,} rows, the manifest says {output.rows:,}",
-                               "restore them from a copy, or go back with ddflow rollback")  # fmt: skip
+            raise CorruptState(
+                f"the files {[blob.name for blob in output.blobs]} of {self.ledger.store.where}",
+                f"they have {table.num_rows:,} rows, the manifest says {output.rows:,}",
+                "restore them from a copy, or go back with ddflow rollback",
+            )
         if isinstance(node, Back):
             return node.since(table)
         columns = [table.column(f.name) if f.name in there.names else pa.nulls(table.num_rows, f.type) for f in schema]
@@ -256,8 +273,11 @@ class Durable:
         try:
             self.outputs.show(receipts[-1:])
         except (StorageFull, StorageFailed) as error:  # which would say that it did not happen
-            raise OutcomeUnknown(f"commit epoch {epoch}", f"it is committed, and its outputs are hidden: {error.found}",
-                                 "open the state again, which shows them") from error  # fmt: skip
+            raise OutcomeUnknown(
+                f"commit epoch {epoch}",
+                f"it is committed, and its outputs are hidden: {error.found}",
+                "open the state again, which shows them",
+            ) from error
         self.ledger.sweep()
         return epoch
 
@@ -283,10 +303,19 @@ class Durable:
         part = store.put("json", lambda sink: sink.write(data))
         greatest, horizons = recovery.reached(engine)
         new = replace(
-            manifest, epoch=epoch, plan=self.plan, fingerprint=fingerprint(self.plan), frontier=engine.frontier,
-            last=engine.last, since=engine.since, receipts=self.outputs.kept(receipts), greatest=greatest,
-            horizons=horizons, fed=engine.fed, folder=self.outputs.path or manifest.folder,
-        )  # fmt: skip
+            manifest,
+            epoch=epoch,
+            plan=self.plan,
+            fingerprint=fingerprint(self.plan),
+            frontier=engine.frontier,
+            last=engine.last,
+            since=engine.since,
+            receipts=self.outputs.kept(receipts),
+            greatest=greatest,
+            horizons=horizons,
+            fed=engine.fed,
+            folder=self.outputs.path or manifest.folder,
+        )
         names = files_named(data) | {b.name for b in new.outputs() if not b.name.endswith(PARQUET)}
         # From here on it may happen, whatever we are told.
         self.vault.name(names)
@@ -307,8 +336,11 @@ def check_types(flow: Flow) -> None:
     for what, schema in schemas.items():
         for field in schema:
             if not readable(field.type):
-                raise SpecError(f"open a state with {what}", f"its column {field.name!r} is {field.type}, which files "
-                                "of a state cannot hold", "declare another type, or project it away")  # fmt: skip
+                raise SpecError(
+                    f"open a state with {what}",
+                    f"its column {field.name!r} is {field.type}, which files of a state cannot hold",
+                    "declare another type, or project it away",
+                )
 
 
 def files_named(inventory: bytes) -> set[str]:

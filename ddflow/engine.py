@@ -54,8 +54,11 @@ class Engine(Compacting, Replacing, Stepping):
 
     def __init__(self, flow: Flow, options: Options) -> None:
         if not flow.sources or not flow.outputs:
-            raise SpecError("open a flow", f"it has {len(flow.sources)} sources and {len(flow.outputs)} outputs",
-                            "give it at least one of each: flow.upserts(...), flow.output(...)")  # fmt: skip
+            raise SpecError(
+                "open a flow",
+                f"it has {len(flow.sources)} sources and {len(flow.outputs)} outputs",
+                "give it at least one of each: flow.upserts(...), flow.output(...)",
+            )
         flow = flow.frozen()
         if options.verdicts == "rows":
             for source in flow.sources.values():
@@ -80,8 +83,9 @@ class Engine(Compacting, Replacing, Stepping):
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:  # fmt: skip
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -113,15 +117,21 @@ class Engine(Compacting, Replacing, Stepping):
         """
         with self.turns.use("step"):
             if self.flow.holds_back:
-                raise WrongMode("step", "the flow is in hold-back mode: its sources name a time column",
-                                "call push(inputs), then advance_to(frontier)")  # fmt: skip
+                raise WrongMode(
+                    "step",
+                    "the flow is in hold-back mode: its sources name a time column",
+                    "call push(inputs), then advance_to(frontier)",
+                )
             time = as_int64(f"step at time {time!r}", time, CLOSED - 1)
             asked = Asked("step", time)
             if (again := self._replayed(asked, epoch, inputs)) is not None:
                 return again
             if time < self.frontier:
-                raise TimeWentBack(f"cannot step at {time}", f"the last step was at {shown(self.last)}",
-                                   "give every step a greater time")  # fmt: skip
+                raise TimeWentBack(
+                    f"cannot step at {time}",
+                    f"the last step was at {shown(self.last)}",
+                    "give every step a greater time",
+                )
             inflows, digest = self._admit(inputs, time, asked)
             with self._released(CLOSED, {name: inflow.batcher for name, inflow in inflows.items()}) as given:
                 return self._done(asked, digest, self._take(inflows, self._judge(given, time), time + 1, time), inputs)
@@ -168,8 +178,11 @@ class Engine(Compacting, Replacing, Stepping):
         """
         with self.turns.use("commit"):
             if self.durable is None:
-                raise SpecError("commit", "this engine's state is in memory", "open the flow with a state: "
-                                "flow.open('state/orders')")  # fmt: skip
+                raise SpecError(
+                    "commit",
+                    "this engine's state is in memory",
+                    "open the flow with a state: flow.open('state/orders')",
+                )
             with self.turns.commit:
                 return self.durable.commit(self)
 
@@ -179,8 +192,11 @@ class Engine(Compacting, Replacing, Stepping):
         if self.durable is not None:
             return self.durable.replayed(asked, epoch, inputs, self)
         if epoch is not None:
-            raise SpecError(f"{asked} of epoch {epoch}", "this engine's state is in memory and has no epochs",
-                            "leave epoch= out, or open the flow with a state")  # fmt: skip
+            raise SpecError(
+                f"{asked} of epoch {epoch}",
+                "this engine's state is in memory and has no epochs",
+                "leave epoch= out, or open the flow with a state",
+            )
         return None
 
     def _done(self, asked: Asked, digest: str, step: Step, sources: Iterable[str], way: Way = EVENTS) -> Step:
@@ -199,8 +215,9 @@ class Engine(Compacting, Replacing, Stepping):
 
     def _must_hold_back(self, what: str) -> None:
         if not self.flow.holds_back:
-            raise WrongMode(what, "the flow is in epoch mode: its sources name no time column",
-                            "call step(inputs, time=...)")  # fmt: skip
+            raise WrongMode(
+                what, "the flow is in epoch mode: its sources name no time column", "call step(inputs, time=...)"
+            )
 
     def _admit(self, inputs: Mapping[str, Any], time: int | None, asked: Asked) -> tuple[dict[str, Inflow], str]:
         check_names(inputs, self.intakes)

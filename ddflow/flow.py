@@ -258,19 +258,28 @@ class Flow:
         if side is not None:
             check_names(side[1].names, f"the output {side[0]!r} that stale={spec.stale!r} adds")
             if side[0] in self.outputs:
-                raise SpecError(f"source {name!r}", f"stale={spec.stale!r} adds an output {side[0]!r}, which is taken",
-                                "give that output another name")  # fmt: skip
+                raise SpecError(
+                    f"source {name!r}",
+                    f"stale={spec.stale!r} adds an output {side[0]!r}, which is taken",
+                    "give that output another name",
+                )
         self.sources[name] = Source(self, bound)
         return self.sources[name]
 
     def _agree(self, one: Bound, other: Bound) -> None:
         if one.spec.holds_back != other.spec.holds_back:
             held, free = (one, other) if one.spec.holds_back else (other, one)
-            raise SpecError("a flow of two sources", f"{held.name!r} is in hold-back mode (time={held.spec.time!r}) "
-                            f"and {free.name!r} is not", "name time= in both specs, or in neither")  # fmt: skip
+            raise SpecError(
+                "a flow of two sources",
+                f"{held.name!r} is in hold-back mode (time={held.spec.time!r}) and {free.name!r} is not",
+                "name time= in both specs, or in neither",
+            )
         if one.time_type != other.time_type:
-            raise SpecError("a flow of two sources", f"the times of {one.name!r} are {one.time_type}, those of "
-                            f"{other.name!r} {other.time_type}", "cast one to the other")  # fmt: skip
+            raise SpecError(
+                "a flow of two sources",
+                f"the times of {one.name!r} are {one.time_type}, those of {other.name!r} {other.time_type}",
+                "cast one to the other",
+            )
         if (one.spec.lateness is None) != (other.spec.lateness is None):
             raise SpecError("a flow of two sources", "one has lateness=, one not", "give it to both or neither")
 
@@ -346,5 +355,7 @@ class Flow:
         from ddflow.engine import Engine
         from ddflow.options import Options
 
-        return Engine(self, Options(memory, spill, verdicts, retain, threads, secret, state, outputs, autocommit,
-                                    trust, grace, verify))  # fmt: skip
+        return Engine(
+            self,
+            Options(memory, spill, verdicts, retain, threads, secret, state, outputs, autocommit, trust, grace, verify),
+        )

@@ -59,8 +59,11 @@ class Formulas:
 
     def _known(self, kind: str, name: str, found: list[str], same: Any) -> str:
         if self._given.setdefault(f"{kind} {name}", same) != same:
-            raise SpecError("write a plan as JSON", f"two different formulas are both called {name}",
-                            "give functions names of their own with def, or write them as SQL")  # fmt: skip
+            raise SpecError(
+                "write a plan as JSON",
+                f"two different formulas are both called {name}",
+                "give functions names of their own with def, or write them as SQL",
+            )
         self.digests[f"{kind} {name}"] = found
         return name
 

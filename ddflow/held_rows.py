@@ -115,8 +115,9 @@ class HeldRows:
         arena = arena or Arena()
         first, of = arena.empty(keys.heads.size + 1, np.int64), arena.empty(n, np.int32)
         cell, row, count, hashed = (arena.empty(m, np.int64) for _ in range(4))
-        kernels.candidates(by.permutation, by.starts, hashes, self.cells, keys.heads, first, cell, row, count, hashed,
-                           of)  # fmt: skip
+        kernels.candidates(
+            by.permutation, by.starts, hashes, self.cells, keys.heads, first, cell, row, count, hashed, of
+        )
         m = int(first[-1])
         return Candidates(first, cell[:m], row[:m], count[:m], hashed[:m], of)
 
@@ -152,13 +153,23 @@ class HeldRows:
             room = max(more, self.cells.shape[0] // 2)
             self.cells = np.concatenate([self.cells, np.zeros((room, 4), np.int64)])
         heads = np.empty(keys.heads.size, np.int64)
-        self.free, self.used, added = kernels.keep(change.first, change.cell, change.counts, change.hashed, refs,
-                                                   self.cells, self.free, self.used, heads)  # fmt: skip
+        self.free, self.used, added = kernels.keep(
+            change.first, change.cell, change.counts, change.hashed, refs, self.cells, self.free, self.used, heads
+        )
         live, lived = heads >= 0, keys.heads >= 0
         self.rows, self.keys = self.rows + added, self.keys + int(live.sum()) - int(lived.sum())
         last = np.where(lived | live, np.arange(heads.size), -1)
-        self.index.write(keys.place, keys.built, last, change.high, change.low, heads.view(np.uint64),
-                         live.astype(np.uint8), np.empty((heads.size, 0), np.int64), slot=FIRST)  # fmt: skip
+        self.index.write(
+            keys.place,
+            keys.built,
+            last,
+            change.high,
+            change.low,
+            heads.view(np.uint64),
+            live.astype(np.uint8),
+            np.empty((heads.size, 0), np.int64),
+            slot=FIRST,
+        )
         if len(self.sources.rows) > BATCHES or self.stored > 2 * self.rows + SLACK:
             self._gather()
 

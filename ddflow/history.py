@@ -42,9 +42,11 @@ def check_readable(asked: str, time: int, since: int, frontier: int) -> int:
     if since <= time < max(frontier, NEVER + 1):
         return time
     why = f"since is {shown(since)}" if time < since else f"the frontier is {shown(frontier)}"
-    raise NotReadable(asked, f"{why}: it can be read from {shown(since)} up to, not including, {shown(frontier)}",
-                      "read at a closed time; a larger retain=, or a reader opened in time, keeps more of them",
-                      )  # fmt: skip
+    raise NotReadable(
+        asked,
+        f"{why}: it can be read from {shown(since)} up to, not including, {shown(frontier)}",
+        "read at a closed time; a larger retain=, or a reader opened in time, keeps more of them",
+    )
 
 
 def changes(circuit: Circuit, node: plan.Collection, t1: int, t2: int) -> pa.Table:
@@ -55,8 +57,11 @@ def changes(circuit: Circuit, node: plan.Collection, t1: int, t2: int) -> pa.Tab
     when a multiplicity or a difference of two leaves int64.
     """
     if t2 < t1:
-        raise TimeWentBack(f"changes from {shown(t1)} to {shown(t2)}", "the second time is before the first",
-                           "give the earlier time first; negate the diffs to go back")  # fmt: skip
+        raise TimeWentBack(
+            f"changes from {shown(t1)} to {shown(t2)}",
+            "the second time is before the first",
+            "give the earlier time first; negate the diffs to go back",
+        )
     if t1 == t2:
         return empty(pa.schema([*node.schema, pa.field(DIFF, pa.int64(), nullable=False)]))
     after, before = circuit.held(node, t2), circuit.held(node, t1)

@@ -44,9 +44,15 @@ class Inflow:
 
 
 def flowing(
-    given: Any, intake: Intake, batcher: Batcher, frontier: int, time: int | None, budget: Budget,
-    listed: Callable[[Admitted], pa.Table] | None, look: Callable[[pa.RecordBatch], None] | None = None,
-) -> Inflow:  # fmt: skip
+    given: Any,
+    intake: Intake,
+    batcher: Batcher,
+    frontier: int,
+    time: int | None,
+    budget: Budget,
+    listed: Callable[[Admitted], pa.Table] | None,
+    look: Callable[[pa.RecordBatch], None] | None = None,
+) -> Inflow:
     """Admit all rows of one source.  ``time``: of the step, in epoch mode.  ``look``: is shown all rows.  O(rows).
 
     Raises what `Intake.admit` raises, `BudgetExceeded` for a row that is larger than the budget allows, `SpillFull` and
@@ -71,8 +77,11 @@ def flowing(
 def check_names(inputs: Any, known: Mapping[str, Intake]) -> None:
     """Raise `NotArrow` or `SchemaMismatch` unless ``inputs`` says which rows are for which source."""
     if not isinstance(inputs, Mapping):
-        raise NotArrow(f"inputs from {type(inputs).__name__}", "it does not say which rows are for which source",
-                       f"give {{name: rows}}; the sources are {list(known)}")  # fmt: skip
+        raise NotArrow(
+            f"inputs from {type(inputs).__name__}",
+            "it does not say which rows are for which source",
+            f"give {{name: rows}}; the sources are {list(known)}",
+        )
     for name in inputs:
         if name not in known:
             raise SchemaMismatch(f"rows for {name!r}", "there is no such source", did_you_mean(name, known))

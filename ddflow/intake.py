@@ -62,8 +62,14 @@ class Intake:
         self.bound, self.arrived = bound, 0
         self.greatest = NEVER
 
-    def admit(self, given: Any, frontier: int, time: int | None = None, before: int = 0,
-              look: Callable[[pa.RecordBatch], None] | None = None) -> Admitted:  # fmt: skip
+    def admit(
+        self,
+        given: Any,
+        frontier: int,
+        time: int | None = None,
+        before: int = 0,
+        look: Callable[[pa.RecordBatch], None] | None = None,
+    ) -> Admitted:
         """Check and number the rows of one source.  ``time``: of the step, in epoch mode.  ``before``: how many
         rows came before these in the same call.  ``look``: is shown them all.  O(rows).
 
@@ -115,37 +121,45 @@ class Intake:
         column = events.column(name)
         present = validity(column)
         if present.size and (rows := np.flatnonzero((present == 0) & (True if keyless is None else keyless == 0))).size:
-            raise SchemaMismatch(f"the times of {self.bound.name!r}", f"{name!r} is null in rows {rows[:5].tolist()}",
-                                 "every event needs a time: mend the rows; nothing was taken in")  # fmt: skip
+            raise SchemaMismatch(
+                f"the times of {self.bound.name!r}",
+                f"{name!r} is null in rows {rows[:5].tolist()}",
+                "every event needs a time: mend the rows; nothing was taken in",
+            )
         times = words(column).view(np.int64)
         if (
             times.size
             and int(times.max()) == CLOSED
             and (beyond := np.flatnonzero((times == CLOSED) & (True if keyless is None else keyless == 0))).size
         ):
-            raise SchemaMismatch(f"the times of {self.bound.name!r}", f"rows {beyond[:5].tolist()} have time {CLOSED}",
-                                 "that is the closed frontier itself; use smaller times")  # fmt: skip
+            raise SchemaMismatch(
+                f"the times of {self.bound.name!r}",
+                f"rows {beyond[:5].tolist()} have time {CLOSED}",
+                "that is the closed frontier itself; use smaller times",
+            )
         return times
 
     def _null_keys(self, keyless: Any) -> None:
         """Raises `NullKey` when that is an error."""
         if self.bound.spec.null_key == "error":
             rows = np.flatnonzero(keyless)
-            raise NullKey(f"rows for {self.bound.name!r}",
-                          f"the key {list(self.bound.spec.key)} is null in {rows.size:,} rows, "
-                          f"first {rows[:5].tolist()}",
-                          "mend them, or choose null_key='drop' or 'keep'; nothing was taken in")  # fmt: skip
+            raise NullKey(
+                f"rows for {self.bound.name!r}",
+                f"the key {list(self.bound.spec.key)} is null in {rows.size:,} rows, first {rows[:5].tolist()}",
+                "mend them, or choose null_key='drop' or 'keep'; nothing was taken in",
+            )
 
     def _late(self, late: Any, original: Ints, frontier: int, codes: Any) -> Ints:
         """The stamps of the events where some are behind the frontier.  Raises `LateEvent` when that is an error."""
         rule = self.bound.spec.late
         if rule == "error":
             rows = np.flatnonzero(late)
-            raise LateEvent(f"rows for {self.bound.name!r}",
-                            f"{rows.size:,} events are behind the frontier {shown(frontier)}, "
-                            f"first row {rows[0]} at time {original[rows[0]]}",
-                            "push them before advancing, or choose late='drop' or 'advance'; nothing was taken in",
-                            )  # fmt: skip
+            raise LateEvent(
+                f"rows for {self.bound.name!r}",
+                f"{rows.size:,} events are behind the frontier {shown(frontier)}, "
+                f"first row {rows[0]} at time {original[rows[0]]}",
+                "push them before advancing, or choose late='drop' or 'advance'; nothing was taken in",
+            )
         if rule == "drop":
             codes[late] = LATE
             return original

@@ -67,17 +67,38 @@ class Ledger:
         self._sweeping: Thread | None = None
 
     @classmethod
-    def create(cls, store: Store, plan: Mapping[str, Any], fingerprint: str, secret: Secret,
-               folder: str | None = None, grace: float = GRACE, spread: int = 1) -> Ledger:  # fmt: skip
+    def create(
+        cls,
+        store: Store,
+        plan: Mapping[str, Any],
+        fingerprint: str,
+        secret: Secret,
+        folder: str | None = None,
+        grace: float = GRACE,
+        spread: int = 1,
+    ) -> Ledger:
         """The ledger of a new state: its manifest 0, of which there is one whoever else creates it at the same time.
 
         ``spread``: its partitions.  Raises what `Store.publish` raises.
         """
         first = Manifest(
-            id=os.urandom(16).hex(), number=0, epoch=0, nonce=store.nonce, written=int(time() * 1000),
-            secret=(secret.k0, secret.k1), plan=plan, fingerprint=fingerprint, frontier=NEVER, last=NEVER, since=NEVER,
-            partitions=(), receipts=(), folder=folder, note="created", spread=spread,
-        )  # fmt: skip
+            id=os.urandom(16).hex(),
+            number=0,
+            epoch=0,
+            nonce=store.nonce,
+            written=int(time() * 1000),
+            secret=(secret.k0, secret.k1),
+            plan=plan,
+            fingerprint=fingerprint,
+            frontier=NEVER,
+            last=NEVER,
+            since=NEVER,
+            partitions=(),
+            receipts=(),
+            folder=folder,
+            note="created",
+            spread=spread,
+        )
         if store.publish(0, first.encode()):
             store.mark(0)
             return cls(store, first, set(), grace)
@@ -108,8 +129,15 @@ class Ledger:
         """
         names = names | {blob.name for blob in partitions}
         self.store.sync()
-        new = replace(manifest, number=self.number + 1, nonce=self.store.nonce, written=int(time() * 1000),
-                      partitions=partitions, note=note, previous=self._digest)  # fmt: skip
+        new = replace(
+            manifest,
+            number=self.number + 1,
+            nonce=self.store.nonce,
+            written=int(time() * 1000),
+            partitions=partitions,
+            note=note,
+            previous=self._digest,
+        )
         data = new.encode()
         if not self.store.publish(new.number, data):
             raise self._fenced()
@@ -132,9 +160,11 @@ class Ledger:
             raise self._unknown(mine, error) from error
 
     def _unknown(self, number: int, error: DdflowError) -> OutcomeUnknown:
-        return OutcomeUnknown(f"publish manifest {number}, in the state {self.store.where}", error.found,
-                              "it has happened, unless another writer was first: open the state again, which "
-                              "tells")  # fmt: skip
+        return OutcomeUnknown(
+            f"publish manifest {number}, in the state {self.store.where}",
+            error.found,
+            "it has happened, unless another writer was first: open the state again, which tells",
+        )
 
     def _followed(self, number: int, mine: str) -> bool:
         """Whether the next manifest was made from the one with this digest; not if it is gone: that was long ago."""
@@ -198,9 +228,11 @@ class Ledger:
                 self.store.discard(names)
 
     def _fenced(self) -> Fenced:
-        return Fenced(f"write to {self.store.where}",
-                      f"another writer has committed since this engine read manifest {self.number}",
-                      "open the state again: it has what that one wrote; this engine writes no more")  # fmt: skip
+        return Fenced(
+            f"write to {self.store.where}",
+            f"another writer has committed since this engine read manifest {self.number}",
+            "open the state again: it has what that one wrote; this engine writes no more",
+        )
 
 
 def digest(data: bytes) -> str:

@@ -71,8 +71,11 @@ def parts_of(log: Any, what: str) -> Iterator[Any]:
     elif isinstance(log, Iterable) and not isinstance(log, str | bytes | dict):
         yield from log
     else:
-        raise NotArrow(f"rows for {what}", f"{type(log).__name__} does not speak Arrow",
-                       "give a table, record batches, a reader, or an iterable of these")  # fmt: skip
+        raise NotArrow(
+            f"rows for {what}",
+            f"{type(log).__name__} does not speak Arrow",
+            "give a table, record batches, a reader, or an iterable of these",
+        )
 
 
 def as_fed(log: Iterable[Any], fed: Fed, bound: Bound, to: Bound | None = None) -> Iterator[Any]:
@@ -166,8 +169,11 @@ class _Telling:
         if not isinstance(first, MARKS) or not way_of(first).whole:
             raise self._no("the log begins later, and not with full contents of all", "give it from the beginning")
         if self.to.spec.keeps_order and not all(isinstance(part, MARKS) for part in told):
-            raise self._no("the log begins later, and has events after its full contents, which are judged by the "
-                           "orders that keys were deleted by before", "give it from the beginning")  # fmt: skip
+            raise self._no(
+                "the log begins later, and has events after its full contents, which are judged by the "
+                "orders that keys were deleted by before",
+                "give it from the beginning",
+            )
 
     def _marked(self, part: Any, run: Run) -> Full | Restated:
         """A part as the call that it was, whose mark may leave open what the state says."""
@@ -176,8 +182,10 @@ class _Telling:
         if way.kind != way_of(mark).kind:
             raise self._no(f"the log has a part that is marked {type(mark).__name__} where {run} were given", SAY)
         if isinstance(mark, Full) and mark.scope is not None and mark.scope != way.scope:
-            raise self._no(f"a part of the log is marked with the scope {mark.scope!r} where {run} were given",
-                           "leave scope= out, or give the one that the state says")  # fmt: skip
+            raise self._no(
+                f"a part of the log is marked with the scope {mark.scope!r} where {run} were given",
+                "leave scope= out, or give the one that the state says",
+            )
         if isinstance(mark, Full):
             mark = replace(mark, scope=way.scope)
         if mark.order is None:
@@ -186,8 +194,11 @@ class _Telling:
         if self.to is self.bound:
             given = given_order(mark.order, ordered(self.bound.spec), self.bound.schema, asked)
             if spelled(given) != way.order:
-                raise self._no(f"a part of the log is marked with order={mark.order!r}, and {run} had "
-                               f"{'another' if way.order else 'none'}", "leave order= out")  # fmt: skip
+                raise self._no(
+                    f"a part of the log is marked with order={mark.order!r}, and {run} had "
+                    f"{'another' if way.order else 'none'}",
+                    "leave order= out",
+                )
         return mark
 
     def _order(self, run: Run) -> Any:
@@ -197,8 +208,10 @@ class _Telling:
         there, wanted = ordered(self.bound.spec), ordered(self.to.spec)
         order = unspelled(run.way.order, there, self.bound.schema)
         if set(wanted) - set(there):
-            raise self._no(f"an order= by {there} was given with {run}, and here order is by {wanted}",
-                           "mark that part with an order of its own: dd.Full(rows, order=...)")  # fmt: skip
+            raise self._no(
+                f"an order= by {there} was given with {run}, and here order is by {wanted}",
+                "mark that part with an order of its own: dd.Full(rows, order=...)",
+            )
         return {name: order[name] for name in wanted} or None
 
     def _no(self, found: str, remedy: str) -> LogUnclear:

@@ -53,5 +53,6 @@ class Options:
         for name, what, least in (("retain", "times", 0), ("threads", "threads", 1)):
             given = getattr(self, name)
             if isinstance(given, bool) or not isinstance(given, int) or given < least:
-                raise SpecError(f"{name}={given!r}", f"that is no number of {what}",
-                                f"give a whole number, {least} or more")  # fmt: skip
+                raise SpecError(
+                    f"{name}={given!r}", f"that is no number of {what}", f"give a whole number, {least} or more"
+                )

@@ -121,8 +121,16 @@ class Order:
         """Whether some words must be ranked in each step."""
         return self.ranks_base or self.ranks_rows
 
-    def rank(self, events: pa.RecordBatch, gone: Flags, order: Ints, held: pa.Table | None, lives: Flags,
-             held_order: Ints, secret: Secret) -> None:  # fmt: skip
+    def rank(
+        self,
+        events: pa.RecordBatch,
+        gone: Flags,
+        order: Ints,
+        held: pa.Table | None,
+        lives: Flags,
+        held_order: Ints,
+        secret: Secret,
+    ) -> None:
         """Write the ranked words of events and of what keys hold, in place.
 
         ``held``: the payload of the m keys that hold an order (None where orders are not kept); ``lives``: which of
@@ -139,8 +147,9 @@ class Order:
             order[:, self.base] = np.where(gone == 0, ranks[:n], 0)
             held_order[:, self.base] = np.where(lives != 0, ranks[n:], 0)
 
-    def _ranked(self, events: pa.RecordBatch, names: list[str], held: pa.Table | None, held_names: list[str],
-                secret: Secret) -> Ints:  # fmt: skip
+    def _ranked(
+        self, events: pa.RecordBatch, names: list[str], held: pa.Table | None, held_names: list[str], secret: Secret
+    ) -> Ints:
         table = pa.table([events.column(x) for x in names], names=[str(i) for i in range(len(names))])
         if held is not None and held.num_rows:
             old = pa.table([held.column(x) for x in held_names], names=table.column_names)

@@ -90,8 +90,10 @@ def node_id(collection: Collection) -> str:
 
 def fingerprint(description: Mapping[str, Any]) -> str:
     """32 hex digits that are equal for equal descriptions, whoever serialised their schemas.  O(description)."""
-    bare = {name: {k: v for k, v in source.items() if k not in ("schema", "state")}
-            for name, source in description["sources"].items()}  # fmt: skip
+    bare = {
+        name: {k: v for k, v in source.items() if k not in ("schema", "state")}
+        for name, source in description["sources"].items()
+    }
     return digest({**description, "sources": bare})
 
 

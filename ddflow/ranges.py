@@ -58,8 +58,11 @@ class Ranges:
 
     def __iter__(self) -> Iterator[Sealed]:
         for number in range(1 << self.bits):
-            parts = [_part(piece.batch, int(ends[number]), int(ends[number + 1])) for piece, ends in self.pieces
-                     if ends[number] < ends[number + 1]]  # fmt: skip
+            parts = [
+                _part(piece.batch, int(ends[number]), int(ends[number + 1]))
+                for piece, ends in self.pieces
+                if ends[number] < ends[number + 1]
+            ]
             if parts:
                 yield joined(parts)
 

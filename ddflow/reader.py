@@ -118,8 +118,11 @@ class Holds:
 
 def went_back(to: int, at: int) -> TimeWentBack:
     """The error for a reader that is to go to a time before its own."""
-    return TimeWentBack(f"advance a reader to {shown(to)}", f"it is already at {shown(at)}",
-                        "times may not go back; open another reader with at=")  # fmt: skip
+    return TimeWentBack(
+        f"advance a reader to {shown(to)}",
+        f"it is already at {shown(at)}",
+        "times may not go back; open another reader with at=",
+    )
 
 
 class Readable(Protocol):
@@ -156,8 +159,9 @@ class Reader:
     def __enter__(self) -> Reader:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:  # fmt: skip
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -212,8 +216,11 @@ class Reader:
 
     def _must_be_open(self, what: str) -> None:
         if self.closed:
-            raise NotReadable(f"{what} of a reader of {self.name!r}", "it was closed at time " + shown(self.time),
-                              f"open another one: engine.reader({self.name!r})")  # fmt: skip
+            raise NotReadable(
+                f"{what} of a reader of {self.name!r}",
+                "it was closed at time " + shown(self.time),
+                f"open another one: engine.reader({self.name!r})",
+            )
 
     def __repr__(self) -> str:
         return f"Reader({self.name!r}, {'closed ' if self.closed else ''}at {shown(self.time)})"

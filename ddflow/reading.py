@@ -94,8 +94,9 @@ class Reading:
             self._node(name)
             return Reader(self, name, self._closed(f"a reader of {name!r} at {at!r}", at))
 
-    def scd2(self, name: str, valid_from: str = "valid_from", valid_to: str = "valid_to", current: str = "current"
-             ) -> pa.Table:  # fmt: skip
+    def scd2(
+        self, name: str, valid_from: str = "valid_from", valid_to: str = "valid_to", current: str = "current"
+    ) -> pa.Table:
         """The versions of a source or a count from `since` on, as a slowly changing dimension of type 2: its columns,
         from when each was valid (null: from since or before), to when (null: it is current), and whether it is current.
 
@@ -125,10 +126,15 @@ class Reading:
         arrangements = {name: Arranged.of(arranged) for name, arranged in self.circuit.arrangements.items()}
         arrangements |= {name: Arranged.shown(held) for name, held in self.circuit.showing.items()}
         return Stats(
-            frontier=self.frontier, since=self.since, arrangements=arrangements, pending=self._pending(),
-            bytes_pending=sum(b.nbytes for b in self.batchers.values()), verdicts=self.verdicts.counts,
-            budget=self.budget.memory, bytes_pending_mapped=sum(b.mapped for b in self.batchers.values()),
-        )  # fmt: skip
+            frontier=self.frontier,
+            since=self.since,
+            arrangements=arrangements,
+            pending=self._pending(),
+            bytes_pending=sum(b.nbytes for b in self.batchers.values()),
+            verdicts=self.verdicts.counts,
+            budget=self.budget.memory,
+            bytes_pending_mapped=sum(b.mapped for b in self.batchers.values()),
+        )
 
     def _pending(self) -> int:
         return sum(map(len, self.batchers.values()))
@@ -150,9 +156,13 @@ class Reading:
 
 def told_only(asked: str, name: str, source: Source) -> NotReadable:
     """The error for an output that ``stale=`` adds to a source's: it tells of events, which no state holds."""
-    return NotReadable(asked, f"stale={source.spec.stale!r} of the source {source.name!r} adds it: it tells of events, "
-                       "and a state holds rows", f"take its rows from each step, as step[{name!r}], from the files of "
-                       f"outputs=, or on Spark with readStream; the rows held are {source.name!r}")  # fmt: skip
+    return NotReadable(
+        asked,
+        f"stale={source.spec.stale!r} of the source {source.name!r} adds it: it tells of events, "
+        "and a state holds rows",
+        f"take its rows from each step, as step[{name!r}], from the files of "
+        f"outputs=, or on Spark with readStream; the rows held are {source.name!r}",
+    )
 
 
 def as_int64(asked: str, time: Any, most: int) -> int:

@@ -181,8 +181,9 @@ def _made(node: Record, inputs: list[Collection], flow: Flow) -> Collection:
     if verb == "filter":
         return of.filter(node.record("predicate").text("sql"))
     if verb == "project":
-        return of.project({each.text("name"): each.text("column" if "column" in each else "sql")
-                           for each in node.records("columns")})  # fmt: skip
+        return of.project(
+            {each.text("name"): each.text("column" if "column" in each else "sql") for each in node.records("columns")}
+        )
     if verb == "count":
         return of.count(node.texts("by"), node.text("name"))
     if verb == "to_upserts":
@@ -198,5 +199,8 @@ def _made(node: Record, inputs: list[Collection], flow: Flow) -> Collection:
 
 
 def _corrupt(what: str, found: str) -> CorruptState:
-    return CorruptState(what, cut(found, 500), "it was not written by this ddflow, or damaged; restore it from a copy, "
-                        "or give the flow itself")  # fmt: skip
+    return CorruptState(
+        what,
+        cut(found, 500),
+        "it was not written by this ddflow, or damaged; restore it from a copy, or give the flow itself",
+    )

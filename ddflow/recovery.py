@@ -63,11 +63,14 @@ def take(engine: Fillable, vault: Vault) -> dict[str, Any]:
     circuit, ids = engine.circuit, node_ids(engine.flow)
     sources = {
         name: {
-            "arrived": engine.intakes[name].arrived, "greatest": engine.intakes[name].greatest,
-            "rows": inventory.take(upsert.arranged, vault), "runs": pending.take(engine.batchers[name], vault),
+            "arrived": engine.intakes[name].arrived,
+            "greatest": engine.intakes[name].greatest,
+            "rows": inventory.take(upsert.arranged, vault),
+            "runs": pending.take(engine.batchers[name], vault),
             **({} if upsert.expiring is None else {"horizon": upsert.expiring.horizons.greatest}),
-        } for name, upsert in circuit.upserts.items()
-    }  # fmt: skip
+        }
+        for name, upsert in circuit.upserts.items()
+    }
     counts = {ids[node]: inventory.take(count.arranged, vault) for node, count in circuit.counts.items()}
     return {"sources": sources, "counts": counts, "totals": engine.totals}
 
@@ -85,8 +88,9 @@ class Fillable(Protocol):
     since: int
 
 
-def fill(engine: Fillable, records: Sequence[Record], vault: Vault, indexed: bool, sieved: bool = True,
-         spread: int = 1) -> None:  # fmt: skip
+def fill(
+    engine: Fillable, records: Sequence[Record], vault: Vault, indexed: bool, sieved: bool = True, spread: int = 1
+) -> None:
     """Fill a new engine, whose times are set, from inventories.  O(bytes), and O(rows) for counts that are new.
 
     ``records``: level by level, of ``spread`` partitions each; what is of several is to be read only.  ``indexed``,
@@ -139,8 +143,12 @@ class Inventories:
         places = [n for n, each in enumerate(self.within[kind]) if name in each]
         level = places[0] // self.spread if places else 0
         if places and places != list(range(level * self.spread, (level + 1) * self.spread)):
-            raise CorruptState(self.records[places[0]].what, f"it has the {kind[:-1]} {name!r}; that is in the "
-                               f"inventories {places} of the state, and a level has {self.spread}", MEND)  # fmt: skip
+            raise CorruptState(
+                self.records[places[0]].what,
+                f"it has the {kind[:-1]} {name!r}; that is in the "
+                f"inventories {places} of the state, and a level has {self.spread}",
+                MEND,
+            )
         return [self.within[kind][n].record(name) for n in places]
 
     def totals(self) -> dict[str, int]:
@@ -153,8 +161,9 @@ class Inventories:
         return out
 
 
-def _restored(engine: Fillable, empty: Arrangement, given: Sequence[Record], vault: Vault, indexed: bool,
-              made: Made, sieved: bool) -> Arrangement:  # fmt: skip
+def _restored(
+    engine: Fillable, empty: Arrangement, given: Sequence[Record], vault: Vault, indexed: bool, made: Made, sieved: bool
+) -> Arrangement:
     """An empty arrangement, filled from one inventory; what is joined of as many as there are, in its place."""
     index = empty.index
     every = [empty, *(Arrangement(empty.schema, index.wide, index.words, empty.keeps) for _ in given[1:])]

@@ -63,12 +63,17 @@ class Change:
     @property
     def text(self) -> str:
         """A sentence for people."""
-        parts = [f"source {name!r} gets the columns {added}, null in all rows there are"
-                 for name, added in self.columns.items()]  # fmt: skip
+        parts = [
+            f"source {name!r} gets the columns {added}, null in all rows there are"
+            for name, added in self.columns.items()
+        ]
         parts += [f"the sources {self.sources} are new"] if self.sources else []
         parts += [f"the outputs {self.outputs} are new"] if self.outputs else []
-        parts += [f"{option}= of source {name!r} is {now}, and was {was}"
-                  for name, options in self.options.items() for option, (was, now) in options.items()]  # fmt: skip
+        parts += [
+            f"{option}= of source {name!r} is {now}, and was {was}"
+            for name, options in self.options.items()
+            for option, (was, now) in options.items()
+        ]
         return "; ".join(parts) or "it is the same plan"
 
 
@@ -93,8 +98,11 @@ def compare(old: Mapping[str, Any], flow: Flow, where: str) -> Change:
     refused += _formulas(Record(old, f"the plan of {where}").record("formulas"), new)
     if refused:
         more = f", and {len(refused) - MOST} more" if len(refused) > MOST else ""
-        raise PlanChanged(f"open {where} with this plan", ", and ".join(refused[:MOST]) + more, "open it with the plan "
-                          "that it was made by, or make a new state of the log with ddflow migrate")  # fmt: skip
+        raise PlanChanged(
+            f"open {where} with this plan",
+            ", and ".join(refused[:MOST]) + more,
+            "open it with the plan that it was made by, or make a new state of the log with ddflow migrate",
+        )
     return change
 
 
@@ -161,8 +169,10 @@ def _columns(name: str, old: pa.Schema, source: Source, change: Change) -> Itera
         if not column.nullable:
             yield f"column {column.name!r} {of} is new and declared not null, and the rows of the state have none"
         if source.spec.tie == "greatest" and column.name in source.bound.tracked:
-            yield (f"column {column.name!r} {of} is new, and tie='greatest' compares all columns of a row: ties that "
-                   "were decided without it might be decided otherwise")  # fmt: skip
+            yield (
+                f"column {column.name!r} {of} is new, and tie='greatest' compares all columns of a row: ties that "
+                "were decided without it might be decided otherwise"
+            )
     if added:
         change.columns[name] = [column.name for column in added]
 
@@ -176,8 +186,11 @@ def _outputs(old: Mapping[str, Any], new: Mapping[str, Any], where: str, change:
             yield f"output {name!r} is not in it, and was {shown(old, was, where)}"
         elif now[name] != was:
             texts = shown(new, now[name], "this plan"), shown(old, was, where)
-            a, b = texts if texts[0] != texts[1] else (f"{each} ({i})" for each, i in zip(texts, (now[name], was),
-                                                                                         strict=True))  # fmt: skip
+            a, b = (
+                texts
+                if texts[0] != texts[1]
+                else (f"{each} ({i})" for each, i in zip(texts, (now[name], was), strict=True))
+            )
             yield f"output {name!r} is {a}, and was {b}"
     change.outputs.extend(name for name in now if name not in before)
 

@@ -48,8 +48,9 @@ if TYPE_CHECKING:
 class Replacing:
     """What an engine has of full contents."""
 
-    def replace(self, name: str, table: Any, time: int, scope: str | None = None, *, order: Any = None,
-                epoch: int | None = None) -> Step:  # fmt: skip
+    def replace(
+        self, name: str, table: Any, time: int, scope: str | None = None, *, order: Any = None, epoch: int | None = None
+    ) -> Step:
         """Epoch mode: ``table`` is all that the source ``name`` holds from ``time`` on; returns the differences.
 
         ``scope``: SQL over the row's columns: only rows for which it is true are replaced, and all of ``table`` must be
@@ -75,14 +76,17 @@ class Replacing:
         return _whole(cast("Engine", self), "restate", name, events, time, None, order, epoch)
 
 
-def _whole(engine: Engine, kind: str, name: str, rows: Any, time: int, scope: str | None, order: Any,
-           epoch: int | None) -> Step:  # fmt: skip
+def _whole(
+    engine: Engine, kind: str, name: str, rows: Any, time: int, scope: str | None, order: Any, epoch: int | None
+) -> Step:
     """Either of the two: a step of one source, in which what is absent is deleted."""
     with engine.turns.use(kind):
         if engine.flow.holds_back:
-            raise WrongMode(kind, "the flow is in hold-back mode: its sources name a time column",
-                            "full contents are of one time; push their rows as events, or leave time= out of the spec",
-                            )  # fmt: skip
+            raise WrongMode(
+                kind,
+                "the flow is in hold-back mode: its sources name a time column",
+                "full contents are of one time; push their rows as events, or leave time= out of the spec",
+            )
         time = as_int64(f"{kind} at time {time!r}", time, CLOSED - 1)
         check_names({name: rows}, engine.intakes)
         upsert = engine.circuit.upserts[name]
@@ -92,8 +96,11 @@ def _whole(engine: Engine, kind: str, name: str, rows: Any, time: int, scope: st
         if (again := engine._replayed(asked, epoch, {name: rows})) is not None:
             return again
         if time < engine.frontier:
-            raise TimeWentBack(f"cannot {kind} at {time}", f"the last step was at {shown(engine.last)}",
-                               "give every step a greater time")  # fmt: skip
+            raise TimeWentBack(
+                f"cannot {kind} at {time}",
+                f"the last step was at {shown(engine.last)}",
+                "give every step a greater time",
+            )
         make_room(engine.budget, engine.circuit, engine.batchers)
         inflow, digest = _flown(engine, name, rows, time, contents, asked)
         full = engine.intakes[name].arrived + inflow.rows

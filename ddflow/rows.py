@@ -165,8 +165,13 @@ class View:
     None.  It has the methods of a table that operators use.
     """
 
-    def __init__(self, sources: Sources, references: Array, schema: pa.Schema,
-                 near: Callable[[str], pa.Array | None] | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        sources: Sources,
+        references: Array,
+        schema: pa.Schema,
+        near: Callable[[str], pa.Array | None] | None = None,
+    ) -> None:
         self.sources, self.references, self.schema, self.near = sources, references, schema, near
         self._made: dict[str, pa.Array] = {}
 
@@ -253,18 +258,24 @@ def gather_column(sources: Sources, references: Array, field: pa.Field) -> pa.Ar
     return pa.Array.from_buffers(kind, n, buffers, nulls)
 
 
-def _bytes(references: Array, bases: Array, data: Array, wide: int, name: str, crew: Crew
-           ) -> tuple[pa.Buffer, pa.Buffer]:  # fmt: skip
+def _bytes(
+    references: Array, bases: Array, data: Array, wide: int, name: str, crew: Crew
+) -> tuple[pa.Buffer, pa.Buffer]:
     """The offset and data buffers of gathered byte strings."""
     ends = np.empty(references.size + 1, np.int64)
     total = gather_sizes(references, bases, np.int64(wide), ends)
     if wide == 4 and total > 2**31 - 1:
-        raise TooLarge(f"column {name!r} of one output", f"its text takes {total:,} bytes, 32-bit offsets reach 2 GiB",
-                       "take smaller steps, or declare the column large_string")  # fmt: skip
+        raise TooLarge(
+            f"column {name!r} of one output",
+            f"its text takes {total:,} bytes, 32-bit offsets reach 2 GiB",
+            "take smaller steps, or declare the column large_string",
+        )
     out = fresh(total)
     start = np.uint64(out.ctypes.data)
-    crew.each(lambda a, b: gather_bytes(references[a:b], bases, data, np.int64(wide), ends[a : b + 1], start),
-              crew.spans(references.size))  # fmt: skip
+    crew.each(
+        lambda a, b: gather_bytes(references[a:b], bases, data, np.int64(wide), ends[a : b + 1], start),
+        crew.spans(references.size),
+    )
     return pa.py_buffer(ends if wide == 8 else ends.astype(np.int32)), pa.py_buffer(out)
 
 

@@ -67,8 +67,11 @@ def scd2(circuit: Circuit, node: plan.Collection, since: int, names: tuple[str, 
     arranged, counting = _arrangement(circuit, node)
     taken = sorted({name for i, name in enumerate(names) if name in node.schema.names or name in names[:i]})
     if taken:
-        raise SpecError(f"the columns {list(names)} of scd2", f"{taken} are named twice, the rows have "
-                        f"{node.schema.names}", "give others: valid_from=, valid_to=, current=")  # fmt: skip
+        raise SpecError(
+            f"the columns {list(names)} of scd2",
+            f"{taken} are named twice, the rows have {node.schema.names}",
+            "give others: valid_from=, valid_to=, current=",
+        )
     kind = circuit.plan.time_type
     more = [pa.field(names[0], kind), pa.field(names[1], kind), pa.field(names[2], pa.bool_(), nullable=False)]
     schema = pa.schema([*node.schema, *more])
@@ -121,5 +124,8 @@ def _arrangement(circuit: Circuit, node: plan.Collection) -> tuple[Arrangement, 
         return circuit.upserts[node.name].arranged, node.bound.tracked
     if isinstance(node, plan.Count):
         return circuit.counts[node].arranged, [node.name]
-    raise NotReadable(f"scd2 of {node!r}", f"it is a {type(node).__name__.lower()}, which has no key and keeps no "
-                      "versions", "ask for a source by its name, or for an output that is a count")  # fmt: skip
+    raise NotReadable(
+        f"scd2 of {node!r}",
+        f"it is a {type(node).__name__.lower()}, which has no key and keeps no versions",
+        "ask for a source by its name, or for an output that is a count",
+    )

@@ -120,8 +120,15 @@ def is_text(kind: pa.DataType) -> bool:
 
 def is_word(kind: pa.DataType) -> bool:
     """Whether a value fits one 64-bit word: booleans, integers, floats, dates, times, timestamps, durations."""
-    return bool(pat.is_boolean(kind) or pat.is_integer(kind) or pat.is_floating(kind) or pat.is_date(kind)
-                or pat.is_time(kind) or pat.is_timestamp(kind) or pat.is_duration(kind))  # fmt: skip
+    return bool(
+        pat.is_boolean(kind)
+        or pat.is_integer(kind)
+        or pat.is_floating(kind)
+        or pat.is_date(kind)
+        or pat.is_time(kind)
+        or pat.is_timestamp(kind)
+        or pat.is_duration(kind)
+    )
 
 
 def is_flat(kind: pa.DataType) -> bool:
@@ -206,11 +213,17 @@ def to_table(given: Any, what: str, schema: pa.Schema) -> pa.Table:
     if isinstance(given, list | tuple) and all(isinstance(part, pa.RecordBatch) for part in given):
         for i, part in enumerate(given):
             if not part.schema.equals(given[0].schema):
-                raise SchemaMismatch(f"rows for {what}", f"batch {i} has the columns {_shown(part.schema)}, "
-                                     f"the first {_shown(given[0].schema)}", "give batches of one schema")  # fmt: skip
+                raise SchemaMismatch(
+                    f"rows for {what}",
+                    f"batch {i} has the columns {_shown(part.schema)}, the first {_shown(given[0].schema)}",
+                    "give batches of one schema",
+                )
         return pa.Table.from_batches(given, given[0].schema if given else schema)
-    raise NotArrow(f"rows for {what}", f"{type(given).__name__} does not speak Arrow",
-                   "give a table, record batches, a reader, or anything with __arrow_c_stream__")  # fmt: skip
+    raise NotArrow(
+        f"rows for {what}",
+        f"{type(given).__name__} does not speak Arrow",
+        "give a table, record batches, a reader, or anything with __arrow_c_stream__",
+    )
 
 
 def imported(take: Callable[[Any], Any], given: Any, what: str) -> Any:
@@ -218,8 +231,11 @@ def imported(take: Callable[[Any], Any], given: Any, what: str) -> Any:
     try:
         return take(given)
     except pa.ArrowInvalid as error:
-        raise NotArrow(f"rows for {what}", f"{type(given).__name__} holds no rows ({error})",
-                       "give a table, record batches, or a reader of them") from None  # fmt: skip
+        raise NotArrow(
+            f"rows for {what}",
+            f"{type(given).__name__} holds no rows ({error})",
+            "give a table, record batches, or a reader of them",
+        ) from None
 
 
 def _shown(schema: pa.Schema) -> str:
@@ -240,12 +256,18 @@ def conform(table: pa.Table, schema: pa.Schema, what: str, required: Iterable[st
         if names.count(name) > 1:
             raise SchemaMismatch(f"rows for {what}", f"the column {name!r} occurs more than once", "give it one name")
         if schema.get_field_index(name) < 0:
-            raise SchemaMismatch(f"rows for {what}", f"there is a column {name!r} that was not declared",
-                                 did_you_mean(name, schema.names))  # fmt: skip
+            raise SchemaMismatch(
+                f"rows for {what}",
+                f"there is a column {name!r} that was not declared",
+                did_you_mean(name, schema.names),
+            )
     for name in required:
         if name not in names:
-            raise SchemaMismatch(f"rows for {what}", f"the column {name!r} is missing",
-                                 f"it cannot be null for all rows: give it (found {names})")  # fmt: skip
+            raise SchemaMismatch(
+                f"rows for {what}",
+                f"the column {name!r} is missing",
+                f"it cannot be null for all rows: give it (found {names})",
+            )
     columns = []
     for field in schema:
         if field.name not in names:
@@ -262,8 +284,11 @@ def _forbidden_nulls(table: pa.Table) -> bool:
 
 def _refuse_null(table: pa.Table, what: str) -> pa.Table:
     bad = [f.name for i, f in enumerate(table.schema) if not f.nullable and table.column(i).null_count]
-    raise SchemaMismatch(f"rows for {what}", f"the columns {bad} hold nulls and were declared not null",
-                         "mend the rows, or declare the columns nullable")  # fmt: skip
+    raise SchemaMismatch(
+        f"rows for {what}",
+        f"the columns {bad} hold nulls and were declared not null",
+        "mend the rows, or declare the columns nullable",
+    )
 
 
 def _lossless(column: pa.ChunkedArray, field: pa.Field, what: str) -> pa.Array:
@@ -276,13 +301,17 @@ def _lossless(column: pa.ChunkedArray, field: pa.Field, what: str) -> pa.Array:
     if column.type != field.type:
         asked = f"column {field.name!r} of rows for {what}"
         if not _may_cast(column.type, field.type):
-            raise SchemaMismatch(asked, f"it is {source}, declared is {field.type}",
-                                 "cast it yourself, or declare that type")  # fmt: skip
+            raise SchemaMismatch(
+                asked, f"it is {source}, declared is {field.type}", "cast it yourself, or declare that type"
+            )
         try:
             column = column.cast(field.type, safe=True)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise SchemaMismatch(asked, f"{source} does not fit {field.type} ({str(error).splitlines()[0]})",
-                                 "mend the rows, or declare the wider type") from None  # fmt: skip
+            raise SchemaMismatch(
+                asked,
+                f"{source} does not fit {field.type} ({str(error).splitlines()[0]})",
+                "mend the rows, or declare the wider type",
+            ) from None
     return one_chunk(column)
 
 

@@ -113,8 +113,14 @@ class Shelf:
             yield from together(window, most)
             begin = end
 
-    def _window(self, cuts: Sequence[tuple[Updates, int, int]], begin: int, end: int, schema: pa.Schema,
-                time_type: pa.DataType | None) -> Iterable[pa.Table]:  # fmt: skip
+    def _window(
+        self,
+        cuts: Sequence[tuple[Updates, int, int]],
+        begin: int,
+        end: int,
+        schema: pa.Schema,
+        time_type: pa.DataType | None,
+    ) -> Iterable[pa.Table]:
         """The updates of the ranks [begin, end)."""
         parts = [Updates(p.rows.slice(a, b - a), p.ranks[a:b], p.diffs[a:b], p.times) for p, a, b in cuts]
         if end == begin + 1:

@@ -43,8 +43,11 @@ def check_listed(bound: Bound) -> None:
     """Raise `SpecError` where a key column has the name of one that `verdict_rows` adds."""
     taken = {ARRIVAL, "seq", "verdict", *(f"winner_{n}" for n in bound.spec.order_by)} & set(bound.spec.key)
     if taken:
-        raise SpecError(f"verdicts='rows' of {bound.name!r}", f"its key columns {sorted(taken)} are called like those "
-                        "that verdict rows have", "rename the key columns, or use verdicts='counts'")  # fmt: skip
+        raise SpecError(
+            f"verdicts='rows' of {bound.name!r}",
+            f"its key columns {sorted(taken)} are called like those that verdict rows have",
+            "rename the key columns, or use verdicts='counts'",
+        )
 
 
 def verdict_rows(bound: Bound, of: Admitted | Judgement) -> pa.Table:

@@ -113,8 +113,11 @@ def estimate(table: Any, spec: Upsert, *, keys: int | None = None, step: int = 1
             raise SpecError(f"an estimate with {name}={given!r}", "that is no count", "give a whole number, 1 or more")
     seen = _Seen(table, spec)
     if keys is not None and not 0 < seen.keys <= keys:
-        raise SpecError(f"an estimate with keys={keys:,}", f"the sample has {seen.keys:,} different keys",
-                        "give the number expected in all, or leave keys= out")  # fmt: skip
+        raise SpecError(
+            f"an estimate with keys={keys:,}",
+            f"the sample has {seen.keys:,} different keys",
+            "give the number expected in all, or leave keys= out",
+        )
     times = 1.0 if keys is None else keys / seen.keys
     rise = Rise(weigh(seen.bound, seen.payload))
     most = live = dead = 0
@@ -122,8 +125,13 @@ def estimate(table: Any, spec: Upsert, *, keys: int | None = None, step: int = 1
         scaled = Brought(*(round(n * times) for n in brought))
         rise.step(scaled)
         most, live, dead = max(most, rise.bytes_index + rise.bytes_batches), scaled.live, scaled.dead
-    return Estimate(live, dead if rise.weights.keeps else 0, rise.bytes_index, rise.bytes_batches,
-                    max(most, rise.bytes_index + rise.bytes_batches))  # fmt: skip
+    return Estimate(
+        live,
+        dead if rise.weights.keeps else 0,
+        rise.bytes_index,
+        rise.bytes_batches,
+        max(most, rise.bytes_index + rise.bytes_batches),
+    )
 
 
 class _Seen:
@@ -181,8 +189,14 @@ class _Seen:
             return np.bincount(step[which], minlength=int(step.max()) + 1)
 
         alive = np.cumsum(each(live & ~lived) - each(lived & ~live))
-        columns = (each(slice(None)), each(changed), each(entered), each(changed & live & ~lived & ~entered), alive,
-                   np.cumsum(each(new)) - alive)  # fmt: skip
+        columns = (
+            each(slice(None)),
+            each(changed),
+            each(entered),
+            each(changed & live & ~lived & ~entered),
+            alive,
+            np.cumsum(each(new)) - alive,
+        )
         yield from (Brought(*numbers) for numbers in zip(*(column.tolist() for column in columns), strict=True))
 
 

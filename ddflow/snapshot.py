@@ -73,8 +73,14 @@ class Snapshot(Reading):
         recovery.fill(self, records, vault, indexed=False, sieved=False, spread=manifest.spread)
 
     @classmethod
-    def open(cls, state: State, *, epoch: int | None = None, flow: Flow | None = None,
-             trust: Literal["owner", "group"] = "owner") -> Snapshot:  # fmt: skip
+    def open(
+        cls,
+        state: State,
+        *,
+        epoch: int | None = None,
+        flow: Flow | None = None,
+        trust: Literal["owner", "group"] = "owner",
+    ) -> Snapshot:
         """Open a state for reading; nothing is written there.  O(bytes): every file is verified.
 
         ``epoch``: which version, the newest by default.  ``flow``: its plan, where the state's own has functions.
@@ -121,13 +127,21 @@ class Snapshot(Reading):
     def __enter__(self) -> Snapshot:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:  # fmt: skip
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
-def read(state: State, name: str, as_of: int | None = None, *, epoch: int | None = None, flow: Flow | None = None,
-         trust: Literal["owner", "group"] = "owner") -> pa.Table:  # fmt: skip
+def read(
+    state: State,
+    name: str,
+    as_of: int | None = None,
+    *,
+    epoch: int | None = None,
+    flow: Flow | None = None,
+    trust: Literal["owner", "group"] = "owner",
+) -> pa.Table:
     """An output or a source of a state as its last commit left it: its rows, and ``_diff``, consolidated.
 
     ``as_of``: as it was at a time not before the state's ``since``.  The rest as in `Snapshot.open`.  O(bytes of the
@@ -159,5 +173,8 @@ def found(store: Store, epoch: int | None = None) -> Manifest:
 
 def expired(store: Store, epoch: int) -> SnapshotExpired:
     """The error for a version that is not kept."""
-    return SnapshotExpired(f"epoch {epoch} of {store.where}", "that version is not kept any more, or not there yet",
-                           "read the newest, or keep versions longer with grace=")  # fmt: skip
+    return SnapshotExpired(
+        f"epoch {epoch} of {store.where}",
+        "that version is not kept any more, or not there yet",
+        "read the newest, or keep versions longer with grace=",
+    )

@@ -53,7 +53,9 @@ def sort(high: Words, low: Words, arena: Arena | None = None, crew: Crew = ALONE
     begin_buckets(at)
     crew.each(fill, spans)
     cuts = [(1 << bits) * i // len(spans) for i in range(len(spans) + 1)]
-    crew.each(lambda begin, end: sort_buckets(at[-1], np.int64(begin), np.int64(end), permutation, ids, seconds),
-              list(pairwise(cuts)))  # fmt: skip
+    crew.each(
+        lambda begin, end: sort_buckets(at[-1], np.int64(begin), np.int64(end), permutation, ids, seconds),
+        list(pairwise(cuts)),
+    )
     groups = group_starts(ids, seconds, starts)
     return Sorted(permutation, ids, seconds, starts[: groups + 1])

@@ -39,9 +39,13 @@ NullKeys = Literal["error", "drop", "keep"]
 Versions = Literal["row", "cell"]
 Deletes = Literal["row", "group"]
 CHOICES: Final[dict[str, tuple[str, ...]]] = {
-    "tie": get_args(Tie), "late": get_args(Late), "stale": get_args(Stale), "null_key": get_args(NullKeys),
-    "versions": get_args(Versions), "deletes": get_args(Deletes),
-}  # fmt: skip
+    "tie": get_args(Tie),
+    "late": get_args(Late),
+    "stale": get_args(Stale),
+    "null_key": get_args(NullKeys),
+    "versions": get_args(Versions),
+    "deletes": get_args(Deletes),
+}
 Groups = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
 """Of each group the order columns and the columns they decide."""
 
@@ -170,8 +174,10 @@ class Upsert:
             if lost:
                 self._refuse(f"{name}= names {lost}, which value= leaves out of the row", "drop them from one")
         if self.track is not None and self.noop_ignore:
-            self._refuse(f"track={list(self.track)} and noop_ignore={list(self.noop_ignore)} both say what is a change",
-                         "give one of them: track= names what counts, noop_ignore= what does not")  # fmt: skip
+            self._refuse(
+                f"track={list(self.track)} and noop_ignore={list(self.noop_ignore)} both say what is a change",
+                "give one of them: track= names what counts, noop_ignore= what does not",
+            )
 
     def _check_choices(self) -> None:
         for name, known in CHOICES.items():

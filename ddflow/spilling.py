@@ -51,8 +51,9 @@ def make_room(budget: Budget, circuit: Circuit, batchers: Mapping[str, Batcher],
 
 
 @contextmanager
-def released(to: int, batchers: Mapping[str, Batcher], keys: Mapping[str, pa.Schema], secret: Secret, budget: Budget
-             ) -> Iterator[dict[str, Released]]:  # fmt: skip
+def released(
+    to: int, batchers: Mapping[str, Batcher], keys: Mapping[str, pa.Schema], secret: Secret, budget: Budget
+) -> Iterator[dict[str, Released]]:
     """What ``batchers`` release before ``to``; in ranges on disk, for as long as the block runs, where it is too much.
 
     ``keys``: the key columns by source.  O(events released).  Raises `SpillFull`, `SpillFailed`.

@@ -75,10 +75,18 @@ class Arranged(NamedTuple):
         """Of one partition; partitions that are joined share an index."""
         spine, beneath, slots = arranged.spine, arranged.beneath, arranged.slots
         return cls(
-            arranged.keys, arranged.tombstones - arranged.lapsed, len(slots.batches), len(spine) + len(beneath),
-            spine.versions + beneath.versions, slots.resident, slots.mapped, 0,
-            arranged.written, spine.copied + beneath.copied, spine.owed + beneath.owed,
-        )  # fmt: skip
+            arranged.keys,
+            arranged.tombstones - arranged.lapsed,
+            len(slots.batches),
+            len(spine) + len(beneath),
+            spine.versions + beneath.versions,
+            slots.resident,
+            slots.mapped,
+            0,
+            arranged.written,
+            spine.copied + beneath.copied,
+            spine.owed + beneath.owed,
+        )
 
     @classmethod
     def shown(cls, held: HeldRows) -> Arranged:
@@ -88,10 +96,18 @@ class Arranged(NamedTuple):
 
 
 COLUMNS: Final = {
-    "keys": "keys", "tombstones": "tombstones", "versions": "versions", "batches": "batches", "runs": "runs",
-    "bytes_resident": "resident", "bytes_index": "index", "bytes_mapped": "mapped", "written": "written",
-    "copied": "copied", "owed": "owed",
-}  # fmt: skip
+    "keys": "keys",
+    "tombstones": "tombstones",
+    "versions": "versions",
+    "batches": "batches",
+    "runs": "runs",
+    "bytes_resident": "resident",
+    "bytes_index": "index",
+    "bytes_mapped": "mapped",
+    "written": "written",
+    "copied": "copied",
+    "owed": "owed",
+}
 """Figure -> what stands over its column."""
 WHERE_THERE_ARE_SOME: Final = ("tombstones", "bytes_mapped", "owed")
 """Columns that are left out while they are 0 everywhere."""
@@ -113,29 +129,40 @@ class Stats(Mapping[str, Any]):
 
     __slots__ = ("_figures",)
 
-    def __init__(self, *, frontier: int, since: int, arrangements: Mapping[str, Arranged], pending: int,
-                 bytes_pending: int, verdicts: Mapping[str, int], budget: int | None,
-                 bytes_pending_mapped: int = 0) -> None:  # fmt: skip
+    def __init__(
+        self,
+        *,
+        frontier: int,
+        since: int,
+        arrangements: Mapping[str, Arranged],
+        pending: int,
+        bytes_pending: int,
+        verdicts: Mapping[str, int],
+        budget: int | None,
+        bytes_pending_mapped: int = 0,
+    ) -> None:
         total = Arranged(*map(sum, zip(*arrangements.values(), strict=True))) if arrangements else Arranged(*[0] * 11)
         state = total.bytes_resident + total.bytes_mapped
-        self._figures: Mapping[str, Any] = MappingProxyType({
-            "frontier": frontier,
-            "since": since,
-            "keys": total.keys,
-            "tombstones": total.tombstones,
-            "batches": total.batches,
-            "versions": total.versions,
-            "bytes_resident": total.bytes_resident,
-            "bytes_mapped": total.bytes_mapped + bytes_pending_mapped,
-            "bytes_pending": bytes_pending,
-            "bytes_per_key": state / total.keys if total.keys else None,
-            "pending": pending,
-            "write_amplification": (total.written + total.copied) / total.written if total.written else 1.0,
-            "effort_owed": total.owed,
-            "budget": budget,
-            "verdicts": MappingProxyType(dict(verdicts)),
-            "arrangements": MappingProxyType({n: MappingProxyType(a._asdict()) for n, a in arrangements.items()}),
-        })  # fmt: skip
+        self._figures: Mapping[str, Any] = MappingProxyType(
+            {
+                "frontier": frontier,
+                "since": since,
+                "keys": total.keys,
+                "tombstones": total.tombstones,
+                "batches": total.batches,
+                "versions": total.versions,
+                "bytes_resident": total.bytes_resident,
+                "bytes_mapped": total.bytes_mapped + bytes_pending_mapped,
+                "bytes_pending": bytes_pending,
+                "bytes_per_key": state / total.keys if total.keys else None,
+                "pending": pending,
+                "write_amplification": (total.written + total.copied) / total.written if total.written else 1.0,
+                "effort_owed": total.owed,
+                "budget": budget,
+                "verdicts": MappingProxyType(dict(verdicts)),
+                "arrangements": MappingProxyType({n: MappingProxyType(a._asdict()) for n, a in arrangements.items()}),
+            }
+        )
 
     def __getitem__(self, name: str) -> Any:
         return self._figures[name]

@@ -64,8 +64,9 @@ class Judged(NamedTuple):
 class Stepping(Reading):
     """``circuit``: of the flow.  ``lists``: whether verdicts are listed row by row.  ``retain``: times of history."""
 
-    def __init__(self, flow: Flow, circuit: Circuit, budget: Budget, lists: bool = False, retain: int = 0,
-                 crew: Crew = ALONE) -> None:  # fmt: skip
+    def __init__(
+        self, flow: Flow, circuit: Circuit, budget: Budget, lists: bool = False, retain: int = 0, crew: Crew = ALONE
+    ) -> None:
         self.flow, self.circuit, self.budget, self.crew = flow, circuit, budget, crew
         self.secret, self.lists, self.retain = circuit.secret, lists, retain
         self.turns, self.holds = Turns(), Holds()
@@ -80,8 +81,9 @@ class Stepping(Reading):
         """The columns of an output's table.  Raises `KeyError`."""
         return self._nothing[name].schema
 
-    def _admitted(self, inputs: Mapping[str, Any], time: int | None,
-                  looks: Mapping[str, Look] | None = None) -> dict[str, Inflow]:  # fmt: skip
+    def _admitted(
+        self, inputs: Mapping[str, Any], time: int | None, looks: Mapping[str, Look] | None = None
+    ) -> dict[str, Inflow]:
         """Room made, and the rows of each source admitted.  ``looks``: by source, what is shown all rows."""
         make_room(self.budget, self.circuit, self.batchers)
         out = {}

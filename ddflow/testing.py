@@ -71,8 +71,11 @@ def invariance(
     with ``expiry=``, and what a step of the events raises.  O(rounds * events), some 10 ms a round and call.
     """
     if spec.expiry is not None:
-        raise SpecError("dd.testing.invariance", "the spec has expiry=, whose horizon moves with the calls",
-                        "test it without; what is forgotten depends on how events are cut")  # fmt: skip
+        raise SpecError(
+            "dd.testing.invariance",
+            "the spec has expiry=, whose horizon moves with the calls",
+            "test it without; what is forgotten depends on how events are cut",
+        )
     spec = replace(spec, lateness=None) if spec.lateness is not None else spec  # what is late depends on calls
     table = to_table(events, repr(SOURCE), pa.schema([]))
     declared = to_schema(table.schema if schema is None else schema, f"the schema of {SOURCE!r}")
@@ -107,8 +110,9 @@ class _Trial:
         names = [n for n in node.schema.names if n in self.spec.key or self.spec.counts(n)] or node.schema.names
         with flow.open(secret=SECRET) as engine:
             given = [{SOURCE: self.table.take(pa.array(rows, pa.int64()))} for rows in calls]
-            steps = [engine.push(each) if flow.holds_back else engine.step(each, time)
-                     for time, each in enumerate(given)]  # fmt: skip
+            steps = [
+                engine.push(each) if flow.holds_back else engine.step(each, time) for time, each in enumerate(given)
+            ]
             if flow.holds_back:
                 steps.append(engine.advance_to(CLOSED))
             for step in steps:
@@ -147,5 +151,8 @@ def _tell(trial: _Trial, calls: list[list[int]], how: str) -> None:
                 break
             size //= 2
     shown = [[shown_row(trial.table, row) for row in rows] for rows in calls]
-    raise NotInvariant("dd.testing.invariance", f"{how}, these events give another collection: {shown}",
-                       "make the merger independent of it, or document what it depends on")  # fmt: skip
+    raise NotInvariant(
+        "dd.testing.invariance",
+        f"{how}, these events give another collection: {shown}",
+        "make the merger independent of it, or document what it depends on",
+    )

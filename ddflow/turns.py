@@ -46,8 +46,11 @@ class Turns:
     def use(self, what: str) -> Turns:
         """The turn, taken, of an open engine.  Raises `ConcurrentUse`, `EngineClosed`, there in a forked child too."""
         if os.getpid() != self._process:
-            raise EngineClosed(what, f"it was opened by process {self._process}, before this one was forked from it",
-                               "open it again in this process")  # fmt: skip
+            raise EngineClosed(
+                what,
+                f"it was opened by process {self._process}, before this one was forked from it",
+                "open it again in this process",
+            )
         self.alone(what)
         if self.state != "open":
             self._lock.release()
@@ -63,8 +66,11 @@ class Turns:
         if isinstance(error, MemoryError) and not isinstance(error, DdflowError):
             same = self.state == "open"
             whole = "nothing was changed" if same else "the engine goes no further: open a new one"
-            raise OutOfMemory("a call", str(error).strip() or "no more memory could be had",
-                              f"give it smaller steps, or a budget with memory=; {whole}") from error  # fmt: skip
+            raise OutOfMemory(
+                "a call",
+                str(error).strip() or "no more memory could be had",
+                f"give it smaller steps, or a budget with memory=; {whole}",
+            ) from error
 
 
 class Commit:

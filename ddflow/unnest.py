@@ -33,8 +33,11 @@ class Unnest(Collection):
         if not (pat.is_list(kind) or pat.is_large_list(kind)):
             raise SpecError("unnest", f"{column!r} is {kind}", "name a column of lists")
         element = kind.value_type
-        made = [pa.field(column, element)] if not pat.is_struct(element) else \
-            [field.with_nullable(True) for field in element]  # fmt: skip
+        made = (
+            [pa.field(column, element)]
+            if not pat.is_struct(element)
+            else [field.with_nullable(True) for field in element]
+        )
         self.column = column
         fields = [part for field in of.schema for part in (made if field.name == column else [field])]
         check_names([field.name for field in fields], f"unnest({column!r})")

@@ -71,8 +71,11 @@ def to_upserts(
     if hasattr(diffs, "__arrow_c_stream__") or hasattr(diffs, "__arrow_c_array__"):
         return back.step(diffs)
     if not isinstance(diffs, Iterable) or isinstance(diffs, str | bytes | dict):
-        raise NotArrow("updates to turn into upserts", f"{type(diffs).__name__} does not speak Arrow",
-                       "give a table of updates, or an iterable of such")  # fmt: skip
+        raise NotArrow(
+            "updates to turn into upserts",
+            f"{type(diffs).__name__} does not speak Arrow",
+            "give a table of updates, or an iterable of such",
+        )
     tables = [back.step(step) for step in diffs]
     if not tables:
         raise NotArrow("updates to turn into upserts", "there is no step that tells of columns", "give an empty table")
@@ -98,8 +101,11 @@ class ToUpserts:
         if not self.key or len(set(self.key)) < len(self.key):
             raise SpecError(asked, "a key is one column or more, each once", "name the columns of the key")
         if on_conflict not in get_args(Conflicts):
-            raise SpecError(f"on_conflict={on_conflict!r}", "there is no such rule",
-                            did_you_mean(str(on_conflict), get_args(Conflicts)))  # fmt: skip
+            raise SpecError(
+                f"on_conflict={on_conflict!r}",
+                "there is no such rule",
+                did_you_mean(str(on_conflict), get_args(Conflicts)),
+            )
         self.schema: pa.Schema | None = None
         self.last: int | None = None
 
@@ -171,12 +177,17 @@ class ToUpserts:
         schema = pa.schema([field.with_type(normal_type(field.type)) for field in rows])
         for field in schema:
             if field.name in self.key and not is_key(field.type):
-                raise SpecError(asked, f"{field.name!r} is {field.type}, which cannot be hashed as a key",
-                                "use numbers, text, binary, dates, decimals")  # fmt: skip
+                raise SpecError(
+                    asked,
+                    f"{field.name!r} is {field.type}, which cannot be hashed as a key",
+                    "use numbers, text, binary, dates, decimals",
+                )
             if field.name not in self.key and self.on_conflict == "greatest" and not is_flat(field.type):
-                raise SpecError(f"on_conflict='greatest' of {asked}",
-                                f"{field.name!r} is {field.type}, which has no order",
-                                "leave the column out, or take on_conflict='all'")  # fmt: skip
+                raise SpecError(
+                    f"on_conflict='greatest' of {asked}",
+                    f"{field.name!r} is {field.type}, which has no order",
+                    "leave the column out, or take on_conflict='all'",
+                )
             if field.name == DELETED or (field.name in self.key and self.on_conflict == "all" and field.name == ROWS):
                 raise SchemaMismatch(asked, f"{field.name!r} is a column that upserts get themselves", "rename it")
         kind = given.field(TIME).type
@@ -211,9 +222,11 @@ class ToUpserts:
             table, stamps = table.take(pa.array(order)), stamps[order]
             table = pa.Table.from_arrays([one_chunk(c) for c in table.columns], schema=table.schema)
         if stamps.size and self.last is not None and stamps[0] <= self.last:
-            raise TimeWentBack(f"a step with updates at {self._time(int(stamps[0]), kind)}",
-                               f"the step before went up to {self._time(self.last, kind)}",
-                               "give all updates of a time in one step, and steps in order")  # fmt: skip
+            raise TimeWentBack(
+                f"a step with updates at {self._time(int(stamps[0]), kind)}",
+                f"the step before went up to {self._time(self.last, kind)}",
+                "give all updates of a time in one step, and steps in order",
+            )
         new = np.ones(stamps.size, bool)
         new[1:] = stamps[1:] != stamps[:-1]
         ranks, diffs = np.cumsum(new, dtype=np.int32) - np.int32(1), np.array(one_chunk(table.column(DIFF)), np.int64)
@@ -237,11 +250,13 @@ class ToUpserts:
         order = np.lexsort((ties, ranks, groups))
         place = np.empty(order.size, np.int32)
         place[order] = np.arange(order.size, dtype=np.int32)
-        return Candidates(found.first, found.cell[order], found.row[order], found.counts[order], found.hashed[order],
-                          place[found.of])  # fmt: skip
+        return Candidates(
+            found.first, found.cell[order], found.row[order], found.counts[order], found.hashed[order], place[found.of]
+        )
 
-    def _settled(self, found: Candidates, sources: Sources, by: Sorted, ranks: Narrow, diffs: Ints, times: Ints
-                 ) -> tuple[Candidates, Ints, Any]:  # fmt: skip
+    def _settled(
+        self, found: Candidates, sources: Sources, by: Sorted, ranks: Narrow, diffs: Ints, times: Ints
+    ) -> tuple[Candidates, Ints, Any]:
         """The candidates with their counts afterwards, the first update of each upsert, and what it shows.
 
         That is a reference, or -1 for none; under "all" the lists: sizes, references and multiplicities.
@@ -275,16 +290,29 @@ class ToUpserts:
         at[live] = self.held.references(found, shown.take(live))
         return found, row, at
 
-    def _listed(self, found: Candidates, sources: Sources, by: Sorted, ranks: Narrow, diffs: Ints, times: Ints
-                ) -> tuple[Candidates, Ints, tuple[Ints, Ints, Ints]]:  # fmt: skip
+    def _listed(
+        self, found: Candidates, sources: Sources, by: Sorted, ranks: Narrow, diffs: Ints, times: Ints
+    ) -> tuple[Candidates, Ints, tuple[Ints, Ints, Ints]]:
         n, m, room = diffs.size, found.cell.size, 0
         while True:
             count, row, size = found.counts.copy(), np.empty(n, np.int64), np.empty(n, np.int64)
             listed, counted = np.empty(room, np.int64), np.empty(room, np.int64)
             written, needed, why, where, place = kernels.list_all(
-                by.permutation, by.starts, ranks, diffs, found.of, found.first, count, np.zeros(m, np.int64),
-                np.empty(m, np.int32), np.empty(n, np.int32), row, size, listed, counted,
-            )  # fmt: skip
+                by.permutation,
+                by.starts,
+                ranks,
+                diffs,
+                found.of,
+                found.first,
+                count,
+                np.zeros(m, np.int64),
+                np.empty(m, np.int32),
+                np.empty(n, np.int32),
+                row,
+                size,
+                listed,
+                counted,
+            )
             if why or needed <= room:
                 break
             room = needed
@@ -305,8 +333,9 @@ class ToUpserts:
         place[row] = np.arange(row.size)
         return place[place >= 0]
 
-    def _refusal(self, why: int, group: int, row: int, found: Candidates, sources: Sources, times: Ints, ranks: Narrow
-                 ) -> DdflowError:  # fmt: skip
+    def _refusal(
+        self, why: int, group: int, row: int, found: Candidates, sources: Sources, times: Ints, ranks: Narrow
+    ) -> DdflowError:
         """The error for the first update that cannot be."""
         updates = sources.rows[STEP]
         assert updates is not None
@@ -315,16 +344,22 @@ class ToUpserts:
         if why == kernels.OVERFLOW:
             return overflow(updates.table, row)
         if why == kernels.ABSENT:
-            return NotHeld(asked, f"{shown_row(updates.table, row)} is retracted more often than it is there",
-                           "give all updates from the beginning, step after step; first what the collection held, if "
-                           "they begin later")  # fmt: skip
+            return NotHeld(
+                asked,
+                f"{shown_row(updates.table, row)} is retracted more often than it is there",
+                "give all updates from the beginning, step after step; first what the collection held, if "
+                "they begin later",
+            )
         live = np.arange(found.first[group], found.first[group + 1])
         live = live[found.counts[live] > 0]
         rows = gather(sources, self.held.references(found, live[:3]), self.held.sources.schema)
         shown = ", ".join(f"{shown_row(rows, i)} ({found.counts[live[i]]} times)" for i in range(rows.num_rows))
         more = f" and {live.size - 3} more" if live.size > 3 else ""
-        return NotUnique(asked, f"one key holds {shown}{more}", "name the columns that make a row unique, or say which "
-                         "row shows: on_conflict='greatest' or 'all'")  # fmt: skip
+        return NotUnique(
+            asked,
+            f"one key holds {shown}{more}",
+            "name the columns that make a row unique, or say which row shows: on_conflict='greatest' or 'all'",
+        )
 
     def _made(self, upserts: Ints, shown: Any, sources: Sources) -> pa.Table:
         """The rows of the upserts, and ``_deleted``."""

@@ -87,8 +87,15 @@ def _parts() -> Iterator[str]:
 
 def _by_epochs() -> Iterator[str]:
     """Wide identities, order columns with nulls, deletes, every operator; merges and an index that grows."""
-    columns = {"key": pa.string(), "part": pa.float64(), "city": pa.string(), "tags": pa.list_(pa.int64()),
-               "paid": pa.bool_(), "at": pa.float64(), "gone": pa.bool_()}  # fmt: skip
+    columns = {
+        "key": pa.string(),
+        "part": pa.float64(),
+        "city": pa.string(),
+        "tags": pa.list_(pa.int64()),
+        "paid": pa.bool_(),
+        "at": pa.float64(),
+        "gone": pa.bool_(),
+    }
     flow = dd.Flow()
     orders = flow.upserts("orders", columns, dd.Upsert(["key", "part"], "at", delete=dd.tombstone("gone")))
     cities = orders.project(["city"])
@@ -112,15 +119,17 @@ def _orders(n: int, seed: int) -> pa.Table:
     def sometimes(values: list[object]) -> pa.Array:
         return pa.array([value if there else None for value, there in zip(values, draw.random(n) < 0.9, strict=True)])
 
-    return pa.table({
-        "key": [f"order {k}" * (1 + k % 9) for k in key.tolist()],
-        "part": draw.integers(0, 2, n).astype(np.float64),
-        "city": sometimes([("Bern", "Basel", "Z" * 99)[c] for c in draw.integers(0, 3, n)]),
-        "tags": sometimes([[1, 2]] * n),
-        "paid": sometimes((draw.random(n) < 0.5).tolist()),
-        "at": sometimes(draw.random(n).tolist()),
-        "gone": sometimes((draw.random(n) < 0.2).tolist()),
-    })  # fmt: skip
+    return pa.table(
+        {
+            "key": [f"order {k}" * (1 + k % 9) for k in key.tolist()],
+            "part": draw.integers(0, 2, n).astype(np.float64),
+            "city": sometimes([("Bern", "Basel", "Z" * 99)[c] for c in draw.integers(0, 3, n)]),
+            "tags": sometimes([[1, 2]] * n),
+            "paid": sometimes((draw.random(n) < 0.5).tolist()),
+            "at": sometimes(draw.random(n).tolist()),
+            "gone": sometimes((draw.random(n) < 0.2).tolist()),
+        }
+    )
 
 
 def _by_time() -> Iterator[str]:
@@ -152,8 +161,9 @@ def _beneath() -> Iterator[str]:
         for time in range(3):
             key = np.arange(time * 100, time * 100 + 20_000)
             names = pa.array(key).cast(pa.string())
-            engine.step({"text": pa.table({"key": names, "at": key}), "numbers": pa.table({"key": key, "value": key})},
-                        time)  # fmt: skip
+            engine.step(
+                {"text": pa.table({"key": names, "at": key}), "numbers": pa.table({"key": key, "value": key})}, time
+            )
             make_room(engine.budget, engine.circuit, engine.batchers, 0)
             yield "state in files"
         engine.read("numbers")
@@ -180,8 +190,17 @@ def _back() -> Iterator[str]:
 
 def _merging() -> Iterator[str]:
     """Partial rows, merged by row, by groups and by cells; keys that expire; machines of one state and of several."""
-    columns = pa.schema({"key": pa.int64(), "at": pa.int64(), "by": pa.int64(), "n": pa.int64(), "u": pa.uint64(),
-                         "f": pa.float64(), "tags": pa.list_(pa.int64())})  # fmt: skip
+    columns = pa.schema(
+        {
+            "key": pa.int64(),
+            "at": pa.int64(),
+            "by": pa.int64(),
+            "n": pa.int64(),
+            "u": pa.uint64(),
+            "f": pa.float64(),
+            "tags": pa.list_(pa.int64()),
+        }
+    )
     added = dd.Merge({"n": dd.sum(), "u": dd.sum(), "f": dd.sum(), "tags": dd.union()})
     specs = [
         dd.Upsert("key", "at", merge=added, expiry=dd.Expiry(ttl=1)),
@@ -195,8 +214,15 @@ def _merging() -> Iterator[str]:
         with flow.open() as engine:
             for time in range(4):
                 n = np.arange(6)
-                rows = {"key": n // 2, "at": n + 4 * time if time else [5, None, 4, 3, 2, 1], "by": n, "n": n,
-                        "u": n, "f": n / 2, "tags": [[1, 2, 2]] * 6}  # fmt: skip
+                rows = {
+                    "key": n // 2,
+                    "at": n + 4 * time if time else [5, None, 4, 3, 2, 1],
+                    "by": n,
+                    "n": n,
+                    "u": n,
+                    "f": n / 2,
+                    "tags": [[1, 2, 2]] * 6,
+                }
                 engine.step({"rows": pa.table(rows).cast(columns)}, time)
         yield "columns that are merged"
     for table in ({("a", "x"): "b", ("b", "x"): "a"}, {("a", "x"): ["a", "b"], ("b", "x"): "b"}):

@@ -35,9 +35,18 @@ if TYPE_CHECKING:
     from spark_bridge.source import DdflowSource
     from spark_bridge.streaming import stream
 
-_HOMES = {"DdflowSource": "source", "Listener": "listener", "arrow_schema": "schemas", "configure": "configuring",
-          "ensure_java": "java", "rescale": "rescaling", "run": "driver", "schema": "driver", "stage": "driver",
-          "stream": "streaming"}  # fmt: skip
+_HOMES = {
+    "DdflowSource": "source",
+    "Listener": "listener",
+    "arrow_schema": "schemas",
+    "configure": "configuring",
+    "ensure_java": "java",
+    "rescale": "rescaling",
+    "run": "driver",
+    "schema": "driver",
+    "stage": "driver",
+    "stream": "streaming",
+}
 
 __all__ = [
     "DdflowSource",

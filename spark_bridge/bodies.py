@@ -114,16 +114,24 @@ class Level:
                 spool.take(batch)
             taken = (perf_counter_ns() - began) // 1000
             inputs = {name: reader for name in self.cut.flow.sources if (reader := spool.source(name)) is not None}
-            sums = {each.number: table for each in self.cut.meetings
-                    if each.level == self.level and (table := spool.sums(each.number)).num_rows}  # fmt: skip
+            sums = {
+                each.number: table
+                for each in self.cut.meetings
+                if each.level == self.level and (table := spool.sums(each.number)).num_rows
+            }
             yield from spool.forwarded
             receipt = None if inputs or sums else idle(self.cut, base, self.level, number)
             if receipt is None:
                 part, hit = self._part(number)
                 try:
                     done = part.step(base, inputs, sums, spool.rows, spool.digests)
-                    figures = {**done.receipt.figures, "take": taken, "hit": int(hit), "miss": int(not hit),
-                               "pending": part.verdicts.pending}  # fmt: skip
+                    figures = {
+                        **done.receipt.figures,
+                        "take": taken,
+                        "hit": int(hit),
+                        "miss": int(not hit),
+                        "pending": part.verdicts.pending,
+                    }
                     yield from packed_sums(done.sums, self.cut, base.partitions, Secret(*base.secret))
                     yield self._receipts(spool, done.receipt._replace(figures=figures), number)
                 except BaseException:

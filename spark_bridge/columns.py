@@ -25,14 +25,29 @@ import pyarrow.types as pat
 from ddflow.errors import SchemaMismatch, SpecError
 
 _ITSELF: tuple[Callable[[pa.DataType], bool], ...] = (
-    pat.is_null, pat.is_boolean, pat.is_int8, pat.is_int16, pat.is_int32, pat.is_int64, pat.is_float32, pat.is_float64,
-)  # fmt: skip
+    pat.is_null,
+    pat.is_boolean,
+    pat.is_int8,
+    pat.is_int16,
+    pat.is_int32,
+    pat.is_int64,
+    pat.is_float32,
+    pat.is_float64,
+)
 _FIXED: tuple[tuple[Callable[[pa.DataType], bool], pa.DataType], ...] = (
-    (pat.is_uint8, pa.int16()), (pat.is_uint16, pa.int32()), (pat.is_uint32, pa.int64()),
-    (pat.is_uint64, pa.decimal128(20)), (pat.is_date, pa.date32()), (pat.is_time, pa.time64("ns")),
-    (pat.is_duration, pa.duration("us")), (pat.is_string, pa.string()), (pat.is_large_string, pa.string()),
-    (pat.is_binary, pa.binary()), (pat.is_large_binary, pa.binary()), (pat.is_fixed_size_binary, pa.binary()),
-)  # fmt: skip
+    (pat.is_uint8, pa.int16()),
+    (pat.is_uint16, pa.int32()),
+    (pat.is_uint32, pa.int64()),
+    (pat.is_uint64, pa.decimal128(20)),
+    (pat.is_date, pa.date32()),
+    (pat.is_time, pa.time64("ns")),
+    (pat.is_duration, pa.duration("us")),
+    (pat.is_string, pa.string()),
+    (pat.is_large_string, pa.string()),
+    (pat.is_binary, pa.binary()),
+    (pat.is_large_binary, pa.binary()),
+    (pat.is_fixed_size_binary, pa.binary()),
+)
 
 
 def carrier(kind: pa.DataType) -> pa.DataType | None:
@@ -82,8 +97,11 @@ def carried_schema(schema: pa.Schema, what: str) -> pa.Schema:
     for field in schema:
         kind = carrier(field.type)
         if kind is None:
-            raise SpecError(f"column {field.name!r} of {what}", f"it is {field.type}, for which Spark has no type",
-                            "project it to another type, or leave it out")  # fmt: skip
+            raise SpecError(
+                f"column {field.name!r} of {what}",
+                f"it is {field.type}, for which Spark has no type",
+                "project it to another type, or leave it out",
+            )
         fields.append(pa.field(field.name, kind))
     return pa.schema(fields)
 

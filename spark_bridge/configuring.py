@@ -30,16 +30,20 @@ class Setting(NamedTuple):
 
 
 SETTINGS: Final = (
-    Setting("spark.sql.execution.arrow.maxRecordsPerBatch", "100000",
-            "rows reach Python in batches of 100,000, not 10,000: half the time for narrow rows"),
-    Setting("spark.sql.execution.arrow.maxBytesPerBatch", str(64 << 20),
-            "and of 64 MB at most, however wide they are"),
-    Setting("spark.python.daemon.module", "spark_bridge.daemon",
-            "workers are forked from a process that has ddflow and its kernels loaded: a fresh one starts in "
-            "milliseconds, not half a second; ddflow must be installed on the executors"),
-    Setting("spark.python.worker.reuse", "true",
-            "a worker serves many tasks, and keeps open what it has of a state"),
-)  # fmt: skip
+    Setting(
+        "spark.sql.execution.arrow.maxRecordsPerBatch",
+        "100000",
+        "rows reach Python in batches of 100,000, not 10,000: half the time for narrow rows",
+    ),
+    Setting("spark.sql.execution.arrow.maxBytesPerBatch", str(64 << 20), "and of 64 MB at most, however wide they are"),
+    Setting(
+        "spark.python.daemon.module",
+        "spark_bridge.daemon",
+        "workers are forked from a process that has ddflow and its kernels loaded: a fresh one starts in "
+        "milliseconds, not half a second; ddflow must be installed on the executors",
+    ),
+    Setting("spark.python.worker.reuse", "true", "a worker serves many tasks, and keeps open what it has of a state"),
+)
 
 
 def configure(builder: Any, *, cache: str | None = None, explain: bool = False) -> Any:

@@ -45,16 +45,36 @@ def run(flow: Flow, frames: Mapping[str, DataFrame], partitions: int | None = No
 
 
 @overload
-def run(flow: Flow, frames: Mapping[str, DataFrame], partitions: int | None = None, *, state: str,
-        epoch: int | None = None, outputs: str | None = None, close: bool = False, memory: str | int | None = None,
-        trust: Literal["owner", "group"] = "owner", warm: str | int | None = "512MB",
-        keep: int = KEEP) -> Ran: ...  # fmt: skip
+def run(
+    flow: Flow,
+    frames: Mapping[str, DataFrame],
+    partitions: int | None = None,
+    *,
+    state: str,
+    epoch: int | None = None,
+    outputs: str | None = None,
+    close: bool = False,
+    memory: str | int | None = None,
+    trust: Literal["owner", "group"] = "owner",
+    warm: str | int | None = "512MB",
+    keep: int = KEEP,
+) -> Ran: ...
 
 
-def run(flow: Flow, frames: Mapping[str, DataFrame], partitions: int | None = None, *, state: str | None = None,
-        epoch: int | None = None, outputs: str | None = None, close: bool = False, memory: str | int | None = None,
-        trust: Literal["owner", "group"] = "owner", warm: str | int | None = "512MB",
-        keep: int = KEEP) -> Mapping[str, DataFrame]:  # fmt: skip
+def run(
+    flow: Flow,
+    frames: Mapping[str, DataFrame],
+    partitions: int | None = None,
+    *,
+    state: str | None = None,
+    epoch: int | None = None,
+    outputs: str | None = None,
+    close: bool = False,
+    memory: str | int | None = None,
+    trust: Literal["owner", "group"] = "owner",
+    warm: str | int | None = "512MB",
+    keep: int = KEEP,
+) -> Mapping[str, DataFrame]:
     """Run a flow over batch DataFrames, one for each source; gives a DataFrame for each output.
 
     With a ``state``, a folder that driver and executors see or ``s3://bucket/prefix``, it runs at once, as one epoch of
@@ -91,8 +111,11 @@ def run(flow: Flow, frames: Mapping[str, DataFrame], partitions: int | None = No
             raise SchemaMismatch(f"rows for {name!r}", "there is no such source", did_you_mean(name, flow.sources))
     for name in flow.sources:
         if name not in frames:
-            raise SchemaMismatch(f"rows for {name!r}", f"there is no DataFrame among {list(frames)}",
-                                 "give one for every source; it may be empty")  # fmt: skip
+            raise SchemaMismatch(
+                f"rows for {name!r}",
+                f"there is no DataFrame among {list(frames)}",
+                "give one for every source; it may be empty",
+            )
         _check_frame(flow, name, frames[name])
     wide = _partitions(partitions, next(iter(frames.values())))
     made = _Frames(plan, frames, wide)
@@ -116,8 +139,11 @@ def stage(flow: Flow) -> Body:
 def schema(flow: Flow) -> StructType:
     """The columns of a flow's one output, as Spark types.  Raises `SpecError` where there is not one, or no type."""
     if len(flow.outputs) != 1:
-        raise SpecError("the schema of a flow", f"it has the outputs {list(flow.outputs)}",
-                        "name one output; run(flow, ...) gives frames, which have their schemas")  # fmt: skip
+        raise SpecError(
+            "the schema of a flow",
+            f"it has the outputs {list(flow.outputs)}",
+            "name one output; run(flow, ...) gives frames, which have their schemas",
+        )
     plan = planned(flow)
     last = plan.stages[plan.outputs[next(iter(flow.outputs))]]
     return spark_schema(Body(last, plan.time_type, NO_SECRET).schema, _what(last))
@@ -140,8 +166,11 @@ def _only(flow: Flow) -> Stage:
     spec = next(iter(flow.sources.values())).spec
     if (spec.tie in ("last", "first") and spec.seq is None) or (spec.merges and not spec.order_free):
         by = "merge= folds in the order of" if spec.merges else f"tie={spec.tie!r} goes by"
-        raise SpecError(asked, f"{by} arrival, which the shuffle before it loses",
-                        f"name a sequence column with seq=, choose tie='greatest' or 'error', or {run_it}")  # fmt: skip
+        raise SpecError(
+            asked,
+            f"{by} arrival, which the shuffle before it loses",
+            f"name a sequence column with seq=, choose tie='greatest' or 'error', or {run_it}",
+        )
     return plan.stages[0]
 
 
@@ -153,8 +182,11 @@ def _check_frame(flow: Flow, name: str, frame: Any) -> None:
     """Everything about a frame that shows without its rows."""
     what = f"rows for {name!r}"
     if frame.isStreaming:
-        raise WrongMode(what, "the DataFrame is a stream, and a run keeps no state from one batch to the next",
-                        "use spark_bridge.stream, or give a DataFrame of a batch, as foreachBatch gets it")  # fmt: skip
+        raise WrongMode(
+            what,
+            "the DataFrame is a stream, and a run keeps no state from one batch to the next",
+            "use spark_bridge.stream, or give a DataFrame of a batch, as foreachBatch gets it",
+        )
     bound = flow.sources[name].bound
     empty = arrow_schema(frame).empty_table()
     declared = pa.schema([field.with_nullable(True) for field in loose(bound.schema)])

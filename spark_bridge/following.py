@@ -44,9 +44,10 @@ from spark_bridge.reading import parts_of, sent
 Offset = dict[str, Any]
 BYTES: Final = 32 << 20
 """Files of a batch are read together, by one task, up to so many bytes."""
-AGAIN: Final = ("follow it more often; have the state keep more epochs (keep=); or let its outputs go to a folder "
-                "(outputs=), where they stay, and follow its Parquet files; or start again, with a new checkpoint"
-                )  # fmt: skip
+AGAIN: Final = (
+    "follow it more often; have the state keep more epochs (keep=); or let its outputs go to a folder "
+    "(outputs=), where they stay, and follow its Parquet files; or start again, with a new checkpoint"
+)
 
 
 @dataclass(frozen=True)
@@ -100,9 +101,11 @@ class Follower(DataSourceStreamReader):
             return offset(manifest, manifest.epoch)
         first, kept = int(self.begin), [each.epoch for each in manifest.receipts]
         if first != manifest.epoch + 1 and first not in kept:
-            raise SnapshotExpired(f"follow {self.where} from epoch {first}", f"it keeps the updates of epochs {kept}",
-                                  f"give one of them, {manifest.epoch + 1} for the next, or 'earliest' for what there "
-                                  "is")  # fmt: skip
+            raise SnapshotExpired(
+                f"follow {self.where} from epoch {first}",
+                f"it keeps the updates of epochs {kept}",
+                f"give one of them, {manifest.epoch + 1} for the next, or 'earliest' for what there is",
+            )
         return offset(manifest, first - 1)
 
     def latestOffset(self, start: Offset | None = None, limit: Any = None) -> Offset:
@@ -173,11 +176,13 @@ class Follower(DataSourceStreamReader):
         wanted = range(start["epoch"] + 1, last + 1)
         asked = f"follow {self.where} after epoch {start['epoch']}"
         if missing := [number for number in wanted if number not in kept]:
-            raise SnapshotExpired(asked, f"the updates of epoch {missing[0]} are not kept any more, those of "
-                                  f"{[*kept]} are", AGAIN)  # fmt: skip
+            raise SnapshotExpired(
+                asked, f"the updates of epoch {missing[0]} are not kept any more, those of {[*kept]} are", AGAIN
+            )
         if start["mark"] and start["epoch"] not in kept:
-            raise SnapshotExpired(asked, "whether that epoch is still the same cannot be told: it is not kept, "
-                                  f"only {[*kept]} are", AGAIN)  # fmt: skip
+            raise SnapshotExpired(
+                asked, f"whether that epoch is still the same cannot be told: it is not kept, only {[*kept]} are", AGAIN
+            )
         return [kept[number] for number in wanted]
 
     def _compare(self, manifest: Manifest, at: Offset) -> None:
@@ -185,8 +190,11 @@ class Follower(DataSourceStreamReader):
         there = offset(manifest, at["epoch"])["mark"]
         if manifest.epoch < at["epoch"] or (at["mark"] and there and at["mark"] != there):
             asked = f"follow {self.where} at epoch {at['epoch']}"
-            raise SnapshotExpired(asked, f"its last epoch is {manifest.epoch}, and that one is another, or none: "
-                                  "it was rolled back", "start again, with a new checkpoint")  # fmt: skip
+            raise SnapshotExpired(
+                asked,
+                f"its last epoch is {manifest.epoch}, and that one is another, or none: it was rolled back",
+                "start again, with a new checkpoint",
+            )
 
     def _files(self, manifest: Manifest, epochs: Sequence[Epoch]) -> Iterator[File]:
         for epoch in epochs:
@@ -208,8 +216,11 @@ class Follower(DataSourceStreamReader):
                 except CorruptState:
                     if file.epoch in (each.epoch for each in found(store).receipts):
                         raise
-                    raise SnapshotExpired(f"read the updates of epoch {file.epoch} of {version.store}",
-                                          "they were deleted meanwhile", AGAIN) from None  # fmt: skip
+                    raise SnapshotExpired(
+                        f"read the updates of epoch {file.epoch} of {version.store}",
+                        "they were deleted meanwhile",
+                        AGAIN,
+                    ) from None
         finally:
             store.close()
 
@@ -232,8 +243,11 @@ class Follower(DataSourceStreamReader):
         there = self.output in (*plan.outputs, *plan.side_outputs())
         schema = columns_of(plan, self.output) if there else pa.schema([])
         if not set(self.columns) <= set(schema):
-            raise PlanChanged(f"follow {self.output!r} of {self.where}", f"its columns are {schema.names} now, the "
-                              f"query has {self.columns.names}", "start the query again")  # fmt: skip
+            raise PlanChanged(
+                f"follow {self.output!r} of {self.where}",
+                f"its columns are {schema.names} now, the query has {self.columns.names}",
+                "start the query again",
+            )
         return schema
 
     def _opened(self) -> Store:
@@ -253,8 +267,17 @@ def offset(manifest: Manifest, epoch: int) -> Offset:
     """An epoch, and a mark by which another one of the same number is told apart; "" where it is not kept."""
     for each in manifest.receipts:
         if each.epoch == epoch:
-            calls = [[call.kind, call.time, call.digest, call.frontier, dict(call.counts),
-                      {name: output.rows for name, output in call.outputs.items()}] for call in each.calls]  # fmt: skip
+            calls = [
+                [
+                    call.kind,
+                    call.time,
+                    call.digest,
+                    call.frontier,
+                    dict(call.counts),
+                    {name: output.rows for name, output in call.outputs.items()},
+                ]
+                for call in each.calls
+            ]
             return {"epoch": epoch, "mark": xxhash.xxh3_64_hexdigest(json.dumps(calls, sort_keys=True).encode())}
     return {"epoch": epoch, "mark": ""}
 

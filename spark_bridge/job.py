@@ -99,9 +99,16 @@ class Job:
         self.stamp = _stamp(flow)
         self.name = options.name or ", ".join(flow.sources)
         self.coordinator = Coordinator.open(
-            self.flow, options.state, partitions=options.partitions, outputs=options.outputs, trust=options.trust,
-            default_partitions=_default(session), memory=self.memory, keep=options.keep, checkpoint=options.checkpoint,
-        )  # fmt: skip
+            self.flow,
+            options.state,
+            partitions=options.partitions,
+            outputs=options.outputs,
+            trust=options.trust,
+            default_partitions=_default(session),
+            memory=self.memory,
+            keep=options.keep,
+            checkpoint=options.checkpoint,
+        )
         self.store = self.coordinator.ledger.store.where
 
     def close(self) -> None:
@@ -123,14 +130,22 @@ class Job:
             most = held(self.coordinator.partitions)[1]
             if self.memory is not None:
                 most = min(most, max(self.memory // 16, 1 << 20))
-            router = Router(self.flow, name, self.coordinator.partitions, secret, self.columns[name], restore=restore,
-                            chunk_bytes=most)  # fmt: skip
+            router = Router(
+                self.flow,
+                name,
+                self.coordinator.partitions,
+                secret,
+                self.columns[name],
+                restore=restore,
+                chunk_bytes=most,
+            )
             numbered = frame.toDF(*(f"c{i}" for i in range(len(frame.columns))))  # Spark minds case, dots and quotes
             routed.append(mapped(numbered, Route(router, version, tuple(frame.columns))))
         return reduce(lambda one, other: one.union(other), routed)
 
-    def epoch(self, session: Any, packed: DataFrame | None, *, close: bool = False, feed: Any = None,
-              epoch: int | None = None) -> Committed:  # fmt: skip
+    def epoch(
+        self, session: Any, packed: DataFrame | None, *, close: bool = False, feed: Any = None, epoch: int | None = None
+    ) -> Committed:
         """Run and commit the next epoch, of such chunks or of no rows.  Raises what tasks and coordinator raise."""
         began = perf_counter_ns()
         base = self.coordinator.begin(epoch=epoch, feed=feed, close=close, adopt=self.options.adopt)
@@ -233,8 +248,11 @@ def check_address(state: Any, outputs: Any = None) -> str:
     """
     address.folder(outputs, "write outputs to")
     if not isinstance(state, str | os.PathLike):
-        raise SpecError(f"state= a {type(state).__name__}", "tasks in other processes cannot open that",
-                        "give a folder that all of them see, or s3://bucket/prefix")  # fmt: skip
+        raise SpecError(
+            f"state= a {type(state).__name__}",
+            "tasks in other processes cannot open that",
+            "give a folder that all of them see, or s3://bucket/prefix",
+        )
     return os.fspath(located(state))
 
 

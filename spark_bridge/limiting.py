@@ -24,8 +24,9 @@ from spark_bridge.following import Follower, Offset, offset
 class Limited(Follower, SupportsTriggerAvailableNow):
     """``most``: epochs of a batch, None for all there are."""
 
-    def __init__(self, store: str, trust: str, flow: Flow | None, name: str, columns: pa.Schema, begin: str,
-                 most: int | None) -> None:  # fmt: skip
+    def __init__(
+        self, store: str, trust: str, flow: Flow | None, name: str, columns: pa.Schema, begin: str, most: int | None
+    ) -> None:
         super().__init__(store, trust, flow, name, columns, begin)
         self.most = most
         self._target: Manifest | None = None

@@ -115,8 +115,11 @@ class Plan:
 def planned(flow: plan.Flow) -> Plan:
     """Cut a flow into stages.  Pure; O(outputs * nodes).  Raises `SpecError` for a flow without sources or outputs."""
     if not flow.sources or not flow.outputs:
-        raise SpecError("run a flow on Spark", f"it has {len(flow.sources)} sources and {len(flow.outputs)} outputs",
-                        "give it at least one of each: flow.upserts(...), flow.output(...)")  # fmt: skip
+        raise SpecError(
+            "run a flow on Spark",
+            f"it has {len(flow.sources)} sources and {len(flow.outputs)} outputs",
+            "give it at least one of each: flow.upserts(...), flow.output(...)",
+        )
     cutter = _Cutter(flow)
     outputs = {name: cutter.output(name, node) for name, node in flow.outputs.items()}
     for name, (source, schema) in flow.side_outputs().items():
@@ -160,8 +163,14 @@ class _Cutter:
         """The stages that together give some columns of a collection, one for each root."""
         return tuple(self.exit(root, node, "sums", "", schema) for root in self.places[node].roots)
 
-    def exit(self, root: plan.Collection, node: plan.Collection, gives: Literal["output", "side", "sums"], name: str,
-             schema: pa.Schema) -> int:  # fmt: skip
+    def exit(
+        self,
+        root: plan.Collection,
+        node: plan.Collection,
+        gives: Literal["output", "side", "sums"],
+        name: str,
+        schema: pa.Schema,
+    ) -> int:
         """The stage that starts at ``root`` and gives its part of ``node``."""
         known = (root, node, gives, name, schema is ALL, *schema.names)
         if known not in self.known:
@@ -183,8 +192,14 @@ class _Cutter:
             merging = root.bound.merging
             machine = merging.machine.machine if merging is not None and merging.machine is not None else None
             code = machine is not None or (merging is not None and merging.function is not None)
-            return Events(root.name, root.bound.schema, spec.to_json(), tuple(spec.key), arrival_decides(spec),
-                          (spec, machine) if code else None)  # fmt: skip
+            return Events(
+                root.name,
+                root.bound.schema,
+                spec.to_json(),
+                tuple(spec.key),
+                arrival_decides(spec),
+                (spec, machine) if code else None,
+            )
         assert isinstance(root, plan.Count | plan.Consolidate), root
         of, by = root.inputs[0], grouped(root)
         schema = pa.schema([of.schema.field(c) for c in by]) if by else ALL

@@ -40,9 +40,12 @@ from spark_bridge.columns import carried, carrier
 from spark_bridge.task import sliced
 
 _COMPARE: Final[dict[type[Filter], Any]] = {
-    EqualTo: pc.equal, GreaterThan: pc.greater, GreaterThanOrEqual: pc.greater_equal, LessThan: pc.less,
+    EqualTo: pc.equal,
+    GreaterThan: pc.greater,
+    GreaterThanOrEqual: pc.greater_equal,
+    LessThan: pc.less,
     LessThanOrEqual: pc.less_equal,
-}  # fmt: skip
+}
 _EXACT: Final = (pat.is_integer, pat.is_boolean, pat.is_string, pat.is_date32)
 """Of the types that travel, those whose values compare alike in Spark and in Arrow."""
 

@@ -33,8 +33,11 @@ def run_into(flow: Flow, frames: Mapping[str, DataFrame], options: Options, epoc
     Raises what `spark_bridge.run` says.
     """
     if close and not flow.holds_back:
-        raise WrongMode("run with close=True", "the flow is in epoch mode, where every epoch closes its own time",
-                        "leave close= out")  # fmt: skip
+        raise WrongMode(
+            "run with close=True",
+            "the flow is in epoch mode, where every epoch closes its own time",
+            "leave close= out",
+        )
     columns = {name: checked(flow, name, frame, streaming=False) for name, frame in frames.items()}
     session = session_of(frames)
     job = Job(flow, columns, options, session)
@@ -54,8 +57,17 @@ def run_into(flow: Flow, frames: Mapping[str, DataFrame], options: Options, epoc
 def ran(job: Job, session: Any, committed: Committed) -> Ran:
     """What an epoch put out, and what became of its rows."""
     figures = committed.figures
-    done = Done(committed.epoch, committed.time, committed.frontier, committed.counts, figures.get("pending", 0),
-                committed.rows, committed.outputs, figures, committed.replayed)  # fmt: skip
+    done = Done(
+        committed.epoch,
+        committed.time,
+        committed.frontier,
+        committed.counts,
+        figures.get("pending", 0),
+        committed.rows,
+        committed.outputs,
+        figures,
+        committed.replayed,
+    )
     return Ran(job.shapes, done, Place(session, job.store, job.options.trust, job.coordinator.manifest.folder))
 
 
@@ -65,6 +77,9 @@ def session_of(frames: Mapping[str, DataFrame]) -> Any:
         return frame.sparkSession
     session = SparkSession.getActiveSession()
     if session is None:
-        raise SpecError("run without rows", "no DataFrame is given, and there is no active session",
-                        "give a DataFrame, which may be empty")  # fmt: skip
+        raise SpecError(
+            "run without rows",
+            "no DataFrame is given, and there is no active session",
+            "give a DataFrame, which may be empty",
+        )
     return session

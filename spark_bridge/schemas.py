@@ -25,12 +25,24 @@ from ddflow.flow import Flow
 from spark_bridge.columns import carried_schema
 
 _PAIRS: Final[tuple[tuple[type[T.DataType], pa.DataType], ...]] = (
-    (T.NullType, pa.null()), (T.BooleanType, pa.bool_()), (T.ByteType, pa.int8()), (T.ShortType, pa.int16()),
-    (T.IntegerType, pa.int32()), (T.LongType, pa.int64()), (T.FloatType, pa.float32()), (T.DoubleType, pa.float64()),
-    (T.StringType, pa.string()), (T.VarcharType, pa.string()), (T.CharType, pa.string()), (T.BinaryType, pa.binary()),
-    (T.DateType, pa.date32()), (T.TimestampType, pa.timestamp("us", "UTC")), (T.TimestampNTZType, pa.timestamp("us")),
-    (T.DayTimeIntervalType, pa.duration("us")), (TimeType, pa.time64("ns")),
-)  # fmt: skip
+    (T.NullType, pa.null()),
+    (T.BooleanType, pa.bool_()),
+    (T.ByteType, pa.int8()),
+    (T.ShortType, pa.int16()),
+    (T.IntegerType, pa.int32()),
+    (T.LongType, pa.int64()),
+    (T.FloatType, pa.float32()),
+    (T.DoubleType, pa.float64()),
+    (T.StringType, pa.string()),
+    (T.VarcharType, pa.string()),
+    (T.CharType, pa.string()),
+    (T.BinaryType, pa.binary()),
+    (T.DateType, pa.date32()),
+    (T.TimestampType, pa.timestamp("us", "UTC")),
+    (T.TimestampNTZType, pa.timestamp("us")),
+    (T.DayTimeIntervalType, pa.duration("us")),
+    (TimeType, pa.time64("ns")),
+)
 """Both ways, for all but decimals and nested types; the first of equal ones is what a flow's columns become."""
 
 

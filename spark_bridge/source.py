@@ -86,8 +86,11 @@ class DdflowSource(DataSource):
         self._refuse(STREAM, "a batch", "use readStream")
         as_of, epoch, after, to = (self._number(name) for name in BATCH[:4])
         if as_of is not None and (after, to) != (None, None):
-            raise SpecError("read with asOf and changesFrom or changesTo", "that is what was there, and what changed",
-                            "give one of them")  # fmt: skip
+            raise SpecError(
+                "read with asOf and changesFrom or changesTo",
+                "that is what was there, and what changed",
+                "give one of them",
+            )
         if to is not None and after is None:
             raise SpecError(f"read with changesTo={to}", "there is no changesFrom", "give it, or asOf instead")
         store = self._store()
@@ -124,8 +127,11 @@ class DdflowSource(DataSource):
             plan = self._plan(found(store), store.where)
             name = self._output(plan, store.where)
             if name in plan.sources and name not in plan.outputs:
-                raise NotReadable(f"follow {name!r} of {store.where}", "it is a source: no state keeps its updates",
-                                  "make an output of it, or read it as a batch")  # fmt: skip
+                raise NotReadable(
+                    f"follow {name!r} of {store.where}",
+                    "it is a source: no state keeps its updates",
+                    "make an output of it, or read it as a batch",
+                )
             columns = self._columns(columns_of(plan, name), schema, name)
             given = (store.where, self._trust(), self.flow, name, columns, begin)
             try:
@@ -144,11 +150,15 @@ class DdflowSource(DataSource):
         known = {name.lower(): name for name in OPTIONS}
         for name in self.options:
             if name.lower() not in known:
-                raise SpecError(f"read a state with the option {name!r}", "there is no such option",
-                                did_you_mean(name, list(OPTIONS)))  # fmt: skip
+                raise SpecError(
+                    f"read a state with the option {name!r}",
+                    "there is no such option",
+                    did_you_mean(name, list(OPTIONS)),
+                )
         if not self.options.get("path"):
-            raise SpecError("read a state", "it is not said where it is", "give its folder, or s3://bucket/prefix, to "
-                            "load()")  # fmt: skip
+            raise SpecError(
+                "read a state", "it is not said where it is", "give its folder, or s3://bucket/prefix, to load()"
+            )
         return open_store(self.options["path"], trust=self._trust(), create=False, readonly=True)
 
     def _plan(self, manifest: Manifest, where: str) -> Flow:
@@ -171,12 +181,18 @@ class DdflowSource(DataSource):
         if name is None:
             if len(plan.outputs) == 1:
                 return next(iter(plan.outputs))
-            raise SpecError(f"read {where}", f"it has the outputs {[*plan.outputs]}, the side outputs {sides} and the "
-                            f"sources {sources}", 'name one: .option("output", ...)')  # fmt: skip
+            raise SpecError(
+                f"read {where}",
+                f"it has the outputs {[*plan.outputs]}, the side outputs {sides} and the sources {sources}",
+                'name one: .option("output", ...)',
+            )
         if name not in [*plan.outputs, *sides, *sources]:
-            raise NotReadable(f"read {name!r} of {where}", f"that is no output or source: there are the outputs "
-                              f"{[*plan.outputs]}, the side outputs {sides} and the sources {sources}",
-                              did_you_mean(name, [*plan.outputs, *sides, *sources]))  # fmt: skip
+            raise NotReadable(
+                f"read {name!r} of {where}",
+                f"that is no output or source: there are the outputs "
+                f"{[*plan.outputs]}, the side outputs {sides} and the sources {sources}",
+                did_you_mean(name, [*plan.outputs, *sides, *sources]),
+            )
         return name
 
     def _columns(self, own: pa.Schema, asked: StructType, name: str) -> pa.Schema:
@@ -185,9 +201,11 @@ class DdflowSource(DataSource):
         for field in asked:
             if there.get(field.name) != field.dataType:
                 kind = there.get(field.name)
-                raise SchemaMismatch(f"column {field.name!r} of {name!r} as {field.dataType.simpleString()}",
-                                     "there is none" if kind is None else f"it is {kind.simpleString()}",
-                                     "leave schema() out, or name columns as they are")  # fmt: skip
+                raise SchemaMismatch(
+                    f"column {field.name!r} of {name!r} as {field.dataType.simpleString()}",
+                    "there is none" if kind is None else f"it is {kind.simpleString()}",
+                    "leave schema() out, or name columns as they are",
+                )
         return pa.schema([own.field(field.name) for field in asked])
 
     def _number(self, name: str) -> int | None:
@@ -209,5 +227,8 @@ class DdflowSource(DataSource):
     def _refuse(self, names: Iterable[str], what: str, remedy: str) -> None:
         for name in names:
             if name in self.options:
-                raise SpecError(f"read {what} with the option {name!r}", "it is of the other kind of query",
-                                f"leave it out, or {remedy}")  # fmt: skip
+                raise SpecError(
+                    f"read {what} with the option {name!r}",
+                    "it is of the other kind of query",
+                    f"leave it out, or {remedy}",
+                )

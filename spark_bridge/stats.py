@@ -74,9 +74,18 @@ class Batch(NamedTuple):
     def of(cls, done: Committed, batch: int | None) -> Batch:
         """Of an epoch that this process committed.  O(files)."""
         written = sum(blob.length for output in done.outputs.values() for blob in output.blobs)
-        return cls(batch, done.epoch, done.frontier, done.rows, done.counts, done.figures.get("pending", 0),
-                   {name: output.rows for name, output in done.outputs.items()},
-                   done.figures.get("bytes", 0) + written, done.figures, done.replayed)  # fmt: skip
+        return cls(
+            batch,
+            done.epoch,
+            done.frontier,
+            done.rows,
+            done.counts,
+            done.figures.get("pending", 0),
+            {name: output.rows for name, output in done.outputs.items()},
+            done.figures.get("bytes", 0) + written,
+            done.figures,
+            done.replayed,
+        )
 
     @classmethod
     def kept(cls, epoch: Epoch) -> Batch:
@@ -106,16 +115,22 @@ class Batch(NamedTuple):
         """The same in the words of Spark's ``StreamingQueryProgress``, as ``json.dumps`` takes it.  O(names)."""
         hits, parts = self.warm
         return {
-            "batchId": self.batch, "epoch": self.epoch, "replayed": self.replayed, "frontier": self.frontier,
+            "batchId": self.batch,
+            "epoch": self.epoch,
+            "replayed": self.replayed,
+            "frontier": self.frontier,
             "numInputRows": sum(self.rows.values()),
             "sources": [{"description": name, "numInputRows": n} for name, n in self.rows.items()],
             "durationMs": {stage: micros / 1000 for stage, micros in self.stages.items()},
-            "verdicts": dict(self.counts), "pending": self.pending,
+            "verdicts": dict(self.counts),
+            "pending": self.pending,
             "numOutputRows": sum(self.updates.values()),
             "sinks": [{"description": name, "numOutputRows": n} for name, n in self.updates.items()],
-            "bytesWritten": self.nbytes, "bytesMemory": self.figures.get("memory", 0),
-            "partsWarm": hits, "partsOpened": parts - hits,
-        }  # fmt: skip
+            "bytesWritten": self.nbytes,
+            "bytesMemory": self.figures.get("memory", 0),
+            "partsWarm": hits,
+            "partsOpened": parts - hits,
+        }
 
     def __str__(self) -> str:
         """One line, as the log has it."""
@@ -125,9 +140,11 @@ class Batch(NamedTuple):
         driver = ", ".join(f"{name} {stages[name] / 1000:,.0f}" for name in DRIVER if name in stages)
         tasks = ", ".join(f"{name} {stages[name] / 1000:,.0f}" for name in TASKS if name in stages)
         warm = f"{self.warm[0]} of {self.warm[1]} parts warm"
-        return (f"{what}: epoch {self.epoch}{', committed before' if self.replayed else ''}; numInputRows {rows}; "
-                f"{Verdicts.of(self.counts, self.pending)}; numOutputRows {updates}, {shown_size(self.nbytes)}; "
-                f"durationMs {driver or '-'} (tasks: {tasks or '-'}); {warm}")  # fmt: skip
+        return (
+            f"{what}: epoch {self.epoch}{', committed before' if self.replayed else ''}; numInputRows {rows}; "
+            f"{Verdicts.of(self.counts, self.pending)}; numOutputRows {updates}, {shown_size(self.nbytes)}; "
+            f"durationMs {driver or '-'} (tasks: {tasks or '-'}); {warm}"
+        )
 
 
 def summed(batches: Iterable[Batch]) -> Batch:
@@ -136,10 +153,17 @@ def summed(batches: Iterable[Batch]) -> Batch:
     for each in batches:
         most = max(total.figures.get("memory", 0), each.figures.get("memory", 0))
         total = Batch(
-            each.batch, each.epoch, each.frontier, _sum(total.rows, each.rows), _sum(total.counts, each.counts),
-            each.pending, _sum(total.updates, each.updates), total.nbytes + each.nbytes,
-            _sum(total.figures, each.figures) | {"memory": most}, each.replayed,
-        )  # fmt: skip
+            each.batch,
+            each.epoch,
+            each.frontier,
+            _sum(total.rows, each.rows),
+            _sum(total.counts, each.counts),
+            each.pending,
+            _sum(total.updates, each.updates),
+            total.nbytes + each.nbytes,
+            _sum(total.figures, each.figures) | {"memory": most},
+            each.replayed,
+        )
     return total
 
 
@@ -204,9 +228,11 @@ class Stats(Sequence[Batch]):
 
     def _above(self) -> str:
         total = self.total
-        return (f"{self.epochs:,} epoch{'' if self.epochs == 1 else 's'}, {sum(total.rows.values()):,} rows in, "
-                f"{sum(total.updates.values()):,} updates out, {shown_size(total.nbytes)} written; "
-                f"frontier {shown(total.frontier)}")  # fmt: skip
+        return (
+            f"{self.epochs:,} epoch{'' if self.epochs == 1 else 's'}, {sum(total.rows.values()):,} rows in, "
+            f"{sum(total.updates.values()):,} updates out, {shown_size(total.nbytes)} written; "
+            f"frontier {shown(total.frontier)}"
+        )
 
     def _below(self) -> list[str]:
         known = summed(self._batches).stages
@@ -226,16 +252,33 @@ class Stats(Sequence[Batch]):
 
         def row(label: str, batch: str, each: Batch) -> list[str]:
             times = (each.stages.get(name) for name in stages)
-            return [label, batch, f"{sum(each.rows.values()):,}",
-                    *(f"{each.counts.get(name, 0):,}" for name in verdicts), *([f"{each.pending:,}"] if waits else []),
-                    *(f"{each.updates.get(name, 0):,}" for name in outputs), shown_size(each.nbytes),
-                    *("" if micros is None else f"{micros / 1000:,.0f}" for micros in times),
-                    "/".join(map(str, each.warm))]  # fmt: skip
+            return [
+                label,
+                batch,
+                f"{sum(each.rows.values()):,}",
+                *(f"{each.counts.get(name, 0):,}" for name in verdicts),
+                *([f"{each.pending:,}"] if waits else []),
+                *(f"{each.updates.get(name, 0):,}" for name in outputs),
+                shown_size(each.nbytes),
+                *("" if micros is None else f"{micros / 1000:,.0f}" for micros in times),
+                "/".join(map(str, each.warm)),
+            ]
 
-        head = ["epoch", "batch", "rows in", *verdicts, *(["pending"] if waits else []), *map(printable, outputs),
-                "written", *stages, "warm"]  # fmt: skip
-        rows = [row(f"{each.epoch}{' again' if each.replayed else ''}", "" if each.batch is None else str(each.batch),
-                    each) for each in last]  # fmt: skip
+        head = [
+            "epoch",
+            "batch",
+            "rows in",
+            *verdicts,
+            *(["pending"] if waits else []),
+            *map(printable, outputs),
+            "written",
+            *stages,
+            "warm",
+        ]
+        rows = [
+            row(f"{each.epoch}{' again' if each.replayed else ''}", "" if each.batch is None else str(each.batch), each)
+            for each in last
+        ]
         return [head, *rows, row("total", "", self.total)]
 
 

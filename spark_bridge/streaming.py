@@ -34,11 +34,23 @@ Then = Callable[[Mapping[str, DataFrame], int], Any]
 _QUERY: Final = "sql.streaming.queryId"
 
 
-def stream(flow: Flow, frames: Mapping[str, DataFrame], *, state: str, partitions: int | None = None,
-           outputs: str | Then | None = None, checkpoint: str | None = None, trigger: Mapping[str, Any] | None = None,
-           close: bool = False, adopt: bool = False, memory: str | int | None = None, name: str | None = None,
-           trust: Literal["owner", "group"] = "owner", warm: str | int | None = "512MB",
-           keep: int = KEEP) -> Stream:  # fmt: skip
+def stream(
+    flow: Flow,
+    frames: Mapping[str, DataFrame],
+    *,
+    state: str,
+    partitions: int | None = None,
+    outputs: str | Then | None = None,
+    checkpoint: str | None = None,
+    trigger: Mapping[str, Any] | None = None,
+    close: bool = False,
+    adopt: bool = False,
+    memory: str | int | None = None,
+    name: str | None = None,
+    trust: Literal["owner", "group"] = "owner",
+    warm: str | int | None = "512MB",
+    keep: int = KEEP,
+) -> Stream:
     """A query to `Stream.start`, that feeds streaming DataFrames into a state, an epoch a batch.
 
     ``frames``: by source; several are read side by side.  ``state``: a folder that driver and executors see, or
@@ -62,15 +74,24 @@ def stream(flow: Flow, frames: Mapping[str, DataFrame], *, state: str, partition
     columns = {source: checked(flow, source, frame, streaming=True) for source, frame in frames.items()}
     if checkpoint is None:
         if "://" in place:
-            raise SpecError(f"stream into {place}", "there is no place for Spark's checkpoint beside it",
-                            "give checkpoint=, a path that Spark can write to")  # fmt: skip
+            raise SpecError(
+                f"stream into {place}",
+                "there is no place for Spark's checkpoint beside it",
+                "give checkpoint=, a path that Spark can write to",
+            )
         checkpoint = f"{place.rstrip('/')}.checkpoint"
     if close and not flow.holds_back:
-        raise WrongMode("stream with close=True", "the flow is in epoch mode, where every batch closes its own time",
-                        "leave close= out")  # fmt: skip
+        raise WrongMode(
+            "stream with close=True",
+            "the flow is in epoch mode, where every batch closes its own time",
+            "leave close= out",
+        )
     if close and not until_the_end(trigger):
-        raise SpecError("stream with close=True", f"trigger={trigger!r} has no end",
-                        "give trigger={'availableNow': True}, or leave close= out")  # fmt: skip
+        raise SpecError(
+            "stream with close=True",
+            f"trigger={trigger!r} has no end",
+            "give trigger={'availableNow': True}, or leave close= out",
+        )
     folder, then = (None, outputs) if callable(outputs) else (outputs, None)
     options = Options(place, partitions, folder, memory, trust, warm, adopt, name, keep, checkpoint)
     return Stream(Feeder(flow, columns, options, then), frames, checkpoint, trigger, name, close)
@@ -86,8 +107,7 @@ class Feeder:
 
     ``account``: what this process committed."""
 
-    def __init__(self, flow: Flow, columns: Mapping[str, tuple[str, ...]], options: Options,
-                 then: Then | None) -> None:  # fmt: skip
+    def __init__(self, flow: Flow, columns: Mapping[str, tuple[str, ...]], options: Options, then: Then | None) -> None:
         self.flow, self.columns, self.options, self.then = flow, columns, options, then
         self.account = Account()
         self._job: Job | None = None
@@ -122,8 +142,14 @@ class Feeder:
         before he told it.  Raises as an epoch does."""
         job = self.job(session)
         manifest = job.coordinator.manifest
-        closing = [each for each in manifest.receipts if each.batch is None and each.calls[-1:]
-                   and each.calls[-1].kind == "advance_to" and each.calls[-1].frontier == CLOSED]  # fmt: skip
+        closing = [
+            each
+            for each in manifest.receipts
+            if each.batch is None
+            and each.calls[-1:]
+            and each.calls[-1].kind == "advance_to"
+            and each.calls[-1].frontier == CLOSED
+        ]
         if manifest.frontier < CLOSED:
             committed = job.epoch(session, None, close=True)
         elif closing:
@@ -156,8 +182,15 @@ class Feeder:
 class Stream:
     """A query that is yet to be started; `stream` makes it."""
 
-    def __init__(self, feeder: Feeder, frames: Mapping[str, DataFrame], checkpoint: str,
-                 trigger: Mapping[str, Any] | None, name: str | None, close: bool) -> None:  # fmt: skip
+    def __init__(
+        self,
+        feeder: Feeder,
+        frames: Mapping[str, DataFrame],
+        checkpoint: str,
+        trigger: Mapping[str, Any] | None,
+        name: str | None,
+        close: bool,
+    ) -> None:
         self.feeder, self.frames, self.checkpoint = feeder, frames, checkpoint
         self.trigger, self.name, self.close = trigger, name, close
 

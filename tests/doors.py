@@ -53,13 +53,36 @@ def as_table(table: pa.Table) -> pa.Table:
 
 
 TYPES: dict[str, pa.DataType] = {
-    **{name: pa.type_for_alias(name) for name in (
-        "bool", "int8", "int16", "int32", "int64", "uint8", "uint64", "float32", "float64", "string", "large_string",
-        "binary", "date32", "timestamp[us]", "timestamp[s]", "time64[us]", "duration[s]")},
-    "timestamp[ms, UTC]": pa.timestamp("ms", "UTC"), "decimal(9,2)": pa.decimal128(9, 2),
-    "fixed(3)": pa.binary(3), "list<int64>": pa.list_(pa.int64()), "struct<x>": pa.struct({"x": pa.int64()}),
-    "list<string>": pa.list_(pa.string()), "struct<x,s>": pa.struct({"x": pa.int64(), "s": pa.string()}),
-}  # fmt: skip
+    **{
+        name: pa.type_for_alias(name)
+        for name in (
+            "bool",
+            "int8",
+            "int16",
+            "int32",
+            "int64",
+            "uint8",
+            "uint64",
+            "float32",
+            "float64",
+            "string",
+            "large_string",
+            "binary",
+            "date32",
+            "timestamp[us]",
+            "timestamp[s]",
+            "time64[us]",
+            "duration[s]",
+        )
+    },
+    "timestamp[ms, UTC]": pa.timestamp("ms", "UTC"),
+    "decimal(9,2)": pa.decimal128(9, 2),
+    "fixed(3)": pa.binary(3),
+    "list<int64>": pa.list_(pa.int64()),
+    "struct<x>": pa.struct({"x": pa.int64()}),
+    "list<string>": pa.list_(pa.string()),
+    "struct<x,s>": pa.struct({"x": pa.int64(), "s": pa.string()}),
+}
 FIELDS: dict[str, Any] = {"struct<x>": {"x": "int64"}, "struct<x,s>": {"x": "int64", "s": "string"}}
 """Of a type of structs, the fields' types."""
 
@@ -146,10 +169,14 @@ def twin_source(given: Mapping[str, Any]) -> Source:
     merge = given["spec"].get("merge")
     function = MERGERS[merge["function"]][0] if isinstance(merge, Mapping) and "function" in merge else None
     return Source(
-        tuple(given["columns"]), spec, delete, CONDITIONS[spec.where] if spec.where else None,
+        tuple(given["columns"]),
+        spec,
+        delete,
+        CONDITIONS[spec.where] if spec.where else None,
         types={name: FIELDS.get(kind, kind) for name, kind in given["columns"].items()},
-        derive={name: DERIVED[sql] for name, sql in spec.derive}, function=function,
-    )  # fmt: skip
+        derive={name: DERIVED[sql] for name, sql in spec.derive},
+        function=function,
+    )
 
 
 def plan(expression: Sequence[Any], sources: Mapping[str, Any], python: bool) -> Any:
@@ -212,8 +239,15 @@ class TwinDoor:
     def step(self, inputs: Mapping[str, Rows], time: int) -> Result:
         return self._call(self.twin.step, self._events(inputs), time)
 
-    def replace(self, name: str, rows: Rows, time: int, scope: str | None = None,
-                order: Mapping[str, Any] | None = None, once: bool = True) -> Result:  # fmt: skip
+    def replace(
+        self,
+        name: str,
+        rows: Rows,
+        time: int,
+        scope: str | None = None,
+        order: Mapping[str, Any] | None = None,
+        once: bool = True,
+    ) -> Result:
         events, condition = self._events({name: rows})[name], CONDITIONS[scope] if scope else None
         if order is not None:
             order = dict(zip(order, plain(row_table(self.columns[name], order))[0], strict=True))
@@ -245,13 +279,20 @@ class TwinDoor:
 
     def _events(self, inputs: Mapping[str, Rows]) -> dict[str, list[dict[str, Any]]]:
         tables = {name: to_arrow(self.columns[name], rows) for name, rows in inputs.items()}
-        return {name: [dict(zip(table.column_names, row, strict=True)) for row in plain(table)]
-                for name, table in tables.items()}  # fmt: skip
+        return {
+            name: [dict(zip(table.column_names, row, strict=True)) for row in plain(table)]
+            for name, table in tables.items()
+        }
 
     def _call(self, act: Callable[..., Any], *arguments: Any) -> Result:
         out = act(*arguments)
-        return Result(out.updates, +out.verdicts, {name: sorted(rows, key=repr) for name, rows in out.rows.items()},
-                      len(self.twin.state.pending), out.absent)  # fmt: skip
+        return Result(
+            out.updates,
+            +out.verdicts,
+            {name: sorted(rows, key=repr) for name, rows in out.rows.items()},
+            len(self.twin.state.pending),
+            out.absent,
+        )
 
 
 @dataclass
@@ -280,14 +321,21 @@ class EngineDoor:
     ``medium``: what `tight.tighten` leaves an engine that spills to a folder of its own; None for one in memory.
     """
 
-    def __init__(self, scenario: Mapping[str, Any], shape: Shape = as_table, medium: Mapping[str, int] | None = None,
-                 **options: Any) -> None:  # fmt: skip
+    def __init__(
+        self,
+        scenario: Mapping[str, Any],
+        shape: Shape = as_table,
+        medium: Mapping[str, int] | None = None,
+        **options: Any,
+    ) -> None:
         self.scenario, self.options = scenario, options
         self.columns = {name: given["columns"] for name, given in scenario["sources"].items()}
         self.shape = shape
         self.flow = dd.Flow()
-        self.sources = {name: self.flow.upserts(name, schema_of(given["columns"]), spec_of(given["spec"]))
-                        for name, given in scenario["sources"].items()}  # fmt: skip
+        self.sources = {
+            name: self.flow.upserts(name, schema_of(given["columns"]), spec_of(given["spec"]))
+            for name, given in scenario["sources"].items()
+        }
         self.plans = scenario["outputs"]
         first = next(iter(scenario["sources"].values()))
         self.time_type = TYPES[first["columns"][first["spec"]["time"]]] if "time" in first["spec"] else pa.int64()
@@ -319,8 +367,15 @@ class EngineDoor:
     def step(self, inputs: Mapping[str, Rows], time: int) -> Result:
         return self._call(self.engine.step, self._tables(inputs), time)
 
-    def replace(self, name: str, rows: Rows, time: int, scope: str | None = None,
-                order: Mapping[str, Any] | None = None, once: bool = True) -> Result:  # fmt: skip
+    def replace(
+        self,
+        name: str,
+        rows: Rows,
+        time: int,
+        scope: str | None = None,
+        order: Mapping[str, Any] | None = None,
+        once: bool = True,
+    ) -> Result:
         table = self._tables({name: rows})[name]
         given = None if order is None else row_table(self.columns[name], order).to_pylist()[0]
         if once:

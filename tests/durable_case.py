@@ -23,8 +23,13 @@ from model import Collection
 from tight import MEMORY, tighten
 
 COLUMNS = {"k": "int64", "s": "string", "n": "int64", "o": "int64", "op": "string"}
-SPEC: dict[str, Any] = {"key": ["k"], "order_by": ["o"], "tie": "last", "delete": {"tombstone": "op", "value": "D"},
-                        "stale": "side"}  # fmt: skip
+SPEC: dict[str, Any] = {
+    "key": ["k"],
+    "order_by": ["o"],
+    "tie": "last",
+    "delete": {"tombstone": "op", "value": "D"},
+    "stale": "side",
+}
 POSITIVE = ["filter", ["source", "a"], "n >= 0"]
 OUTPUTS: dict[str, Any] = {
     "all": ["source", "a"],
@@ -53,8 +58,11 @@ class Case:
         self.names = [*scenario["sources"], *scenario["outputs"]]
         self.after, self.results = [self._after(twin)], [Result({}, Counter(), {}, 0)]
         for verb, *arguments in calls:
-            given = {"step": lambda a: twin.step(a[1], a[0]), "push": lambda a: twin.push(a[0]),
-                     "advance": lambda a: twin.advance_to(a[0])}  # fmt: skip
+            given = {
+                "step": lambda a: twin.step(a[1], a[0]),
+                "push": lambda a: twin.push(a[0]),
+                "advance": lambda a: twin.advance_to(a[0]),
+            }
             self.results.append(given[verb](arguments))
             self.after.append(self._after(twin))
 
@@ -108,8 +116,9 @@ class Case:
         return found
 
 
-def opened(scenario: Mapping[str, Any], state: Any, medium: Mapping[str, int] | None = None,
-           **options: Any) -> EngineDoor:  # fmt: skip
+def opened(
+    scenario: Mapping[str, Any], state: Any, medium: Mapping[str, int] | None = None, **options: Any
+) -> EngineDoor:
     """A scenario's engine on a state, with small merges.  ``medium``: see `tight.tighten`; None: without a budget."""
     if medium is not None:
         options |= {"memory": MEMORY}

@@ -102,8 +102,9 @@ def trouble_column(batch: pa.RecordBatch) -> pa.Array:
 
 
 PROJECTIONS: dict[str, tuple[Callable[[Named], Any], Callable[[pa.RecordBatch], pa.Array]]] = {
-    "the JSON of raw": (decoded, decoded_column), "what is wrong with raw": (trouble, trouble_column),
-}  # fmt: skip
+    "the JSON of raw": (decoded, decoded_column),
+    "what is wrong with raw": (trouble, trouble_column),
+}
 """Name of a projected column's function -> of a row, and of a batch."""
 
 MERGERS: dict[str, tuple[Callable[[Named, Named], Named], Merge]] = {

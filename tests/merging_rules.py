@@ -73,8 +73,9 @@ def _list(strategy: Strategy, o: Row, n: Row) -> Row:
 
 def _struct(strategy: Strategy, kind: Mapping[str, Any], o: Any, n: Any) -> Row:
     held = dict(o or ())
-    return tuple((name, cell(part_of(strategy, name), kind[name], held.get(name), each, new=o is None))
-                 for name, each in n)  # fmt: skip
+    return tuple(
+        (name, cell(part_of(strategy, name), kind[name], held.get(name), each, new=o is None)) for name, each in n
+    )
 
 
 def part_of(strategy: Strategy, name: str) -> Strategy:
@@ -222,11 +223,16 @@ class Fold:
         accepted = not self.ordered or self.asked(
             mark, now.mark, self.began.mark, self.sizes(mark, now.mark, self.rest)
         )
-        marks = [Mark(ranks(order), order, event.seq, event.row) if any(each is not None for each in order) else None
-                 for order in event.groups]  # fmt: skip
-        open_to = [i for i, ((_, columns), its) in enumerate(zip(spec.groups, marks, strict=True))
-                   if its is not None and self.asked(its, now.groups[i], self.began.groups[i],
-                                                     self.sizes(its, now.groups[i], columns))]  # fmt: skip
+        marks = [
+            Mark(ranks(order), order, event.seq, event.row) if any(each is not None for each in order) else None
+            for order in event.groups
+        ]
+        open_to = [
+            i
+            for i, ((_, columns), its) in enumerate(zip(spec.groups, marks, strict=True))
+            if its is not None
+            and self.asked(its, now.groups[i], self.began.groups[i], self.sizes(its, now.groups[i], columns))
+        ]
         if not self.ordered and any(marks):
             accepted = bool(open_to)
         if not accepted and (now.row is None or (event.deletes and spec.deletes == "row")):
@@ -291,17 +297,23 @@ class Fold:
         for column in self.merged:
             kind, strategy = self.source.types.get(column), strategy_of(self.source, column)
             values[column], now.cells[column], did = self.filled(
-                strategy, kind, (values[column], now.cells.get(column)), given[column], column in event.given, mark,
+                strategy,
+                kind,
+                (values[column], now.cells.get(column)),
+                given[column],
+                column in event.given,
+                mark,
                 self.began.cells.get(column),
-            )  # fmt: skip
+            )
             filled = filled or did
         if not newer and not filled:
             return False
         now.row, now.mark = tuple(values.values()), mark if newer else now.mark
         return True
 
-    def filled(self, strategy: Strategy, kind: Any, held: tuple[Any, Any], n: Any, given: bool, mark: Mark,
-               began: Any) -> Any:  # fmt: skip
+    def filled(
+        self, strategy: Strategy, kind: Any, held: tuple[Any, Any], n: Any, given: bool, mark: Mark, began: Any
+    ) -> Any:
         """The cell, who set it, and whether the event did something to it; ``began``: who had set it."""
         o, by = held
         name = strategy.name
@@ -343,8 +355,10 @@ class Fold:
 
     def without(self, row: Row, cells: Mapping[str, Mark | None]) -> Row:
         """The row with nothing in the cells that nobody set."""
-        return tuple(None if name in self.merged and name not in cells else value
-                     for name, value in zip(self.source.row, row, strict=True))  # fmt: skip
+        return tuple(
+            None if name in self.merged and name not in cells else value
+            for name, value in zip(self.source.row, row, strict=True)
+        )
 
     # The end of a time
 

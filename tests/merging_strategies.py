@@ -18,14 +18,28 @@ from conditions import CONDITIONS, columns_in
 from hypothesis import strategies as st
 from strategies import EXTREMES, TIMES, VALUES, deletes, element, maybe, row_of, some
 
-PAYLOAD = {"n": "int64", "s": "string", "f": "float64", "b": "bool", "d": "decimal(9,2)", "x": "binary", "i": "int8",
-           "u": "uint64", "h": "float32", "y": "duration[s]", "l": "list<int64>", "m": "list<string>",
-           "z": "struct<x,s>"}  # fmt: skip
+PAYLOAD = {
+    "n": "int64",
+    "s": "string",
+    "f": "float64",
+    "b": "bool",
+    "d": "decimal(9,2)",
+    "x": "binary",
+    "i": "int8",
+    "u": "uint64",
+    "h": "float32",
+    "y": "duration[s]",
+    "l": "list<int64>",
+    "m": "list<string>",
+    "z": "struct<x,s>",
+}
 MORE: dict[str, list[Any]] = {
-    "list<string>": [[], ["a"], ["b", "a"], ["a", None, "a"]], "int8": [-1, 0, 1, 2, 100],
+    "list<string>": [[], ["a"], ["b", "a"], ["a", None, "a"]],
+    "int8": [-1, 0, 1, 2, 100],
     "struct<x,s>": [{"x": 1, "s": "a"}, {"x": None, "s": "b"}, {"x": 5, "s": None}, {"x": None, "s": None}],
-    "decimal(9,2)": [*VALUES["decimal(9,2)"], "6000000.00"], "string": ["", "a", "b", "é"],
-}  # fmt: skip
+    "decimal(9,2)": [*VALUES["decimal(9,2)"], "6000000.00"],
+    "string": ["", "a", "b", "é"],
+}
 """Values of payload columns, where they are others than those of ``strategies``."""
 FREE = ["last", "last_non_null"]
 """Strategies for which no order of arrival matters under versions of cells, whatever deletes."""
@@ -51,11 +65,16 @@ def strategy(draw: st.DrawFn, kind: str, allowed: set[str] | None = None) -> Any
     """The JSON form of a strategy that works on a type; ``allowed``: under versions of cells."""
     if kind == "struct<x,s>" and (allowed is None or "sum" in allowed) and draw(st.booleans()):
         counting = {"max", "min", "sum"} if allowed else None
-        part = {name: draw(strategy(of, counting).filter(lambda each: named(each) != "collect"))
-                for name, of in (("x", "int64"), ("s", "string"))}  # fmt: skip
+        part = {
+            name: draw(strategy(of, counting).filter(lambda each: named(each) != "collect"))
+            for name, of in (("x", "int64"), ("s", "string"))
+        }
         # Under versions of cells a struct is one cell: all of its fields must be such that every event counts.
-        return {"name": "fields", "fields": part if allowed else {name: part[name] for name in draw(some(list(part)))},
-                **({"default": "max"} if allowed else {})}  # fmt: skip
+        return {
+            "name": "fields",
+            "fields": part if allowed else {name: part[name] for name in draw(some(list(part)))},
+            **({"default": "max"} if allowed else {}),
+        }
     name = draw(st.sampled_from([each for each in fits(kind) if allowed is None or each in allowed]))
     if name in ("append", "union", "collect"):
         limit = draw(maybe(st.sampled_from([1, 3, 6])))
@@ -71,8 +90,10 @@ def sources(draw: st.DrawFn, holds_back: bool, **fixed: Any) -> dict[str, Any]:
     if merger == "in part":  # compiled for each type of record, so there are few
         fixed = {"kinds": ["int64", "string"], "payload": ["n", "s"]} | fixed
     kinds = fixed.get("kinds", ["int8", "int64", "string", "float64", "decimal(9,2)"])
-    orders = {name: draw(st.sampled_from(kinds))
-              for name in fixed.get("order_by", draw(st.sampled_from([[], ["o"], ["o"], ["o", "p"]])))}  # fmt: skip
+    orders = {
+        name: draw(st.sampled_from(kinds))
+        for name in fixed.get("order_by", draw(st.sampled_from([[], ["o"], ["o"], ["o", "p"]])))
+    }
     spec: dict[str, Any] = {"key": ["k"]}
     extra: dict[str, str] = {}
     if holds_back:
@@ -116,8 +137,11 @@ def sources(draw: st.DrawFn, holds_back: bool, **fixed: Any) -> dict[str, Any]:
     if merge is not None:
         spec["merge"] = merge
     columns = {"k": fixed.get("key", draw(st.sampled_from(["bool", "bool", "int8"])))} | payload | orders | extra
-    lifted = {name for name, each in (merge or {}).get("columns", {}).items() if named(each) == "collect"} \
-        if isinstance(merge, dict) else set()  # fmt: skip
+    lifted = (
+        {name for name, each in (merge or {}).get("columns", {}).items() if named(each) == "collect"}
+        if isinstance(merge, dict)
+        else set()
+    )
     whole = (isinstance(merge, dict) and named(merge.get("default", "")) == "collect") or how == "function"
     sql = draw(maybe(st.sampled_from(sorted(DERIVED))))
     if fixed.get("derive", True) and sql and DERIVED[sql][1] <= set(payload) - lifted and not whole:
@@ -176,9 +200,13 @@ def scenarios(draw: st.DrawFn, holds_back: bool | None = None, **fixed: Any) -> 
 
 @st.composite
 def events(
-    draw: st.DrawFn, source: Mapping[str, Any], most: int = 8, least: int = 0, times: tuple[int, int] = (0, 6),
+    draw: st.DrawFn,
+    source: Mapping[str, Any],
+    most: int = 8,
+    least: int = 0,
+    times: tuple[int, int] = (0, 6),
     nulls: bool = True,
-) -> list[list[Any]]:  # fmt: skip
+) -> list[list[Any]]:
     """Rows of a source; ``nulls``: whether order columns may be null, else only those of groups."""
     spec, kinds = source["spec"], []
     orders = [*spec.get("order_by", []), *(name for of, _ in spec.get("groups", []) for name in of)]

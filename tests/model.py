@@ -73,8 +73,9 @@ class Node:
     def count(self, by: Sequence[str] | None = None, name: str = "count") -> Node:
         """A row per group with its multiplicity as a column; a group of zero is not there."""
         groups = self.project(list(self.columns if by is None else by))
-        return Node((*groups.columns, name),
-                    lambda state: Counter({(*group, n): 1 for group, n in groups.of(state).items()}))  # fmt: skip
+        return Node(
+            (*groups.columns, name), lambda state: Counter({(*group, n): 1 for group, n in groups.of(state).items()})
+        )
 
     def consolidate(self) -> Node:
         """The same collection."""
@@ -130,8 +131,9 @@ class Out:
     rows: dict[str, list[Row]] = field(default_factory=dict)
     absent: int = 0
 
-    def tell(self, source: str, numbers: tuple[int, int | None], key: Row, verdict: str, time: int | None,
-             winner: Row) -> None:  # fmt: skip
+    def tell(
+        self, source: str, numbers: tuple[int, int | None], key: Row, verdict: str, time: int | None, winner: Row
+    ) -> None:
         """Note one verdict: counted, and as a row of (arrival, seq, *key, verdict, time, *winner's order)."""
         self.verdicts[verdict] += 1
         self.rows[source].append((*numbers, *key, verdict, time, *winner))
@@ -180,8 +182,15 @@ class Twin:
 
         return self._whole(act)
 
-    def replace(self, name: str, rows: Sequence[Mapping[str, Any]], time: int, scope: Condition | None = None,
-                order: Mapping[str, Any] | None = None, once: bool = True) -> Out:  # fmt: skip
+    def replace(
+        self,
+        name: str,
+        rows: Sequence[Mapping[str, Any]],
+        time: int,
+        scope: Condition | None = None,
+        order: Mapping[str, Any] | None = None,
+        once: bool = True,
+    ) -> Out:
         """Epoch mode: the source holds these rows at ``time`` and, within the scope, nothing else.
 
         ``order``: of the tombstones of absent keys, by column.  ``once``: a key may have one row only; else the rows
@@ -342,13 +351,21 @@ class Twin:
                     out.tell(name, numbers, key, "late", None, nobody)
                     continue
                 order = tuple(event[column] for column in spec.order_by)
-                self.state.pending.append(Event(
-                    source=name, numbers=numbers, key=key,
-                    payload=tuple(event[column] for column in source.row), deletes=source.deletes(event),
-                    base=ranks((time, *order) if spec.late == "advance" else order), order=order,
-                    seq=event[spec.seq] if spec.seq else None, stamp=max(time, frontier),
-                    given=frozenset(incoming), groups=groups,
-                ))  # fmt: skip
+                self.state.pending.append(
+                    Event(
+                        source=name,
+                        numbers=numbers,
+                        key=key,
+                        payload=tuple(event[column] for column in source.row),
+                        deletes=source.deletes(event),
+                        base=ranks((time, *order) if spec.late == "advance" else order),
+                        order=order,
+                        seq=event[spec.seq] if spec.seq else None,
+                        stamp=max(time, frontier),
+                        given=frozenset(incoming),
+                        groups=groups,
+                    )
+                )
                 if time >= frontier:
                     self.state.greatest[name] = max(time, self.state.greatest.get(name, NEVER))
         if reasons:
@@ -396,8 +413,15 @@ class Twin:
                 self.state.orders[name] = moved(self.state.orders.get(name), mine)
         self.state.lapsed.clear()
         before = {name: self.shown(name) for name in self.outputs}
-        self.history.append((time, {name: Counter({held.row: 1 for held in keys.values() if held.row is not None})
-                                    for name, keys in self.state.held.items()}))  # fmt: skip
+        self.history.append(
+            (
+                time,
+                {
+                    name: Counter({held.row: 1 for held in keys.values() if held.row is not None})
+                    for name, keys in self.state.held.items()
+                },
+            )
+        )
         self.put_out.append({name: rows + self.state.lost[name] for name, rows in self.history[-1][1].items()})
         for name in self.outputs:
             out.updates[name] |= difference(before[name], self.shown(name), time)

@@ -72,15 +72,17 @@ class Pair:
         self.calls.append(["changes", name, t1, t2])
         refusals = self._refusals(t1, t2) | ({"TimeWentBack"} if t2 < t1 else set())
         expected = self.twin.changes(name, t1, t2) if not refusals else None
-        return self._answered(f"changes({name!r}, {t1}, {t2})", expected, refusals,
-                              lambda: self.engine.changes(name, t1, t2))  # fmt: skip
+        return self._answered(
+            f"changes({name!r}, {t1}, {t2})", expected, refusals, lambda: self.engine.changes(name, t1, t2)
+        )
 
     def open(self, name: str, at: int | None = None) -> int | None:
         """Open a reader, by default at the last closed time; its number, or None when both refuse."""
         self.calls.append(["open", name, at])
         time, opened = self.last if at is None else at, list[EngineReader]()
-        self._answered(f"reader({name!r}, {at})", None, self._refusals(time),
-                       lambda: opened.append(self.engine.reader(name, at)))  # fmt: skip
+        self._answered(
+            f"reader({name!r}, {at})", None, self._refusals(time), lambda: opened.append(self.engine.reader(name, at))
+        )
         if opened:
             self.opened += 1
             self.readers[self.opened] = self.twin.reader(name, time), opened[0]
@@ -152,11 +154,18 @@ class Pair:
         if verb == "step":
             return self.step(arguments[1], arguments[0])
         acts: dict[str, Callable[..., Any]] = {
-            "push": self.push, "advance": self.advance_to, "contents": self.contents,
-            "changes": self.changes, "open": self.open,
-            "follow": self.follow, "move": self.move, "let go": self.let_go,
-            "spill": self.spill, "merge": self.merge, "hindered": self.hindered,
-        }  # fmt: skip
+            "push": self.push,
+            "advance": self.advance_to,
+            "contents": self.contents,
+            "changes": self.changes,
+            "open": self.open,
+            "follow": self.follow,
+            "move": self.move,
+            "let go": self.let_go,
+            "spill": self.spill,
+            "merge": self.merge,
+            "hindered": self.hindered,
+        }
         return acts[verb](*arguments)
 
     def check_reads(self, *times: int) -> None:
@@ -164,8 +173,12 @@ class Pair:
         for name in self.names:
             self._same(f"read({name!r})", self.twin.read(name), self.engine.read(name))
             for time in times:
-                self._answered(f"read({name!r}, as_of={time})", self.twin.read(name, time), self._refusals(time),
-                               lambda name=name, time=time: self.engine.read(name, time))  # fmt: skip
+                self._answered(
+                    f"read({name!r}, as_of={time})",
+                    self.twin.read(name, time),
+                    self._refusals(time),
+                    lambda name=name, time=time: self.engine.read(name, time),
+                )
 
     def _refusals(self, *times: int) -> set[str]:
         """Why the engine must refuse to read at these times, if it must."""

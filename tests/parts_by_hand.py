@@ -26,8 +26,9 @@ Tables = dict[str, pa.Table]
 class Hands:
     """The driver of a state, and all its workers.  ``parts``: kept open, by level and number."""
 
-    def __init__(self, flow: dd.Flow, store: Store, partitions: int | None, chance: random.Random,
-                 **options: Any) -> None:  # fmt: skip
+    def __init__(
+        self, flow: dd.Flow, store: Store, partitions: int | None, chance: random.Random, **options: Any
+    ) -> None:
         self.store, self.chance = store, chance
         self.coordinator = Coordinator.open(flow, store, partitions=partitions, **options)
         self.cut = self.coordinator.cut
@@ -60,8 +61,9 @@ class Hands:
         committed = self.coordinator.finish(base, receipts, **{k: v for k, v in options.items() if k == "feed"})
         return committed, self.outputs(committed)
 
-    def task(self, base: Base, level: int, number: int, inputs: Mapping[str, pa.Table], sums: Mapping[int, pa.Table]
-             ) -> Done:  # fmt: skip
+    def task(
+        self, base: Base, level: int, number: int, inputs: Mapping[str, pa.Table], sums: Mapping[int, pa.Table]
+    ) -> Done:
         """One attempt at one task, on a part that is kept open where it holds what the base says."""
         rows = {name: mine(table, self.cut.flow.sources[name].spec.key, base, number) for name, table in inputs.items()}
         met = {each.number: each for each in self.cut.meetings if each.level == level}
@@ -89,9 +91,15 @@ class Hands:
         """What the committed files hold."""
         schemas = {name: node.updates_schema(self.cut.flow.time_type) for name, node in self.cut.flow.outputs.items()}
         vault = Vault(self.store)
-        return {name: pa.concat_tables([vault.table(blob, schemas[name], rows_of(vault, blob))
-                                        for blob in committed.outputs[name].blobs] or [schemas[name].empty_table()])
-                if name in committed.outputs else schemas[name].empty_table() for name in schemas}  # fmt: skip
+        return {
+            name: pa.concat_tables(
+                [vault.table(blob, schemas[name], rows_of(vault, blob)) for blob in committed.outputs[name].blobs]
+                or [schemas[name].empty_table()]
+            )
+            if name in committed.outputs
+            else schemas[name].empty_table()
+            for name in schemas
+        }
 
 
 def rows_of(vault: Vault, blob: Any) -> int:

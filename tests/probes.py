@@ -59,8 +59,17 @@ def counted() -> Iterator[list[Call]]:
         rows = last[there]
         begin = np.where(place[there] < 0, homes(high[rows], capacity), place[there])
         end, word = np.empty(rows.size, np.int64), np.empty(rows.size, np.int64)
-        seek(table, capacity, high, low, rows.astype(np.int32), end, word, word.view(np.uint64),
-             np.empty((rows.size, 0), np.int64))  # fmt: skip
+        seek(
+            table,
+            capacity,
+            high,
+            low,
+            rows.astype(np.int32),
+            end,
+            word,
+            word.view(np.uint64),
+            np.empty((rows.size, 0), np.int64),
+        )
         slots = int((end - begin).sum()) if added >= 0 else table.shape[0] * rows.size
         calls.append(Call("write", rows.size, slots))
         return int(added)

@@ -18,8 +18,21 @@ from ddflow.errors import CorruptState, OutcomeUnknown, StorageFailed
 from ddflow.store.blob import Blob
 from ddflow.store.s3 import S3Store
 
-STEPS = ("put", "put", "map", "map", "list", "delete", "publish", "publish", "publish", "numbers", "manifest", "expire",
-         "mark")  # fmt: skip
+STEPS = (
+    "put",
+    "put",
+    "map",
+    "map",
+    "list",
+    "delete",
+    "publish",
+    "publish",
+    "publish",
+    "numbers",
+    "manifest",
+    "expire",
+    "mark",
+)
 
 
 class Model:

@@ -371,8 +371,23 @@ def _survivors(random: Random, keep: float, durable: bytes, writes: tuple[tuple[
 
 # A disk that fails.
 
-CALLS = ("status", "mkdir", "names", "scan", "create", "write", "fsync", "close", "link", "rename", "touch", "unlink",
-         "sync_dir", "read", "map")  # fmt: skip
+CALLS = (
+    "status",
+    "mkdir",
+    "names",
+    "scan",
+    "create",
+    "write",
+    "fsync",
+    "close",
+    "link",
+    "rename",
+    "touch",
+    "unlink",
+    "sync_dir",
+    "read",
+    "map",
+)
 SYNCS = ("fsync", "sync_dir")
 KINDS = {
     "ENOSPC": ("mkdir", "create", "write", "fsync", "link", "rename", "sync_dir"),
@@ -391,8 +406,14 @@ class Faulty(Disk):
     every call with its name and arguments, to look on or to raise.
     """
 
-    def __init__(self, disk: Disk, at: int = -1, kind: str = "EIO", forever: bool = False,
-                 before: Callable[..., Any] | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        disk: Disk,
+        at: int = -1,
+        kind: str = "EIO",
+        forever: bool = False,
+        before: Callable[..., Any] | None = None,
+    ) -> None:
         self.disk, self.at, self.kind, self.forever, self.before = disk, at, kind, forever, before
         self.calls, self.failed = 0, list[str]()
 

@@ -22,20 +22,42 @@ from ddflow.spec import Tombstone
 
 NAN = float("nan")
 VALUES: dict[str, list[Any]] = {
-    "bool": [False, True], "int8": [-1, 0, 1], "int16": [-300, 0, 5], "int32": [0, 1, 2], "int64": [0, 1, -1, 2**40],
-    "uint8": [0, 1, 255], "uint64": [0, 1, 2**63 + 5], "float32": [0.0, -0.0, NAN, 1.5],
-    "float64": [0.0, -0.0, NAN, -1.5], "string": ["", "a", "b", "é"], "large_string": ["", "a", "bb"],
-    "binary": ["", "a", "\xff"], "fixed(3)": ["abc", "\x00\x00\x00"],
-    "date32": [0, 1, -1], "timestamp[us]": [0, 1, 10**15], "timestamp[s]": [0, 60], "timestamp[ms, UTC]": [0, 1000],
-    "time64[us]": [0, 1], "duration[s]": [0, -5], "decimal(9,2)": ["0.00", "1.50", "-2.25"],
-    "list<int64>": [[], [1], [1, None]], "struct<x>": [{"x": 1}, {"x": None}],
-}  # fmt: skip
+    "bool": [False, True],
+    "int8": [-1, 0, 1],
+    "int16": [-300, 0, 5],
+    "int32": [0, 1, 2],
+    "int64": [0, 1, -1, 2**40],
+    "uint8": [0, 1, 255],
+    "uint64": [0, 1, 2**63 + 5],
+    "float32": [0.0, -0.0, NAN, 1.5],
+    "float64": [0.0, -0.0, NAN, -1.5],
+    "string": ["", "a", "b", "é"],
+    "large_string": ["", "a", "bb"],
+    "binary": ["", "a", "\xff"],
+    "fixed(3)": ["abc", "\x00\x00\x00"],
+    "date32": [0, 1, -1],
+    "timestamp[us]": [0, 1, 10**15],
+    "timestamp[s]": [0, 60],
+    "timestamp[ms, UTC]": [0, 1000],
+    "time64[us]": [0, 1],
+    "duration[s]": [0, -5],
+    "decimal(9,2)": ["0.00", "1.50", "-2.25"],
+    "list<int64>": [[], [1], [1, None]],
+    "struct<x>": [{"x": 1}, {"x": None}],
+}
 EXTREMES: dict[str, list[Any]] = {
-    "int8": [-128, 127], "int32": [-(2**31), 2**31 - 1], "int64": [-(2**63), 2**63 - 1], "uint64": [2**64 - 1],
-    "float32": [float("inf")], "float64": [float("inf"), -float("inf"), 5e-324], "string": ["a\x00", "z" * 40],
-    "binary": ["\x00", "z" * 40], "timestamp[us]": [-(2**63), 2**63 - 1], "date32": [-(2**31)],
+    "int8": [-128, 127],
+    "int32": [-(2**31), 2**31 - 1],
+    "int64": [-(2**63), 2**63 - 1],
+    "uint64": [2**64 - 1],
+    "float32": [float("inf")],
+    "float64": [float("inf"), -float("inf"), 5e-324],
+    "string": ["a\x00", "z" * 40],
+    "binary": ["\x00", "z" * 40],
+    "timestamp[us]": [-(2**63), 2**63 - 1],
+    "date32": [-(2**31)],
     "decimal(9,2)": ["9999999.99", "-9999999.99"],
-}  # fmt: skip
+}
 """Values at the edges, for keys and orders; payload has none, since ``n + 1`` would overflow."""
 FLAT = [kind for kind in VALUES if not kind.startswith(("list", "struct"))]
 PAYLOAD = {"n": "int64", "s": "string", "f": "float64", "b": "bool", "d": "decimal(9,2)", "x": "binary"}
@@ -157,8 +179,13 @@ def plans(
             {name: of[name] for name in (of if by is None else by)} | {"count": "int64"}
         )
     if verb == "concat":
-        other = draw(st.sampled_from([below, ["negate", below], ["filter", below, draw(st.sampled_from(conditions))]]
-                                     if conditions else [below, ["negate", below]]))  # fmt: skip
+        other = draw(
+            st.sampled_from(
+                [below, ["negate", below], ["filter", below, draw(st.sampled_from(conditions))]]
+                if conditions
+                else [below, ["negate", below]]
+            )
+        )
         return ["concat", below, other], of
     return [verb if verb in ("negate", "consolidate") else "consolidate", below], of
 
@@ -231,14 +258,21 @@ def _reordered(table: pa.Table) -> pa.Table:
     """Columns in another order, text as views, rows behind an offset."""
     padded = pa.concat_tables([table.slice(0, 1), table]).combine_chunks().slice(min(1, table.num_rows))
     columns = {name: padded.column(name) for name in reversed(table.column_names)}
-    return pa.table({name: column.cast(pa.string_view()) if pa.types.is_string(column.type) else column
-                     for name, column in columns.items()})  # fmt: skip
+    return pa.table(
+        {
+            name: column.cast(pa.string_view()) if pa.types.is_string(column.type) else column
+            for name, column in columns.items()
+        }
+    )
 
 
 SHAPES: dict[str, Shape] = {
-    "table": as_table, "batches": _batches, "dictionaries": _encoded, "reordered": _reordered,
+    "table": as_table,
+    "batches": _batches,
+    "dictionaries": _encoded,
+    "reordered": _reordered,
     "reader": lambda table: pa.RecordBatchReader.from_batches(table.schema, table.to_batches(max_chunksize=3)),
-}  # fmt: skip
+}
 """The ways in which the same rows may come in."""
 
 

@@ -69,10 +69,14 @@ FOLDERS: dict[str, Callable[[Any, Path], Any]] = {
     "in memory": lambda given, _: flow().open(MemoryStore(), outputs=given),
     "Coordinator.open": lambda given, place: Coordinator.open(flow(), place / "state", outputs=given),
     "spark run": lambda given, place: spark_bridge.run(flow(), {}, state=str(place / "state"), outputs=given),
-    "spark stream": lambda given, place: spark_bridge.stream(flow(), {"rows": None}, state=str(place / "state"),  # type: ignore[dict-item]
-                                                             outputs=given),
+    "spark stream": lambda given, place: spark_bridge.stream(
+        flow(),
+        {"rows": None},
+        state=str(place / "state"),  # type: ignore[dict-item]
+        outputs=given,
+    ),
     "spark run without a state": lambda given, _: spark_bridge.run(flow(), {}, outputs=given),
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -120,11 +124,21 @@ def test_a_folder_to_spill_to_has_no_scheme(scheme: str, here: Path) -> None:
     assert SECRET not in str(caught.value) and not list(here.iterdir())
 
 
-@pytest.mark.parametrize("words", [["diff", "rows.csv", "--key", "id", "--state", "GIVEN"], ["fsck", "GIVEN"],
-                                   ["replace", "rows.csv", "--key", "id", "--state", "GIVEN"], ["gc", "GIVEN"],
-                                   ["gc", "GIVEN", "--forget"], ["rollback", "GIVEN", "--yes"], ["inspect", "GIVEN"],
-                                   ["export", "GIVEN"], ["rescale", "GIVEN", "--partitions", "2"],
-                                   ["migrate", "GIVEN", "new", "rows.csv", "--key", "id"]])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["diff", "rows.csv", "--key", "id", "--state", "GIVEN"],
+        ["fsck", "GIVEN"],
+        ["replace", "rows.csv", "--key", "id", "--state", "GIVEN"],
+        ["gc", "GIVEN"],
+        ["gc", "GIVEN", "--forget"],
+        ["rollback", "GIVEN", "--yes"],
+        ["inspect", "GIVEN"],
+        ["export", "GIVEN"],
+        ["rescale", "GIVEN", "--partitions", "2"],
+        ["migrate", "GIVEN", "new", "rows.csv", "--key", "id"],
+    ],
+)
 def test_the_shell_refuses_it_too(words: list[str], here: Path) -> None:
     (here / "rows.csv").write_text("id,v\n1,2\n")
     for given in (f"gs://AKIAI44:{SECRET}@bucket/orders", f"s3://AKIAI44:{SECRET}@bucket/orders"):
@@ -136,8 +150,15 @@ def test_the_shell_refuses_it_too(words: list[str], here: Path) -> None:
     assert os.listdir(here) == ["rows.csv"]
 
 
-@pytest.mark.parametrize("given", [f"s3://AKIAI44:{SECRET}@bucket/orders", f"s3://bucket/orders?X-Amz-Signature={SECRET}",
-                                   f"s3://AKIAI44:{SECRET}@", f"s3://bucket/orders#{SECRET}"])  # fmt: skip
+@pytest.mark.parametrize(
+    "given",
+    [
+        f"s3://AKIAI44:{SECRET}@bucket/orders",
+        f"s3://bucket/orders?X-Amz-Signature={SECRET}",
+        f"s3://AKIAI44:{SECRET}@",
+        f"s3://bucket/orders#{SECRET}",
+    ],
+)
 def test_a_bucket_with_a_password_is_refused_without_it(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StateRefused, match=r"not of the form s3://bucket/prefix.*AWS_ACCESS_KEY_ID") as caught:
         open_store(given)

@@ -101,11 +101,23 @@ class Twin:
         payload = pa.table(
             {"k": [key for key, *_ in rows], "v": list(map(str, numbers)), "l": [[n] for n in numbers]}, SCHEMA
         )
-        batch = Batch(*self.columns([key for key, *_ in rows]), np.array([time for _, time, *_ in rows], np.int64),
-                      np.array([now for _, _, now, _ in rows], np.uint8), NONE, order.reshape(len(rows), self.words),
-                      Rows(payload))  # fmt: skip
-        return Change(batch, np.array(numbers, np.uint64), np.array(last, np.int64), held.place,
-                      self.arranged.index.built, born, buried)  # fmt: skip
+        batch = Batch(
+            *self.columns([key for key, *_ in rows]),
+            np.array([time for _, time, *_ in rows], np.int64),
+            np.array([now for _, _, now, _ in rows], np.uint8),
+            NONE,
+            order.reshape(len(rows), self.words),
+            Rows(payload),
+        )
+        return Change(
+            batch,
+            np.array(numbers, np.uint64),
+            np.array(last, np.int64),
+            held.place,
+            self.arranged.index.built,
+            born,
+            buried,
+        )
 
     def assert_reads(self, at: int | None) -> None:
         found = {row["k"]: (row["v"], row["l"]) for row in self.arranged.read(at).to_pylist()}
@@ -191,8 +203,16 @@ def merge_something(twin: Twin) -> None:
 
 
 @effort(25)
-@given(st.integers(0, 2**32), st.booleans(), st.integers(0, 2), st.booleans(), st.sampled_from([0, 3, 9, 1000]),
-       st.sampled_from([1, 4, 30]), st.sampled_from([1, 5, 40]), st.integers(2, 6))  # fmt: skip
+@given(
+    st.integers(0, 2**32),
+    st.booleans(),
+    st.integers(0, 2),
+    st.booleans(),
+    st.sampled_from([0, 3, 9, 1000]),
+    st.sampled_from([1, 4, 30]),
+    st.sampled_from([1, 5, 40]),
+    st.integers(2, 6),
+)
 def test_merges_that_go_on_beside_steps_change_no_read_whatever_is_done_of_them_and_when(
     seed: int, wide: bool, words: int, keeps: bool, retain: int, piece: int, most: int, fan: int
 ) -> None:
@@ -385,8 +405,13 @@ def test_a_merge_whose_output_finds_no_place_leaves_all_as_it_was() -> None:
 
 
 @effort(10)
-@given(seed=st.integers(0, 2**32), wide=st.booleans(), words=st.integers(0, 2), keeps=st.booleans(),
-       retain=st.sampled_from([0, 3, 1000]))  # fmt: skip
+@given(
+    seed=st.integers(0, 2**32),
+    wide=st.booleans(),
+    words=st.integers(0, 2),
+    keeps=st.booleans(),
+    retain=st.sampled_from([0, 3, 1000]),
+)
 def test_what_is_moved_to_files_at_any_moment_is_read_and_sought_as_before(
     tmp_path_factory: pytest.TempPathFactory, seed: int, wide: bool, words: int, keeps: bool, retain: int
 ) -> None:
@@ -427,8 +452,10 @@ def spine_of(*runs: tuple[Description, Sequence[tuple[list[int], list[int]]]]) -
     """A spine of runs: what each speaks of, and its batches' identities and times."""
     slots, spine = Slots(pa.schema({"k": pa.uint64()})), Spine()
     for description, batches in runs:
-        parts = [slots.put(Batch.of(high, time, [True] * len(high), pa.table({"k": pa.array(high, pa.uint64())})))
-                 for high, time in batches]  # fmt: skip
+        parts = [
+            slots.put(Batch.of(high, time, [True] * len(high), pa.table({"k": pa.array(high, pa.uint64())})))
+            for high, time in batches
+        ]
         spine.append(Run(description, parts))
     return spine, slots
 

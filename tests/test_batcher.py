@@ -36,8 +36,10 @@ Event = tuple[int, int]
 def run_of(events: list[Event], shared: bool = False) -> Sealed:
     """A push's events as they arrive; their payload tells their number, their own time is one less, or the same."""
     times, numbers = (np.array([event[i] for event in events], np.int64) for i in (0, 1))
-    batch = pa.record_batch({"n": pa.array(numbers), "l": [[number] for number in numbers.tolist()]},
-                            pa.schema({"n": pa.int64(), "l": pa.list_(pa.int64())}))  # fmt: skip
+    batch = pa.record_batch(
+        {"n": pa.array(numbers), "l": [[number] for number in numbers.tolist()]},
+        pa.schema({"n": pa.int64(), "l": pa.list_(pa.int64())}),
+    )
     return Sealed(batch, times, times if shared else times - 1, numbers)
 
 
@@ -85,13 +87,17 @@ def alone(one: Batcher) -> Batcher:
 
 relative = st.integers(-2, 12)
 """Times and frontiers, from the frontier on."""
-actions = st.lists(st.one_of(
-    st.lists(relative, max_size=6),
-    st.lists(relative, min_size=20, max_size=60),
-    st.tuples(st.sampled_from(["seal", "seal", "peek, then seal", "discard"]), st.integers(0, 7)),
-    st.tuples(st.just("spill"), st.sampled_from([0, 0, 300, 2000])),
-    st.just(("fork", 0)),
-), min_size=4, max_size=20)  # fmt: skip
+actions = st.lists(
+    st.one_of(
+        st.lists(relative, max_size=6),
+        st.lists(relative, min_size=20, max_size=60),
+        st.tuples(st.sampled_from(["seal", "seal", "peek, then seal", "discard"]), st.integers(0, 7)),
+        st.tuples(st.just("spill"), st.sampled_from([0, 0, 300, 2000])),
+        st.just(("fork", 0)),
+    ),
+    min_size=4,
+    max_size=20,
+)
 
 
 @effort(80)

@@ -47,17 +47,28 @@ def history(tmp_path: Path) -> Path:
 def test_full_files_are_noops_but_for_what_changed(noops: Any, history: Path) -> None:
     log, files = noops.read(history, 5)
     assert [table.num_rows for table in log] == [3, 2] and [table.num_rows for table in files] == [3, 2]
-    told = {(feed, ignore): noops.run(feed, tables, ignore)
-            for feed, tables in (("log", log), ("full files", files)) for ignore in (False, True)}  # fmt: skip
+    told = {
+        (feed, ignore): noops.run(feed, tables, ignore)
+        for feed, tables in (("log", log), ("full files", files))
+        for ignore in (False, True)
+    }
     told |= {("ddflow replace", ignore): noops.shell(files, ignore) for ignore in (False, True)}
     assert len({row["tree"] for row in told.values()}) == 1
     assert {at: (row["updates"], row["noops"]) for at, row in told.items()} == {
-        ("log", False): (6, 0), ("log", True): (6, 0), ("full files", False): (8, 0), ("full files", True): (6, 1),
-        ("ddflow replace", False): (8, 0), ("ddflow replace", True): (6, 1),
-    }  # fmt: skip
+        ("log", False): (6, 0),
+        ("log", True): (6, 0),
+        ("full files", False): (8, 0),
+        ("full files", True): (6, 1),
+        ("ddflow replace", False): (8, 0),
+        ("ddflow replace", True): (6, 1),
+    }
 
 
 def test_it_runs_and_writes_what_it_found(history: Path, tmp_path: Path) -> None:
-    said = subprocess.run([sys.executable, BENCH / "noops.py", "--repository", history, "--no-save"], check=True,
-                          capture_output=True, text=True)  # fmt: skip
+    said = subprocess.run(
+        [sys.executable, BENCH / "noops.py", "--repository", history, "--no-save"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     assert "No-ops in the last 2 commits" in said.stdout

@@ -67,9 +67,13 @@ def test_what_streams_gives_the_updates_and_keeps_state(spark: SparkSession, nam
     assert len(sample.batch_ms) == 3 and sample.counted == 2000 and sample.state > sample.live > 0
 
 
-@pytest.mark.parametrize(("query", "step"), [
-    pytest.param("upsert", 0, marks=pytest.mark.soak), ("count", STEP),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("query", "step"),
+    [
+        pytest.param("upsert", 0, marks=pytest.mark.soak),
+        ("count", STEP),
+    ],
+)
 def test_ddflow_gives_the_updates_at_once_and_streamed(spark: SparkSession, query: str, step: int) -> None:
     asked = job("ddflow", step, query=query, skip=1 if step else 0)
     sample = runs.measured(asked, spark)
@@ -145,8 +149,17 @@ def test_a_contender_that_does_not_finish_fails_the_run(
 
 
 def row(line: str, workload: str, contender: str, rate: float, **more: Any) -> dict[str, Any]:
-    return {"line": line, "workload": workload, "contender": contender, "query": "upsert", "rows": 10**6,
-            "m_rows_per_s": rate, "median_batch_ms": None, "live": [1], **more}  # fmt: skip
+    return {
+        "line": line,
+        "workload": workload,
+        "contender": contender,
+        "query": "upsert",
+        "rows": 10**6,
+        "m_rows_per_s": rate,
+        "median_batch_ms": None,
+        "live": [1],
+        **more,
+    }
 
 
 def test_bars_say_what_the_figures_say() -> None:
@@ -163,7 +176,12 @@ def test_bars_say_what_the_figures_say() -> None:
     ]
     found = {(bar.line, bar.peer): bar for bar in bars.bars_of({"bench": "spark", "results": results})}
     assert [(bar.met, None if bar.ratio is None else round(bar.ratio, 2)) for bar in found.values()] == [
-        (False, 0.37), (True, 1.22), (True, 27.03), (True, None), (False, None), (True, None)
-    ]  # fmt: skip
+        (False, 0.37),
+        (True, 1.22),
+        (True, 27.03),
+        (True, None),
+        (False, None),
+        (True, None),
+    ]
     assert found["state on disk, w1s, 300 k rows", "rows 0.00 MB"].met
     assert found["1 k rows on the state", "floor 300 ms"].ours == "460 ms"

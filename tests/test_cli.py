@@ -227,8 +227,12 @@ def test_a_long_file_gives_what_the_python_door_gives() -> None:
     for held_back in (["--order-by", "at"], ["--time", "at"], ["--time", "at", "--lateness", "10"]):
         run("diff", "events.csv", *words, *held_back, "-o", "out.parquet", "--overwrite")
         flow = dd.Flow()
-        spec = dd.Upsert("id", () if "--time" in held_back else "at", delete=dd.tombstone("gone"),
-                         time="at" if "--time" in held_back else None)  # fmt: skip
+        spec = dd.Upsert(
+            "id",
+            () if "--time" in held_back else "at",
+            delete=dd.tombstone("gone"),
+            time="at" if "--time" in held_back else None,
+        )
         flow.output("out", flow.upserts("in", events.schema, spec).filter("city <> 'city 1'"))
         with flow.open() as engine:
             if "--time" in held_back:
@@ -246,8 +250,14 @@ def test_events_that_are_stale_go_to_a_file_of_their_own_or_are_marked() -> None
     words = ["diff", "monday.csv", "tuesday.csv", *KEYED, "-o", "out.csv", "--overwrite"]
     run(*words, "--stale", "side", "--stale-output", "stale.jsonl")
     assert json.loads(Path("stale.jsonl").read_text()) == {
-        "id": 3, "city": "Bern", "amount": 99, "updated_at": 5, "_winner_updated_at": 12, "_time": 2, "_diff": 1
-    }  # fmt: skip
+        "id": 3,
+        "city": "Bern",
+        "amount": 99,
+        "updated_at": 5,
+        "_winner_updated_at": 12,
+        "_time": 2,
+        "_diff": 1,
+    }
     run(*words, "--stale", "mark", "--stale-output", "all.csv")
     assert sorted(read("all.csv")["_stale"].to_pylist()) == [False] * 5 + [True]
 
@@ -303,11 +313,25 @@ def test_json_says_everything_in_one_object_on_stdout() -> None:
     assert result.stderr == "" and result.stdout.count("\n") == 1
     assert 0 < said.pop("seconds") < 60
     assert said == {
-        "inputs": ["monday.csv", "tuesday.csv"], "rows": 6, "epochs": 2, "updates": 6, "written": 6,
-        "output": "out.parquet", "verdicts": {"applied": 5, "superseded": 0, "noop": 0, "stale": 1, "tie_lost": 0,
-                                              "late": 0, "bad": 0, "forgotten": 0},
-        "epoch": None, "pending": 0,
-    }  # fmt: skip
+        "inputs": ["monday.csv", "tuesday.csv"],
+        "rows": 6,
+        "epochs": 2,
+        "updates": 6,
+        "written": 6,
+        "output": "out.parquet",
+        "verdicts": {
+            "applied": 5,
+            "superseded": 0,
+            "noop": 0,
+            "stale": 1,
+            "tie_lost": 0,
+            "late": 0,
+            "bad": 0,
+            "forgotten": 0,
+        },
+        "epoch": None,
+        "pending": 0,
+    }
     held = json.loads(
         run("count", "monday.csv", "-k", "id", "--time", "updated_at", "--net", "-o", "o.csv", "--json").stdout
     )
@@ -349,7 +373,7 @@ REFUSALS = {
     "an output that is the input": ([*KEY, "-o", "monday.csv", "--overwrite"], "monday.csv: it is one of the inputs"),
     "a count called as a group": ([*KEY, "--by", "city", "--name", "city"], "is called 'city' already"),
     "a group that is not there": ([*KEY, "--by", "town"], "count by: there is no column 'town'"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", REFUSALS)

@@ -44,8 +44,9 @@ def changes(ignored: str | None = None) -> Counter[tuple[str, ...]]:
     out, before = Counter[tuple[str, ...]](), dict[str, dict[str, str]]()
     for time, text in enumerate(DAYS, 1):
         now = {row["id"]: row for row in csv.DictReader(text.splitlines())}
-        kept = {k: before[k] for k in now if k in before
-                and all(now[k][c] == before[k][c] for c in now[k] if c != ignored)}  # fmt: skip
+        kept = {
+            k: before[k] for k in now if k in before and all(now[k][c] == before[k][c] for c in now[k] if c != ignored)
+        }
         now |= kept
         for sign, rows, others in ((-1, before, now), (1, now, before)):
             for key, row in rows.items():

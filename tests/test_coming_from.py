@@ -16,8 +16,12 @@ PROOF = re.compile(r"`(test_\w+|conformance): ([\w-]+)`")
 
 
 def test_every_row_names_a_test_that_is_there() -> None:
-    cases = {case["id"] for path in (HERE / "conformance").glob("*.json") if path.stem != "not_run"
-             for case in json.loads(path.read_text("utf-8"))}  # fmt: skip
+    cases = {
+        case["id"]
+        for path in (HERE / "conformance").glob("*.json")
+        if path.stem != "not_run"
+        for case in json.loads(path.read_text("utf-8"))
+    }
     heads = [line for line in ROWS if line.endswith("| shown by |")]
     assert len(heads) == len(PAGES) == 7 and len(ROWS) > 90
     assert all(page.startswith("# You come from ") and page.count("| shown by |") == 1 for page in PAGES.values())

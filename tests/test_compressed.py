@@ -86,8 +86,14 @@ def rows_of(seed: int, n: int = 4000, keys: int = 1500) -> pa.Table:
     """Upserts, of which one in ten deletes; times go up by ten a batch."""
     chance = np.random.default_rng(seed)
     cities = [f"city {number}" for number in chance.integers(0, 30, n)]
-    return pa.table({"id": chance.integers(0, keys, n), "city": cities,
-                     "at": 10 * seed + chance.integers(0, 10, n), "gone": chance.random(n) < 0.1})  # fmt: skip
+    return pa.table(
+        {
+            "id": chance.integers(0, keys, n),
+            "city": cities,
+            "at": 10 * seed + chance.integers(0, 10, n),
+            "gone": chance.random(n) < 0.1,
+        }
+    )
 
 
 class Story:
@@ -110,8 +116,9 @@ class Story:
     def check(self) -> None:
         """What can be read is what the engine holds, and every file is what it should be."""
         for name in ("orders", "by_city"):
-            here, there = (Counter(map(str, each.to_pylist())) for each in (
-                dd.read(str(self.place), name), self.engine.read(name)))  # fmt: skip
+            here, there = (
+                Counter(map(str, each.to_pylist())) for each in (dd.read(str(self.place), name), self.engine.read(name))
+            )
             assert here == there
         report = dd.fsck(str(self.place))
         assert report.ok, str(report)

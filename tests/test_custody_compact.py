@@ -24,12 +24,22 @@ from ddflow.store.memory import MemoryStore
 
 TEXT, NUMBER = "FORGET-ME-OF-ALL", 0x46524754_4D455F4E
 MARKS = (TEXT.encode(), NUMBER.to_bytes(8, "little"))
-SCHEMA = pa.schema({
-    "id": pa.int64(), "email": pa.string(), "ref": pa.int64(), "at": pa.string(), "n": pa.int64(), "op": pa.string(),
-    "tags": pa.list_(pa.string()), "more": pa.struct({"a": pa.string(), "b": pa.int64()}),
-    "cash": pa.decimal128(38, 0), "blob": pa.binary(), "big": pa.large_string(),
-    "sure": pa.string(),
-}).set(11, pa.field("sure", pa.string(), nullable=False))  # fmt: skip
+SCHEMA = pa.schema(
+    {
+        "id": pa.int64(),
+        "email": pa.string(),
+        "ref": pa.int64(),
+        "at": pa.string(),
+        "n": pa.int64(),
+        "op": pa.string(),
+        "tags": pa.list_(pa.string()),
+        "more": pa.struct({"a": pa.string(), "b": pa.int64()}),
+        "cash": pa.decimal128(38, 0),
+        "blob": pa.binary(),
+        "big": pa.large_string(),
+        "sure": pa.string(),
+    }
+).set(11, pa.field("sure", pa.string(), nullable=False))
 SPECS: dict[str, dict[str, Any]] = {
     "the last wins": {"key": "id"},
     "by a number": {"key": "id", "order_by": "n"},
@@ -49,9 +59,20 @@ def plan(spec: dict[str, Any]) -> dd.Flow:
 
 def person(i: int, n: int, marked: bool, op: str = "U") -> dict[str, Any]:
     text, number = (TEXT, NUMBER) if marked else (f"person {i}", i)
-    return {"id": i, "email": text, "ref": number, "at": f"2024-{n:02}", "n": n, "op": op, "tags": [text, "x"],
-            "more": {"a": text, "b": number}, "cash": decimal.Decimal(number), "blob": text.encode(), "big": text,
-            "sure": text}  # fmt: skip
+    return {
+        "id": i,
+        "email": text,
+        "ref": number,
+        "at": f"2024-{n:02}",
+        "n": n,
+        "op": op,
+        "tags": [text, "x"],
+        "more": {"a": text, "b": number},
+        "cash": decimal.Decimal(number),
+        "blob": text.encode(),
+        "big": text,
+        "sure": text,
+    }
 
 
 def table(*people: dict[str, Any]) -> dict[str, pa.Table]:

@@ -62,8 +62,9 @@ SPECS = {
     "id and region": dd.Upsert(key=["id", "region"], order_by="at"),
     "by time": dd.Upsert(key="id", time="at"),
 }
-events = st.fixed_dictionaries({"id": st.integers(0, 4), "region": st.integers(0, 2), "at": st.integers(0, 9),
-                                "amount": st.integers(0, 3)})  # fmt: skip
+events = st.fixed_dictionaries(
+    {"id": st.integers(0, 4), "region": st.integers(0, 2), "at": st.integers(0, 9), "amount": st.integers(0, 3)}
+)
 logs = st.lists(st.lists(events, max_size=6), min_size=1, max_size=4).map(
     lambda epochs: [{"orders": pa.Table.from_pylist(rows, pa.schema(SCHEMA))} for rows in epochs]
 )

@@ -216,9 +216,16 @@ def test_a_hostile_repository_has_git_run_nothing(
         repo.commit()
     lost = repo.git("rev-parse", lacks).decode().strip()
     (repo.path / ".git" / "objects" / lost[:2] / lost[2:]).unlink()
-    said = {"core.repositoryformatversion": "1", "extensions.partialClone": "origin", "remote.origin.promisor": "true",
-            "remote.origin.partialCloneFilter": "tree:0", "core.pager": "{trap}", "core.fsmonitor": "{trap}",
-            "core.hooksPath": "{hooks}", **TRAPS[way]}  # fmt: skip
+    said = {
+        "core.repositoryformatversion": "1",
+        "extensions.partialClone": "origin",
+        "remote.origin.promisor": "true",
+        "remote.origin.partialCloneFilter": "tree:0",
+        "core.pager": "{trap}",
+        "core.fsmonitor": "{trap}",
+        "core.hooksPath": "{hooks}",
+        **TRAPS[way],
+    }
     for name, value in said.items():
         repo.git("config", name, value.format(trap=trap, repo=repo.path, hooks=trap.parent))
     subprocess.run(["git", "-C", repo.path, "log", "--raw"], capture_output=True, check=False)
@@ -254,16 +261,19 @@ def test_every_call_of_git_is_sealed(repo: Repo, tmp_path: Path, monkeypatch: py
     assert not any(line.startswith("GIT_SSH_COMMAND") for line in lines)
 
 
-@pytest.mark.parametrize(("name", "found", "remedy"), [
-    ("", "that is no name", "leave it out for the one around the working directory"),
-    ("{file}", "it is no directory", "name a git checkout by --repo"),
-    ("{file}/in/it", "there is no such directory", "name a git checkout by --repo"),
-    ("x" * 5000, "there is no such directory", "name a git checkout by --repo"),
-    ("https://me:hunter2@example.com/x.git", "only what is on this machine is read", "git clone it"),
-    ("ssh://hunter2@example.com/x", "only what is on this machine is read", "git clone it"),
-    ("git@example.com:me/x.git", "only what is on this machine is read", "git clone it"),
-    ("file:///tmp", "only what is on this machine is read", "git clone it"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "found", "remedy"),
+    [
+        ("", "that is no name", "leave it out for the one around the working directory"),
+        ("{file}", "it is no directory", "name a git checkout by --repo"),
+        ("{file}/in/it", "there is no such directory", "name a git checkout by --repo"),
+        ("x" * 5000, "there is no such directory", "name a git checkout by --repo"),
+        ("https://me:hunter2@example.com/x.git", "only what is on this machine is read", "git clone it"),
+        ("ssh://hunter2@example.com/x", "only what is on this machine is read", "git clone it"),
+        ("git@example.com:me/x.git", "only what is on this machine is read", "git clone it"),
+        ("file:///tmp", "only what is on this machine is read", "git clone it"),
+    ],
+)
 def test_what_is_no_folder_is_refused_with_what_to_write(name: str, found: str, remedy: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     asked = name.format(file=tmp_path / "file")

@@ -111,8 +111,10 @@ def restarted(media: list[Any]) -> Any:
 
     def law(data: st.DataObject, trace: Any) -> None:
         (scenario, played), shape, medium = trace, data.draw(shapes()), data.draw(st.sampled_from(media))
-        options = {"retain": data.draw(st.sampled_from([0, 2, FOREVER])),
-                   "verdicts": data.draw(st.sampled_from(["rows", "counts"]))}  # fmt: skip
+        options = {
+            "retain": data.draw(st.sampled_from([0, 2, FOREVER])),
+            "verdicts": data.draw(st.sampled_from(["rows", "counts"])),
+        }
         never = EngineDoor(scenario, shape, **options)
         other = Restarts(data, scenario, medium, options | {"autocommit": data.draw(st.booleans())})
         for call in played:
@@ -146,8 +148,14 @@ def test_restart_close_reopen_and_go_on_is_never_stopped(monkeypatch: pytest.Mon
 def test_restart_of_state_in_files_is_never_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     small_spines(monkeypatch)
     Restarts.went.clear()
-    ways = ["a piece of a flush", "a flush half way", "a key found beneath", "a piece of a merge beneath",
-            "a change that went beneath at once", "pending events that were spilled"]  # fmt: skip
+    ways = [
+        "a piece of a flush",
+        "a flush half way",
+        "a key found beneath",
+        "a piece of a merge beneath",
+        "a change that went beneath at once",
+        "pending events that were spilled",
+    ]
     holds(restarted([ALL, NONE]), ways, 24)
     assert Restarts.went["a restart"] > 40 and Restarts.went["closed with a flush or a merge beneath half way"]
 
@@ -228,8 +236,12 @@ def test_other_rows_times_or_calls_under_a_committed_number_are_refused_and_chan
         case.go(door, epoch)
     verb, *rest, inputs = case.calls[0]
     changed = {"a": [[*inputs["a"][0][:1], "another text", *inputs["a"][0][2:]], *inputs["a"][1:]]}
-    wrong = [[verb, *rest, changed], [verb, *rest, {"a": inputs["a"][:-1]}], [verb, *rest, {"a": inputs["a"][::-1]}],
-             [verb, *rest, {}]]  # fmt: skip
+    wrong = [
+        [verb, *rest, changed],
+        [verb, *rest, {"a": inputs["a"][:-1]}],
+        [verb, *rest, {"a": inputs["a"][::-1]}],
+        [verb, *rest, {}],
+    ]
     wrong += [["step", 9, inputs]] if verb == "step" else [["advance", 9]]
     for call in wrong:
         for again in (door, case.open(store.writer())):
@@ -453,8 +465,7 @@ def test_a_column_and_an_output_are_gained_and_nothing_else_may_change(tmp_path:
         assert all(again[name].equals(out[name]) for name in out)
     with flow(new, {"by_s": ["s"], "by_n": ["n"]}).open(state, memory="16MB") as engine:
         out = engine.step({"a": pa.table({"k": [1], "s": ["z"], "n": [4]})}, 3)
-        assert sorted(plain(out["by_n"]), key=repr) == [
-            (4, 1, 3, -1), (4, 2, 3, 1), (None, 2, 3, 1), (None, 3, 3, -1)]  # fmt: skip
+        assert sorted(plain(out["by_n"]), key=repr) == [(4, 1, 3, -1), (4, 2, 3, 1), (None, 2, 3, 1), (None, 3, 3, -1)]
     for changed in (flow(old, {}), flow(new | {"s": pa.int64()}, {}), flow(new, {}, "s")):
         before = sorted(os.listdir(state / "manifests"))
         with pytest.raises(PlanChanged):
@@ -483,8 +494,10 @@ def test_history_is_read_after_reopening_as_far_back_as_before(tmp_path: Path, m
                 assert door.read(name, time) == case.after[time].reads[name]
                 assert door.collection(name, dd.read(state, name, time)) == case.after[time].reads[name]
             else:
-                for act in (lambda name=name, time=time: door.read(name, time),
-                            lambda name=name, time=time: dd.read(state, name, time)):  # fmt: skip
+                for act in (
+                    lambda name=name, time=time: door.read(name, time),
+                    lambda name=name, time=time: dd.read(state, name, time),
+                ):
                     with pytest.raises(NotReadable):
                         act()
     if retain:

@@ -28,13 +28,19 @@ pytestmark = pytest.mark.sampled
 
 PATH = "/data/orders"
 TYPED: dict[str, Any] = {
-    "ENOSPC": (StorageFull, OutcomeUnknown), "EIO": (StorageFailed, OutcomeUnknown), "short": (),
-    "fsync": (StorageFailed, OutcomeUnknown), "answer": (StorageFailed, OutcomeUnknown),
-}  # fmt: skip
+    "ENOSPC": (StorageFull, OutcomeUnknown),
+    "EIO": (StorageFailed, OutcomeUnknown),
+    "short": (),
+    "fsync": (StorageFailed, OutcomeUnknown),
+    "answer": (StorageFailed, OutcomeUnknown),
+}
 MET = {
-    "ENOSPC": {"create", "write", "fsync", "link", "sync_dir"}, "EIO": {"names", "read", "map"}, "short": {"write"},
-    "fsync": {"fsync", "sync_dir"}, "answer": {"link", "unlink", "write"},
-}  # fmt: skip
+    "ENOSPC": {"create", "write", "fsync", "link", "sync_dir"},
+    "EIO": {"names", "read", "map"},
+    "short": {"write"},
+    "fsync": {"fsync", "sync_dir"},
+    "answer": {"link", "unlink", "write"},
+}
 """What must have failed, at least."""
 SHARES = {"ENOSPC": 2, "answer": 2}
 """Of so many calls one fails, but for writes, of which there are many; all fail in turn when soaking."""
@@ -230,8 +236,11 @@ def named(disk: SimDisk) -> dict[str, tuple[int, int]]:
     number = max(disk.folders[below["manifests"]])
     found = {f"manifest {int(number)} of {PATH}": (below["manifests"], disk.folders[below["manifests"]][number])}
     texts = [bytes(disk.files[found[f"manifest {int(number)} of {PATH}"][1]])]
-    texts += [bytes(disk.files[node]) for name, node in disk.folders[below["blobs"]].items() if name.endswith(".json")
-              and name.encode() in texts[0]]  # fmt: skip
+    texts += [
+        bytes(disk.files[node])
+        for name, node in disk.folders[below["blobs"]].items()
+        if name.endswith(".json") and name.encode() in texts[0]
+    ]
     for name, node in disk.folders[below["blobs"]].items():
         if any(name.encode() in text for text in texts):
             found[f"the file {name} of {PATH}"] = (below["blobs"], node)
@@ -313,9 +322,21 @@ def test_files_that_are_lost_or_swapped_are_named_and_those_of_others_do_not_mat
 def test_what_is_not_ours_is_left_alone_by_everything_an_engine_does(name: str, medium: Any, tmp_path: Path) -> None:
     case, spills = SMALL[name], Spills(tmp_path)
     disk = begun(case, 1, spills, medium)
-    junk = ["a", ".hidden", "blobs/a", "blobs/.b", "blobs/0123456789abcdef-1.txt", "blobs/0123456789ABCDEF-1.arrow",
-            "blobs/0123456789abcdef-1.arrow", "blobs/0123456789abcdef-2.json", "manifests/7", "manifests/.a.part",
-            "manifests/00000000000000zz", "manifests/.0123456789abcdef-9.part", "marks/x"]  # fmt: skip
+    junk = [
+        "a",
+        ".hidden",
+        "blobs/a",
+        "blobs/.b",
+        "blobs/0123456789abcdef-1.txt",
+        "blobs/0123456789ABCDEF-1.arrow",
+        "blobs/0123456789abcdef-1.arrow",
+        "blobs/0123456789abcdef-2.json",
+        "manifests/7",
+        "manifests/.a.part",
+        "manifests/00000000000000zz",
+        "manifests/.0123456789abcdef-9.part",
+        "marks/x",
+    ]
     for path in junk:
         disk.close(disk.create(f"{PATH}/{path}", 0o644))
     for _ in range(2):

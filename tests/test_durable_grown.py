@@ -59,9 +59,9 @@ def test_outputs_more_give_all_they_hold_with_the_next_call(tmp_path: Path) -> N
     with plan(output=True).open(tmp_path / "state") as engine:
         step = engine.step(rows(id=[2], city=["Bern"]), 2)
         counts = [(row["city"], row["count"], row["_time"], row["_diff"]) for row in step["by_city"].to_pylist()]
-        assert sorted(map(str, counts)) == sorted(map(str, [
-            ("Bern", 1, 1, 1), (None, 1, 1, 1), (None, 1, 2, -1), ("Bern", 1, 2, -1), ("Bern", 2, 2, 1)
-        ]))  # fmt: skip
+        assert sorted(map(str, counts)) == sorted(
+            map(str, [("Bern", 1, 1, 1), (None, 1, 1, 1), (None, 1, 2, -1), ("Bern", 1, 2, -1), ("Bern", 2, 2, 1)])
+        )
         assert [(r["id"], r["_time"]) for r in step["in_bern"].to_pylist()] == [(1, 1), (2, 2)]
     with plan(output=True).open(tmp_path / "state") as engine:
         assert engine.step({}, 3)["by_city"].num_rows == 0

@@ -27,8 +27,14 @@ def plan() -> dd.Flow:
 
 def rows(time: int) -> pa.Table:
     ids = [(time * 7 + i * 3) % 20 for i in range(8)]
-    return pa.table({"id": ids, "at": [time * 10 + i for i in range(8)], "city": [f"city {i % 3}" for i in ids],
-                     "op": ["D" if (time + i) % 5 == 0 else "U" for i in ids]})  # fmt: skip
+    return pa.table(
+        {
+            "id": ids,
+            "at": [time * 10 + i for i in range(8)],
+            "city": [f"city {i % 3}" for i in ids],
+            "op": ["D" if (time + i) % 5 == 0 else "U" for i in ids],
+        }
+    )
 
 
 def at(url: str, moto: Moto, cache: Path, **more: Any) -> S3Store:

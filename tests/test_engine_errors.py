@@ -195,8 +195,12 @@ def test_an_event_behind_the_frontier_is_refused_with_its_push() -> None:
         engine.push({"s": rows((1, "x", 3), schema=TIMED)})
         engine.advance_to(5)
         late = rows((1, "y", 9), (2, "z", 4), schema=TIMED)
-        assert_refused(engine, lambda: engine.push({"s": late}), errors.LateEvent,
-                       "1 events are behind the frontier 5, first row 1 at time 4; push them before")  # fmt: skip
+        assert_refused(
+            engine,
+            lambda: engine.push({"s": late}),
+            errors.LateEvent,
+            "1 events are behind the frontier 5, first row 1 at time 4; push them before",
+        )
         null = pa.table({"id": [1], "t": pa.nulls(1, pa.int64())})
         assert_refused(engine, lambda: engine.push({"s": null}), errors.SchemaMismatch, r"'t' is null in rows \[0\]")
         closed = rows((1, "y", dd.CLOSED), schema=TIMED)
@@ -253,12 +257,19 @@ def test_an_expression_that_cannot_be_is_refused_where_it_is_written(build: Call
         (lambda f, s: (f.output("o", s), f.output("o", s)), "output 'o': that name is taken"),
         (lambda f, s: f.upserts("s", SCHEMA, dd.Upsert("id")), "source 's': that name is taken"),
         (lambda f, s: f.upserts("u", TIMED, dd.Upsert("id", time="t")), "hold-back mode"),
-        (lambda f, s: (f.upserts("m", SCHEMA, dd.Upsert("id", order_by="at", stale="mark")), f.output("m.events", s)),
-         "output 'm.events': that name is taken"),
-        (lambda f, s: (f.output("m.stale", s), f.upserts("m", SCHEMA, dd.Upsert("id", order_by="at", stale="side"))),
-         "adds an output 'm.stale', which is taken"),
+        (
+            lambda f, s: (
+                f.upserts("m", SCHEMA, dd.Upsert("id", order_by="at", stale="mark")),
+                f.output("m.events", s),
+            ),
+            "output 'm.events': that name is taken",
+        ),
+        (
+            lambda f, s: (f.output("m.stale", s), f.upserts("m", SCHEMA, dd.Upsert("id", order_by="at", stale="side"))),
+            "adds an output 'm.stale', which is taken",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_plan_that_contradicts_itself_is_refused_where_it_is_written(
     build: Callable[[Any, Any], Any], why: str
 ) -> None:
@@ -270,10 +281,13 @@ def test_a_plan_that_contradicts_itself_is_refused_where_it_is_written(
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"memory": "12 bananas"}, "that is no size"), ({"memory": 0}, "that is no size"),
-        ({"verdicts": "all"}, "use 'counts' or 'rows'"), ({"retain": -1}, "0 or more"), ({"retain": 1.5}, "0 or more"),
+        ({"memory": "12 bananas"}, "that is no size"),
+        ({"memory": 0}, "that is no size"),
+        ({"verdicts": "all"}, "use 'counts' or 'rows'"),
+        ({"retain": -1}, "0 or more"),
+        ({"retain": 1.5}, "0 or more"),
     ],
-)  # fmt: skip
+)
 def test_an_engine_opens_with_options_that_mean_something(options: dict[str, Any], why: str) -> None:
     with pytest.raises(errors.SpecError, match=why):
         epochs(opens=options)
@@ -449,8 +463,12 @@ def test_a_step_that_would_outgrow_the_budget_is_refused_and_a_smaller_one_taken
     with epochs(opens={"memory": "200KB"}) as engine:
         engine.step({"s": rows((1, "x", 1))}, time=1)
         large = rows(*((i, "a city of some length", 1) for i in range(3000)))
-        assert_refused(engine, lambda: engine.step({"s": large}, time=2), BudgetExceeded,
-                       "the state would take .* KB, the budget is 200.0 KB; open with a larger memory=")  # fmt: skip
+        assert_refused(
+            engine,
+            lambda: engine.step({"s": large}, time=2),
+            BudgetExceeded,
+            "the state would take .* KB, the budget is 200.0 KB; open with a larger memory=",
+        )
         engine.step({"s": rows((2, "x", 1))}, time=2)
     with epochs(opens={"memory": "2MB"}) as engine:
         assert engine.step({"s": large}, time=2).verdicts["applied"] == 3000
@@ -520,8 +538,12 @@ def test_reads_name_what_they_ask_for() -> None:
         assert engine.read("rows").num_rows == 0
         engine.step({"s": rows((1, "x", 1))}, time=1)
         engine.step({"s": rows((1, "y", 1))}, time=5)
-        for name, as_of, why in [("row", None, "no output or source; did you mean 'rows'"), ("rows", 4, "from 5 up to"),
-                                 ("rows", 6, "not including, 6"), ("by_city", 1, "a larger retain=")]:  # fmt: skip
+        for name, as_of, why in [
+            ("row", None, "no output or source; did you mean 'rows'"),
+            ("rows", 4, "from 5 up to"),
+            ("rows", 6, "not including, 6"),
+            ("by_city", 1, "a larger retain="),
+        ]:
             act = lambda name=name, as_of=as_of: engine.read(name, as_of)  # noqa: E731
             assert_refused(engine, act, errors.NotReadable, why)
         assert engine.read("rows", 5).num_rows == 1
@@ -536,13 +558,20 @@ def test_an_output_that_stale_adds_is_no_collection_and_a_read_of_it_says_where_
     source = flow.upserts("s", schema, dd.Upsert("id", order_by="at", stale=stale))
     flow.output("rows", source)
     flow.output("by_city", source.count(by=[]))
-    why = (rf"^read '{name}': stale='{stale}' of the source 's' adds it: it tells of events, and a state holds rows; "
-           rf"take its rows from each step, as step\['{name}'\], from the files of outputs=, .* are 's'$")  # fmt: skip
+    why = (
+        rf"^read '{name}': stale='{stale}' of the source 's' adds it: it tells of events, and a state holds rows; "
+        rf"take its rows from each step, as step\['{name}'\], from the files of outputs=, .* are 's'$"
+    )
     with flow.open(store) as engine:
         step = engine.step({"s": pa.table({"id": [1, 1], "at": [5, 4]})}, time=1)
         assert step[name].num_rows == (2 if stale == "mark" else 0)
-        for act in (lambda: engine.read(name), lambda: engine.changes(name, 0, 1), lambda: engine.reader(name),
-                    lambda: engine.scd2(name), lambda: engine.read(name, 1)):  # fmt: skip
+        for act in (
+            lambda: engine.read(name),
+            lambda: engine.changes(name, 0, 1),
+            lambda: engine.reader(name),
+            lambda: engine.scd2(name),
+            lambda: engine.read(name, 1),
+        ):
             assert_refused(engine, act, errors.NotReadable, why)
         assert_refused(engine, lambda: engine.read("s.evens"), errors.NotReadable, "no output or source")
     with pytest.raises(errors.NotReadable, match=why):

@@ -112,7 +112,9 @@ def test_tombstones_expire_by_a_time_of_their_own_and_an_older_insert_may_then_b
     door = EngineDoor(scenario({"tombstone_ttl": 20, "on_forgotten": "insert"}))
     door.step({"a": [[1, 100, "x", False], [2, 100, "x", False], [1, 120, "x", True], [2, 150, "x", True]]}, 1)
     assert door.step({"a": [[1, 119, "again", False], [2, 149, "again", False]]}, 2).verdicts == {
-        "applied": 1, "stale": 1}  # fmt: skip
+        "applied": 1,
+        "stale": 1,
+    }
     assert set(door.read("out")) == {(1, 119, "again")}
 
 
@@ -120,7 +122,9 @@ def test_on_forgotten_refuse_keeps_out_what_a_tombstone_would_have_kept_out() ->
     door = EngineDoor(scenario({"tombstone_ttl": 20}))
     door.step({"a": [[1, 120, "x", True], [2, 150, "x", False]]}, 1)
     assert door.step({"a": [[1, 119, "x", False], [3, 129, "x", False], [3, 130, "x", False]]}, 2).verdicts == {
-        "forgotten": 2, "applied": 1}  # fmt: skip
+        "forgotten": 2,
+        "applied": 1,
+    }
 
 
 def test_full_contents_are_authoritative_and_leave_no_tombstone_of_what_is_forgotten() -> None:
@@ -166,7 +170,9 @@ def test_a_time_to_live_of_zero_of_tombstones_keeps_those_of_the_greatest_order_
     door = EngineDoor(scenario({"tombstone_ttl": 0, "on_forgotten": "insert"}))
     door.step({"a": [[1, 100, "x", True], [2, 150, "x", True], [3, 90, "x", False]]}, 1)
     assert door.step({"a": [[1, 99, "again", False], [2, 149, "again", False]]}, 2).verdicts == {
-        "applied": 1, "stale": 1}  # fmt: skip
+        "applied": 1,
+        "stale": 1,
+    }
     assert set(door.read("out")) == {(1, 99, "again"), (3, 90, "x")}
 
 
@@ -178,12 +184,18 @@ def test_timestamps_expire_in_their_own_unit() -> None:
     assert len(door.read("out")) == 1
 
 
-@pytest.mark.parametrize(("kind", "expiry", "says"), [
-    ("string", {"ttl": 30}, "string"), ("bool", {"ttl": 30}, "bool"), ("decimal(9,2)", {"ttl": 30}, "decimal"),
-    ("int64", {"ttl": 1.5}, "whole"), ("timestamp[us]", {"tombstone_ttl": 0.5}, "whole"),
-    ("int8", {"ttl": 256}, "int8"),
-    ("float64", {"ttl": float("inf")}, "double"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "expiry", "says"),
+    [
+        ("string", {"ttl": 30}, "string"),
+        ("bool", {"ttl": 30}, "bool"),
+        ("decimal(9,2)", {"ttl": 30}, "decimal"),
+        ("int64", {"ttl": 1.5}, "whole"),
+        ("timestamp[us]", {"tombstone_ttl": 0.5}, "whole"),
+        ("int8", {"ttl": 256}, "int8"),
+        ("float64", {"ttl": float("inf")}, "double"),
+    ],
+)
 def test_an_order_that_cannot_expire_is_refused(kind: str, expiry: dict[str, Any], says: str) -> None:
     with pytest.raises(SpecError, match=says):
         EngineDoor(scenario(expiry, COLUMNS | {"at": kind}))
@@ -214,11 +226,14 @@ def test_verify_does_not_hold_a_state_to_what_it_has_forgotten(how: str) -> None
 
 
 ORDERS = {
-    "int64": [*range(-12, 13, 3), *range(13), 2**63 - 1, -(2**63)], "int8": [*range(-12, 13), 127, -128],
-    "uint64": [*range(13), 2**63 + 3], "timestamp[us]": [*range(-12, 13), 5], "date32": [*range(13)],
+    "int64": [*range(-12, 13, 3), *range(13), 2**63 - 1, -(2**63)],
+    "int8": [*range(-12, 13), 127, -128],
+    "uint64": [*range(13), 2**63 + 3],
+    "timestamp[us]": [*range(-12, 13), 5],
+    "date32": [*range(13)],
     "float64": [*map(float, range(-8, 9)), 0.5, -0.0, float("nan"), float("inf"), -float("inf"), 1e300],
     "float32": [0.5, -3.25, 1.0, 4.0, 9.5, float("nan")],
-}  # fmt: skip
+}
 
 
 @st.composite
@@ -226,14 +241,26 @@ def expiring(draw: st.DrawFn) -> dict[str, Any]:
     kind = draw(st.sampled_from([*ORDERS, "int64", "int64"]))
     whole = not kind.startswith("float")
     ttls = st.sampled_from([0, 1, 2, 5, 9]) if whole else st.sampled_from([0, 0.5, 2, 3.75, 9.0])
-    expiry = {name: draw(ttls) for name in draw(st.sampled_from([["ttl"], ["ttl"], ["ttl", "tombstone_ttl"],
-                                                                 ["tombstone_ttl"]]))}  # fmt: skip
+    expiry = {
+        name: draw(ttls)
+        for name in draw(st.sampled_from([["ttl"], ["ttl"], ["ttl", "tombstone_ttl"], ["tombstone_ttl"]]))
+    }
     expiry |= {"on_forgotten": draw(st.sampled_from(["refuse", "refuse", "insert"]))}
     if "ttl" in expiry:
         expiry |= draw(st.sampled_from([{"on_expire": "forget"}, {"on_expire": "retract"}, {}]))
     spec: dict[str, Any] = {"null_key": "keep"}
-    spec |= draw(st.sampled_from([{}, {}, {"merge": {}}, {"merge": "first_row"}, {"versions": "cell"},
-                                  {"merge": {"function": "inc or reset"}}]))  # fmt: skip
+    spec |= draw(
+        st.sampled_from(
+            [
+                {},
+                {},
+                {"merge": {}},
+                {"merge": "first_row"},
+                {"versions": "cell"},
+                {"merge": {"function": "inc or reset"}},
+            ]
+        )
+    )
     # Who is greatest among partial rows is test_merging_laws.py's.
     spec["tie"] = draw(st.sampled_from(["last", "first", "last" if len(spec) > 1 else "greatest"]))
     spec |= draw(st.sampled_from([{}, {"noop_ignore": ["s"]}])) | draw(st.sampled_from([{}, {"stale": "mark"}]))
@@ -253,8 +280,11 @@ def rows_of(draw: st.DrawFn, given_scenario: dict[str, Any], most: int = 6, once
     values = {
         "k": [*range(6)] if columns["k"] == "int64" else ["", "a", "b", "c", None],
         "at": [*ORDERS[columns["at"]], None],
-        "s": ["x", "inc", "reset", None], "n": [0, 2, 3, None], "gone": [False, False, False, True], "seq": [0, 1, 2],
-    }  # fmt: skip
+        "s": ["x", "inc", "reset", None],
+        "n": [0, 2, 3, None],
+        "gone": [False, False, False, True],
+        "seq": [0, 1, 2],
+    }
     kinds = [st.sampled_from(values[name]) for name in columns]
     rows = draw(st.lists(st.tuples(*kinds).map(list), max_size=most))
     return list({row[0]: row for row in rows}.values()) if once else rows
@@ -299,8 +329,7 @@ def test_agreement_the_engine_equals_the_twin(data: st.DataObject) -> None:
 def test_medium_what_was_forgotten_stays_so_through_spills_and_merges(data: st.DataObject) -> None:
     drawn = data.draw(expiring())
     medium = {"share": data.draw(st.sampled_from([0, 2000])), "rows": data.draw(st.integers(1, 4))}
-    pair = Pair(drawn, medium=medium, retain=data.draw(st.sampled_from([0, 2**62])),
-                verdicts=listed(drawn))  # fmt: skip
+    pair = Pair(drawn, medium=medium, retain=data.draw(st.sampled_from([0, 2**62])), verdicts=listed(drawn))
     for call in data.draw(calls(drawn)):
         played(pair, call)
         act = data.draw(st.sampled_from(["spill", "some", "merge", "bite", "nothing"]))

@@ -34,9 +34,15 @@ def decimals(precision: int, scale: int, *texts: str | None) -> pa.Array:
 
 
 TIMES = [
-    AT(2024, 2, 29, 12, 34, 56, 789000), AT(1969, 12, 31, 23, 59, 59, 500000), None, AT(2024, 12, 30), AT(1970, 1, 1),
-    AT(2021, 1, 3, 5), AT(1999, 12, 31, 23, 59, 59, 999999), AT(2000, 3, 1, 0, 0, 1),
-]  # fmt: skip
+    AT(2024, 2, 29, 12, 34, 56, 789000),
+    AT(1969, 12, 31, 23, 59, 59, 500000),
+    None,
+    AT(2024, 12, 30),
+    AT(1970, 1, 1),
+    AT(2021, 1, 3, 5),
+    AT(1999, 12, 31, 23, 59, 59, 999999),
+    AT(2000, 3, 1, 0, 0, 1),
+]
 ROWS = pa.table(
     {
         "i": pa.array([1, -7, None, 0, 1000000007, 15, -15, 7], pa.int32()),
@@ -57,15 +63,27 @@ ROWS = pa.table(
         "day": pa.array(["2024-02-29", "2024-1-5", None, "2023", "1969-12-31T10", "2024-03-03", "2000-2", "1999-9-9"]),
         "b": pa.array([True, False, None, True, False, None, True, False]),
         "c": pa.array([True, True, True, False, False, False, None, None]),
-        "dt": pa.array([DAY(2024, 2, 29), DAY(1969, 12, 31), None, DAY(2023, 1, 1), DAY(1970, 1, 1), DAY(2024, 3, 3),
-                        DAY(1900, 1, 1), DAY(2000, 12, 31)]),
+        "dt": pa.array(
+            [
+                DAY(2024, 2, 29),
+                DAY(1969, 12, 31),
+                None,
+                DAY(2023, 1, 1),
+                DAY(1970, 1, 1),
+                DAY(2024, 3, 3),
+                DAY(1900, 1, 1),
+                DAY(2000, 12, 31),
+            ]
+        ),
         "ts": pa.array(TIMES, pa.timestamp("us", "UTC")),
         "tn": pa.array(TIMES[::-1], pa.timestamp("us")),
-        "st": pa.array([{"x": 1, "Y": "q"}, {"x": None, "Y": "r"}, None, {"x": 3, "Y": None}] * 2,
-                       pa.struct({"x": pa.int32(), "Y": pa.string()})),
+        "st": pa.array(
+            [{"x": 1, "Y": "q"}, {"x": None, "Y": "r"}, None, {"x": 3, "Y": None}] * 2,
+            pa.struct({"x": pa.int32(), "Y": pa.string()}),
+        ),
         "bin": pa.array([b"abc", b"", None, b"\xff", b"a", b"b", b"\x00", b"abc"]),
     }
-)  # fmt: skip
+)
 BATCH = ROWS.combine_chunks().to_batches()[0]
 
 

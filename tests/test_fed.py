@@ -33,15 +33,26 @@ SPECS = {
 }
 Calls = list[tuple[str, list[dict[str, Any]], str | None, int | None]]
 rows_of_a_call = st.lists(
-    st.fixed_dictionaries({"id": st.integers(0, 4), "city": st.sampled_from(["Bern", "Chur", None]),
-                           "at": st.integers(0, 9), "gone": st.sampled_from([False, False, False, True])}),
+    st.fixed_dictionaries(
+        {
+            "id": st.integers(0, 4),
+            "city": st.sampled_from(["Bern", "Chur", None]),
+            "at": st.integers(0, 9),
+            "gone": st.sampled_from([False, False, False, True]),
+        }
+    ),
     max_size=5,
-)  # fmt: skip
+)
 calls = st.lists(
-    st.tuples(st.sampled_from(["step", "step", "full", "full", "restated"]), rows_of_a_call,
-              st.sampled_from([None, None, BERN]), st.none() | st.integers(0, 9)),
-    min_size=1, max_size=7,
-)  # fmt: skip
+    st.tuples(
+        st.sampled_from(["step", "step", "full", "full", "restated"]),
+        rows_of_a_call,
+        st.sampled_from([None, None, BERN]),
+        st.none() | st.integers(0, 9),
+    ),
+    min_size=1,
+    max_size=7,
+)
 
 
 def table(rows: list[dict[str, Any]]) -> pa.Table:
@@ -111,9 +122,15 @@ def made(spec: dd.Upsert, ways: Calls, chance: random.Random, store: MemoryStore
 
 @effort(120)
 @given(st.sampled_from(sorted(SPECS)), calls, st.integers(0, 2**32))
-@example("order", [("step", [{"id": 1, "city": "Bern", "at": 5, "gone": False}], None, None),
-                   ("full", [{"id": 2, "city": "Bern", "at": 1, "gone": False}], None, 3),
-                   ("step", [{"id": 1, "city": "Chur", "at": 2, "gone": False}], None, None)], 0)  # fmt: skip
+@example(
+    "order",
+    [
+        ("step", [{"id": 1, "city": "Bern", "at": 5, "gone": False}], None, None),
+        ("full", [{"id": 2, "city": "Bern", "at": 1, "gone": False}], None, 3),
+        ("step", [{"id": 1, "city": "Chur", "at": 2, "gone": False}], None, None),
+    ],
+    0,
+)
 def test_a_history_is_told_as_it_was_fed(kind: str, ways: Calls, seed: int) -> None:
     spec, chance, store = SPECS[kind], random.Random(seed), MemoryStore()
     log = made(spec, ways, chance, store)
@@ -157,11 +174,22 @@ def kind_of_rows_is_whole(spec: dd.Upsert) -> bool:
 def test_a_log_that_cannot_be_told_apart_is_refused_with_what_the_state_says() -> None:
     store = MemoryStore()
     a, b, c = replaced(store)
-    for log in ([a, b], [a, b, c, c], pa.concat_tables([a, b, c]), [], [dd.Full(b)], [a, dd.Full(b)],
-                [a, dd.Full(b), dd.Full(c), a], [a, a, dd.Full(b), a, dd.Full(c)], [dd.Full(c, BERN)],
-                [dd.Full(a), dd.Full(b), dd.Full(c)], [a, dd.Full(b), dd.Full(c, "city = 'Chur'")],
-                [a, dd.Restated(b), dd.Full(c)], [a, dd.Full(b, BERN), dd.Full(c)],
-                [a, dd.Full(b), dd.Full(c), dd.Full(c)]):  # fmt: skip
+    for log in (
+        [a, b],
+        [a, b, c, c],
+        pa.concat_tables([a, b, c]),
+        [],
+        [dd.Full(b)],
+        [a, dd.Full(b)],
+        [a, dd.Full(b), dd.Full(c), a],
+        [a, a, dd.Full(b), a, dd.Full(c)],
+        [dd.Full(c, BERN)],
+        [dd.Full(a), dd.Full(b), dd.Full(c)],
+        [a, dd.Full(b), dd.Full(c, "city = 'Chur'")],
+        [a, dd.Restated(b), dd.Full(c)],
+        [a, dd.Full(b, BERN), dd.Full(c)],
+        [a, dd.Full(b), dd.Full(c), dd.Full(c)],
+    ):
         tries = [
             lambda log=log: dd.verify(store, {"orders": log}),
             lambda log=log: dd.Snapshot.open(store).why("orders", 1, log),

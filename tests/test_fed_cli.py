@@ -47,8 +47,13 @@ def daily() -> str:
 
 def mixed() -> str:
     """A state of events, a full file, a full file of a scope, and events again."""
-    for verb, name, *more in (("diff", "d1.csv"), ("diff", "e1.csv"), ("replace", "d2.csv"),
-                              ("replace", "eu.csv", "--scope", "region = 'EU'"), ("diff", "e2.csv")):  # fmt: skip
+    for verb, name, *more in (
+        ("diff", "d1.csv"),
+        ("diff", "e1.csv"),
+        ("replace", "d2.csv"),
+        ("replace", "eu.csv", "--scope", "region = 'EU'"),
+        ("diff", "e2.csv"),
+    ):
         run(verb, name, "--key", "id", "--state", "mixed", "-o", f"out-{name}", *more)
     return "mixed"
 
@@ -67,8 +72,11 @@ def test_a_log_of_full_files_brings_no_deleted_key_back() -> None:
 
 def test_a_log_that_lacks_a_full_file_is_refused_unless_it_is_marked() -> None:
     state = daily()
-    for words in (["verify", state, "d2.csv"], ["why", state, "1", "d2.csv"],
-                  ["migrate", state, "new", "d2.csv", "--key", "id", "-o", "net.csv"]):  # fmt: skip
+    for words in (
+        ["verify", state, "d2.csv"],
+        ["why", state, "1", "d2.csv"],
+        ["migrate", state, "new", "d2.csv", "--key", "id", "-o", "net.csv"],
+    ):
         said = run(*words, code=1).stderr
         assert "the state was fed full contents (epochs 1 to 2); that is 2 calls; the log has 1 part" in said
         assert "--full FILE" in said
@@ -107,10 +115,15 @@ def test_marks_name_files_of_the_log() -> None:
     run("verify", state, "log", "--full", "log")
     run("verify", state, "log", "--full", "log/*.csv")
     run("verify", state, "log", "--full", "d?.csv")
-    for words, said in ((["--full", "d3.csv"], "--full d3.csv: none of the files of the log is that"),
-                        (["--scope", "id > 1"], "name their files with --full")):  # fmt: skip
-        for verb in (["verify", state, "log"], ["why", state, "1", "log"],
-                     ["migrate", state, "new", "log", "--key", "id", "-o", "net.csv"]):  # fmt: skip
+    for words, said in (
+        (["--full", "d3.csv"], "--full d3.csv: none of the files of the log is that"),
+        (["--scope", "id > 1"], "name their files with --full"),
+    ):
+        for verb in (
+            ["verify", state, "log"],
+            ["why", state, "1", "log"],
+            ["migrate", state, "new", "log", "--key", "id", "-o", "net.csv"],
+        ):
             assert said in re.sub(r"[│\s]+", " ", run(*verb, *words, code=2).output)
     run("diff", "d1.csv", "--key", "id", "--state", "events", "-o", "e.csv")
     assert "give it as events, without a mark" in run("verify", "events", "d1.csv", "--full", "d1.csv", code=1).stderr

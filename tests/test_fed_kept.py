@@ -97,16 +97,22 @@ def test_the_record_is_bounded_and_loses_no_call() -> None:
 
 
 ORDERS = {
-    "int64": (pa.int64(), [-(2**63), 2**63 - 1, None]), "uint64": (pa.uint64(), [0, 2**64 - 1, None]),
-    "int8": (pa.int8(), [-128, 127, None]), "float64": (pa.float64(), [-1.5, 1e300, float("inf"), 0.1, None]),
-    "float32": (pa.float32(), [-0.5, 1.25, None]), "bool": (pa.bool_(), [True, False, None]),
-    "string": (pa.string(), ["", "ß\0\"'", None]), "binary": (pa.binary(), [b"", b"\0\xff", None]),
+    "int64": (pa.int64(), [-(2**63), 2**63 - 1, None]),
+    "uint64": (pa.uint64(), [0, 2**64 - 1, None]),
+    "int8": (pa.int8(), [-128, 127, None]),
+    "float64": (pa.float64(), [-1.5, 1e300, float("inf"), 0.1, None]),
+    "float32": (pa.float32(), [-0.5, 1.25, None]),
+    "bool": (pa.bool_(), [True, False, None]),
+    "string": (pa.string(), ["", "ß\0\"'", None]),
+    "binary": (pa.binary(), [b"", b"\0\xff", None]),
     "decimal": (pa.decimal128(38, 9), [Decimal("-1234567890123456789.123456789"), Decimal(0), None]),
     "timestamp": (pa.timestamp("ns", "Europe/Zurich"), [0, 2**62, None]),
     "plain timestamp": (pa.timestamp("s"), [datetime(1, 1, 1), datetime(9999, 12, 31), None]),
-    "date32": (pa.date32(), [-1, 20_000, None]), "time64": (pa.time64("us"), [0, 86_399_999_999, None]),
-    "duration": (pa.duration("ms"), [-5, 5, None]), "large_string": (pa.large_string(), ["x", None]),
-}  # fmt: skip
+    "date32": (pa.date32(), [-1, 20_000, None]),
+    "time64": (pa.time64("us"), [0, 86_399_999_999, None]),
+    "duration": (pa.duration("ms"), [-5, 5, None]),
+    "large_string": (pa.large_string(), ["x", None]),
+}
 
 
 @pytest.mark.parametrize("kind", ORDERS)
@@ -156,8 +162,10 @@ def test_orders_that_were_given_decide_again_unless_another_order_decides() -> N
 
 
 def test_a_manifest_that_lies_about_how_it_was_fed_is_found() -> None:
-    for fed, said in (({"nobody": Fed((Run(1, 1, 1, EVENTS),))}, "it says how ['nobody'] were fed"),
-                      ({"orders": Fed((Run(1, 3, 3, EVENTS),))}, "epoch 2 had a replace")):  # fmt: skip
+    for fed, said in (
+        ({"nobody": Fed((Run(1, 1, 1, EVENTS),))}, "it says how ['nobody'] were fed"),
+        ({"orders": Fed((Run(1, 3, 3, EVENTS),))}, "epoch 2 had a replace"),
+    ):
         store = MemoryStore()
         replaced(store)
         assert fsck(store).ok

@@ -67,7 +67,7 @@ COLUMNS = {
     "pair": pa.array([[1, 2], None, [None, 4]], pa.list_(pa.int32(), 2)),
     "map": pa.array([[("a", 1)], None, []], pa.map_(pa.string(), pa.int32())),
     "struct": pa.array([{"x": 1, "on": dt.date(1, 1, 1), "parts": [{"raw": b"\1"}]}, None, {"parts": [None]}], STRUCT),
-}  # fmt: skip
+}
 EVERY = pa.table(COLUMNS)
 
 
@@ -125,8 +125,12 @@ def test_csv_can_be_read_by_python_and_json_lines_too(tmp_path: Path) -> None:
     table = EVERY.select(["text", "int8", "zoned", "binary"])
     with open(write(tmp_path / "a.csv", table), encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert rows[0] == {"text": EVERY["text"][0].as_py(), "int8": "-128", "zoned": "2023-11-14 22:13:20.123456Z",
-                       "binary": "/wA="}  # fmt: skip
+    assert rows[0] == {
+        "text": EVERY["text"][0].as_py(),
+        "int8": "-128",
+        "zoned": "2023-11-14 22:13:20.123456Z",
+        "binary": "/wA=",
+    }
     lines = write(tmp_path / "a.jsonl", EVERY).read_text(encoding="utf-8").split("\n")[:-1]
     first, second, third = (json.loads(line) for line in lines)
     assert list(first) == EVERY.column_names
@@ -139,8 +143,10 @@ def test_csv_can_be_read_by_python_and_json_lines_too(tmp_path: Path) -> None:
 
 
 def test_what_python_writes_can_be_read(tmp_path: Path) -> None:
-    rows = [{"id": 1, "city": "Zü\"rich\nS", "amount": 1.5, "tags": ["a", "b"], "at": "2024-01-01T10:00:00"},
-            {"id": 2, "city": None, "amount": 3, "tags": [], "at": "2024-01-01T10:00:00.5"}]  # fmt: skip
+    rows = [
+        {"id": 1, "city": 'Zü"rich\nS', "amount": 1.5, "tags": ["a", "b"], "at": "2024-01-01T10:00:00"},
+        {"id": 2, "city": None, "amount": 3, "tags": [], "at": "2024-01-01T10:00:00.5"},
+    ]
     with gzip.open(tmp_path / "a.ndjson.gz", "wt", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=number > 0) + "\n\n" for number, row in enumerate(rows))
     table = read(tmp_path / "a.ndjson.gz")
@@ -247,9 +253,24 @@ def test_a_csv_column_is_of_the_narrowest_type_that_all_its_values_have(kind: st
 
 @pytest.mark.parametrize(
     "code",
-    ["007", "+1", "0x10", " 1", "1 ", "1_000", "1,000", "2024-02-30", "25:00:00", "NA", "-", "1e400", "1e-400",
-     "0.30000000000000004e1", "1" * 39],
-)  # fmt: skip
+    [
+        "007",
+        "+1",
+        "0x10",
+        " 1",
+        "1 ",
+        "1_000",
+        "1,000",
+        "2024-02-30",
+        "25:00:00",
+        "NA",
+        "-",
+        "1e400",
+        "1e-400",
+        "0.30000000000000004e1",
+        "1" * 39,
+    ],
+)
 def test_what_only_resembles_a_number_or_a_date_stays_text(code: str, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(f'a,b\n1,2024-01-01\n"{code}","{code}"\n')
     table = read(tmp_path / "a.csv")
@@ -375,7 +396,7 @@ def test_an_output_that_cannot_be_written_says_why(tmp_path: Path) -> None:
         ("a.xls", ["id"], "files of kind '.xls' are not known"),
         ("plain", ["id"], "its name has no extension"),
         ("in.csv", ["id"], "that is a folder"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(UnwritableOutput, match=found):
             open_output(tmp_path / name, pa.schema([schema.field(n) for n in which])).__enter__()
     assert parts(tmp_path) == ["in.csv"]
@@ -429,8 +450,14 @@ VALUES: dict[str, Callable[[], st.SearchStrategy[object]]] = {
     "moment": lambda: st.datetimes(),
     "digits": lambda: st.decimals(allow_nan=False, allow_infinity=False, places=3, min_value=-(10**9), max_value=10**9),
 }
-KINDS_OF = {"text": pa.string(), "float": pa.float64(), "whole": pa.int64(), "bytes": pa.binary(),
-            "moment": pa.timestamp("us"), "digits": pa.decimal128(20, 3)}  # fmt: skip
+KINDS_OF = {
+    "text": pa.string(),
+    "float": pa.float64(),
+    "whole": pa.int64(),
+    "bytes": pa.binary(),
+    "moment": pa.timestamp("us"),
+    "digits": pa.decimal128(20, 3),
+}
 
 
 @given(rows=st.lists(st.fixed_dictionaries({name: st.none() | make() for name, make in VALUES.items()}), min_size=1))

@@ -103,11 +103,11 @@ def test_offsets_that_point_elsewhere_are_refused_before_anybody_follows_them(tm
     [
         ("id,n\n1,2\n3\n", "a.csv: row 3: Expected 2 columns, got 1: 3; mend the row"),
         ("id,n\n1,2\n3,4,5\n", "a.csv: row 3: Expected 2 columns, got 3: 3,4,5; mend"),
-        ("id,n\n1,2\n3,\"4\n5,6\n", "a.csv, line 3: a quote is opened there that is never closed"),
+        ('id,n\n1,2\n3,"4\n5,6\n', "a.csv, line 3: a quote is opened there that is never closed"),
         ("id,id\n1,2\n", "a.csv: the columns ['id'] occur more than once"),
         ("\n\n", "a.csv: "),
     ],
-)  # fmt: skip
+)
 def test_a_csv_that_is_none_is_refused_with_its_row(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(text)
     assert said in refused(tmp_path / "a.csv")
@@ -123,10 +123,26 @@ def test_a_quote_that_swallows_the_rest_is_found_across_blocks_and_in_gzip(tmp_p
     assert "is a quote not closed?" in refused(tmp_path / "a.csv")
 
 
-BAD_VALUES = {"int64": "1.5", "double": "x", "bool": "yes", "date32[day]": "2024-02-30", "timestamp[us]": "noon",
-              "decimal128(5, 2)": "1.234", "binary": "no base64!", "time64[us]": "25:00:00"}  # fmt: skip
-GOOD_VALUES = {"int64": "1", "double": "1", "bool": "true", "date32[day]": "2024-02-29", "timestamp[us]": "2024-02-29",
-               "decimal128(5, 2)": "1.23", "binary": "AA==", "time64[us]": "23:00:00"}  # fmt: skip
+BAD_VALUES = {
+    "int64": "1.5",
+    "double": "x",
+    "bool": "yes",
+    "date32[day]": "2024-02-30",
+    "timestamp[us]": "noon",
+    "decimal128(5, 2)": "1.234",
+    "binary": "no base64!",
+    "time64[us]": "25:00:00",
+}
+GOOD_VALUES = {
+    "int64": "1",
+    "double": "1",
+    "bool": "true",
+    "date32[day]": "2024-02-29",
+    "timestamp[us]": "2024-02-29",
+    "decimal128(5, 2)": "1.23",
+    "binary": "AA==",
+    "time64[us]": "23:00:00",
+}
 
 
 @pytest.mark.parametrize("kind", BAD_VALUES)

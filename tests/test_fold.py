@@ -84,8 +84,14 @@ def test_calls_of_the_twin_and_parts_of_the_log_may_be_cut_anywhere(
 
 
 SPEC = dd.Upsert(key="k", order_by="o", delete=dd.tombstone("gone"))
-TABLE = pa.table({"k": [1, 1, 2, 3, 3], "o": [2, 1, 1, 1, 2], "v": ["a", "b", "c", "d", "e"],
-                  "gone": [False, False, None, False, True]})  # fmt: skip
+TABLE = pa.table(
+    {
+        "k": [1, 1, 2, 3, 3],
+        "o": [2, 1, 1, 1, 2],
+        "v": ["a", "b", "c", "d", "e"],
+        "gone": [False, False, None, False, True],
+    }
+)
 ROWS = [{"k": 1, "o": 2, "v": "a"}, {"k": 2, "o": 1, "v": "c"}]
 
 
@@ -186,8 +192,9 @@ def test_a_log_larger_than_memory_is_read_as_it_goes_and_gives_the_same_in_the_s
 
 def test_the_order_is_that_of_identities_under_the_secret() -> None:
     table = many(1_000)
-    one, same, other = (dd.merge_on_read(table.take(pa.array(order)), SPEC, secret=secret).column("k").to_pylist()
-                        for order, secret in ((range(1_000), SECRET), (range(999, -1, -1), SECRET),
-                                              (range(1_000), dd.Secret(1, 2))))  # fmt: skip
+    one, same, other = (
+        dd.merge_on_read(table.take(pa.array(order)), SPEC, secret=secret).column("k").to_pylist()
+        for order, secret in ((range(1_000), SECRET), (range(999, -1, -1), SECRET), (range(1_000), dd.Secret(1, 2)))
+    )
     assert one == same != other
     assert sorted(one) == sorted(other)

@@ -30,8 +30,15 @@ from ddflow.store.memory import MemoryStore
 from ddflow.store.opening import open_store
 
 GOLDEN = Path(__file__).parent / "golden"
-COLUMNS = {"name": pa.string(), "rev": pa.int64(), "tag": pa.string(), "op": pa.string(), "at": pa.int64(),
-           "score": pa.float64(), "tags": pa.list_(pa.string())}  # fmt: skip
+COLUMNS = {
+    "name": pa.string(),
+    "rev": pa.int64(),
+    "tag": pa.string(),
+    "op": pa.string(),
+    "at": pa.int64(),
+    "score": pa.float64(),
+    "tags": pa.list_(pa.string()),
+}
 
 
 def plan(kind: str) -> dd.Flow:
@@ -54,12 +61,18 @@ def plan(kind: str) -> dd.Flow:
 def events(time: int) -> pa.Table:
     """Seven of them, some without a tag, one that deletes."""
     each = [(time * 5 + i * 3) % 11 for i in range(7)]
-    return pa.table({"name": [f"näme {n % 4}" for n in each], "rev": [n % 3 for n in each],
-                     "tag": [None if n % 5 == 0 else f"t{time:02}{n:02}" for n in each],
-                     "op": ["D" if (time + i) % 6 == 0 else None for i in range(7)],
-                     "at": [time * 10 + i for i in range(7)], "score": [n / 2 for n in each],
-                     "tags": [None if n % 4 == 0 else [f"x{n}", None] for n in each]},
-                    pa.schema(COLUMNS))  # fmt: skip
+    return pa.table(
+        {
+            "name": [f"näme {n % 4}" for n in each],
+            "rev": [n % 3 for n in each],
+            "tag": [None if n % 5 == 0 else f"t{time:02}{n:02}" for n in each],
+            "op": ["D" if (time + i) % 6 == 0 else None for i in range(7)],
+            "at": [time * 10 + i for i in range(7)],
+            "score": [n / 2 for n in each],
+            "tags": [None if n % 4 == 0 else [f"x{n}", None] for n in each],
+        },
+        pa.schema(COLUMNS),
+    )
 
 
 def feed(engine: dd.Engine, kind: str, times: Iterator[int] | range) -> list[dd.Step]:
@@ -90,10 +103,14 @@ def shown(table: pa.Table) -> list[str]:
 
 def answers(engine: Any) -> dict[str, Any]:
     """All that can be read."""
-    return {"frontier": engine.frontier, "since": engine.since, "verdicts": dict(engine.verdicts.counts),
-            "pending": engine.verdicts.pending,
-            **{name: shown(engine.read(name)) for name in ("things", "rows", "high", "by_name")},
-            "was": shown(engine.read("rows", as_of=engine.since))}  # fmt: skip
+    return {
+        "frontier": engine.frontier,
+        "since": engine.since,
+        "verdicts": dict(engine.verdicts.counts),
+        "pending": engine.verdicts.pending,
+        **{name: shown(engine.read(name)) for name in ("things", "rows", "high", "by_name")},
+        "was": shown(engine.read("rows", as_of=engine.since)),
+    }
 
 
 def gone_on(engine: dd.Engine, kind: str) -> dict[str, Any]:

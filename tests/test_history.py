@@ -157,9 +157,12 @@ def test_changes_of_what_is_not_there_or_cannot_be_read_are_refused_and_say_what
         assert (engine.since, engine.frontier) == (5, 8)
         kinds = errors.NotReadable, errors.TimeWentBack, errors.SchemaMismatch
         refused(lambda: engine.changes("row", 5, 6), kinds[0], "'row': .*did you mean 'rows'")
-        refused(lambda: engine.changes("rows", 4, 6), kinds[0],
-                "changes of 'rows' from 4 to 6: since is 5: it can be read from 5 up to, not including, 8; "
-                "read at a closed time; a larger retain=, or a reader opened in time, keeps more")  # fmt: skip
+        refused(
+            lambda: engine.changes("rows", 4, 6),
+            kinds[0],
+            "changes of 'rows' from 4 to 6: since is 5: it can be read from 5 up to, not including, 8; "
+            "read at a closed time; a larger retain=, or a reader opened in time, keeps more",
+        )
         refused(lambda: engine.changes("rows", 5, 8), kinds[0], "the frontier is 8: it can be read from 5 up to")
         refused(lambda: engine.changes("rows", 7, 6), kinds[1], "from 7 to 6: the second time is before the first")
         refused(lambda: engine.changes("rows", "5", 6), kinds[2], "that is no int64 time")
@@ -358,8 +361,11 @@ def test_a_reader_cannot_go_back_nor_to_where_nothing_is_closed_and_stays_where_
         assert engine.since == 2
         for act in (reader.advance_to, reader.changes_to):
             for back in (3, 1):  # one that can be read, and one that cannot
-                refused(lambda act=act, back=back: act(back), errors.TimeWentBack,
-                        f"advance a reader to {back}: it is already at 4; times may not go back")  # fmt: skip
+                refused(
+                    lambda act=act, back=back: act(back),
+                    errors.TimeWentBack,
+                    f"advance a reader to {back}: it is already at 4; times may not go back",
+                )
             refused(lambda act=act: act(6), errors.NotReadable, "the frontier is 6: it can be read from 2 up to")
             refused(lambda act=act: act("5"), errors.SchemaMismatch, "that is no int64 time")
             assert (reader.time, bag(reader.read())) == (4, {(1, "city 4"): 1})

@@ -43,8 +43,24 @@ CHUNKS = FOUND + [
 ]
 MANY = ["bool", "string", "list of text", "map", "dense union"]
 """Types of the file of which every bit is turned."""
-BAD_NUMBERS = [0, 1, -1, 7, 8, 255, 2**15, 2**16, 2**31 - 1, 2**31, -(2**31), 2**32 - 1, 2**33, 2**62, 2**63 - 1,
-               -(2**63)]  # fmt: skip
+BAD_NUMBERS = [
+    0,
+    1,
+    -1,
+    7,
+    8,
+    255,
+    2**15,
+    2**16,
+    2**31 - 1,
+    2**31,
+    -(2**31),
+    2**32 - 1,
+    2**33,
+    2**62,
+    2**63 - 1,
+    -(2**63),
+]
 
 
 def file_of(batches: list[pa.RecordBatch], schema: pa.Schema, compression: str | None = None) -> bytes:
@@ -164,8 +180,15 @@ def in_body(chance: random.Random, data: bytes, spans: Spans) -> bytes:
 
 
 WAYS: list[Callable[[random.Random, bytes, Spans], bytes]] = [
-    noise, in_metadata, in_lists, in_lists, in_body, in_body, spliced, repeated
-]  # fmt: skip
+    noise,
+    in_metadata,
+    in_lists,
+    in_lists,
+    in_body,
+    in_body,
+    spliced,
+    repeated,
+]
 
 
 def arrow_mutant(seed: int) -> str:
@@ -255,10 +278,26 @@ def nasty(chance: random.Random, old: Any) -> Any:
     deep: Any = 1
     for _ in range(chance.choice([3, 250, 700])):
         deep = chance.choice([[deep], {"x": deep}])
-    return chance.choice([
-        number, number, text, text, deep, None, True, [], {}, [old], {"x": old}, [old] * 100, str(old),
-        [number] * 500, {text: old}, {str(i): i for i in range(500)},
-    ])  # fmt: skip
+    return chance.choice(
+        [
+            number,
+            number,
+            text,
+            text,
+            deep,
+            None,
+            True,
+            [],
+            {},
+            [old],
+            {"x": old},
+            [old] * 100,
+            str(old),
+            [number] * 500,
+            {text: old},
+            {str(i): i for i in range(500)},
+        ]
+    )
 
 
 def changed(chance: random.Random, body: Any, way: tuple[Any, ...]) -> Any:
@@ -386,8 +425,19 @@ def test_encodings_are_none_of_a_state(name: str) -> None:
         read(file_of([pa.record_batch({"c": array})], pa.schema({"c": array.type})), pa.schema({"c": normal}))
 
 
-@pytest.mark.parametrize("kind", [pa.date64(), pa.time32("s"), pa.time64("ns"), pa.decimal32(3, 1), pa.decimal128(3, 1),
-                                  pa.list_(pa.date64()), pa.map_(pa.int8(), pa.time32("s"))], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.date64(),
+        pa.time32("s"),
+        pa.time64("ns"),
+        pa.decimal32(3, 1),
+        pa.decimal128(3, 1),
+        pa.list_(pa.date64()),
+        pa.map_(pa.int8(), pa.time32("s")),
+    ],
+    ids=str,
+)
 def test_days_times_and_decimals_that_a_step_takes_are_read_again(kind: pa.DataType) -> None:
     ends = pa.array([0, 1], pa.int32())
 

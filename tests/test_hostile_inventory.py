@@ -30,8 +30,35 @@ from ddflow.store.memory import MemoryStore
 
 HERE = Path(__file__).parent
 KINDS = ("plain", "ranked", "held-back", "spilled", "compressed")
-ODD = (0, 1, -1, 2, 7, 2**31, 2**40, 2**62, 2**63 - 1, -(2**63), 2**63, 2**64 - 1, 2**70, 1e300, 0.5, None, True, "",
-       "x", [], {}, [0, 0, 0], [[]], "high", "low", "time", "18446744073709551615")  # fmt: skip
+ODD = (
+    0,
+    1,
+    -1,
+    2,
+    7,
+    2**31,
+    2**40,
+    2**62,
+    2**63 - 1,
+    -(2**63),
+    2**63,
+    2**64 - 1,
+    2**70,
+    1e300,
+    0.5,
+    None,
+    True,
+    "",
+    "x",
+    [],
+    {},
+    [0, 0, 0],
+    [[]],
+    "high",
+    "low",
+    "time",
+    "18446744073709551615",
+)
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -112,8 +139,9 @@ def attack(kind: str, folder: Path, seeds: range) -> None:
 def run(kind: str, folder: Path, seeds: range) -> None:
     """Attack in a child process, whose memory is bounded."""
     child = [sys.executable, __file__, kind, str(folder), str(seeds.start), str(seeds.stop)]
-    done = subprocess.run(child, capture_output=True, text=True, timeout=3000, check=False,
-                          env={**os.environ, "PYTHONPATH": str(HERE)})  # fmt: skip
+    done = subprocess.run(
+        child, capture_output=True, text=True, timeout=3000, check=False, env={**os.environ, "PYTHONPATH": str(HERE)}
+    )
     at = done.stdout.strip().splitlines()[-1:] or ["none"]
     assert done.returncode == 0, f"{kind}, seed {at[0]}: exit code {done.returncode}\n{done.stderr[-3000:]}"
     assert int(at[0]) == seeds[-1]

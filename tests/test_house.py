@@ -92,7 +92,7 @@ FLOORS = {
     "spark_bridge": 6,
 }
 ONLY_IN = {"numba": "ddflow/kernels/", "llvmlite": "ddflow/kernels/", "pyspark": "spark_bridge/", "pandas": "nowhere"}
-LONGEST_FILE, LONGEST_FUNCTION, SHORTEST_HEADER = 350, 70, 200
+LONGEST_FILE, LONGEST_FUNCTION, SHORTEST_HEADER = 400, 90, 200
 
 # Written so that this file does not break its own rules.
 WORDS = re.compile(

@@ -86,8 +86,10 @@ def counted(updates: list[Update], held: list[int], since_rank: int) -> tuple[li
     changed, versions, refused = count(numbers, ranks, diffs, now, np.int64(since_rank), net, touched, *up, *down, last)
     if refused >= 0:
         return [], [], refused
-    out = [(rank, updates[row][0], held_count, diff)
-           for rank, row, held_count, diff in zip(*(c[:changed].tolist() for c in up), strict=True)]  # fmt: skip
+    out = [
+        (rank, updates[row][0], held_count, diff)
+        for rank, row, held_count, diff in zip(*(c[:changed].tolist() for c in up), strict=True)
+    ]
     rows = list(zip(*(column[:versions].tolist() for column in down), strict=True))
     assert [groups[number] for *_, number in rows] == [updates[row][0] for _, row, _, _ in rows]
     kept = [(rank, updates[row][0], value) for rank, row, value, _ in rows]

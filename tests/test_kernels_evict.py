@@ -26,8 +26,10 @@ highs = st.one_of(
 )
 references = st.builds(
     lambda batch, row, live: OCCUPIED | (LIVE if live else 0) | batch << SLOT | row,
-    st.integers(0, BATCHES - 1), st.integers(0, (1 << SLOT) - 1), st.booleans(),
-)  # fmt: skip
+    st.integers(0, BATCHES - 1),
+    st.integers(0, (1 << SLOT) - 1),
+    st.booleans(),
+)
 entries = st.tuples(st.integers(0, TOP), references, st.integers(-(2**63), 2**63 - 1))
 goners = st.lists(st.integers(0, 1), min_size=BATCHES, max_size=BATCHES)
 

@@ -119,8 +119,18 @@ def test_sums_of_words(given: tuple[Case, tuple[int, int]]) -> None:
     case, (low, high) = given
     out, there = np.empty(case.moments, np.int64), flags([9] * case.moments)
     expected, refused = sums(case, low, high)
-    told = add(case.walked, case.action, case.counting, ints(case.words), flags(case.had), ints(case.held), low, high,
-               out, there)  # fmt: skip
+    told = add(
+        case.walked,
+        case.action,
+        case.counting,
+        ints(case.words),
+        flags(case.had),
+        ints(case.held),
+        low,
+        high,
+        out,
+        there,
+    )
     assert tuple(map(int, told)) == refused
     if refused[0] < 0:
         assert [v if t else None for v, t in zip(out.tolist(), there.tolist(), strict=True)] == expected
@@ -134,15 +144,29 @@ MOST = 10**38 - 1
 WIDE = st.sampled_from([0, 1, -1, 2**63, 2**64 - 1, -(2**64), MOST, -MOST, MOST // 2, 2**100])
 
 
-@given(st.one_of(st.tuples(cases(WIDE), st.just((-MOST, MOST))),
-                 st.tuples(cases(st.integers(0, 3) | st.just(LOW)), st.just((0, LOW)))))  # fmt: skip
+@given(
+    st.one_of(
+        st.tuples(cases(WIDE), st.just((-MOST, MOST))),
+        st.tuples(cases(st.integers(0, 3) | st.just(LOW)), st.just((0, LOW))),
+    )
+)
 @effort(200)
 def test_sums_of_two_words(given: tuple[Case, tuple[int, int]]) -> None:
     case, (low, high) = given
     out, there = pairs([0] * case.moments), flags([9] * case.moments)
     expected, refused = sums(case, low, high)
-    told = add_wide(case.walked, case.action, case.counting, pairs(case.words), flags(case.had), pairs(case.held),
-                    pairs([low])[0], pairs([high])[0], out, there)  # fmt: skip
+    told = add_wide(
+        case.walked,
+        case.action,
+        case.counting,
+        pairs(case.words),
+        flags(case.had),
+        pairs(case.held),
+        pairs([low])[0],
+        pairs([high])[0],
+        out,
+        there,
+    )
     assert tuple(map(int, told)) == refused[:2]
     if refused[0] < 0:
         numbers = [v if t else None for v, t in zip(expected, there.tolist(), strict=True)]
@@ -166,8 +190,17 @@ def test_sums_of_floats(case: Case, short: bool) -> None:
         case = case._replace(words=list(words), held=list(held))
         expected, _ = sums(case, -np.inf, np.inf)
     out, there = np.empty(case.moments), flags([9] * case.moments)
-    add_floats(case.walked, case.action, case.counting, words.astype(np.float64), flags(case.had),
-               held.astype(np.float64), short, out, there)  # fmt: skip
+    add_floats(
+        case.walked,
+        case.action,
+        case.counting,
+        words.astype(np.float64),
+        flags(case.had),
+        held.astype(np.float64),
+        short,
+        out,
+        there,
+    )
     shown = [repr(v) if t else None for v, t in zip(out.tolist(), there.tolist(), strict=True)]
     assert shown == [None if v is None else repr(float(v)) for v in expected]
 
@@ -178,8 +211,9 @@ def test_parts_of_lists(case: Case) -> None:
     n, g, p = len(case.words), len(case.keys), case.action.size
     parts, stretches = ints([0] * (p + g)), ints([0] * (p + g + 1))
     begins, stops = ints([0] * case.moments), ints([0] * case.moments)
-    made, opened = contributions(case.walked, case.action, case.counting, n, flags(case.had), parts, stretches, begins,
-                                 stops)  # fmt: skip
+    made, opened = contributions(
+        case.walked, case.action, case.counting, n, flags(case.had), parts, stretches, begins, stops
+    )
     lists, ended = [], []
     for group, key in enumerate(case.keys):
         current = [n + group] if case.had[group] else []
@@ -201,8 +235,9 @@ def test_short_floats_are_rounded_at_each_addition() -> None:
     case = Case([[[(0, TAKE), (1, TAKE)]]], [1, 1], [1, 1], [1], [2**24])
     for short, total in ((True, 2.0**24), (False, 2.0**24 + 2)):
         out, there = np.zeros(1), flags([0])
-        add_floats(case.walked, case.action, case.counting, np.ones(2), flags(case.had), np.full(1, 2.0**24), short,
-                   out, there)  # fmt: skip
+        add_floats(
+            case.walked, case.action, case.counting, np.ones(2), flags(case.had), np.full(1, 2.0**24), short, out, there
+        )
         assert (out.tolist(), there.tolist()) == ([total], [1])
 
 

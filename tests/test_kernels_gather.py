@@ -66,8 +66,10 @@ def test_byte_strings_are_copied_by_their_offsets(data: st.DataObject, wide: int
     texts = st.one_of(st.binary(max_size=9), st.integers(60, 70).map(lambda n: bytes(range(n))))
     batches = data.draw(st.lists(st.lists(texts, min_size=1, max_size=4), min_size=1, max_size=3))
     skips = [data.draw(st.integers(0, 3)) for _ in batches]
-    memory = [np.frombuffer(b"?" * skip + b"".join(batch) + b"!", np.uint8).copy()
-              for skip, batch in zip(skips, batches, strict=True)]  # fmt: skip
+    memory = [
+        np.frombuffer(b"?" * skip + b"".join(batch) + b"!", np.uint8).copy()
+        for skip, batch in zip(skips, batches, strict=True)
+    ]
     kind = np.int64 if wide == 8 else np.int32
     offsets = [np.cumsum([skip, *map(len, batch)]).astype(kind) for skip, batch in zip(skips, batches, strict=True)]
     chosen = data.draw(picks([len(batch) for batch in batches]))

@@ -168,8 +168,20 @@ def test_what_could_be_mistaken_for_each_other_is_not() -> None:
             sip.text(text)
         return sip.finish()
 
-    alike = [(b"",), (None,), (b"\0",), (b"a", b"bc"), (b"ab", b"c"), (b"abc", b""), (b"", b"abc"), (None, b"abc"),
-             (b"abc", None), (b"abc",), (b"abc\0\0\0\0\0",), (b"abc\0\0\0\0",)]  # fmt: skip
+    alike = [
+        (b"",),
+        (None,),
+        (b"\0",),
+        (b"a", b"bc"),
+        (b"ab", b"c"),
+        (b"abc", b""),
+        (b"", b"abc"),
+        (None, b"abc"),
+        (b"abc", None),
+        (b"abc",),
+        (b"abc\0\0\0\0\0",),
+        (b"abc\0\0\0\0",),
+    ]
     assert len({hashed(*texts) for texts in alike}) == len(alike)
 
 

@@ -67,8 +67,16 @@ def put(
     if stale:
         index._rebuild(index.capacity + 1)
     index.room(len(last))
-    index.write(place, built, np.array(last, np.int64), *columns(rows, index.wide), np.array(value, np.uint64),
-                np.array(live, np.uint8), order, slot)  # fmt: skip
+    index.write(
+        place,
+        built,
+        np.array(last, np.int64),
+        *columns(rows, index.wide),
+        np.array(value, np.uint64),
+        np.array(live, np.uint8),
+        order,
+        slot,
+    )
     return out
 
 
@@ -126,8 +134,14 @@ def test_a_walk_gives_the_entries_of_a_range_and_of_some_batches_in_the_order_of
         twin |= put(index, entries, slot)
     members = np.array([slot in slots for slot in range(6)], np.uint8)
     first, last = sorted([one, other])
-    ranges = [{}, {"first": first, "last": last}, {"first": first, "last": last, "members": members},
-              {"members": members}, {"first": first}, {"last": last}]  # fmt: skip
+    ranges = [
+        {},
+        {"first": first, "last": last},
+        {"first": first, "last": last, "members": members},
+        {"members": members},
+        {"first": first},
+        {"last": last},
+    ]
     for asked in ranges:
         for live in (False, True):
             keys = [

@@ -23,8 +23,16 @@ def pruned(versions: list[Version], since: int, droppable: bool) -> list[Version
     starts = [place for place in range(len(by)) if place == 0 or keys[place] != keys[place - 1]]
     kept, groups = np.empty(len(by), np.int64), np.empty(len(by), np.int64)
     times, live = (np.array([version[i] for version in versions]) for i in (1, 2))
-    n = prune(np.array(by, np.int32), np.array([*starts, len(by)] if by else [0], np.int32), times.astype(np.int64),
-              live.astype(np.uint8), np.int64(since), droppable, kept, groups)  # fmt: skip
+    n = prune(
+        np.array(by, np.int32),
+        np.array([*starts, len(by)] if by else [0], np.int32),
+        times.astype(np.int64),
+        live.astype(np.uint8),
+        np.int64(since),
+        droppable,
+        kept,
+        groups,
+    )
     # What is written are places in the order of keys, and which of the keys each is of.
     order = sorted(set(keys))
     assert [order[group] for group in groups[:n]] == [keys[place] for place in kept[:n]]

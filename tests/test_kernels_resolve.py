@@ -196,9 +196,19 @@ def identity(group: int, wide: bool) -> tuple[int, int]:
     return (group // 2, group) if wide else (group * 3, 0)
 
 
-def run(events: list[Event], held: list[State], rules: Rules, words: int, winners: bool = True, wide: bool = False,
-        times: tuple[int, ...] = TIMES, cuts: Sequence[int] = (), marked: Sequence[int] = (),
-        timed: bool = True, ordered: bool = True) -> Found:  # fmt: skip
+def run(
+    events: list[Event],
+    held: list[State],
+    rules: Rules,
+    words: int,
+    winners: bool = True,
+    wide: bool = False,
+    times: tuple[int, ...] = TIMES,
+    cuts: Sequence[int] = (),
+    marked: Sequence[int] = (),
+    timed: bool = True,
+    ordered: bool = True,
+) -> Found:
     """The outcome of the kernels: marked, judged, spelled out.
 
     ``cuts``, ``marked``: numbers of keys, and of rows, where the spans begin that several threads would take.
@@ -215,13 +225,22 @@ def run(events: list[Event], held: list[State], rules: Rules, words: int, winner
     mark = np.empty(len(events), np.int32)
     gone = [event.gone for event in events] if any(event.gone for event in events) else []
     marks(np.array([times[event.rank] for event in events], np.int64), np.array(times), np.array(gone, np.uint8), mark)
-    work = Events(np.array(by, np.int32), np.array([*starts, len(by)], np.int32),
-                  np.array([high for high, _ in ids], np.uint64),
-                  np.array([low for _, low in ids] if wide else [], np.uint64), mark, np.array(times, np.int64),
-                  np.array([event.base + event.further for event in events], np.int64).reshape(len(events), words),
-                  np.array([event.value for event in events], np.uint64))  # fmt: skip
-    now = Held(np.zeros(len(held), np.int64), np.array([state.reference for state in held], np.int64),
-               np.array([state.value for state in held], np.uint64), before)  # fmt: skip
+    work = Events(
+        np.array(by, np.int32),
+        np.array([*starts, len(by)], np.int32),
+        np.array([high for high, _ in ids], np.uint64),
+        np.array([low for _, low in ids] if wide else [], np.uint64),
+        mark,
+        np.array(times, np.int64),
+        np.array([event.base + event.further for event in events], np.int64).reshape(len(events), words),
+        np.array([event.value for event in events], np.uint64),
+    )
+    now = Held(
+        np.zeros(len(held), np.int64),
+        np.array([state.reference for state in held], np.int64),
+        np.array([state.value for state in held], np.uint64),
+        before,
+    )
     out = judged(len(events), len(held), wide, winners, timed=timed, ordered=ordered)
     versions, last = list[Version](), list[int]()
     updates = born = buried = 0
@@ -235,8 +254,9 @@ def run(events: list[Event], held: list[State], rules: Rules, words: int, winner
         versions += written(room, n)
         updates, born, buried = updates + more, born + alive, buried + dead
     spelled, counts = spell(out, mark, updates, marked)
-    return Found(-1, born, buried, ((out.fate >> FATE) & 7).tolist(), out.winner.tolist(), spelled, counts, versions,
-                 last)  # fmt: skip
+    return Found(
+        -1, born, buried, ((out.fate >> FATE) & 7).tolist(), out.winner.tolist(), spelled, counts, versions, last
+    )
 
 
 def written(out: Judged, n: int) -> list[Version]:
@@ -270,8 +290,9 @@ def listed(fate: Any, mark: Any, spelled: list[Any]) -> list[Update]:
     return list(zip(rows, *(column.tolist() for column in spelled), strict=True))
 
 
-def assert_as_ruled(events: list[Event], held: list[State], rules: Rules, words: int, wide: bool,
-                    times: tuple[int, ...] = TIMES) -> None:  # fmt: skip
+def assert_as_ruled(
+    events: list[Event], held: list[State], rules: Rules, words: int, wide: bool, times: tuple[int, ...] = TIMES
+) -> None:
     """All that came out is what the rulings say."""
     come = run(events, held, rules, words, wide=wide, times=times)
     try:
@@ -305,8 +326,15 @@ def is_grave(state: State) -> bool:
     return not state.live and state != State()
 
 
-def assert_history(events: list[Event], held: list[State], versions: list[Version], groups: list[int],
-                   expected: Outcome, rules: Rules, times: tuple[int, ...]) -> None:  # fmt: skip
+def assert_history(
+    events: list[Event],
+    held: list[State],
+    versions: list[Version],
+    groups: list[int],
+    expected: Outcome,
+    rules: Rules,
+    times: tuple[int, ...],
+) -> None:
     """The versions, and what was held before them, say what each key holds after every time from since on."""
     for (group, rank), state in expected.history.items():
         following = [times[r] for g, r in expected.history if g == group and r > rank]
@@ -327,8 +355,14 @@ def assert_history(events: list[Event], held: list[State], versions: list[Versio
 
 
 @effort(250)
-@given(st.data(), st.sampled_from([LAST, FIRST, GREATEST, ERROR]), st.booleans(), st.booleans(), st.integers(4, 10),
-       st.booleans())  # fmt: skip
+@given(
+    st.data(),
+    st.sampled_from([LAST, FIRST, GREATEST, ERROR]),
+    st.booleans(),
+    st.booleans(),
+    st.integers(4, 10),
+    st.booleans(),
+)
 def test_updates_verdicts_and_winners_are_those_of_the_rulings(
     data: st.DataObject, tie: int, ties: bool, keeps: bool, since: int, wide: bool
 ) -> None:
@@ -460,8 +494,11 @@ def test_a_fate_holds_the_verdict_and_the_largest_reference() -> None:
     assert (counts[APPLIED], counts[LATE], counts.sum()) == (1, 1, 2)
 
 
-@given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.booleans()), max_size=12),
-       st.sets(st.integers(-(2**63), 2**63 - 1), max_size=4), st.booleans())  # fmt: skip
+@given(
+    st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.booleans()), max_size=12),
+    st.sets(st.integers(-(2**63), 2**63 - 1), max_size=4),
+    st.booleans(),
+)
 def test_rows_are_marked_by_the_rank_of_their_time_among_all_of_the_step_and_by_whether_they_delete(
     rows: list[tuple[int, bool]], others: set[int], deletes: bool
 ) -> None:

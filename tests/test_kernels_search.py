@@ -38,8 +38,16 @@ def searched(events: list[Key], starts: list[int], wanted: list[int], part: list
     """(how many, rows) that are found."""
     high, low = columns(part, wide)
     found = np.full(len(wanted), -7, np.int64)
-    hits = search(*columns(events, wide), np.array(starts, np.int32), np.array(wanted, np.int64), address(high),
-                  address(low) if wide else np.uint64(0), np.int64(len(part)), np.int64(begin), found)  # fmt: skip
+    hits = search(
+        *columns(events, wide),
+        np.array(starts, np.int32),
+        np.array(wanted, np.int64),
+        address(high),
+        address(low) if wide else np.uint64(0),
+        np.int64(len(part)),
+        np.int64(begin),
+        found,
+    )
     return hits, found.tolist()
 
 

@@ -33,8 +33,15 @@ def spread(kind: str, n: int) -> list[int]:
     many = [i * 0x9E3779B97F4A7C15 & TOP for i in range(n)]
     crowd = [0xABCDEF << 40 | (i * 7919 % 1009) for i in range(n)]
     hot = [5 if i % 3 else many[i] for i in range(n)]
-    shapes = {"uniform": many, "ascending": sorted(many), "descending": sorted(many, reverse=True), "equal": [7] * n,
-              "crowded": crowd, "crowded descending": sorted(crowd, reverse=True), "hot key": hot}  # fmt: skip
+    shapes = {
+        "uniform": many,
+        "ascending": sorted(many),
+        "descending": sorted(many, reverse=True),
+        "equal": [7] * n,
+        "crowded": crowd,
+        "crowded descending": sorted(crowd, reverse=True),
+        "hot key": hot,
+    }
     return shapes[kind]
 
 
@@ -57,8 +64,16 @@ def assert_sorted(high: list[int], low: list[int] | None, bits: int, rows: list[
     begin_buckets(at)
     for span, (begin, end) in enumerate(spans):
         second = given_low[begin:end] if given_low.size else given_low
-        fill_buckets(given_high[begin:end], second, np.int64(begin), np.int64(bits), at[span], permutation, sorted_high,
-                     sorted_low)  # fmt: skip
+        fill_buckets(
+            given_high[begin:end],
+            second,
+            np.int64(begin),
+            np.int64(bits),
+            at[span],
+            permutation,
+            sorted_high,
+            sorted_low,
+        )
     for begin, end in pairwise(sorted({0, *buckets, 1 << bits})):
         sort_buckets(at[-1], np.int64(begin), np.int64(end), permutation, sorted_high, sorted_low)
     expected = sorted(range(n), key=lambda i: (high[i], low[i] if low is not None else 0))

@@ -31,10 +31,15 @@ def walks(draw: st.DrawFn, words: int) -> dict[str, Any]:
         return np.array(draw(st.lists(st.sampled_from(of), min_size=size, max_size=size))).reshape(shape)
 
     return {
-        "steps": Walked(permutation, moments, keys), "order": some(n, words, of=[1, 2, 3, NULL]).astype(np.int64),
-        "gone": some(n, of=[0, 0, 1]).astype(np.uint8), "status": some(g, of=[NONE, GRAVE, ROW]).astype(np.uint8),
-        "some": some, "n": n, "m": m, "g": g,
-    }  # fmt: skip
+        "steps": Walked(permutation, moments, keys),
+        "order": some(n, words, of=[1, 2, 3, NULL]).astype(np.int64),
+        "gone": some(n, of=[0, 0, 1]).astype(np.uint8),
+        "status": some(g, of=[NONE, GRAVE, ROW]).astype(np.uint8),
+        "some": some,
+        "n": n,
+        "m": m,
+        "g": g,
+    }
 
 
 def room(groups: int, n: int, m: int, words: int) -> Taken:

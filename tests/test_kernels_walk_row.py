@@ -40,8 +40,18 @@ def test_it_writes_what_the_other_writes(tie: int, words: int) -> None:
         for keeps, over, inherits in ((True, False, True), (True, True, False), (False, False, True)):
             rule = Rule(tie, keeps, True, False, over, inherits)
             one, other = taken(n, m, words), taken(n, m, words)
-            a = walk_groups(steps, order, gone, status, held, np.array([[0, base, words]]), columns, rule,
-                     np.empty((4, words + 1), np.int64), one)  # fmt: skip
+            a = walk_groups(
+                steps,
+                order,
+                gone,
+                status,
+                held,
+                np.array([[0, base, words]]),
+                columns,
+                rule,
+                np.empty((4, words + 1), np.int64),
+                one,
+            )
             b = walk_row(steps, order, gone, status, held, base, columns, rule, other)
             assert a == b
             refusals += a >= 0

@@ -122,8 +122,10 @@ def test_shuffle_arrival_does_not_matter_with_a_unique_seq_or_the_greatest_row(
     shuffled = data.draw(st.permutations(rows))
     doors = [EngineDoor(scenario), EngineDoor(scenario)]
     if holds_back:
-        found = [merged([door.push({"a": given}), door.advance_to(CLOSED)])
-                 for door, given in zip(doors, [rows, shuffled], strict=True)]  # fmt: skip
+        found = [
+            merged([door.push({"a": given}), door.advance_to(CLOSED)])
+            for door, given in zip(doors, [rows, shuffled], strict=True)
+        ]
         if not ignored(source):
             assert found[0] == found[1]
     else:

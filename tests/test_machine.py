@@ -221,8 +221,14 @@ TestMachine.settings = effort(150, stateful_step_count=15)
 def test_the_machine_that_spills_does_so_and_agrees() -> None:
     run_state_machine_as_test(SpillingMachine, settings=covering(60, stateful_step_count=25))
     # The other ways want more keys than these scenarios have: the laws of the medium go them.
-    ways = {"a piece of a flush", "a key found beneath", "a step taken in ranges", "a table that was mapped",
-            "a change that went beneath at once", "pending events that were spilled"}  # fmt: skip
+    ways = {
+        "a piece of a flush",
+        "a key found beneath",
+        "a step taken in ranges",
+        "a table that was mapped",
+        "a change that went beneath at once",
+        "pending events that were spilled",
+    }
     assert ways - set(SpillingMachine.went) == set()
 
 

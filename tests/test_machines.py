@@ -41,8 +41,9 @@ Oracle = Callable[[Values, dict[str, Any]], Values]
 
 # Machines, each with what it means.
 
-TURNSTILE = dd.Machine("door", {("locked", "coin"): "open", ("open", "push"): "locked"}, on="symbol", start="locked",
-                       otherwise="stay")  # fmt: skip
+TURNSTILE = dd.Machine(
+    "door", {("locked", "coin"): "open", ("open", "push"): "locked"}, on="symbol", start="locked", otherwise="stay"
+)
 
 
 def turnstile(values: Values, event: dict[str, Any]) -> Values:
@@ -50,8 +51,9 @@ def turnstile(values: Values, event: dict[str, Any]) -> Values:
     return frozenset({({("locked", "coin"): "open", ("open", "push"): "locked"}.get((door, event["symbol"]), door),)})
 
 
-DROPPING = dd.Machine({"n": pa.int16()}, {(0, "coin"): 1, (1, "coin"): 2, (1, "pay"): 1}, on="symbol", start=0,
-                      otherwise="drop")  # fmt: skip
+DROPPING = dd.Machine(
+    {"n": pa.int16()}, {(0, "coin"): 1, (1, "coin"): 2, (1, "pay"): 1}, on="symbol", start=0, otherwise="drop"
+)
 
 
 def dropping(values: Values, event: dict[str, Any]) -> Values:
@@ -61,8 +63,11 @@ def dropping(values: Values, event: dict[str, Any]) -> Values:
 
 
 LEGAL = {("new", "pay"): "paid", ("paid", "ship"): "shipped"}
-LIFE = {(state, symbol): {LEGAL[state, symbol]} if (state, symbol) in LEGAL else {state, f"illegal: {symbol}"}
-        for state in ("new", "paid", "shipped") for symbol in ("pay", "ship")}  # fmt: skip
+LIFE = {
+    (state, symbol): {LEGAL[state, symbol]} if (state, symbol) in LEGAL else {state, f"illegal: {symbol}"}
+    for state in ("new", "paid", "shipped")
+    for symbol in ("pay", "ship")
+}
 ORDERS = dd.Machine("status", LIFE, on="symbol", start="new", otherwise="stay")
 
 
@@ -93,8 +98,9 @@ def sessions_columns(values: pa.RecordBatch, events: pa.RecordBatch) -> pa.Recor
         np.concatenate([end, np.asarray(at)[new]]),
         np.concatenate([np.asarray(values["events"]) + its, new * 0 + 1]),
     )
-    return pa.record_batch({"begin": begin, "end": end, "events": pa.array(count, pa.int32()),
-                            "_event": np.concatenate([of, new])})  # fmt: skip
+    return pa.record_batch(
+        {"begin": begin, "end": end, "events": pa.array(count, pa.int32()), "_event": np.concatenate([of, new])}
+    )
 
 
 SESSIONS = dd.Machine(SESSION, sessions_columns)
@@ -145,9 +151,13 @@ def failures_columns(values: pa.RecordBatch, events: pa.RecordBatch) -> pa.Recor
     since, n = np.asarray(values["since"]), np.asarray(values["failures"])
     stays = (n >= 3) | (fails[of] & (at[of] - since <= MINUTE))
     new = np.flatnonzero(fails)
-    return pa.record_batch({"since": np.concatenate([since[stays], at[new]]),
-                            "failures": pa.array(np.concatenate([(n + (n < 3))[stays], new * 0 + 1]), pa.int8()),
-                            "_event": np.concatenate([of[stays], new])})  # fmt: skip
+    return pa.record_batch(
+        {
+            "since": np.concatenate([since[stays], at[new]]),
+            "failures": pa.array(np.concatenate([(n + (n < 3))[stays], new * 0 + 1]), pa.int8()),
+            "_event": np.concatenate([of[stays], new]),
+        }
+    )
 
 
 def last_scalar(values: Any, event: Any, out: Any) -> int:
@@ -196,18 +206,24 @@ def signs(values: Values, event: dict[str, Any]) -> Values:
 FAILURES = {"since": pa.int64(), "failures": pa.int8()}
 IN_PART = {"a": pa.int64(), "b": pa.float32()}
 MACHINES: dict[str, tuple[dd.Machine, Oracle]] = {
-    "turnstile": (TURNSTILE, turnstile), "dropping": (DROPPING, dropping), "orders": (ORDERS, orders),
-    "sessions": (SESSIONS, sessions), "failures": (dd.Machine(FAILURES, failures_columns), failures),
+    "turnstile": (TURNSTILE, turnstile),
+    "dropping": (DROPPING, dropping),
+    "orders": (ORDERS, orders),
+    "sessions": (SESSIONS, sessions),
+    "failures": (dd.Machine(FAILURES, failures_columns), failures),
     "compiled failures": (dd.Machine(FAILURES, failures_scalar, scalar=True), failures),
     "compiled last": (dd.Machine({"last": pa.int64()}, last_scalar, scalar=True), last),
     "compiled in part": (dd.Machine(IN_PART, in_part_scalar, scalar=True, limit=10), in_part),
     "compiled signs": (dd.Machine({"x": pa.float64()}, signs_scalar, scalar=True, limit=3), signs),
-}  # fmt: skip
+}
 SCALAR = pa.schema([*EVENTS, pa.field("fails", pa.bool_(), nullable=False)])
 SPECS: dict[str, dict[str, Any]] = {
-    "arrival": {}, "order": {"order_by": "at"}, "first": {"order_by": "at", "tie": "first"},
-    "hold back": {"time": "t"}, "hold back, order": {"time": "t", "order_by": "at"},
-}  # fmt: skip
+    "arrival": {},
+    "order": {"order_by": "at"},
+    "first": {"order_by": "at", "tie": "first"},
+    "hold back": {"time": "t"},
+    "hold back, order": {"time": "t", "order_by": "at"},
+}
 
 
 def table_of(rows: list[dict[str, Any]]) -> pa.Table:
@@ -273,10 +289,15 @@ def counted(table: pa.Table) -> Counter[tuple[Any, ...]]:
 
 @st.composite
 def stories(draw: st.DrawFn) -> tuple[str, str, list[list[dict[str, Any]]]]:
-    one = st.fixed_dictionaries({
-        "k": st.sampled_from([1, 1, 2]), "at": st.sampled_from([None, 1, 2, 3, 5, 8, 9]),
-        "t": st.sampled_from([0, 1, 2]),
-        "symbol": st.sampled_from(SYMBOLS), "gone": st.sampled_from([False] * 7 + [True])})  # fmt: skip
+    one = st.fixed_dictionaries(
+        {
+            "k": st.sampled_from([1, 1, 2]),
+            "at": st.sampled_from([None, 1, 2, 3, 5, 8, 9]),
+            "t": st.sampled_from([0, 1, 2]),
+            "symbol": st.sampled_from(SYMBOLS),
+            "gone": st.sampled_from([False] * 7 + [True]),
+        }
+    )
     name, spec = draw(st.sampled_from(sorted(MACHINES))), draw(st.sampled_from(sorted(SPECS)))
     calls = draw(st.lists(st.lists(one, max_size=8), min_size=1, max_size=4))
     if name == "compiled failures":
@@ -453,12 +474,17 @@ def always(**columns: Any) -> Callable[..., pa.RecordBatch]:
     return made
 
 
-@pytest.mark.parametrize(("function", "error", "words"), [
-    (always(n=[1], _event=[7]), MergerFailed, "value of event 7"), (always(n=[1]), MergerFailed, r"columns \['n'\]"),
-    (always(n=["x"], _event=[0]), MergerFailed, "'n'"), (goes_wrong, MergerFailed, "raised LookupError: no way"),
-    (always(n=[1, 2, 3], _event=[0, 0, 0]), ListTooLong, "would hold 3 values, limit= is 2"),
-    (always(n=[9], _event=[0]), IllegalTransition, "leads to .*9.* which is none of states="),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("function", "error", "words"),
+    [
+        (always(n=[1], _event=[7]), MergerFailed, "value of event 7"),
+        (always(n=[1]), MergerFailed, r"columns \['n'\]"),
+        (always(n=["x"], _event=[0]), MergerFailed, "'n'"),
+        (goes_wrong, MergerFailed, "raised LookupError: no way"),
+        (always(n=[1, 2, 3], _event=[0, 0, 0]), ListTooLong, "would hold 3 values, limit= is 2"),
+        (always(n=[9], _event=[0]), IllegalTransition, "leads to .*9.* which is none of states="),
+    ],
+)
 def test_a_transition_that_fails_is_named(function: Any, error: type[DdflowError], words: str) -> None:
     with pytest.raises(error, match=words):
         refused(dd.Machine({"n": pa.int64()}, function, limit=2, states=[1, 2, 3]), {"symbol": "push"})
@@ -478,10 +504,14 @@ def throws(values: Any, event: Any, out: Any) -> int:
     return 0
 
 
-@pytest.mark.parametrize(("function", "error", "words"), [
-    (too_many, ListTooLong, "would hold 65 values"), (negative, MergerFailed, "less than no values"),
-    (throws, MergerFailed, "ValueError: not so"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("function", "error", "words"),
+    [
+        (too_many, ListTooLong, "would hold 65 values"),
+        (negative, MergerFailed, "less than no values"),
+        (throws, MergerFailed, "ValueError: not so"),
+    ],
+)
 def test_a_compiled_transition_that_fails_is_named(function: Any, error: type[DdflowError], words: str) -> None:
     with pytest.raises(error, match=words):
         refused(dd.Machine({"n": pa.int64()}, function, scalar=True), {"at": 2})
@@ -490,30 +520,47 @@ def test_a_compiled_transition_that_fails_is_named(function: Any, error: type[Dd
 GOOD = {"state": "s", "transition": {("a", "x"): "b"}, "on": "symbol", "start": "a"}
 
 
-@pytest.mark.parametrize(("changed", "words"), [
-    ({"on": None}, "without on="), ({"start": None}, "give start="), ({"transition": {}}, "is empty"),
-    ({"otherwise": "ignore"}, "otherwise='ignore'"), ({"limit": 0}, "limit=0"), ({"scalar": True}, "scalar=True"),
-    ({"states": ["a"]}, "goes to 'b', which is none of states="), ({"states": ["b"]}, "'a', which is none"),
-    ({"transition": {("a", "x"): 1}}, "states are of"), ({"transition": {"a": "b"}}, r"give {\(state, symbol"),
-    ({"state": {"a": pa.string(), "b": pa.string()}}, "has the columns"),
-    ({"state": {"s": pa.list_(pa.string())}}, "list"),
-    ({"transition": {(i, "x"): {i + 1} for i in range(64)}, "start": 0}, "65 states"),
-    ({"transition": print}, "on= or otherwise= with a function"), ({"on": "nowhere"}, "no such column"),
-    ({"on": "k"}, "are no values of int64"), ({"state": {"s": pa.int8()}}, "are no values of int8"),
-    ({"state": "k"}, "more than once"),
-    ({"transition": print, "on": None, "state": {"n": pa.int64()}, "start": [{"n": 1}, {"n": 2}], "limit": 1},
-     "start= has 2 values, limit= is 1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"on": None}, "without on="),
+        ({"start": None}, "give start="),
+        ({"transition": {}}, "is empty"),
+        ({"otherwise": "ignore"}, "otherwise='ignore'"),
+        ({"limit": 0}, "limit=0"),
+        ({"scalar": True}, "scalar=True"),
+        ({"states": ["a"]}, "goes to 'b', which is none of states="),
+        ({"states": ["b"]}, "'a', which is none"),
+        ({"transition": {("a", "x"): 1}}, "states are of"),
+        ({"transition": {"a": "b"}}, r"give {\(state, symbol"),
+        ({"state": {"a": pa.string(), "b": pa.string()}}, "has the columns"),
+        ({"state": {"s": pa.list_(pa.string())}}, "list"),
+        ({"transition": {(i, "x"): {i + 1} for i in range(64)}, "start": 0}, "65 states"),
+        ({"transition": print}, "on= or otherwise= with a function"),
+        ({"on": "nowhere"}, "no such column"),
+        ({"on": "k"}, "are no values of int64"),
+        ({"state": {"s": pa.int8()}}, "are no values of int8"),
+        ({"state": "k"}, "more than once"),
+        (
+            {"transition": print, "on": None, "state": {"n": pa.int64()}, "start": [{"n": 1}, {"n": 2}], "limit": 1},
+            "start= has 2 values, limit= is 1",
+        ),
+    ],
+)
 def test_a_machine_that_contradicts_itself_or_its_source_is_refused(changed: dict[str, Any], words: str) -> None:
     with pytest.raises(SpecError, match=words):
         dd.Flow().machine("events", EVENTS, dd.Upsert("k"), dd.Machine(**GOOD | changed))
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({"merge": dd.Merge()}, "merge="), ({"value": ["at"]}, "value="),
-    ({"where": "at > 1", "track": ["at"]}, "where=, track="),
-    ({"order_by": "at", "tie": "greatest"}, "tie='greatest'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"merge": dd.Merge()}, "merge="),
+        ({"value": ["at"]}, "value="),
+        ({"where": "at > 1", "track": ["at"]}, "where=, track="),
+        ({"order_by": "at", "tie": "greatest"}, "tie='greatest'"),
+    ],
+)
 def test_a_spec_of_rows_is_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(SpecError, match=words):
         dd.Flow().machine("events", EVENTS, dd.Upsert("k", **options), TURNSTILE)
@@ -534,7 +581,8 @@ def test_stale_events_are_told_with_their_own_columns() -> None:
             engine.read("nowhere")
     assert out["out"].num_rows == 0
     assert out["events.stale"].select(["k", "at", "symbol", "_winner_at"]).to_pylist() == [
-        {"k": 1, "at": 4, "symbol": "coin", "_winner_at": 5}]  # fmt: skip
+        {"k": 1, "at": 4, "symbol": "coin", "_winner_at": 5}
+    ]
 
 
 @pytest.mark.parametrize("name", ["turnstile", "dropping", "orders", "sessions", "compiled failures"])
@@ -552,15 +600,18 @@ def test_a_key_that_lost_all_it_held_begins_anew_in_the_same_step(name: str, gon
 def as_given(values: pa.RecordBatch, events: pa.RecordBatch) -> pa.RecordBatch:
     """What a list of numbers says, as often as it says it."""
     rows = [(float(x), i) for i, text in enumerate(events["symbol"].to_pylist()) for x in (text or "").split()]
-    return pa.record_batch({"x": pa.array([x for x, _ in rows], pa.float64()),
-                            "_event": pa.array([i for _, i in rows], pa.int64())})  # fmt: skip
+    return pa.record_batch(
+        {"x": pa.array([x for x, _ in rows], pa.float64()), "_event": pa.array([i for _, i in rows], pa.int64())}
+    )
 
 
 def test_equal_values_are_one_and_an_equal_set_in_another_order_is_no_change() -> None:
     with flow_of(dd.Machine({"x": pa.float64()}, as_given)).open() as engine:
         one = {"k": 1, "at": 1, "t": 0, "gone": False}
-        out = [engine.step({"events": table_of([one | {"symbol": text}])}, time)
-               for time, text in enumerate(("0 nan 2 2 nan -0.0", "nan 2 -0.0", "2", ""))]  # fmt: skip
+        out = [
+            engine.step({"events": table_of([one | {"symbol": text}])}, time)
+            for time, text in enumerate(("0 nan 2 2 nan -0.0", "nan 2 -0.0", "2", ""))
+        ]
     assert sorted(map(str, out[0]["out"]["x"].to_pylist())) == ["0.0", "2.0", "nan"]
     assert out[0]["out"]["_diff"].to_pylist() == [1, 1, 1]
     assert out[1]["out"].num_rows == 0

@@ -44,8 +44,12 @@ def blob(number: int, ending: str = "json") -> Blob:
     return Blob(f"00ff00ff00ff00ff-{number}.{ending}", 10 * number, bytes([number]) * 16)
 
 
-FED = Fed((Run(2, 3, 7, EVENTS), Run(3, 3, 1, Way(FULL, "a = 'ß\"'", (-(2**63), None, "x"))),
-           Run(4, 5, 2, Way(RESTATED))), until=2, events=3, full=1)  # fmt: skip
+FED = Fed(
+    (Run(2, 3, 7, EVENTS), Run(3, 3, 1, Way(FULL, "a = 'ß\"'", (-(2**63), None, "x"))), Run(4, 5, 2, Way(RESTATED))),
+    until=2,
+    events=3,
+    full=1,
+)
 
 
 def typical(number: int = 7) -> Manifest:
@@ -57,13 +61,27 @@ def typical(number: int = 7) -> Manifest:
     )
     plan = {"sources": [{"name": "orders", "key": ["id"]}], "where": "a < 1.5 and b = 'ß\"'", "nothing": None}
     return Manifest(
-        id="c0" * 16, number=number, epoch=5, nonce="00ff00ff00ff00ff", written=1_700_000_000_000,
-        secret=(2**64 - 1, 1), plan=plan, fingerprint="ab" * 16, frontier=42, last=41, since=NEVER,
+        id="c0" * 16,
+        number=number,
+        epoch=5,
+        nonce="00ff00ff00ff00ff",
+        written=1_700_000_000_000,
+        secret=(2**64 - 1, 1),
+        plan=plan,
+        fingerprint="ab" * 16,
+        frontier=42,
+        last=41,
+        since=NEVER,
         partitions=(blob(1), blob(2)),
-        receipts=(Epoch(4, (), 0), Epoch(5, calls)), folder="out/ü", note="commit", spread=2,
-        horizons={"orders": 40}, greatest={"orders": NEVER, "ä": CLOSED}, feed=Feed("a query", 3),
+        receipts=(Epoch(4, (), 0), Epoch(5, calls)),
+        folder="out/ü",
+        note="commit",
+        spread=2,
+        horizons={"orders": 40},
+        greatest={"orders": NEVER, "ä": CLOSED},
+        feed=Feed("a query", 3),
         fed={"orders": FED, "ä": Fed().after(5, EVENTS)},
-    )  # fmt: skip
+    )
 
 
 def sealed(body: Any, format_: int = FORMAT) -> bytes:
@@ -79,9 +97,15 @@ def body_of(manifest: Manifest) -> dict[str, Any]:
 
 def of_files(blobs: Any, rows: int = 1, figures: Any = None) -> dict[str, Any]:
     """An epoch whose one call has an output of these files."""
-    call = {"kind": "push", "time": 0, "digest": "00" * 16, "frontier": 0, "counts": {},
-            "outputs": {"x": {"blobs": blobs, "rows": rows}},
-            "figures": {} if figures is None else figures}  # fmt: skip
+    call = {
+        "kind": "push",
+        "time": 0,
+        "digest": "00" * 16,
+        "frontier": 0,
+        "counts": {},
+        "outputs": {"x": {"blobs": blobs, "rows": rows}},
+        "figures": {} if figures is None else figures,
+    }
     return {"epoch": 1, "calls": [call], "batch": None}
 
 
@@ -103,23 +127,42 @@ counts = st.integers(0, I64)
 digests = st.binary(min_size=16, max_size=16).map(bytes.hex)
 names = st.text(max_size=8)
 values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**30), 10**30) | names
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**30), 10**30)
+    | names
     | st.floats(allow_nan=False, allow_infinity=False),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
     max_leaves=8,
-)  # fmt: skip
-blobs = st.builds(Blob, st.from_regex(r"[0-9a-f]{16}-[0-9]{1,12}\.(arrow|json|parquet)", fullmatch=True), counts,
-                  st.binary(min_size=16, max_size=16))  # fmt: skip
+)
+blobs = st.builds(
+    Blob,
+    st.from_regex(r"[0-9a-f]{16}-[0-9]{1,12}\.(arrow|json|parquet)", fullmatch=True),
+    counts,
+    st.binary(min_size=16, max_size=16),
+)
 files = st.lists(blobs, min_size=1, max_size=3, unique_by=lambda each: each.name).map(tuple)
 by_source = st.dictionaries(names, times, max_size=3)
 calls = st.builds(
-    Call, st.sampled_from(module.KINDS), times, digests, times, st.dictionaries(names, counts, max_size=3),
-    st.dictionaries(names, st.builds(Output, files, counts), max_size=2), st.dictionaries(names, counts, max_size=3),
-)  # fmt: skip
-ways = st.just(EVENTS) | st.builds(
-    Way, st.just(FULL), st.none() | st.text(max_size=8),
-    st.none() | st.lists(st.none() | names | st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=2).map(tuple),
-) | st.just(Way(RESTATED))  # fmt: skip
+    Call,
+    st.sampled_from(module.KINDS),
+    times,
+    digests,
+    times,
+    st.dictionaries(names, counts, max_size=3),
+    st.dictionaries(names, st.builds(Output, files, counts), max_size=2),
+    st.dictionaries(names, counts, max_size=3),
+)
+ways = (
+    st.just(EVENTS)
+    | st.builds(
+        Way,
+        st.just(FULL),
+        st.none() | st.text(max_size=8),
+        st.none() | st.lists(st.none() | names | st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=2).map(tuple),
+    )
+    | st.just(Way(RESTATED))
+)
 
 
 @st.composite
@@ -143,18 +186,32 @@ receipts_and_epoch = receipts.flatmap(
 )
 manifests = st.tuples(receipts_and_epoch, st.integers(1, 3), st.integers(0, 2)).flatmap(
     lambda given: st.builds(
-        Manifest, id=digests, number=st.integers(0, GREATEST), epoch=st.just(given[0][1]),
-        nonce=digests.map(lambda text: text[:16]), written=st.integers(*INSTANTS),
+        Manifest,
+        id=digests,
+        number=st.integers(0, GREATEST),
+        epoch=st.just(given[0][1]),
+        nonce=digests.map(lambda text: text[:16]),
+        written=st.integers(*INSTANTS),
         secret=st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)),
-        plan=st.dictionaries(names, values, max_size=3), fingerprint=digests, frontier=times, last=times, since=times,
-        partitions=st.lists(blobs, min_size=given[1] * given[2], max_size=given[1] * given[2],
-                            unique_by=lambda each: each.name).map(tuple), receipts=st.just(given[0][0]),
-        folder=st.none() | st.text(st.characters(exclude_characters="\0"), max_size=8), note=st.text(max_size=8),
-        previous=st.just("") | digests, spread=st.just(given[1]), horizons=by_source, greatest=by_source,
+        plan=st.dictionaries(names, values, max_size=3),
+        fingerprint=digests,
+        frontier=times,
+        last=times,
+        since=times,
+        partitions=st.lists(
+            blobs, min_size=given[1] * given[2], max_size=given[1] * given[2], unique_by=lambda each: each.name
+        ).map(tuple),
+        receipts=st.just(given[0][0]),
+        folder=st.none() | st.text(st.characters(exclude_characters="\0"), max_size=8),
+        note=st.text(max_size=8),
+        previous=st.just("") | digests,
+        spread=st.just(given[1]),
+        horizons=by_source,
+        greatest=by_source,
         feed=st.none() | st.builds(Feed, st.text(max_size=8), counts),
         fed=st.dictionaries(names, feedings(given[0][1]), max_size=2),
     )
-)  # fmt: skip
+)
 
 
 @given(manifests)
@@ -195,43 +252,111 @@ def test_another_format_is_told_from_damage() -> None:
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ("number", -1), ("number", GREATEST + 1), ("number", 7.0), ("number", True), ("epoch", 4), ("nonce", "0" * 15),
-        ("nonce", "0" * 17), ("nonce", "G" * 16),  ("written", None), ("secret", "0" * 31), ("secret", "-" + "0" * 31),
-        ("plan", []), ("plan", None), ("fingerprint", "AB" * 16), ("frontier", CLOSED + 1), ("since", NEVER - 1),
-        ("last", "7"), ("partitions", {}), ("partitions", [["x", 1, "00" * 16]]), ("receipts", [{"epoch": 1}]),
-        ("partitions", [blob(1).to_json()] * 2), ("folder", 7), ("folder", "a\0b"), ("note", None), ("extra", 1),
-        ("format", 0), ("id", "0" * 31), ("id", None),
+        ("number", -1),
+        ("number", GREATEST + 1),
+        ("number", 7.0),
+        ("number", True),
+        ("epoch", 4),
+        ("nonce", "0" * 15),
+        ("nonce", "0" * 17),
+        ("nonce", "G" * 16),
+        ("written", None),
+        ("secret", "0" * 31),
+        ("secret", "-" + "0" * 31),
+        ("plan", []),
+        ("plan", None),
+        ("fingerprint", "AB" * 16),
+        ("frontier", CLOSED + 1),
+        ("since", NEVER - 1),
+        ("last", "7"),
+        ("partitions", {}),
+        ("partitions", [["x", 1, "00" * 16]]),
+        ("receipts", [{"epoch": 1}]),
+        ("partitions", [blob(1).to_json()] * 2),
+        ("folder", 7),
+        ("folder", "a\0b"),
+        ("note", None),
+        ("extra", 1),
+        ("format", 0),
+        ("id", "0" * 31),
+        ("id", None),
         ("receipts", [{"epoch": n, "calls": [], "batch": None} for n in (2, 1)]),
         ("receipts", [{"epoch": 1, "calls": [], "batch": None}] * 2),
-        ("receipts", [{"epoch": 1, "calls": [], "batch": -1}]), ("receipts", [{"epoch": 1, "calls": []}]),
-        ("receipts", [{"epoch": 1, "calls": [], "batch": 0, "more": 1}]), ("receipts", [of_files([])]),
-        ("receipts", [of_files([blob(1).to_json()] * 2)]), ("receipts", [of_files(blob(1).to_json())]),
-        ("receipts", [of_files([blob(3).to_json()], rows=-1)]), ("receipts", [of_files([["../x", 1, "00" * 16]])]),
+        ("receipts", [{"epoch": 1, "calls": [], "batch": -1}]),
+        ("receipts", [{"epoch": 1, "calls": []}]),
+        ("receipts", [{"epoch": 1, "calls": [], "batch": 0, "more": 1}]),
+        ("receipts", [of_files([])]),
+        ("receipts", [of_files([blob(1).to_json()] * 2)]),
+        ("receipts", [of_files(blob(1).to_json())]),
+        ("receipts", [of_files([blob(3).to_json()], rows=-1)]),
+        ("receipts", [of_files([["../x", 1, "00" * 16]])]),
         ("receipts", [of_files([blob(3).to_json()], figures={"step": -1})]),
         ("receipts", [of_files([blob(3).to_json()], figures=[])]),
-        ("spread", 0), ("spread", 3), ("spread", PARTITIONS * 2), ("spread", 1.0), ("spread", None), ("spread", True),
-        ("horizons", None), ("horizons", {"a": NEVER - 1}), ("horizons", {"a": None}), ("horizons", [["a", 1]]),
-        ("greatest", {"a": CLOSED + 1}), ("greatest", {"a": 1.5}), ("feed", []), ("feed", "x"), ("feed", {}),
-        ("feed", {"query": "x"}), ("feed", {"query": "x", "batch": -1}), ("feed", {"query": 1, "batch": 1}),
-        ("feed", {"query": "x" * 201, "batch": 1}), ("feed", {"query": "x", "batch": 1, "more": 1}),
-        ("fed", None), ("fed", []), ("fed", {"a": None}), ("fed", {"a": {}}), ("fed", {"a": so_fed(more=1)}),
-        ("fed", {"a": so_fed(until=6, events=1)}), ("fed", {"a": so_fed(until=-1)}), ("fed", {"a": so_fed(events=1)}),
-        ("fed", {"a": so_fed(until=1)}), ("fed", {"a": so_fed(until=1, full=-1)}), ("fed", {"a": so_fed(runs={})}),
-        *(("fed", {"a": so_fed(*runs)}) for runs in (
-            [None], [[]], [[1, 1, 1, "events", None]], [[1, 1, 1, "events", None, None, None]],
-            [[0, 1, 2, "events", None, None]], [[2, 1, 2, "events", None, None]], [[1, 6, 2, "events", None, None]],
-            [[1, 1, 0, "events", None, None]], [[1, 2, 1, "events", None, None]], [[1, 2, True, "events", None, None]],
-            [[1, 1.0, 1, "events", None, None]], [[1, 1, 2**63, "events", None, None]], [[1, 1, 1, "e", None, None]],
-            [[1, 1, 1, "events", "a", None]], [[1, 1, 1, "restated", "a", None]], [[1, 1, 1, "full", 7, None]],
-            [[1, 1, 1, "events", None, [1]]], [[1, 1, 1, "full", None, []]], [[1, 1, 1, "full", None, [1.5]]],
-            [[1, 1, 1, "full", None, [True]]], [[1, 1, 1, "full", None, [2**63]]], [[1, 1, 1, "full", None, "x"]],
-            [[1, 1, 1, "full", "x" * ROOM, None]], [[1, 1, 1, ["full"], None, None]],
-            [[1, 2, 2, "events", None, None], [1, 3, 2, "full", None, None]],
-            [[1, 2, 2, "events", None, None], [2, 3, 2, "events", None, None]],
-        )),
+        ("spread", 0),
+        ("spread", 3),
+        ("spread", PARTITIONS * 2),
+        ("spread", 1.0),
+        ("spread", None),
+        ("spread", True),
+        ("horizons", None),
+        ("horizons", {"a": NEVER - 1}),
+        ("horizons", {"a": None}),
+        ("horizons", [["a", 1]]),
+        ("greatest", {"a": CLOSED + 1}),
+        ("greatest", {"a": 1.5}),
+        ("feed", []),
+        ("feed", "x"),
+        ("feed", {}),
+        ("feed", {"query": "x"}),
+        ("feed", {"query": "x", "batch": -1}),
+        ("feed", {"query": 1, "batch": 1}),
+        ("feed", {"query": "x" * 201, "batch": 1}),
+        ("feed", {"query": "x", "batch": 1, "more": 1}),
+        ("fed", None),
+        ("fed", []),
+        ("fed", {"a": None}),
+        ("fed", {"a": {}}),
+        ("fed", {"a": so_fed(more=1)}),
+        ("fed", {"a": so_fed(until=6, events=1)}),
+        ("fed", {"a": so_fed(until=-1)}),
+        ("fed", {"a": so_fed(events=1)}),
+        ("fed", {"a": so_fed(until=1)}),
+        ("fed", {"a": so_fed(until=1, full=-1)}),
+        ("fed", {"a": so_fed(runs={})}),
+        *(
+            ("fed", {"a": so_fed(*runs)})
+            for runs in (
+                [None],
+                [[]],
+                [[1, 1, 1, "events", None]],
+                [[1, 1, 1, "events", None, None, None]],
+                [[0, 1, 2, "events", None, None]],
+                [[2, 1, 2, "events", None, None]],
+                [[1, 6, 2, "events", None, None]],
+                [[1, 1, 0, "events", None, None]],
+                [[1, 2, 1, "events", None, None]],
+                [[1, 2, True, "events", None, None]],
+                [[1, 1.0, 1, "events", None, None]],
+                [[1, 1, 2**63, "events", None, None]],
+                [[1, 1, 1, "e", None, None]],
+                [[1, 1, 1, "events", "a", None]],
+                [[1, 1, 1, "restated", "a", None]],
+                [[1, 1, 1, "full", 7, None]],
+                [[1, 1, 1, "events", None, [1]]],
+                [[1, 1, 1, "full", None, []]],
+                [[1, 1, 1, "full", None, [1.5]]],
+                [[1, 1, 1, "full", None, [True]]],
+                [[1, 1, 1, "full", None, [2**63]]],
+                [[1, 1, 1, "full", None, "x"]],
+                [[1, 1, 1, "full", "x" * ROOM, None]],
+                [[1, 1, 1, ["full"], None, None]],
+                [[1, 2, 2, "events", None, None], [1, 3, 2, "full", None, None]],
+                [[1, 2, 2, "events", None, None], [2, 3, 2, "events", None, None]],
+            )
+        ),
         ("fed", {"a": so_fed([1, 1, 1, "events", None, None], until=2, full=1)}),
     ],
-)  # fmt: skip
+)
 def test_a_field_that_is_none_of_ours_is_an_error(path: str, value: Any) -> None:
     body = body_of(typical())
     assert Manifest.decode(sealed(body), 7, WHERE) == typical()
@@ -245,8 +370,9 @@ def test_a_field_that_is_missing_is_an_error() -> None:
         refusal(sealed({other: value for other, value in body.items() if other != name}))
 
 
-@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999", "[" * DEPTH + "]" * DEPTH,
-                                   "9" * 5000, "[" * 100_000, '"\xe4"'])  # fmt: skip
+@pytest.mark.parametrize(
+    "value", ["NaN", "Infinity", "-Infinity", "1e999", "[" * DEPTH + "]" * DEPTH, "9" * 5000, "[" * 100_000, '"\xe4"']
+)
 def test_what_is_not_quite_json_is_an_error(value: str) -> None:
     text = json.dumps(body_of(replace(typical(), plan={"x": "here"})), separators=(",", ":"))
     assert Manifest.decode(sealed(text.replace('"here"', "1e99").encode("latin-1")), 7, WHERE).plan == {"x": 1e99}
@@ -354,14 +480,22 @@ def test_partitions_are_whole_levels_of_the_spread() -> None:
         assert f"it has {count} inventories, which are no levels of {spread} partitions" in text
 
 
-@pytest.mark.parametrize(("field", "value", "found"), [
-    ("number", GREATEST + 1, "number is 9999999999999999"), ("written", INSTANTS[1] + 1, "written is 253402300800000"),
-    ("written", INSTANTS[0] - 1, "written is -62135596800001"), ("feed", Feed("q" * 201, 0), "query is 'qqq"),
-    ("folder", "x" * 65_537, "folder is 'xxx"), ("epoch", 4, "receipts do not ascend to 4"),
-    ("frontier", CLOSED + 1, "frontier is 9223372036854775808"), ("partitions", (blob(1), blob(1)), "are the same"),
-    ("greatest", {"a": NEVER - 1}, "a is -9223372036854775809"), ("note", "x" * (MANIFEST + 1), "note is 'xxx"),
-    ("plan", {"a": ["x" * (1 << 24)] * 17}, "bytes, of 268,435,456 at most"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("field", "value", "found"),
+    [
+        ("number", GREATEST + 1, "number is 9999999999999999"),
+        ("written", INSTANTS[1] + 1, "written is 253402300800000"),
+        ("written", INSTANTS[0] - 1, "written is -62135596800001"),
+        ("feed", Feed("q" * 201, 0), "query is 'qqq"),
+        ("folder", "x" * 65_537, "folder is 'xxx"),
+        ("epoch", 4, "receipts do not ascend to 4"),
+        ("frontier", CLOSED + 1, "frontier is 9223372036854775808"),
+        ("partitions", (blob(1), blob(1)), "are the same"),
+        ("greatest", {"a": NEVER - 1}, "a is -9223372036854775809"),
+        ("note", "x" * (MANIFEST + 1), "note is 'xxx"),
+        ("plan", {"a": ["x" * (1 << 24)] * 17}, "bytes, of 268,435,456 at most"),
+    ],
+)
 def test_what_could_not_be_read_back_is_not_written(field: str, value: Any, found: str) -> None:
     with pytest.raises(StateRefused) as caught:
         replace(typical(), **{field: value}).encode()

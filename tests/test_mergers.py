@@ -23,15 +23,31 @@ from ddflow.planned import describe
 from ddflow.rebuilt import rebuild
 from ddflow.store.memory import MemoryStore
 
-COLUMNS = {"k": "int64", "at": "int64", "by": "string", "seq": "int64", "t": "int64", "gone": "bool", "n": "int64",
-           "s": "string", "tags": "list<int64>"}  # fmt: skip
+COLUMNS = {
+    "k": "int64",
+    "at": "int64",
+    "by": "string",
+    "seq": "int64",
+    "t": "int64",
+    "gone": "bool",
+    "n": "int64",
+    "s": "string",
+    "tags": "list<int64>",
+}
 SPECS: list[dict[str, Any]] = [
-    {}, {"order_by": ["at"]}, {"order_by": ["by"]}, {"order_by": ["at", "by"], "tie": "first"},
-    {"order_by": ["at"], "seq": "seq"}, {"order_by": ["at"], "value": ["n", "s", "tags"]},
-    {"order_by": ["at"], "noop_ignore": ["s"]}, {"order_by": ["at"], "derive": [["n2", "n * 2"]]},
-    {"time": "t"}, {"time": "t", "order_by": ["at", "by"]}, {"time": "t", "late": "advance", "order_by": ["by"]},
+    {},
+    {"order_by": ["at"]},
+    {"order_by": ["by"]},
+    {"order_by": ["at", "by"], "tie": "first"},
+    {"order_by": ["at"], "seq": "seq"},
+    {"order_by": ["at"], "value": ["n", "s", "tags"]},
+    {"order_by": ["at"], "noop_ignore": ["s"]},
+    {"order_by": ["at"], "derive": [["n2", "n * 2"]]},
+    {"time": "t"},
+    {"time": "t", "order_by": ["at", "by"]},
+    {"time": "t", "late": "advance", "order_by": ["by"]},
     {"time": "t", "noop_ignore": ["s"]},
-]  # fmt: skip
+]
 
 
 def small(draw: st.DrawFn, values: list[Any]) -> Any:
@@ -51,10 +67,20 @@ def stories(draw: st.DrawFn) -> tuple[dict[str, Any], list[list[list[Any]]]]:
         for _ in range(draw(st.integers(0, 6))):
             seq += 1
             at = small(draw, [None, 1, 2, 3])
-            rows.append([small(draw, [1, 1, 2]), at, small(draw, [None, "a", "b"]), seq, small(draw, [0, 1, 2]),
-                         small(draw, [False, False, True]), small(draw, [None, 1, 2]),
-                         small(draw, [None, "inc", "set", "reset"]), small(draw, [None, [1], [2, 3]]),
-                         *([None] if "n2" in columns else [])])  # fmt: skip
+            rows.append(
+                [
+                    small(draw, [1, 1, 2]),
+                    at,
+                    small(draw, [None, "a", "b"]),
+                    seq,
+                    small(draw, [0, 1, 2]),
+                    small(draw, [False, False, True]),
+                    small(draw, [None, 1, 2]),
+                    small(draw, [None, "inc", "set", "reset"]),
+                    small(draw, [None, [1], [2, 3]]),
+                    *([None] if "n2" in columns else []),
+                ]
+            )
         calls.append(rows)
     scenario = {"sources": {"a": {"columns": columns, "spec": spec}}, "outputs": {"out": ["source", "a"]}}
     return scenario, calls
@@ -96,8 +122,18 @@ def set_columns(held: pa.RecordBatch, given: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(list(out.values()), schema=given.schema)
 
 
-SCALARS = pa.schema({"k": pa.int64(), "at": pa.timestamp("us"), "s_is": pa.int8(), "n": pa.int32(), "b": pa.bool_(),
-                     "x": pa.float32(), "name": pa.string(), "gone": pa.bool_()})  # fmt: skip
+SCALARS = pa.schema(
+    {
+        "k": pa.int64(),
+        "at": pa.timestamp("us"),
+        "s_is": pa.int8(),
+        "n": pa.int32(),
+        "b": pa.bool_(),
+        "x": pa.float32(),
+        "name": pa.string(),
+        "gone": pa.bool_(),
+    }
+)
 
 
 def scalars(*rows: tuple[Any, ...]) -> pa.Table:
@@ -107,10 +143,16 @@ def scalars(*rows: tuple[Any, ...]) -> pa.Table:
 
 @st.composite
 def tables(draw: st.DrawFn) -> list[pa.Table]:
-    one = st.tuples(st.sampled_from([1, 1, 2]), st.sampled_from([None, 1, 2]), st.sampled_from([None, 1, 1, 2]),
-                    st.sampled_from([None, 1, 5]), st.sampled_from([None, True, False]),
-                    st.sampled_from([None, 0.5, float("nan")]), st.sampled_from([None, "a", "b"]),
-                    st.sampled_from([False, False, True]))  # fmt: skip
+    one = st.tuples(
+        st.sampled_from([1, 1, 2]),
+        st.sampled_from([None, 1, 2]),
+        st.sampled_from([None, 1, 1, 2]),
+        st.sampled_from([None, 1, 5]),
+        st.sampled_from([None, True, False]),
+        st.sampled_from([None, 0.5, float("nan")]),
+        st.sampled_from([None, "a", "b"]),
+        st.sampled_from([False, False, True]),
+    )
     return [scalars(*rows) for rows in draw(st.lists(st.lists(one, max_size=6), max_size=4))]
 
 
@@ -206,9 +248,15 @@ def throws(held: Any, given: Any, out: Any) -> None:
     raise ValueError("not so")
 
 
-@pytest.mark.parametrize(("function", "words"), [(moves, "for the key {'k': 1} it changed one of"),
-                                                 (empties, "left null in one of"), (hides, "it changed one of"),
-                                                 (throws, "ValueError: not so")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (moves, "for the key {'k': 1} it changed one of"),
+        (empties, "left null in one of"),
+        (hides, "it changed one of"),
+        (throws, "ValueError: not so"),
+    ],
+)
 def test_a_scalar_merger_that_fails_is_named(function: Any, words: str) -> None:
     schema = pa.schema([pa.field("k", pa.int64()), pa.field("n", pa.int64(), nullable=False)])
     flow = dd.Flow()

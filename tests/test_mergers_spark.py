@@ -21,8 +21,9 @@ EVENTS = pa.schema({"k": pa.int64(), "at": pa.int64(), "symbol": pa.string(), "n
 
 def events(size: int) -> pa.Table:
     rows = [(i * 7 % 23, i * 11 % 40, ["pay", "ship", None][i % 3], i % 5) for i in range(size)]
-    return pa.table([pa.array(column, f.type) for column, f in zip(zip(*rows, strict=True), EVENTS, strict=True)],
-                    schema=EVENTS)  # fmt: skip
+    return pa.table(
+        [pa.array(column, f.type) for column, f in zip(zip(*rows, strict=True), EVENTS, strict=True)], schema=EVENTS
+    )
 
 
 def flow() -> dd.Flow:
@@ -40,8 +41,13 @@ def flow() -> dd.Flow:
         return pa.record_batch({"n": pc.bit_wise_and(both, 3), "_event": of})
 
     out, spec = dd.Flow(), dd.Upsert("k", order_by="at")
-    orders = dd.Machine("status", {("new", "pay"): ["paid"], ("paid", "ship"): ["shipped", "at sea"]}, on="symbol",
-                        start="new", otherwise="stay")  # fmt: skip
+    orders = dd.Machine(
+        "status",
+        {("new", "pay"): ["paid"], ("paid", "ship"): ["shipped", "at sea"]},
+        on="symbol",
+        start="new",
+        otherwise="stay",
+    )
     out.output("sums", out.upserts("a", EVENTS, dd.Upsert("k", order_by="at", merge=dd.Merge(function=add))))
     scalar = dd.Merge(function=largest, scalar=True)
     out.output("most", out.upserts("b", EVENTS, dd.Upsert("k", order_by="at", merge=scalar)).project(["n"]).count())

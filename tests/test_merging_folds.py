@@ -148,10 +148,15 @@ def plain(strategy: Strategy, kind: pa.DataType, there: bool, old: Any, new: Any
     if name == "fields":
         named = dict(strategy.parts or ())
         return {
-            f.name: plain(named.get(f.name, strategy.default or last_non_null()), f.type, old is not None,
-                          (old or {}).get(f.name), new[f.name])
+            f.name: plain(
+                named.get(f.name, strategy.default or last_non_null()),
+                f.type,
+                old is not None,
+                (old or {}).get(f.name),
+                new[f.name],
+            )
             for f in kind
-        }  # fmt: skip
+        }
     if name == "union":
         out: dict[Any, Any] = {}
         for each in [*(old or []), *new]:
@@ -213,8 +218,18 @@ def test_a_choice_names_the_cell(data: st.DataObject, name: str) -> None:
 
     held, column = column_of(pool, walk.held), column_of(pool, places)
     given = EVERY if had is None else np.array(had, FLAGS)
-    out = fold(strategy, pool.type, walk.walked, walk.action, column, given, Cells(references(walk), lambda: held),
-               SECRET, str, "c")  # fmt: skip
+    out = fold(
+        strategy,
+        pool.type,
+        walk.walked,
+        walk.action,
+        column,
+        given,
+        Cells(references(walk), lambda: held),
+        SECRET,
+        str,
+        "c",
+    )
     assert isinstance(out, np.ndarray) and out.dtype == np.int64
     shown = [None if r == NOTHING else places[r] if r < 1 << 40 else walk.held[r & 0xFFFF] for r in out.tolist()]
     expected = oracle(walk, places, walk.held, step)
@@ -224,15 +239,29 @@ def test_a_choice_names_the_cell(data: st.DataObject, name: str) -> None:
 
 
 SUMS = {
-    **{name: kinds.FLAT[name] for name in ("int8", "uint8", "int32", "int64", "uint64", "float32", "float64",
-                                           "duration", "decimal32", "decimal64", "decimal128")},
+    **{
+        name: kinds.FLAT[name]
+        for name in (
+            "int8",
+            "uint8",
+            "int32",
+            "int64",
+            "uint64",
+            "float32",
+            "float64",
+            "duration",
+            "decimal32",
+            "decimal64",
+            "decimal128",
+        )
+    },
     "small": pa.array([1, 2, None, -3, 40], pa.int8()),
     "thirds": pa.array([0.1, 1e16, -1e16, 0.3, None, -0.0]),
     "short thirds": pa.array([0.1, 16777216.0, None, 1.0, -0.0], pa.float32()),
     "short decimal": pa.array([Decimal("1.5"), None, Decimal("-9.0"), Decimal("6.0")], pa.decimal128(3, 1)),
     "long decimal": pa.array([Decimal("1.5"), None, Decimal(-(2**64)), Decimal(2**63)], pa.decimal128(25, 1)),
     "long duration": pa.array([2**62, None, -(2**62), 1], pa.int64()).view(pa.duration("ns")),
-}  # fmt: skip
+}
 LISTS = {
     **{name: pool for name, pool in kinds.NESTED.items() if append().works_on(pool.type)},
     "large": pa.array([[1, 2, 1], None, [], [None, None, 3]], pa.large_list(pa.int8())),
@@ -241,26 +270,35 @@ LISTS = {
 }
 TEXTS = {"text": pa.array(["a", None, "", "ß", "b,"]), "large": pa.array(["a", None, ""], pa.large_string())}
 STRUCT = pa.array(
-    [{"n": 1, "l": [1], "s": "x", "d": {"v": 2}}, None, {"n": None, "l": None, "s": None, "d": None},
-     {"n": 3, "l": [1, None], "s": "", "d": {"v": None}}, {"n": -100, "l": [], "s": "y", "d": {"v": 0}}],
+    [
+        {"n": 1, "l": [1], "s": "x", "d": {"v": 2}},
+        None,
+        {"n": None, "l": None, "s": None, "d": None},
+        {"n": 3, "l": [1, None], "s": "", "d": {"v": None}},
+        {"n": -100, "l": [], "s": "y", "d": {"v": 0}},
+    ],
     pa.struct({"n": pa.int8(), "l": pa.list_(pa.int64()), "s": pa.string(), "d": pa.struct({"v": pa.int64()})}),
-)  # fmt: skip
+)
 INNER = fields({"v": max()})
-SEVERAL = st.fixed_dictionaries({
-    "n": st.sampled_from([MAKERS[each]() for each in ("last", "first", "first_non_null", "max", "min", "sum")]),
-    "l": st.sampled_from([append(), union(), first(), last()]),
-    "s": st.sampled_from([join_text("-"), last(), first()]),
-    "d": st.sampled_from([INNER, fields({}, default=first()), last_non_null(), last()]),
-})  # fmt: skip
+SEVERAL = st.fixed_dictionaries(
+    {
+        "n": st.sampled_from([MAKERS[each]() for each in ("last", "first", "first_non_null", "max", "min", "sum")]),
+        "l": st.sampled_from([append(), union(), first(), last()]),
+        "s": st.sampled_from([join_text("-"), last(), first()]),
+        "d": st.sampled_from([INNER, fields({}, default=first()), last_non_null(), last()]),
+    }
+)
 SUMMED = st.tuples(st.just(sum()), st.sampled_from(list(SUMS.values())))
 CASES = st.one_of(
     st.tuples(st.sampled_from([append(), union(), append(5), union(3)]), st.sampled_from(list(LISTS.values()))),
-    st.tuples(st.sampled_from([collect(), collect(3)]),
-              st.sampled_from([pool for pool in kinds.PLAIN.values() if collect().works_on(pool.type)])),
+    st.tuples(
+        st.sampled_from([collect(), collect(3)]),
+        st.sampled_from([pool for pool in kinds.PLAIN.values() if collect().works_on(pool.type)]),
+    ),
     st.tuples(st.sampled_from([join_text(), join_text(""), join_text(" ß ")]), st.sampled_from(list(TEXTS.values()))),
     st.tuples(SEVERAL.map(fields), st.just(STRUCT)),
     st.tuples(st.sampled_from([fields({}), fields({}, default=last())]), st.just(kinds.NESTED["struct of none"])),
-)  # fmt: skip
+)
 
 
 @given(st.data(), SUMMED)
@@ -300,8 +338,18 @@ def agree(data: st.DataObject, strategy: Strategy, pool: pa.Array) -> None:
         held = pa.array(before, kind)
 
     def run() -> pa.Array:
-        return fold(strategy, kind, walk.walked, walk.action, column, EVERY, Cells(references(walk), lambda: held),
-                    SECRET, lambda group: f"<{group}>", "c")  # fmt: skip
+        return fold(
+            strategy,
+            kind,
+            walk.walked,
+            walk.action,
+            column,
+            EVERY,
+            Cells(references(walk), lambda: held),
+            SECRET,
+            lambda group: f"<{group}>",
+            "c",
+        )
 
     try:
         expected = oracle(walk, cells, before, lambda there, old, new, _: plain(strategy, column.type, there, old, new))
@@ -335,8 +383,17 @@ def refusal(
     before = pa.array(held, column.type)
     cells = Cells(np.arange(keys, dtype=np.int64), lambda: before)
     with pytest.raises(error) as caught:
-        fold(strategy, column.type, *one(*[TAKE] * len(column), keys=keys), column, EVERY, cells, SECRET,
-             lambda group: str({"id": group + 3}), "visits")  # fmt: skip
+        fold(
+            strategy,
+            column.type,
+            *one(*[TAKE] * len(column), keys=keys),
+            column,
+            EVERY,
+            cells,
+            SECRET,
+            lambda group: str({"id": group + 3}),
+            "visits",
+        )
     return str(caught.value).split("; ")[0]
 
 

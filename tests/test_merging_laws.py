@@ -152,8 +152,20 @@ def quietly_all(door: EngineDoor, played: list[list[Any]]) -> Any:
 @effort(120)
 @given(st.data(), st.sampled_from(["last", "first", "greatest"]), st.booleans())
 def test_shuffle_under_versions_of_cells_no_arrival_matters(data: st.DataObject, tie: str, holds_back: bool) -> None:
-    scenario = data.draw(settled(scenarios(holds_back, how="cell", order_by=["o"], tie=tie, seq=tie != "greatest",
-                                           late="advance", lateness=None, null_key="drop")))  # fmt: skip
+    scenario = data.draw(
+        settled(
+            scenarios(
+                holds_back,
+                how="cell",
+                order_by=["o"],
+                tie=tie,
+                seq=tie != "greatest",
+                late="advance",
+                lateness=None,
+                null_key="drop",
+            )
+        )
+    )
     source = scenario["sources"]["a"]
     rows = data.draw(events(source, most=8, nulls=False))
     if any(inexact(source, name) for name in source["columns"]):
@@ -162,12 +174,17 @@ def test_shuffle_under_versions_of_cells_no_arrival_matters(data: st.DataObject,
         rows = numbered(source, rows, data.draw(st.permutations(range(len(rows)))))
     doors, shuffled = [EngineDoor(scenario), EngineDoor(scenario)], data.draw(st.permutations(rows))
     if holds_back:
-        made = [quietly_all(door, [["push", {"a": given}], ["advance", CLOSED]])
-                for door, given in zip(doors, [rows, shuffled], strict=True)]  # fmt: skip
+        made = [
+            quietly_all(door, [["push", {"a": given}], ["advance", CLOSED]])
+            for door, given in zip(doors, [rows, shuffled], strict=True)
+        ]
     else:
-        made = [quietly_all(doors[0], [["step", 0, {"a": rows}]]),
-                quietly_all(doors[1], [["step", time, {"a": part}] for time, part
-                                       in enumerate(data.draw(splits(shuffled)))])]  # fmt: skip
+        made = [
+            quietly_all(doors[0], [["step", 0, {"a": rows}]]),
+            quietly_all(
+                doors[1], [["step", time, {"a": part}] for time, part in enumerate(data.draw(splits(shuffled)))]
+            ),
+        ]
     if None not in made:
         same_collections(scenario, *doors)
 
@@ -239,27 +256,40 @@ def test_accounting_events_in_are_judged_or_pending(data: st.DataObject) -> None
 
 INT = "int64"
 BOUND: dict[str, tuple[str, Any, Any, Any]] = {
-    "append": ("list<int64>", "append", [1], [2]), "union": ("list<int64>", "union", [1], [2]),
-    "collect": (INT, "collect", 1, 2), "join_text": ("string", "join_text", "a", "b"),
-}  # fmt: skip
+    "append": ("list<int64>", "append", [1], [2]),
+    "union": ("list<int64>", "union", [1], [2]),
+    "collect": (INT, "collect", 1, 2),
+    "join_text": ("string", "join_text", "a", "b"),
+}
 """Strategies whose lists and texts are in the order of the fold: type, strategy, and the cells of two events."""
 FREE: dict[str, tuple[str, Any, Any, Any, Any]] = {
-    "last": (INT, "last", 1, 2, 2), "last_non_null": (INT, "last_non_null", 1, None, 1),
+    "last": (INT, "last", 1, 2, 2),
+    "last_non_null": (INT, "last_non_null", 1, None, 1),
     "first": (INT, "first", 1, 2, 1),
-    "first_non_null": (INT, "first_non_null", 1, 2, 1), "max": (INT, "max", 2, 1, 2), "min": (INT, "min", 1, 2, 1),
-    "sum": (INT, "sum", 1, 2, 3), "bool_and": ("bool", "bool_and", False, True, False),
+    "first_non_null": (INT, "first_non_null", 1, 2, 1),
+    "max": (INT, "max", 2, 1, 2),
+    "min": (INT, "min", 1, 2, 1),
+    "sum": (INT, "sum", 1, 2, 3),
+    "bool_and": ("bool", "bool_and", False, True, False),
     "bool_or": ("bool", "bool_or", True, False, True),
-    "fields": ("struct<x>", {"name": "fields", "fields": {"x": "sum"}, "default": "sum"}, {"x": 1}, {"x": 2},
-               (("x", 3),)),
-}  # fmt: skip
+    "fields": (
+        "struct<x>",
+        {"name": "fields", "fields": {"x": "sum"}, "default": "sum"},
+        {"x": 1},
+        {"x": 2},
+        (("x", 3),),
+    ),
+}
 """Strategies that are order-free under versions of cells: the same, and what comes of both events in any arrival."""
 
 
 def two_arrivals(kind: str, strategy: Any, cells: tuple[Any, Any], versions: str, door: Any = EngineDoor) -> list[Any]:
     """What two events of orders 1 and 2 make of a cell, in both orders of arrival."""
     spec = {"key": ["k"], "order_by": ["o"], "versions": versions, "merge": {"columns": {"v": strategy}}}
-    scenario = {"sources": {"a": {"columns": {"k": INT, "o": INT, "v": kind}, "spec": spec}},
-                "outputs": {"rows": ["source", "a"]}}  # fmt: skip
+    scenario = {
+        "sources": {"a": {"columns": {"k": INT, "o": INT, "v": kind}, "spec": spec}},
+        "outputs": {"rows": ["source", "a"]},
+    }
     out = []
     for arrival in itertools.permutations([[1, 1, cells[0]], [1, 2, cells[1]]]):
         opened_door = door(scenario)
@@ -294,8 +324,13 @@ def test_what_the_table_calls_bound_to_arrival_is_refused_under_versions_of_cell
 @pytest.mark.parametrize("name", sorted({*FREE} - {"last", "last_non_null"}))
 def test_with_deletes_only_the_last_ones_are_order_free(name: str) -> None:
     kind, strategy, *_ = FREE[name]
-    spec = {"key": ["k"], "order_by": ["o"], "versions": "cell", "delete": {"tombstone": "gone"},
-            "merge": {"columns": {"v": strategy}}}  # fmt: skip
+    spec = {
+        "key": ["k"],
+        "order_by": ["o"],
+        "versions": "cell",
+        "delete": {"tombstone": "gone"},
+        "merge": {"columns": {"v": strategy}},
+    }
     columns = {"k": INT, "o": INT, "v": kind, "gone": "bool"}
     with pytest.raises(SpecError, match=r"depends on arrival under versions='cell' with deletes"):
         EngineDoor({"sources": {"a": {"columns": columns, "spec": spec}}, "outputs": {"rows": ["source", "a"]}})
@@ -305,8 +340,12 @@ def test_sums_of_floats_are_bound_to_arrival_in_their_last_bits() -> None:
     spec = {"key": ["k"], "order_by": ["o"], "versions": "cell", "merge": {"columns": {"v": "sum"}}}
     found = set()
     for arrival in itertools.permutations([[1, 1, 0.1], [1, 2, 0.2], [1, 3, 0.3]]):
-        door = EngineDoor({"sources": {"a": {"columns": {"k": INT, "o": INT, "v": "float64"}, "spec": spec}},
-                           "outputs": {"rows": ["source", "a"]}})  # fmt: skip
+        door = EngineDoor(
+            {
+                "sources": {"a": {"columns": {"k": INT, "o": INT, "v": "float64"}, "spec": spec}},
+                "outputs": {"rows": ["source", "a"]},
+            }
+        )
         door.step({"a": list(arrival)}, 0)
         found |= {row[2] for row in door.read("rows")}
     assert found == {0.6, 0.6000000000000001}
@@ -316,8 +355,12 @@ def test_a_merger_of_ones_own_is_bound_to_arrival() -> None:
     spec = {"key": ["k"], "merge": {"function": "inc or reset"}}
     found = []
     for arrival in itertools.permutations([[1, 5, "set"], [1, 3, "inc"]]):
-        door = EngineDoor({"sources": {"a": {"columns": {"k": INT, "n": INT, "s": "string"}, "spec": spec}},
-                           "outputs": {"rows": ["source", "a"]}})  # fmt: skip
+        door = EngineDoor(
+            {
+                "sources": {"a": {"columns": {"k": INT, "n": INT, "s": "string"}, "spec": spec}},
+                "outputs": {"rows": ["source", "a"]},
+            }
+        )
         door.step({"a": list(arrival)}, 0)
         found += [row[1] for row in door.read("rows")]
     assert found == [8, 5]

@@ -12,11 +12,20 @@ from ddflow.binding import bind
 from ddflow.errors import ExpressionError, SpecError
 from ddflow.merging.strategy import MAKERS, Strategy
 
-COLUMNS = pa.schema({
-    "id": pa.int64(), "at": pa.int64(), "by": pa.int64(), "n": pa.int64(), "m": pa.int64(), "name": pa.string(),
-    "tags": pa.list_(pa.string()), "paid": pa.bool_(), "gone": pa.bool_(),
-    "place": pa.struct({"city": pa.string(), "visits": pa.int64()}),
-})  # fmt: skip
+COLUMNS = pa.schema(
+    {
+        "id": pa.int64(),
+        "at": pa.int64(),
+        "by": pa.int64(),
+        "n": pa.int64(),
+        "m": pa.int64(),
+        "name": pa.string(),
+        "tags": pa.list_(pa.string()),
+        "paid": pa.bool_(),
+        "gone": pa.bool_(),
+        "place": pa.struct({"city": pa.string(), "visits": pa.int64()}),
+    }
+)
 GONE = dd.tombstone("gone")
 
 
@@ -62,14 +71,16 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"versions": "cell", "order_by": "at", "merge": dd.Merge({"tags": dd.append()})}, "'tags' depends on arrival"),
     ({"versions": "cell", "order_by": "at", "merge": dd.Merge({"n": dd.sum()}), "delete": GONE}, "'n'.*with deletes"),
     ({"versions": "cell", "order_by": "at", "merge": dd.Merge(default=dd.max()), "where": "n > 0"}, "with deletes"),
-    ({"versions": "cell", "order_by": "at", "merge": dd.Merge({"place": dd.fields({"city": dd.join_text()})})},
-     "'place'"),
+    (
+        {"versions": "cell", "order_by": "at", "merge": dd.Merge({"place": dd.fields({"city": dd.join_text()})})},
+        "'place'",
+    ),
     ({"expiry": 5}, "expiry= is 5"),
     ({"expiry": dd.Expiry(ttl=5)}, "0 order columns"),
     ({"expiry": dd.Expiry(ttl=5), "order_by": ["at", "by"]}, r"2 order columns \['at', 'by'\]"),
     ({"expiry": dd.Expiry(ttl=5), "order_by": "at", "groups": {"by": ["n"]}}, r"\['at', 'by'\]"),
     ({"expiry": dd.Expiry(ttl=5), "time": "at"}, "hold-back"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("options", "named"), CONTRADICTIONS, ids=lambda given: str(given)[:60])
@@ -99,7 +110,7 @@ UNFIT: list[tuple[dict[str, Any], str]] = [
     ({"merge": dd.Merge(), "derive": {"n": "n + 1"}}, "'n'.*names itself"),
     ({"merge": dd.Merge(), "derive": {"n": "m + 1", "m": "at"}}, r"\['m'\].*derived after"),
     ({"merge": dd.Merge(), "derive": {"tags": "n + 1"}}, "'tags'.*int64"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("options", "named"), UNFIT, ids=lambda given: str(given)[:60])
@@ -129,14 +140,29 @@ def test_columns_called_like_those_kept_beside_rows_are_refused() -> None:
         bind("visits", schema, dd.Upsert("id", merge=dd.Merge({"n": dd.last()})))
 
 
-@pytest.mark.parametrize("make", [
-    lambda: dd.Merge({"n": "sum"}), lambda: dd.Merge(default=dd.sum), lambda: dd.Merge(function=5),  # type: ignore[dict-item, arg-type]
-    lambda: dd.Merge(scalar=True), lambda: dd.Merge({"n": dd.sum()}, function=merger),
-    lambda: dd.Merge(default=dd.sum(), function=merger), lambda: dd.append(limit=0), lambda: dd.union(limit=True),
-    lambda: dd.join_text(5), lambda: dd.fields({"a": 5}), lambda: dd.fields({"a": dd.collect()}),  # type: ignore[arg-type, dict-item]
-    lambda: dd.Expiry(), lambda: dd.Expiry(ttl=-1), lambda: dd.Expiry(ttl="5"), lambda: dd.Expiry(ttl=5, on_expire="x"),  # type: ignore[arg-type]
-    lambda: dd.Expiry(tombstone_ttl=5, on_expire="forget"), lambda: dd.Expiry(ttl=float("nan")),
-], ids=range(17))  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: dd.Merge({"n": "sum"}),
+        lambda: dd.Merge(default=dd.sum),
+        lambda: dd.Merge(function=5),  # type: ignore[dict-item, arg-type]
+        lambda: dd.Merge(scalar=True),
+        lambda: dd.Merge({"n": dd.sum()}, function=merger),
+        lambda: dd.Merge(default=dd.sum(), function=merger),
+        lambda: dd.append(limit=0),
+        lambda: dd.union(limit=True),
+        lambda: dd.join_text(5),
+        lambda: dd.fields({"a": 5}),
+        lambda: dd.fields({"a": dd.collect()}),  # type: ignore[arg-type, dict-item]
+        lambda: dd.Expiry(),
+        lambda: dd.Expiry(ttl=-1),
+        lambda: dd.Expiry(ttl="5"),
+        lambda: dd.Expiry(ttl=5, on_expire="x"),  # type: ignore[arg-type]
+        lambda: dd.Expiry(tombstone_ttl=5, on_expire="forget"),
+        lambda: dd.Expiry(ttl=float("nan")),
+    ],
+    ids=range(17),
+)
 def test_a_value_that_makes_no_sense_is_refused_where_it_is_made(make: Any) -> None:
     with pytest.raises(SpecError):
         make()
@@ -151,7 +177,7 @@ SPECS = [
     dd.Upsert("id", merge=dd.Merge({"name": dd.join_text("; ")}), derive={"n": "m + 1", "paid": "n > 5"}),
     dd.Upsert("id", merge=dd.Merge({"place": dd.fields({"visits": dd.sum()}, default=dd.first())})),
     dd.Upsert("id", order_by="at", expiry=dd.Expiry(5, 0, "forget", "insert")),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.to_json()[:50])
@@ -167,8 +193,18 @@ def test_every_strategy_has_a_json_form_that_gives_it_back() -> None:
     assert [getattr(dd, name) for name in MAKERS] == list(MAKERS.values())
 
 
-@pytest.mark.parametrize("given", ["median", 5, {"name": "sum", "limit": 3}, {"name": "fields", "fields": 5}, {}, None,
-                                   {"name": "append", "limit": "x"}])  # fmt: skip
+@pytest.mark.parametrize(
+    "given",
+    [
+        "median",
+        5,
+        {"name": "sum", "limit": 3},
+        {"name": "fields", "fields": 5},
+        {},
+        None,
+        {"name": "append", "limit": "x"},
+    ],
+)
 def test_what_is_no_strategy_in_json_is_refused(given: Any) -> None:
     with pytest.raises(SpecError):
         Strategy.of_json(given)

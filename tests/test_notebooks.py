@@ -45,9 +45,13 @@ def run(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookNode:
         connection_file=str(folder / "kernel.json"),
     )
     client = NotebookClient(
-        fresh, km=kernel, timeout=600, coalesce_streams=True, record_timing=False,
+        fresh,
+        km=kernel,
+        timeout=600,
+        coalesce_streams=True,
+        record_timing=False,
         resources={"metadata": {"path": str(folder)}},
-    )  # fmt: skip
+    )
     client.execute(cleanup_kc=True, env=os.environ | {"IPYTHONDIR": str(folder), "MPLBACKEND": PICTURES})
     return cleaned(fresh)
 

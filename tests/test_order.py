@@ -121,8 +121,9 @@ def test_under_greatest_a_value_beats_a_delete_and_columns_decide_left_to_right(
 
 def test_under_greatest_columns_that_do_not_count_as_a_change_do_not_break_ties() -> None:
     at, seen = pa.array([0, 0]), pa.array([["x"], ["y"]])
-    order, batch = order_of({"at": at, "seen": seen, "v": pa.array([1, 1])}, order_by="at", tie="greatest",
-                            noop_ignore=["seen"])  # fmt: skip
+    order, batch = order_of(
+        {"at": at, "seen": seen, "v": pa.array([1, 1])}, order_by="at", tie="greatest", noop_ignore=["seen"]
+    )
     assert len(set(words_of(order, batch))) == 1
 
 

@@ -174,10 +174,13 @@ def test_outputs_may_go_to_another_folder_and_epochs_are_told_from_the_one_that_
 # A folder belongs to one state.
 
 
-@pytest.mark.parametrize("opened", [
-    lambda state, outputs: flow().open(state, outputs=outputs),
-    lambda state, outputs: Coordinator.open(flow(), state, outputs=outputs, partitions=2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "opened",
+    [
+        lambda state, outputs: flow().open(state, outputs=outputs),
+        lambda state, outputs: Coordinator.open(flow(), state, outputs=outputs, partitions=2),
+    ],
+)
 @pytest.mark.parametrize("new", [True, False])
 def test_another_state_s_folder_is_refused(opened: Any, new: bool, tmp_path: Path) -> None:
     outputs = tmp_path / "outputs"
@@ -295,8 +298,12 @@ def test_a_damaged_outputs_json_is_named_with_a_remedy_that_helps(damage: str, t
     path = outputs / "outputs.json"
     DAMAGE[damage](path)
     signal.alarm(60)  # whoever waits for a pipe's writer waits for ever
-    for wrong in (lambda: flow().open(state, outputs=outputs), lambda: gc(state), lambda: rollback(state),
-                  lambda: Coordinator.open(flow(), state, outputs=outputs)):  # fmt: skip
+    for wrong in (
+        lambda: flow().open(state, outputs=outputs),
+        lambda: gc(state),
+        lambda: rollback(state),
+        lambda: Coordinator.open(flow(), state, outputs=outputs),
+    ):
         with pytest.raises(CorruptState, match=r"outputs\.json of .*; .*restore it.*|.*delete that file") as caught:
             wrong()
         assert len(str(caught.value)) < 900 and "delete that file" in caught.value.remedy
@@ -311,9 +318,21 @@ def test_a_damaged_outputs_json_is_named_with_a_remedy_that_helps(damage: str, t
 
 
 def test_the_folders_of_outputs_have_names_that_can_be_read(tmp_path: Path) -> None:
-    wanted = {"by_city": "by_city", "by city": "by_city", "orders.stale": "orders.stale", "größe": "gr_e", "": "",
-              "../../etc/passwd": "etc_passwd", ".hidden": "hidden", "_temporary": "temporary", "日本": "",
-              "a=b/c": "a_b_c", "x" * 300: "x" * 40, "a\0b\n": "a_b", "\ud800": ""}  # fmt: skip
+    wanted = {
+        "by_city": "by_city",
+        "by city": "by_city",
+        "orders.stale": "orders.stale",
+        "größe": "gr_e",
+        "": "",
+        "../../etc/passwd": "etc_passwd",
+        ".hidden": "hidden",
+        "_temporary": "temporary",
+        "日本": "",
+        "a=b/c": "a_b_c",
+        "x" * 300: "x" * 40,
+        "a\0b\n": "a_b",
+        "\ud800": "",
+    }
     for name, readable in wanted.items():
         assert re.fullmatch(re.escape(f"{readable}-" if readable else "") + "[0-9a-f]{16}", of(name)), (name, of(name))
     assert len({of(name) for name in wanted}) == len(wanted)
@@ -417,10 +436,13 @@ except StorageFull as error:
     assert f"in the {'outputs folder' if where == 'outputs' else 'state'} {tmp_path}" in said and "free" not in said
 
 
-@pytest.mark.parametrize(("number", "remedy"), [
-    (errno.EFBIG, "its file system takes no file as large; give a folder on another one"),
-    (errno.ENOSPC, "bytes are free; free space"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.EFBIG, "its file system takes no file as large; give a folder on another one"),
+        (errno.ENOSPC, "bytes are free; free space"),
+    ],
+)
 def test_a_disk_without_room_for_an_output_is_told_as_such(number: int, remedy: str, tmp_path: Path) -> None:
     full = list[str]()
 

@@ -36,8 +36,16 @@ from ddflow.store.site import Site
 PATH, FOLDER = "/data/orders", "/data/out"
 LAST, IMAGES, CHUNKS = 13, 50, 2
 STORIES = range(1000, 2000)
-DEATHS = (("rename", "", 2), ("rename", "", 1), ("link", "", 4), ("sync_dir", "", 6), ("sync_dir", FOLDER, 2),
-          ("create", ".parquet.hidden", 6), ("fsync", "", 6), ("unlink", "", 4))  # fmt: skip
+DEATHS = (
+    ("rename", "", 2),
+    ("rename", "", 1),
+    ("link", "", 4),
+    ("sync_dir", "", 6),
+    ("sync_dir", FOLDER, 2),
+    ("create", ".parquet.hidden", 6),
+    ("fsync", "", 6),
+    ("unlink", "", 4),
+)
 """Call, ending of a path, and the greatest number of such calls before it."""
 
 

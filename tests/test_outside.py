@@ -27,8 +27,12 @@ from ddflow.cli import VERBS, app
 ROOT = Path(__file__).parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "outside"
 PACKAGES = ("ddflow", "ddflow.errors", "ddflow.testing", "spark_bridge")
-SHAPES = {"w1": {"keys": 20_000}, "w1s": {"keys": 2_000}, "w1z": {"keys": 20_000, "zipf": 1.2},
-          "w3": {"keys": 20_000, "strings": True}}  # fmt: skip
+SHAPES = {
+    "w1": {"keys": 20_000},
+    "w1s": {"keys": 2_000},
+    "w1z": {"keys": 20_000, "zipf": 1.2},
+    "w3": {"keys": 20_000, "strings": True},
+}
 EVENTS = 200_000
 
 
@@ -48,8 +52,9 @@ def signature(name: str, thing: Any) -> str:
 def members(thing: type) -> Iterator[str]:
     """What a class of ours shows: methods with what they are called with, and properties.  Fields that a caller gives
     are in the class's own signature."""
-    names = {name for base in thing.__mro__ if base.__module__.startswith(("ddflow", "spark_bridge"))
-             for name in vars(base)}  # fmt: skip
+    names = {
+        name for base in thing.__mro__ if base.__module__.startswith(("ddflow", "spark_bridge")) for name in vars(base)
+    }
     for name in sorted(names):
         if name.startswith("_") and name not in ("__iter__", "__len__", "__getitem__", "__enter__", "__exit__"):
             continue
@@ -68,9 +73,10 @@ def names() -> str:
     for package in PACKAGES:
         module = importlib.import_module(package)
         public = getattr(module, "__all__", None) or [
-            name for name, thing in vars(module).items()
+            name
+            for name, thing in vars(module).items()
             if not name.startswith("_") and getattr(thing, "__module__", "") == package
-        ]  # fmt: skip
+        ]
         for name in sorted(public):
             thing = getattr(module, name)
             if isinstance(thing, type):
@@ -95,8 +101,11 @@ def help_texts(width: int = 2000) -> str:
         assert done.exit_code == 0, verb
         plain = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
         lines = [" ".join(re.sub("[│╭╮╰╯─]+", " ", line).split()) for line in plain.splitlines()]
-        wrapped = [textwrap.fill(line, 110, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
-                   for line in lines if line]  # fmt: skip
+        wrapped = [
+            textwrap.fill(line, 110, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+            for line in lines
+            if line
+        ]
         texts.append("\n".join([f"# ddflow {verb}".rstrip(), *wrapped]))
     return "\n\n".join(texts) + "\n"
 
@@ -130,8 +139,11 @@ def answers(name: str) -> dict[str, Any]:
     events, found = made.build(made.Shape(n=EVENTS, **SHAPES[name])), {}
     some = "val like 'city-00%'" if SHAPES[name].get("strings") else "val < 100"
     for mode in ("epoch", "hold-back"):
-        spec = (dd.Upsert(key="key", order_by="time", delete="val is null") if mode == "epoch"
-                else dd.Upsert(key="key", time="time", delete="val is null"))  # fmt: skip
+        spec = (
+            dd.Upsert(key="key", order_by="time", delete="val is null")
+            if mode == "epoch"
+            else dd.Upsert(key="key", time="time", delete="val is null")
+        )
         updates: dict[str, list[pa.Table]] = {"rows": [], "some": [], "counts": []}
         with flow_of(events.schema, spec, some).open() as engine:
             for begin in range(0, EVENTS, 20_000):
@@ -147,10 +159,14 @@ def answers(name: str) -> dict[str, Any]:
             left = {output: engine.read(output).num_rows for output in updates}
             verdicts = {each: getattr(engine.verdicts, each) for each in ("total", "pending")}
         found[mode] = {
-            output: {"updates": sum(each.num_rows for each in tables), "checksum": f"{made.checksum(tables):016x}",
-                     "sum": sum(int(np.sum(each["_diff"].to_numpy())) for each in tables), "left": left[output]}
+            output: {
+                "updates": sum(each.num_rows for each in tables),
+                "checksum": f"{made.checksum(tables):016x}",
+                "sum": sum(int(np.sum(each["_diff"].to_numpy())) for each in tables),
+                "left": left[output],
+            }
             for output, tables in updates.items()
-        } | {"verdicts": verdicts}  # fmt: skip
+        } | {"verdicts": verdicts}
     return found
 
 

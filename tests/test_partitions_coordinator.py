@@ -73,20 +73,35 @@ class Tasks:
         came = ({"orders": rows}, {"orders": f"{rows:02x}" * 16}) if rows and level == 0 else ({}, {})
         held = self.coordinator.flow.holds_back
         receipt = Receipt(
-            level=level, number=number, base=base.digest, nonce=self.store.nonce,
-            inventory=self.put(f'{{"file": {list(batch.to_json())}}}'.replace("'", '"').encode()), outputs=outputs,
-            rows=came[0], digests=came[1], counts={"applied": rows} if rows and level == 0 else {},
-            greatest={"orders": 10 * base.epoch + number} if held and level == 0 else {}, horizons={},
-            frontier=base.to if held else base.time + 1, last=base.last if held else base.time, since=base.since,
-            added=(batch,), gone=(), sent="", figures={"step": 7, "memory": number},
-        )  # fmt: skip
+            level=level,
+            number=number,
+            base=base.digest,
+            nonce=self.store.nonce,
+            inventory=self.put(f'{{"file": {list(batch.to_json())}}}'.replace("'", '"').encode()),
+            outputs=outputs,
+            rows=came[0],
+            digests=came[1],
+            counts={"applied": rows} if rows and level == 0 else {},
+            greatest={"orders": 10 * base.epoch + number} if held and level == 0 else {},
+            horizons={},
+            frontier=base.to if held else base.time + 1,
+            last=base.last if held else base.time,
+            since=base.since,
+            added=(batch,),
+            gone=(),
+            sent="",
+            figures={"step": 7, "memory": number},
+        )
         return receipt._replace(**fields)
 
     def all(self, rows: int = 3) -> list[Receipt]:
         """Of all tasks; those of the first partition have rows."""
         cut = self.coordinator.cut
-        return [self.receipt(level, number, rows if number == 0 else 0)
-                for level in range(cut.levels) for number in range(self.base.partitions)]  # fmt: skip
+        return [
+            self.receipt(level, number, rows if number == 0 else 0)
+            for level in range(cut.levels)
+            for number in range(self.base.partitions)
+        ]
 
 
 def epoch(coordinator: Coordinator, rows: int = 3, feed: Feed | None = None, **options: Any) -> Committed:
@@ -141,8 +156,9 @@ def test_the_digest_of_a_call_does_not_depend_on_partitions() -> None:
             at = i % partitions
             whole = {"orders": int.from_bytes(bytes.fromhex(given[at].digests.get("orders", "00" * 16))[:8], "little")}
             text = ((whole["orders"] + row) % 2**64).to_bytes(8, "little").hex() + "00" * 8
-            given[at] = given[at]._replace(rows={"orders": given[at].rows.get("orders", 0) + 1},
-                                           digests={"orders": text})  # fmt: skip
+            given[at] = given[at]._replace(
+                rows={"orders": given[at].rows.get("orders", 0) + 1}, digests={"orders": text}
+            )
         found.add(coordinator.finish(base, given) and coordinator.manifest.receipts[0].calls[0].digest)
     assert len(found) == 1
 
@@ -163,8 +179,14 @@ def test_of_two_attempts_the_first_is_taken_and_they_agree() -> None:
     base = coordinator.begin()
     first, second = Tasks(coordinator, base).all(), Tasks(coordinator, base).all()
     slow = [each._replace(figures={"step": 10**9}) for each in second]
-    for field, value in [("rows", {"orders": 2}), ("digests", {"orders": "00" * 16}), ("counts", {"stale": 3}),
-                         ("sent", "11" * 16), ("last", 77), ("outputs", {})]:  # fmt: skip
+    for field, value in [
+        ("rows", {"orders": 2}),
+        ("digests", {"orders": "00" * 16}),
+        ("counts", {"stale": 3}),
+        ("sent", "11" * 16),
+        ("last", 77),
+        ("outputs", {}),
+    ]:
         other = second[0]._replace(**{field: value})
         with pytest.raises(ReceiptsDisagree, match=f"two attempts at partition 0 on level 0 differ in {field}"):
             coordinator.finish(base, [*first, other])
@@ -177,16 +199,22 @@ def test_receipts_of_others_are_refused() -> None:
     coordinator = opened()
     base = coordinator.begin()
     first, second = Tasks(coordinator, base).all()
-    for receipt, message in [(second._replace(base="00" * 16), "partition 1 on level 0 started from the manifest with"),
-                             (second._replace(level=1), "a receipt of partition 1 on level 1"),
-                             (second._replace(number=2), "a receipt of partition 2 on level 0")]:  # fmt: skip
+    for receipt, message in [
+        (second._replace(base="00" * 16), "partition 1 on level 0 started from the manifest with"),
+        (second._replace(level=1), "a receipt of partition 1 on level 1"),
+        (second._replace(number=2), "a receipt of partition 2 on level 0"),
+    ]:
         with pytest.raises(SpecError, match=message):
             coordinator.finish(base, [first, receipt])
     with pytest.raises(ReceiptsDisagree, match="closed to 2, partition 1 on level 0 to 9"):
         coordinator.finish(base, [first, second._replace(frontier=9)])
-    for wrong in ({"rows": {"others": 1}}, {"rows": {"orders": 1}, "digests": {}}, {"horizons": {"x": 1}},
-                  {"outputs": {"by_city": first.outputs["orders"]}},
-                  {"outputs": {"orders": Output((Blob("00ff00ff00ff00ff-1.parquet", 1, bytes(16)),), 1)}}):  # fmt: skip
+    for wrong in (
+        {"rows": {"others": 1}},
+        {"rows": {"orders": 1}, "digests": {}},
+        {"horizons": {"x": 1}},
+        {"outputs": {"by_city": first.outputs["orders"]}},
+        {"outputs": {"orders": Output((Blob("00ff00ff00ff00ff-1.parquet", 1, bytes(16)),), 1)}},
+    ):
         with pytest.raises(CorruptState, match="partition 1 on level 0: it tells of"):
             coordinator.finish(base, [first, second._replace(**wrong)])
     with pytest.raises(SpecError, match="it was not begun, or another was begun since"):
@@ -252,8 +280,10 @@ def test_names_are_those_of_the_version_and_what_is_over_goes() -> None:
     hands = Hands(flow, store, 3, chance, grace=0, keep=3)
     for n in range(12):
         rows = [chance.randrange(40) for _ in range(chance.choice([0, 5, 30]))]
-        table = pa.table({"id": rows, "city": [f"c{r % 7}" for r in rows], "at": [n] * len(rows)},
-                         pa.schema({"id": pa.int64(), "city": pa.string(), "at": pa.int64()}))  # fmt: skip
+        table = pa.table(
+            {"id": rows, "city": [f"c{r % 7}" for r in rows], "at": [n] * len(rows)},
+            pa.schema({"id": pa.int64(), "city": pa.string(), "at": pa.int64()}),
+        )
         hands.epoch({"orders": table})
         manifest, ledger = hands.coordinator.manifest, hands.coordinator.ledger
         assert ledger.names == names_of(store, manifest)

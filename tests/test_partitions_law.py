@@ -48,8 +48,11 @@ def shuffled(draw: st.DrawFn, **fixed: Any) -> dict[str, Any]:
     name, source = next(iter(scenario["sources"].items()))
     columns = [column for column in row_of(source["columns"], source["spec"]) if column != "l"]
     count = ["count", ["source", name], draw(some(columns)), "how many"]
-    more = {"some": ["project", ["source", name], draw(some(columns, 1))], "count": count,
-            "counts": ["count", count, ["how many"], "count"]}  # fmt: skip
+    more = {
+        "some": ["project", ["source", name], draw(some(columns, 1))],
+        "count": count,
+        "counts": ["count", count, ["how many"], "count"],
+    }
     return scenario | {"outputs": scenario["outputs"] | more}
 
 
@@ -92,8 +95,10 @@ def arrow(scenario: dict[str, Any], epochs: list[dict[str, list[Any]]]) -> list[
 @given(data=st.data())
 def test_any_number_of_partitions_gives_what_one_engine_gives(data: st.DataObject) -> None:
     scenario = data.draw(shuffled())
-    given_ = [{name: data.draw(events(source, most=10)) for name, source in scenario["sources"].items()}
-              for _ in range(data.draw(st.integers(1, 4)))]  # fmt: skip
+    given_ = [
+        {name: data.draw(events(source, most=10)) for name, source in scenario["sources"].items()}
+        for _ in range(data.draw(st.integers(1, 4)))
+    ]
     partitions, seed = data.draw(st.sampled_from([1, 3, 8])), data.draw(st.integers(0, 99))
     try:
         agree(scenario, arrow(scenario, given_), partitions, seed, data.draw(st.booleans())).close()

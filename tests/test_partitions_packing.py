@@ -52,8 +52,7 @@ def packed(rows: pa.RecordBatch, to: list[int], origin: Origin | None = None, wh
     batch = pack(rows, np.array(to, np.int32), row_hashes(rows, SECRET), origin, what)
     batch.validate(full=True)
     assert batch.schema == PACKED
-    return [{**chunk, "payload": payload_at(batch.column("payload"), i)}
-            for i, chunk in enumerate(batch.to_pylist())]  # fmt: skip
+    return [{**chunk, "payload": payload_at(batch.column("payload"), i)} for i, chunk in enumerate(batch.to_pylist())]
 
 
 def moved(payload: pa.Buffer, by: int) -> pa.Buffer:
@@ -103,8 +102,10 @@ def test_rows_of_several_origins_are_chunks_of_their_own_in_the_order_of_their_p
     rows = pa.record_batch({"n": [0, 1, 2, 3, 4, 5]})
     origin = Origin(["b", "a"], np.array([0, 1, 0, 1, 0, 0]), np.array([9, 5, 7, 6, 8, 1]), True)
     chunks = packed(rows, [1, 0, 1, 0, 1, 0], origin)
-    got = [(c["to"], c["origin"], c["at"], unpack(c["payload"], with_arrival(rows.schema, True), c["rows"]).to_pydict())
-           for c in chunks]  # fmt: skip
+    got = [
+        (c["to"], c["origin"], c["at"], unpack(c["payload"], with_arrival(rows.schema, True), c["rows"]).to_pydict())
+        for c in chunks
+    ]
     assert got == [
         (0, "b", 1, {"n": [5], "_arrival": [1]}),
         (0, "a", 5, {"n": [1, 3], "_arrival": [5, 6]}),
@@ -173,8 +174,13 @@ def test_sums_travel_to_the_partition_of_what_they_meet_by(by: list[str], monkey
     flow.output("counts", orders.count(by))
     plan = cut(flow)
     schema, n = sums_schema(plan.meetings[0]), 1000
-    columns = {"city": [f"c{i % 50}" for i in range(n)], "paid": [i % 3 == 0 for i in range(n)], "all": [True] * n,
-               "_time": range(n), "_diff": [1, -1] * (n // 2)}  # fmt: skip
+    columns = {
+        "city": [f"c{i % 50}" for i in range(n)],
+        "paid": [i % 3 == 0 for i in range(n)],
+        "all": [True] * n,
+        "_time": range(n),
+        "_diff": [1, -1] * (n // 2),
+    }
     table = pa.table([pa.array(columns[f.name], f.type) for f in schema], schema=schema)
     given = pa.concat_tables([table.slice(0, 3), table.slice(3)])
     monkeypatch.setattr("ddflow.partitions.packing.held", lambda partitions: (300, 10**6))

@@ -43,8 +43,16 @@ LATE = replace(HELD, lateness=20, late="drop")
 SPECS = {"epochs": EPOCH, "held back": LATE, "wide": WIDE, "expiring": replace(EPOCH, expiry=dd.Expiry(ttl=30))}
 
 
-def pair(flow: dd.Flow, engines: dd.Flow, epochs: list[dict[str, pa.Table]], partitions: int, close: bool = False,
-         retain: int = 0, seed: int = 1, store: Any = None) -> tuple[Any, MemoryStore]:  # fmt: skip
+def pair(
+    flow: dd.Flow,
+    engines: dd.Flow,
+    epochs: list[dict[str, pa.Table]],
+    partitions: int,
+    close: bool = False,
+    retain: int = 0,
+    seed: int = 1,
+    store: Any = None,
+) -> tuple[Any, MemoryStore]:
     """A state of so many partitions, and that of an engine (whose flow has no lateness) given the same."""
     cut, whole = MemoryStore() if store is None else store, MemoryStore()
     hands = Hands(flow, cut, partitions, random.Random(seed), secret=SECRET, retain=retain)
@@ -129,18 +137,28 @@ def test_of_any_plan_too(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(["any", "any", "merging", "expiring"]))
     if kind == "any":
         scenario = data.draw(shuffled())
-        given_ = [{name: data.draw(rows_of(source, most=8)) for name, source in scenario["sources"].items()}
-                  for _ in range(data.draw(st.integers(1, 3)))]  # fmt: skip
+        given_ = [
+            {name: data.draw(rows_of(source, most=8)) for name, source in scenario["sources"].items()}
+            for _ in range(data.draw(st.integers(1, 3)))
+        ]
     else:
-        draw, rows = {"merging": (merging_strategies.scenarios(tie="last", null_key="drop"), merging_strategies.events),
-                      "expiring": (expiring(), expiring_rows)}[kind]  # fmt: skip
+        draw, rows = {
+            "merging": (merging_strategies.scenarios(tie="last", null_key="drop"), merging_strategies.events),
+            "expiring": (expiring(), expiring_rows),
+        }[kind]
         scenario = data.draw(draw)
         of = scenario["sources"]["a"] if kind == "merging" else scenario
         given_ = [{"a": data.draw(rows(of, most=6))} for _ in range(data.draw(st.integers(1, 3)))]
     retain = 0 if kind == "expiring" else data.draw(st.sampled_from([0, 3]))
     try:
-        cut, whole = pair(flow_of(scenario), flow_of(scenario, lateness=False), arrow(scenario, given_),
-                          data.draw(st.sampled_from([1, 2, 4])), data.draw(st.booleans()), retain)  # fmt: skip
+        cut, whole = pair(
+            flow_of(scenario),
+            flow_of(scenario, lateness=False),
+            arrow(scenario, given_),
+            data.draw(st.sampled_from([1, 2, 4])),
+            data.draw(st.booleans()),
+            retain,
+        )
     except DdflowError as error:  # both sides say so; see test_partitions_law
         note(str(error))
         return

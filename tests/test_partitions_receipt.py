@@ -27,11 +27,25 @@ def blob(number: int, ending: str = "arrow", nonce: str = NONCE) -> Blob:
 def typical() -> Receipt:
     """A receipt with something in every field."""
     return Receipt(
-        level=1, number=7, base="0a" * 16, nonce=NONCE, inventory=blob(1, "json"),
-        outputs={"größe": Output((blob(2),), 3)}, rows={"a": 4}, digests={"a": "0b" * 16}, counts={"noop": 1},
-        greatest={"a": -5}, horizons={"a": 9}, frontier=42, last=41, since=40, added=(blob(3), blob(4)),
-        gone=("11" * 8 + "-9.arrow",), sent="0c" * 16, figures={"step": 1200},
-    )  # fmt: skip
+        level=1,
+        number=7,
+        base="0a" * 16,
+        nonce=NONCE,
+        inventory=blob(1, "json"),
+        outputs={"größe": Output((blob(2),), 3)},
+        rows={"a": 4},
+        digests={"a": "0b" * 16},
+        counts={"noop": 1},
+        greatest={"a": -5},
+        horizons={"a": 9},
+        frontier=42,
+        last=41,
+        since=40,
+        added=(blob(3), blob(4)),
+        gone=("11" * 8 + "-9.arrow",),
+        sent="0c" * 16,
+        figures={"step": 1200},
+    )
 
 
 def own(nonce: str, each: Blob) -> Blob:
@@ -42,16 +56,27 @@ def own(nonce: str, each: Blob) -> Blob:
 nonces = digests.map(lambda text: text[:16])
 receipts = nonces.flatmap(
     lambda nonce: st.builds(
-        Receipt, level=st.integers(0, LEVELS - 1), number=st.integers(0, PARTITIONS - 1), base=digests,
-        nonce=st.just(nonce), inventory=blobs.map(lambda each: own(nonce, each)),
+        Receipt,
+        level=st.integers(0, LEVELS - 1),
+        number=st.integers(0, PARTITIONS - 1),
+        base=digests,
+        nonce=st.just(nonce),
+        inventory=blobs.map(lambda each: own(nonce, each)),
         outputs=st.dictionaries(names, st.builds(Output, blobs.map(lambda each: (own(nonce, each),)), counts)),
-        rows=st.dictionaries(names, counts), digests=st.dictionaries(names, digests),
-        counts=st.dictionaries(names, counts), greatest=by_source, horizons=by_source, frontier=times, last=times,
-        since=times, added=st.lists(blobs.map(lambda each: own(nonce, each)), max_size=3).map(tuple),
-        gone=st.lists(blobs.map(lambda each: each.name), max_size=3).map(tuple), sent=st.just("") | digests,
+        rows=st.dictionaries(names, counts),
+        digests=st.dictionaries(names, digests),
+        counts=st.dictionaries(names, counts),
+        greatest=by_source,
+        horizons=by_source,
+        frontier=times,
+        last=times,
+        since=times,
+        added=st.lists(blobs.map(lambda each: own(nonce, each)), max_size=3).map(tuple),
+        gone=st.lists(blobs.map(lambda each: each.name), max_size=3).map(tuple),
+        sent=st.just("") | digests,
         figures=st.dictionaries(names, counts),
     )
-)  # fmt: skip
+)
 
 
 @given(receipts)
@@ -75,21 +100,47 @@ def refused(change: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("level", -1), ("level", LEVELS), ("level", True), ("number", PARTITIONS), ("number", 1.0), ("number", None),
-        ("base", "0a" * 15), ("base", "ZZ" * 16), ("base", ""), ("nonce", NONCE[1:]), ("nonce", "../../../../etc/"),
-        ("inventory", None), ("inventory", ["/etc/passwd", 1, "00" * 16]), ("inventory", [NONCE + "-1.json", -1, ""]),
-        ("inventory", blob(1, "json", "11" * 8).to_json()), ("outputs", []),
+        ("level", -1),
+        ("level", LEVELS),
+        ("level", True),
+        ("number", PARTITIONS),
+        ("number", 1.0),
+        ("number", None),
+        ("base", "0a" * 15),
+        ("base", "ZZ" * 16),
+        ("base", ""),
+        ("nonce", NONCE[1:]),
+        ("nonce", "../../../../etc/"),
+        ("inventory", None),
+        ("inventory", ["/etc/passwd", 1, "00" * 16]),
+        ("inventory", [NONCE + "-1.json", -1, ""]),
+        ("inventory", blob(1, "json", "11" * 8).to_json()),
+        ("outputs", []),
         ("outputs", {"a": {"blobs": [], "rows": 1}}),
         ("outputs", {"a": {"blobs": [blob(1, nonce="11" * 8).to_json()], "rows": 1}}),
-        ("outputs", {"a": {"blobs": [blob(2).to_json()], "rows": -1}}), ("outputs", {"a": None}),
-        ("rows", {"a": -1}), ("rows", None), ("digests", {"a": "0b" * 17}), ("digests", {"a": 5}),
+        ("outputs", {"a": {"blobs": [blob(2).to_json()], "rows": -1}}),
+        ("outputs", {"a": None}),
+        ("rows", {"a": -1}),
+        ("rows", None),
+        ("digests", {"a": "0b" * 17}),
+        ("digests", {"a": 5}),
         ("counts", {"a": 0.5}),
-        ("greatest", {"a": 2**63}), ("horizons", {"a": None}), ("frontier", None), ("last", 2**63), ("since", "1"),
-        ("added", [blob(3, nonce="11" * 8).to_json()]), ("added", None), ("gone", ["../x"]), ("gone", [4]),
+        ("greatest", {"a": 2**63}),
+        ("horizons", {"a": None}),
+        ("frontier", None),
+        ("last", 2**63),
+        ("since", "1"),
+        ("added", [blob(3, nonce="11" * 8).to_json()]),
+        ("added", None),
+        ("gone", ["../x"]),
+        ("gone", [4]),
         ("gone", "x"),
-        ("sent", "0c"), ("sent", None), ("figures", {"x": -1}), ("more", 1),
+        ("sent", "0c"),
+        ("sent", None),
+        ("figures", {"x": -1}),
+        ("more", 1),
     ],
-)  # fmt: skip
+)
 def test_a_field_that_is_none_of_ours_is_an_error(field: str, value: Any) -> None:
     refused({field: value})
 
@@ -110,11 +161,20 @@ def test_what_receipts_add_up_to_does_not_depend_on_their_order_or_number(chance
     for level in range(levels):
         for number in range(parts):
             first = level == 0
-            given.append(typical()._replace(
-                level=level, number=number, base="0a" * 16, outputs={"o": Output((blob(level * 9 + number),), number)},
-                rows={"a": number} if first else {}, digests={"a": f"{number:032x}"} if first else {},
-                greatest={"a": number} if first else {}, horizons={}, last=number, since=number,
-            ))  # fmt: skip
+            given.append(
+                typical()._replace(
+                    level=level,
+                    number=number,
+                    base="0a" * 16,
+                    outputs={"o": Output((blob(level * 9 + number),), number)},
+                    rows={"a": number} if first else {},
+                    digests={"a": f"{number:032x}"} if first else {},
+                    greatest={"a": number} if first else {},
+                    horizons={},
+                    last=number,
+                    since=number,
+                )
+            )
     whole = gather(given, "0a" * 16, levels, parts)
     mixed = [*given, *(each._replace(figures={}) for each in chance.sample(given, chance.randrange(len(given) + 1)))]
     firsts = {(each.level, each.number): each for each in reversed(mixed)}

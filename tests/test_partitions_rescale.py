@@ -72,9 +72,10 @@ def together(draw: st.DrawFn) -> Any:
 TRACES = {
     "plain": drawn(),
     "crowds": st.one_of(crowds(), together()),
-    "merging": merging().flatmap(lambda scenario: st.tuples(
-        st.just(scenario), test_merging_laws.calls(scenario, contents=False))),
-}  # fmt: skip
+    "merging": merging().flatmap(
+        lambda scenario: st.tuples(st.just(scenario), test_merging_laws.calls(scenario, contents=False))
+    ),
+}
 WAYS = {
     "plain": {"events that wait were moved", "a merge half done was cut"},
     "crowds": {"rows were asked", "events that wait were moved", "a merge half done was cut"},
@@ -237,8 +238,9 @@ def test_a_group_that_left_and_came_again_stays_with_its_key_though_nothing_says
 def test_what_all_partitions_must_know_of_a_source_is_known_after(tmp_path: Path) -> None:
     flow = dd.Flow()
     for name in "ab":
-        flow.output(f"all_{name}", flow.upserts(name, {"k": pa.int64(), "t": pa.int64()},
-                                                dd.Upsert("k", time="t", lateness=5)))  # fmt: skip
+        flow.output(
+            f"all_{name}", flow.upserts(name, {"k": pa.int64(), "t": pa.int64()}, dd.Upsert("k", time="t", lateness=5))
+        )
     with flow.open(store := MemoryStore()) as engine:
         engine.push({"a": pa.table({"k": [1, 2], "t": [90, 100]})})
     for number in (4, 1):

@@ -47,8 +47,9 @@ def routed(route: Router, batches: Iterable[pa.RecordBatch], origin: int = 0) ->
     for batch in route(batches, origin):
         batch.validate(full=True)
         assert batch.schema == PACKED and batch.num_rows
-        out += [{**chunk, "payload": payload_at(batch.column("payload"), i)}
-                for i, chunk in enumerate(batch.to_pylist())]  # fmt: skip
+        out += [
+            {**chunk, "payload": payload_at(batch.column("payload"), i)} for i, chunk in enumerate(batch.to_pylist())
+        ]
     return out
 
 
@@ -163,7 +164,9 @@ def test_batches_of_different_columns_are_packed_apart() -> None:
     route = Router(opened(ORDERS), "s", 1, SECRET)
     chunks = routed(route, [pa.record_batch({"id": [1]}), pa.record_batch({"id": [2], "city": ["Bern"]})])
     assert rows_of(chunks, pa.schema(ORDERS)).to_pylist() == [
-        {"id": 1, "city": None, "at": None}, {"id": 2, "city": "Bern", "at": None}]  # fmt: skip
+        {"id": 1, "city": None, "at": None},
+        {"id": 2, "city": "Bern", "at": None},
+    ]
     assert [c["at"] for c in chunks] == [0, 1]
 
 
@@ -204,7 +207,7 @@ REFUSED = {
         "a column 'partition' that was not declared",
     ),
     "a topic alone": (pa.record_batch({"id": [1], "topic": ["t"]}), "'topic' that was not declared"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -101,8 +101,16 @@ def test_rows_of_every_type_are_read_from_memory_and_from_the_file(kind: str, tm
     chunks = shuffled(Router(flow, "s", 1, SECRET, chunk_rows=4)([rows], 0), 1)
     odd = Origin(["t/0"], np.empty(0, np.int64), np.arange(n) * 3 % n, True)
     hashes = row_hashes(rows, SECRET)
-    halves = [pack(rows.slice(at, 3), np.zeros(min(3, n - at), np.int32), hashes[at : at + 3],
-                   odd._replace(places=odd.places[at : at + 3]), 0) for at in range(0, n, 3)]  # fmt: skip
+    halves = [
+        pack(
+            rows.slice(at, 3),
+            np.zeros(min(3, n - at), np.int32),
+            hashes[at : at + 3],
+            odd._replace(places=odd.places[at : at + 3]),
+            0,
+        )
+        for at in range(0, n, 3)
+    ]
     for given_chunks in (chunks, halves):
         told = []
         for memory in (None, 0):
@@ -125,8 +133,14 @@ def kafka(
     flow: dd.Flow, offsets: list[int], task: int, partition: int = 3, chunk_rows: int = 4
 ) -> list[pa.RecordBatch]:
     n = len(offsets)
-    rows = pa.record_batch({"id": pa.array(offsets), "topic": ["t"] * n, "offset": pa.array(offsets),
-                            "partition": pa.array([partition] * n, pa.int32())})  # fmt: skip
+    rows = pa.record_batch(
+        {
+            "id": pa.array(offsets),
+            "topic": ["t"] * n,
+            "offset": pa.array(offsets),
+            "partition": pa.array([partition] * n, pa.int32()),
+        }
+    )
     return list(Router(flow, "s", 1, SECRET, chunk_rows=chunk_rows)([rows], task))
 
 
@@ -178,15 +192,20 @@ def test_sums_are_for_their_level_and_what_is_for_later_ones_passes(memory: int 
     _, plan = counted()
     assert plan.levels == 3
     given_sums = {0: sums(plan, 0, [("Bern", 7, 2), ("Bern", 8, -1)]), 1: sums(plan, 1, [(3, 7, 1)])}
-    batches = [*packed_sums(given_sums, plan, 1, SECRET), packed_receipts([b"one", b"two"], 0),
-               *packed_sums({0: sums(plan, 0, [("Chur", 7, 1)])}, plan, 1, SECRET)]  # fmt: skip
+    batches = [
+        *packed_sums(given_sums, plan, 1, SECRET),
+        packed_receipts([b"one", b"two"], 0),
+        *packed_sums({0: sums(plan, 0, [("Chur", 7, 1)])}, plan, 1, SECRET),
+    ]
     with Spool(plan, 1, 0, memory, str(tmp_path)) as spool:
         for batch in shuffled(batches, 3, several=9):
             spool.take(batch)
         assert sorted(spool.receipts) == [b"one", b"two"]
         assert spool.sums(0).sort_by([("_time", "ascending"), ("city", "ascending")]).to_pylist() == [
-            {"city": "Bern", "_time": 7, "_diff": 2}, {"city": "Chur", "_time": 7, "_diff": 1},
-            {"city": "Bern", "_time": 8, "_diff": -1}]  # fmt: skip
+            {"city": "Bern", "_time": 7, "_diff": 2},
+            {"city": "Chur", "_time": 7, "_diff": 1},
+            {"city": "Bern", "_time": 8, "_diff": -1},
+        ]
         assert spool.sums(0).column("_diff").chunk(0).buffers()[1].address % 8 == 0
         passed = list(spool.forwarded)
         assert [batch.schema for batch in passed] == [PACKED]

@@ -36,8 +36,10 @@ COLUMNS = {"id": pa.int64(), "n": pa.int64(), "s": pa.string()}
 def flow_of(scenario: Mapping[str, Any]) -> dd.Flow:
     """A drawn scenario's flow."""
     flow = dd.Flow()
-    made = {name: flow.upserts(name, schema_of(given["columns"]), spec_of(given["spec"]))
-            for name, given in scenario["sources"].items()}  # fmt: skip
+    made = {
+        name: flow.upserts(name, schema_of(given["columns"]), spec_of(given["spec"]))
+        for name, given in scenario["sources"].items()
+    }
     for name, expression in scenario["outputs"].items():
         flow.output(name, plan(expression, made, False))
     return flow
@@ -124,8 +126,10 @@ def test_a_source_of_another_spec_or_another_column_keeps_its_id_but_not_the_fin
 
 
 def test_consolidation_is_no_part_of_what_a_collection_is() -> None:
-    plain, consolidated = (output(lambda rows, how=how: how(rows.project(["n"])).count())
-                           for how in (lambda c: c, lambda c: c.consolidate()))  # fmt: skip
+    plain, consolidated = (
+        output(lambda rows, how=how: how(rows.project(["n"])).count())
+        for how in (lambda c: c, lambda c: c.consolidate())
+    )
     assert describe(plain) == describe(consolidated)
 
 
@@ -178,8 +182,16 @@ def test_descriptions_are_the_same_in_every_process_and_whatever_came_first() ->
     found = set()
     for seed, order in (("0", "forth"), ("1", "forth"), ("2", "back")):
         environment = os.environ | {"PYTHONHASHSEED": seed}
-        found.add(subprocess.run([sys.executable, "-c", SCRIPT, order], capture_output=True, text=True, check=True,
-                                 env=environment, cwd=Path(__file__).parent.parent).stdout)  # fmt: skip
+        found.add(
+            subprocess.run(
+                [sys.executable, "-c", SCRIPT, order],
+                capture_output=True,
+                text=True,
+                check=True,
+                env=environment,
+                cwd=Path(__file__).parent.parent,
+            ).stdout
+        )
     assert len(found) == 1, found
 
 
@@ -215,8 +227,9 @@ class Above:
 def test_a_function_is_known_by_its_name_and_a_digest_stands_beside() -> None:
     description = describe(output(lambda rows: rows.filter(positive)))
     assert description["collections"][description["outputs"]["out"]]["predicate"] == {
-        "python": "test_planned.positive", "type": "bool"
-    }  # fmt: skip
+        "python": "test_planned.positive",
+        "type": "bool",
+    }
     assert description["formulas"] == {
         "python test_planned.positive": [sys.implementation.cache_tag, digest_of(positive)]
     }
@@ -245,9 +258,19 @@ def test_two_formulas_of_one_name_are_refused_and_one_that_is_used_twice_is_not(
 
 def test_a_digest_sees_code_and_plain_values_that_a_function_was_made_with() -> None:
     assert digest_of(above(1)) == digest_of(above(1)) != digest_of(above(2))
-    others = [lambda b: b.n, lambda b: b.m, lambda b: b.n + 1, lambda b: b.n + 2, lambda b, c=1: b.n,
-              lambda b, c=2: b.n, lambda b: [+x for x in b.n], lambda b: [-x for x in b.n], lambda b: b.n in {1},
-              lambda b: b.n in {1, 2}, lambda b: above(b.n)]  # fmt: skip
+    others = [
+        lambda b: b.n,
+        lambda b: b.m,
+        lambda b: b.n + 1,
+        lambda b: b.n + 2,
+        lambda b, c=1: b.n,
+        lambda b, c=2: b.n,
+        lambda b: [+x for x in b.n],
+        lambda b: [-x for x in b.n],
+        lambda b: b.n in {1},
+        lambda b: b.n in {1, 2},
+        lambda b: above(b.n),
+    ]
     assert len({digest_of(each) for each in others}) == len(others)
 
     def named(rows: Any) -> Any:  # another name, another place, other names of what is local
@@ -269,9 +292,13 @@ def test_a_plan_with_a_formula_that_is_not_sql_needs_the_flow(formula: Any, verb
 def test_a_collection_is_shown_as_it_would_be_written() -> None:
     flow = dd.Flow()
     rows, others = people(flow), flow.upserts("others", COLUMNS, dd.Upsert(key="id"))
-    flow.output("out", rows.filter("n > 1").project({"m": "n + 1", "s": "s"}).concat(
-        others.negate().project({"m": "n", "s": "s"}), others.project({"m": "n", "s": "s"})
-    ).count("m", "k"))  # fmt: skip
+    flow.output(
+        "out",
+        rows.filter("n > 1")
+        .project({"m": "n + 1", "s": "s"})
+        .concat(others.negate().project({"m": "n", "s": "s"}), others.project({"m": "n", "s": "s"}))
+        .count("m", "k"),
+    )
     description = describe(flow)
     assert shown(description, description["outputs"]["out"], "it") == (
         "people.filter('n > 1').project({'m': 'n + 1', 's': 's'}).concat(others.negate().project({'m': 'n', 's': 's'}),"
@@ -297,9 +324,36 @@ def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from paths(value[key], (*path, key))
 
 
-JUNK: list[Any] = [None, True, 0, -1, 2**63, 10**400, 1.5, float("nan"), "", "x", "id", "n", "n >", "\ud800", "a\x00b",
-                   [], {}, [[]], [None], [1], ["n", "n"], {"sql": "n"}, {"tombstone": 5},
-                   {"tombstone": "n", "value": []}, "count", "concat", "greatest", "(" * 500 + "n"]  # fmt: skip
+JUNK: list[Any] = [
+    None,
+    True,
+    0,
+    -1,
+    2**63,
+    10**400,
+    1.5,
+    float("nan"),
+    "",
+    "x",
+    "id",
+    "n",
+    "n >",
+    "\ud800",
+    "a\x00b",
+    [],
+    {},
+    [[]],
+    [None],
+    [1],
+    ["n", "n"],
+    {"sql": "n"},
+    {"tombstone": 5},
+    {"tombstone": "n", "value": []},
+    "count",
+    "concat",
+    "greatest",
+    "(" * 500 + "n",
+]
 
 
 def mutated(description: dict[str, Any], chance: random.Random) -> dict[str, Any]:
@@ -383,13 +437,21 @@ HOSTILE: dict[str, tuple[Callable[[], Any], str]] = {
     "no collections": (lambda: change(["collections"], None), "collections: it is None, not an object"),
     "an output of nothing": (lambda: change(["outputs", "rows"], "0" * 32), "do not fit together"),
     "a cycle": (a_cycle, "CycleError"),
-    "a collection under another's id": (lambda: change(["collections", "0" * 32], {"op": "source", "name": "people",
-                                                                                  "of": []}), "when it is built"),
-    "an unknown operator": (lambda: change(["collections", "0" * 32], {
-        "op": "join", "of": [whole()["outputs"]["rows"]]}), "its operator is 'join'"),
+    "a collection under another's id": (
+        lambda: change(["collections", "0" * 32], {"op": "source", "name": "people", "of": []}),
+        "when it is built",
+    ),
+    "an unknown operator": (
+        lambda: change(["collections", "0" * 32], {"op": "join", "of": [whole()["outputs"]["rows"]]}),
+        "its operator is 'join'",
+    ),
     "a filter of nothing": (lambda: change(["collections", "0" * 32], {"op": "filter", "of": []}), "of 0 collections"),
-    "SQL that does not compile": (lambda: change(["collections", "0" * 32], {
-        "op": "filter", "of": [whole()["outputs"]["rows"]], "predicate": {"sql": "m >"}}), "ExpressionError"),
+    "SQL that does not compile": (
+        lambda: change(
+            ["collections", "0" * 32], {"op": "filter", "of": [whole()["outputs"]["rows"]], "predicate": {"sql": "m >"}}
+        ),
+        "ExpressionError",
+    ),
     "a schema that is none": (lambda: change(["sources", "people", "schema"], "AAAA"), "its schema is none"),
     "a schema that is no base64": (lambda: change(["sources", "people", "schema"], "{}"), "its schema is none"),
     "another schema": (lambda: change(["sources", "people", "columns"], [["id", "int8", True]]), "beside it stand"),
@@ -397,7 +459,7 @@ HOSTILE: dict[str, tuple[Callable[[], Any], str]] = {
     "an unknown option": (lambda: change(["sources", "people", "spec", "keys"], "x"), "spec"),
     "a negative lateness": (lambda: change(["sources", "people", "spec", "lateness"], -1), "not a whole number"),
     "a spec that does not fit": (lambda: change(["sources", "people", "spec", "order_by"], ["z"]), "no column 'z'"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", HOSTILE)

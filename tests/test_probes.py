@@ -35,8 +35,14 @@ def numbers(order: str, first: int, count: int) -> Any:
     """Keys of a step, as feeds have them."""
     at = np.arange(first, first + count, dtype=np.int64)
     shuffled = np.random.default_rng(count).permutation(at)
-    return {"ascending": at, "descending": at[::-1], "shuffled": shuffled, "clustered": (at // 64 << 40) + at % 64,
-            "strided": at << 32, "one in ten": np.repeat(at[: count // 10 + 1], 10)[:count]}[order]  # fmt: skip
+    return {
+        "ascending": at,
+        "descending": at[::-1],
+        "shuffled": shuffled,
+        "clustered": (at // 64 << 40) + at % 64,
+        "strided": at << 32,
+        "one in ten": np.repeat(at[: count // 10 + 1], 10)[:count],
+    }[order]
 
 
 def rows(given: tuple[str, int, int], texts: bool, gone: bool) -> pa.Table:
@@ -99,8 +105,9 @@ def test_a_state_is_opened_again_by_a_few_slots_a_key_also_where_many_keys_are_g
 ) -> None:
     monkeypatch.setattr(inventory, "CHUNK", 1000)
     flow = dd.Flow()
-    source = flow.upserts("a", {"k": pa.int64(), "v": pa.int64(), "t": pa.int64()},
-                          dd.Upsert(key="k", time="t", delete="v is null"))  # fmt: skip
+    source = flow.upserts(
+        "a", {"k": pa.int64(), "v": pa.int64(), "t": pa.int64()}, dd.Upsert(key="k", time="t", delete="v is null")
+    )
     flow.output("out", source)
     with flow.open(tmp_path / "s", retain=retain) as engine:
         for time, (count, gone) in enumerate([(60_000, False), (22_000, True)]):
@@ -133,8 +140,17 @@ def test_upserts_of_a_step_in_ranges_are_held_by_a_few_slots_a_key(
 def put(index: Index, high: Any, slot: int) -> None:
     n = high.size
     index.room(n)
-    index.write(np.full(n, -1), index.built, np.arange(n), high, NONE, high, np.ones(n, np.uint8),
-                np.empty((n, 0), np.int64), slot)  # fmt: skip
+    index.write(
+        np.full(n, -1),
+        index.built,
+        np.arange(n),
+        high,
+        NONE,
+        high,
+        np.ones(n, np.uint8),
+        np.empty((n, 0), np.int64),
+        slot,
+    )
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.9])

@@ -82,8 +82,14 @@ def test_inspect_tells_what_there_is_without_reading_data(state: str) -> None:
         if path.suffix == ".arrow":
             path.write_bytes(b"")
     shown = run("inspect", state)
-    for line in ("epoch    2, in manifest 2", "orders.project(['city']).count(by=['city'])", "key=id, order_by=at",
-                 "id int64, city string, at int64", "applied 2, stale 1", "commit of step"):  # fmt: skip
+    for line in (
+        "epoch    2, in manifest 2",
+        "orders.project(['city']).count(by=['city'])",
+        "key=id, order_by=at",
+        "id int64, city string, at int64",
+        "applied 2, stale 1",
+        "commit of step",
+    ):
         assert line in shown, shown
     assert (ago(59), ago(61), ago(7300), ago(200_000)) == ("59 s", "1 min", "2 h", "2 d")
 

@@ -260,7 +260,7 @@ LIES = {
     "no totals": lambda i, s: i.pop("totals"),
     "numbers that are none": lambda i, s: i["sources"]["orders"].update(arrived="many"),
     "a sieve of another": lambda i, s: _rows(i)["batches"][0].update(sieve=_sieve(s, _rows(i)["batches"][0])),
-}  # fmt: skip
+}
 
 
 def _sieve(store: MemoryStore, batch: Any) -> list[Any]:

@@ -192,8 +192,11 @@ def test_a_row_that_a_lie_put_into_the_state_is_found() -> None:
 
     def tell(inventory: Any) -> None:
         batch = inventory["sources"]["orders"]["rows"]["batches"][0]
-        batch["file"] = rewritten(store, batch["file"], lambda t: t.set_column(
-            t.schema.get_field_index("at"), t.schema.field("at"), pc.add(t["at"], 1)))  # fmt: skip
+        batch["file"] = rewritten(
+            store,
+            batch["file"],
+            lambda t: t.set_column(t.schema.get_field_index("at"), t.schema.field("at"), pc.add(t["at"], 1)),
+        )
 
     lie(store, tell)
     found = compared(store, steps)
@@ -206,8 +209,11 @@ def test_a_count_that_is_not_that_of_its_rows_is_found() -> None:
 
     def tell(inventory: Any) -> None:
         batch = next(iter(inventory["counts"].values()))["batches"][0]
-        batch["file"] = rewritten(store, batch["file"], lambda t: t.set_column(
-            t.schema.get_field_index("count"), t.schema.field("count"), pc.add(t["count"], 1)))  # fmt: skip
+        batch["file"] = rewritten(
+            store,
+            batch["file"],
+            lambda t: t.set_column(t.schema.get_field_index("count"), t.schema.field("count"), pc.add(t["count"], 1)),
+        )
 
     lie(store, tell)
     found = dd.verify(store, {"orders": steps})
@@ -222,9 +228,13 @@ def test_rows_out_of_place_are_a_corrupt_state() -> None:
 
     def tell(inventory: Any) -> None:
         batch = inventory["sources"]["orders"]["rows"]["batches"][0]
-        batch["file"] = rewritten(store, batch["file"], lambda t: t.set_column(
-            t.schema.get_field_index("id"), t.schema.field("id"), t["id"].take(list(reversed(range(t.num_rows))))
-        ))  # fmt: skip
+        batch["file"] = rewritten(
+            store,
+            batch["file"],
+            lambda t: t.set_column(
+                t.schema.get_field_index("id"), t.schema.field("id"), t["id"].take(list(reversed(range(t.num_rows))))
+            ),
+        )
 
     lie(store, tell)
     with pytest.raises(dd.errors.CorruptState, match="stands where its key does not belong"):
@@ -272,10 +282,11 @@ def test_sides_that_are_cut_anywhere_are_told_apart_as_dictionaries_are(seed: in
         found["different"] |= set(one.table["k"].take(pa.array(ours[~same])).to_pylist())
     a, b = ({k: v for (k, _), v in side.items()} for side in sides)
     assert found == {
-        "extra": a.keys() - b.keys(), "missing": b.keys() - a.keys(),
+        "extra": a.keys() - b.keys(),
+        "missing": b.keys() - a.keys(),
         "same": {k for k in a.keys() & b.keys() if a[k] == b[k]},
         "different": {k for k in a.keys() & b.keys() if a[k] != b[k]},
-    }, f"seed {seed}"  # fmt: skip
+    }, f"seed {seed}"
 
 
 def test_a_null_key_and_zero_are_two_keys() -> None:

@@ -159,7 +159,7 @@ REFUSED: dict[str, Any] = {
     "two values": ("orders", {"id": 1, "city": "Bern"}, "its columns are ['id']"),
     "another column": ("orders", {"idd": 1}, "its columns are ['id']"),
     "a half": ("orders", 1.5, "is no int64"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", REFUSED)

@@ -70,8 +70,11 @@ def named(column: str) -> Any:
 
 OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "key": (LAST, LAST | {"key": ["id", "op"]}, "key= of source 'orders' is ['id', 'op'], and was ['id']"),
-    "order_by": (LAST, LAST | {"order_by": ["rev", "at"]},
-                 "order_by= of source 'orders' is ['rev', 'at'], and was ['at']"),
+    "order_by": (
+        LAST,
+        LAST | {"order_by": ["rev", "at"]},
+        "order_by= of source 'orders' is ['rev', 'at'], and was ['at']",
+    ),
     "no order_by": (LAST, {"key": "id"}, "order_by= of source 'orders' is [], and was ['at']"),
     "tie": (LAST, LAST | {"tie": "greatest"}, "tie= of source 'orders' is 'greatest', and was 'last'"),
     "tie, back to the default": (LAST | {"tie": "first"}, LAST, "tie= of source 'orders' is 'last', and was 'first'"),
@@ -79,34 +82,55 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "time": (HELD, HELD | {"time": "at", "order_by": "rev"}, "time= of source 'orders' is 'at', and was 'rev'"),
     "the mode": (HELD, LAST, "time= of source 'orders' is None, and was 'rev'"),
     "delete": (LAST, LAST | {"delete": "op = 'D'"}, "delete= of source 'orders' is \"op = 'D'\", and was None"),
-    "another tombstone": (LAST | {"delete": dd.tombstone("op", "D")}, LAST | {"delete": dd.tombstone("op", "X")},
-                          "delete= of source 'orders' is dd.tombstone('op', 'X'), and was dd.tombstone('op', 'D')"),
+    "another tombstone": (
+        LAST | {"delete": dd.tombstone("op", "D")},
+        LAST | {"delete": dd.tombstone("op", "X")},
+        "delete= of source 'orders' is dd.tombstone('op', 'X'), and was dd.tombstone('op', 'D')",
+    ),
     "late": (HELD, HELD | {"late": "drop"}, "late= of source 'orders' is 'drop', and was 'advance'"),
     "stale": (LAST, LAST | {"stale": "side"}, "stale= of source 'orders' is 'side', and was 'drop'"),
     "null_key": (LAST, LAST | {"null_key": "keep"}, "null_key= of source 'orders' is 'keep', and was 'error'"),
     "noop_ignore": (LAST, LAST | {"noop_ignore": "n"}, "noop_ignore= of source 'orders' is ['n'], and was []"),
     "track": (LAST, LAST | {"track": "n"}, "track= of source 'orders' is ['n'], and was None"),
     "where": (LAST, LAST | {"where": "n > 1"}, "where= of source 'orders' is 'n > 1', and was None"),
-    "value": (LAST | {"value": ["n"]}, LAST | {"value": ["n", "op"]},
-              "value= of source 'orders' is ['n', 'op'], and was ['n']"),
-    "merge": (LAST | {"merge": dd.Merge({"n": dd.sum(), "op": dd.join_text("; ")}, default=dd.first_non_null())},
-              LAST | {"merge": dd.Merge({"n": dd.max(), "op": dd.collect(limit=3)})},
-              "merge= of source 'orders' is dd.Merge({'n': dd.max(), 'op': dd.collect(limit=3)}), and was "
-              "dd.Merge({'n': dd.sum(), 'op': dd.join_text('; ')}, default=dd.first_non_null())"),
-    "merge by a function": (LAST | {"merge": dd.Merge(function=keep)}, LAST | {"merge": "first_row"},
-                            "merge= of source 'orders' is 'first_row', and was dd.Merge(function=test_reopening.keep)"),
-    "merge by another of that name": (LAST | {"merge": dd.Merge(function=named("a"))},
-                                      LAST | {"merge": dd.Merge(function=named("b"))},
-                                      "is dd.Merge(function=test_reopening.named.<locals>.taken), which is not the "
-                                      "function of that name that it was"),
-    "groups": ({"key": "id", "groups": {"at": ["n"]}}, {"key": "id", "groups": {("at", "rev"): ["n", "op"]}},
-               "groups= of source 'orders' is {('at', 'rev'): ['n', 'op']}, and was {'at': ['n']}"),
-    "derive": (LAST | {"merge": dd.Merge(), "derive": {"n": "1"}}, LAST | {"merge": dd.Merge(), "derive": {"n": "2"}},
-               "derive= of source 'orders' is {'n': '2'}, and was {'n': '1'}"),
-    "expiry": (LAST | {"expiry": dd.Expiry(ttl=5, on_expire="retract")}, LAST | {"expiry": dd.Expiry(tombstone_ttl=7)},
-               "expiry= of source 'orders' is dd.Expiry(tombstone_ttl=7), and was dd.Expiry(ttl=5"),
+    "value": (
+        LAST | {"value": ["n"]},
+        LAST | {"value": ["n", "op"]},
+        "value= of source 'orders' is ['n', 'op'], and was ['n']",
+    ),
+    "merge": (
+        LAST | {"merge": dd.Merge({"n": dd.sum(), "op": dd.join_text("; ")}, default=dd.first_non_null())},
+        LAST | {"merge": dd.Merge({"n": dd.max(), "op": dd.collect(limit=3)})},
+        "merge= of source 'orders' is dd.Merge({'n': dd.max(), 'op': dd.collect(limit=3)}), and was "
+        "dd.Merge({'n': dd.sum(), 'op': dd.join_text('; ')}, default=dd.first_non_null())",
+    ),
+    "merge by a function": (
+        LAST | {"merge": dd.Merge(function=keep)},
+        LAST | {"merge": "first_row"},
+        "merge= of source 'orders' is 'first_row', and was dd.Merge(function=test_reopening.keep)",
+    ),
+    "merge by another of that name": (
+        LAST | {"merge": dd.Merge(function=named("a"))},
+        LAST | {"merge": dd.Merge(function=named("b"))},
+        "is dd.Merge(function=test_reopening.named.<locals>.taken), which is not the function of that name that it was",
+    ),
+    "groups": (
+        {"key": "id", "groups": {"at": ["n"]}},
+        {"key": "id", "groups": {("at", "rev"): ["n", "op"]}},
+        "groups= of source 'orders' is {('at', 'rev'): ['n', 'op']}, and was {'at': ['n']}",
+    ),
+    "derive": (
+        LAST | {"merge": dd.Merge(), "derive": {"n": "1"}},
+        LAST | {"merge": dd.Merge(), "derive": {"n": "2"}},
+        "derive= of source 'orders' is {'n': '2'}, and was {'n': '1'}",
+    ),
+    "expiry": (
+        LAST | {"expiry": dd.Expiry(ttl=5, on_expire="retract")},
+        LAST | {"expiry": dd.Expiry(tombstone_ttl=7)},
+        "expiry= of source 'orders' is dd.Expiry(tombstone_ttl=7), and was dd.Expiry(ttl=5",
+    ),
     "value, none at all": (LAST, LAST | {"value": []}, "value= of source 'orders' is [], and was None"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", OPTIONS)
@@ -117,22 +141,33 @@ def test_another_option_is_refused_with_both_values(what: str) -> None:
 
 def columns(**changed: Any) -> pa.Schema:
     """The columns, some of another type, or gone."""
-    return pa.schema([changed.get(name, pa.field(name, kind)) for name, kind in COLUMNS.items()
-                      if changed.get(name, True) is not None])  # fmt: skip
+    return pa.schema(
+        [
+            changed.get(name, pa.field(name, kind))
+            for name, kind in COLUMNS.items()
+            if changed.get(name, True) is not None
+        ]
+    )
 
 
 SCHEMAS: dict[str, tuple[Any, str]] = {
     "another type": (columns(n=pa.field("n", pa.int64())), "column 'n' of source 'orders' is int64, and was int32"),
     "a missing column": (columns(n=None), "column 'n' of source 'orders' is missing, and was int32"),
-    "not null any more": (columns(n=pa.field("n", pa.int32(), nullable=False)),
-                          "column 'n' of source 'orders' may not be null, and may before"),
+    "not null any more": (
+        columns(n=pa.field("n", pa.int32(), nullable=False)),
+        "column 'n' of source 'orders' may not be null, and may before",
+    ),
     "another name": (columns(n=pa.field("m", pa.int32())), "column 'n' of source 'orders' is missing"),
-    "another order": (pa.schema([pa.field(name, COLUMNS[name]) for name in ("id", "rev", "at", "op", "n")]),
-                      "the columns of source 'orders' are in the order ['id', 'rev', 'at', 'op', 'n'], and were in "
-                      "['id', 'at', 'rev', 'op', 'n']"),
-    "a new one that is never null": (pa.schema([*columns(), pa.field("m", pa.int8(), nullable=False)]),
-                                     "column 'm' of source 'orders' is new and declared not null"),
-}  # fmt: skip
+    "another order": (
+        pa.schema([pa.field(name, COLUMNS[name]) for name in ("id", "rev", "at", "op", "n")]),
+        "the columns of source 'orders' are in the order ['id', 'rev', 'at', 'op', 'n'], and were in "
+        "['id', 'at', 'rev', 'op', 'n']",
+    ),
+    "a new one that is never null": (
+        pa.schema([*columns(), pa.field("m", pa.int8(), nullable=False)]),
+        "column 'm' of source 'orders' is new and declared not null",
+    ),
+}
 
 
 @pytest.mark.parametrize("what", SCHEMAS)
@@ -212,18 +247,32 @@ def test_the_lateness_may_change_and_is_named() -> None:
 
 OUTPUTS: dict[str, tuple[Any, Any, str]] = {
     "gone": (lambda rows: rows.filter("n > 1"), None, "output 'out' is not in it, and was orders.filter('n > 1')"),
-    "of another predicate": (lambda rows: rows.filter("n > 1"), lambda rows: rows.filter("n > 2"),
-                             "output 'out' is orders.filter('n > 2'), and was orders.filter('n > 1')"),
-    "of other columns": (lambda rows: rows.project(["id", "n"]), lambda rows: rows.project(["id"]),
-                         "output 'out' is orders.project(['id']), and was orders.project(['id', 'n'])"),
-    "of another formula": (lambda rows: rows.project({"n": "n"}), lambda rows: rows.project({"n": "n + 1"}),
-                           "output 'out' is orders.project({'n': 'n + 1'}), and was orders.project(['n'])"),
-    "counted by another name": (lambda rows: rows.count([], "m"), lambda rows: rows.count([], "k"),
-                                "output 'out' is orders.count(by=[], name='k'), and was orders.count(by=[], name='m')"),
-    "by another function": (lambda rows: rows.filter(positive), lambda rows: rows.filter(above(1)),
-                            "orders.filter(test_planned.above.<locals>.holds), and was "
-                            "orders.filter(test_planned.positive)"),
-}  # fmt: skip
+    "of another predicate": (
+        lambda rows: rows.filter("n > 1"),
+        lambda rows: rows.filter("n > 2"),
+        "output 'out' is orders.filter('n > 2'), and was orders.filter('n > 1')",
+    ),
+    "of other columns": (
+        lambda rows: rows.project(["id", "n"]),
+        lambda rows: rows.project(["id"]),
+        "output 'out' is orders.project(['id']), and was orders.project(['id', 'n'])",
+    ),
+    "of another formula": (
+        lambda rows: rows.project({"n": "n"}),
+        lambda rows: rows.project({"n": "n + 1"}),
+        "output 'out' is orders.project({'n': 'n + 1'}), and was orders.project(['n'])",
+    ),
+    "counted by another name": (
+        lambda rows: rows.count([], "m"),
+        lambda rows: rows.count([], "k"),
+        "output 'out' is orders.count(by=[], name='k'), and was orders.count(by=[], name='m')",
+    ),
+    "by another function": (
+        lambda rows: rows.filter(positive),
+        lambda rows: rows.filter(above(1)),
+        "orders.filter(test_planned.above.<locals>.holds), and was orders.filter(test_planned.positive)",
+    ),
+}
 
 
 @pytest.mark.parametrize("what", OUTPUTS)
@@ -262,8 +311,10 @@ def test_a_function_of_the_same_name_that_does_something_else_is_refused() -> No
 
 def test_a_long_pyarrow_expression_is_refused_where_only_what_is_not_shown_differs() -> None:
     many = list(range(1000))
-    old, new = (flow(outputs={"out": lambda rows, values=values: rows.filter(pc.field("n").isin(values))})
-                for values in (many, [*many[:500], 7, *many[501:]]))  # fmt: skip
+    old, new = (
+        flow(outputs={"out": lambda rows, values=values: rows.filter(pc.field("n").isin(values))})
+        for values in (many, [*many[:500], 7, *many[501:]])
+    )
     assert not compare(stored(old), old, WHERE)
     assert "the formula is_in(n, " in refused(old, new)
 
@@ -293,8 +344,9 @@ def test_a_plan_is_the_same_as_itself_and_no_other_drawn_plan(data: st.DataObjec
 @pytest.mark.parametrize("part", ["sources", "outputs", "formulas", "collections"])
 def test_a_description_that_is_none_is_corrupt(part: str) -> None:
     new = flow(outputs={"rows": lambda rows: rows.filter("n > 2"), "out": lambda rows: rows.filter(positive)})
-    description = stored(flow(outputs={"rows": lambda rows: rows.filter("n > 1"),
-                                       "out": lambda rows: rows.filter(positive)}))  # fmt: skip
+    description = stored(
+        flow(outputs={"rows": lambda rows: rows.filter("n > 1"), "out": lambda rows: rows.filter(positive)})
+    )
     for junk in (None, 5, [], dict.fromkeys(description[part], 5)):
         with pytest.raises(CorruptState, match="the plan of state/orders"):
             compare(description | {part: junk}, new, WHERE)

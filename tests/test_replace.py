@@ -59,8 +59,13 @@ def test_full_contents_and_restatements_equal_the_twin(data: st.DataObject, shap
 
 
 def table(*rows: tuple[Any, ...]) -> pa.Table:
-    return pa.table([pa.array(column, f.type) for column, f in zip(zip(*rows, strict=True), SCHEMA, strict=True)],
-                    schema=SCHEMA) if rows else SCHEMA.empty_table()  # fmt: skip
+    return (
+        pa.table(
+            [pa.array(column, f.type) for column, f in zip(zip(*rows, strict=True), SCHEMA, strict=True)], schema=SCHEMA
+        )
+        if rows
+        else SCHEMA.empty_table()
+    )
 
 
 FIRST = table((1, "EU", 10, 5), (2, "EU", 20, 5), (3, "US", 30, 5), (4, "US", 40, 9))
@@ -87,8 +92,15 @@ def test_only_the_differences_come_out_and_absent_keys_go() -> None:
         engine.step({"rows": FIRST}, 1)
         # Older than what is held, and it wins all the same.
         out = engine.replace("rows", table((1, "EU", 10, 1), (2, "EU", 21, 1), (5, "EU", 50, 1)), 2)
-        assert changed(out) == {(1, "EU", 10, 5, -1), (1, "EU", 10, 1, 1), (2, "EU", 20, 5, -1), (2, "EU", 21, 1, 1),
-                                (3, "US", 30, 5, -1), (4, "US", 40, 9, -1), (5, "EU", 50, 1, 1)}  # fmt: skip
+        assert changed(out) == {
+            (1, "EU", 10, 5, -1),
+            (1, "EU", 10, 1, 1),
+            (2, "EU", 20, 5, -1),
+            (2, "EU", 21, 1, 1),
+            (3, "US", 30, 5, -1),
+            (4, "US", 40, 9, -1),
+            (5, "EU", 50, 1, 1),
+        }
         assert changed(out, "n") == {("EU", 2, -1), ("EU", 3, 1), ("US", 2, -1)}
         assert (out.verdicts.counts["applied"], out.verdicts.absent, out.verdicts.judged) == (3, 2, 3)
         assert engine.verdicts.judged == 7
@@ -161,23 +173,33 @@ def test_what_nobody_gave_is_in_no_list_of_events() -> None:
 
 
 REFUSED: dict[str, tuple[type[errors.DdflowError], str, dict[str, Any]]] = {
-    "a key twice": (errors.DuplicateKeys, r"1 keys have more than one row, first \[{'id': 7}\]",
-                    {"table": table((7, "EU", 1, 1), (8, "EU", 1, 1), (7, "US", 2, 2))}),
-    "a row outside": (errors.OutOfScope, r"1 rows .* first \[{'id': 3}\]",
-                      {"scope": "region = 'EU'", "table": FIRST[1:3]}),
+    "a key twice": (
+        errors.DuplicateKeys,
+        r"1 keys have more than one row, first \[{'id': 7}\]",
+        {"table": table((7, "EU", 1, 1), (8, "EU", 1, 1), (7, "US", 2, 2))},
+    ),
+    "a row outside": (
+        errors.OutOfScope,
+        r"1 rows .* first \[{'id': 3}\]",
+        {"scope": "region = 'EU'", "table": FIRST[1:3]},
+    ),
     "a scope without columns": (errors.ExpressionError, "regio", {"scope": "regio = 'EU'"}),
     "an order of another type": (errors.SpecError, "give values of", {"order": "late"}),
     "an order of other columns": (errors.SpecError, "give a value for each", {"order": {"by": 5}}),
     "no such source": (errors.SchemaMismatch, "there is no such source", {"name": "row"}),
     "a time that went back": (errors.TimeWentBack, "cannot replace at 1", {"time": 1}),
     "a null key": (errors.NullKey, "null", {"table": table((None, "EU", 1, 1))}),
-}  # fmt: skip
+}
 
 
 ORDERS: list[tuple[list[Any], pa.DataType, int]] = [
-    ([3, None, 7, 5], pa.int64(), 2), ([None, None], pa.int64(), 0), ([1.0, float("nan"), 9.0], pa.float64(), 1),
-    ([-(2**63), None], pa.int64(), 0), (["a", None, "b", ""], pa.string(), 2), ([2**64 - 1, 5], pa.uint64(), 0),
-]  # fmt: skip
+    ([3, None, 7, 5], pa.int64(), 2),
+    ([None, None], pa.int64(), 0),
+    ([1.0, float("nan"), 9.0], pa.float64(), 1),
+    ([-(2**63), None], pa.int64(), 0),
+    (["a", None, "b", ""], pa.string(), 2),
+    ([2**64 - 1, 5], pa.uint64(), 0),
+]
 
 
 @pytest.mark.parametrize(("values", "kind", "row"), ORDERS)
@@ -241,8 +263,10 @@ def test_an_epoch_of_full_contents_is_given_again(tmp_path: Path, memory: str | 
         assert engine.restate("rows", FIRST.to_batches()[0], 3)["n"] == log["n"]
         for other in ({"scope": "region = 'EU'"}, {"order": 7}, {"table": FIRST}):
             with pytest.raises(errors.ReplayMismatch):
-                engine.replace(**{"name": "rows", "table": second, "time": 2, "epoch": 2,
-                                  "scope": "region in ('EU', 'US')"} | other)  # fmt: skip
+                engine.replace(
+                    **{"name": "rows", "table": second, "time": 2, "epoch": 2, "scope": "region in ('EU', 'US')"}
+                    | other
+                )
         assert engine.epoch == 3
         assert engine.replace("rows", FIRST, 4).verdicts.counts["noop"] == 4
         assert engine.epoch == 4

@@ -56,8 +56,10 @@ def test_no_reference_gives_no_rows_and_columns_without_null_get_no_bitmap(kind:
     assert found["v"].null_count == (0 if kind != "null" else 2)
 
 
-@given(st.lists(st.lists(st.one_of(st.none(), st.text(max_size=3)), min_size=1, max_size=5), min_size=1, max_size=4),
-       st.data())  # fmt: skip
+@given(
+    st.lists(st.lists(st.one_of(st.none(), st.text(max_size=3)), min_size=1, max_size=5), min_size=1, max_size=4),
+    st.data(),
+)
 def test_any_references_in_any_order_are_followed_and_their_flags_ignored(
     batches: list[list[str | None]], data: st.DataObject
 ) -> None:
@@ -65,8 +67,10 @@ def test_any_references_in_any_order_are_followed_and_their_flags_ignored(
     places = data.draw(st.lists(st.sampled_from(all_places), max_size=12))
     flags = np.array([data.draw(st.sampled_from([0, OCCUPIED, OCCUPIED | LIVE])) for _ in places], np.int64)
     schema = pa.schema({"b": pa.bool_(), "s": pa.string(), "l": pa.list_(pa.string())})
-    tables = [pa.table({"b": [x is None or x == "" for x in batch], "s": batch, "l": [[x] for x in batch]}, schema)
-              for batch in batches]  # fmt: skip
+    tables = [
+        pa.table({"b": [x is None or x == "" for x in batch], "s": batch, "l": [[x] for x in batch]}, schema)
+        for batch in batches
+    ]
     found = gather(Sources(schema, [Rows(table) for table in tables]), references(*places) | flags, schema)
     expected = [batches[slot][row] for slot, row in places]
     assert found.to_pylist() == [{"b": x is None or x == "", "s": x, "l": [x]} for x in expected]
@@ -187,8 +191,9 @@ def test_threads_gather_what_one_would() -> None:
     source = np.random.default_rng(1).integers(0, 1000, n)
     schema = pa.schema({"i": pa.int32(), "s": pa.string(), "b": pa.bool_(), "t": pa.large_string()})
     texts = pa.array(source).cast(pa.string())
-    table = pa.table([pa.array(source, pa.int32()), texts, pa.array(source % 2 == 0), texts.cast(pa.large_string())],
-                     schema=schema)  # fmt: skip
+    table = pa.table(
+        [pa.array(source, pa.int32()), texts, pa.array(source % 2 == 0), texts.cast(pa.large_string())], schema=schema
+    )
     sources, places = Sources(schema, [Rows(table)]), np.random.default_rng(2).integers(0, n, n)
     alone = gather(sources, places, schema)
     with Crew(2) as crew:

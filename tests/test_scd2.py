@@ -148,12 +148,18 @@ def test_a_key_that_left_and_came_back_has_a_gap() -> None:
         for time, (city, at) in enumerate([("Bern", 1), (None, 2), ("Bern", 3), ("Chur", 4), (None, 5), (None, 6)]):
             engine.step(rows((1, city, at), (2, "Bern", 1)), time)
         assert versions(engine.scd2("rows"), "id", "city") == [
-            (1, "Bern", 0, 1, False), (1, "Bern", 2, 3, False), (1, "Chur", 3, 4, False), (2, "Bern", 0, None, True)
-        ]  # fmt: skip
+            (1, "Bern", 0, 1, False),
+            (1, "Bern", 2, 3, False),
+            (1, "Chur", 3, 4, False),
+            (2, "Bern", 0, None, True),
+        ]
         assert versions(engine.scd2("by_city"), "city", "count") == [
-            ("Bern", 1, 1, 2, False), ("Bern", 1, 3, None, True), ("Bern", 2, 0, 1, False), ("Bern", 2, 2, 3, False),
+            ("Bern", 1, 1, 2, False),
+            ("Bern", 1, 3, None, True),
+            ("Bern", 2, 0, 1, False),
+            ("Bern", 2, 2, 3, False),
             ("Chur", 1, 3, 4, False),
-        ]  # fmt: skip
+        ]
 
 
 def test_an_event_that_changed_nothing_makes_no_version_though_its_order_is_kept() -> None:
@@ -166,9 +172,10 @@ def test_an_event_that_changed_nothing_makes_no_version_though_its_order_is_kept
 
 
 LATE: dict[str, tuple[list[Any], dict[str, int]]] = {
-    "error": ([], {}), "drop": ([], {"late": 2}),
+    "error": ([], {}),
+    "drop": ([], {"late": 2}),
     "advance": ([(2, "Genf", 31, None, True)], {"stale": 1, "applied": 1}),
-}  # fmt: skip
+}
 """What becomes of two events that come after their time was closed: versions, and verdicts."""
 
 
@@ -203,7 +210,10 @@ def test_a_version_that_comes_late_is_put_in_its_place_while_its_time_is_open() 
             engine.push(rows(event))
         engine.advance_to(40)
         assert versions(engine.scd2("people"), "city") == [
-            ("Basel", 20, 30, False), ("Bern", 10, 20, False), ("Chur", 30, None, True)]  # fmt: skip
+            ("Basel", 20, 30, False),
+            ("Bern", 10, 20, False),
+            ("Chur", 30, None, True),
+        ]
 
 
 def test_in_epoch_mode_an_older_version_is_stale_and_none_of_the_history() -> None:
@@ -224,9 +234,15 @@ def test_where_no_column_counts_a_version_ends_with_its_deletion_only() -> None:
 def test_keys_that_share_the_first_word_of_their_identities_are_two() -> None:
     schema, n = pa.schema({"k": pa.int64()}), 3
     arranged = Arrangement(schema, wide=True, words=0)
-    batch = Batch(np.array([5, 5, 5], np.uint64), np.array([1, 1, 2], np.uint64), np.array([1, 2, 3]),
-                  np.ones(n, np.uint8), np.zeros(0, np.uint64), np.empty((n, 0), np.int64),
-                  Rows(pa.table({"k": [7, 8, 9]})))  # fmt: skip
+    batch = Batch(
+        np.array([5, 5, 5], np.uint64),
+        np.array([1, 1, 2], np.uint64),
+        np.array([1, 2, 3]),
+        np.ones(n, np.uint8),
+        np.zeros(0, np.uint64),
+        np.empty((n, 0), np.int64),
+        Rows(pa.table({"k": [7, 8, 9]})),
+    )
     last = np.array([1, 2])
     arranged.apply([Change(batch, np.zeros(n, np.uint64), last, last * 0, 0, born=2, buried=0)], upper=4, since=0)
     (found,) = list(versions_of(arranged, schema, 0, dd.Secret(1, 2)))
@@ -246,9 +262,11 @@ def test_no_time_is_told_that_may_be_forgotten() -> None:
                 engine.compact()
             assert engine.since == 2
             assert versions(engine.scd2("people"), "id", "city") == [
-                (1, "Bern", 3, 4, False), (1, "Chur", None, 3, False), (1, "Genf", 4, None, True),
+                (1, "Bern", 3, 4, False),
+                (1, "Chur", None, 3, False),
+                (1, "Genf", 4, None, True),
                 (2, "Bern", None, None, True),
-            ]  # fmt: skip
+            ]
     with people().open() as engine:
         engine.step(rows((1, "Bern", 0)), 5)
         assert versions(engine.scd2("people"), "city") == [("Bern", None, None, True)]

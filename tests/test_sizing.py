@@ -29,8 +29,10 @@ def numbers(n: int, keys: int, strings: bool = False, deletes: float = 0.05) -> 
     key, val, gone = rng.integers(0, keys, n), rng.integers(0, 1000, n), rng.random(n) < deletes
     columns = [pa.array(key), pa.array(val, mask=gone)]
     if strings:
-        columns = [pa.array([f"user-{k:09}" for k in key]),
-                   pa.array([None if g else f"city-{v:04}" for v, g in zip(val, gone, strict=True)])]  # fmt: skip
+        columns = [
+            pa.array([f"user-{k:09}" for k in key]),
+            pa.array([None if g else f"city-{v:04}" for v, g in zip(val, gone, strict=True)]),
+        ]
     return pa.table([*columns, pa.array(np.arange(n) // UNIT)], names=["key", "val", "time"])
 
 
@@ -48,11 +50,15 @@ def orders(n: int, keys: int) -> pa.Table:
     """Text keys of two columns, an order that is mostly that of arrival, many deletes that must be remembered."""
     rng = np.random.default_rng(5)
     key, gone = rng.integers(0, keys, n), rng.random(n) < 0.3
-    return pa.table({
-        "shop": pa.array([f"shop {k % 7}" for k in key]), "key": pa.array(key.astype(np.int32)),
-        "at": pa.array(np.arange(n) - rng.integers(0, 50, n)), "op": pa.array(np.where(gone, "D", "U")),
-        "note": pa.array([None if k % 3 else "x" * (k % 40) for k in key]),
-    })  # fmt: skip
+    return pa.table(
+        {
+            "shop": pa.array([f"shop {k % 7}" for k in key]),
+            "key": pa.array(key.astype(np.int32)),
+            "at": pa.array(np.arange(n) - rng.integers(0, 50, n)),
+            "op": pa.array(np.where(gone, "D", "U")),
+            "note": pa.array([None if k % 3 else "x" * (k % 40) for k in key]),
+        }
+    )
 
 
 HELD_BACK = dd.Upsert("key", time="time", delete="val is null")
@@ -110,14 +116,21 @@ def test_a_sample_of_the_keys_tells_what_all_of_them_take() -> None:
 
 
 TYPES = {
-    "int8": pa.array([1, 2], pa.int8()), "bool": pa.array([True, False]), "bool or null": pa.array([True, None]),
-    "int64 or null": pa.array([1, None]), "text": pa.array(["a", "some longer text"]),
-    "text or null": pa.array([None, "some text"]), "large text": pa.array(["abc", "d"], pa.large_string()),
-    "binary": pa.array([b"abc", b""]), "fixed": pa.array([b"abc", b"def"], pa.binary(3)),
-    "decimal": pa.array([1, 2], pa.decimal128(20, 0)), "timestamp": pa.array([1, 2]).cast(pa.timestamp("s")),
-    "list": pa.array([[1, 2, 3], []]), "struct": pa.array([{"x": 1, "y": "abc"}, {"x": 2, "y": ""}]),
+    "int8": pa.array([1, 2], pa.int8()),
+    "bool": pa.array([True, False]),
+    "bool or null": pa.array([True, None]),
+    "int64 or null": pa.array([1, None]),
+    "text": pa.array(["a", "some longer text"]),
+    "text or null": pa.array([None, "some text"]),
+    "large text": pa.array(["abc", "d"], pa.large_string()),
+    "binary": pa.array([b"abc", b""]),
+    "fixed": pa.array([b"abc", b"def"], pa.binary(3)),
+    "decimal": pa.array([1, 2], pa.decimal128(20, 0)),
+    "timestamp": pa.array([1, 2]).cast(pa.timestamp("s")),
+    "list": pa.array([[1, 2, 3], []]),
+    "struct": pa.array([{"x": 1, "y": "abc"}, {"x": 2, "y": ""}]),
     "map": pa.array([[("a", 1)], [("b", 2), ("c", 3)]], pa.map_(pa.string(), pa.int64())),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -189,8 +202,9 @@ def test_no_rows_take_what_an_empty_index_takes() -> None:
 
 
 def test_it_prints_as_a_table_with_sizes_as_a_person_reads_them() -> None:
-    found = Estimate(keys=950_000, tombstones=1_200, bytes_index=47_300_000, bytes_batches=55_000_000,
-                     bytes_most=131_000_000)  # fmt: skip
+    found = Estimate(
+        keys=950_000, tombstones=1_200, bytes_index=47_300_000, bytes_batches=55_000_000, bytes_most=131_000_000
+    )
     lines = str(found).splitlines()
     assert lines[0] == "keys        950,000, and 1,200 tombstones"
     assert lines[3] == "together   102.3 MB, 107.7 bytes a key"

@@ -123,16 +123,28 @@ def test_one_key_with_nearly_all_events_is_one_key(spark: SparkSession) -> None:
 # -- types and keys ---------------------------------------------------------------------------------------------------
 
 SQL_TYPES = {
-    "bool": "true", "byte": "1Y", "short": "300S", "int": "70000", "long": "5000000000L", "float": "float('1.5')",
-    "double": "double('nan')", "decimal": "cast('12345678901234567890.123' as decimal(38,3))", "string": "'é'",
-    "collated": "'B' collate UTF8_LCASE", "binary": "X'00ff'", "date": "date'1969-12-31'",
-    "timestamp": "timestamp'2024-03-31 02:30:00.123456'", "ntz": "timestamp_ntz'1969-12-31 23:59:59.999999'",
-    "interval": "interval '1 02:03:04.000005' day to second", "time": "time'23:59:59.999999'",
-}  # fmt: skip
+    "bool": "true",
+    "byte": "1Y",
+    "short": "300S",
+    "int": "70000",
+    "long": "5000000000L",
+    "float": "float('1.5')",
+    "double": "double('nan')",
+    "decimal": "cast('12345678901234567890.123' as decimal(38,3))",
+    "string": "'é'",
+    "collated": "'B' collate UTF8_LCASE",
+    "binary": "X'00ff'",
+    "date": "date'1969-12-31'",
+    "timestamp": "timestamp'2024-03-31 02:30:00.123456'",
+    "ntz": "timestamp_ntz'1969-12-31 23:59:59.999999'",
+    "interval": "interval '1 02:03:04.000005' day to second",
+    "time": "time'23:59:59.999999'",
+}
 NESTED = {
-    "array": "array(1, null, 3)", "map": "map('a', 1.5D, 'b', null)",
+    "array": "array(1, null, 3)",
+    "map": "map('a', 1.5D, 'b', null)",
     "struct": "named_struct('x', array(timestamp'2024-01-01', null), 'Y', named_struct('z', if(id > 9, null, -0.0D)))",
-}  # fmt: skip
+}
 
 
 def test_every_type_that_spark_sends_goes_through_as_payload(spark: SparkSession) -> None:
@@ -186,15 +198,19 @@ def test_every_flat_type_that_spark_sends_is_a_key(spark: SparkSession) -> None:
 
 def test_types_that_a_flow_has_and_spark_has_not_travel_and_come_back(spark: SparkSession) -> None:
     rows = {
-        "k": pa.array([2**64 - 1, 0, 2**64 - 1], pa.uint64()), "u8": pa.array([255, None, 0], pa.uint8()),
-        "u32": pa.array([2**32 - 1, 1, 2], pa.uint32()), "fixed": pa.array([b"ab", b"cd", None], pa.binary(2)),
+        "k": pa.array([2**64 - 1, 0, 2**64 - 1], pa.uint64()),
+        "u8": pa.array([255, None, 0], pa.uint8()),
+        "u32": pa.array([2**32 - 1, 1, 2], pa.uint32()),
+        "fixed": pa.array([b"ab", b"cd", None], pa.binary(2)),
         "zone": pa.array([-1, 0, None], pa.timestamp("s", "Europe/Zurich")),
         "ns": pa.array([1000, 0, 0], pa.timestamp("ns")),
-        "d64": pa.array([datetime.date(1969, 12, 31)] * 3, pa.date64()), "t": pa.array([7, 8, 9], pa.time32("s")),
-        "large": pa.array(["x", "", None], pa.large_string()), "dur": pa.array([1, 2, 3], pa.duration("ms")),
+        "d64": pa.array([datetime.date(1969, 12, 31)] * 3, pa.date64()),
+        "t": pa.array([7, 8, 9], pa.time32("s")),
+        "large": pa.array(["x", "", None], pa.large_string()),
+        "dur": pa.array([1, 2, 3], pa.duration("ms")),
         "dec": pa.array([Decimal("1.50")] * 3, pa.decimal256(20, 2)),
         "l": pa.array([[1], None, [2**64 - 1]], pa.large_list(pa.uint64())),
-    }  # fmt: skip
+    }
     table = pa.table(rows)
     flow = dd.Flow()
     source = flow.upserts("s", table.schema, dd.Upsert("k"))
@@ -209,8 +225,13 @@ def test_keys_that_are_equal_meet_whatever_their_bits(spark: SparkSession) -> No
     bits = (0x7FF8 << 48, 0xFFF8000000000123, 0x7FF0 << 48 | 1)
     nans = [struct.unpack("<d", struct.pack("<Q", word))[0] for word in bits]
     values = [0.0, -0.0, None, *nans, 1.5] * 4
-    table = pa.table({"f": pa.array(values), "g": pa.array([values[-1 - i] for i in range(28)], pa.float32()),
-                      "at": pa.array(range(28))})  # fmt: skip
+    table = pa.table(
+        {
+            "f": pa.array(values),
+            "g": pa.array([values[-1 - i] for i in range(28)], pa.float32()),
+            "at": pa.array(range(28)),
+        }
+    )
     flow = dd.Flow()
     for name, key in (("f", ["f"]), ("g", ["g"]), ("fg", ["f", "g"])):
         source = flow.upserts(name, table.schema, dd.Upsert(key, order_by="at", null_key="keep"))
@@ -250,10 +271,14 @@ def test_a_narrower_column_is_widened_and_a_missing_one_is_null(spark: SparkSess
 # -- modes and outputs ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [
-    pa.int64(), pa.timestamp("s"),
-    *(pytest.param(kind, marks=pytest.mark.soak) for kind in (pa.date32(), pa.timestamp("us", "UTC"))),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.int64(),
+        pa.timestamp("s"),
+        *(pytest.param(kind, marks=pytest.mark.soak) for kind in (pa.date32(), pa.timestamp("us", "UTC"))),
+    ],
+)
 def test_hold_back_mode_closes_the_input_and_keeps_the_events_times(spark: SparkSession, kind: pa.DataType) -> None:
     events = orders_of(200, keys=8)
     width = pa.int32() if kind == pa.date32() else pa.int64()
@@ -319,8 +344,11 @@ def test_empty_partitions_and_empty_frames_give_what_there_is(spark: SparkSessio
 
 ROWS_AT_ONCE = "spark.sql.execution.arrow.maxRecordsPerBatch"
 SOME = {"spark.sql.adaptive.enabled": "false", ROWS_AT_ONCE: "7", "spark.sql.caseSensitive": "true"}
-OTHERS = {ROWS_AT_ONCE: "0", "spark.sql.execution.arrow.useLargeVarTypes": "true",
-          "spark.sql.timestampType": "TIMESTAMP_NTZ"}  # fmt: skip
+OTHERS = {
+    ROWS_AT_ONCE: "0",
+    "spark.sql.execution.arrow.useLargeVarTypes": "true",
+    "spark.sql.timestampType": "TIMESTAMP_NTZ",
+}
 EACH = [pytest.param({name: value}, marks=pytest.mark.soak) for some in (SOME, OTHERS) for name, value in some.items()]
 
 

@@ -46,11 +46,15 @@ print(json.dumps(out))
 def test_a_state_in_a_bucket_is_run_into_told_again_and_streamed_into(moto: Moto, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     # The state's local cache is the test's own, that of compiled kernels is not.
-    named = {"AWS_ENDPOINT_URL": moto.url, "AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "key",
-             "DDFLOW_CACHE_DIR": str(candidates()[0]), "XDG_CACHE_HOME": str(tmp_path / "cache")}  # fmt: skip
+    named = {
+        "AWS_ENDPOINT_URL": moto.url,
+        "AWS_ACCESS_KEY_ID": "id",
+        "AWS_SECRET_ACCESS_KEY": "key",
+        "DDFLOW_CACHE_DIR": str(candidates()[0]),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
     command = [sys.executable, "-c", JOB, f"s3://{moto.bucket()}/states/people", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300,
-                          env={**os.environ, **named})  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, **named})
     assert done.returncode == 0, done.stderr[-3000:]
     first, replayed, again, held, sound = json.loads(done.stdout.splitlines()[-1])
     assert first == again == [{"city": "Bern", "count": 2, "_time": 1, "_diff": 1}]

@@ -89,8 +89,9 @@ CASES = [("fails", -1), ("worker", 0), ("executor", 2)]
 MANY = [(death, level) for death in ("fails", "worker", "executor") for level in (-1, 0, 1, 2)]
 
 
-def goes_on(story: Story, spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch, death: str, level: int
-            ) -> list[tuple[int, int]]:  # fmt: skip
+def goes_on(
+    story: Story, spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch, death: str, level: int
+) -> list[tuple[int, int]]:
     """One more epoch, in which something dies; the attempts that there were."""
     dying(monkeypatch, folder, death, level)
     story.epoch += 1

@@ -48,8 +48,14 @@ spark.stop()
 def test_runs_and_streams_go_through_a_server(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
-    done = subprocess.run([sys.executable, "-c", CLIENT, str(tmp_path)], capture_output=True, text=True, timeout=300,
-                          env=environment, cwd=tmp_path)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", CLIENT, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=environment,
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     run, stream, refused = json.loads(done.stdout.splitlines()[-1])
     assert run == ["run", 1, [{"city": "Bern", "count": 2, "_time": 1, "_diff": 1}]]

@@ -150,19 +150,27 @@ def test_a_query_that_is_started_twice_goes_on_once(fed: Fed) -> None:
 
 def emptied(frame: DataFrame) -> list[DataFrame]:
     """Frames without rows, as Spark knows before, while or after it runs."""
-    return [frame.limit(0), frame.where("id > 1000000"), frame.where("1 = 0"),
-            frame.join(frame.where("id < 0").select("id"), "id").select(frame.columns)]  # fmt: skip
+    return [
+        frame.limit(0),
+        frame.where("id > 1000000"),
+        frame.where("1 = 0"),
+        frame.join(frame.where("id < 0").select("id"), "id").select(frame.columns),
+    ]
 
 
-ADAPTIVE = {"spark.sql.adaptive.enabled": "true", "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
-            "spark.sql.adaptive.advisoryPartitionSizeInBytes": "1b", "spark.sql.adaptive.skewJoin.enabled": "true",
-            "spark.sql.adaptive.forceOptimizeSkewedJoin": "true",
-            "spark.sql.adaptive.localShuffleReader.enabled": "true"}  # fmt: skip
+ADAPTIVE = {
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
+    "spark.sql.adaptive.advisoryPartitionSizeInBytes": "1b",
+    "spark.sql.adaptive.skewJoin.enabled": "true",
+    "spark.sql.adaptive.forceOptimizeSkewedJoin": "true",
+    "spark.sql.adaptive.localShuffleReader.enabled": "true",
+}
 
 
-@pytest.mark.parametrize(("partitions", "adaptive"), [
-    (3, True), *(pytest.param(number, False, marks=pytest.mark.soak) for number in (1, 8))
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("partitions", "adaptive"), [(3, True), *(pytest.param(number, False, marks=pytest.mark.soak) for number in (1, 8))]
+)
 def test_epochs_of_few_rows_or_none_are_steps(
     spark: SparkSession, tmp_path: Path, partitions: int, adaptive: bool
 ) -> None:
@@ -171,8 +179,14 @@ def test_epochs_of_few_rows_or_none_are_steps(
     full = frame_of(spark, *halves(orders_of(90)))
     at = "row_number() over (partition by id order by at, op, city, amount) + 0L as at"
     window = full.selectExpr("id", "city", at, "op", "amount").where("at < 3")
-    frames = [*emptied(full)[partitions % 4 :][:2], full, emptied(full)[partitions % 3], full.where("id = 3"), window,
-              full.repartition(7).orderBy("at", F.rand(1))]  # fmt: skip
+    frames = [
+        *emptied(full)[partitions % 4 :][:2],
+        full,
+        emptied(full)[partitions % 3],
+        full.where("id = 3"),
+        window,
+        full.repartition(7).orderBy("at", F.rand(1)),
+    ]
     with ExitStack() as stack, flow.open() as engine:
         for name, value in (ADAPTIVE if adaptive else {"spark.sql.adaptive.enabled": "false"}).items():
             stack.enter_context(setting(spark, name, value))

@@ -102,8 +102,9 @@ def fail() -> None:
     raise Killed("dies here")
 
 
-@pytest.mark.parametrize("folder", [pytest.param(False, marks=pytest.mark.soak, id="function"),
-                                    pytest.param(True, id="folder")])  # fmt: skip
+@pytest.mark.parametrize(
+    "folder", [pytest.param(False, marks=pytest.mark.soak, id="function"), pytest.param(True, id="folder")]
+)
 def test_a_query_that_ends_anywhere_goes_on_where_it_was(spark: SparkSession, tmp_path: Path, folder: bool) -> None:
     fed = Fed(spark, tmp_path, flow_of())
     outputs = tmp_path / "outputs"
@@ -141,4 +142,5 @@ def test_times_that_closed_when_a_driver_died_are_told_when_it_goes_on(spark: Sp
     with flow.open() as engine:
         steps = [engine.push({"orders": pa.concat_tables(fed.given)}), engine.advance_to(dd.CLOSED)]
     assert counted(pa.concat_tables([out["rows"] for _, out in fed.outs])) == counted(
-        pa.concat_tables([step["rows"] for step in steps]))  # fmt: skip
+        pa.concat_tables([step["rows"] for step in steps])
+    )

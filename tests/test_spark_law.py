@@ -55,8 +55,11 @@ def shuffled_more(draw: st.DrawFn) -> Case:
     name, source = next(iter(scenario["sources"].items()))
     columns = [column for column in row_of(source["columns"], source["spec"]) if column != "l"]
     count = ["count", ["source", name], draw(some(columns)), "how many"]
-    more = {"some": ["project", ["source", name], draw(some(columns, 1))], "count": count,
-            "counts": ["count", count, ["how many"], "count"]}  # fmt: skip
+    more = {
+        "some": ["project", ["source", name], draw(some(columns, 1))],
+        "count": count,
+        "counts": ["count", count, ["how many"], "count"],
+    }
     return scenario | {"outputs": scenario["outputs"] | more}, parts, partitions
 
 

@@ -25,8 +25,15 @@ from spark_bridge.schemas import arrow_schema
 from spark_bridge.task import BATCH_ROWS, Body
 
 ORDERS = {"id": pa.int64(), "city": pa.string(), "at": pa.int64(), "paid": pa.bool_()}
-ROWS = pa.table({"id": [1, 2, 1, 3], "city": ["Bern", "Bern", "Basel", None], "at": [1, 1, 2, 1],
-                 "paid": [True, False, True, None]}, pa.schema(list(ORDERS.items())))  # fmt: skip
+ROWS = pa.table(
+    {
+        "id": [1, 2, 1, 3],
+        "city": ["Bern", "Bern", "Basel", None],
+        "at": [1, 1, 2, 1],
+        "paid": [True, False, True, None],
+    },
+    pa.schema(list(ORDERS.items())),
+)
 SECRET = Secret(3, 4)
 
 
@@ -165,18 +172,36 @@ def test_a_flow_without_outputs_is_refused() -> None:
 # -- types ------------------------------------------------------------------------------------------------------------
 
 MORE = {
-    "uint16": pa.uint16(), "uint32": pa.uint32(), "date64": pa.date64(), "time32": pa.time32("s"),
-    "ns": pa.timestamp("ns"), "zone": pa.timestamp("us", "Asia/Kathmandu"), "null": pa.null(),
-    "large_list": pa.large_list(pa.uint64()), "fixed_list": pa.list_(pa.binary(2), 1),
-    "map": pa.map_(pa.string(), pa.timestamp("s")), "wide": pa.decimal256(38, 3),
+    "uint16": pa.uint16(),
+    "uint32": pa.uint32(),
+    "date64": pa.date64(),
+    "time32": pa.time32("s"),
+    "ns": pa.timestamp("ns"),
+    "zone": pa.timestamp("us", "Asia/Kathmandu"),
+    "null": pa.null(),
+    "large_list": pa.large_list(pa.uint64()),
+    "fixed_list": pa.list_(pa.binary(2), 1),
+    "map": pa.map_(pa.string(), pa.timestamp("s")),
+    "wide": pa.decimal256(38, 3),
     "struct": pa.struct([pa.field("x", pa.uint8(), nullable=False), pa.field("y", pa.list_(pa.date64()))]),
-}  # fmt: skip
+}
 VALUES: dict[str, list[Any]] = {
-    "uint64": [2**64 - 1, None], "uint8": [255, 0], "fixed(3)": [b"abc", None], "timestamp[s]": [-1, 10**9],
-    "large_list": [[2**64 - 1, None], []], "fixed_list": [[b"ab"], None], "map": [[("a", 1), ("b", None)], []],
-    "struct": [{"x": 255, "y": [None]}, {"x": 0, "y": None}], "null": [None, None], "wide": [None, 10],
-    "zone": [0, None], "ns": [1000, None], "date64": [None, None], "time32": [7, None], "uint32": [2**32 - 1, 0],
-}  # fmt: skip
+    "uint64": [2**64 - 1, None],
+    "uint8": [255, 0],
+    "fixed(3)": [b"abc", None],
+    "timestamp[s]": [-1, 10**9],
+    "large_list": [[2**64 - 1, None], []],
+    "fixed_list": [[b"ab"], None],
+    "map": [[("a", 1), ("b", None)], []],
+    "struct": [{"x": 255, "y": [None]}, {"x": 0, "y": None}],
+    "null": [None, None],
+    "wide": [None, 10],
+    "zone": [0, None],
+    "ns": [1000, None],
+    "date64": [None, None],
+    "time32": [7, None],
+    "uint32": [2**32 - 1, 0],
+}
 
 
 @pytest.mark.parametrize("name", [*TYPES, *MORE])

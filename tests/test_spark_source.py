@@ -96,8 +96,11 @@ class Query:
 
     def rows(self, start: Any, end: Any) -> Counter[tuple[Any, ...]]:
         """The updates between two offsets."""
-        tables = [pa.Table.from_batches([b]) for part in self.follower.partitions(start, end)
-                  for b in self.follower.read(part)]  # fmt: skip
+        tables = [
+            pa.Table.from_batches([b])
+            for part in self.follower.partitions(start, end)
+            for b in self.follower.read(part)
+        ]
         return counted(pa.concat_tables(tables)) if tables else Counter()
 
     def poll(self) -> bool:
@@ -151,8 +154,10 @@ def test_a_batch_is_what_a_read_gives(state: str) -> None:
             assert plainly(came) == plainly(snapshot.changes(name, 1, 2)), name
             assert counted(batch(path=state, output=name, epoch=2)) == counted(then), name
             assert plainly(batch(path=state, output=name, changesFrom=2)) == plainly(snapshot.changes(name, 2, 3))
-    parts = {name: len(source(path=state, output=name).reader(source(path=state, output=name).schema()).partitions())
-             for name in ("paid", "by_city", "diff")}  # fmt: skip
+    parts = {
+        name: len(source(path=state, output=name).reader(source(path=state, output=name).schema()).partitions())
+        for name in ("paid", "by_city", "diff")
+    }
     assert parts == {"paid": 3, "by_city": 3, "diff": 1}
     hands.close()
 
@@ -171,22 +176,25 @@ def test_columns_are_chosen_by_a_schema(state: str) -> None:
         batch(spark_schema(pa.schema({"town": pa.int64()}), "a test"), path=state, output="paid")
 
 
-@pytest.mark.parametrize(("options", "error", "message"), [
-    ({}, SpecError, "it has the outputs .*'paid'.*name one"),
-    ({"output": "payed"}, NotReadable, "did you mean 'paid'"),
-    ({"output": "orders.marked"}, NotReadable, "."),
-    ({"output": "paid", "asof": 0}, NotReadable, "since is 2"),
-    ({"output": "paid", "asof": 3}, NotReadable, "the frontier is 3"),
-    ({"output": "paid", "asof": "soon"}, SpecError, "asOf='soon'.*no whole number"),
-    ({"output": "paid", "asof": 2, "changesfrom": 2}, SpecError, "give one of them"),
-    ({"output": "paid", "changesto": 2}, SpecError, "there is no changesFrom"),
-    ({"output": "paid", "changesfrom": 0}, NotReadable, "since is 2"),
-    ({"output": "paid", "epoch": 7}, SnapshotExpired, "epoch 7"),
-    ({"output": "paid", "asoff": 2}, SpecError, "did you mean 'asOf'"),
-    ({"output": "paid", "startingepoch": 2}, SpecError, "use readStream"),
-    ({"output": "paid", "trust": "all"}, SpecError, "'owner' or 'group'"),
-    ({"output": "paid", "pushdown": "perhaps"}, SpecError, "'true' or 'false'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({}, SpecError, "it has the outputs .*'paid'.*name one"),
+        ({"output": "payed"}, NotReadable, "did you mean 'paid'"),
+        ({"output": "orders.marked"}, NotReadable, "."),
+        ({"output": "paid", "asof": 0}, NotReadable, "since is 2"),
+        ({"output": "paid", "asof": 3}, NotReadable, "the frontier is 3"),
+        ({"output": "paid", "asof": "soon"}, SpecError, "asOf='soon'.*no whole number"),
+        ({"output": "paid", "asof": 2, "changesfrom": 2}, SpecError, "give one of them"),
+        ({"output": "paid", "changesto": 2}, SpecError, "there is no changesFrom"),
+        ({"output": "paid", "changesfrom": 0}, NotReadable, "since is 2"),
+        ({"output": "paid", "epoch": 7}, SnapshotExpired, "epoch 7"),
+        ({"output": "paid", "asoff": 2}, SpecError, "did you mean 'asOf'"),
+        ({"output": "paid", "startingepoch": 2}, SpecError, "use readStream"),
+        ({"output": "paid", "trust": "all"}, SpecError, "'owner' or 'group'"),
+        ({"output": "paid", "pushdown": "perhaps"}, SpecError, "'true' or 'false'"),
+    ],
+)
 def test_what_cannot_be_read_says_why(
     state: str, options: dict[str, Any], error: type[DdflowError], message: str
 ) -> None:
@@ -211,7 +219,7 @@ def test_a_state_that_is_none_and_options_of_streams(state: str) -> None:
         ({"output": "paid", "startingEpoch": "soon"}, SpecError, "'earliest' or 'latest'"),
         ({"output": "paid", "asOf": 1}, SpecError, "leave it out, or use read"),
         ({"output": "paid", "startingEpoch": 7}, SnapshotExpired, "it keeps the updates of epochs"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(error, match=message):
             Query(path=state, **wanted)
     hands.close()
@@ -237,7 +245,8 @@ def test_filters_spare_rows_and_partitions(state: str) -> None:
     found, rest = reader([In(("id",), (1, 2, 3))])
     assert rest == [] and 1 <= len(found.partitions()) <= 3
     assert sorted(batch(filters=[In(("id",), (1, 2, 3))], **options).column("id").to_pylist()) == sorted(
-        row["id"] for row in whole if row["id"] in (1, 2, 3))  # fmt: skip
+        row["id"] for row in whole if row["id"] in (1, 2, 3)
+    )
     kept = [EqualTo(("amount",), 1.5), Not(EqualTo(("id",), 1)), EqualTo(("id", "x"), 1), EqualTo(("id",), 2**70)]
     found, rest = reader([*kept, GreaterThan(("id",), 5), LessThanOrEqual(("city",), "Bern")])
     assert rest == kept and len(found.partitions()) == 8
@@ -246,9 +255,16 @@ def test_filters_spare_rows_and_partitions(state: str) -> None:
     assert sorted(table.column("id").to_pylist()) == sorted(expected) != []
 
 
-@pytest.mark.parametrize(("partitions", "grace", "folder", "most"), [
-    (3, 60, False, None), (3, 0, False, 1), (1, 0, True, 2), (4, 60, True, None), (2, 0, False, 3),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("partitions", "grace", "folder", "most"),
+    [
+        (3, 60, False, None),
+        (3, 0, False, 1),
+        (1, 0, True, 2),
+        (4, 60, True, None),
+        (2, 0, False, 3),
+    ],
+)
 def test_a_stream_adds_up_to_the_contents(
     state: str, tmp_path: Path, partitions: int, grace: float, folder: bool, most: int | None
 ) -> None:
@@ -431,11 +447,22 @@ def test_a_state_in_a_bucket_is_read_too(moto: Moto, tmp_path: Path, monkeypatch
 
 
 KINDS = {
-    "id": pa.int64(), "small": pa.uint8(), "large": pa.uint64(), "text": pa.large_string(), "day": pa.date32(),
-    "at": pa.timestamp("ms", "Europe/Zurich"), "naive": pa.timestamp("us"), "money": pa.decimal128(9, 2),
-    "list": pa.list_(pa.int32()), "struct": pa.struct({"a": pa.int16(), "b": pa.string()}), "raw": pa.binary(),
-    "flag": pa.bool_(), "real": pa.float32(), "map": pa.map_(pa.string(), pa.int64()), "span": pa.duration("ms"),
-}  # fmt: skip
+    "id": pa.int64(),
+    "small": pa.uint8(),
+    "large": pa.uint64(),
+    "text": pa.large_string(),
+    "day": pa.date32(),
+    "at": pa.timestamp("ms", "Europe/Zurich"),
+    "naive": pa.timestamp("us"),
+    "money": pa.decimal128(9, 2),
+    "list": pa.list_(pa.int32()),
+    "struct": pa.struct({"a": pa.int16(), "b": pa.string()}),
+    "raw": pa.binary(),
+    "flag": pa.bool_(),
+    "real": pa.float32(),
+    "map": pa.map_(pa.string(), pa.int64()),
+    "span": pa.duration("ms"),
+}
 
 
 def load(spark: SparkSession, state: str, **options: Any) -> DataFrame:
@@ -451,13 +478,27 @@ def reading(spark: SparkSession) -> SparkSession:
 def test_every_type_comes_back(reading: SparkSession, state: str) -> None:
     flow = dd.Flow()
     flow.output("out", flow.upserts("a", KINDS, dd.Upsert("id")))
-    values = {"id": [1, 2], "small": [200, None], "large": [2**64 - 1, 0], "text": ["x", None],
-              "day": [date(2024, 2, 29), None], "at": [1_700_000_000_123, None], "naive": [5, None],
-              "money": ["1.25", None], "list": [[1, None], None], "struct": [{"a": 1, "b": None}, None],
-              "raw": [b"\0", None], "flag": [True, None], "real": [float("nan"), None],
-              "map": [[("k", 1)], None], "span": [1500, None]}  # fmt: skip
-    columns = {name: pa.array(given, pa.string()).cast(KINDS[name]) if name == "money" else pa.array(given, KINDS[name])
-               for name, given in values.items()}  # fmt: skip
+    values = {
+        "id": [1, 2],
+        "small": [200, None],
+        "large": [2**64 - 1, 0],
+        "text": ["x", None],
+        "day": [date(2024, 2, 29), None],
+        "at": [1_700_000_000_123, None],
+        "naive": [5, None],
+        "money": ["1.25", None],
+        "list": [[1, None], None],
+        "struct": [{"a": 1, "b": None}, None],
+        "raw": [b"\0", None],
+        "flag": [True, None],
+        "real": [float("nan"), None],
+        "map": [[("k", 1)], None],
+        "span": [1500, None],
+    }
+    columns = {
+        name: pa.array(given, pa.string()).cast(KINDS[name]) if name == "money" else pa.array(given, KINDS[name])
+        for name, given in values.items()
+    }
     hands = hands_of(state, 2, flow)
     hands.epoch({"a": pa.table(columns)})
     hands.close()
@@ -472,7 +513,8 @@ def test_batches_on_spark(reading: SparkSession, state: str) -> None:
     assert frame.columns == ["city", "count", "_time", "_diff"] and frame.rdd.getNumPartitions() == 3
     assert counted(frame.drop("_time").toArrow()) == plainly(dd.read(state, "by_city"))
     assert counted(load(reading, state, output="diff", asOf=1).drop("_time").toArrow()) == plainly(
-        dd.read(state, "diff", 1))  # fmt: skip
+        dd.read(state, "diff", 1)
+    )
     with pytest.raises(PySparkException, match="it has the outputs"):
         load(reading, state)
     row = load(reading, state, output="orders").first()
@@ -509,8 +551,12 @@ def test_a_query_follows_a_writer_and_restarts(
 
     def follow(trigger: dict[str, Any]) -> Any:
         frame = reading.readStream.format("ddflow").options(output="by_city", **limit).load(state)
-        return (frame.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
-                .trigger(**trigger).start(str(tmp_path / "sink")))  # fmt: skip
+        return (
+            frame.writeStream.format("parquet")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(**trigger)
+            .start(str(tmp_path / "sink"))
+        )
 
     for epochs in (2, 3):
         for _ in range(epochs):

@@ -69,9 +69,10 @@ def same_state(state: str, flow: dd.Flow, engine: dd.Engine) -> None:
         assert counted(dd.read(state, name)) == counted(engine.read(name)), name
 
 
-@pytest.mark.parametrize(("partitions", "adaptive"), [
-    (3, "false"), *(pytest.param(number, "true", marks=pytest.mark.soak) for number in (1, 8))
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("partitions", "adaptive"),
+    [(3, "false"), *(pytest.param(number, "true", marks=pytest.mark.soak) for number in (1, 8))],
+)
 def test_epochs_of_a_state_are_steps_of_the_local_engine(
     spark: SparkSession, state: str, partitions: int, adaptive: str
 ) -> None:
@@ -82,7 +83,11 @@ def test_epochs_of_a_state_are_steps_of_the_local_engine(
         for epoch, rows in enumerate(inputs, 1):
             ran = spark_bridge.run(flow, {"orders": frame_of(spark, *halves(rows))}, partitions, state=state)
             assert (ran.epoch, ran.time, ran.replayed, ran.rows) == (
-                epoch, epoch, False, {"orders": rows.num_rows} if rows.num_rows else {})  # fmt: skip
+                epoch,
+                epoch,
+                False,
+                {"orders": rows.num_rows} if rows.num_rows else {},
+            )
             same_epoch(ran, engine.step({"orders": rows}, time=epoch), *names)
         same_state(state, flow, engine)
 
@@ -138,8 +143,12 @@ def test_hold_back_events_wait_until_they_are_closed(spark: SparkSession, state:
     source = flow.upserts("s", schema, dd.Upsert("id", time="t", lateness=5, late="drop"))
     flow.output("rows", source)
     flow.output("by_v", source.count("v"))
-    batches = [{"id": [1, 2], "t": [10, 20], "v": ["a", "a"]}, {"id": [2, 3], "t": [14, 30], "v": ["b", "c"]},
-               {"id": [1], "t": [14], "v": ["late"]}, {"id": [4], "t": [40], "v": ["a"]}]  # fmt: skip
+    batches = [
+        {"id": [1, 2], "t": [10, 20], "v": ["a", "a"]},
+        {"id": [2, 3], "t": [14, 30], "v": ["b", "c"]},
+        {"id": [1], "t": [14], "v": ["late"]},
+        {"id": [4], "t": [40], "v": ["a"]},
+    ]
     found: dict[str, list[pa.Table]] = {"rows": [], "by_v": []}
     pending = []
     for number, batch in enumerate(batches):
@@ -404,7 +413,12 @@ def test_errors_come_back_as_what_they_were() -> None:
     assert len(caught.value.__notes__) == 1
     found = failures.told(f"nothing\n{caught.value.__notes__[0]}\nmore")
     assert isinstance(found, NullKey) and found.args == ('a "step"', "two\nlines", "mend: it; now")
-    for text in ("", failures.MARK, failures.MARK + "[1]", failures.MARK + '["print", "", "", ""]',
-                 failures.MARK + '["DdflowError", 1, "", ""]'):  # fmt: skip
+    for text in (
+        "",
+        failures.MARK,
+        failures.MARK + "[1]",
+        failures.MARK + '["print", "", "", ""]',
+        failures.MARK + '["DdflowError", 1, "", ""]',
+    ):
         assert failures.told(text) is None
     assert type(failures.told(failures.MARK + '["DdflowError", "a", "b", "c"] SQLSTATE: 1')) is DdflowError

@@ -111,7 +111,9 @@ def test_a_batch_is_an_epoch_and_a_stopped_query_goes_on(fed: Fed) -> None:
     query = fed.run()
     told = query.ddflow.stats()
     assert [(each.epoch, each.rows, each.replayed) for each in told] == [
-        (1, {"orders": 4}, False), (2, {"orders": 3}, False)]  # fmt: skip
+        (1, {"orders": 4}, False),
+        (2, {"orders": 3}, False),
+    ]
     assert query.lastProgress["numInputRows"] == 3
     fed.give(THIRD)
     assert fed.run().ddflow.stats()[0].epoch == 3
@@ -126,7 +128,9 @@ def test_a_batch_that_is_given_again_is_told_again(fed: Fed) -> None:
     fed.give(THIRD)
     told = fed.run().ddflow.stats()
     assert [(each.epoch, each.replayed, dict(each.rows)) for each in told] == [
-        (2, True, {"orders": 3}), (3, False, {"orders": 3})]  # fmt: skip
+        (2, True, {"orders": 3}),
+        (3, False, {"orders": 3}),
+    ]
     assert [epoch for epoch, _ in fed.outs] == [1, 2, 2, 3]
     assert counted(fed.outs[1][1]["rows"]) == counted(fed.outs[2][1]["rows"])
     fed.check()
@@ -237,8 +241,15 @@ def test_several_sources_and_times_that_close_at_the_end(spark: SparkSession, tm
             pq.write_table(table, tmp_path / name / f"{number}.parquet")
         frames[name] = spark.readStream.schema(SQL).option("maxFilesPerTrigger", 1).parquet(str(tmp_path / name))
     outs = []
-    query = spark_bridge.stream(flow, frames, state=str(tmp_path / "state"), partitions=3, trigger=NOW, close=True,
-                                outputs=lambda out, epoch: outs.append(out["by_city"].toArrow())).start()  # fmt: skip
+    query = spark_bridge.stream(
+        flow,
+        frames,
+        state=str(tmp_path / "state"),
+        partitions=3,
+        trigger=NOW,
+        close=True,
+        outputs=lambda out, epoch: outs.append(out["by_city"].toArrow()),
+    ).start()
     query.awaitTermination()
     told = query.ddflow.stats()
     assert told[-1].frontier == dd.CLOSED and sum(each.rows.get("one", 0) for each in told) == 7

@@ -16,8 +16,18 @@ import ddflow as dd
 from ddflow.errors import ExpressionError, SpecError
 from ddflow.spec import CHOICES, Tombstone
 
-SCHEMA = pa.schema({"id": pa.int64(), "at": pa.int64(), "t": pa.int64(), "n": pa.int64(), "v": pa.string(),
-                    "flag": pa.bool_(), "list": pa.list_(pa.int64()), "f": pa.float64()})  # fmt: skip
+SCHEMA = pa.schema(
+    {
+        "id": pa.int64(),
+        "at": pa.int64(),
+        "t": pa.int64(),
+        "n": pa.int64(),
+        "v": pa.string(),
+        "flag": pa.bool_(),
+        "list": pa.list_(pa.int64()),
+        "f": pa.float64(),
+    }
+)
 
 CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "an empty key": ({"key": []}, "key is empty"),
@@ -190,8 +200,9 @@ def test_one_name_may_be_given_without_a_list() -> None:
 def test_track_is_the_complement_of_noop_ignore() -> None:
     def changed(**options: Any) -> list[dict[str, Any]]:
         flow = dd.Flow()
-        flow.output("rows", flow.upserts("s", {"id": pa.int64(), "v": pa.string(), "n": pa.int64()},
-                                         dd.Upsert("id", **options)))  # fmt: skip
+        flow.output(
+            "rows", flow.upserts("s", {"id": pa.int64(), "v": pa.string(), "n": pa.int64()}, dd.Upsert("id", **options))
+        )
         out = []
         with flow.open() as engine:
             for time, (v, n) in enumerate([("a", 1), ("a", 2), ("b", 2), (None, 2), (None, 3)]):
@@ -245,8 +256,15 @@ def test_json_leaves_defaults_out() -> None:
     )
 
 
-NO_SPECS = ["", "[]", "5", "{}", '{"key": "id", "keys": 1}', '{"key": ["id"], "delete": {"column": "x"}}',
-            '{"key": ["id"], "late": "drop"}']  # fmt: skip
+NO_SPECS = [
+    "",
+    "[]",
+    "5",
+    "{}",
+    '{"key": "id", "keys": 1}',
+    '{"key": ["id"], "delete": {"column": "x"}}',
+    '{"key": ["id"], "late": "drop"}',
+]
 
 
 @pytest.mark.parametrize("text", NO_SPECS)
@@ -280,13 +298,27 @@ def test_every_drawn_spec_fits_its_schema(data: st.DataObject, holds_back: bool)
 def test_any_other_option_gives_another_fingerprint() -> None:
     base = {"key": ["id"], "order_by": ["at"], "time": "t", "late": "advance"}
     others: list[dict[str, Any]] = [
-        {"key": ["id", "v"]}, {"order_by": ["n"]}, {"order_by": []}, {"seq": "n"}, {"time": "n"}, {"late": "drop"},
-        {"late": "error"}, {"lateness": 0}, {"delete": dd.tombstone("op")}, {"delete": dd.tombstone("op", "D")},
-        {"delete": "op"}, {"where": "op"}, {"noop_ignore": ["v"]}, {"track": []}, {"track": ["v"]},
-        {"value": []}, {"value": ["v"]},
-        *({"tie": tie} for tie in CHOICES["tie"][1:]), *({"stale": stale} for stale in CHOICES["stale"][1:]),
+        {"key": ["id", "v"]},
+        {"order_by": ["n"]},
+        {"order_by": []},
+        {"seq": "n"},
+        {"time": "n"},
+        {"late": "drop"},
+        {"late": "error"},
+        {"lateness": 0},
+        {"delete": dd.tombstone("op")},
+        {"delete": dd.tombstone("op", "D")},
+        {"delete": "op"},
+        {"where": "op"},
+        {"noop_ignore": ["v"]},
+        {"track": []},
+        {"track": ["v"]},
+        {"value": []},
+        {"value": ["v"]},
+        *({"tie": tie} for tie in CHOICES["tie"][1:]),
+        *({"stale": stale} for stale in CHOICES["stale"][1:]),
         *({"null_key": keys} for keys in CHOICES["null_key"][1:]),
-    ]  # fmt: skip
+    ]
     prints = {dd.Upsert(**(base | other)).fingerprint for other in [{}, *others]}
     assert len(prints) == 1 + len(others)
 

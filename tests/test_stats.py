@@ -15,10 +15,32 @@ from ddflow.frontier import CLOSED, NEVER
 from ddflow.stats import COLUMNS, Arranged, Stats
 from ddflow.store.memory import MemoryStore
 
-PEOPLE = Arranged(keys=950_000, tombstones=0, batches=3, runs=4, versions=1_400_000, bytes_resident=95_000_000,
-                  bytes_mapped=0, bytes_index=40_000_000, written=2_000_000, copied=1_000_000, owed=0)  # fmt: skip
-CITIES = Arranged(keys=50_000, tombstones=7, batches=1, runs=1, versions=50_007, bytes_resident=4_000_000,
-                  bytes_mapped=1_000_000, bytes_index=3_000_000, written=500_000, copied=0, owed=12)  # fmt: skip
+PEOPLE = Arranged(
+    keys=950_000,
+    tombstones=0,
+    batches=3,
+    runs=4,
+    versions=1_400_000,
+    bytes_resident=95_000_000,
+    bytes_mapped=0,
+    bytes_index=40_000_000,
+    written=2_000_000,
+    copied=1_000_000,
+    owed=0,
+)
+CITIES = Arranged(
+    keys=50_000,
+    tombstones=7,
+    batches=1,
+    runs=1,
+    versions=50_007,
+    bytes_resident=4_000_000,
+    bytes_mapped=1_000_000,
+    bytes_index=3_000_000,
+    written=500_000,
+    copied=0,
+    owed=12,
+)
 VERDICTS = {"applied": 2_400_000, "superseded": 0, "noop": 100}
 
 
@@ -55,8 +77,9 @@ def test_an_engine_that_has_seen_nothing_has_figures_too() -> None:
 
 def test_it_is_a_mapping_that_nobody_can_change() -> None:
     verdicts, arrangements = dict(VERDICTS), {"people": PEOPLE}
-    found = Stats(frontier=9, since=8, arrangements=arrangements, pending=0, bytes_pending=0, verdicts=verdicts,
-                  budget=None)  # fmt: skip
+    found = Stats(
+        frontier=9, since=8, arrangements=arrangements, pending=0, bytes_pending=0, verdicts=verdicts, budget=None
+    )
     verdicts["applied"], arrangements["people"] = 0, CITIES
     assert found["verdicts"]["applied"] == 2_400_000
     assert found["arrangements"]["people"]["keys"] == 950_000
@@ -109,8 +132,10 @@ def test_printed_it_leaves_out_what_is_nowhere_and_a_total_of_one() -> None:
 
 def test_wide_and_combining_characters_do_not_move_the_columns() -> None:
     text = str(stats(PEOPLE, CITIES, names=["顧客", "e\u0301te\u0301"]))
-    wide, accents, total = (next(line for line in text.splitlines() if line.startswith(name))
-                            for name in ("顧客", "e\u0301te\u0301", "total"))  # fmt: skip
+    wide, accents, total = (
+        next(line for line in text.splitlines() if line.startswith(name))
+        for name in ("顧客", "e\u0301te\u0301", "total")
+    )
     assert len(wide) + 2 == len(accents) - 2 == len(total)
 
 
@@ -243,10 +268,14 @@ def of(*rows: tuple[int, int, bool]) -> dict[str, pa.Table]:
 def test_a_forgotten_key_is_no_tombstone_also_when_the_state_is_opened_again(how: Any, memory: str | None) -> None:
     flow, store = expiring(dd.Expiry(ttl=30, on_expire=how)), MemoryStore()
     # By time: what comes, how many keys are live then, and how many are deleted and must be known.
-    back = [] if memory else [
-        (of((1, 110, False)), 2, 1),  # in files a key that comes back has an older version, which counts
-        (of((3, 126, True), (3, 127, True)), 2, 1),
-    ]  # fmt: skip
+    back = (
+        []
+        if memory
+        else [
+            (of((1, 110, False)), 2, 1),  # in files a key that comes back has an older version, which counts
+            (of((3, 126, True), (3, 127, True)), 2, 1),
+        ]
+    )
     story = [
         (of((1, 80, False), (2, 120, False), (3, 125, True)), 2, 1),
         (of(), 1, 1),  # 1 was forgotten: its order is below 95

@@ -129,7 +129,8 @@ def test_a_write_that_the_system_takes_in_bits_is_complete(folder: Folder, monke
 
 
 def test_writing_makes_no_second_copy() -> None:
-    out = finished(python("""if True:
+    out = finished(
+        python("""if True:
         import sys, tempfile, tracemalloc, pyarrow as pa, numpy as np
         from ddflow.store.folder import Folder
         batch = pa.record_batch({"n": np.arange(4 << 20), "s": pa.array(["some text"] * (1 << 22))})
@@ -140,7 +141,8 @@ def test_writing_makes_no_second_copy() -> None:
             most = pool.max_memory()  # from here on every further byte is a new maximum
             mapped = folder.write(batch)
             print(pool.max_memory() - most, tracemalloc.get_traced_memory()[1], batch.nbytes)
-        """))  # fmt: skip
+        """)
+    )
     arrow, of_python, size = map(int, out.split())
     assert size > 80_000_000 and arrow < size / 20 and of_python < size / 20
 
@@ -262,24 +264,32 @@ def test_a_batch_of_a_closed_folder_takes_no_file_of_the_next_one_with_it(tmp_pa
 
 
 def test_an_exit_without_close_leaves_nothing(tmp_path: Path) -> None:
-    finished(python("""if True:
+    finished(
+        python(
+            """if True:
         import sys, pyarrow as pa
         from ddflow.store.folder import Folder
         folder = Folder.open(sys.argv[1])
         kept, writer = folder.write(pa.record_batch({"n": [1]})), folder.writer(pa.schema([]))
-        """, tmp_path))  # fmt: skip
+        """,
+            tmp_path,
+        )
+    )
     assert os.listdir(tmp_path) == []
 
 
 def test_what_a_killed_engine_left_is_gone_at_the_next_open_and_nothing_else(tmp_path: Path) -> None:
-    process = python("""if True:
+    process = python(
+        """if True:
         import sys, time, pyarrow as pa
         from ddflow.store.folder import Folder
         folder = Folder.open(sys.argv[1])
         kept, writer = folder.write(pa.record_batch({"n": [1]})), folder.writer(pa.schema([("n", pa.int64())]))
         print("ready", flush=True)
         time.sleep(60)
-        """, tmp_path)  # fmt: skip
+        """,
+        tmp_path,
+    )
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     with pytest.raises(SpillInUse, match=f"process {process.pid}"):
         Folder.open(tmp_path)
@@ -295,7 +305,9 @@ def test_what_a_killed_engine_left_is_gone_at_the_next_open_and_nothing_else(tmp
 
 
 def test_a_forked_child_touches_nothing_and_does_not_keep_the_folder(tmp_path: Path) -> None:
-    out = finished(python("""if True:
+    out = finished(
+        python(
+            """if True:
         import os, sys, time, pyarrow as pa
         from ddflow.errors import EngineClosed
         from ddflow.store.folder import Folder
@@ -317,7 +329,10 @@ def test_a_forked_child_touches_nothing_and_does_not_keep_the_folder(tmp_path: P
             except EngineClosed:
                 sys.exit(0)  # runs the finalizers
             sys.exit(1)
-        """, tmp_path))  # fmt: skip
+        """,
+            tmp_path,
+        )
+    )
     assert out == "opened again\n"
     assert os.listdir(tmp_path) == []
 
@@ -462,7 +477,9 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_an_error_with_sizes_after_which_going_on_works(tmp_path: Path) -> None:
-    out = finished(python("""if True:
+    out = finished(
+        python(
+            """if True:
         import os, resource, sys, pyarrow as pa, numpy as np
         from ddflow.errors import SpillFull
         from ddflow.store.folder import Folder
@@ -486,7 +503,10 @@ def test_a_full_disk_is_an_error_with_sizes_after_which_going_on_works(tmp_path:
             Folder.open(sys.argv[1])
         except SpillFull as error:
             print(error)
-        """, tmp_path))  # fmt: skip
+        """,
+            tmp_path,
+        )
+    )
     lines = out.splitlines()
     assert len(lines) == 3 and os.listdir(tmp_path) == []
     for line in lines:

@@ -229,8 +229,18 @@ def test_junk_is_neither_listed_nor_deleted(place: Path) -> None:
     store = LocalStore(place)
     blob = put(store)
     store.publish(3, b"m"), store.mark(3)
-    junk = ["blobs/.DS_Store", "blobs/x.arrow", f"blobs/{blob.name}.bak", "manifests/README", "manifests/3", "marks/.x",
-            "manifests/00000000000000004", f"blobs/{blob.name.upper()}", "marks/7", ".git"]  # fmt: skip
+    junk = [
+        "blobs/.DS_Store",
+        "blobs/x.arrow",
+        f"blobs/{blob.name}.bak",
+        "manifests/README",
+        "manifests/3",
+        "marks/.x",
+        "manifests/00000000000000004",
+        f"blobs/{blob.name.upper()}",
+        "marks/7",
+        ".git",
+    ]
     for name in junk:
         (place / name).write_bytes(b"junk")
     os.utime(place / "manifests" / "README", (0, 0))
@@ -386,8 +396,15 @@ def test_a_reader_changes_nothing_and_needs_no_right_to(place: Path) -> None:
     reader = LocalStore(place, create=False, readonly=True, disk=watched)
     assert (reader.map(blob).to_pybytes(), reader.manifest(0)) == (b"four", b"m")
     assert (reader.numbers(), reader.marked()) == ([0], 0)
-    for change in (lambda: put(reader), lambda: reader.publish(1, b"n"), lambda: reader.delete(blob.name), reader.sync,
-                   lambda: reader.mark(1), lambda: reader.expire(0), reader.scratch):  # fmt: skip
+    for change in (
+        lambda: put(reader),
+        lambda: reader.publish(1, b"n"),
+        lambda: reader.delete(blob.name),
+        reader.sync,
+        lambda: reader.mark(1),
+        lambda: reader.expire(0),
+        reader.scratch,
+    ):
         with pytest.raises(StateRefused, match="opened for reading; open it without readonly=True"):
             change()
     reader.close()

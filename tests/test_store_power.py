@@ -351,7 +351,7 @@ PLANTED: dict[str, tuple[Callable[[Any], Store], type[Writer]]] = {
     "a manifest is marked before it is published": (local, MarksFirst),
     "an epoch is told before it is published": (local, TellsFirst),
     "blobs' names are synced after the manifest": (local, SyncsLast),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("bug", PLANTED)

@@ -21,7 +21,7 @@ from ddflow.errors import (
     MissingExtra,
     OutcomeUnknown,
     StateRefused,
-    StorageFailed,  # fmt: skip
+    StorageFailed,
 )
 from ddflow.store import bucket
 from ddflow.store.blob import Blob
@@ -74,11 +74,21 @@ def test_a_faulty_network_breaks_no_promise_for_long(moto: Moto, proxy: Proxy, t
 
 @pytest.mark.parametrize(
     ("fault", "there"),
-    [("denied", True), ("hidden", True), ("silent", True), ("lost", False), ("late", True), ("500", False),
-     ("503", False), ("conflict", False), ("cut", True)],
-)  # fmt: skip
-def test_a_publication_whose_answer_is_lost(moto: Moto, proxy: Proxy, store: S3Store, tmp_path: Path, fault: str,
-                                            there: bool) -> None:  # fmt: skip
+    [
+        ("denied", True),
+        ("hidden", True),
+        ("silent", True),
+        ("lost", False),
+        ("late", True),
+        ("500", False),
+        ("503", False),
+        ("conflict", False),
+        ("cut", True),
+    ],
+)
+def test_a_publication_whose_answer_is_lost(
+    moto: Moto, proxy: Proxy, store: S3Store, tmp_path: Path, fault: str, there: bool
+) -> None:
     """Where reading back fails as well nothing is claimed; where only the put is hit, the truth is found."""
     proxy.fail(1, 1.0, fault)
     if fault in ("denied", "cut"):  # of these two the reading back is spared
@@ -196,8 +206,9 @@ def test_what_changed_in_the_bucket_is_found(store: S3Store) -> None:
             store.delete(name)
 
 
-def test_ages_are_told_by_the_servers_clock(moto: Moto, store: S3Store, tmp_path: Path,
-                                            monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_ages_are_told_by_the_servers_clock(
+    moto: Moto, store: S3Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put(store, b"four")
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + 86_400.0)
@@ -226,8 +237,14 @@ def test_a_reader_writes_nothing(moto: Moto, store: S3Store, tmp_path: Path) -> 
     before = obstore.list(store._bucket._many).collect()
     reader = beside(store, moto, tmp_path, readonly=True)
     assert reader.map(blob).to_pybytes() == b"four" and reader.manifest(0) == b"zero" and len(reader.list()) == 1
-    for write in (lambda: put(reader, b""), lambda: reader.publish(1, b""), lambda: reader.delete(blob.name),
-                  lambda: reader.expire(0), lambda: reader.mark(0), reader.scratch):  # fmt: skip
+    for write in (
+        lambda: put(reader, b""),
+        lambda: reader.publish(1, b""),
+        lambda: reader.delete(blob.name),
+        lambda: reader.expire(0),
+        lambda: reader.mark(0),
+        reader.scratch,
+    ):
         with pytest.raises(StateRefused, match="opened for reading"):
             write()
     assert obstore.list(store._bucket._many).collect() == before
@@ -269,8 +286,12 @@ def test_a_forked_child_is_told_instead_of_waiting_for_ever(store: S3Store) -> N
     child = os.fork()
     if child == 0:
         told = 0
-        for use in (store.numbers, lambda: store.publish(1, b""), lambda: put(store, b""),
-                    lambda: S3Store(store.where)):  # fmt: skip
+        for use in (
+            store.numbers,
+            lambda: store.publish(1, b""),
+            lambda: put(store, b""),
+            lambda: S3Store(store.where),
+        ):
             try:
                 use()
             except EngineClosed:

@@ -129,7 +129,7 @@ def test_what_is_written_to_files_stays_as_it_is() -> None:
         (["export", "{state}", "-o", "x{evil}.parquet"], 0),
         (["demo", "--no-spark", "--repo", "none{evil}"], 1),
     ],
-)  # fmt: skip
+)
 def test_no_verb_lets_a_control_character_through(words: list[str], code: int) -> None:
     Path(f"bad{EVIL}.csv").write_text(f"id,n\n1,2\n{EVIL},{EVIL},{EVIL}\n")
     named = {"evil": EVIL, "file": evil_file(), "state": evil_state()}

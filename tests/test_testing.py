@@ -9,18 +9,27 @@ import ddflow as dd
 from ddflow.errors import NotInvariant, SpecError
 from ddflow.testing import invariance
 
-EVENTS = pa.table({
-    "id": [1, 2, 1, 1, 3, 2, 1, 3], "at": [5, 1, 3, 5, 2, 2, 4, 1], "n": [1, 2, 3, 4, None, 6, 7, 8],
-    "name": ["a", None, "b", "c", "d", None, None, "e"], "gone": [False] * 5 + [True] + [False] * 2,
-})  # fmt: skip
+EVENTS = pa.table(
+    {
+        "id": [1, 2, 1, 1, 3, 2, 1, 3],
+        "at": [5, 1, 3, 5, 2, 2, 4, 1],
+        "n": [1, 2, 3, 4, None, 6, 7, 8],
+        "name": ["a", None, "b", "c", "d", None, None, "e"],
+        "gone": [False] * 5 + [True] + [False] * 2,
+    }
+)
 
 
-@pytest.mark.parametrize("spec", [
-    dd.Upsert("id", order_by="at"),
-    dd.Upsert("id", time="at", lateness=2),
-    dd.Upsert("id", order_by="at", merge=dd.Merge({"n": dd.sum()}), delete=dd.tombstone("gone")),
-    dd.Upsert("id", order_by="at", versions="cell", tie="greatest", delete=dd.tombstone("gone")),
-], ids=["full rows", "by time", "merged", "cells"])  # fmt: skip
+@pytest.mark.parametrize(
+    "spec",
+    [
+        dd.Upsert("id", order_by="at"),
+        dd.Upsert("id", time="at", lateness=2),
+        dd.Upsert("id", order_by="at", merge=dd.Merge({"n": dd.sum()}), delete=dd.tombstone("gone")),
+        dd.Upsert("id", order_by="at", versions="cell", tie="greatest", delete=dd.tombstone("gone")),
+    ],
+    ids=["full rows", "by time", "merged", "cells"],
+)
 def test_what_keeps_the_law_passes(spec: dd.Upsert) -> None:
     tried = invariance(spec, EVENTS)
     assert tried.events == 8 and tried.splits == 25 and tried.shuffles == 25 * spec.order_free
@@ -59,6 +68,7 @@ def test_what_expires_is_refused() -> None:
 
 def test_in_hold_back_mode_a_merge_goes_by_time_order_and_sequence_whatever_arrives_first() -> None:
     events = EVENTS.append_column("seq", pa.array(range(8)))
-    spec = dd.Upsert("id", time="at", seq="seq", merge=dd.Merge({"n": dd.sum(), "name": dd.join_text()}),
-                     delete=dd.tombstone("gone"))  # fmt: skip
+    spec = dd.Upsert(
+        "id", time="at", seq="seq", merge=dd.Merge({"n": dd.sum(), "name": dd.join_text()}), delete=dd.tombstone("gone")
+    )
     assert spec.order_free and invariance(spec, events).shuffles == 25

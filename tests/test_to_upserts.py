@@ -218,7 +218,8 @@ def updates(*rows: tuple[Any, ...], names: Sequence[str] = ("k", "v"), kind: pa.
 def test_a_hidden_row_shows_again_when_the_one_above_it_goes_even_steps_later() -> None:
     back = dd.ToUpserts("k", "greatest")
     assert back.step(updates((1, "a", 0, 1), (1, "c", 0, 1), (1, "b", 0, 2))).to_pylist() == [
-        {"k": 1, "v": "c", "_time": 0, "_deleted": False}]  # fmt: skip
+        {"k": 1, "v": "c", "_time": 0, "_deleted": False}
+    ]
     assert back.step(updates((1, "b", 1, -1), (1, "a", 1, 1))).num_rows == 0, "what is hidden changes nothing"
     assert back.step(updates((1, "c", 2, -1))).to_pylist() == [{"k": 1, "v": "b", "_time": 2, "_deleted": False}]
     assert back.step(updates((1, "b", 3, -1))).to_pylist() == [{"k": 1, "v": "a", "_time": 3, "_deleted": False}]
@@ -267,11 +268,21 @@ def test_times_keep_their_type() -> None:
 
 
 WRONG: dict[str, tuple[Any, Any, Any, type[DdflowError], str]] = {
-    "two rows": (updates((7, "a", 3, 1), (7, "b", 3, 1)), "k", "error", NotUnique,
-                 r"\['k'\] at time 3: one key holds .*'a'.*1 times.*'b'.*on_conflict='greatest'"),
+    "two rows": (
+        updates((7, "a", 3, 1), (7, "b", 3, 1)),
+        "k",
+        "error",
+        NotUnique,
+        r"\['k'\] at time 3: one key holds .*'a'.*1 times.*'b'.*on_conflict='greatest'",
+    ),
     "one row twice": (updates((7, "a", 3, 2)), "k", "error", NotUnique, r"'v': 'a'\} \(2 times\)"),
-    "the earliest time": (updates((7, "a", 3, 1), (8, "a", 3, 1), (7, "b", 9, 1), (8, "b", 4, 1)), "k", "error",
-                          NotUnique, "at time 4: one key holds .*'k': 8"),
+    "the earliest time": (
+        updates((7, "a", 3, 1), (8, "a", 3, 1), (7, "b", 9, 1), (8, "b", 4, 1)),
+        "k",
+        "error",
+        NotUnique,
+        "at time 4: one key holds .*'k': 8",
+    ),
     "not there": (updates((7, "a", 3, 1), (7, "b", 4, -1)), "k", "greatest", NotHeld, r"time 4: .*'v': 'b'.*retracted"),
     "too often": (updates((7, "a", 3, 1), (7, "a", 4, -2)), "k", "all", NotHeld, "'v': 'a'.*more often than it is"),
     "a moment": (updates((7, "a", datetime(2020, 1, 2), 2), kind=pa.timestamp("us")), "k", "error", NotUnique, "2020"),
@@ -282,8 +293,13 @@ WRONG: dict[str, tuple[Any, Any, Any, type[DdflowError], str]] = {
     "time as key": (updates((7, "a", 3, 1)), "_time", "error", SchemaMismatch, "'_time'"),
     "a null time": (updates((7, "a", None, 1), kind=pa.int64()), "k", "error", SchemaMismatch, "_time.*nulls"),
     "text as time": (updates((7, "a", "x", 1)), "k", "error", SchemaMismatch, "no time"),
-    "a column twice": (updates((7, "a", 3, 1), names=("k", "v")).rename_columns(["k", "k", "_time", "_diff"]), "k",
-                       "error", SpecError, "more than once"),
+    "a column twice": (
+        updates((7, "a", 3, 1), names=("k", "v")).rename_columns(["k", "k", "_time", "_diff"]),
+        "k",
+        "error",
+        SpecError,
+        "more than once",
+    ),
     "a name that is taken": (updates((7, "a", 3, 1), names=("k", "_deleted")), "k", "error", SchemaMismatch, "rename"),
     "rows as key": (updates((7, "a", 3, 1), names=("rows", "v")), "rows", "all", SchemaMismatch, "rename"),
     "no order": (updates((7, [1], 3, 1)), "k", "greatest", SpecError, "'v' is list.*no order.*'all'"),
@@ -291,11 +307,16 @@ WRONG: dict[str, tuple[Any, Any, Any, type[DdflowError], str]] = {
     "a rule": (updates((7, "a", 3, 1)), "k", "gratest", SpecError, "did you mean 'greatest'"),
     "an empty key": (updates((7, "a", 3, 1)), [], "error", SpecError, "one column or more"),
     "steps that meet": ([updates((7, "a", 3, 1)), updates((7, "b", 3, 1))], "k", "error", TimeWentBack, "up to 3"),
-    "other columns": ([updates((7, "a", 3, 1)), updates((7, "b", 4, 1), names=("k", "w"))], "k", "error",
-                      SchemaMismatch, "column 'w'"),
+    "other columns": (
+        [updates((7, "a", 3, 1)), updates((7, "b", 4, 1), names=("k", "w"))],
+        "k",
+        "error",
+        SchemaMismatch,
+        "column 'w'",
+    ),
     "a number": (5, "k", "error", NotArrow, "int does not speak Arrow"),
     "nothing": ([], "k", "error", NotArrow, "no step"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.kernels
@@ -328,8 +349,14 @@ def test_a_hot_key_and_rows_that_come_and_go_cost_no_more_than_their_number(rule
     """One key with all updates, each value leaving when the next one comes: quadratic work would take minutes."""
     n = 60_000
     value = np.repeat(np.arange(n), 2)[:-1]
-    table = pa.table({"k": np.zeros(value.size, np.int64), "v": value, "_time": (np.arange(value.size) + 1) // 2,
-                      "_diff": np.where(np.arange(value.size) % 2 == 0, 1, -1)})  # fmt: skip
+    table = pa.table(
+        {
+            "k": np.zeros(value.size, np.int64),
+            "v": value,
+            "_time": (np.arange(value.size) + 1) // 2,
+            "_diff": np.where(np.arange(value.size) % 2 == 0, 1, -1),
+        }
+    )
     begun = process_time()
     assert dd.to_upserts(table, "k", rule)["_deleted"].to_pylist() == [False] * n
     assert process_time() - begun < 10
@@ -341,8 +368,14 @@ def test_what_is_held_is_gathered_when_most_of_it_went() -> None:
     back.step(pa.table({"k": keys, "v": keys, "_time": np.zeros(n, int), "_diff": np.ones(n, int)}))
     for time in range(1, 40):
         two = np.concatenate([keys, keys])
-        both = pa.table({"k": two, "v": np.concatenate([keys + time - 1, keys + time]), "_time": np.full(2 * n, time),
-                         "_diff": np.repeat([-1, 1], n)})  # fmt: skip
+        both = pa.table(
+            {
+                "k": two,
+                "v": np.concatenate([keys + time - 1, keys + time]),
+                "_time": np.full(2 * n, time),
+                "_diff": np.repeat([-1, 1], n),
+            }
+        )
         assert back.step(both).num_rows == n
         back.held._check()
         assert back.held.stored <= 2 * n + 4096 + n

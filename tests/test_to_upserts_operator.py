@@ -80,9 +80,11 @@ class Twins:
         twin = self.door.twin
         before, history, put_out = copy.deepcopy(twin.state), list(twin.history), list(twin.put_out)
         try:
-            act = {"step": lambda: self.door.step(arguments[1], arguments[0]),
-                   "push": lambda: self.door.push(arguments[0]),
-                   "advance": lambda: self.door.advance_to(arguments[0])}[verb]  # fmt: skip
+            act = {
+                "step": lambda: self.door.step(arguments[1], arguments[0]),
+                "push": lambda: self.door.push(arguments[0]),
+                "advance": lambda: self.door.advance_to(arguments[0]),
+            }[verb]
             more = [(*at, diff) for at, diff in act().updates["diffs"].items()]
             now = to_upserts(self.columns, self.to["key"], [*self.updates, *more], self.to["on_conflict"])
         except Refused:
@@ -123,8 +125,11 @@ class Engines:
             sources = self.scenario["sources"]
             tables = {name: to_arrow(sources[name]["columns"], rows) for name, rows in arguments[-1].items()}
         try:
-            act = {"step": lambda: self.engine.step(tables, arguments[0]), "push": lambda: self.engine.push(tables),
-                   "advance": lambda: self.engine.advance_to(arguments[0])}[verb]  # fmt: skip
+            act = {
+                "step": lambda: self.engine.step(tables, arguments[0]),
+                "push": lambda: self.engine.push(tables),
+                "advance": lambda: self.engine.advance_to(arguments[0]),
+            }[verb]
             out = act()
         except DdflowError:
             return None
@@ -149,7 +154,8 @@ class Engines:
 def agree(found: Any, expected: Any) -> None:
     assert (found is None) == (expected is None), (found, expected)
     assert not found or {at: row or None for at, row in found.items()} == {
-        at: row or None for at, row in expected.items()}, (found, expected)  # fmt: skip
+        at: row or None for at, row in expected.items()
+    }, (found, expected)
     assert bool(found) == bool(expected), (found, expected)
 
 
@@ -267,14 +273,16 @@ def test_an_output_for_a_log_that_is_compacted() -> None:
         out = engine.step(rows((1, "Basel", True), (2, "Chur", True)), 2)["for_kafka"]
         assert out.column_names == ["id", "city", "paid", "_time", "_deleted"]
         assert sorted(map(tuple, map(dict.values, out.to_pylist()))) == [
-            (1, "Basel", True, 2, False), (2, "Chur", True, 2, False)]  # fmt: skip
+            (1, "Basel", True, 2, False),
+            (2, "Chur", True, 2, False),
+        ]
         assert engine.step(rows((1, "Basel", False)), 3)["for_kafka"].to_pylist() == [
-            {"id": 1, "city": None, "paid": None, "_time": 3, "_deleted": True}]  # fmt: skip
+            {"id": 1, "city": None, "paid": None, "_time": 3, "_deleted": True}
+        ]
         assert engine.step({}, 4)["for_kafka"].num_rows == 0
         assert engine.read("for_kafka", 1).to_pylist() == [{"id": 1, "city": "Bern", "paid": True, "_diff": 1}]
         changes = engine.changes("for_kafka", 1, 3)
-        assert Counter(plain(changes)) == {
-            (1, "Bern", True, -1): 1, (2, "Chur", True, 1): 1}  # fmt: skip
+        assert Counter(plain(changes)) == {(1, "Bern", True, -1): 1, (2, "Chur", True, 1): 1}
         with engine.reader("for_kafka", 2) as reader:
             assert reader.read().num_rows == 2
         with pytest.raises(NotReadable, match="has no key"):
@@ -339,12 +347,14 @@ def test_a_new_output_gives_all_it_holds_as_upserts_or_the_state_is_not_opened(t
         out = engine.step({}, 2)["by_id"].sort_by("id")
         assert out.to_pylist() == [
             {"id": 1, "city": "Bern", "paid": True, "_time": 1, "_deleted": False},
-            {"id": 2, "city": "Bern", "paid": False, "_time": 1, "_deleted": False}]  # fmt: skip
+            {"id": 2, "city": "Bern", "paid": False, "_time": 1, "_deleted": False},
+        ]
     with shop(**two).open(place) as engine:
         out = engine.step(rows((2, "gone", None)), 3)
         assert out["by_id"].to_pylist() == [{"id": 2, "city": None, "paid": None, "_time": 3, "_deleted": True}]
         assert out["by_city"].to_pylist() == [
-            {"city": "Bern", "rows": [{"id": 1, "paid": True, "_diff": 1}], "_time": 3, "_deleted": False}]  # fmt: skip
+            {"city": "Bern", "rows": [{"id": 1, "paid": True, "_diff": 1}], "_time": 3, "_deleted": False}
+        ]
         engine.step(rows((2, "Bern", True)), 4)
     with pytest.raises(NotUnique, match="at time 4"):
         shop(**two, unique=("city", "error")).open(place)
@@ -384,9 +394,16 @@ def test_nothing_can_be_made_of_upserts_but_an_output() -> None:
     flow = dd.Flow()
     source = orders(flow)
     last = source.to_upserts("id")
-    for act in (lambda: last.filter("_deleted"), lambda: last.project(["id"]), last.count, last.consolidate,
-                last.negate, lambda: last.concat(source), lambda: source.concat(last),
-                lambda: last.to_upserts("id")):  # fmt: skip
+    for act in (
+        lambda: last.filter("_deleted"),
+        lambda: last.project(["id"]),
+        last.count,
+        last.consolidate,
+        last.negate,
+        lambda: last.concat(source),
+        lambda: source.concat(last),
+        lambda: last.to_upserts("id"),
+    ):
         with pytest.raises(SpecError, match="apply it before to_upserts"):
             act()
     flow.output("out", last)
@@ -398,10 +415,12 @@ def test_what_it_cannot_do_is_said_when_the_plan_is_made() -> None:
     source = orders(flow, lists=pa.list_(pa.int64()), _deleted=pa.bool_())
     plain_orders = source.project(["id", "city", "lists"])
     for key, rule, error, words in [
-        ("idd", "error", SpecError, "did you mean 'id'"), ([], "error", SpecError, "one column or more"),
-        ("id", "greatets", SpecError, "did you mean 'greatest'"), ("lists", "error", SpecError, "hashed as a key"),
+        ("idd", "error", SpecError, "did you mean 'id'"),
+        ([], "error", SpecError, "one column or more"),
+        ("id", "greatets", SpecError, "did you mean 'greatest'"),
+        ("lists", "error", SpecError, "hashed as a key"),
         ("id", "greatest", SpecError, "has no order"),
-    ]:  # fmt: skip
+    ]:
         with pytest.raises(error, match=words):
             plain_orders.to_upserts(key, rule)
     with pytest.raises(SchemaMismatch, match="upserts get themselves"):

@@ -54,10 +54,17 @@ WAYS = (
 """What may happen to an engine that spills, as `tiny` counts it."""
 
 SMALL: list[tuple[Any, str, Any]] = [
-    (runs, "LARGE", 600), (batcher, "LARGE", 600), (runs, "CHUNK", 150), (runs, "FAN", 3), (run, "SMALL", 64),
-    (batcher, "PIECE", 3), (spine, "PIECE", 2), (spine, "EFFORT", 2), (computation, "GATHERED", 3),
+    (runs, "LARGE", 600),
+    (batcher, "LARGE", 600),
+    (runs, "CHUNK", 150),
+    (runs, "FAN", 3),
+    (run, "SMALL", 64),
+    (batcher, "PIECE", 3),
+    (spine, "PIECE", 2),
+    (spine, "EFFORT", 2),
+    (computation, "GATHERED", 3),
     (Crew.spans, "__defaults__", (2,)),
-]  # fmt: skip
+]
 """Sizes by which ddflow decides, and what they are where everything is `tiny`."""
 
 

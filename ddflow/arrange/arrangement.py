@@ -240,9 +240,11 @@ class Arrangement:
     def check_readable(self, as_of: int | None, what: str) -> None:
         """Raise `NotReadable` unless ``as_of`` (None: now) is a time in [since, upper)."""
         if as_of is not None and not self.since <= as_of < max(self.upper, NEVER + 1):
-            raise NotReadable(f"{what} as of {as_of}",
-                              f"it can be read from {shown(self.since)} up to, not including, {shown(self.upper)}",
-                              "read at a closed time, or open with a larger retain=")  # fmt: skip
+            raise NotReadable(
+                f"{what} as of {as_of}",
+                f"it can be read from {shown(self.since)} up to, not including, {shown(self.upper)}",
+                "read at a closed time, or open with a larger retain=",
+            )
 
     def read(self, as_of: int | None = None, what: str = "a read") -> pa.Table:
         """The live rows as of a time, by default the last closed one, in hash order.

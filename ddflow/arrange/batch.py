@@ -58,8 +58,15 @@ class Batch:
     def of(cls, high: Sequence[int], time: Sequence[int], live: Sequence[bool], table: pa.Table) -> Batch:
         """A small batch from lists, without orders: for examples and tests."""
         n = len(high)
-        return cls(np.array(high, np.uint64), NONE, np.array(time, np.int64), np.array(live, np.uint8), NONE,
-                   np.empty((n, 0), np.int64), Rows(table))  # fmt: skip
+        return cls(
+            np.array(high, np.uint64),
+            NONE,
+            np.array(time, np.int64),
+            np.array(live, np.uint8),
+            NONE,
+            np.empty((n, 0), np.int64),
+            Rows(table),
+        )
 
     def __len__(self) -> int:
         return int(self.high.size)
@@ -86,7 +93,10 @@ class Batch:
             equal &= column[:-1] == column[1:]
         if equal.any():
             at = int(np.flatnonzero(equal)[0])
-            raise CorruptState("a batch", f"rows {at} and {at + 1} are two values of one key at time {self.time[at]}",
-                               "do not use this state; replay the log into a new one")  # fmt: skip
+            raise CorruptState(
+                "a batch",
+                f"rows {at} and {at + 1} are two values of one key at time {self.time[at]}",
+                "do not use this state; replay the log into a new one",
+            )
         # Sorted by identity, then time.
         assert less.all(), "a batch is not in hash order"

@@ -31,8 +31,12 @@ from ddflow.rows import Rows, plainly
 from ddflow.store.record import I64, Record
 
 KINDS: Final[dict[str, Any]] = {
-    "high": np.uint64, "low": np.uint64, "time": np.int64, "live": np.uint8, "value": np.uint64,
-}  # fmt: skip
+    "high": np.uint64,
+    "low": np.uint64,
+    "time": np.int64,
+    "live": np.uint8,
+    "value": np.uint64,
+}
 """The columns that are ours, in their order, and the types of their words."""
 MADE: Final = ("high", "low", "value")
 """Those of them that a live version's row says as well."""
@@ -64,13 +68,25 @@ class Layout(NamedTuple):
         own = record.texts("own")
         time = record.number("time", -I64 - 1) if "time" in record else None
         live = record.number("live", 0, 1) if "live" in record else None
-        layout = cls(tuple(own), time, live, record.number("words", 0, MOST_WORDS),
-                     "compressed" in record and record.flag("compressed"))  # fmt: skip
+        layout = cls(
+            tuple(own),
+            time,
+            live,
+            record.number("words", 0, MOST_WORDS),
+            "compressed" in record and record.flag("compressed"),
+        )
         there = [name for name in KINDS if name in own]
-        if own != there or "high" not in own or ("time" in own) == (time is not None) or \
-                ("live" in own) == (live is not None):  # fmt: skip
-            raise CorruptState(record.what, f"a file cannot have the columns {own} beside time {time} and live {live}",
-                               "restore it from a copy, or go back with ddflow rollback")  # fmt: skip
+        if (
+            own != there
+            or "high" not in own
+            or ("time" in own) == (time is not None)
+            or ("live" in own) == (live is not None)
+        ):
+            raise CorruptState(
+                record.what,
+                f"a file cannot have the columns {own} beside time {time} and live {live}",
+                "restore it from a copy, or go back with ddflow rollback",
+            )
         return layout
 
     def schema(self, payload: pa.Schema) -> pa.Schema:
@@ -116,8 +132,10 @@ def unfiled(record: pa.RecordBatch, layout: Layout, mapped: Any = None) -> Batch
 def whole(batch: Batch, made: tuple[Words, Words, Words]) -> Batch:
     """A compressed batch with the identities and hashes that were made of its rows, where these are live.  O(n)."""
     live = batch.live != 0
-    high, low, value = (np.where(live, each, was) if was.size else was
-                        for each, was in zip(made, (batch.high, batch.low, batch.value), strict=True))  # fmt: skip
+    high, low, value = (
+        np.where(live, each, was) if was.size else was
+        for each, was in zip(made, (batch.high, batch.low, batch.value), strict=True)
+    )
     return replace(batch, high=high, low=low, value=value)
 
 

@@ -53,8 +53,12 @@ class Index:
     def seek(self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None, crew: Crew = ALONE) -> Held:
         """What the keys at ``starts`` of the sorted identities hold.  O(keys) expected."""
         n, arena = starts.size, arena or Arena()
-        held = Held(arena.empty(n, np.int64), arena.empty(n, np.int64), arena.empty(n, np.uint64),
-                    arena.empty((n, self.words), np.int64))  # fmt: skip
+        held = Held(
+            arena.empty(n, np.int64),
+            arena.empty(n, np.int64),
+            arena.empty(n, np.uint64),
+            arena.empty((n, self.words), np.int64),
+        )
 
         def seek(begin: int, end: int) -> None:
             span = held.span(begin, end)
@@ -63,8 +67,18 @@ class Index:
         crew.each(seek, crew.spans(n))
         return held
 
-    def write(self, place: Ints, built: int, last: Ints, high: Words, low: Words, value: Words, live: Flags,
-              order: Ints, slot: int) -> None:  # fmt: skip
+    def write(
+        self,
+        place: Ints,
+        built: int,
+        last: Ints,
+        high: Words,
+        low: Words,
+        value: Words,
+        live: Flags,
+        order: Ints,
+        slot: int,
+    ) -> None:
         """Put the last version of each key, replacing what it held.
 
         ``place``: int64[keys], where `seek` found the keys, when ``built`` was the number of this table (else they are
@@ -75,8 +89,20 @@ class Index:
         tag, grave = np.int64(OCCUPIED | slot << SLOT), np.int64(0 if self.keeps else OCCUPIED)
         while True:
             here = place if built == self.built else np.full(last.size, -1)
-            added = kernels.write(self.table, np.uint64(self.capacity), here, last, high, low, value, live, order,
-                                  tag, np.int64(LIVE), grave)  # fmt: skip
+            added = kernels.write(
+                self.table,
+                np.uint64(self.capacity),
+                here,
+                last,
+                high,
+                low,
+                value,
+                live,
+                order,
+                tag,
+                np.int64(LIVE),
+                grave,
+            )
             if added >= 0:
                 self.used += added
                 return
@@ -120,8 +146,17 @@ class Index:
         while True:
             references, places = np.empty(room, np.int64), np.empty(room, np.int64)
             mask = np.uint64(OCCUPIED | LIVE if live else OCCUPIED)
-            n = kernels.walk(self.table, np.uint64(self.capacity), self.wide, mask, members, np.uint64(first),
-                             np.uint64(last), references, places)  # fmt: skip
+            n = kernels.walk(
+                self.table,
+                np.uint64(self.capacity),
+                self.wide,
+                mask,
+                members,
+                np.uint64(first),
+                np.uint64(last),
+                references,
+                places,
+            )
             if n >= 0:
                 return references[:n], places[:n]
             room = self.used + 2
@@ -129,8 +164,12 @@ class Index:
     def entries(self, places: Ints) -> tuple[Words, Words, Words, Ints]:
         """The identities (high, low), value hashes and orders of the entries at ``places``.  O(places)."""
         m = places.size
-        out = (np.empty(m, np.uint64), np.empty(m if self.wide else 0, np.uint64), np.empty(m, np.uint64),
-               np.empty((m, self.words), np.int64))  # fmt: skip
+        out = (
+            np.empty(m, np.uint64),
+            np.empty(m if self.wide else 0, np.uint64),
+            np.empty(m, np.uint64),
+            np.empty((m, self.words), np.int64),
+        )
         kernels.entries(self.table, places, *out)
         return out
 

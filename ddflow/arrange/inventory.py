@@ -91,13 +91,22 @@ def take(arranged: Arrangement, vault: Vault) -> dict[str, Any]:
     def item(item: Run | Merge) -> dict[str, Any]:
         if isinstance(item, Run):
             return run(item)
-        return {"inputs": [run(each) for each in item.inputs], "output": run(item.output), "whole": item.whole,
-                "first": str(item.first), "credit": item.credit}  # fmt: skip
+        return {
+            "inputs": [run(each) for each in item.inputs],
+            "output": run(item.output),
+            "whole": item.whole,
+            "first": str(item.first),
+            "credit": item.credit,
+        }
 
     items = [item(each) for each in [*arranged.beneath.items, *arranged.spine.items]]
     names = ("since", "upper", "latest", "keys", "tombstones", "lapsed")
-    return {**{name: int(getattr(arranged, name)) for name in names}, "shapes": shapes, "batches": batches,
-            "items": items}  # fmt: skip
+    return {
+        **{name: int(getattr(arranged, name)) for name in names},
+        "shapes": shapes,
+        "batches": batches,
+        "items": items,
+    }
 
 
 def _batch(slots: Slots, slot: int, batch: Batch, vault: Vault, shapes: list[list[str]]) -> dict[str, Any]:
@@ -121,8 +130,15 @@ def _blob(file: Filed | Deposit) -> list[Any]:
     return file.blob.to_json()
 
 
-def restore(arranged: Arrangement, record: Record, vault: Vault, indexed: bool, made: Made, sieved: bool = True,
-            home: Filing | None = None) -> None:  # fmt: skip
+def restore(
+    arranged: Arrangement,
+    record: Record,
+    vault: Vault,
+    indexed: bool,
+    made: Made,
+    sieved: bool = True,
+    home: Filing | None = None,
+) -> None:
     """Fill an empty arrangement with what an inventory says.  O(bytes); every file is verified.
 
     ``indexed``: all runs are resident (mapped, that is, unless they are compressed) and indexed; else all are beneath.
@@ -157,8 +173,9 @@ def restore(arranged: Arrangement, record: Record, vault: Vault, indexed: bool, 
 class _Items:
     """Runs and merges of an inventory, whose batches get their numbers as they are named."""
 
-    def __init__(self, arranged: Arrangement, loaded: list[tuple[Batch, Any]], target: Any, vault: Vault | None,
-                 indexed: bool) -> None:  # fmt: skip
+    def __init__(
+        self, arranged: Arrangement, loaded: list[tuple[Batch, Any]], target: Any, vault: Vault | None, indexed: bool
+    ) -> None:
         self.arranged, self.loaded, self.target, self.vault, self.indexed = arranged, loaded, target, vault, indexed
         self.used: set[int] = set()
         self.versions = 0
@@ -231,8 +248,15 @@ def _fields(names: Any, schema: pa.Schema, record: Record) -> list[pa.Field]:
     return [schema.field(name) for name in names]
 
 
-def _load(record: Record, shapes: list[list[pa.Field]], vault: Vault, arranged: Arrangement, made: Made,
-          sieved: bool, home: Filing | None) -> tuple[Batch, Any]:  # fmt: skip
+def _load(
+    record: Record,
+    shapes: list[list[pa.Field]],
+    vault: Vault,
+    arranged: Arrangement,
+    made: Made,
+    sieved: bool,
+    home: Filing | None,
+) -> tuple[Batch, Any]:
     """A batch from its file, and the file where the batch does not hold it."""
     layout, fields = Layout.of(record), shapes[record.number("shape", 0, len(shapes) - 1)]
     rows = record.number("rows", 1)
@@ -291,8 +315,17 @@ def _index(arranged: Arrangement) -> None:
         for part in run.parts:
             batch = slots[part.slot]
             for last in _lasts(batch, part):
-                index.write(np.full(last.size, -1), index.built, last, batch.high, batch.low, batch.value, batch.live,
-                            batch.order, part.slot)  # fmt: skip
+                index.write(
+                    np.full(last.size, -1),
+                    index.built,
+                    last,
+                    batch.high,
+                    batch.low,
+                    batch.value,
+                    batch.live,
+                    batch.order,
+                    part.slot,
+                )
             if batch.value.size:
                 slots.wrote(part.slot, slots.files[part.slot])
 
@@ -315,6 +348,8 @@ def _last(batch: Batch, begin: int, end: int, of: int) -> Ints:
 
 
 def _wrong(record: Record, found: str) -> CorruptState:
-    return CorruptState(record.what, found,
-                        "it was not written by ddflow, or damaged; restore it from a copy, or go back with "
-                        "ddflow rollback")  # fmt: skip
+    return CorruptState(
+        record.what,
+        found,
+        "it was not written by ddflow, or damaged; restore it from a copy, or go back with ddflow rollback",
+    )

@@ -76,8 +76,16 @@ class Picked(NamedTuple):
         """They without some, by bool[m].  O(m)."""
         stay, low = ~out, self.low[~out] if self.low.size else self.low
         value = self.value[stay] if self.value.size else self.value
-        return Picked(self.references[stay], self.places[stay], self.high[stay], low, self.time[stay],
-                      self.live[stay], value, self.order[stay])  # fmt: skip
+        return Picked(
+            self.references[stay],
+            self.places[stay],
+            self.high[stay],
+            low,
+            self.time[stay],
+            self.live[stay],
+            value,
+            self.order[stay],
+        )
 
     def batch(self, slots: Slots, values: bool) -> Batch:
         """They as a batch of their own.  ``values``: whether it must hold the hashes.  O(m) a column."""
@@ -100,8 +108,14 @@ def by_index(
     return Picked(references & (LIVE - 1), places, high, low, same(time, m, np.int64), live, value, order)
 
 
-def by_sorting(slots: Slots, parts: list[Part], since: int, droppable: bool, index: Index | None = None,
-               some: list[Ints] | None = None) -> Picked:  # fmt: skip
+def by_sorting(
+    slots: Slots,
+    parts: list[Part],
+    since: int,
+    droppable: bool,
+    index: Index | None = None,
+    some: list[Ints] | None = None,
+) -> Picked:
     """What stays of ``parts``, some runs' versions of one range, sorted together.  O(versions).
 
     ``droppable``: whether a lone deletion may go.  ``index``: names their values' hashes and says which are current.
@@ -121,8 +135,11 @@ def by_sorting(slots: Slots, parts: list[Part], since: int, droppable: bool, ind
     kept, groups = np.empty(times.size, np.int64), np.empty(times.size, np.int64)
     n = prune(by.permutation, by.starts, times, live, np.int64(since), droppable, kept, groups)
     if n < 0:
-        raise CorruptState("a read or a merge", f"a key has two values at one time, {times[-1 - n]}",
-                           "do not use this state; replay the log into a new one")  # fmt: skip
+        raise CorruptState(
+            "a read or a merge",
+            f"a key has two values at one time, {times[-1 - n]}",
+            "do not use this state; replay the log into a new one",
+        )
     kept, groups = kept[:n], groups[:n]
     rows = by.permutation.take(kept)
     references = chosen([part.references for part in parts]).take(rows)
@@ -133,8 +150,9 @@ def by_sorting(slots: Slots, parts: list[Part], since: int, droppable: bool, ind
         value = np.where(places >= 0, index.entries(np.maximum(places, 0))[2], np.uint64(0))
     elif all(batch.value.size for batch, _ in cuts):
         value = joined("value").take(rows)
-    return Picked(references, places, by.high.take(kept), low, times.take(rows), live.take(rows), value,
-                  joined("order")[rows])  # fmt: skip
+    return Picked(
+        references, places, by.high.take(kept), low, times.take(rows), live.take(rows), value, joined("order")[rows]
+    )
 
 
 def useless(picked: Picked, since: int, lapse: Lapse) -> Any:
@@ -176,8 +194,16 @@ class Merge:
         """All versions, those merged and those not."""
         return [*self.output.parts, *(part for run in self.inputs for part in run.parts)]
 
-    def advance(self, rows: int, slots: Slots, index: Index | None, since: int, settled: bool, keeps: bool,
-                lapse: Lapse | None = None) -> tuple[int, int]:  # fmt: skip
+    def advance(
+        self,
+        rows: int,
+        slots: Slots,
+        index: Index | None,
+        since: int,
+        settled: bool,
+        keeps: bool,
+        lapse: Lapse | None = None,
+    ) -> tuple[int, int]:
         """Go through about ``rows`` versions; how many that were, and how many of them were copied.
 
         ``index``: the one that points into the inputs, if any; it lets go of what moves to a target.  ``settled``:

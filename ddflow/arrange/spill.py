@@ -123,7 +123,8 @@ def find(batch: Batch, begin: int, high: Words, low: Words, starts: Narrow, want
     maybe = maybe[:n]
     row = np.empty(n, np.int64)
     second = np.uint64(batch.low.ctypes.data if low.size else 0)
-    search(high, low, starts, maybe, np.uint64(batch.high.ctypes.data), second, np.int64(len(batch)), np.int64(begin),
-           row)  # fmt: skip
+    search(
+        high, low, starts, maybe, np.uint64(batch.high.ctypes.data), second, np.int64(len(batch)), np.int64(begin), row
+    )
     there = row >= 0
     return maybe[there], row[there]

@@ -124,8 +124,9 @@ class Spine:
                 return
             self.items[start + first :] = [Merge(runs[first:], alone and start + first == 0, target)]
 
-    def work(self, paid: int | None, slots: Slots, index: Index | None, since: int, settled: bool,
-             files: bool | None = None) -> None:  # fmt: skip
+    def work(
+        self, paid: int | None, slots: Slots, index: Index | None, since: int, settled: bool, files: bool | None = None
+    ) -> None:
         """Go on with the merges by what was paid, ``EFFORT`` for each version; None finishes them.
 
         ``files``: only with those that write files, and may be refused by the disk, or only with the others; None: with
@@ -139,8 +140,9 @@ class Spine:
             owed = merge.owed
             merge.credit = owed if paid is None else merge.credit + EFFORT * paid
             while owed and merge.credit >= min(PIECE, owed):
-                done, copied = merge.advance(min(merge.credit, self.most), slots, index, since, settled, self.keeps,
-                                             self.lapse)  # fmt: skip
+                done, copied = merge.advance(
+                    min(merge.credit, self.most), slots, index, since, settled, self.keeps, self.lapse
+                )
                 merge.credit -= done
                 self.copied += copied
                 owed = merge.owed

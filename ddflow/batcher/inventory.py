@@ -42,9 +42,17 @@ def take(batcher: Batcher, vault: Vault) -> list[dict[str, Any]]:
             run.stored = vault.deposit(filed(run.sealed))
         assert isinstance(run.stored, Deposit)
         columns = run.sealed.events.schema.names
-        out.append({"file": run.stored.blob.to_json(), "rows": int(run.sealed.times.size), "begin": run.begin,
-                    "advanced": run.sealed.original is not run.sealed.times, "final": run.final,
-                    "columns": columns} | ({"compressed": True} if run.stored.compressed else {}))  # fmt: skip
+        out.append(
+            {
+                "file": run.stored.blob.to_json(),
+                "rows": int(run.sealed.times.size),
+                "begin": run.begin,
+                "advanced": run.sealed.original is not run.sealed.times,
+                "final": run.final,
+                "columns": columns,
+            }
+            | ({"compressed": True} if run.stored.compressed else {})
+        )
     return out
 
 

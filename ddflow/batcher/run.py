@@ -38,8 +38,9 @@ class Run:
 
     __slots__ = ("begin", "file", "final", "greatest", "held", "least", "sealed", "stored")
 
-    def __init__(self, sealed: Sealed, begin: int, held: int, file: Filed | None, final: bool,
-                 stored: Any = None) -> None:  # fmt: skip
+    def __init__(
+        self, sealed: Sealed, begin: int, held: int, file: Filed | None, final: bool, stored: Any = None
+    ) -> None:
         self.sealed, self.begin, self.held, self.file, self.final = sealed, begin, held, file, final
         self.stored: Any = file if stored is None else stored
         self.least, self.greatest = int(sealed.times[begin]), int(sealed.times[-1])

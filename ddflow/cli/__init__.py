@@ -34,9 +34,21 @@ from ddflow.terminal import guard_log, lines
 from ddflow.version import __version__
 
 VERBS: Final = (
-    "diff", "count", "replace", "inspect", "export", "why", "verify", "fsck", "gc", "rollback", "migrate",
-    "rescale", "demo", "warmup",
-)  # fmt: skip
+    "diff",
+    "count",
+    "replace",
+    "inspect",
+    "export",
+    "why",
+    "verify",
+    "fsck",
+    "gc",
+    "rollback",
+    "migrate",
+    "rescale",
+    "demo",
+    "warmup",
+)
 REFUSED, BUG, INTERRUPTED, NO_READER = 1, 70, 130, 141
 
 

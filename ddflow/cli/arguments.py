@@ -19,17 +19,26 @@ Source = Annotated[
 ]
 Full = Annotated[
     list[str] | None,
-    typer.Option("--full", metavar="FILE", show_default=False,
-                 help="A file of the log that is full contents, as `ddflow replace` takes it: a name, a folder, or a "
-                      "pattern such as 'full-*.csv'. May be repeated."),
-]  # fmt: skip
+    typer.Option(
+        "--full",
+        metavar="FILE",
+        show_default=False,
+        help="A file of the log that is full contents, as `ddflow replace` takes it: a name, a folder, or a "
+        "pattern such as 'full-*.csv'. May be repeated.",
+    ),
+]
 Scope = Annotated[
     str | None,
-    typer.Option("--scope", metavar="EXPR", show_default=False,
-                 help="The scope of the files that --full names. Without: what the state says of each."),
-]  # fmt: skip
+    typer.Option(
+        "--scope",
+        metavar="EXPR",
+        show_default=False,
+        help="The scope of the files that --full names. Without: what the state says of each.",
+    ),
+]
 Trust = Annotated[
     str,
-    typer.Option("--trust", metavar="owner|group",
-                 help="group accepts a folder of another user, or that others can write to."),
-]  # fmt: skip
+    typer.Option(
+        "--trust", metavar="owner|group", help="group accepts a folder of another user, or that others can write to."
+    ),
+]

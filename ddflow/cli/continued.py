@@ -63,8 +63,9 @@ def _columns(state: str, trust: str) -> pa.Schema | None:
     return found[SOURCE][0] if SOURCE in found else None
 
 
-def epochs(engine: dd.Engine, given: Input, ask: Ask, tick: Tick, least: int = NEVER,
-           parts: Sequence[Any] | None = None) -> Iterator[dd.Step]:  # fmt: skip
+def epochs(
+    engine: dd.Engine, given: Input, ask: Ask, tick: Tick, least: int = NEVER, parts: Sequence[Any] | None = None
+) -> Iterator[dd.Step]:
     """Each file as an epoch of a state, committed before its last step is given out.
 
     ``least``: the time of the last file, in epoch mode, is no less.  ``parts``: the files, as they are marked; by
@@ -90,8 +91,9 @@ def epochs(engine: dd.Engine, given: Input, ask: Ask, tick: Tick, least: int = N
         yield step
 
 
-def _pushed(engine: dd.Engine, file: Path, batches: Iterator[pa.RecordBatch | None], number: int, closes: bool
-            ) -> Iterator[dd.Step]:  # fmt: skip
+def _pushed(
+    engine: dd.Engine, file: Path, batches: Iterator[pa.RecordBatch | None], number: int, closes: bool
+) -> Iterator[dd.Step]:
     """A file of hold-back mode as one epoch: pushes, and what closes the times that were seen."""
     receipt, row, calls = _receipt(engine, number), 0, 0
     for batch in batches:

@@ -101,6 +101,7 @@ def seconds(text: str, option: str) -> float:
     """A span of time in seconds: ``90``, ``60s``, ``5min``, ``24h``.  Raises `typer.BadParameter`."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text)
     if match is None or match[2] not in _UNITS:
-        raise typer.BadParameter(f"{option} {text} is no span of time: write a number of seconds, or with ms, s, min, "
-                                 "h or d")  # fmt: skip
+        raise typer.BadParameter(
+            f"{option} {text} is no span of time: write a number of seconds, or with ms, s, min, h or d"
+        )
     return float(match[1]) * _UNITS[match[2]]

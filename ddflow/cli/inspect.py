@@ -62,8 +62,15 @@ def _show(found: Mapping[str, Any]) -> None:
             continue
         # A pipe gets what can be searched and cut: a line a row, no frames.
         look = box.SIMPLE_HEAD if person else None
-        table = Table(title=Text(title, style="bold"), title_justify="left", box=look, show_header=bool(head),
-                      header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))  # fmt: skip
+        table = Table(
+            title=Text(title, style="bold"),
+            title_justify="left",
+            box=look,
+            show_header=bool(head),
+            header_style="bold",
+            pad_edge=False,
+            padding=(0, 2, 0, 0),
+        )
         for i in range(len(head or rows[0])):
             number = i > 0 and all(isinstance(row[i], int) or row[i] in ("", None) for row in rows)
             table.add_column(Text(head[i] if head else ""), justify="right" if number else "left")
@@ -93,11 +100,13 @@ def sections(found: Mapping[str, Any]) -> Iterator[Section]:
 
     times = f"last {shown(found['last'])}, frontier {shown(found['frontier'])}, readable from {shown(found['since'])}"
     about = [
-        ("epoch", f"{found['epoch']}, in manifest {found['manifest']}"), ("written", found["written"]),
-        ("by", f"{found['note']} (writer {found['writer']})"), ("times", times),
+        ("epoch", f"{found['epoch']}, in manifest {found['manifest']}"),
+        ("written", found["written"]),
+        ("by", f"{found['note']} (writer {found['writer']})"),
+        ("times", times),
         ("files", f"{found['files']:,}, {shown_size(found['bytes'])}"),
         ("events", ", ".join(f"{name} {n:,}" for name, n in found["verdicts"].items() if n) or "none"),
-    ]  # fmt: skip
+    ]
     if len(found["parts"]) > 1:
         about.append(("partitions", f"{found['partitions']:,}, on {found['levels']} levels"))
     if (fed := found["fed"]) is not None:
@@ -118,20 +127,40 @@ def sections(found: Mapping[str, Any]) -> Iterator[Section]:
     yield "Collections", head, _collections(found)
     head = ("level", "of its partitions", "keys", "pending", "files", "size")
     yield "Partitions", head, _partitions(found["parts"]) if found["partitions"] > 1 else iter(())
-    yield "Sources", ("source", "columns", "spec"), (
-        (name, ", ".join(f"{c} {kind}" for c, kind, _ in each["columns"]), _spec(each["spec"]))
-        for name, each in found["sources"].items())  # fmt: skip
+    yield (
+        "Sources",
+        ("source", "columns", "spec"),
+        (
+            (name, ", ".join(f"{c} {kind}" for c, kind, _ in each["columns"]), _spec(each["spec"]))
+            for name, each in found["sources"].items()
+        ),
+    )
     yield "How sources were fed", ("source", "epochs", "calls", "by", "scope"), _fed(found["sources"])
     folders = (found["folder"] or {}).get("of", {})
-    yield "Outputs", ("output", "is", "folder"), (
-        (name, text, f"{found['folder']['path']}/{folders[name]}" if name in folders else "")
-        for name, text in found["outputs"].items())  # fmt: skip
+    yield (
+        "Outputs",
+        ("output", "is", "folder"),
+        (
+            (name, text, f"{found['folder']['path']}/{folders[name]}" if name in folders else "")
+            for name, text in found["outputs"].items()
+        ),
+    )
     head = ("epoch", "call", "at", "verdicts", "outputs", "digest")
     yield "Epochs that can be given again", head, _receipts(found["receipts"])
-    yield "Versions that are kept", ("manifest", "epoch", "age", "written", "why"), (
-        (each["manifest"], each.get("epoch"), ago(each["age"]) if "age" in each else "", each.get("written", ""),
-         each.get("note", each.get("error")))
-        for each in found["versions"])  # fmt: skip
+    yield (
+        "Versions that are kept",
+        ("manifest", "epoch", "age", "written", "why"),
+        (
+            (
+                each["manifest"],
+                each.get("epoch"),
+                ago(each["age"]) if "age" in each else "",
+                each.get("written", ""),
+                each.get("note", each.get("error")),
+            )
+            for each in found["versions"]
+        ),
+    )
 
 
 def _collections(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
@@ -153,8 +182,11 @@ def _partitions(parts: Sequence[Mapping[str, int]]) -> Iterator[Sequence[Any]]:
         return level, what, *figures[:3], shown_size(figures[3])
 
     for level in sorted({each["level"] for each in parts}):
-        here = {each["partition"]: [each[n] for n in ("keys", "pending", "files", "bytes")]
-                for each in parts if each["level"] == level}  # fmt: skip
+        here = {
+            each["partition"]: [each[n] for n in ("keys", "pending", "files", "bytes")]
+            for each in parts
+            if each["level"] == level
+        }
         figures = list(zip(*here.values(), strict=True))
         yield row(level, "least", list(map(min, figures)))
         yield row(level, "median", list(map(median_low, figures)))

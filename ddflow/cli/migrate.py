@@ -82,8 +82,12 @@ def migrate(
     """
     words = locals()
     left_out = {"old", "new", "log", "counts", "whole", "full", "scope"}
-    ask = o.Ask(inputs=log, counts=counts or by is not None, state=new,
-                **{word: value for word, value in words.items() if word not in left_out})  # fmt: skip
+    ask = o.Ask(
+        inputs=log,
+        counts=counts or by is not None,
+        state=new,
+        **{word: value for word, value in words.items() if word not in left_out},
+    )
 
     _migrate(ask, old, whole, full, scope)
 
@@ -113,8 +117,15 @@ def _migrate(ask: o.Ask, old: str, whole: bool, full: list[str] | None, scope: s
     def take(done: Migrated) -> None:
         with out:
             out.write(done.tables[OUT])
-        about = {"old": old, "new": new, "epoch": done.epoch, "last": done.last, "written": done.tables[OUT].num_rows,
-                 "whole": bool(done.whole or done.new), "output": ask.output}  # fmt: skip
+        about = {
+            "old": old,
+            "new": new,
+            "epoch": done.epoch,
+            "last": done.last,
+            "written": done.tables[OUT].num_rows,
+            "whole": bool(done.whole or done.new),
+            "output": ask.output,
+        }
         if ask.as_json:
             say(json.dumps(about))
         else:

@@ -31,8 +31,14 @@ from ddflow.merging.strategy import MAKERS, Strategy
 SOURCE, OUT = "input", "output"
 """What the flow calls its source and its output, and so do its messages."""
 _SPANS: Final = {
-    "ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9,
-}  # fmt: skip
+    "ns": 1,
+    "us": 10**3,
+    "ms": 10**6,
+    "s": 10**9,
+    "min": 60 * 10**9,
+    "h": 3600 * 10**9,
+    "d": 86400 * 10**9,
+}
 _SPAN = re.compile(r"(\d+)\s*(ns|us|ms|s|min|h|d)")
 _STRATEGY = re.compile(r"\s*([^=]+?)\s*=\s*(\w+)(?:\((.*)\))?\s*")
 _NAMED = re.compile(r"\s*(?:\"([^\"]+)\"|([^\W\d]\w*))\s*=(?!=)(.*)", re.DOTALL)
@@ -142,8 +148,13 @@ def upsert(ask: Ask, schema: pa.Schema) -> dd.Upsert:
         column, equals, value = ask.tombstone.partition("=")
         delete = dd.tombstone(column.strip(), value if equals else None)
     place = schema.get_field_index(ask.time) if ask.time else -1
-    choices: dict[str, Any] = {"tie": ask.tie, "late": ask.late, "stale": ask.stale, "null_key": ask.null_key,
-                               "versions": ask.versions}  # fmt: skip
+    choices: dict[str, Any] = {
+        "tie": ask.tie,
+        "late": ask.late,
+        "stale": ask.stale,
+        "null_key": ask.null_key,
+        "versions": ask.versions,
+    }
     return dd.Upsert(
         key=names(ask.key),
         order_by=names(ask.order_by),

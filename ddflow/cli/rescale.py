@@ -25,12 +25,16 @@ def rescale(
     ],
     memory: Annotated[
         str | None,
-        typer.Option("--memory", metavar="SIZE", show_default=False,
-                     help="What may be taken, such as 512MB; without, some half a million rows at a time."),
+        typer.Option(
+            "--memory",
+            metavar="SIZE",
+            show_default=False,
+            help="What may be taken, such as 512MB; without, some half a million rows at a time.",
+        ),
     ] = None,
     trust: Trust = "owner",
     as_json: Annotated[bool, typer.Option("--json", help="What was done as one JSON object.")] = False,
-) -> None:  # fmt: skip
+) -> None:
     """Split or join the partitions of a state.
 
     A state that goes on on Spark has as many partitions as its epochs have tasks; one that goes on here, with
@@ -56,9 +60,11 @@ def rescale(
     elif done.before == done.partitions:
         say(f"{state} has {_counted(done.partitions, 'partition')} already (epoch {done.epoch})")
     else:
-        say(f"{state} has {_counted(done.partitions, 'partition')}, and had {done.before:,}: "
-                   f"{_counted(done.versions, 'row')} and {_counted(done.pending, 'waiting event')} moved "
-                   f"(epoch {done.epoch})")  # fmt: skip
+        say(
+            f"{state} has {_counted(done.partitions, 'partition')}, and had {done.before:,}: "
+            f"{_counted(done.versions, 'row')} and {_counted(done.pending, 'waiting event')} moved "
+            f"(epoch {done.epoch})"
+        )
 
 
 def _counted(number: int, what: str) -> str:

@@ -75,14 +75,26 @@ def rollback(
         typer.confirm(f"go back to {where}, and lose all later epochs?", abort=True, err=True)
     done = custody.rollback(state, to_epoch, **choices)
     if as_json:
-        say(json.dumps({"state": state, "epoch": done.manifest.epoch, "manifest": done.manifest.number,
-                               "version": done.version, "passed": done.passed, "hidden": done.hidden}))  # fmt: skip
+        say(
+            json.dumps(
+                {
+                    "state": state,
+                    "epoch": done.manifest.epoch,
+                    "manifest": done.manifest.number,
+                    "version": done.version,
+                    "passed": done.passed,
+                    "hidden": done.hidden,
+                }
+            )
+        )
         return
     if done.manifest.number == done.version:
         say(f"{state} is at epoch {done.manifest.epoch} already (manifest {done.version})")
     else:
-        say(f"{state} is at epoch {done.manifest.epoch} again: manifest {done.manifest.number} says what "
-                   f"{done.version} said")  # fmt: skip
+        say(
+            f"{state} is at epoch {done.manifest.epoch} again: manifest {done.manifest.number} says what "
+            f"{done.version} said"
+        )
     for wrong in done.passed:
         say(f"passed over: {wrong}")
     for path in done.hidden:

@@ -77,11 +77,17 @@ def run(ask: Ask) -> None:
         assert ask.state is not None or not pending, f"{pending} events have no verdict"
     files = [str(file) for file in given.files]
     done = Done(
-        files, rows=read[0], epochs=None if ask.held_back else len(files), updates=updates, written=out.written,
-        verdicts=_verdicts(counts), seconds=perf_counter() - began,
+        files,
+        rows=read[0],
+        epochs=None if ask.held_back else len(files),
+        updates=updates,
+        written=out.written,
+        verdicts=_verdicts(counts),
+        seconds=perf_counter() - began,
         output=str(out.path) if isinstance(out, Output) else None,
-        epoch=None if ask.state is None else epoch, pending=pending,
-    )  # fmt: skip
+        epoch=None if ask.state is None else epoch,
+        pending=pending,
+    )
     if ask.as_json:
         say(json.dumps(done.as_json()))
     else:

@@ -20,9 +20,12 @@ from ddflow.cli.say import say
 
 Log = Annotated[
     list[str],
-    typer.Argument(metavar="LOG", show_default=False,
-                   help="All files, or folders of them, that were given to the state, in their order."),
-]  # fmt: skip
+    typer.Argument(
+        metavar="LOG",
+        show_default=False,
+        help="All files, or folders of them, that were given to the state, in their order.",
+    ),
+]
 
 
 def verify(

@@ -33,7 +33,10 @@ def warmup() -> None:
         task = bar.add_task("loading", total=None)
         warmed = warm(lambda done, total, doing: bar.update(task, completed=done, total=total, description=doing))
     if warmed.directory is None:
-        raise UnwritableOutput("keep compiled kernels", "no directory for them can be written",
-                               "name one that only you may enter: DDFLOW_CACHE_DIR=...")  # fmt: skip
+        raise UnwritableOutput(
+            "keep compiled kernels",
+            "no directory for them can be written",
+            "name one that only you may enter: DDFLOW_CACHE_DIR=...",
+        )
     seconds = perf_counter() - began
     say(f"{warmed.kernels} kernels ready, {warmed.compiled} compiled in {seconds:.1f} s, in {warmed.directory}")

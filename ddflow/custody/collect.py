@@ -100,8 +100,15 @@ def gc(
             for entry in gone:
                 store.delete(entry.name)
             leftovers.remove(folder, outputs)
-        return Collected(expired, sorted(named), len(gone), sum(each.length for each in gone), len(waiting),
-                         sum(each.length for each in waiting), [each.path for each in outputs])  # fmt: skip
+        return Collected(
+            expired,
+            sorted(named),
+            len(gone),
+            sum(each.length for each in gone),
+            len(waiting),
+            sum(each.length for each in waiting),
+            [each.path for each in outputs],
+        )
     finally:
         if store is not state:
             store.close()
@@ -125,9 +132,12 @@ def versions(store: Store, manifest: Manifest, grace: float, orphans: float) -> 
             if number not in store.numbers():
                 continue  # another writer's sweep was here
             if age < orphans:
-                raise CorruptState(f"collect what {error.asked} does not name", error.found,
-                                   f"nothing was deleted; look into it, or wait: when manifest {kept[-1].number} is "
-                                   f"{orphans:,.0f} s old, the damaged one goes like any other") from None  # fmt: skip
+                raise CorruptState(
+                    f"collect what {error.asked} does not name",
+                    error.found,
+                    f"nothing was deleted; look into it, or wait: when manifest {kept[-1].number} is "
+                    f"{orphans:,.0f} s old, the damaged one goes like any other",
+                ) from None
             damaged.append(number)
     return kept, sorted([*numbers, *damaged])
 
@@ -159,8 +169,9 @@ def _blobs(value: Any, what: str) -> Iterator[Blob]:
             yield from _blobs(each, what)
 
 
-def _garbage(store: Store, entries: list[Entry], newest: set[str], named: set[str], expired: list[int],
-             orphans: float) -> tuple[list[Entry], list[Entry]]:  # fmt: skip
+def _garbage(
+    store: Store, entries: list[Entry], newest: set[str], named: set[str], expired: list[int], orphans: float
+) -> tuple[list[Entry], list[Entry]]:
     """The files that go, and those that nobody names and that stay."""
     unnamed = [entry for entry in entries if entry.name not in named]
     over = set[str]()

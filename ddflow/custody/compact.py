@@ -70,8 +70,9 @@ class Compacting:
                 since = max(engine.since, engine.last)
                 engine.circuit.apply(Stepped({}, {}, {}, {}, {}, {}), engine.frontier, since)
                 engine.since = since
-            hidden = {name: {each.name for each in upsert.order.hidden}
-                      for name, upsert in engine.circuit.upserts.items()}  # fmt: skip
+            hidden = {
+                name: {each.name for each in upsert.order.hidden} for name, upsert in engine.circuit.upserts.items()
+            }
             for name, arranged in engine.circuit.arrangements.items():
                 merge(arranged, engine.budget.home, hidden.get(name, ()))
             for batcher in engine.batchers.values() if forget else ():
@@ -88,8 +89,11 @@ def _refuse(engine: Engine, forget: bool) -> None:
     if engine.durable is not None and engine.durable.calls:
         raise SpecError("compact", f"{len(engine.durable.calls)} calls are not committed", "commit() first")
     if engine._owed:
-        raise SpecError("compact", f"the contents of the new outputs {list(engine._owed)} were not given yet",
-                        "take a step first, which gives them")  # fmt: skip
+        raise SpecError(
+            "compact",
+            f"the contents of the new outputs {list(engine._owed)} were not given yet",
+            "take a step first, which gives them",
+        )
 
 
 def merge(arranged: Arrangement, home: Filing | None, hidden: Iterable[str] = ()) -> None:

@@ -125,8 +125,18 @@ def migrate(
     raise; a new state in a folder is removed then.
     """
     done: list[Migrated] = []
-    replay(old_state, new_state, flow, _fed(log), done.append, output, whole=whole, old_flow=old_flow,
-           memory=memory, trust=trust)  # fmt: skip
+    replay(
+        old_state,
+        new_state,
+        flow,
+        _fed(log),
+        done.append,
+        output,
+        whole=whole,
+        old_flow=old_flow,
+        memory=memory,
+        trust=trust,
+    )
     return done[0]
 
 
@@ -153,9 +163,16 @@ def replay(
             engine.commit()
             tables = {name: _net(name, old if same else None, engine) for name, same in wanted.items()}
             other = [name for name, same in wanted.items() if not same]
-            take(Migrated(tables, engine.epoch, engine.last, [n for n in other if n not in old.flow.outputs],
-                          [n for n in other if n in old.flow.outputs],
-                          [n for n in old.flow.outputs if n not in flow.outputs]))  # fmt: skip
+            take(
+                Migrated(
+                    tables,
+                    engine.epoch,
+                    engine.last,
+                    [n for n in other if n not in old.flow.outputs],
+                    [n for n in other if n in old.flow.outputs],
+                    [n for n in old.flow.outputs if n not in flow.outputs],
+                )
+            )
 
 
 def _fed(log: Iterable[Mapping[str, Any]]) -> Feed:
@@ -177,9 +194,11 @@ def _fed(log: Iterable[Mapping[str, Any]]) -> Feed:
 def _marked(flow: Flow, log: Iterable[Mapping[str, Any]], told: Told) -> Iterator[Mapping[str, Any]]:
     """The log's calls, their rows marked; read as it goes where the old state was fed events only, else held."""
     calls = log if told.plain else list(log)
-    parts = {} if told.plain else {
-        name: told(name, [each[name] for each in calls if name in each]) for name in flow.sources
-    }  # fmt: skip
+    parts = (
+        {}
+        if told.plain
+        else {name: told(name, [each[name] for each in calls if name in each]) for name in flow.sources}
+    )
     for inputs in calls:
         yield {name: next(parts.get(name) or told(name, [rows])) for name, rows in inputs.items()}
 
@@ -224,8 +243,11 @@ def _wanted(old: Snapshot, flow: Flow, output: str | None, whole: bool) -> dict[
         was, now = (_columns(each, name) for each in (old.flow, flow))
         out[name] = was == now
         if was is not None and was != now and not whole:
-            raise PlanChanged(f"migrate the output {name!r}", f"its columns are {now}, and were {was}",
-                              "give it another name, or take its new contents whole (whole=True, --whole)")  # fmt: skip
+            raise PlanChanged(
+                f"migrate the output {name!r}",
+                f"its columns are {now}, and were {was}",
+                "give it another name, or take its new contents whole (whole=True, --whole)",
+            )
     return out
 
 

@@ -114,8 +114,9 @@ def _looked_at(store: Store, number: int, lengths: dict[str, int]) -> Version:
     manifest = None
     try:
         manifest = at(store, number)
-        wrong = [blob.name for blob in blobs_of(store, manifest)
-                 if lengths.get(blob.name) != blob.length and inside(blob)]  # fmt: skip
+        wrong = [
+            blob.name for blob in blobs_of(store, manifest) if lengths.get(blob.name) != blob.length and inside(blob)
+        ]
     except CorruptState as error:
         return Version(number, manifest, f"{error.asked}: {error.found}")
     return Version(number, manifest, f"missing or cut: {', '.join(sorted(wrong))}" if wrong else None)
@@ -165,21 +166,37 @@ def _copied(store: Store, old: Manifest, number: int) -> Manifest:
         parts = tuple(_rewritten(store, part, made) for part in old.partitions)
         made |= {blob.name: blob for blob in parts}
         receipts = tuple(
-            receipt._replace(calls=tuple(
-                call._replace(outputs={name: Output(tuple(made.get(b.name, b) for b in each.blobs), each.rows)
-                                       for name, each in call.outputs.items()})
-                for call in receipt.calls
-            )) for receipt in old.receipts
-        )  # fmt: skip
+            receipt._replace(
+                calls=tuple(
+                    call._replace(
+                        outputs={
+                            name: Output(tuple(made.get(b.name, b) for b in each.blobs), each.rows)
+                            for name, each in call.outputs.items()
+                        }
+                    )
+                    for call in receipt.calls
+                )
+            )
+            for receipt in old.receipts
+        )
         new = replace(
-            old, number=number, nonce=store.nonce, written=int(time() * 1000), partitions=parts, receipts=receipts,
-            previous=_digest(store, number - 1), note=f"rollback to epoch {old.epoch} (manifest {old.number})",
-        )  # fmt: skip
+            old,
+            number=number,
+            nonce=store.nonce,
+            written=int(time() * 1000),
+            partitions=parts,
+            receipts=receipts,
+            previous=_digest(store, number - 1),
+            note=f"rollback to epoch {old.epoch} (manifest {old.number})",
+        )
         store.sync()
         data = new.encode()
         if not store.publish(number, data) or _passed(store, number, data):
-            raise Fenced(f"go back in {store.where}", f"another writer has published manifest {number} meanwhile",
-                         "stop the writer, look at what it wrote, and try again")  # fmt: skip
+            raise Fenced(
+                f"go back in {store.where}",
+                f"another writer has published manifest {number} meanwhile",
+                "stop the writer, look at what it wrote, and try again",
+            )
     except OutcomeUnknown:
         raise
     except BaseException:

@@ -130,11 +130,13 @@ def _folder(name: str) -> Path:
     if os.path.isdir(name):
         return Path(name)
     if not name:
-        raise UnreadableInput("git history of ''", "that is no name", f"{NAME}, or leave it out for the one around the "
-                              "working directory")  # fmt: skip
+        raise UnreadableInput(
+            "git history of ''", "that is no name", f"{NAME}, or leave it out for the one around the working directory"
+        )
     if not os.path.exists(name) and re.match(r"[A-Za-z][A-Za-z0-9+.-]*:|[^/]+@[^/]+:", name):
-        raise UnreadableInput("git history of a URL", "only what is on this machine is read", "git clone it, and name "
-                              "the clone by --repo")  # fmt: skip
+        raise UnreadableInput(
+            "git history of a URL", "only what is on this machine is read", "git clone it, and name the clone by --repo"
+        )
     found = "it is no directory" if os.path.exists(name) else "there is no such directory"
     raise UnreadableInput(f"git history of {name if len(name) <= 200 else name[:197] + '...'}", found, NAME)
 

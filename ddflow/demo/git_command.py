@@ -30,8 +30,14 @@ CALM: Final = (
 )
 """Options that keep configuration out of what git prints and runs, where the command itself has no flag for it."""
 
-SEALED: Final = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0",
-                 "GIT_TERMINAL_PROMPT": "0", "GIT_PAGER": "cat", "LC_ALL": "C"}  # fmt: skip
+SEALED: Final = {
+    "GIT_ALLOW_PROTOCOL": "none",
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_PAGER": "cat",
+    "LC_ALL": "C",
+}
 """No transport has the name that is allowed; a git before 2.45 knows only that, and fails where it would fetch."""
 
 SEE: Final = "see what git says"
@@ -51,8 +57,11 @@ def spoken(where: Path, *command: str, remedy: str = SEE) -> Iterator[IO[bytes]]
         try:
             process = subprocess.Popen(
                 ["git", "-C", str(where), *CALM, *command],
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=complaints, env=_environment(),
-            )  # fmt: skip
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=complaints,
+                env=_environment(),
+            )
         except FileNotFoundError:
             raise MissingExtra(asked, "there is no git on PATH", "install git") from None
         assert process.stdout is not None

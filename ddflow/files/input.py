@@ -35,16 +35,21 @@ from ddflow.files.wire import restored
 from ddflow.schema import conform, did_you_mean, normal_type
 
 _READERS: Mapping[str, type[File]] = {
-    PARQUET: ParquetFile, CSV: CsvFile, JSON: JsonFile, ARROW: ArrowFile, STREAM: ArrowFile
-}  # fmt: skip
+    PARQUET: ParquetFile,
+    CSV: CsvFile,
+    JSON: JsonFile,
+    ARROW: ArrowFile,
+    STREAM: ArrowFile,
+}
 
 
 class Input:
     """Files with one schema; `open_input` makes it.  ``files``: in the order they are read, ``rows``: how many there
     are in all, where the files can tell without being read."""
 
-    def __init__(self, files: Sequence[Path], declared: Types, required: Iterable[str],
-                 known: pa.Schema | None = None) -> None:  # fmt: skip
+    def __init__(
+        self, files: Sequence[Path], declared: Types, required: Iterable[str], known: pa.Schema | None = None
+    ) -> None:
         self.files = list(files)
         self._declared = declared
         readers = [_READERS[kind_of(file).name](file) for file in self.files]
@@ -54,8 +59,9 @@ class Input:
         there = first.columns()
         for name in declared:
             if there is not None and name not in there:
-                raise SpecError(f"a type for {name!r}", f"there is no such column in {first.path}",
-                                did_you_mean(name, there))  # fmt: skip
+                raise SpecError(
+                    f"a type for {name!r}", f"there is no such column in {first.path}", did_you_mean(name, there)
+                )
         here = self._settled(readers, {} if known is None else dict(zip(known.names, known.types, strict=True)))
         self.schema = here if known is None else merged(known, here)
         if not len(self.schema):
@@ -84,8 +90,11 @@ class Input:
         if (kind := guess(head for _, head in told)) is not None:
             return kind
         first, other = told[0], next(each for each in told if guess([told[0][1], each[1]]) is None)
-        raise SchemaMismatch(f"{other[0]}, column {name!r}", f"it is like {guess([other[1]])}, in {first[0]} like "
-                             f"{guess([first[1]])}", _one_type(name))  # fmt: skip
+        raise SchemaMismatch(
+            f"{other[0]}, column {name!r}",
+            f"it is like {guess([other[1]])}, in {first[0]} like {guess([first[1]])}",
+            _one_type(name),
+        )
 
     def batches(self, file: Path) -> Iterator[pa.RecordBatch]:
         """The rows of one of the ``files``, in batches of bounded size.
@@ -105,13 +114,19 @@ class Input:
             return
         for name in required:
             if name not in columns:
-                raise SchemaMismatch(str(reader.path), f"the column {name!r} is missing, which every file must have",
-                                     did_you_mean(name, columns))  # fmt: skip
+                raise SchemaMismatch(
+                    str(reader.path),
+                    f"the column {name!r} is missing, which every file must have",
+                    did_you_mean(name, columns),
+                )
         for name, kind in columns.items():
             place = self.schema.get_field_index(name)
             if place < 0:
-                raise SchemaMismatch(str(reader.path), f"it has a column {name!r}, which {self.files[0]} has not",
-                                     "leave it out, or begin with a file that has all columns")  # fmt: skip
+                raise SchemaMismatch(
+                    str(reader.path),
+                    f"it has a column {name!r}, which {self.files[0]} has not",
+                    "leave it out, or begin with a file that has all columns",
+                )
             if kind is not None:
                 self._check_type(reader.path, self.schema.field(place), kind)
 
@@ -121,8 +136,9 @@ class Input:
             conform(self._cast(path, empty), pa.schema([field]), str(path))
         except SchemaMismatch:
             meant = "declared is" if name in self._declared else f"in {self._of[name]} it is"
-            raise SchemaMismatch(f"{path}, column {name!r}", f"it is {kind}, {meant} {field.type}",
-                                 _one_type(name)) from None  # fmt: skip
+            raise SchemaMismatch(
+                f"{path}, column {name!r}", f"it is {kind}, {meant} {field.type}", _one_type(name)
+            ) from None
 
     def _cast(self, path: Path, table: pa.Table) -> pa.Table:
         """The table with declared columns in their types: what was asked for may be more than is safe unasked."""
@@ -132,9 +148,11 @@ class Input:
                 try:
                     column = pa.chunked_array([restored(chunk, kind) for chunk in table.column(place).chunks], kind)
                 except (pa.ArrowException, ValueError) as error:
-                    raise SchemaMismatch(f"{path}, column {name!r}", described(error),
-                                         f"{table.schema.field(place).type} cannot be {kind}: declare another type, or "
-                                         "mend the file") from None  # fmt: skip
+                    raise SchemaMismatch(
+                        f"{path}, column {name!r}",
+                        described(error),
+                        f"{table.schema.field(place).type} cannot be {kind}: declare another type, or mend the file",
+                    ) from None
                 table = table.set_column(place, name, column)
         return table
 

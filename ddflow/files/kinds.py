@@ -85,8 +85,11 @@ def _check_here(given: str, path: Path) -> None:
     if match is not None and (match[2] == "//" or not path.exists()):
         # Neither keys in front of the place nor a signature behind it are repeated.
         place = re.split(r"[?#]", given[match.end() :].rpartition("@")[2])[0]
-        raise UnreadableInput(f"{match[1]}://{place}", "inputs are files and folders of this machine",
-                              "copy it here first, or read it in Python and give its rows to a step")  # fmt: skip
+        raise UnreadableInput(
+            f"{match[1]}://{place}",
+            "inputs are files and folders of this machine",
+            "copy it here first, or read it in Python and give its rows to a step",
+        )
 
 
 def _within(folder: Path) -> list[Path]:
@@ -96,8 +99,11 @@ def _within(folder: Path) -> list[Path]:
         raise UnreadableInput(str(folder), f"it cannot be listed ({error.strerror})", "check its permissions") from None
     inner = [entry.name for entry in entries if entry.is_dir()]
     if inner:
-        raise UnreadableInput(str(folder), f"there are folders in it: {inner[:5]}",
-                              "they are not gone into: name the folders you mean, in the order you mean")  # fmt: skip
+        raise UnreadableInput(
+            str(folder),
+            f"there are folders in it: {inner[:5]}",
+            "they are not gone into: name the folders you mean, in the order you mean",
+        )
     if not entries:
         raise UnreadableInput(str(folder), "there is no file in it", "name another folder, or files")
     return entries

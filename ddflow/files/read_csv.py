@@ -56,8 +56,11 @@ class CsvFile(File):
         names = self.columns()
         for name in names:
             if name in types and not holds(types[name], CSV):
-                raise SpecError(f"type {types[name]} for {name!r}", f"a field of {self.path} cannot hold it",
-                                "use Parquet, Arrow or JSON lines for nested values")  # fmt: skip
+                raise SpecError(
+                    f"type {types[name]} for {name!r}",
+                    f"a field of {self.path} cannot hold it",
+                    "use Parquet, Arrow or JSON lines for nested values",
+                )
         if types.keys() >= names.keys():
             return super().head(types)
         with self._opened(dict.fromkeys(names, pa.string())) as reader:
@@ -171,8 +174,11 @@ class CsvFile(File):
                     opened = line if state == "start" and mark == b'"' else opened
                     state = _STATES[state].get(mark, _STATES[state][b"x"])
         if state == "quoted":
-            raise UnreadableInput(f"{self.path}, line {opened:,}", "a quote is opened there that is never closed",
-                                  "mend it: is it a whole CSV file?")  # fmt: skip
+            raise UnreadableInput(
+                f"{self.path}, line {opened:,}",
+                "a quote is opened there that is never closed",
+                "mend it: is it a whole CSV file?",
+            )
 
 
 def _row(number: str | int) -> str:

@@ -189,14 +189,20 @@ class JsonFile(File):
             return UnreadableInput(where, f"it is a {type(row).__name__}, not an object", remedy)
         for name, value in row.items():
             if name not in parsed and unexpected == "error":
-                return SchemaMismatch(where, f"there is a column {name!r}, which the first rows of the run have not",
-                                      f"declare it (--types {name}=type); {did_you_mean(name, parsed)}")  # fmt: skip
+                return SchemaMismatch(
+                    where,
+                    f"there is a column {name!r}, which the first rows of the run have not",
+                    f"declare it (--types {name}=type); {did_you_mean(name, parsed)}",
+                )
             alone = json.dumps({name: value}).encode()
             if name in parsed and _failure(alone, {name: parsed[name]}, {name: meant[name]}, unexpected):
                 shown = json.dumps(value, ensure_ascii=False)
                 shown = shown if len(shown) < 40 else shown[:40] + "..."
-                return SchemaMismatch(f"{where}, column {name!r}", f"{shown} is no {meant[name]}",
-                                      f"mend it, or declare another type: --types {name}=type")  # fmt: skip
+                return SchemaMismatch(
+                    f"{where}, column {name!r}",
+                    f"{shown} is no {meant[name]}",
+                    f"mend it, or declare another type: --types {name}=type",
+                )
         return UnreadableInput(where, failure, remedy)
 
 

@@ -107,8 +107,9 @@ def brief(text: str) -> str:
 def check_width(path: Path, columns: int) -> None:
     """Raises `UnreadableInput` for a file of more columns than ``WIDEST``."""
     if columns > WIDEST:
-        raise UnreadableInput(str(path), f"it has {columns:,} columns, more than {WIDEST:,}",
-                              "make rows of them: a name and a value each")  # fmt: skip
+        raise UnreadableInput(
+            str(path), f"it has {columns:,} columns, more than {WIDEST:,}", "make rows of them: a name and a value each"
+        )
 
 
 def check_there(path: Path) -> None:

@@ -25,19 +25,57 @@ import pyarrow as pa
 from ddflow.errors import SpecError
 
 _SQL: Final = {
-    "boolean": pa.bool_(), "tinyint": pa.int8(), "byte": pa.int8(), "smallint": pa.int16(), "short": pa.int16(),
-    "int": pa.int32(), "integer": pa.int32(), "bigint": pa.int64(), "long": pa.int64(), "real": pa.float32(),
-    "text": pa.string(), "varchar": pa.string(), "date": pa.date32(), "time": pa.time64("us"), "bytes": pa.binary(),
-    "timestamp": pa.timestamp("us"), "timestamp_ntz": pa.timestamp("us"), "timestamptz": pa.timestamp("us", "UTC"),
-    "timestamp_tz": pa.timestamp("us", "UTC"), "decimal": pa.decimal128(38, 0),
-    "date32[day]": pa.date32(), "date64[ms]": pa.date64(), "halffloat": pa.float16(),
-}  # fmt: skip
+    "boolean": pa.bool_(),
+    "tinyint": pa.int8(),
+    "byte": pa.int8(),
+    "smallint": pa.int16(),
+    "short": pa.int16(),
+    "int": pa.int32(),
+    "integer": pa.int32(),
+    "bigint": pa.int64(),
+    "long": pa.int64(),
+    "real": pa.float32(),
+    "text": pa.string(),
+    "varchar": pa.string(),
+    "date": pa.date32(),
+    "time": pa.time64("us"),
+    "bytes": pa.binary(),
+    "timestamp": pa.timestamp("us"),
+    "timestamp_ntz": pa.timestamp("us"),
+    "timestamptz": pa.timestamp("us", "UTC"),
+    "timestamp_tz": pa.timestamp("us", "UTC"),
+    "decimal": pa.decimal128(38, 0),
+    "date32[day]": pa.date32(),
+    "date64[ms]": pa.date64(),
+    "halffloat": pa.float16(),
+}
 _ARROW: Final = (
-    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
-    "float", "double", "string", "large_string", "binary", "large_binary", "date32", "date64",
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "float",
+    "double",
+    "string",
+    "large_string",
+    "binary",
+    "large_binary",
+    "date32",
+    "date64",
     *(f"{kind}[{unit}]" for kind in ("timestamp", "duration") for unit in ("s", "ms", "us", "ns")),
-    "time32[s]", "time32[ms]", "time64[us]", "time64[ns]",
-)  # fmt: skip
+    "time32[s]",
+    "time32[ms]",
+    "time64[us]",
+    "time64[ns]",
+)
 _DECIMAL = re.compile(r"(?:decimal|numeric|decimal(128|256))\(\s*(\d+)\s*(?:,\s*(-?\d+)\s*)?\)")
 _ZONED = re.compile(r"timestamp\[(s|ms|us|ns),\s*(?:tz=)?([\w/+:-]+)\]")
 _FIXED_LIST = re.compile(r"fixed_size_list<(.*)>\[(\d+)\]")
@@ -84,8 +122,13 @@ def _with_arguments(given: str, lower: str) -> pa.DataType:
                 return pa.struct([pa.field(column, kind) for column, kind in map(_field, inner)])
     names = [*_SQL, *_ARROW, "decimal(12,2)", "list<...>", "struct<...>", "map<...>"]
     near = get_close_matches(lower, names, 1)
-    raise SpecError(f"type {given!r}", "there is no such type", f"did you mean {near[0]!r}?" if near else
-                    f"use one of {', '.join(_ARROW[:15])}, date, timestamp, decimal(12,2), ...")  # fmt: skip
+    raise SpecError(
+        f"type {given!r}",
+        "there is no such type",
+        f"did you mean {near[0]!r}?"
+        if near
+        else f"use one of {', '.join(_ARROW[:15])}, date, timestamp, decimal(12,2), ...",
+    )
 
 
 def _unnamed(text: str) -> str:

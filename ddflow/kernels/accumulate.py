@@ -67,10 +67,23 @@ def net(
 
 @kernel
 def count(
-    groups: Narrow, ranks: Narrow, diffs: Rows, held: Rows, since_rank: np.int64, net: Rows, touched: Rows,
-    update_rank: Narrow, update_row: Rows, update_count: Rows, update_diff: Rows,
-    version_rank: Narrow, version_row: Rows, version_count: Rows, version_group: Rows, last: Rows,
-) -> tuple[int, int, int]:  # fmt: skip
+    groups: Narrow,
+    ranks: Narrow,
+    diffs: Rows,
+    held: Rows,
+    since_rank: np.int64,
+    net: Rows,
+    touched: Rows,
+    update_rank: Narrow,
+    update_row: Rows,
+    update_count: Rows,
+    update_diff: Rows,
+    version_rank: Narrow,
+    version_row: Rows,
+    version_count: Rows,
+    version_group: Rows,
+    last: Rows,
+) -> tuple[int, int, int]:
     """Fold diffs over the counts that groups hold; emit the old count's retraction and the new one's assertion.
 
     groups: int32[n], dense numbers.  ranks: int32[n], ascending.  diffs: int64[n].  held: int64[g], the counts before,

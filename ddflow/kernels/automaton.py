@@ -32,8 +32,9 @@ NOTHING, REFUSED = -1, -2
 
 
 @kernel
-def one(walked: Walked, action: Flags, symbols: Codes, table: Codes, held: Codes, start: int, out: Codes
-        ) -> tuple[int, int]:  # fmt: skip
+def one(
+    walked: Walked, action: Flags, symbols: Codes, table: Codes, held: Codes, start: int, out: Codes
+) -> tuple[int, int]:
     """Each key in one state or none.
 
     walked, action: as `fold.choose` takes them.  symbols: int32[n], by row.  table: int32[states, symbols]: a state,
@@ -62,8 +63,16 @@ def one(walked: Walked, action: Flags, symbols: Codes, table: Codes, held: Codes
 
 
 @kernel
-def many(walked: Walked, action: Flags, symbols: Codes, table: Masks, refused: Masks, held: Masks, start: np.uint64,
-         out: Masks) -> tuple[int, int]:  # fmt: skip
+def many(
+    walked: Walked,
+    action: Flags,
+    symbols: Codes,
+    table: Masks,
+    refused: Masks,
+    held: Masks,
+    start: np.uint64,
+    out: Masks,
+) -> tuple[int, int]:
     """Each key in a set of up to 64 states.
 
     As `one`, with sets: table: uint64[states, symbols], the states that follow.  refused: uint64[symbols], the states

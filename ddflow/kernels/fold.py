@@ -52,9 +52,16 @@ class Walked(NamedTuple):
 
 @kernel
 def choose(
-    walked: Walked, action: Flags, counts: Flags, words: Rows, references: Rows, had: Flags, held: Rows, rule: int,
+    walked: Walked,
+    action: Flags,
+    counts: Flags,
+    words: Rows,
+    references: Rows,
+    had: Flags,
+    held: Rows,
+    rule: int,
     out: Rows,
-) -> None:  # fmt: skip
+) -> None:
     """Say which cell each key shows after each moment.
 
     walked: see the fields.  action: uint8[p], by place.  counts: uint8[n], by row, whether its cell takes part; of size

@@ -54,9 +54,16 @@ def _find(table: Words, slot: np.int64, high: np.uint64, low: np.uint64, wide: b
 
 @kernel
 def seek(
-    table: Words, capacity: np.uint64, high: Words, low: Words, starts: Narrow,
-    place: Rows, reference: Rows, value: Words, order: Rows,
-) -> None:  # fmt: skip
+    table: Words,
+    capacity: np.uint64,
+    high: Words,
+    low: Words,
+    starts: Narrow,
+    place: Rows,
+    reference: Rows,
+    value: Words,
+    order: Rows,
+) -> None:
     """Look up what each group of events holds.
 
     table: uint64[slots, width], read.  high, low: uint64[n], sorted (low of size 0 for one-word identities).
@@ -92,9 +99,19 @@ def seek(
 
 @kernel
 def write(
-    table: Words, capacity: np.uint64, place: Rows, last: Rows, high: Words, low: Words, value: Words, live: Flags,
-    order: Rows, tag: np.int64, flag: np.int64, grave: np.int64,
-) -> int:  # fmt: skip
+    table: Words,
+    capacity: np.uint64,
+    place: Rows,
+    last: Rows,
+    high: Words,
+    low: Words,
+    value: Words,
+    live: Flags,
+    order: Rows,
+    tag: np.int64,
+    flag: np.int64,
+    grave: np.int64,
+) -> int:
     """Put the last version of each key, replacing what it held; return how many keys are new, or -1 when it ran out.
 
     table: uint64[slots, width], changed.  place: int64[g], where `seek` ended (-1: begin at home), in the order of
@@ -181,9 +198,16 @@ def redirect(table: Words, places: Rows, references: Rows, flags: np.uint64) -> 
 
 @kernel
 def walk(
-    table: Words, capacity: np.uint64, wide: bool, mask: np.uint64, members: Flags, first: np.uint64, last: np.uint64,
-    references: Rows, places: Rows,
-) -> int:  # fmt: skip
+    table: Words,
+    capacity: np.uint64,
+    wide: bool,
+    mask: np.uint64,
+    members: Flags,
+    first: np.uint64,
+    last: np.uint64,
+    references: Rows,
+    places: Rows,
+) -> int:
     """Write the references of the entries of a range of identities, and their slots, in the order of identities.
 
     table: uint64[slots, width], read.  mask: bits that a reference must have, all of them.  members: uint8[batch

@@ -30,9 +30,16 @@ FEW = 24
 
 @kernel
 def contributions(
-    walked: Walked, action: Flags, counts: Flags, rows: int, had: Flags, parts: Rows, stretches: Rows, begins: Rows,
+    walked: Walked,
+    action: Flags,
+    counts: Flags,
+    rows: int,
+    had: Flags,
+    parts: Rows,
+    stretches: Rows,
+    begins: Rows,
     stops: Rows,
-) -> tuple[int, int]:  # fmt: skip
+) -> tuple[int, int]:
     """List the cells that lists are made of.
 
     walked, action, counts: as `kernels.fold.choose` takes them.  rows: how many the events have; had: uint8[g], whether

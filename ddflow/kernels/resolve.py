@@ -146,8 +146,16 @@ class Judged(NamedTuple):
         return Judged(self.fate, self.winner, high, low, time, live, value, event, row, self.last[first:stop])
 
 
-def judged(rows: int, groups: int, wide: bool, winners: bool = True, passing: Empty = np.empty, kept: Empty = np.empty,
-           timed: bool = True, ordered: bool = True) -> Judged:  # fmt: skip
+def judged(
+    rows: int,
+    groups: int,
+    wide: bool,
+    winners: bool = True,
+    passing: Empty = np.empty,
+    kept: Empty = np.empty,
+    timed: bool = True,
+    ordered: bool = True,
+) -> Judged:
     """Room for the outcome of ``rows`` events of ``groups`` keys: at most one version an event.
 
     ``winners``, ``timed``, ``ordered``: whether anybody asks for the winners, the versions' times, their events.
@@ -156,11 +164,17 @@ def judged(rows: int, groups: int, wide: bool, winners: bool = True, passing: Em
     """
     n = rows
     return Judged(
-        passing(n, np.int64), passing(n if winners else 0, np.int64),
-        kept(n, np.uint64), kept(n if wide else 0, np.uint64), kept(n if timed else 0, np.int64),
-        kept(n, np.uint8), passing(n, np.uint64), passing(n if ordered else 0, np.int64), passing(n, np.int64),
+        passing(n, np.int64),
+        passing(n if winners else 0, np.int64),
+        kept(n, np.uint64),
+        kept(n if wide else 0, np.uint64),
+        kept(n if timed else 0, np.int64),
+        kept(n, np.uint8),
+        passing(n, np.uint64),
+        passing(n if ordered else 0, np.int64),
+        passing(n, np.int64),
         passing(groups, np.int64),
-    )  # fmt: skip
+    )
 
 
 @kernel
@@ -223,9 +237,17 @@ def _winner(
 
 @kernel
 def _settle(
-    permutation: Narrow, order: Rows, fate: Rows, winner: Rows, begin: int, end: int, best: int, bound: int,
-    base: int, ties: bool,
-) -> None:  # fmt: skip
+    permutation: Narrow,
+    order: Rows,
+    fate: Rows,
+    winner: Rows,
+    begin: int,
+    end: int,
+    best: int,
+    bound: int,
+    base: int,
+    ties: bool,
+) -> None:
     """Write the verdicts of those who lost to ``best``, and whose order each event's key holds now."""
     for place in range(begin, end):
         row = permutation[place]

@@ -154,8 +154,18 @@ def merger(function: Callable[..., Any], kind: Kind) -> Any:
     """
     call = _compiled(function, kind, kind, kind)
 
-    def loop(permutation: Any, moments: Any, keys: Any, action: Any, held: Any, live: Any, given: Any, made: Any,
-             fields: Any, work: Any) -> Any:  # fmt: skip
+    def loop(
+        permutation: Any,
+        moments: Any,
+        keys: Any,
+        action: Any,
+        held: Any,
+        live: Any,
+        given: Any,
+        made: Any,
+        fields: Any,
+        work: Any,
+    ) -> Any:
         size, now = work.itemsize, np.int64(work.ctypes.data)
         at_held, at_given, at_made = np.int64(held.ctypes.data), np.int64(given.ctypes.data), np.int64(made.ctypes.data)
         following, event = now + size, now + 2 * size
@@ -204,8 +214,21 @@ def machine(function: Callable[..., Any], kind: Kind, event: Kind) -> Any:
     """
     call = _compiled(function, kind, event, kind)
 
-    def loop(begin: Any, permutation: Any, moments: Any, keys: Any, action: Any, values: Any, offsets: Any, start: Any,
-             given: Any, fields: Any, work: Any, out: Any, ends: Any) -> Any:  # fmt: skip
+    def loop(
+        begin: Any,
+        permutation: Any,
+        moments: Any,
+        keys: Any,
+        action: Any,
+        values: Any,
+        offsets: Any,
+        start: Any,
+        given: Any,
+        fields: Any,
+        work: Any,
+        out: Any,
+        ends: Any,
+    ) -> Any:
         size, limit = work.itemsize, work.size // 2
         now, at_out = np.int64(work.ctypes.data), np.int64(out.ctypes.data)
         following = now + limit * size

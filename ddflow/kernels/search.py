@@ -115,9 +115,16 @@ def _less(high: Words, starts: Narrow, wanted: Rows, bound: np.uint64) -> int:
 
 @kernel
 def _walk(
-    high: Words, low: Words, starts: Narrow, wanted: Rows, part_high: np.uint64, part_low: np.uint64,
-    begin: int, end: int, found: Rows,
-) -> int:  # fmt: skip
+    high: Words,
+    low: Words,
+    starts: Narrow,
+    wanted: Rows,
+    part_high: np.uint64,
+    part_low: np.uint64,
+    begin: int,
+    end: int,
+    found: Rows,
+) -> int:
     """`search` among few rows for each wanted group: O(rows + groups)."""
     hits, row = 0, begin
     for i in range(wanted.size):
@@ -134,9 +141,16 @@ def _walk(
 
 @kernel
 def _leap(
-    high: Words, low: Words, starts: Narrow, wanted: Rows, part_high: np.uint64, part_low: np.uint64,
-    begin: int, end: int, found: Rows,
-) -> int:  # fmt: skip
+    high: Words,
+    low: Words,
+    starts: Narrow,
+    wanted: Rows,
+    part_high: np.uint64,
+    part_low: np.uint64,
+    begin: int,
+    end: int,
+    found: Rows,
+) -> int:
     """`search` among many rows for each wanted group; until its turn, ``found`` holds the guess."""
     first, last = load_u64(part_high + np.uint64(begin << 3)), load_u64(part_high + np.uint64((end - 1) << 3))
     slope = np.float64(end - begin) / np.float64(last - first) if last > first else 0.0
@@ -176,9 +190,16 @@ def _leap(
 
 @kernel
 def search(
-    high: Words, low: Words, starts: Narrow, wanted: Rows, part_high: np.uint64, part_low: np.uint64, n: np.int64,
-    begin: np.int64, found: Rows,
-) -> int:  # fmt: skip
+    high: Words,
+    low: Words,
+    starts: Narrow,
+    wanted: Rows,
+    part_high: np.uint64,
+    part_low: np.uint64,
+    n: np.int64,
+    begin: np.int64,
+    found: Rows,
+) -> int:
     """Write the last row of each wanted group in a part of a batch, -1 where it has none; return how many have one.
 
     high, low: uint64[k], sorted (low of size 0 for one-word identities).  starts: int32[g], the row in ``high`` that

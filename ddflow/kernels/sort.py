@@ -141,9 +141,15 @@ def begin_buckets(counts: Buckets) -> None:
 
 @kernel
 def fill_buckets(
-    high: Words, low: Words, first: np.int64, bits: np.int64, at: Narrow, permutation: Narrow, sorted_high: Words,
+    high: Words,
+    low: Words,
+    first: np.int64,
+    bits: np.int64,
+    at: Narrow,
+    permutation: Narrow,
+    sorted_high: Words,
     sorted_low: Words,
-) -> None:  # fmt: skip
+) -> None:
     """Put a span of rows into their buckets, in their order.
 
     high, low: uint64[n] of the span (low of size 0 for one-word identities); first: the number of its first row.  at:
@@ -167,8 +173,9 @@ def fill_buckets(
 
 
 @kernel
-def sort_buckets(ends: Narrow, begin: np.int64, stop: np.int64, permutation: Narrow, sorted_high: Words,
-                 sorted_low: Words) -> None:  # fmt: skip
+def sort_buckets(
+    ends: Narrow, begin: np.int64, stop: np.int64, permutation: Narrow, sorted_high: Words, sorted_low: Words
+) -> None:
     """Sort the buckets [begin, stop) by identity, stably, in place.
 
     ends: int32[buckets], where each bucket ends.  permutation int32[n], sorted_high, sorted_low uint64[n], changed.

@@ -31,9 +31,17 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 @kernel
 def add(
-    walked: Walked, action: Flags, counts: Flags, values: Rows, had: Flags, held: Rows, low: int, high: int, out: Rows,
+    walked: Walked,
+    action: Flags,
+    counts: Flags,
+    values: Rows,
+    had: Flags,
+    held: Rows,
+    low: int,
+    high: int,
+    out: Rows,
     there: Flags,
-) -> tuple[int, int, int]:  # fmt: skip
+) -> tuple[int, int, int]:
     """Add up words of 64 bits that must stay in [low, high].
 
     walked, action, counts: as `kernels.fold.choose` takes them.  values: int64[n], by row.  had: uint8[g] and held:
@@ -73,9 +81,17 @@ def add(
 
 @kernel
 def add_wide(
-    walked: Walked, action: Flags, counts: Flags, values: Words, had: Flags, held: Words, least: Words, most: Words,
-    out: Words, there: Flags,
-) -> tuple[int, int]:  # fmt: skip
+    walked: Walked,
+    action: Flags,
+    counts: Flags,
+    values: Words,
+    had: Flags,
+    held: Words,
+    least: Words,
+    most: Words,
+    out: Words,
+    there: Flags,
+) -> tuple[int, int]:
     """Add up words of 128 bits, two's complement: unsigned 64-bit integers, and decimals of more than 18 digits.
 
     As `add`, but for: values uint64[n, 2], held uint64[g, 2], out uint64[m, 2]: the low word, then the high one.
@@ -108,9 +124,11 @@ def add_wide(
                             ranked = above ^ sign  # signed words compare as these do
                             if (
                                 (high ^ above) & (upper ^ above) & sign != 0
-                                or ranked < least_high or (ranked == least_high and below < least_low)
-                                or ranked > most_high or (ranked == most_high and below > most_low)
-                            ):  # fmt: skip
+                                or ranked < least_high
+                                or (ranked == least_high and below < least_low)
+                                or ranked > most_high
+                                or (ranked == most_high and below > most_low)
+                            ):
                                 out[0, 0], out[0, 1] = low, high
                                 return group, int(row)
                             low, high = below, above
@@ -124,9 +142,16 @@ def add_wide(
 
 @kernel
 def add_floats(
-    walked: Walked, action: Flags, counts: Flags, values: Floats, had: Flags, held: Floats, short: bool, out: Floats,
+    walked: Walked,
+    action: Flags,
+    counts: Flags,
+    values: Floats,
+    had: Flags,
+    held: Floats,
+    short: bool,
+    out: Floats,
     there: Flags,
-) -> None:  # fmt: skip
+) -> None:
     """Add up floats, which have infinities and never leave their type.
 
     As `add`, but for: values float64[n], held float64[g], out float64[m]; short: round to 32 bits after each addition,

@@ -70,9 +70,18 @@ def held_rows(cells: Cells, heads: Rows) -> int:
 
 @kernel
 def candidates(
-    permutation: Narrow, starts: Narrow, hashes: Rows, cells: Cells, heads: Rows, first: Rows, cell: Rows, row: Rows,
-    count: Rows, hashed: Rows, candidate: Narrow,
-) -> None:  # fmt: skip
+    permutation: Narrow,
+    starts: Narrow,
+    hashes: Rows,
+    cells: Cells,
+    heads: Rows,
+    first: Rows,
+    cell: Rows,
+    row: Rows,
+    count: Rows,
+    hashed: Rows,
+    candidate: Narrow,
+) -> None:
     """List each key's candidates, the held ones first, and say which one each update is of.
 
     permutation: int32[n], rows sorted by key.  starts: int32[g + 1], places.  hashes: int64[n], by row.  cells; heads:
@@ -128,8 +137,9 @@ def candidates(
 
 
 @kernel
-def _apply(permutation: Narrow, begin: int, end: int, diffs: Rows, candidate: Narrow, net: Rows, count: Rows,
-           entered: Narrow) -> tuple[int, int, bool, int, int]:  # fmt: skip
+def _apply(
+    permutation: Narrow, begin: int, end: int, diffs: Rows, candidate: Narrow, net: Rows, count: Rows, entered: Narrow
+) -> tuple[int, int, bool, int, int]:
     """Net the run [begin, end) of one key and time, then apply it to the counts.
 
     net: all 0, and so again afterwards unless it is refused.  entered: written, the candidates that were not there.
@@ -191,9 +201,20 @@ def _popped(heap: Rows, size: int) -> int:
 
 @kernel
 def settle(
-    permutation: Narrow, starts: Narrow, ranks: Narrow, diffs: Rows, candidate: Narrow, first: Rows, unique: bool,
-    count: Rows, net: Rows, heap: Rows, entered: Narrow, out_row: Rows, out_shown: Rows,
-) -> tuple[int, int, int, int]:  # fmt: skip
+    permutation: Narrow,
+    starts: Narrow,
+    ranks: Narrow,
+    diffs: Rows,
+    candidate: Narrow,
+    first: Rows,
+    unique: bool,
+    count: Rows,
+    net: Rows,
+    heap: Rows,
+    entered: Narrow,
+    out_row: Rows,
+    out_shown: Rows,
+) -> tuple[int, int, int, int]:
     """Say at which times the greatest candidate that a key holds becomes another one, or none.
 
     permutation: int32[n], rows sorted by key, within one by time.  starts: int32[g + 1], places.  ranks: int32[n], of
@@ -248,9 +269,21 @@ def settle(
 
 @kernel
 def list_all(
-    permutation: Narrow, starts: Narrow, ranks: Narrow, diffs: Rows, candidate: Narrow, first: Rows, count: Rows,
-    net: Rows, live: Narrow, entered: Narrow, out_row: Rows, out_size: Rows, listed: Rows, counted: Rows,
-) -> tuple[int, int, int, int, int]:  # fmt: skip
+    permutation: Narrow,
+    starts: Narrow,
+    ranks: Narrow,
+    diffs: Rows,
+    candidate: Narrow,
+    first: Rows,
+    count: Rows,
+    net: Rows,
+    live: Narrow,
+    entered: Narrow,
+    out_row: Rows,
+    out_size: Rows,
+    listed: Rows,
+    counted: Rows,
+) -> tuple[int, int, int, int, int]:
     """List all that a key holds after each time at which it changed.
 
     As `settle`, but for: live: int32[m], scratch.  out_size: int64[n], written: how many candidates each list has, 0
@@ -303,8 +336,9 @@ def list_all(
 
 
 @kernel
-def keep(first: Rows, cell: Rows, count: Rows, hashed: Rows, refs: Rows, cells: Cells, free: int, used: int,
-         heads: Rows) -> tuple[int, int, int]:  # fmt: skip
+def keep(
+    first: Rows, cell: Rows, count: Rows, hashed: Rows, refs: Rows, cells: Cells, free: int, used: int, heads: Rows
+) -> tuple[int, int, int]:
     """Write what each key holds now into the cells.
 
     first: int64[g + 1].  cell, count, hashed: int64[m], of the candidates; refs: int64[m], of the new ones.  cells:

@@ -176,8 +176,9 @@ def _weigh(
 
 
 @kernel
-def _act(place: int, deletes: bool, by_group: bool, alive: bool, accepted: bool, spans: Rows, scratch: Rows,
-        action: Flags) -> bool:  # fmt: skip
+def _act(
+    place: int, deletes: bool, by_group: bool, alive: bool, accepted: bool, spans: Rows, scratch: Rows, action: Flags
+) -> bool:
     """Write what an event does to each group, and let those that take it run by its order; whether it does anything."""
     codes, acted = scratch[3], False
     action[0, place] = SKIP
@@ -198,9 +199,18 @@ def _act(place: int, deletes: bool, by_group: bool, alive: bool, accepted: bool,
 
 
 @kernel
-def walk_groups(steps: Walked, order: Rows, gone: Flags, status: Flags, held: Rows, spans: Rows, fields: Rows, rule:
-Rule,
-         scratch: Rows, out: Taken) -> int:  # fmt: skip
+def walk_groups(
+    steps: Walked,
+    order: Rows,
+    gone: Flags,
+    status: Flags,
+    held: Rows,
+    spans: Rows,
+    fields: Rows,
+    rule: Rule,
+    scratch: Rows,
+    out: Taken,
+) -> int:
     """Walk all keys.
 
     steps: see the fields.  order: int64[n, w], words by row.  gone: uint8[n], which delete.  status: uint8[g], NONE,

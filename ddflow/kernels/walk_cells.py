@@ -127,9 +127,21 @@ def _earlier(scratch: Rows, at: int, part: int, wide: int, base: int, tie: int) 
 
 @kernel
 def _fill(
-    deletes: bool, row: int, place: int, gives: Flags, kinds: Rows, base: int, tie: int, known: bool, wide: int,
-    values: Values, setter: Rows, key: int, scratch: Rows, action: Flags,
-) -> tuple[bool, bool, bool, bool]:  # fmt: skip
+    deletes: bool,
+    row: int,
+    place: int,
+    gives: Flags,
+    kinds: Rows,
+    base: int,
+    tie: int,
+    known: bool,
+    wide: int,
+    values: Values,
+    setter: Rows,
+    key: int,
+    scratch: Rows,
+    action: Flags,
+) -> tuple[bool, bool, bool, bool]:
     """Let an event fill, or clear, the cells that its order gives it.
 
     The arrays are those of `walk_cells`.  Returns whether it did for one; whether one went to another event of the
@@ -145,9 +157,13 @@ def _fill(
         elif kind == LATEST or deletes:
             cell = _compared(scratch, 0, part, wide, base, tie)
         refused = refused or cell == REFUSED
-        if tie == GREATEST and kind != EVERY and cell == TAKE and _same_base(scratch, part, wide, base, True) and (
-            deletes or not _greater(values, c, row, setter[c], key)
-        ):  # fmt: skip
+        if (
+            tie == GREATEST
+            and kind != EVERY
+            and cell == TAKE
+            and _same_base(scratch, part, wide, base, True)
+            and (deletes or not _greater(values, c, row, setter[c], key))
+        ):
             cell = TIED
         if cell == TAKE:
             _put(scratch, part, wide)
@@ -168,8 +184,21 @@ def _fill(
 
 
 @kernel
-def walk_cells(steps: Walked, order: Rows, gone: Flags, status: Flags, held: Rows, gives: Flags, kinds: Rows,
-               fields: Rows, rule: Rule, base: int, values: Values, scratch: Rows, out: Taken) -> int:  # fmt: skip
+def walk_cells(
+    steps: Walked,
+    order: Rows,
+    gone: Flags,
+    status: Flags,
+    held: Rows,
+    gives: Flags,
+    kinds: Rows,
+    fields: Rows,
+    rule: Rule,
+    base: int,
+    values: Values,
+    scratch: Rows,
+    out: Taken,
+) -> int:
     """Walk all keys.
 
     steps, gone, status, fields, rule, out: as `walk_groups` takes them.  order: int64[n, v], by row, of which
@@ -225,9 +254,21 @@ def walk_cells(steps: Walked, order: Rows, gone: Flags, status: Flags, held: Row
                         _put(scratch, 0, wide)
                         alive, acted, action[0, place] = True, True, TAKE
                     filled, passed, lost, refused = _fill(
-                        gone[row] != 0, row, place, gives, kinds, base, tie, known, wide, values, setter, key, scratch,
+                        gone[row] != 0,
+                        row,
+                        place,
+                        gives,
+                        kinds,
+                        base,
+                        tie,
+                        known,
+                        wide,
+                        values,
+                        setter,
+                        key,
+                        scratch,
                         action,
-                    )  # fmt: skip
+                    )
                     if refused:
                         return int(row)
                     acted, late, tied = acted or filled, late or passed, tied or lost

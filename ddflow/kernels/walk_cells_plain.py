@@ -42,8 +42,9 @@ def _put(running: Rows, moment: int, part: int, wide: int, word: int) -> None:
 
 
 @kernel
-def walk_cells_plain(steps: Walked, order: Rows, gone: Flags, status: Flags, held: Rows, gives: Flags, over: bool,
-                     out: Taken) -> None:  # fmt: skip
+def walk_cells_plain(
+    steps: Walked, order: Rows, gone: Flags, status: Flags, held: Rows, gives: Flags, over: bool, out: Taken
+) -> None:
     """Walk all keys under versions of cells, where the latest event gives each cell its value.
 
     As `walk_cells` takes them, with order: int64[n, v], v 1, or 2 of which the first is 1: not null.  held: int64[g,

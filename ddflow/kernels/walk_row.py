@@ -51,8 +51,9 @@ def _set_against(event: Rows, other: Rows, base: int, tie: int) -> int:
 
 
 @kernel
-def walk_row(steps: Walked, order: Rows, gone: Flags, status: Flags, held: Rows, base: int, fields: Rows, rule: Rule,
-             out: Taken) -> int:  # fmt: skip
+def walk_row(
+    steps: Walked, order: Rows, gone: Flags, status: Flags, held: Rows, base: int, fields: Rows, rule: Rule, out: Taken
+) -> int:
     """Walk all keys: as `walk_groups`, with one span of words, of which ``base`` decide before ties.  O(n), 15 ns an
     event."""
     permutation, moments, keys = steps

@@ -79,8 +79,10 @@ class Automaton:
         self.symbols = Coder(_values(list(symbols), kind, f"on={machine.on!r} of a machine"))
         self._coder, s, c = Coder(self.states), len(listed), len(symbols)
         start, stays = [listed.index(each) for each in _sorted(machine.start)], machine.otherwise == "stay"
-        there = {(listed.index(state), symbols.index(symbol)): [listed.index(each) for each in to]
-                 for state, symbol, to in machine.rows}  # fmt: skip
+        there = {
+            (listed.index(state), symbols.index(symbol)): [listed.index(each) for each in to]
+            for state, symbol, to in machine.rows
+        }
         self.refused = np.zeros(c + 1, np.uint64)
         self.table: Any = np.zeros((s, c + 1), np.uint64 if self.several else np.int32)
         for state in range(s):
@@ -128,5 +130,6 @@ def lists(counts: Any, columns: list[pa.Array], fields: list[pa.Field]) -> pa.Ar
     ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     values = pa.StructArray.from_arrays(columns, fields=fields)
     none = counts == 0
-    return pa.ListArray.from_arrays(pa.array(ends), values, type=pa.list_(pa.struct(fields)),
-                                    mask=pa.array(none) if none.any() else None)  # fmt: skip
+    return pa.ListArray.from_arrays(
+        pa.array(ends), values, type=pa.list_(pa.struct(fields)), mask=pa.array(none) if none.any() else None
+    )

@@ -80,8 +80,10 @@ def check(spec: Upsert, refuse: Refuse) -> None:
     if spec.deletes != "row" and spec.delete is None and spec.where is None:
         refuse(f"deletes={spec.deletes!r} without delete=", "say which events delete, or leave it out")
     if spec.derive and not spec.merges:
-        refuse(f"derive= names {[name for name, _ in spec.derived]}, without merge=",
-               "a full row is given as it is: give merge=, or project the output")  # fmt: skip
+        refuse(
+            f"derive= names {[name for name, _ in spec.derived]}, without merge=",
+            "a full row is given as it is: give merge=, or project the output",
+        )
     _names(spec, refuse)
     if spec.groups or spec.versions == "cell":
         _orders(spec, refuse)
@@ -104,14 +106,18 @@ def _names(spec: Upsert, refuse: Refuse) -> None:
             refuse("groups= has a group without an order column", "name one, or leave the group out")
         for column in of:
             if not isinstance(column, str) or column in owner or column in grouped:
-                refuse(f"groups= orders by {column!r}, which is {owner.get(column, grouped.get(column, 'no name'))}",
-                       "give each group order columns of its own")  # fmt: skip
+                refuse(
+                    f"groups= orders by {column!r}, which is {owner.get(column, grouped.get(column, 'no name'))}",
+                    "give each group order columns of its own",
+                )
             grouped[column] = "an order column of groups="
     for _, columns in spec.grouped:
         for column in columns:
             if not isinstance(column, str) or column in owner or column in grouped:
-                refuse(f"groups= decides {column!r}, which is {owner.get(column, grouped.get(column, 'no name'))}",
-                       "a column is in one group, and is no key, order, sequence or time column")  # fmt: skip
+                refuse(
+                    f"groups= decides {column!r}, which is {owner.get(column, grouped.get(column, 'no name'))}",
+                    "a column is in one group, and is no key, order, sequence or time column",
+                )
             grouped[column] = "in a group already"
     owner |= {name: said for name, said in grouped.items() if said.startswith("an order")}
     named = list(spec.merge.strategies) if isinstance(spec.merge, Merge) else []
@@ -119,8 +125,10 @@ def _names(spec: Upsert, refuse: Refuse) -> None:
     for option, those in (("merge=", named), ("derive=", [name for name, _ in spec.derived])):
         for column in those:
             if column in owner:
-                refuse(f"{option} names {column!r}, which is {owner[column]}",
-                       "keys, orders, sequences and times are never merged or derived")  # fmt: skip
+                refuse(
+                    f"{option} names {column!r}, which is {owner[column]}",
+                    "keys, orders, sequences and times are never merged or derived",
+                )
             if option == "merge=" and column in computed:
                 refuse(f"merge= and derive= both name {column!r}", "name it in one of them")
     if spec.value is not None and (lost := [c for c in (*named, *computed) if c not in spec.value]):
@@ -136,8 +144,10 @@ def _orders(spec: Upsert, refuse: Refuse) -> None:
         given = "merge='first_row'" if spec.merge == "first_row" else "a function of merge="
         refuse(f"{given} with {what}", f"it takes whole rows: leave {what} out")
     if spec.holds_back and spec.late != "advance":
-        refuse(f"{what} in hold-back mode holds no order from one time to the next",
-               "use late='advance', or leave time= out")  # fmt: skip
+        refuse(
+            f"{what} in hold-back mode holds no order from one time to the next",
+            "use late='advance', or leave time= out",
+        )
     if spec.versions == "cell" and not spec.keeps_order:
         refuse("versions='cell' without order_by=", "name the order by which cells are compared")
 
@@ -148,8 +158,10 @@ def _free(spec: Upsert, refuse: Refuse) -> None:
     merge = spec.merge if isinstance(spec.merge, Merge) else Merge()
     for name, strategy in (*merge.strategies.items(), ("default", merge.default or last_non_null())):
         if (why := bound_to_arrival(strategy, deletes)) is not None:
-            refuse(f"{why} for {name!r} depends on arrival under versions='cell'{' with deletes' * deletes}",
-                   "use dd.last_non_null() or dd.last(), or versions='row'")  # fmt: skip
+            refuse(
+                f"{why} for {name!r} depends on arrival under versions='cell'{' with deletes' * deletes}",
+                "use dd.last_non_null() or dd.last(), or versions='row'",
+            )
 
 
 def bound_to_arrival(strategy: Strategy, deletes: bool) -> Strategy | None:
@@ -167,8 +179,10 @@ def _expiry(spec: Upsert, refuse: Refuse) -> None:
     if not isinstance(spec.expiry, Expiry):
         refuse(f"expiry= is {spec.expiry!r}", "give dd.Expiry(ttl=...)")
     if spec.holds_back:
-        refuse("expiry= in hold-back mode, where a deleted key is nothing at all and late= rules what is old",
-               "leave time= out and name it in order_by=, or leave expiry= out")  # fmt: skip
+        refuse(
+            "expiry= in hold-back mode, where a deleted key is nothing at all and late= rules what is old",
+            "leave time= out and name it in order_by=, or leave expiry= out",
+        )
     if len(spec.order_by) != 1 or spec.groups:
         orders = [*spec.order_by, *(column for of, _ in spec.grouped for column in of)]
         refuse(f"expiry= with {len(orders)} order columns {orders}", "a time to live is told by one order_by= column")

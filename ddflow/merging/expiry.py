@@ -50,15 +50,20 @@ class Expiry:
         for name in ("ttl", "tombstone_ttl"):
             given = getattr(self, name)
             if given is not None and (isinstance(given, bool) or not isinstance(given, int | float) or not given >= 0):
-                raise SpecError(f"dd.Expiry({name}={given!r})", "that is no time to live",
-                                "give a number, 0 or more, in the units of the order column")  # fmt: skip
+                raise SpecError(
+                    f"dd.Expiry({name}={given!r})",
+                    "that is no time to live",
+                    "give a number, 0 or more, in the units of the order column",
+                )
         for name, known in (("on_expire", get_args(OnExpire)), ("on_forgotten", get_args(OnForgotten))):
             if getattr(self, name) not in known:
-                raise SpecError(f"dd.Expiry({name}={getattr(self, name)!r})", "there is no such rule",
-                                f"use one of {list(known)}")  # fmt: skip
+                raise SpecError(
+                    f"dd.Expiry({name}={getattr(self, name)!r})", "there is no such rule", f"use one of {list(known)}"
+                )
         if self.on_expire == "forget" and self.ttl is None:
-            raise SpecError("dd.Expiry(on_expire='forget')", "without ttl= no row expires",
-                            "give ttl=, or leave it out")  # fmt: skip
+            raise SpecError(
+                "dd.Expiry(on_expire='forget')", "without ttl= no row expires", "give ttl=, or leave it out"
+            )
 
     def __repr__(self) -> str:
         """As it is written."""
@@ -73,20 +78,29 @@ class Expiry:
         """Raise `SpecError` where an order column is no number or time, or a time to live says nothing in its units."""
         kind = field.type
         if not is_word(kind) or pat.is_boolean(kind):
-            raise SpecError(asked, f"the order column {field.name!r} is {kind}, of which nothing can be subtracted",
-                            "order by a number or a time, or leave expiry= out")  # fmt: skip
+            raise SpecError(
+                asked,
+                f"the order column {field.name!r} is {kind}, of which nothing can be subtracted",
+                "order by a number or a time, or leave expiry= out",
+            )
         for name in ("ttl", "tombstone_ttl"):
             given = getattr(self, name)
             if given is None:
                 continue
             if not pat.is_floating(kind) and not isinstance(given, int):
-                raise SpecError(f"{asked}, {name}={given!r}", f"the order column {field.name!r} is {kind}",
-                                "give a whole number of its units")  # fmt: skip
+                raise SpecError(
+                    f"{asked}, {name}={given!r}",
+                    f"the order column {field.name!r} is {kind}",
+                    "give a whole number of its units",
+                )
             if (isinstance(given, float) and not math.isfinite(given)) or (
                 not pat.is_floating(kind) and given >= 2**kind.bit_width
             ):
-                raise SpecError(f"{asked}, {name}={given!r}", f"no two orders of type {kind} are so far apart: nothing "
-                                "would ever expire", "give less, or leave it out")  # fmt: skip
+                raise SpecError(
+                    f"{asked}, {name}={given!r}",
+                    f"no two orders of type {kind} are so far apart: nothing would ever expire",
+                    "give less, or leave it out",
+                )
 
     def to_json(self) -> dict[str, Any]:
         """What is not as by default.  `of_json` gives it back."""

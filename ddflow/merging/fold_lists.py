@@ -66,8 +66,9 @@ class Parts(NamedTuple):
         m, most = walked.moments.size - 1, walked.permutation.size + len(held)
         parts, stretches = np.empty(most, np.int64), np.empty(most + 1, np.int64)
         begins, stops = np.empty(m, np.int64), np.empty(m, np.int64)
-        made, opened = contributions(walked, action, present(column), len(column), held_there(held), parts, stretches,
-                                     begins, stops)  # fmt: skip
+        made, opened = contributions(
+            walked, action, present(column), len(column), held_there(held), parts, stretches, begins, stops
+        )
         return cls(parts[:made], stretches[: opened + 1], begins, stops)
 
     @property
@@ -95,8 +96,16 @@ def _spelled(first: Ints, ends: Ints) -> Ints:
     return out
 
 
-def grown(strategy: Strategy, kind: pa.DataType, parts: Parts, column: pa.Array, held: pa.Array, secret: Secret,
-          name: str, key: Callable[[int], str]) -> pa.Array:  # fmt: skip
+def grown(
+    strategy: Strategy,
+    kind: pa.DataType,
+    parts: Parts,
+    column: pa.Array,
+    held: pa.Array,
+    secret: Secret,
+    name: str,
+    key: Callable[[int], str],
+) -> pa.Array:
     """Each key's list after each moment: append, union and collect.
 
     column: the events' cells; held: what keys hold, of ``kind``, the type of the result.  ``key``: the key of a part,
@@ -121,8 +130,11 @@ def grown(strategy: Strategy, kind: pa.DataType, parts: Parts, column: pa.Array,
     offsets, places = parts.ranges(ends)
     wide = pat.is_large_list(kind)
     if not wide and offsets[-1] > MOST:
-        raise TooLarge(f"lists of {name!r}", f"they have {int(offsets[-1]):,} elements, 32-bit offsets reach {MOST:,}",
-                       "take smaller steps, or declare the column a large_list")  # fmt: skip
+        raise TooLarge(
+            f"lists of {name!r}",
+            f"they have {int(offsets[-1]):,} elements, 32-bit offsets reach {MOST:,}",
+            "take smaller steps, or declare the column a large_list",
+        )
     values = _taken(children, elements if places is None else elements[places], name)
     starts = pa.array(offsets if wide else offsets.astype(np.int32))
     gone = parts.empty
@@ -162,8 +174,11 @@ def _limited(strategy: Strategy, parts: Parts, ends: Ints, rows: int, name: str,
     if parts.parts[begin] >= rows:
         at = max(at, 2)
     before, more, of = int(sizes[at - 1]), int(sizes[at] - sizes[at - 1]), key(int(parts.parts[begin]))
-    raise ListTooLong(f"{strategy} of {name!r}", f"key {of}: {before} elements and {more} more, the limit is {limit}",
-                      "raise limit=, or mend the events; nothing was changed")  # fmt: skip
+    raise ListTooLong(
+        f"{strategy} of {name!r}",
+        f"key {of}: {before} elements and {more} more, the limit is {limit}",
+        "raise limit=, or mend the events; nothing was changed",
+    )
 
 
 def joined(separator: str, kind: pa.DataType, parts: Parts, column: pa.Array, held: pa.Array, name: str) -> pa.Array:
@@ -205,5 +220,6 @@ def _arrow(name: str, function: Callable[[Any], pa.Array], argument: Any) -> pa.
 
 
 def _too_large(name: str, found: str) -> NoReturn:
-    raise TooLarge(f"column {name!r} of one output", found,
-                   "take smaller steps, or declare wider offsets (large_string)")  # fmt: skip
+    raise TooLarge(
+        f"column {name!r} of one output", found, "take smaller steps, or declare wider offsets (large_string)"
+    )

@@ -54,8 +54,15 @@ def _view(column: pa.Array, dtype: np.dtype[Any], words: int = 1) -> Array:
     return plainly(np.frombuffer(column.buffers()[1], dtype, n, column.offset * words * dtype.itemsize))
 
 
-def added(kind: pa.DataType, walked: Walked, action: Flags, column: pa.Array, held: pa.Array, name: str,
-          named: Callable[[int], str]) -> pa.Array:  # fmt: skip
+def added(
+    kind: pa.DataType,
+    walked: Walked,
+    action: Flags,
+    column: pa.Array,
+    held: pa.Array,
+    name: str,
+    named: Callable[[int], str],
+) -> pa.Array:
     """Each key's sum after each moment, null where nothing was added up.
 
     walked, action: as `kernels.fold.choose` takes them.  column: the events' cells, n; held: what the g keys hold;
@@ -70,8 +77,9 @@ def added(kind: pa.DataType, walked: Walked, action: Flags, column: pa.Array, he
         values = _wide(kind, walked, action, column, held, had, there, name, named)
     else:
         out, (low, high) = np.empty(there.size, np.int64), _bounds(kind)
-        group, row, before = add(walked, action, validity(column), unscaled(column), had, unscaled(held), low, high,
-                                 out, there)  # fmt: skip
+        group, row, before = add(
+            walked, action, validity(column), unscaled(column), had, unscaled(held), low, high, out, there
+        )
         if group >= 0:
             _refuse(kind, before, int(unscaled(column)[row]), name, named(group))
         if kind.bit_width == 128:
@@ -96,8 +104,9 @@ def _bounds(kind: pa.DataType) -> tuple[int, int]:
     return -(1 << kind.bit_width - 1), (1 << kind.bit_width - 1) - 1
 
 
-def _floats(kind: pa.DataType, walked: Walked, action: Flags, column: pa.Array, held: pa.Array, had: Flags,
-            there: Flags) -> Array:  # fmt: skip
+def _floats(
+    kind: pa.DataType, walked: Walked, action: Flags, column: pa.Array, held: pa.Array, had: Flags, there: Flags
+) -> Array:
     dtype = np.dtype(f"f{kind.bit_width // 8}")
     given, before = (_view(each, dtype).astype(np.float64, copy=False) for each in (column, held))
     out = np.empty(there.size, np.float64)
@@ -105,8 +114,17 @@ def _floats(kind: pa.DataType, walked: Walked, action: Flags, column: pa.Array, 
     return out.astype(dtype, copy=False)
 
 
-def _wide(kind: pa.DataType, walked: Walked, action: Flags, column: pa.Array, held: pa.Array, had: Flags,
-          there: Flags, name: str, named: Callable[[int], str]) -> Array:  # fmt: skip
+def _wide(
+    kind: pa.DataType,
+    walked: Walked,
+    action: Flags,
+    column: pa.Array,
+    held: pa.Array,
+    had: Flags,
+    there: Flags,
+    name: str,
+    named: Callable[[int], str],
+) -> Array:
     given, before = _pairs(column), _pairs(held)
     out = np.empty((there.size, 2), np.uint64)
     least, most = (np.array([bound & LOW, bound >> 64 & LOW], np.uint64) for bound in _bounds(kind))
@@ -134,5 +152,8 @@ def _refuse(kind: pa.DataType, before: int, value: int, name: str, key: str) -> 
     def shown(number: int) -> str:
         return str(WIDE.scaleb(Decimal(number), -kind.scale) if pat.is_decimal(kind) else number)
 
-    raise MergeOverflow(f"a sum of {name!r}", f"key {key}: {shown(before)} + {shown(value)} leaves {kind}",
-                        "declare the column wider, or mend the events; nothing was changed")  # fmt: skip
+    raise MergeOverflow(
+        f"a sum of {name!r}",
+        f"key {key}: {shown(before)} + {shown(value)} leaves {kind}",
+        "declare the column wider, or mend the events; nothing was changed",
+    )

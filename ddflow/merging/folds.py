@@ -36,9 +36,15 @@ from ddflow.schema import is_word
 __all__ = ["BLANK", "CLEAR", "NOTHING", "SKIP", "TAKE", "Cells", "fold", "ranked"]
 
 RULES = {
-    "last": LAST, "last_non_null": LAST, "first": FIRST, "first_non_null": FIRST,
-    "max": GREATEST, "min": LEAST, "bool_or": GREATEST, "bool_and": LEAST,
-}  # fmt: skip
+    "last": LAST,
+    "last_non_null": LAST,
+    "first": FIRST,
+    "first_non_null": FIRST,
+    "max": GREATEST,
+    "min": LEAST,
+    "bool_or": GREATEST,
+    "bool_and": LEAST,
+}
 """The strategies whose result is one of the cells."""
 NO_WORDS: Ints = np.empty(0, np.int64)
 
@@ -61,8 +67,18 @@ class Cells:
         return self._values
 
 
-def fold(strategy: Strategy, kind: pa.DataType, walked: Walked, action: Flags, column: pa.Array, given: Flags,
-         held: Cells, secret: Secret, named: Callable[[int], str], name: str) -> Ints | pa.Array:  # fmt: skip
+def fold(
+    strategy: Strategy,
+    kind: pa.DataType,
+    walked: Walked,
+    action: Flags,
+    column: pa.Array,
+    given: Flags,
+    held: Cells,
+    secret: Secret,
+    named: Callable[[int], str],
+    name: str,
+) -> Ints | pa.Array:
     """What each key shows of a column after each moment.
 
     ``kind``: the type of the result, which is that of ``column``, but for a list of it under ``collect``.  ``action``:
@@ -121,8 +137,17 @@ def ranked(column: pa.Array, held: pa.Array) -> tuple[Ints, Ints]:
     return ranks[: len(column)].copy(), ranks[len(column) :].copy()
 
 
-def _made(strategy: Strategy, kind: pa.DataType, walked: Walked, action: Flags, column: pa.Array, held: pa.Array,
-          secret: Secret, named: Callable[[int], str], name: str) -> pa.Array:  # fmt: skip
+def _made(
+    strategy: Strategy,
+    kind: pa.DataType,
+    walked: Walked,
+    action: Flags,
+    column: pa.Array,
+    held: pa.Array,
+    secret: Secret,
+    named: Callable[[int], str],
+    name: str,
+) -> pa.Array:
     """The m cells of a strategy that makes values."""
     if strategy.name == "fields":
         return _fields(strategy, kind, walked, action, column, held, secret, named, name)
@@ -130,8 +155,9 @@ def _made(strategy: Strategy, kind: pa.DataType, walked: Walked, action: Flags, 
         return added(kind, walked, action, column, held, name, named)
     parts = Parts.of(walked, action, column, held)
     if strategy.name in LISTS:
-        return grown(strategy, kind, parts, column, held, secret, name,
-                     lambda part: named(_group(walked, part, len(column))))  # fmt: skip
+        return grown(
+            strategy, kind, parts, column, held, secret, name, lambda part: named(_group(walked, part, len(column)))
+        )
     return joined(strategy.separator or "", kind, parts, column, held, name)
 
 
@@ -148,8 +174,17 @@ def _given(values: pa.Array) -> pa.Array:
     return values
 
 
-def _fields(strategy: Strategy, kind: pa.DataType, walked: Walked, action: Flags, column: pa.Array, held: pa.Array,
-            secret: Secret, named: Callable[[int], str], name: str) -> pa.Array:  # fmt: skip
+def _fields(
+    strategy: Strategy,
+    kind: pa.DataType,
+    walked: Walked,
+    action: Flags,
+    column: pa.Array,
+    held: pa.Array,
+    secret: Secret,
+    named: Callable[[int], str],
+    name: str,
+) -> pa.Array:
     """A struct field by field: a null struct, given or held, is not there for any of them."""
     n, counts = len(column), present(column)
     there = np.asarray(held.is_valid())
@@ -168,8 +203,9 @@ def _fields(strategy: Strategy, kind: pa.DataType, walked: Walked, action: Flags
             places = pa.array(chosen, mask=chosen == NOTHING)
             children.append(pa.concat_arrays([given, before]).take(places))
         else:
-            children.append(_made(each, field.type, walked, action, given, before, secret, named,
-                                  f"{name}.{field.name}"))  # fmt: skip
+            children.append(
+                _made(each, field.type, walked, action, given, before, secret, named, f"{name}.{field.name}")
+            )
     gone = shown == NOTHING
     bits = pa.py_buffer(np.packbits(~gone, bitorder="little")) if gone.any() else None
     return pa.Array.from_buffers(kind, gone.size, [bits], children=children)

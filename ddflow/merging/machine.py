@@ -119,15 +119,19 @@ class Machine:
         start = _sorted(self.start)
         for each in (*(value for state, symbol, to in rows for value in (state, symbol, *to)), *start):
             if not isinstance(each, str | int):
-                self._refuse(f"{each!r} is a {type(each).__name__}", "give start=, and name states and symbols by "
-                             "text, whole numbers or booleans")  # fmt: skip
+                self._refuse(
+                    f"{each!r} is a {type(each).__name__}",
+                    "give start=, and name states and symbols by text, whole numbers or booleans",
+                )
         # A tuple of one target means one value, a list a set: what is kept must say the same again.
         made = tuple((state, symbol, list_ if several else list_[0]) for state, symbol, list_ in rows)
         object.__setattr__(self, "transition", made)
         object.__setattr__(self, "start", start if several else start[0])
         if several and len(self.all_states) > MASK:
-            self._refuse(f"it has {len(self.all_states)} states, and keys hold several of them",
-                         f"use {MASK} at most, or a function")  # fmt: skip
+            self._refuse(
+                f"it has {len(self.all_states)} states, and keys hold several of them",
+                f"use {MASK} at most, or a function",
+            )
 
     def _check_function(self) -> None:
         if self.on is not None or self.otherwise != "error":
@@ -153,8 +157,10 @@ class Machine:
         for state, symbol, to in self.rows if self.table else ():
             for each in (state, *to):
                 if each not in known:
-                    self._refuse(f"from {state!r} by {symbol!r} it goes to {each!r}, which is none of states=",
-                                 "name it, or mend the table")  # fmt: skip
+                    self._refuse(
+                        f"from {state!r} by {symbol!r} it goes to {each!r}, which is none of states=",
+                        "name it, or mend the table",
+                    )
         if self.table and (lost := [each for each in _sorted(self.start) if each not in known]):
             self._refuse(f"start= is {lost[0]!r}, which is none of states=", "start with one of them")
         if not self.table and len(self.schema) != 1:

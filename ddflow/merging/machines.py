@@ -59,8 +59,11 @@ class Machined:
             self.kind = kind_of(self.state, self.asked)
             for field in self.state:
                 if not fits(field.type):
-                    raise SpecError(self.asked, f"the state column {field.name!r} is {field.type}, and scalar=True",
-                                    "use numbers, booleans and times, or a function of batches")  # fmt: skip
+                    raise SpecError(
+                        self.asked,
+                        f"the state column {field.name!r} is {field.type}, and scalar=True",
+                        "use numbers, booleans and times, or a function of batches",
+                    )
             values, event = np.zeros(1, self.kind), np.zeros(1, kind_of(schema, self.asked))[0]
             function: Any = machine.transition
             check_function(function, self.asked, {"values": values, "event": event, "out": values})
@@ -80,8 +83,9 @@ class Machined:
             return self.state.field(0)
         return pa.field(VALUES, pa.list_(pa.struct(list(self.state))))
 
-    def vector(self, chains: Chains, events: pa.RecordBatch, held: pa.Array, secret: Secret, key: Callable[[int], str]
-               ) -> pa.Array:  # fmt: skip
+    def vector(
+        self, chains: Chains, events: pa.RecordBatch, held: pa.Array, secret: Secret, key: Callable[[int], str]
+    ) -> pa.Array:
         """The values after each moment, by a function of batches.
 
         ``events``: those of all rounds.  ``held``: a list for each key.  ``key``: an event's, as text.  O(values) and
@@ -125,8 +129,9 @@ class Machined:
         every = joined([values.cast(self.state), self.start], self.state)
         return picked(every, index[order]), (np.cumsum(takes) - 1)[both[order]]
 
-    def _called(self, given: pa.RecordBatch, of: Ints, events: pa.RecordBatch, secret: Secret
-                ) -> tuple[pa.RecordBatch, Ints]:  # fmt: skip
+    def _called(
+        self, given: pa.RecordBatch, of: Ints, events: pa.RecordBatch, secret: Secret
+    ) -> tuple[pa.RecordBatch, Ints]:
         """What the function makes of some values: sorted by event and value, each once; and the event of each."""
         full = pa.schema([*self.state, pa.field(EVENT, pa.int64(), nullable=False)])
         values = pa.RecordBatch.from_arrays([*given.columns, pa.array(of, pa.int64())], schema=full)
@@ -145,8 +150,10 @@ class Machined:
         batch = pa.RecordBatch.from_arrays([one_chunk(column) for column in table.columns], schema=full)
         event: Ints = np.asarray(batch.column(EVENT))
         if event.size and (event.min() < 0 or event.max() >= events.num_rows):
-            self._fail(f"it returned a value of event {event.max()} or {event.min()}, and {events.num_rows} were given",
-                       "return _event as it was given")  # fmt: skip
+            self._fail(
+                f"it returned a value of event {event.max()} or {event.min()}, and {events.num_rows} were given",
+                "return _event as it was given",
+            )
         out, event = self.normal(batch.select(self.state.names), event, secret)
         if self.machine.states is not None:
             known = pa.array(list(self.machine.states), self.state.field(0).type)
@@ -154,8 +161,11 @@ class Machined:
             if wrong.size:
                 row = picked(events, event[wrong[:1]]).to_pylist()[0]
                 state = out.column(0)[int(wrong[0])].as_py()
-                raise IllegalTransition(self.asked, f"{row} leads to {state!r}, which is none of states=",
-                                        "mend the function, or name the state; nothing was changed")  # fmt: skip
+                raise IllegalTransition(
+                    self.asked,
+                    f"{row} leads to {state!r}, which is none of states=",
+                    "mend the function, or name the state; nothing was changed",
+                )
         return out, event
 
     @staticmethod
@@ -170,8 +180,9 @@ class Machined:
         fresh[1:] = (by[1:] != by[:-1]) | (at[1:] != at[:-1])
         return picked(values, order[fresh]), by[fresh]
 
-    def scalar(self, walked: Walked, action: Any, events: Records, held: pa.Array, secret: Secret,
-               key: Callable[[int], str]) -> pa.Array:  # fmt: skip
+    def scalar(
+        self, walked: Walked, action: Any, events: Records, held: pa.Array, secret: Secret, key: Callable[[int], str]
+    ) -> pa.Array:
         """The values after each moment, by a compiled function.  O(events * what it takes).  Raises as `vector`."""
         m, limit = walked.moments.size - 1, self.machine.limit
         counts = np.asarray(pc.fill_null(pc.list_value_length(held), 0)).astype(np.int64)
@@ -182,10 +193,19 @@ class Machined:
         loop, begin = machine(self.machine.transition, self.kind, events.dtype), 0
         while True:
             try:
-                begin, code, row = loop(begin, *walked, action, records(values), offsets,
-                                        records(to_records(self.start, self.kind)), records(events),
-                                        fields_of(self.kind, [], []), records(np.zeros(2 * limit, self.kind)),
-                                        records(out), ends)  # fmt: skip
+                begin, code, row = loop(
+                    begin,
+                    *walked,
+                    action,
+                    records(values),
+                    offsets,
+                    records(to_records(self.start, self.kind)),
+                    records(events),
+                    fields_of(self.kind, [], []),
+                    records(np.zeros(2 * limit, self.kind)),
+                    records(out),
+                    ends,
+                )
             except Exception as error:
                 found = f"it raised {type(error).__name__}: {str(error)[:500]}"
                 self._fail(found, "mend it; f(values, event, out) returns how many it wrote", error)
@@ -197,18 +217,23 @@ class Machined:
                 break
             out = np.concatenate([out, np.zeros(out.size + most * limit, self.kind)])
         owner = np.repeat(np.arange(m), np.diff(ends))
-        made = pa.RecordBatch.from_arrays([column_of(out[: owner.size], field) for field in self.state],
-                                          schema=self.state)  # fmt: skip
+        made = pa.RecordBatch.from_arrays(
+            [column_of(out[: owner.size], field) for field in self.state], schema=self.state
+        )
         made, owner = self.normal(made, owner, secret)
         return lists(np.bincount(owner, minlength=m), made.columns, list(self.state))
 
     def _too_many(self, key: str, found: int) -> NoReturn:
-        raise ListTooLong(self.asked, f"the key {key} would hold {found} values, limit= is {self.machine.limit}",
-                          "raise the limit, or let values go; nothing was changed")  # fmt: skip
+        raise ListTooLong(
+            self.asked,
+            f"the key {key} would hold {found} values, limit= is {self.machine.limit}",
+            "raise the limit, or let values go; nothing was changed",
+        )
 
     def _fail(self, found: str, remedy: str, error: Exception | None = None) -> NoReturn:
-        raise MergerFailed(f"the transition {named(self.machine.transition)} of {self.name!r}", found,
-                           f"{remedy}; nothing was changed") from error  # fmt: skip
+        raise MergerFailed(
+            f"the transition {named(self.machine.transition)} of {self.name!r}", found, f"{remedy}; nothing was changed"
+        ) from error
 
 
 def bind_machine(name: str, schema: pa.Schema, spec: Upsert, given: Machine) -> Bound:
@@ -219,8 +244,11 @@ def bind_machine(name: str, schema: pa.Schema, spec: Upsert, given: Machine) -> 
     check_given(name, spec)
     unused = [each.name for each in fields(spec) if each.name not in USED and getattr(spec, each.name) != each.default]
     if unused:
-        raise SpecError(what, f"its spec has {', '.join(f'{each}=' for each in unused)}, which are about rows",
-                        f"a machine makes them: leave them out; it goes by {', '.join(USED)}")  # fmt: skip
+        raise SpecError(
+            what,
+            f"its spec has {', '.join(f'{each}=' for each in unused)}, which are about rows",
+            f"a machine makes them: leave them out; it goes by {', '.join(USED)}",
+        )
     if spec.tie == "greatest":
         raise SpecError(what, "tie='greatest' compares rows, and its events are none", "use 'last', 'first' or 'error'")
     base = bind(name, schema, spec)
@@ -235,6 +263,14 @@ def bind_machine(name: str, schema: pa.Schema, spec: Upsert, given: Machine) -> 
     machined = Machined(given, name, schema, told)
     check_names([*spec.key, *given.schema.names, *([VALUES] if given.several else [])], what)
     row = pa.schema([*(base.row_schema.field(column) for column in spec.key), machined.column])
-    merging = Merging((Group("", tuple(schema.field(column) for column in spec.order_by), ()),), (), (), None, False,
-                      (), False, machined)  # fmt: skip
+    merging = Merging(
+        (Group("", tuple(schema.field(column) for column in spec.order_by), ()),),
+        (),
+        (),
+        None,
+        False,
+        (),
+        False,
+        machined,
+    )
     return replace(base, row_schema=row, tracked=[machined.column.name], merging=merging)

@@ -69,8 +69,11 @@ class Merge:
             raise SpecError("dd.Merge", f"function= is {type(self.function).__name__}", "give a function")
         if pairs or self.default is not None:
             named = [name for name, _ in pairs] or ["default"]
-            raise SpecError("dd.Merge", f"it has a function, and strategies for {named}",
-                            "a function merges the whole row: leave one of them out")  # fmt: skip
+            raise SpecError(
+                "dd.Merge",
+                f"it has a function, and strategies for {named}",
+                "a function merges the whole row: leave one of them out",
+            )
 
     def __repr__(self) -> str:
         """As it is written; a function by its name."""
@@ -101,8 +104,11 @@ class Merge:
         if not isinstance(given, dict) or set(given) - {"columns", "default", "scalar", *KEYS}:
             raise SpecError("a merge from JSON", repr(given), "give what to_json() wrote")
         if "function" in given:
-            raise SpecError("a merge from JSON", f"it is the function {given['function']!r}",
-                            "JSON holds no code: give the flow itself")  # fmt: skip
+            raise SpecError(
+                "a merge from JSON",
+                f"it is the function {given['function']!r}",
+                "JSON holds no code: give the flow itself",
+            )
         columns = given.get("columns", {})
         if not isinstance(columns, dict):
             raise SpecError("a merge from JSON", repr(given), "give what to_json() wrote")

@@ -145,8 +145,7 @@ class MergeOrders:
                 columns.append(np.zeros(n, np.int64))
         return np.ascontiguousarray(np.stack(columns, axis=1)) if columns else np.empty((n, 0), np.int64)
 
-    def rank(self, events: pa.RecordBatch, gone: Flags, order: Ints, held: pa.Table | None, held_order: Ints
-             ) -> None:  # fmt: skip
+    def rank(self, events: pa.RecordBatch, gone: Flags, order: Ints, held: pa.Table | None, held_order: Ints) -> None:
         """Write the ranked words of events and of what keys hold, in place.
 
         ``held``: the hidden columns of all keys, null for those that hold nothing; ``held_order``: int64[g, words].
@@ -155,8 +154,11 @@ class MergeOrders:
         for each in self.ranks:
             column = events.column(each.field.name)
             parts = [held.column(name).combine_chunks() for _, name in each.hidden] if held is not None else []
-            olds = pa.concat_arrays([p.chunk(0) if isinstance(p, pa.ChunkedArray) else p for p in parts]) if parts \
-                else pa.nulls(0, column.type)  # fmt: skip
+            olds = (
+                pa.concat_arrays([p.chunk(0) if isinstance(p, pa.ChunkedArray) else p for p in parts])
+                if parts
+                else pa.nulls(0, column.type)
+            )
             words, held_words = ranked(column, olds)
             words, held_words = _or_least(words, column), _or_least(held_words, olds)
             # Two deletes are equal, whatever else is in their rows: the first tie word says which is one.

@@ -145,17 +145,26 @@ def plan(name: str, schema: pa.Schema, spec: Upsert, row: pa.Schema) -> Merging 
         if merge.function is None:
             _check_type(name, schema.field(field.name), strategy)
         if (spec.groups or cells) and not field.nullable:
-            raise SpecError(f"{'groups=' if spec.groups else 'versions=cell'} of {name!r}",
-                            f"{field.name!r} cannot be null, and its cell may be left without a value",
-                            "declare it nullable")  # fmt: skip
+            raise SpecError(
+                f"{'groups=' if spec.groups else 'versions=cell'} of {name!r}",
+                f"{field.name!r} cannot be null, and its cell may be left without a value",
+                "declare it nullable",
+            )
     if merge.function is not None and merge.scalar:
         asked = f"the merger {named(merge.function)} of {name!r}"
         kind = kind_of(pa.schema([field for field in row if field.name not in derived]), asked)
         record = np.zeros(1, kind)[0]
         check_function(merge.function, asked, {"held": record, "given": record, "out": record})
     given = tuple(column.name for column in columns if merge.function is None and column.strategy.name == "last")
-    return Merging(_groups(schema, spec, columns, cells), tuple(columns), _derived(name, spec, row), merge.function,
-                   merge.scalar, given, cells)  # fmt: skip
+    return Merging(
+        _groups(schema, spec, columns, cells),
+        tuple(columns),
+        _derived(name, spec, row),
+        merge.function,
+        merge.scalar,
+        given,
+        cells,
+    )
 
 
 def _groups(schema: pa.Schema, spec: Upsert, columns: list[Column], cells: bool) -> tuple[Group, ...]:
@@ -183,14 +192,20 @@ def _derived(name: str, spec: Upsert, row: pa.Schema) -> tuple[tuple[pa.Field, E
         later = {other for other, _ in spec.derived[i:]}
         if named := sorted(later & set(expression.columns or ())):
             itself = column in named
-            raise SpecError(what, "it names itself" if itself else f"it names {named}, which are derived after it",
-                            "leave the column out of its formula" if itself else "derive those first")  # fmt: skip
+            raise SpecError(
+                what,
+                "it names itself" if itself else f"it names {named}, which are derived after it",
+                "leave the column out of its formula" if itself else "derive those first",
+            )
         out.append((row.field(column), expression))
         try:
             pa.nulls(0, expression.type).cast(row.field(column).type)
         except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
-            raise SpecError(what, f"it gives {expression.type}, and the column is {row.field(column).type}",
-                            "declare the column so, or cast in the formula") from None  # fmt: skip
+            raise SpecError(
+                what,
+                f"it gives {expression.type}, and the column is {row.field(column).type}",
+                "declare the column so, or cast in the formula",
+            ) from None
     return tuple(out)
 
 
@@ -199,8 +214,9 @@ def _check_names(name: str, schema: pa.Schema, spec: Upsert, merge: Merge, row: 
     grouped = [("groups", column) for of, columns in spec.grouped for column in (*of, *columns)]
     for option, column in (*(("merge", c) for c in merge.strategies), *(("derive", c) for c in derived), *grouped):
         if schema.get_field_index(column) < 0:
-            raise SpecError(f"{option}= of {name!r}", f"there is no column {column!r}",
-                            did_you_mean(column, schema.names))  # fmt: skip
+            raise SpecError(
+                f"{option}= of {name!r}", f"there is no column {column!r}", did_you_mean(column, schema.names)
+            )
         if column == tombstone:
             raise SpecError(f"{option}= of {name!r}", f"{column!r} is the column that deletes", "name another one")
         order = option == "groups" and any(column in of for of, _ in spec.grouped)
@@ -223,5 +239,6 @@ def _check_type(name: str, field: pa.Field, strategy: Strategy) -> None:
     detail = ""
     if strategy.name == "fields" and pa.types.is_struct(field.type):
         detail = f" and does not fit in the fields {strategy.unfit(field.type)}"
-    raise SpecError(f"{strategy} of {name!r}", f"{field.name!r} is {field.type}{detail}",
-                    f"it works on {strategy.types}")  # fmt: skip
+    raise SpecError(
+        f"{strategy} of {name!r}", f"{field.name!r} is {field.type}{detail}", f"it works on {strategy.types}"
+    )

@@ -55,8 +55,11 @@ def kind_of(schema: pa.Schema, what: str) -> np.dtype[Any]:
     names = [name for name, _ in fields]
     for name in names:
         if names.count(name) > 1:
-            raise SpecError(what, f"the columns {name!r} and {name.removesuffix(NULL)!r} would have one field",
-                            "rename one of them: behind a column's name, _null says whether it is null")  # fmt: skip
+            raise SpecError(
+                what,
+                f"the columns {name!r} and {name.removesuffix(NULL)!r} would have one field",
+                "rename one of them: behind a column's name, _null says whether it is null",
+            )
     return np.dtype(fields)
 
 

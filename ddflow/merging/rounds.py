@@ -50,8 +50,9 @@ def joined(parts: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch
         return parts[0]
     if not parts:
         return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
-    columns = [one_chunk(pa.chunked_array([part.column(i) for part in parts], field.type))
-               for i, field in enumerate(schema)]  # fmt: skip
+    columns = [
+        one_chunk(pa.chunked_array([part.column(i) for part in parts], field.type)) for i, field in enumerate(schema)
+    ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
@@ -59,8 +60,9 @@ class Merger:
     """``function``: of what is held and what is given.  ``source``: whose rows, for messages.  ``schema``: of a row.
     ``fixed``: the columns that it may not change.  ``secret``: for hashes."""
 
-    def __init__(self, function: Callable[..., Any], source: str, schema: pa.Schema, fixed: list[str], secret: Secret
-                 ) -> None:  # fmt: skip
+    def __init__(
+        self, function: Callable[..., Any], source: str, schema: pa.Schema, fixed: list[str], secret: Secret
+    ) -> None:
         self.function, self.source, self.schema, self.fixed, self.secret = function, source, schema, fixed, secret
         # Of keys that hold nothing a row of nulls stands beside the others until it is left out.
         self.loose = pa.schema([field.with_nullable(True) for field in schema])
@@ -107,8 +109,11 @@ class Merger:
         try:
             table = conform(pa.Table.from_batches([made]), self.schema, repr(self.source))
         except SchemaMismatch as error:
-            self._fail(f"{error.asked}: {error.found}", "return columns of the row's types, and null only where the "
-                       "schema allows it", error)  # fmt: skip
+            self._fail(
+                f"{error.asked}: {error.found}",
+                "return columns of the row's types, and null only where the schema allows it",
+                error,
+            )
         out = pa.RecordBatch.from_arrays([one_chunk(column) for column in table.columns], schema=self.schema)
         was, now = (value_hashes(batch.select(self.fixed), self.secret) for batch in (given, out))
         if (was == now).all():
@@ -125,5 +130,6 @@ class Merger:
         return out
 
     def _fail(self, found: str, remedy: str, error: Exception | None = None) -> NoReturn:
-        raise MergerFailed(f"the merger {named(self.function)} of {self.source!r}", found,
-                           f"{remedy}; nothing was changed") from error  # fmt: skip
+        raise MergerFailed(
+            f"the merger {named(self.function)} of {self.source!r}", found, f"{remedy}; nothing was changed"
+        ) from error

@@ -189,8 +189,14 @@ def fields(parts: Mapping[str, Strategy], default: Strategy | None = None) -> St
 
 
 def _sums(kind: pa.DataType) -> bool:
-    return bool(pat.is_integer(kind) or kind in (pa.float32(), pa.float64()) or pat.is_duration(kind)
-                or pat.is_decimal32(kind) or pat.is_decimal64(kind) or pat.is_decimal128(kind))  # fmt: skip
+    return bool(
+        pat.is_integer(kind)
+        or kind in (pa.float32(), pa.float64())
+        or pat.is_duration(kind)
+        or pat.is_decimal32(kind)
+        or pat.is_decimal64(kind)
+        or pat.is_decimal128(kind)
+    )
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -203,16 +209,36 @@ def _every(kind: pa.DataType) -> bool:
 
 MAKERS: Final[dict[str, Callable[..., Strategy]]] = {
     each.__name__: each
-    for each in (last, last_non_null, first, first_non_null, max, min, sum, bool_and, bool_or, append, union, collect,
-                 join_text, fields)
-}  # fmt: skip
+    for each in (
+        last,
+        last_non_null,
+        first,
+        first_non_null,
+        max,
+        min,
+        sum,
+        bool_and,
+        bool_or,
+        append,
+        union,
+        collect,
+        join_text,
+        fields,
+    )
+}
 WORKS: Final[dict[str, tuple[Callable[[pa.DataType], bool], str]]] = {
-    "last": (_every, "all types"), "last_non_null": (_every, "all types"), "first": (_every, "all types"),
-    "first_non_null": (_every, "all types"), "max": (is_flat, "numbers, text, binary, dates, times, decimals"),
+    "last": (_every, "all types"),
+    "last_non_null": (_every, "all types"),
+    "first": (_every, "all types"),
+    "first_non_null": (_every, "all types"),
+    "max": (is_flat, "numbers, text, binary, dates, times, decimals"),
     "min": (is_flat, "numbers, text, binary, dates, times, decimals"),
     "sum": (_sums, "integers, float32, float64, durations, decimals to 38 digits"),
-    "bool_and": (pat.is_boolean, "booleans"), "bool_or": (pat.is_boolean, "booleans"),
-    "append": (_is_list, "lists"), "union": (_is_list, "lists"),
+    "bool_and": (pat.is_boolean, "booleans"),
+    "bool_or": (pat.is_boolean, "booleans"),
+    "append": (_is_list, "lists"),
+    "union": (_is_list, "lists"),
     "collect": (lambda kind: not _is_list(kind), "all types but lists, for which dd.append() is"),
-    "join_text": (is_text, "text"), "fields": (pat.is_struct, "structs whose fields fit"),
-}  # fmt: skip
+    "join_text": (is_text, "text"),
+    "fields": (pat.is_struct, "structs whose fields fit"),
+}

@@ -38,8 +38,9 @@ __all__ = ["Back", "few", "ints"]
 class Back:
     """``schema``: of the input's rows.  ``told``: which holds them, and is told of as `ddflow.ToUpserts`."""
 
-    def __init__(self, schema: pa.Schema, key: Sequence[str], on_conflict: Conflicts, time_type: pa.DataType,
-                 secret: Secret) -> None:  # fmt: skip
+    def __init__(
+        self, schema: pa.Schema, key: Sequence[str], on_conflict: Conflicts, time_type: pa.DataType, secret: Secret
+    ) -> None:
         self.schema, self.time_type, self.secret = schema, time_type, secret
         self.told = self._fresh(key, on_conflict)
 

@@ -66,9 +66,23 @@ class Count:
         since_rank = int(np.searchsorted(updates.times, since, side="right")) - 1
         up, down, last = self._room(3, 2 * n), self._room(3, n), arena.empty(m, np.int64)
         changed, versions, refused = kernels.count(
-            number, updates.ranks, updates.diffs, counts, np.int64(since_rank), arena.empty(m, np.int64),
-            arena.empty(n, np.int64), up[0], up[1], up[2], up[3], down[0], down[1], down[2], down[3], last,
-        )  # fmt: skip
+            number,
+            updates.ranks,
+            updates.diffs,
+            counts,
+            np.int64(since_rank),
+            arena.empty(m, np.int64),
+            arena.empty(n, np.int64),
+            up[0],
+            up[1],
+            up[2],
+            up[3],
+            down[0],
+            down[1],
+            down[2],
+            down[3],
+            last,
+        )
         if refused >= 0:
             raise overflow(groups, refused)
         ranks, rows, values, diffs = (column[:changed] for column in up)
@@ -80,8 +94,9 @@ class Count:
         """The dense number of each row's group, and the first row of each group.  O(n) expected."""
         n = high.size
         bits = max(n.bit_length() + 1, 2)
-        table, number, first = (self.arena.empty(size, kind) for size, kind in
-                                ((1 << bits, np.int32), (n, np.int32), (n, np.int64)))  # fmt: skip
+        table, number, first = (
+            self.arena.empty(size, kind) for size, kind in ((1 << bits, np.int32), (n, np.int32), (n, np.int64))
+        )
         table[:] = -1
         m = group(high, low, np.int64(bits), table, number, first)
         return number, first[:m]
@@ -97,9 +112,15 @@ class Count:
         at, values = at.take(order), values.take(order)
         last = np.full(place.size, -1)
         last[at] = np.arange(at.size)
-        batch = Batch(by.high.take(at), by.low.take(at) if by.low.size else by.low,
-                      updates.times.take(ranks.take(order)), (values != 0).astype(np.uint8), NONE,
-                      np.empty((at.size, 0), np.int64), Rows(self._rows(groups, rows.take(order), values)))  # fmt: skip
+        batch = Batch(
+            by.high.take(at),
+            by.low.take(at) if by.low.size else by.low,
+            updates.times.take(ranks.take(order)),
+            (values != 0).astype(np.uint8),
+            NONE,
+            np.empty((at.size, 0), np.int64),
+            Rows(self._rows(groups, rows.take(order), values)),
+        )
         return Change(batch, values.view(np.uint64), last, held.place, self.arranged.index.built, 0, 0)
 
     def apply(self, change: Change, upper: int, since: int) -> None:

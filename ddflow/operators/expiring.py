@@ -144,8 +144,9 @@ class Expiring:
             self._fresh = []
         return 0 if rows is None else int(np.searchsorted(self._words, max(rows, LEAST + 1)))
 
-    def woven(self, pieces: Iterable[Sealed], due: tuple[Words, Words], time: int, most: int | None
-              ) -> Iterator[Sealed]:  # fmt: skip
+    def woven(
+        self, pieces: Iterable[Sealed], due: tuple[Words, Words], time: int, most: int | None
+    ) -> Iterator[Sealed]:
         """A step's pieces with an event for each key that is due, that nobody gave and that deletes it.
 
         ``pieces``: ranges of identities, ascending.  ``most``: how many such events a piece may have, None for any.
@@ -160,8 +161,9 @@ class Expiring:
         if high.size:
             yield from self._split_up(None, NONE, (high, low), time, most)
 
-    def _split_up(self, sealed: Sealed | None, ids: Words, due: tuple[Words, Words], time: int, most: int | None
-                  ) -> Iterator[Sealed]:  # fmt: skip
+    def _split_up(
+        self, sealed: Sealed | None, ids: Words, due: tuple[Words, Words], time: int, most: int | None
+    ) -> Iterator[Sealed]:
         high, low = due
         cuts = np.unique(high[most - 1 : -1 : most]) if most is not None and high.size else NONE
         where, of = np.searchsorted(cuts, high), np.searchsorted(cuts, ids)

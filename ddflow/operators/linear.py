@@ -73,12 +73,19 @@ def unnest(updates: Updates, schema: pa.Schema, column: str) -> Updates:
     lists = one_chunk(lists) if isinstance(lists, pa.ChunkedArray) else lists
     sizes = np.asarray(pc.fill_null(pc.list_value_length(lists), 0))
     parent, elements = np.repeat(np.arange(updates.diffs.size), sizes), lists.flatten()
-    made = dict(zip([f.name for f in elements.type], elements.flatten(), strict=True)) \
-        if pa.types.is_struct(elements.type) else {column: elements}  # fmt: skip
+    made = (
+        dict(zip([f.name for f in elements.type], elements.flatten(), strict=True))
+        if pa.types.is_struct(elements.type)
+        else {column: elements}
+    )
     others = updates.rows.select([name for name in schema.names if name not in made]).take(pa.array(parent))
     columns = [made[name] if name in made else others.column(name) for name in schema.names]
-    return Updates(pa.Table.from_arrays(columns, schema=schema), updates.ranks.take(parent),
-                   updates.diffs.take(parent), updates.times)  # fmt: skip
+    return Updates(
+        pa.Table.from_arrays(columns, schema=schema),
+        updates.ranks.take(parent),
+        updates.diffs.take(parent),
+        updates.times,
+    )
 
 
 def concat(parts: Sequence[Updates]) -> Updates:

@@ -55,9 +55,11 @@ def columns(of: Merged) -> dict[str, pa.Array]:
         made, there, row, state = machined.automaton.run(of.steps, action, symbols, held)
         if row >= 0:
             raise IllegalTransition(
-                machined.asked, f"the key {key(row)} is in {machined.automaton.states[state].as_py()!r}, from which "
+                machined.asked,
+                f"the key {key(row)} is in {machined.automaton.states[state].as_py()!r}, from which "
                 f"{shown_row(events.select([machined.machine.on]), row)} leads nowhere",
-                "name the transition, or use otherwise='stay' or 'drop'; nothing was changed")  # fmt: skip
+                "name the transition, or use otherwise='stay' or 'drop'; nothing was changed",
+            )
     else:
         secret = of.upsert.secret
         if machined.machine.scalar:

@@ -79,8 +79,9 @@ class Merged(Walking):
         for field, expression in merging.derived:
             batch = pa.RecordBatch.from_arrays([columns[name] for name in row.names], schema=row)
             columns[field.name] = derived_column(expression(batch), field)
-        self.made = pa.RecordBatch.from_arrays([columns[name] for name in arranged.schema.names],
-                                               schema=arranged.schema)  # fmt: skip
+        self.made = pa.RecordBatch.from_arrays(
+            [columns[name] for name in arranged.schema.names], schema=arranged.schema
+        )
         self.value = value_hashes(self.made.select(self.upsert.bound.tracked), self.upsert.secret)
 
     def _let_go(self) -> bool:
@@ -110,9 +111,18 @@ class Merged(Walking):
         """One merged column by moment: references, or the cells."""
         events, action = self.sealed.events, self.action[column.group]
         strategy = column.strategy if not self.merging.cells else LATER.get(column.strategy.name, column.strategy)
-        return fold(strategy, column.field.type, self.steps, action, events.column(column.name),
-                    self.merging.had(events, column.name), self._cells(column), self.upsert.secret, self._named,
-                    column.name)  # fmt: skip
+        return fold(
+            strategy,
+            column.field.type,
+            self.steps,
+            action,
+            events.column(column.name),
+            self.merging.had(events, column.name),
+            self._cells(column),
+            self.upsert.secret,
+            self._named,
+            column.name,
+        )
 
     def _orders(self) -> dict[str, pa.Array]:
         """The order columns of the row, and those that are kept beside it."""

@@ -162,8 +162,16 @@ def _scalar(of: Merged) -> dict[str, Ints | pa.Array]:
     given, made = to_records(_given(of, schema), kind), np.zeros(of.places.size, kind)
     required = [field.name for field in schema if not field.nullable]
     try:
-        code, row = merger(function, kind)(*steps, of.action[0], records(held), live, records(given), records(made),
-                                     fields_of(kind, fixed, required), records(np.zeros(3, kind)))  # fmt: skip
+        code, row = merger(function, kind)(
+            *steps,
+            of.action[0],
+            records(held),
+            live,
+            records(given),
+            records(made),
+            fields_of(kind, fixed, required),
+            records(np.zeros(3, kind)),
+        )
     except Exception as error:
         found = f"it raised {type(error).__name__}: {str(error)[:500]}"
         raise MergerFailed(asked, found, "mend it; nothing was changed") from error
@@ -182,7 +190,16 @@ def _scalar(of: Merged) -> dict[str, Ints | pa.Array]:
             out[each.name] = column_of(made, each.field)
         else:
             events, cells = of.sealed.events, of._cells(each)
-            out[each.name] = fold(last_non_null(), each.field.type, of.steps, of.action[0], events.column(each.name),
-                                  np.empty(0, np.uint8), Cells(cells.references, cells.values), of.upsert.secret,
-                                  of._named, each.name)  # fmt: skip
+            out[each.name] = fold(
+                last_non_null(),
+                each.field.type,
+                of.steps,
+                of.action[0],
+                events.column(each.name),
+                np.empty(0, np.uint8),
+                Cells(cells.references, cells.values),
+                of.upsert.secret,
+                of._named,
+                each.name,
+            )
     return out

@@ -99,5 +99,8 @@ def consolidated(updates: Updates, secret: Secret) -> Updates:
 
 def overflow(rows: pa.Table, row: int) -> CountOverflow:
     """The error for a sum of diffs that leaves int64, naming the row."""
-    return CountOverflow("adding up diffs", f"the sum for {shown_row(rows, row)} leaves int64",
-                         "look for a source that multiplies diffs; nothing of this step was kept")  # fmt: skip
+    return CountOverflow(
+        "adding up diffs",
+        f"the sum for {shown_row(rows, row)} leaves int64",
+        "look for a source that multiplies diffs; nothing of this step was kept",
+    )

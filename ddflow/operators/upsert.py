@@ -109,11 +109,20 @@ class Judgement:
         self._weigh(since)
         n, order = self.value.size, upsert.order
         kept = Arena.of(n * (9 + 8 * upsert.wide + 8 * (not self.settled)) + 2048)
-        self.out: Judged = judged(n, self.held.reference.size, upsert.wide, winners, self.arena.empty, kept.empty,
-                                  not self.settled, bool(order.words or order.hidden))  # fmt: skip
+        self.out: Judged = judged(
+            n,
+            self.held.reference.size,
+            upsert.wide,
+            winners,
+            self.arena.empty,
+            kept.empty,
+            not self.settled,
+            bool(order.words or order.hidden),
+        )
         self._leave_out()
-        self.work = Events(self.permutation, self.by.starts, self.by.high, self.by.low, self.mark, times, self.words,
-                           self.value)  # fmt: skip
+        self.work = Events(
+            self.permutation, self.by.starts, self.by.high, self.by.low, self.mark, times, self.words, self.value
+        )
         self._resolve()
         self._spell()
 
@@ -152,8 +161,15 @@ class Judgement:
         self.words = order.of(events, self.sealed.original, self.gone)
         if order.ranks:
             self._rank(order)
-        self.rules = Rules(order.base, order.tie, order.ties, order.keeps, since, upsert.contents is not None,
-                           upsert.expiring is not None and upsert.expiring.forgets)  # fmt: skip
+        self.rules = Rules(
+            order.base,
+            order.tie,
+            order.ties,
+            order.keeps,
+            since,
+            upsert.contents is not None,
+            upsert.expiring is not None and upsert.expiring.forgets,
+        )
         self.permutation = self._by_order() if order.tie == ERROR else self.by.permutation
 
     def _resolve(self) -> None:
@@ -260,8 +276,10 @@ class Judgement:
     @cached_property
     def changes(self) -> list[Change]:
         """What the state must take in, by ascending identities.  O(versions)."""
-        return [self._change(begin, end, *done[1::2], done[4])
-                for (begin, end), done in zip(self.spans, self.resolved, strict=True)]  # fmt: skip
+        return [
+            self._change(begin, end, *done[1::2], done[4])
+            for (begin, end), done in zip(self.spans, self.resolved, strict=True)
+        ]
 
     def _change(self, begin: int, end: int, versions: int, born: int, buried: int) -> Change:
         """What a span of keys brings."""
@@ -332,6 +350,8 @@ class Judgement:
     def _refuse_tie(self, row: int) -> None:
         spec, events = self.upsert.bound.spec, self.sealed.events
         key, order = (shown_row(events.select(list(names)), row) for names in (spec.key, spec.order_by))
-        raise TieRefused(f"a step of {self.upsert.bound.name!r}",
-                         f"the key {key} has two events of order {order} at time {self.sealed.times[row]}",
-                         "mend the feed, or choose tie='last', 'first' or 'greatest'; nothing was changed")  # fmt: skip
+        raise TieRefused(
+            f"a step of {self.upsert.bound.name!r}",
+            f"the key {key} has two events of order {order} at time {self.sealed.times[row]}",
+            "mend the feed, or choose tie='last', 'first' or 'greatest'; nothing was changed",
+        )

@@ -98,26 +98,62 @@ class Walking(Judgement):
         n, m = self.sealed.times.size, self.steps.moments.size - 1
         groups, words = len(self.merging.groups), order.width * order.parts
         places = self.steps.permutation.size
-        self.taken = Taken(np.empty((groups, places), np.uint8), np.empty(n, np.uint8), np.empty((m, words), np.int64),
-                           np.empty(m, np.uint8), np.empty(m, np.int64))  # fmt: skip
+        self.taken = Taken(
+            np.empty((groups, places), np.uint8),
+            np.empty(n, np.uint8),
+            np.empty((m, words), np.int64),
+            np.empty(m, np.uint8),
+            np.empty(m, np.int64),
+        )
         self.taken.why[self.left] = FORGOTTEN
         rule = Rule(order.tie, order.keeps, order.ordered, spec.deletes == "group", self.over, order.inherits(events))
         scratch = np.empty((4, words + groups), np.int64)
         if self.merging.cells and self._plain_cells(rule):
-            walk_cells_plain(self.steps, self.own, self.gone, self.status, self.held.order, self._gives(), self.over,
-                             self.taken)  # fmt: skip
+            walk_cells_plain(
+                self.steps, self.own, self.gone, self.status, self.held.order, self._gives(), self.over, self.taken
+            )
             return
         if self.merging.cells:
             refused = walk_cells(
-                self.steps, self.own, self.gone, self.status, self.held.order, self._gives(), self._kinds(),
-                order.columns, rule, order.base, self._values(), scratch, self.taken,
-            )  # fmt: skip
+                self.steps,
+                self.own,
+                self.gone,
+                self.status,
+                self.held.order,
+                self._gives(),
+                self._kinds(),
+                order.columns,
+                rule,
+                order.base,
+                self._values(),
+                scratch,
+                self.taken,
+            )
         elif groups == 1:
-            refused = walk_row(self.steps, self.own, self.gone, self.status, self.held.order, order.base, order.columns,
-                               rule, self.taken)  # fmt: skip
+            refused = walk_row(
+                self.steps,
+                self.own,
+                self.gone,
+                self.status,
+                self.held.order,
+                order.base,
+                order.columns,
+                rule,
+                self.taken,
+            )
         else:
-            refused = walk_groups(self.steps, self.own, self.gone, self.status, self.held.order, order.spans,
-                                  order.columns, rule, scratch, self.taken)  # fmt: skip
+            refused = walk_groups(
+                self.steps,
+                self.own,
+                self.gone,
+                self.status,
+                self.held.order,
+                order.spans,
+                order.columns,
+                rule,
+                scratch,
+                self.taken,
+            )
         if refused >= 0:
             self._refuse(refused)
 
@@ -148,8 +184,12 @@ class Walking(Judgement):
         if self.order.tie != GREATEST:
             nothing = np.empty((cells, 0), np.int64), np.empty((cells, 0), np.uint8)
             return Values(*nothing, *nothing)
-        out = Values(np.zeros((cells, n), np.int64), np.ones((cells, n), np.uint8), np.zeros((cells, g), np.int64),
-                     np.ones((cells, g), np.uint8))  # fmt: skip
+        out = Values(
+            np.zeros((cells, n), np.int64),
+            np.ones((cells, n), np.uint8),
+            np.zeros((cells, g), np.int64),
+            np.ones((cells, g), np.uint8),
+        )
         for i, column in enumerate(self.merging.columns):
             given, held = self.sealed.events.column(column.name), self._cells(column).values()
             out.word[i], out.held[i] = ranked(given, held)
@@ -204,6 +244,8 @@ class Walking(Judgement):
         bound, events = self.upsert.bound, self.sealed.events
         names = [field.name for group in self.merging.groups for field in group.order]
         key, order = (shown_row(events.select(list(dict.fromkeys(names))), row) for names in (bound.spec.key, names))
-        raise TieRefused(f"a step of {bound.name!r}",
-                         f"the key {key} has another event of the order {order}, at time {self.sealed.times[row]}",
-                         "mend the feed, or choose tie='last', 'first' or 'greatest'; nothing was changed")  # fmt: skip
+        raise TieRefused(
+            f"a step of {bound.name!r}",
+            f"the key {key} has another event of the order {order}, at time {self.sealed.times[row]}",
+            "mend the feed, or choose tie='last', 'first' or 'greatest'; nothing was changed",
+        )

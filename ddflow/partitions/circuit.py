@@ -49,8 +49,9 @@ class LevelCircuit(Circuit):
         self.came: dict[int, Updates] = {}
         self.sent: dict[int, pa.Table] = {}
 
-    def judge(self, released: Mapping[str, Released], since: int, shelf: Shelf | None = None,
-              observe: Observe = nothing) -> Stepped:  # fmt: skip
+    def judge(
+        self, released: Mapping[str, Released], since: int, shelf: Shelf | None = None, observe: Observe = nothing
+    ) -> Stepped:
         """As `Circuit.judge`, of this level; ``sent`` is what it sends on."""
         given = {name: each for name, each in released.items() if each.total}
         return LevelComputation(self, given, since, shelf or Shelf(None, 0), observe).run()
@@ -59,8 +60,9 @@ class LevelCircuit(Circuit):
 class LevelComputation(Computation):
     """One step of a level."""
 
-    def __init__(self, circuit: LevelCircuit, released: Mapping[str, Released], since: int, shelf: Shelf,
-                 observe: Observe) -> None:  # fmt: skip
+    def __init__(
+        self, circuit: LevelCircuit, released: Mapping[str, Released], since: int, shelf: Shelf, observe: Observe
+    ) -> None:
         super().__init__(circuit, released, since, shelf, observe)
         self.level = circuit
         cut, nodes = circuit.cut, circuit.plan.nodes

@@ -102,11 +102,22 @@ class Coordinator:
         self._tidy = False
 
     @classmethod
-    def open(cls, flow: Flow, state: str | PathLike[str] | Store, *, partitions: int | None = None,
-             default_partitions: int = 1, outputs: str | PathLike[str] | None = None,
-             trust: Literal["owner", "group"] = "owner", grace: float = GRACE, keep: int = KEPT, retain: int = 0,
-             memory: str | int | None = None, secret: Secret | None = None,
-             checkpoint: str | None = None) -> Coordinator:  # fmt: skip
+    def open(
+        cls,
+        flow: Flow,
+        state: str | PathLike[str] | Store,
+        *,
+        partitions: int | None = None,
+        default_partitions: int = 1,
+        outputs: str | PathLike[str] | None = None,
+        trust: Literal["owner", "group"] = "owner",
+        grace: float = GRACE,
+        keep: int = KEPT,
+        retain: int = 0,
+        memory: str | int | None = None,
+        secret: Secret | None = None,
+        checkpoint: str | None = None,
+    ) -> Coordinator:
         """Take hold of a state, or make a new one there.  O(bytes of its inventories).
 
         ``partitions``: None for as many as the state has, ``default_partitions`` for a new one.  ``outputs``: a folder
@@ -117,8 +128,21 @@ class Coordinator:
         Raises `PlanChanged`, `SpecError` (for another number of partitions than it has, too), `StateRefused`,
         `CorruptState`, and what the store raises.
         """
-        flow, wanted = flow.frozen(), Wanted(partitions, default_partitions, outputs, trust, grace, keep, retain,
-                                             parse_size(memory), secret, checkpoint)  # fmt: skip
+        flow, wanted = (
+            flow.frozen(),
+            Wanted(
+                partitions,
+                default_partitions,
+                outputs,
+                trust,
+                grace,
+                keep,
+                retain,
+                parse_size(memory),
+                secret,
+                checkpoint,
+            ),
+        )
         cut(flow)  # a plan that has no place on Spark is refused before anything is made
         found = opened(flow, state, wanted)
         try:
@@ -161,9 +185,11 @@ class Coordinator:
             return None
         found = next((each for each in manifest.receipts if each.epoch == epoch and each.calls), None)
         if found is None:
-            raise EpochSkipped(f"epoch {epoch} of {where}", f"the last one committed is {self.epoch}, and "
-                               f"{[each.epoch for each in manifest.receipts]} are kept",
-                               f"give epoch {self.epoch + 1}")  # fmt: skip
+            raise EpochSkipped(
+                f"epoch {epoch} of {where}",
+                f"the last one committed is {self.epoch}, and {[each.epoch for each in manifest.receipts]} are kept",
+                f"give epoch {self.epoch + 1}",
+            )
         return found
 
     def replayed(self, epoch: Epoch, rows: Mapping[str, int], digests: Mapping[str, str]) -> Committed:
@@ -179,15 +205,18 @@ class Coordinator:
             if now is not None and asked is not None and feeds.began_anew(now, asked, epoch):
                 raise feeds.restarted(self.ledger.store.where, now, asked, self.given.checkpoint)
             more = f", and the plan has got the columns {self.change.columns} since" if self.change.columns else ""
-            raise ReplayMismatch(f"give epoch {epoch.epoch} of {self.ledger.store.where} again",
-                                 f"it was committed of rows with digest {call.digest}, these have {found}{more}",
-                                 "give the same rows again, or go on with the next epoch")  # fmt: skip
+            raise ReplayMismatch(
+                f"give epoch {epoch.epoch} of {self.ledger.store.where} again",
+                f"it was committed of rows with digest {call.digest}, these have {found}{more}",
+                "give the same rows again, or go on with the next epoch",
+            )
         return Committed(
             epoch.epoch, call.time, call.frontier, call.counts, dict(rows), call.outputs, call.figures, True
         )
 
-    def begin(self, *, epoch: int | None = None, feed: Feed | None = None, close: bool = False,
-              adopt: bool = False) -> Base:  # fmt: skip
+    def begin(
+        self, *, epoch: int | None = None, feed: Feed | None = None, close: bool = False, adopt: bool = False
+    ) -> Base:
         """Begin the next epoch: what its tasks start from.  O(partitions).  One that was begun before is forgotten.
 
         ``epoch``, ``feed``, ``adopt``: as in `committed`.  ``close``: close all times, hold-back mode.
@@ -197,24 +226,44 @@ class Coordinator:
         """
         manifest, where = self.manifest, self.ledger.store.where
         if (found := self.committed(epoch=epoch, feed=feed, adopt=adopt)) is not None:
-            raise EpochSkipped(f"begin epoch {found.epoch} of {where}", "it is committed",
-                               "ask for it with committed(), and tell it again with replayed()")  # fmt: skip
+            raise EpochSkipped(
+                f"begin epoch {found.epoch} of {where}",
+                "it is committed",
+                "ask for it with committed(), and tell it again with replayed()",
+            )
         if close and not self.flow.holds_back:
             raise WrongMode("close=True", "the flow is in epoch mode: its sources name no time column", "leave it out")
         self.ledger.check_newest()
         number, time = self.epoch + 1, max(self.epoch, manifest.last) + 1
         if time >= CLOSED and not self.flow.holds_back:
-            raise TimeWentBack(f"begin epoch {number} of {where}", f"its last time is {shown(manifest.last)}",
-                               "there is none after it: make a new state")  # fmt: skip
+            raise TimeWentBack(
+                f"begin epoch {number} of {where}",
+                f"its last time is {shown(manifest.last)}",
+                "there is none after it: make a new state",
+            )
         store, secret = self.ledger.store, manifest.secret
-        self._feed, self._base = feed, Base(
-            store=store if isinstance(store, MemoryStore) else store.where, trust=self.given.trust,
-            number=self.ledger.number, digest=self.ledger.digest, epoch=number, partitions=self.partitions,
-            secret=secret, frontier=manifest.frontier, last=manifest.last, since=manifest.since, time=time,
-            to=CLOSED if close else self._to(), horizons=dict(manifest.horizons), inventories=self.holdings.parts,
-            folder=self.outputs.path, retain=self.given.retain,
-            memory=self.given.memory,
-        )  # fmt: skip
+        self._feed, self._base = (
+            feed,
+            Base(
+                store=store if isinstance(store, MemoryStore) else store.where,
+                trust=self.given.trust,
+                number=self.ledger.number,
+                digest=self.ledger.digest,
+                epoch=number,
+                partitions=self.partitions,
+                secret=secret,
+                frontier=manifest.frontier,
+                last=manifest.last,
+                since=manifest.since,
+                time=time,
+                to=CLOSED if close else self._to(),
+                horizons=dict(manifest.horizons),
+                inventories=self.holdings.parts,
+                folder=self.outputs.path,
+                retain=self.given.retain,
+                memory=self.given.memory,
+            ),
+        )
         return self._base
 
     def _to(self) -> int:
@@ -236,8 +285,11 @@ class Coordinator:
         """
         began = perf_counter_ns()
         if base is not self._base and base != self._base:
-            raise SpecError(f"finish epoch {base.epoch}", "it was not begun, or another was begun since",
-                            "begin it, and give what that returns")  # fmt: skip
+            raise SpecError(
+                f"finish epoch {base.epoch}",
+                "it was not begun, or another was begun since",
+                "begin it, and give what that returns",
+            )
         feed = self._feed if feed is None else feed
         if feed != self._feed:
             raise SpecError(f"finish epoch {base.epoch} as {feed}", f"it was begun as {self._feed}", "give the same")
@@ -256,8 +308,11 @@ class Coordinator:
         try:
             self.outputs.show(new.receipts[-1:])
         except (StorageFull, StorageFailed) as error:  # which would say that it did not happen
-            raise OutcomeUnknown(f"commit epoch {base.epoch}", f"it is committed, and its outputs are hidden: "
-                                 f"{error.found}", "open the state again, which shows them") from error  # fmt: skip
+            raise OutcomeUnknown(
+                f"commit epoch {base.epoch}",
+                f"it is committed, and its outputs are hidden: {error.found}",
+                "open the state again, which shows them",
+            ) from error
         self.ledger.sweep(apart=APART)
         figures = whole.figures | {"tasks": len(whole.taken), "commit": (perf_counter_ns() - began) // 1000}
         return Committed(base.epoch, call.time, whole.frontier, whole.counts, whole.rows, whole.outputs, figures, False)
@@ -279,13 +334,21 @@ class Coordinator:
             before = tuple(each._replace(batch=None) for each in before)
         receipts = (*self.outputs.kept(before), Epoch(base.epoch, (call,), None if feed is None else feed.batch))
         return replace(
-            manifest, epoch=base.epoch, plan=self.plan, fingerprint=fingerprint(self.plan), frontier=whole.frontier,
-            last=whole.last, since=max(whole.since, manifest.since), receipts=receipts,
-            folder=self.outputs.path or manifest.folder, spread=self.partitions,
+            manifest,
+            epoch=base.epoch,
+            plan=self.plan,
+            fingerprint=fingerprint(self.plan),
+            frontier=whole.frontier,
+            last=whole.last,
+            since=max(whole.since, manifest.since),
+            receipts=receipts,
+            folder=self.outputs.path or manifest.folder,
+            spread=self.partitions,
             horizons=greatest((manifest.horizons, whole.horizons)),
-            greatest=greatest((manifest.greatest, whole.greatest)), feed=feeds.bound(manifest.feed, feed),
+            greatest=greatest((manifest.greatest, whole.greatest)),
+            feed=feeds.bound(manifest.feed, feed),
             fed=fed_by(manifest.fed, [name for name, n in whole.rows.items() if n], EVENTS, base.epoch),
-        )  # fmt: skip
+        )
 
     def _look_after(self) -> None:
         """Collect what is garbage, once, and take over the versions that others left, as an engine does."""

@@ -98,8 +98,11 @@ def cut(flow: Flow) -> Cut:
     Raises `SpecError` for a flow without sources or outputs, or an operator that has no place in partitions.
     """
     if not flow.sources or not flow.outputs:
-        raise SpecError("run a flow on Spark", f"it has {len(flow.sources)} sources and {len(flow.outputs)} outputs",
-                        "give it at least one of each: flow.upserts(...), flow.output(...)")  # fmt: skip
+        raise SpecError(
+            "run a flow on Spark",
+            f"it has {len(flow.sources)} sources and {len(flow.outputs)} outputs",
+            "give it at least one of each: flow.upserts(...), flow.output(...)",
+        )
     return _Cutter(flow).cut()
 
 
@@ -126,8 +129,11 @@ def placed(flow: Flow) -> dict[Collection, Place]:
             kept = inputs[0].by if node.column not in (inputs[0].by or ()) else None
             places[node] = Place(inputs[0].roots, kept)
         elif isinstance(node, Back):
-            raise SpecError("run a flow on Spark", f"it has to_upserts({list(node.key)})", "leave it out and give the "
-                            "updates to dd.to_upserts, or run it with flow.open()")  # fmt: skip
+            raise SpecError(
+                "run a flow on Spark",
+                f"it has to_upserts({list(node.key)})",
+                "leave it out and give the updates to dd.to_upserts, or run it with flow.open()",
+            )
         else:
             raise SpecError("run a flow on Spark", f"it has a {type(node).__name__}", "run it with flow.open()")
     return places

@@ -42,41 +42,59 @@ def told(
     batch that was left out, or that is not kept any more; `SpecError` for what is no batch.
     """
     if not isinstance(asked.query, str) or len(asked.query) > QUERY or not _is_batch(asked.batch):
-        raise SpecError(f"give {asked!r} to {where}", "that is no batch of a query", "give Feed(query, batch): a text "
-                        f"of {QUERY} characters at most, a whole number from 0")  # fmt: skip
+        raise SpecError(
+            f"give {asked!r} to {where}",
+            "that is no batch of a query",
+            f"give Feed(query, batch): a text of {QUERY} characters at most, a whole number from 0",
+        )
     what, folder = f"give batch {asked.batch} of {_named(asked.query)} to {where}", _folder(checkpoint)
     if now is None and asked.batch and not adopt:
-        raise FeedChanged(what, f"no query has fed this state, so the {asked.batch} batches before it went elsewhere: "
-                          "the checkpoint belongs to another state, or this one was made anew",
-                          f"give checkpoint= another folder, or delete {folder}, to start from the beginning; or start "
-                          "with adopt=True, where the state has those rows")  # fmt: skip
+        raise FeedChanged(
+            what,
+            f"no query has fed this state, so the {asked.batch} batches before it went elsewhere: "
+            "the checkpoint belongs to another state, or this one was made anew",
+            f"give checkpoint= another folder, or delete {folder}, to start from the beginning; or start "
+            "with adopt=True, where the state has those rows",
+        )
     if now is None or _adopted(now, asked, adopt):
         return None
     fed = f"the state is fed by {_named(now.query)}, whose last batch is {now.batch}"
     if now.query and asked.query and now.query != asked.query:
-        raise FeedChanged(what, fed, f"start this query, whose checkpoint is {folder}, with a state of its own; or, "
-                          "where that one's checkpoint is gone for good, with adopt=True, from rows that the state has "
-                          "not seen")  # fmt: skip
+        raise FeedChanged(
+            what,
+            fed,
+            f"start this query, whose checkpoint is {folder}, with a state of its own; or, "
+            "where that one's checkpoint is gone for good, with adopt=True, from rows that the state has "
+            "not seen",
+        )
     if asked.batch == now.batch + 1:
         return None
     if asked.batch > now.batch + 1:
-        raise EpochSkipped(what, f"{fed}: {asked.batch - now.batch - 1} batches were left out",
-                           "restore state and checkpoint as of the same time, or give another state")  # fmt: skip
+        raise EpochSkipped(
+            what,
+            f"{fed}: {asked.batch - now.batch - 1} batches were left out",
+            "restore state and checkpoint as of the same time, or give another state",
+        )
     found = next((each for each in kept if each.batch == asked.batch), None)
     if found is None and not asked.query and asked.batch == 0:
         raise restarted(where, now, asked, checkpoint)
     if found is None:
-        raise EpochSkipped(what, f"{fed}, and batches that were given before {_kept(kept)} are not kept",
-                           "the checkpoint is older than the state: restore both as of the same time")  # fmt: skip
+        raise EpochSkipped(
+            what,
+            f"{fed}, and batches that were given before {_kept(kept)} are not kept",
+            "the checkpoint is older than the state: restore both as of the same time",
+        )
     return found
 
 
 def restarted(where: str, now: Feed, asked: Feed, checkpoint: str | None = None) -> FeedChanged:
     """The error for a query without an id whose batches are numbered anew."""
-    return FeedChanged(f"give batch {asked.batch} of {_named(asked.query)} to {where}",
-                       f"batch {asked.batch} was given before with other rows, and the last one was {now.batch}: this "
-                       "is another query, or its checkpoint was deleted", f"restore {_folder(checkpoint)}; or start "
-                       "with adopt=True, from rows that the state has not seen")  # fmt: skip
+    return FeedChanged(
+        f"give batch {asked.batch} of {_named(asked.query)} to {where}",
+        f"batch {asked.batch} was given before with other rows, and the last one was {now.batch}: this "
+        "is another query, or its checkpoint was deleted",
+        f"restore {_folder(checkpoint)}; or start with adopt=True, from rows that the state has not seen",
+    )
 
 
 def bound(now: Feed | None, asked: Feed | None) -> Feed | None:

@@ -68,21 +68,29 @@ def gather(receipts: Iterable[Receipt], base: str, levels: int, partitions: int)
     frontiers = {each.frontier: each for each in taken}
     if len(frontiers) > 1:
         first, second = list(frontiers.values())[:2]
-        raise ReceiptsDisagree("commit an epoch", f"{_task(first)} closed to {first.frontier}, {_task(second)} to "
-                               f"{second.frontier}", "give all tasks of an epoch the same base")  # fmt: skip
+        raise ReceiptsDisagree(
+            "commit an epoch",
+            f"{_task(first)} closed to {first.frontier}, {_task(second)} to {second.frontier}",
+            "give all tasks of an epoch the same base",
+        )
     files, rows = defaultdict[str, list[Blob]](list), defaultdict[str, int](int)
     for each in taken:
         for name, output in each.outputs.items():
             files[name] += output.blobs
             rows[name] += output.rows
     return Gathered(
-        taken, rows=_sums(each.rows for each in taken), digests=summed(each.digests for each in taken),
+        taken,
+        rows=_sums(each.rows for each in taken),
+        digests=summed(each.digests for each in taken),
         counts=_sums(each.counts for each in taken),
         outputs={name: Output(tuple(blobs), rows[name]) for name, blobs in sorted(files.items())},
-        greatest=greatest(each.greatest for each in taken), horizons=greatest(each.horizons for each in taken),
-        frontier=taken[0].frontier, last=max(each.last for each in taken), since=max(each.since for each in taken),
+        greatest=greatest(each.greatest for each in taken),
+        horizons=greatest(each.horizons for each in taken),
+        frontier=taken[0].frontier,
+        last=max(each.last for each in taken),
+        since=max(each.since for each in taken),
         figures=_figures(each.figures for each in taken),
-    )  # fmt: skip
+    )
 
 
 def call_digest(kind: str, time: int, rows: Mapping[str, int], digests: Mapping[str, str]) -> str:
@@ -121,24 +129,31 @@ def _taken(receipts: Iterable[Receipt], base: str, levels: int, partitions: int)
     asked = f"commit an epoch of {levels} levels and {partitions} partitions"
     for each in receipts:
         if each.base != base:
-            raise SpecError(asked, f"{_task(each)} started from the manifest with digest {each.base}, not from {base}",
-                            "it is of another epoch: give the receipts of this base's tasks")  # fmt: skip
+            raise SpecError(
+                asked,
+                f"{_task(each)} started from the manifest with digest {each.base}, not from {base}",
+                "it is of another epoch: give the receipts of this base's tasks",
+            )
         if not (each.level < levels and each.number < partitions):
             raise SpecError(asked, f"there is a receipt of {_task(each)}", "give tasks the flow that the base is of")
         first = taken.setdefault((each.level, each.number), each)
         if first is not each and first.content != each.content:
             differs = [name for name, value in first.content.items() if value != each.content[name]]
-            raise ReceiptsDisagree(asked, f"two attempts at {_task(each)} differ in {', '.join(differs)}: "
-                                   + "; ".join(f"{first.content[n]} and {each.content[n]}" for n in differs[:2]),
-                                   "a function of the plan, or a source, gives other rows when it is read "
-                                   "again")  # fmt: skip
+            raise ReceiptsDisagree(
+                asked,
+                f"two attempts at {_task(each)} differ in {', '.join(differs)}: "
+                + "; ".join(f"{first.content[n]} and {each.content[n]}" for n in differs[:2]),
+                "a function of the plan, or a source, gives other rows when it is read again",
+            )
     for level in range(levels):
         missing = [number for number in range(partitions) if (level, number) not in taken]
         if missing:
             more = f" and {len(missing) - MOST} more" if len(missing) > MOST else ""
-            raise MissingReceipts(asked, f"there is no receipt of partitions {missing[:MOST]}{more} on level {level}",
-                                  "nothing was committed; run the job again, and let no rows of its shuffle be "
-                                  "filtered")  # fmt: skip
+            raise MissingReceipts(
+                asked,
+                f"there is no receipt of partitions {missing[:MOST]}{more} on level {level}",
+                "nothing was committed; run the job again, and let no rows of its shuffle be filtered",
+            )
     return tuple(taken[level, number] for level in range(levels) for number in range(partitions))
 
 

@@ -52,12 +52,21 @@ class Holdings:
         if len(given) == partitions == 1 < levels:
             return cls((given,) * levels, {(0, 0): named(store, given[0])}, whole=True)
         if len(given) != levels * partitions:
-            raise CorruptState(f"open {store.where}", f"it has {len(given)} inventories, where the plan has {levels} "
-                               f"levels of {partitions} partitions", "open it with the ddflow that it was written "
-                               "by, or bring it to one partition: ddflow rescale --partitions 1")  # fmt: skip
+            raise CorruptState(
+                f"open {store.where}",
+                f"it has {len(given)} inventories, where the plan has {levels} levels of {partitions} partitions",
+                "open it with the ddflow that it was written "
+                "by, or bring it to one partition: ddflow rescale --partitions 1",
+            )
         parts = tuple(given[level * partitions : (level + 1) * partitions] for level in range(levels))
-        return cls(parts, {(level, number): named(store, blob)
-                           for level, blobs in enumerate(parts) for number, blob in enumerate(blobs)})  # fmt: skip
+        return cls(
+            parts,
+            {
+                (level, number): named(store, blob)
+                for level, blobs in enumerate(parts)
+                for number, blob in enumerate(blobs)
+            },
+        )
 
     @property
     def inventories(self) -> tuple[Blob, ...]:
@@ -83,9 +92,12 @@ class Holdings:
         if len(kept) == levels:
             return self
         if kept:
-            raise ReceiptsDisagree("commit an epoch", f"the levels {kept} keep {self.inventories[0].name}, the "
-                                   "inventory of all levels, and others wrote their own",
-                                   "open the parts of all levels once, even where no rows came")  # fmt: skip
+            raise ReceiptsDisagree(
+                "commit an epoch",
+                f"the levels {kept} keep {self.inventories[0].name}, the "
+                "inventory of all levels, and others wrote their own",
+                "open the parts of all levels once, even where no rows came",
+            )
         return Holdings(parts, {(each.level, each.number): named(store, each.inventory) for each in taken})
 
     def _after(self, receipt: Receipt) -> frozenset[str]:
@@ -94,9 +106,11 @@ class Holdings:
             return before
         unknown = sorted(set(receipt.gone) - before)
         if unknown:
-            raise CorruptState(f"the receipt of partition {receipt.number} on level {receipt.level}",
-                               f"it leaves {', '.join(unknown[:MOST])}, which its inventory had not",
-                               "it was not written by a task of ddflow; run the job again")  # fmt: skip
+            raise CorruptState(
+                f"the receipt of partition {receipt.number} on level {receipt.level}",
+                f"it leaves {', '.join(unknown[:MOST])}, which its inventory had not",
+                "it was not written by a task of ddflow; run the job again",
+            )
         return before.difference(receipt.gone).union(blob.name for blob in receipt.added)
 
     def known(self) -> set[Blob]:
@@ -122,9 +136,11 @@ def look(cut: Cut, taken: Sequence[Receipt], folder: bool) -> None:
         wrong += sorted({name for name, n in each.rows.items() if n} - set(each.digests))
         wrong += [blob.name for output in each.outputs.values() for blob in output.blobs if inside(blob) == folder]
         if wrong:
-            raise CorruptState(f"the receipt of partition {each.number} on level {each.level}",
-                               f"it tells of {', '.join(wrong[:MOST])}, where the plan has no such thing",
-                               "run all tasks with the flow and the base that the coordinator has")  # fmt: skip
+            raise CorruptState(
+                f"the receipt of partition {each.number} on level {each.level}",
+                f"it tells of {', '.join(wrong[:MOST])}, where the plan has no such thing",
+                "run all tasks with the flow and the base that the coordinator has",
+            )
 
 
 def look_for(store: Store, folder: OutputFolder | None, epoch: int, whole: Gathered, known: set[Blob]) -> None:
@@ -143,6 +159,8 @@ def look_for(store: Store, folder: OutputFolder | None, epoch: int, whole: Gathe
         first = wrong[0]
         size = there.get(first.name)
         found = "is not there" if size is None else f"has {size:,} bytes, not the {first.length:,} that were written"
-        raise StateRefused(f"commit epoch {epoch} of {store.where}", f"{len(wrong)} of {len(new)} files that tasks "
-                           f"wrote are not in it: {first.name} {found}", "mount the same folder on the driver and all "
-                           "executors, or keep the state in s3://bucket/prefix")  # fmt: skip
+        raise StateRefused(
+            f"commit epoch {epoch} of {store.where}",
+            f"{len(wrong)} of {len(new)} files that tasks wrote are not in it: {first.name} {found}",
+            "mount the same folder on the driver and all executors, or keep the state in s3://bucket/prefix",
+        )

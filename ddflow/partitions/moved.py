@@ -89,8 +89,11 @@ class Moved(NamedTuple):
 
     def to_json(self) -> bytes:
         """Its bytes.  O(files)."""
-        plain = self._asdict() | {"inventory": self.inventory.to_json(), "figures": dict(self.figures),
-                                  "added": [blob.to_json() for blob in self.added]}  # fmt: skip
+        plain = self._asdict() | {
+            "inventory": self.inventory.to_json(),
+            "figures": dict(self.figures),
+            "added": [blob.to_json() for blob in self.added],
+        }
         return json.dumps(plain, separators=(",", ":")).encode()
 
     @classmethod
@@ -98,9 +101,15 @@ class Moved(NamedTuple):
         """From those again.  ``what``: whose, for messages.  O(bytes).  Raises `CorruptState`."""
         record = Record.parse(data, what)
         only(record, frozenset(cls._fields))
-        return cls(record.number("level", 0, PARTITIONS), record.number("number", 0, PARTITIONS - 1),
-                   record.blob("inventory"), tuple(record.blobs("added")), record.number("versions"),
-                   record.number("pending"), numbers(record.record("figures")))  # fmt: skip
+        return cls(
+            record.number("level", 0, PARTITIONS),
+            record.number("number", 0, PARTITIONS - 1),
+            record.blob("inventory"),
+            tuple(record.blobs("added")),
+            record.number("versions"),
+            record.number("pending"),
+            numbers(record.record("figures")),
+        )
 
 
 def task(cut: Cut, move: Move, level: int, number: int, store: Store | None = None) -> Moved:
@@ -132,8 +141,9 @@ class _Task:
         # What is written is deleted when nobody refers to it, until it is known to be of use.
         self._held: list[Any] = []
         before = move.base.partitions
-        self.old = {n: self._record(move.base.inventories[level][n])
-                    for n in overlapping(number, move.partitions, before)}  # fmt: skip
+        self.old = {
+            n: self._record(move.base.inventories[level][n]) for n in overlapping(number, move.partitions, before)
+        }
         self.first_share = {n for n in self.old if first_of(n, before, move.partitions) == number}
 
     def _record(self, blob: Blob) -> Record:
@@ -149,9 +159,11 @@ class _Task:
             for name in record.names():
                 totals[name] = totals.get(name, 0) + record.number(name)
         ids, places = node_ids(self.cut.flow), placed(self.cut.flow)
-        counts = {ids[node]: self._count(node, ids[node], places[node].by or ())
-                  for node in self.cut.flow.nodes
-                  if isinstance(node, plan.Count) and node in self.cut.counts(self.level)}  # fmt: skip
+        counts = {
+            ids[node]: self._count(node, ids[node], places[node].by or ())
+            for node in self.cut.flow.nodes
+            if isinstance(node, plan.Count) and node in self.cut.counts(self.level)
+        }
         whole = {"sources": sources, "counts": counts, "totals": totals}
         data = json.dumps(whole, separators=(",", ":")).encode()
         self.vault.name(files_named(data))
@@ -213,8 +225,9 @@ class _Task:
 
         return self._joined(records, fresh, keys)
 
-    def _joined(self, records: Iterable[Record], fresh: Callable[[], tuple[Arrangement, Made]],
-                keys: pa.Schema | None = None) -> dict[str, Any]:  # fmt: skip
+    def _joined(
+        self, records: Iterable[Record], fresh: Callable[[], tuple[Arrangement, Made]], keys: pa.Schema | None = None
+    ) -> dict[str, Any]:
         """One arrangement of what several hold of this partition, as an inventory has it.
 
         ``keys``: the columns whose identities tell what that is, None where the rows' own do."""
@@ -222,8 +235,7 @@ class _Task:
         for given in records:
             old, made = fresh()
             restore(old, given, self.vault, indexed=False, made=made, sieved=False, home=self.home)
-            descriptions += [(each if isinstance(each, Run) else each.output).description
-                             for each in old.beneath.items]  # fmt: skip
+            descriptions += [(each if isinstance(each, Run) else each.output).description for each in old.beneath.items]
             new.since, new.upper = max(new.since, old.since), max(new.upper, old.upper)
             # Of one key all are in one partition, so only their order within that matters.
             for slot, begin, end in old.beneath.parts:
@@ -276,8 +288,10 @@ class _Task:
 
     def _rows(self, high: Words) -> Ints:
         """Which identities are of this partition, some at a time."""
-        found = [begin + np.flatnonzero(partition_of(high[begin : begin + CHUNK], self.move.partitions) == self.number)
-                 for begin in range(0, high.size, CHUNK)]  # fmt: skip
+        found = [
+            begin + np.flatnonzero(partition_of(high[begin : begin + CHUNK], self.move.partitions) == self.number)
+            for begin in range(0, high.size, CHUNK)
+        ]
         return np.concatenate([np.empty(0, np.int64), *found])
 
     def _belong(self, picked: Picked, old: Arrangement, keys: pa.Schema) -> Any:

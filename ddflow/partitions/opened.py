@@ -59,17 +59,25 @@ class Wanted:
     checkpoint: str | None = None
 
     def __post_init__(self) -> None:
-        for name, least, most in (("partitions", 1, PARTITIONS), ("default_partitions", 1, PARTITIONS),
-                                  ("keep", 1, 1 << 16), ("retain", 0, CLOSED)):  # fmt: skip
+        for name, least, most in (
+            ("partitions", 1, PARTITIONS),
+            ("default_partitions", 1, PARTITIONS),
+            ("keep", 1, 1 << 16),
+            ("retain", 0, CLOSED),
+        ):
             given = getattr(self, name)
             number = isinstance(given, int) and not isinstance(given, bool)
             if not (number and least <= given <= most) and (given is not None or name != "partitions"):
-                raise SpecError(f"{name}={given!r}", "that is not possible",
-                                f"give a whole number from {least} to {most}")  # fmt: skip
+                raise SpecError(
+                    f"{name}={given!r}", "that is not possible", f"give a whole number from {least} to {most}"
+                )
         address.folder(self.outputs, "write outputs to")  # before anything is made
         if self.memory is not None and own(self.memory) < LEAST:
-            raise SpecError(f"memory={shown_size(self.memory)}", "that is too small for a task to work in",
-                            f"give {shown_size(2 * LEAST)} or more")  # fmt: skip
+            raise SpecError(
+                f"memory={shown_size(self.memory)}",
+                "that is too small for a task to work in",
+                f"give {shown_size(2 * LEAST)} or more",
+            )
 
 
 class Opened(NamedTuple):
@@ -93,8 +101,15 @@ def opened(flow: Flow, state: str | PathLike[str] | Store, wanted: Wanted) -> Op
         outputs.check({name: node.schema for name, node in flow.outputs.items()})
         if manifest is None:
             plan = describe(flow)
-            ledger = Ledger.create(store, plan, fingerprint(plan), wanted.secret or Secret.fresh(), outputs.path,
-                                   wanted.grace, wanted.partitions or wanted.default_partitions)  # fmt: skip
+            ledger = Ledger.create(
+                store,
+                plan,
+                fingerprint(plan),
+                wanted.secret or Secret.fresh(),
+                outputs.path,
+                wanted.grace,
+                wanted.partitions or wanted.default_partitions,
+            )
         else:
             ledger = Ledger(store, manifest, set(), wanted.grace)
         change = _compared(ledger.manifest, flow, wanted, store.where)
@@ -119,9 +134,16 @@ def _compared(manifest: Manifest, flow: Flow, wanted: Wanted, where: str) -> Cha
 
 def _same_shape(change: Change, manifest: Manifest, where: str) -> None:
     """Raise `PlanChanged` for sources or outputs that a state of many partitions cannot take up."""
-    new = [f"the {what} {names} are new" for what, names in (("sources", change.sources), ("outputs", change.outputs))
-           if names]  # fmt: skip
+    new = [
+        f"the {what} {names} are new"
+        for what, names in (("sources", change.sources), ("outputs", change.outputs))
+        if names
+    ]
     if new and manifest.partitions:
-        raise PlanChanged(f"open {where} with this plan", " and ".join(new), "a state that goes on on Spark takes up "
-                          "new columns only: bring it to one partition (ddflow rescale), go on with flow.open for an "
-                          "epoch, and come back; or make a new state of the log with ddflow migrate")  # fmt: skip
+        raise PlanChanged(
+            f"open {where} with this plan",
+            " and ".join(new),
+            "a state that goes on on Spark takes up "
+            "new columns only: bring it to one partition (ddflow rescale), go on with flow.open for an "
+            "epoch, and come back; or make a new state of the log with ddflow migrate",
+        )

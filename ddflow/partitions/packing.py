@@ -39,10 +39,17 @@ from ddflow.schema import one_chunk, plain_size
 from ddflow.step import updates_schema
 from ddflow.store.mapped import restored
 
-PACKED: Final = pa.schema([
-    ("to", pa.int32()), ("what", pa.int32()), ("origin", pa.string()), ("at", pa.int64()), ("rows", pa.int64()),
-    ("digest", pa.binary()), ("payload", pa.binary()),
-])  # fmt: skip
+PACKED: Final = pa.schema(
+    [
+        ("to", pa.int32()),
+        ("what", pa.int32()),
+        ("origin", pa.string()),
+        ("at", pa.int64()),
+        ("rows", pa.int64()),
+        ("digest", pa.binary()),
+        ("payload", pa.binary()),
+    ]
+)
 """The columns that travel: the partition; the source's number, or -1 less the meeting's, or `RECEIPT`, or null for a
 row that only calls its partition; where rows come from, text that sorts as they arrived, and the place of the first
 one there; how many; their digest; they themselves."""
@@ -136,11 +143,18 @@ def pack(rows: pa.RecordBatch, to: Narrow, hashes: Words, origin: Origin, what: 
     columns = [*map(one_chunk, table.columns), *([pa.array(origin.places[order])] if origin.told else [])]
     payload = _serialized(pa.RecordBatch.from_arrays(columns, schema=schema), [*starts.tolist(), n])
     names = np.zeros(starts.size, np.int64) if several == 1 else origin.which[first]
-    return pa.RecordBatch.from_arrays([
-        pa.array(to[first]), pa.array(np.full(starts.size, what, np.int32)),
-        pa.array([origin.names[i] for i in names.tolist()], pa.string()), pa.array(origin.places[first]),
-        pa.array(np.diff(starts, append=n)), digests(hashes[order], starts) if n else pa.nulls(0, pa.binary()), payload,
-    ], schema=PACKED)  # fmt: skip
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array(to[first]),
+            pa.array(np.full(starts.size, what, np.int32)),
+            pa.array([origin.names[i] for i in names.tolist()], pa.string()),
+            pa.array(origin.places[first]),
+            pa.array(np.diff(starts, append=n)),
+            digests(hashes[order], starts) if n else pa.nulls(0, pa.binary()),
+            payload,
+        ],
+        schema=PACKED,
+    )
 
 
 def _grouped(group: Any) -> tuple[Ints, Ints]:
@@ -193,12 +207,14 @@ def unpack(payload: pa.Buffer, schema: pa.Schema, rows: int) -> pa.RecordBatch:
 
 
 def _odd(found: str, rows: int, schema: pa.Schema) -> Misrouted:
-    return Misrouted(f"a chunk of {rows:,} rows with the columns {schema.names}", found,
-                     "run it again, with one version of ddflow on all machines; nothing was committed")  # fmt: skip
+    return Misrouted(
+        f"a chunk of {rows:,} rows with the columns {schema.names}",
+        found,
+        "run it again, with one version of ddflow on all machines; nothing was committed",
+    )
 
 
-def packed_sums(tables: Mapping[int, pa.Table], cut: Cut, partitions: int, secret: Secret
-                ) -> Iterator[pa.RecordBatch]:  # fmt: skip
+def packed_sums(tables: Mapping[int, pa.Table], cut: Cut, partitions: int, secret: Secret) -> Iterator[pa.RecordBatch]:
     """Sums on their way, as chunks.  ``tables``: by number of their meeting, the columns of `sums_schema`.
 
     A sum goes to the partition of the columns that it meets others by.  O(n), in lots of what `held` says.
@@ -229,5 +245,6 @@ def packed_receipts(receipts: Iterable[bytes], to: int) -> pa.RecordBatch:
     held_back = list(receipts)
     n = len(held_back)
     columns = [[to] * n, [RECEIPT] * n, [""] * n, [0] * n, [0] * n, [NO_ROWS] * n, held_back]
-    return pa.RecordBatch.from_arrays([pa.array(c, f.type) for c, f in zip(columns, PACKED, strict=True)],
-                                      schema=PACKED)  # fmt: skip
+    return pa.RecordBatch.from_arrays(
+        [pa.array(c, f.type) for c, f in zip(columns, PACKED, strict=True)], schema=PACKED
+    )

@@ -114,8 +114,14 @@ class Part(Stepping):
                 self.budget.folder.close()
             self.vault.store.close()
 
-    def step(self, base: Base, inputs: Mapping[str, Any], sums: Mapping[int, pa.Table], rows: Mapping[str, int],
-             digests: Mapping[str, str]) -> Done:  # fmt: skip
+    def step(
+        self,
+        base: Base,
+        inputs: Mapping[str, Any],
+        sums: Mapping[int, pa.Table],
+        rows: Mapping[str, int],
+        digests: Mapping[str, str],
+    ) -> Done:
         """Take in this part's rows of an epoch, and write what came of them.  O(rows and updates) expected.
 
         ``inputs``: by source, on level 0: anything that speaks Arrow, in the order of arrival.  ``sums``: by meeting of
@@ -133,9 +139,13 @@ class Part(Stepping):
         self.levelled.came, self.levelled.sent = {}, {}
         receipt = self._written(base, step)
         receipt = receipt._replace(rows=dict(rows), digests=dict(digests), sent=_sent(sent, self.secret))
-        figures = {"open": self.opened, "step": (stepped - began) // 1000,
-                   "write": (perf_counter_ns() - stepped) // 1000, "memory": self._bytes(),
-                   "bytes": receipt.inventory.length + sum(each.length for each in receipt.added)}  # fmt: skip
+        figures = {
+            "open": self.opened,
+            "step": (stepped - began) // 1000,
+            "write": (perf_counter_ns() - stepped) // 1000,
+            "memory": self._bytes(),
+            "bytes": receipt.inventory.length + sum(each.length for each in receipt.added),
+        }
         self.opened = 0
         return Done(receipt._replace(figures=figures), sent)
 
@@ -156,8 +166,11 @@ class Part(Stepping):
         frontier, last = (base.to, base.to - 1) if self.flow.holds_back else (base.time + 1, base.time)
         if frontier <= self.frontier:
             return self._take({}, None, self.frontier, self.last)
-        came = {each.number: as_updates(sums[each.number], each.schema)
-                for each in self.cut.meetings if each.level == self.level and each.number in sums}  # fmt: skip
+        came = {
+            each.number: as_updates(sums[each.number], each.schema)
+            for each in self.cut.meetings
+            if each.level == self.level and each.number in sums
+        }
         if frontier == CLOSED:
             last = max([self.last, *(int(each.times[-1]) for each in came.values() if each.times.size)])
         self.levelled.came = {number: each for number, each in came.items() if _some(each)}
@@ -180,11 +193,25 @@ class Part(Stepping):
         horizons = {name: greatest for name, greatest in seen_so_far.items() if greatest is not None}
         counts = {name: n for name, n in {**step.verdicts.counts, "absent": step.verdicts.absent}.items() if n}
         return Receipt(
-            level=self.level, number=self.number, base=base.digest, nonce=store.nonce, inventory=blob, outputs=outputs,
-            rows={}, digests={}, counts=counts, greatest=greatest, horizons=horizons, frontier=self.frontier,
-            last=self.last, since=self.since, added=tuple(b for name, b in self.names.items() if name not in before),
-            gone=tuple(name for name in before if name not in self.names), sent="", figures={},
-        )  # fmt: skip
+            level=self.level,
+            number=self.number,
+            base=base.digest,
+            nonce=store.nonce,
+            inventory=blob,
+            outputs=outputs,
+            rows={},
+            digests={},
+            counts=counts,
+            greatest=greatest,
+            horizons=horizons,
+            frontier=self.frontier,
+            last=self.last,
+            since=self.since,
+            added=tuple(b for name, b in self.names.items() if name not in before),
+            gone=tuple(name for name in before if name not in self.names),
+            sent="",
+            figures={},
+        )
 
     def _put(self, base: Base, step: Step) -> dict[str, Output]:
         """Write what the outputs of this level gained."""
@@ -215,10 +242,25 @@ def idle(cut: Cut, base: Base, level: int, number: int) -> Receipt | None:
         last = base.last
     since = base.since if last <= NEVER + base.retain else max(base.since, last - base.retain)
     return Receipt(
-        level=level, number=number, base=base.digest, nonce="", inventory=base.inventories[level][number], outputs={},
-        rows={}, digests={}, counts={}, greatest={}, horizons={}, frontier=frontier, last=last, since=since,
-        added=(), gone=(), sent="", figures={},
-    )  # fmt: skip
+        level=level,
+        number=number,
+        base=base.digest,
+        nonce="",
+        inventory=base.inventories[level][number],
+        outputs={},
+        rows={},
+        digests={},
+        counts={},
+        greatest={},
+        horizons={},
+        frontier=frontier,
+        last=last,
+        since=since,
+        added=(),
+        gone=(),
+        sent="",
+        figures={},
+    )
 
 
 def _own(record: Record, cut: Cut, level: int) -> dict[str, Any]:
@@ -227,8 +269,11 @@ def _own(record: Record, cut: Cut, level: int) -> dict[str, Any]:
     here = {ids[node] for node in cut.counts(level)}
     counts = {name: each for name, each in record.record("counts").given.items() if name in here}
     first = level == 0
-    return {"sources": record.record("sources").given if first else {}, "counts": counts,
-            "totals": record.record("totals").given if first else {}}  # fmt: skip
+    return {
+        "sources": record.record("sources").given if first else {},
+        "counts": counts,
+        "totals": record.record("totals").given if first else {},
+    }
 
 
 def _blobs(value: Any) -> Iterator[Blob]:

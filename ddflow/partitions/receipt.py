@@ -74,9 +74,13 @@ class Receipt(NamedTuple):
         return {
             "rows": {name: n for name, n in self.rows.items() if n},
             "digests": {name: digest for name, digest in self.digests.items() if self.rows.get(name)},
-            "counts": dict(self.counts), "outputs": {name: each.rows for name, each in self.outputs.items()},
-            "sent": self.sent, "frontier": self.frontier, "last": self.last, "since": self.since,
-        }  # fmt: skip
+            "counts": dict(self.counts),
+            "outputs": {name: each.rows for name, each in self.outputs.items()},
+            "sent": self.sent,
+            "frontier": self.frontier,
+            "last": self.last,
+            "since": self.since,
+        }
 
     def files(self) -> Iterator[Blob]:
         """All files that it says are there: its inventory, what that names and is new, what its outputs gained."""
@@ -88,9 +92,10 @@ class Receipt(NamedTuple):
     def to_json(self) -> bytes:
         """Its bytes.  O(files)."""
         plain = self._asdict() | {
-            "inventory": self.inventory.to_json(), "added": [blob.to_json() for blob in self.added],
+            "inventory": self.inventory.to_json(),
+            "added": [blob.to_json() for blob in self.added],
             "outputs": {name: epochs.given(each) for name, each in self.outputs.items()},
-        }  # fmt: skip
+        }
         for name in ("rows", "digests", "counts", "greatest", "horizons", "figures"):
             plain[name] = dict(plain[name])
         return json.dumps(plain, separators=(",", ":")).encode()
@@ -105,15 +110,25 @@ class Receipt(NamedTuple):
         if wrong:
             raise _refused(record, f"gone names {wrong[0][:80]!r}, which is no file of a state")
         receipt = cls(
-            level=record.number("level", 0, LEVELS - 1), number=record.number("number", 0, PARTITIONS - 1),
-            base=digits(record, "base", 32), nonce=_optional(record, "nonce", 16), inventory=record.blob("inventory"),
+            level=record.number("level", 0, LEVELS - 1),
+            number=record.number("number", 0, PARTITIONS - 1),
+            base=digits(record, "base", 32),
+            nonce=_optional(record, "nonce", 16),
+            inventory=record.blob("inventory"),
             outputs={name: epochs.output(each) for name, each in record.named("outputs").items()},
-            rows=numbers(record.record("rows")), digests={name: digits(digests, name, 32) for name in digests.names()},
-            counts=numbers(record.record("counts")), greatest=numbers(record.record("greatest"), NEVER),
-            horizons=numbers(record.record("horizons"), NEVER), frontier=instant(record, "frontier"),
-            last=instant(record, "last"), since=instant(record, "since"), added=tuple(record.blobs("added")),
-            gone=tuple(gone), sent=_optional(record, "sent", 32), figures=numbers(record.record("figures")),
-        )  # fmt: skip
+            rows=numbers(record.record("rows")),
+            digests={name: digits(digests, name, 32) for name in digests.names()},
+            counts=numbers(record.record("counts")),
+            greatest=numbers(record.record("greatest"), NEVER),
+            horizons=numbers(record.record("horizons"), NEVER),
+            frontier=instant(record, "frontier"),
+            last=instant(record, "last"),
+            since=instant(record, "since"),
+            added=tuple(record.blobs("added")),
+            gone=tuple(gone),
+            sent=_optional(record, "sent", 32),
+            figures=numbers(record.record("figures")),
+        )
         receipt._look(record)
         return receipt
 

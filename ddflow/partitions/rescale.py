@@ -86,8 +86,15 @@ class Rescaler:
         self.publishing = False
 
     @classmethod
-    def open(cls, state: State, partitions: int, *, flow: Flow | None = None, trust: Trust = "owner",
-             memory: str | int | None = None) -> Rescaler:  # fmt: skip
+    def open(
+        cls,
+        state: State,
+        partitions: int,
+        *,
+        flow: Flow | None = None,
+        trust: Trust = "owner",
+        memory: str | int | None = None,
+    ) -> Rescaler:
         """Look at a state; nothing is written there.  O(manifests), and the inventory of a state of one partition.
 
         ``flow``: its plan, where the state's own has functions.  ``memory``: what a task may take.  Raises `SpecError`
@@ -95,12 +102,16 @@ class Rescaler:
         `CorruptState`, and what the store raises.
         """
         if isinstance(partitions, bool) or not isinstance(partitions, int) or not 0 < partitions <= PARTITIONS:
-            raise SpecError(f"rescale to {partitions!r} partitions", "that is no number of them",
-                            f"give one from 1 to {PARTITIONS:,}")  # fmt: skip
+            raise SpecError(
+                f"rescale to {partitions!r} partitions",
+                "that is no number of them",
+                f"give one from 1 to {PARTITIONS:,}",
+            )
         size = parse_size(memory)
         if size is not None and size < LEAST:
-            raise SpecError(f"memory={shown_size(size)}", "that is too small to work in", f"give {shown_size(LEAST)} "
-                            "or more")  # fmt: skip
+            raise SpecError(
+                f"memory={shown_size(size)}", "that is too small to work in", f"give {shown_size(LEAST)} or more"
+            )
         store = open_store(state, trust=trust, create=False)
         try:
             manifest = newest(store)
@@ -123,12 +134,24 @@ class Rescaler:
         manifest, move = self.ledger.manifest, self.move
         by = {(each.level, each.number): each for each in made}
         if missing := [each for each in self.tasks if each not in by]:
-            raise MissingReceipts(f"rescale {self.store.where}", f"{len(missing)} of {len(self.tasks)} tasks told "
-                                  f"nothing, first those of (level, partition) {missing[:3]}",
-                                  "run them again, and give what all of them told")  # fmt: skip
+            raise MissingReceipts(
+                f"rescale {self.store.where}",
+                f"{len(missing)} of {len(self.tasks)} tasks told "
+                f"nothing, first those of (level, partition) {missing[:3]}",
+                "run them again, and give what all of them told",
+            )
         taken = [by[each] for each in self.tasks]
-        figures = Rescaled(manifest.epoch, manifest.number, manifest.spread, move.partitions, self.cut.levels,
-                           sum(each.versions for each in taken), sum(each.pending for each in taken), 0, 0)  # fmt: skip
+        figures = Rescaled(
+            manifest.epoch,
+            manifest.number,
+            manifest.spread,
+            move.partitions,
+            self.cut.levels,
+            sum(each.versions for each in taken),
+            sum(each.pending for each in taken),
+            0,
+            0,
+        )
         if manifest.spread == move.partitions:
             return figures
         self._look(taken)
@@ -154,15 +177,19 @@ class Rescaler:
         there = self.store.sizes([blob.name for blob in files])
         for blob, each in files.items():
             if there.get(blob.name) != blob.length:
-                raise CorruptState(f"the file {blob.name} of {self.store.where}",
-                                   f"it has {there.get(blob.name)} bytes, the task of level {each.level} and partition "
-                                   f"{each.number} wrote {blob.length:,}",
-                                   "give tasks the place that this process has, and rescale again")  # fmt: skip
+                raise CorruptState(
+                    f"the file {blob.name} of {self.store.where}",
+                    f"it has {there.get(blob.name)} bytes, the task of level {each.level} and partition "
+                    f"{each.number} wrote {blob.length:,}",
+                    "give tasks the place that this process has, and rescale again",
+                )
 
     def _joined(self, parts: list[Blob]) -> Blob:
         """One inventory of all levels, as a local engine writes it."""
-        levels = [Record.parse(self.store.map(each).to_pybytes(), f"the file {each.name} of {self.store.where}").given
-                  for each in parts]  # fmt: skip
+        levels = [
+            Record.parse(self.store.map(each).to_pybytes(), f"the file {each.name} of {self.store.where}").given
+            for each in parts
+        ]
         counts = {name: each for level in levels for name, each in level["counts"].items()}
         data = json.dumps({**levels[0], "counts": counts}, separators=(",", ":")).encode()
         for each in parts:
@@ -184,13 +211,15 @@ class Rescaler:
     def __enter__(self) -> Rescaler:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:  # fmt: skip
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
-def rescale(state: State, partitions: int, *, flow: Flow | None = None, trust: Trust = "owner",
-            memory: str | int | None = None) -> Rescaled:  # fmt: skip
+def rescale(
+    state: State, partitions: int, *, flow: Flow | None = None, trust: Trust = "owner", memory: str | int | None = None
+) -> Rescaled:
     """Split or join a state's partitions, all in this process.  O(bytes of the state).
 
     The rest as in `Rescaler.open`.  Raises what that raises, what `Rescaler.finish` does, and `StorageFull` and
@@ -215,20 +244,35 @@ def _plan(manifest: Manifest, flow: Flow | None, where: str) -> Flow:
     flow = flow.frozen()
     compare(manifest.plan, flow, where)
     if fingerprint(describe(flow)) != manifest.fingerprint:
-        raise PlanChanged(f"rescale {where} with this plan", "it has more than the one that the state was made by",
-                          "take a step with it first, or rescale with the plan before")  # fmt: skip
+        raise PlanChanged(
+            f"rescale {where} with this plan",
+            "it has more than the one that the state was made by",
+            "take a step with it first, or rescale with the plan before",
+        )
     return flow
 
 
 def _move(store: Store, manifest: Manifest, plan: Cut, partitions: int, trust: str, memory: int | None) -> Move:
     """What tasks start from."""
     base = Base(
-        store=store if isinstance(store, MemoryStore) else store.where, trust=trust, number=manifest.number,
-        digest=digest(store.manifest(manifest.number)), epoch=manifest.epoch, partitions=manifest.spread,
-        secret=manifest.secret, frontier=manifest.frontier, last=manifest.last, since=manifest.since,
-        time=manifest.last, to=manifest.frontier, horizons={}, inventories=_inventories(store, manifest, plan.levels),
-        folder=manifest.folder, retain=0, memory=memory,
-    )  # fmt: skip
+        store=store if isinstance(store, MemoryStore) else store.where,
+        trust=trust,
+        number=manifest.number,
+        digest=digest(store.manifest(manifest.number)),
+        epoch=manifest.epoch,
+        partitions=manifest.spread,
+        secret=manifest.secret,
+        frontier=manifest.frontier,
+        last=manifest.last,
+        since=manifest.since,
+        time=manifest.last,
+        to=manifest.frontier,
+        horizons={},
+        inventories=_inventories(store, manifest, plan.levels),
+        folder=manifest.folder,
+        retain=0,
+        memory=memory,
+    )
     horizons, greatest = dict(manifest.horizons), dict(manifest.greatest)
     if manifest.spread == 1 and base.inventories:
         blob = base.inventories[0][0]
@@ -248,7 +292,9 @@ def _inventories(store: Store, manifest: Manifest, levels: int) -> tuple[tuple[B
     if spread == 1 and len(parts) == 1:
         return ((parts[0],),) * levels
     if len(parts) != levels * spread:
-        raise CorruptState(f"manifest {manifest.number} of {store.where}", f"it has {len(parts)} partitions, {levels} "
-                           f"levels of {spread} have {levels * spread}",
-                           "restore it from a copy, or go back with ddflow rollback")  # fmt: skip
+        raise CorruptState(
+            f"manifest {manifest.number} of {store.where}",
+            f"it has {len(parts)} partitions, {levels} levels of {spread} have {levels * spread}",
+            "restore it from a copy, or go back with ddflow rollback",
+        )
     return tuple(parts[level * spread :][:spread] for level in range(levels))

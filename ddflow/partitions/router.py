@@ -49,9 +49,17 @@ class Router:
     It holds no rows between calls, and may be called any number of times.
     """
 
-    def __init__(self, flow: Flow, source: str, partitions: int, secret: Secret,
-                 columns: tuple[str, ...] | None = None, chunk_rows: int | None = None, chunk_bytes: int | None = None,
-                 restore: Restore | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        flow: Flow,
+        source: str,
+        partitions: int,
+        secret: Secret,
+        columns: tuple[str, ...] | None = None,
+        chunk_rows: int | None = None,
+        chunk_bytes: int | None = None,
+        restore: Restore | None = None,
+    ) -> None:
         bound = flow.sources[source].bound
         # Not the whole of what is bound: a router is sent to the tasks, and expressions need not be.
         self.source, self.number = source, list(flow.sources).index(source)
@@ -123,9 +131,11 @@ class Router:
     def _integers(self, table: pa.Table, name: str) -> pa.Array:
         column = _plain(table, name)
         if column.null_count:
-            raise SchemaMismatch(f"rows for {self.source!r}", f"{name!r} is null in {column.null_count:,} rows",
-                                 f"{' and '.join(KAFKA)} say where rows come from: mend them, or drop both columns",
-                                 )  # fmt: skip
+            raise SchemaMismatch(
+                f"rows for {self.source!r}",
+                f"{name!r} is null in {column.null_count:,} rows",
+                f"{' and '.join(KAFKA)} say where rows come from: mend them, or drop both columns",
+            )
         return column.cast(pa.int64())
 
 
@@ -166,10 +176,12 @@ def columns_there(bound: Bound, given: pa.Schema) -> tuple[str, ...]:
     arrival = carried_only(given, bound.schema)
     for name in names:
         if name not in bound.schema.names and name not in arrival:
-            raise SchemaMismatch(asked, f"there is a column {name!r} that was not declared",
-                                 did_you_mean(name, bound.schema.names))  # fmt: skip
+            raise SchemaMismatch(
+                asked, f"there is a column {name!r} that was not declared", did_you_mean(name, bound.schema.names)
+            )
     for name in bound.required:
         if name not in names:
-            raise SchemaMismatch(asked, f"the column {name!r} is missing",
-                                 f"it cannot be null for all rows: give it (found {names})")  # fmt: skip
+            raise SchemaMismatch(
+                asked, f"the column {name!r} is missing", f"it cannot be null for all rows: give it (found {names})"
+            )
     return tuple(name for name in bound.schema.names if name in names)

@@ -140,8 +140,14 @@ class Share(Reading):
                 raise CorruptState(record.what, f"partition {number} of {manifest.spread} has a key of {odd}", MEND)
 
 
-def read_updates(version: Version, flow: Flow | None, name: str, share: tuple[int, int] | None,
-                 as_of: int | None = None, after: int | None = None) -> pa.Table:  # fmt: skip
+def read_updates(
+    version: Version,
+    flow: Flow | None,
+    name: str,
+    share: tuple[int, int] | None,
+    as_of: int | None = None,
+    after: int | None = None,
+) -> pa.Table:
     """What an output or a source of a version holds, as updates.  O(bytes of what is opened).
 
     ``share``: a level and a partition, as `shared` says; None for all of it.  ``as_of``, ``after``: as in

@@ -81,13 +81,22 @@ class Spool:
     ``receipts``: what came to be passed on.
     """
 
-    def __init__(self, cut: Cut, level: int, number: int, memory: int | None = None, scratch: str | None = None,
-                 columns: Mapping[str, Sequence[str]] | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        cut: Cut,
+        level: int,
+        number: int,
+        memory: int | None = None,
+        scratch: str | None = None,
+        columns: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
         self.cut, self.level, self.number = cut, level, number
         self.most = None if memory is None or scratch is None else memory // SHARE
         self.names = list(cut.flow.sources)
-        self.schemas = {name: chunk_schema(source.bound.schema, (columns or {}).get(name))
-                        for name, source in cut.flow.sources.items()}  # fmt: skip
+        self.schemas = {
+            name: chunk_schema(source.bound.schema, (columns or {}).get(name))
+            for name, source in cut.flow.sources.items()
+        }
         self.rows: dict[str, int] = {}
         self.receipts: list[bytes] = []
         self.held = self.spilled = 0
@@ -103,8 +112,9 @@ class Spool:
     def __enter__(self) -> Spool:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:  # fmt: skip
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     @property

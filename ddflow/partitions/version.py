@@ -88,8 +88,11 @@ class Version(NamedTuple):
                 raise gone(store, self.number) from None
             raise StateRefused(self._asked(what), f"its manifest {self.number} is not there", REMEDY) from None
         if found != self.digest:
-            raise StateRefused(self._asked(what), f"the driver's manifest {self.number} has digest {self.digest}, the "
-                               f"one there has {found}", REMEDY)  # fmt: skip
+            raise StateRefused(
+                self._asked(what),
+                f"the driver's manifest {self.number} has digest {self.digest}, the one there has {found}",
+                REMEDY,
+            )
 
     def _asked(self, what: str) -> str:
         address = self.store.where if isinstance(self.store, MemoryStore) else self.store
@@ -98,5 +101,8 @@ class Version(NamedTuple):
 
 def gone(store: Store, number: int) -> SnapshotExpired:
     """The error for a manifest that was swept away after it was looked at."""
-    return SnapshotExpired(f"manifest {number} of {store.where}", "it was replaced, and swept away while it was read",
-                           "read again, or keep versions longer with grace=")  # fmt: skip
+    return SnapshotExpired(
+        f"manifest {number} of {store.where}",
+        "it was replaced, and swept away while it was read",
+        "read again, or keep versions longer with grace=",
+    )

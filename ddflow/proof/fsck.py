@@ -64,8 +64,13 @@ _NAMED: Final = re.compile(r"[0-9a-f]{16}-[0-9]{1,12}\.(?:arrow|json)")
 _NUMBER: Final = re.compile(r"[0-9]{16}")
 
 
-def fsck(state: State, *, flow: Flow | None = None, trust: Literal["owner", "group"] = "owner",
-         look: Look = lambda size: None) -> Report:  # fmt: skip
+def fsck(
+    state: State,
+    *,
+    flow: Flow | None = None,
+    trust: Literal["owner", "group"] = "owner",
+    look: Look = lambda size: None,
+) -> Report:
     """Check every byte of a state: all manifests that are kept, every file that they name, and what these hold.
 
     ``flow``: its plan, where the state's own has functions.  ``trust``: as in `Flow.open`.  ``look``: for progress.
@@ -144,8 +149,9 @@ class _Check:
         data = self.store.manifest(number)
         manifest = Manifest.decode(data, number, self.store.where)
         if self.made_of.get(number, "") not in ("", digest(data)):
-            self.report.note(f"{manifest_file(number)} is void: a fenced writer published it, and the next one "
-                             "was not made from it")  # fmt: skip
+            self.report.note(
+                f"{manifest_file(number)} is void: a fenced writer published it, and the next one was not made from it"
+            )
         self.made_of[number - 1] = manifest.previous
         newest = self.report.epoch < 0
         if newest:
@@ -197,14 +203,23 @@ class _Check:
             try:
                 return rebuild(manifest.plan, self.store.where)
             except SpecError as error:
-                self.report.note(f"{error.found}, so what is kept of counts and outputs was compared byte for byte, "
-                                 "and not looked at; give the flow to do that")  # fmt: skip
+                self.report.note(
+                    f"{error.found}, so what is kept of counts and outputs was compared byte for byte, "
+                    "and not looked at; give the flow to do that"
+                )
         return None
 
     def _examination(self, manifest: Manifest, flow: Flow | None, place: int, whole: bool) -> Examination:
         part = manifest.partitions[place].name
-        return Examination(manifest, place % manifest.spread, self._operators(manifest, flow), self.vault,
-                           lambda: self._guard(f"blobs/{part}", manifest.number), self.seen, whole)  # fmt: skip
+        return Examination(
+            manifest,
+            place % manifest.spread,
+            self._operators(manifest, flow),
+            self.vault,
+            lambda: self._guard(f"blobs/{part}", manifest.number),
+            self.seen,
+            whole,
+        )
 
     def _operators(self, manifest: Manifest, flow: Flow | None) -> Operators:
         """New operators of a manifest's plan, counts where the flow is known."""
@@ -240,9 +255,12 @@ class _Check:
                 found = [self._output(manifest, receipt.epoch, name, blob, flow) for blob in output.blobs]
                 rows = sum(each for each in found if each is not None)
                 if None not in found and rows != output.rows:
-                    self.report.problem(self._place(manifest, receipt.epoch, name, output.blobs[0]),
-                                        f"it has {rows:,} rows with the other {len(output.blobs) - 1} of {name!r}, the "
-                                        f"manifest says {output.rows:,}", manifest.number)  # fmt: skip
+                    self.report.problem(
+                        self._place(manifest, receipt.epoch, name, output.blobs[0]),
+                        f"it has {rows:,} rows with the other {len(output.blobs) - 1} of {name!r}, the "
+                        f"manifest says {output.rows:,}",
+                        manifest.number,
+                    )
 
     def _folder(self, manifest: Manifest) -> None:
         """Whether the folder of outputs belongs to this state."""
@@ -252,8 +270,11 @@ class _Check:
         with self._guard(file, manifest.number):
             mark = OutputFolder(manifest.folder, disk=disk_of(self.store)).mark()
             if mark is not None and mark.state != manifest.id:
-                self.report.problem(file, f"the folder belongs to the state with the id {mark.state}, and this one's "
-                                    f"is {manifest.id}", manifest.number)  # fmt: skip
+                self.report.problem(
+                    file,
+                    f"the folder belongs to the state with the id {mark.state}, and this one's is {manifest.id}",
+                    manifest.number,
+                )
 
     def _place(self, manifest: Manifest, epoch: int, name: str, blob: Blob) -> str:
         if not blob.name.endswith(PARQUET):
@@ -340,8 +361,11 @@ def strangers(store: LocalStore) -> Iterator[str]:
     for name in sorted(store.disk.names(place.path)):
         if name not in (*INSIDE, "spill"):
             yield name
-    ours = {"blobs": re.compile(rf"{_NAMED.pattern}|[0-9a-f]{{16}}-[0-9]+\.part"), "marks": _NUMBER,
-            "manifests": re.compile(f"{_NUMBER.pattern}|{TEMPORARY.pattern}")}  # fmt: skip
+    ours = {
+        "blobs": re.compile(rf"{_NAMED.pattern}|[0-9a-f]{{16}}-[0-9]+\.part"),
+        "marks": _NUMBER,
+        "manifests": re.compile(f"{_NUMBER.pattern}|{TEMPORARY.pattern}"),
+    }
     for folder, known in ours.items():
         names = store.disk.names(place.below(folder)) if folder in store.disk.names(place.path) else []
         yield from (f"{folder}/{name}" for name in sorted(names) if not known.fullmatch(name))

@@ -54,14 +54,27 @@ def inspect(state: State, *, trust: Literal["owner", "group"] = "owner") -> dict
     try:
         manifest = found(store)
         out: dict[str, Any] = {
-            "state": store.where, "id": manifest.id, "manifest": manifest.number, "epoch": manifest.epoch,
-            "written": iso(manifest.written), "note": manifest.note, "writer": manifest.nonce,
-            "frontier": manifest.frontier, "last": manifest.last, "since": manifest.since,
-            "sources": _plans(manifest, store.where), "counts": {}, "verdicts": {}, "outputs": {},
-            "folder": _folder(manifest), "receipts": [_receipt(each) for each in manifest.receipts],
-            "partitions": manifest.spread, "levels": max(len(manifest.partitions) // manifest.spread, 1), "parts": [],
+            "state": store.where,
+            "id": manifest.id,
+            "manifest": manifest.number,
+            "epoch": manifest.epoch,
+            "written": iso(manifest.written),
+            "note": manifest.note,
+            "writer": manifest.nonce,
+            "frontier": manifest.frontier,
+            "last": manifest.last,
+            "since": manifest.since,
+            "sources": _plans(manifest, store.where),
+            "counts": {},
+            "verdicts": {},
+            "outputs": {},
+            "folder": _folder(manifest),
+            "receipts": [_receipt(each) for each in manifest.receipts],
+            "partitions": manifest.spread,
+            "levels": max(len(manifest.partitions) // manifest.spread, 1),
+            "parts": [],
             "fed": None if manifest.feed is None else manifest.feed._asdict(),
-        }  # fmt: skip
+        }
         whole = Record(manifest.plan, f"the plan of {store.where}")
         outputs = whole.record("outputs")
         out["outputs"] = {name: shown(manifest.plan, outputs.text(name), store.where) for name in outputs.names()}
@@ -91,15 +104,29 @@ def iso(milliseconds: int) -> str:
 
 def _plans(manifest: Manifest, where: str) -> dict[str, dict[str, Any]]:
     """By source: its columns, its spec without what is default, and how it was fed."""
-    return {name: {"columns": columns(schema), "spec": json.loads(spec.to_json()),
-                   "fed": _fed(manifest.fed.get(name, Fed()))}
-            for name, (schema, spec) in sources(manifest.plan, where).items()}  # fmt: skip
+    return {
+        name: {
+            "columns": columns(schema),
+            "spec": json.loads(spec.to_json()),
+            "fed": _fed(manifest.fed.get(name, Fed())),
+        }
+        for name, (schema, spec) in sources(manifest.plan, where).items()
+    }
 
 
 def _fed(fed: Fed) -> dict[str, Any]:
     before = {"until": fed.until, "events": fed.events, "full": fed.full, "restated": fed.restated}
-    runs = [{"first": run.first, "last": run.last, "calls": run.calls, "way": run.way.kind, "scope": run.way.scope,
-             "order": run.way.order is not None} for run in fed.runs]  # fmt: skip
+    runs = [
+        {
+            "first": run.first,
+            "last": run.last,
+            "calls": run.calls,
+            "way": run.way.kind,
+            "scope": run.way.scope,
+            "order": run.way.order is not None,
+        }
+        for run in fed.runs
+    ]
     return {"runs": runs, "before": before if fed.forgotten else None}
 
 
@@ -117,8 +144,9 @@ def _fill(out: dict[str, Any], record: Record, manifest: Manifest, where: str) -
         figures = _arranged(each.record("rows")) | {
             "arrived": each.number("arrived"),
             "pending": sum(run.number("rows", 1) - run.number("begin") for run in runs),
-            "pending_files": len(runs), "pending_bytes": sum(run.blob("file").length for run in runs),
-        }  # fmt: skip
+            "pending_files": len(runs),
+            "pending_bytes": sum(run.blob("file").length for run in runs),
+        }
         _add(out["sources"].setdefault(name, {}), figures)
         keys, pending = keys + figures["keys"], pending + figures["pending"]
     for name, each in record.named("counts").items():
@@ -143,11 +171,14 @@ def _arranged(record: Record) -> dict[str, int]:
     files = {blob.name: blob.length for blob in blobs_named(record)}
     lapsed = record.number("lapsed") if "lapsed" in record else 0
     return {
-        "keys": record.number("keys"), "tombstones": record.number("tombstones") - lapsed,
+        "keys": record.number("keys"),
+        "tombstones": record.number("tombstones") - lapsed,
         "versions": sum(end - begin for _, begin, end in parts),
-        "runs": sum(bool(run.list("parts")) for run in runs), "merges": sum("inputs" in item for item in items),
-        "files": len(files), "bytes": sum(files.values()),
-    }  # fmt: skip
+        "runs": sum(bool(run.list("parts")) for run in runs),
+        "merges": sum("inputs" in item for item in items),
+        "files": len(files),
+        "bytes": sum(files.values()),
+    }
 
 
 def _within(item: Record) -> list[Record]:
@@ -155,11 +186,25 @@ def _within(item: Record) -> list[Record]:
 
 
 def _receipt(receipt: Epoch) -> dict[str, Any]:
-    calls = [{"call": call.kind, "time": call.time, "frontier": call.frontier, "digest": call.digest,
-              "verdicts": dict(call.counts), "figures": dict(call.figures),
-              "outputs": {name: {"rows": each.rows, "files": [blob.name for blob in each.blobs],
-                                 "bytes": sum(blob.length for blob in each.blobs)}
-                          for name, each in call.outputs.items()}} for call in receipt.calls]  # fmt: skip
+    calls = [
+        {
+            "call": call.kind,
+            "time": call.time,
+            "frontier": call.frontier,
+            "digest": call.digest,
+            "verdicts": dict(call.counts),
+            "figures": dict(call.figures),
+            "outputs": {
+                name: {
+                    "rows": each.rows,
+                    "files": [blob.name for blob in each.blobs],
+                    "bytes": sum(blob.length for blob in each.blobs),
+                }
+                for name, each in call.outputs.items()
+            },
+        }
+        for call in receipt.calls
+    ]
     return {"epoch": receipt.epoch, "batch": receipt.batch, "calls": calls}
 
 
@@ -169,5 +214,10 @@ def _version(store: Store, number: int) -> dict[str, Any]:
         manifest = at(store, number)
     except DdflowError as error:
         return {"manifest": number, "error": str(error)}
-    return {"manifest": number, "epoch": manifest.epoch, "written": iso(manifest.written),
-            "age": round(max(0.0, time.time() - manifest.written / 1000), 3), "note": manifest.note}  # fmt: skip
+    return {
+        "manifest": number,
+        "epoch": manifest.epoch,
+        "written": iso(manifest.written),
+        "age": round(max(0.0, time.time() - manifest.written / 1000), 3),
+        "note": manifest.note,
+    }

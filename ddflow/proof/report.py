@@ -80,8 +80,10 @@ class Report:
         if self.garbage is None:
             lines.append("  garbage: not known, as not all manifests and inventories can be read")
         elif self.garbage:
-            lines.append(f"  garbage: {self.garbage:,} files of {shown_size(self.garbage_bytes or 0)} that no manifest "
-                         "names; ddflow gc removes them")  # fmt: skip
+            lines.append(
+                f"  garbage: {self.garbage:,} files of {shown_size(self.garbage_bytes or 0)} that no manifest "
+                "names; ddflow gc removes them"
+            )
         lines += [f"  ignored, since it is not ours: {each}" for each in self.ignored]
         return "\n".join(lines)
 

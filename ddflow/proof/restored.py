@@ -90,8 +90,16 @@ class Examination:
     """Of one inventory of one manifest, that of the partition ``number``.  ``seen``: the files whose rows were looked
     at, which grows.  ``whole``: whether all is asserted, or only what no other inventory shares."""
 
-    def __init__(self, manifest: Manifest, number: int, operators: Operators, vault: Memo, guard: Guard,
-                 seen: set[str], whole: bool) -> None:  # fmt: skip
+    def __init__(
+        self,
+        manifest: Manifest,
+        number: int,
+        operators: Operators,
+        vault: Memo,
+        guard: Guard,
+        seen: set[str],
+        whole: bool,
+    ) -> None:
         self.manifest, self.number, self.operators = manifest, number, operators
         self.vault, self.guard, self.seen, self.whole = vault, guard, seen, whole
 
@@ -120,8 +128,9 @@ class Examination:
             for each, count in (self.operators.counts or {}).items():
                 if each in kept:
                     with self.guard():
-                        self._arrangement(count.arranged, kept[each], partial(of_count, count), False,
-                                          self._place(each, count))  # fmt: skip
+                        self._arrangement(
+                            count.arranged, kept[each], partial(of_count, count), False, self._place(each, count)
+                        )
         with self.guard():
             totals = record.record("totals")
             judged = sum(totals.number(name) for name in totals.names() if name in NAMES)
@@ -138,8 +147,9 @@ class Examination:
         """Whether identities are in the range of this partition."""
         at = partition_of(high, self.manifest.spread)
         if (odd := np.flatnonzero(at != self.number)).size:
-            raise wrong(record, f"{what} of partition {at[odd[0]]} is in partition {self.number} of "
-                        f"{self.manifest.spread}")  # fmt: skip
+            raise wrong(
+                record, f"{what} of partition {at[odd[0]]} is in partition {self.number} of {self.manifest.spread}"
+            )
 
     def _place(self, name: str, count: Count) -> Place:
         """What a group's partition is told by."""
@@ -148,13 +158,17 @@ class Examination:
         by = list(self.operators.by[name])
         return lambda batch: identities(pa.table(batch.rows.table).select(by), count.secret, len(batch))[0]
 
-    def _arrangement(self, arranged: Arrangement, record: Record, rows: Made, told: bool,
-                     place: Place = lambda batch: batch.high) -> None:  # fmt: skip
+    def _arrangement(
+        self, arranged: Arrangement, record: Record, rows: Made, told: bool, place: Place = lambda batch: batch.high
+    ) -> None:
         """Look at one.  ``told``: whether its identities tell which partition its keys are of."""
         inventory.restore(arranged, record, self.vault, indexed=False, made=rows, sieved=False)
         if arranged.upper > self.manifest.frontier or arranged.since > max(self.manifest.since, NEVER):
-            raise wrong(record, f"it is complete up to {arranged.upper} and compacted up to {arranged.since}, the "
-                        f"manifest says {self.manifest.frontier} and {self.manifest.since}")  # fmt: skip
+            raise wrong(
+                record,
+                f"it is complete up to {arranged.upper} and compacted up to {arranged.since}, the "
+                f"manifest says {self.manifest.frontier} and {self.manifest.since}",
+            )
         for slot, begin, end in arranged.parts if self.manifest.spread > 1 else ():
             batch = arranged.slots[slot]
             # What a deletion was of may be gone; its identity is not.
@@ -167,8 +181,11 @@ class Examination:
         if self.whole:
             live, dead = census(arranged, rows)
             if live != arranged.keys or (arranged.keeps and arranged.lapse is None and dead != arranged.tombstones):
-                raise wrong(record, f"it says {arranged.keys:,} keys and {arranged.tombstones:,} tombstones, its files "
-                            f"have {live:,} and {dead:,}")  # fmt: skip
+                raise wrong(
+                    record,
+                    f"it says {arranged.keys:,} keys and {arranged.tombstones:,} tombstones, its files "
+                    f"have {live:,} and {dead:,}",
+                )
             arranged._check()
 
     def _batch(self, record: Record, batch: Batch, arranged: Arrangement, rows: Made) -> None:
@@ -179,9 +196,11 @@ class Examination:
             high, low, value = rows(pa.table(batch.rows.table))
             # A version that was replaced before it was merged has no hash any more.
             hashed = (batch.live != 0) & (batch.value != 0)
-            for what, there, expected, at in (("identity", batch.high, high, batch.live != 0),
-                                              ("identity", batch.low, low, batch.live != 0),
-                                              ("hash", batch.value, value, hashed)):  # fmt: skip
+            for what, there, expected, at in (
+                ("identity", batch.high, high, batch.live != 0),
+                ("identity", batch.low, low, batch.live != 0),
+                ("hash", batch.value, value, hashed),
+            ):
                 if there.size and (odd := np.flatnonzero(at & (there != expected))).size:
                     raise self._odd(name, f"the {what} of row {odd[0]:,} is not that of its columns")
         if "sieve" in record and (sieve := record.blob("sieve")).name not in self.seen:

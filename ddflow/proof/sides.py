@@ -110,8 +110,9 @@ def in_order(arranged: Arrangement, bound: Bound, secret: Secret) -> Iterator[pa
         yield pa.concat_tables(tables).take(pa.array(order))
 
 
-def aligned(one: Iterator[pa.Table], other: Iterator[pa.Table], bound: Bound, secret: Secret
-            ) -> Iterator[tuple[Piece, Piece]]:  # fmt: skip
+def aligned(
+    one: Iterator[pa.Table], other: Iterator[pa.Table], bound: Bound, secret: Secret
+) -> Iterator[tuple[Piece, Piece]]:
     """Both sides, range by range.  ``bound``: tells key and value.  O(rows).  Raises `CorruptState`, see the header."""
     sides, nothing = (_Side(one, bound, secret), _Side(other, bound, secret)), bound.row_schema.empty_table()
     empty = Piece.of(nothing, bound, secret)
@@ -156,5 +157,8 @@ class _Side:
 def misplaced(name: str, table: pa.Table, row: int) -> CorruptState:
     """The error for a row that stands where its key does not belong."""
     shown = as_text(shown_row(table, row))[:200]
-    return CorruptState(f"the rows of {name!r}", f"one stands where its key does not belong: {shown}",
-                        "do not use this state; replay the log into a new one")  # fmt: skip
+    return CorruptState(
+        f"the rows of {name!r}",
+        f"one stands where its key does not belong: {shown}",
+        "do not use this state; replay the log into a new one",
+    )

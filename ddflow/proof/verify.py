@@ -102,9 +102,11 @@ class Compared:
         """For people: a line, and one for each difference that is named, and for each note."""
         said = f"source {self.source!r} agrees with its log: {self.rows:,} rows, {self.events:,} events"
         if not self.ok:
-            said = (f"source {self.source!r} DIFFERS from its log: {self.missing:,} rows missing, "
-                    f"{self.extra:,} extra, {self.different:,} different; the state has {self.rows:,}, the log gives "
-                    f"{self.expected:,} of {self.events:,} events")  # fmt: skip
+            said = (
+                f"source {self.source!r} DIFFERS from its log: {self.missing:,} rows missing, "
+                f"{self.extra:,} extra, {self.different:,} different; the state has {self.rows:,}, the log gives "
+                f"{self.expected:,} of {self.events:,} events"
+            )
         if self.later != self.pending:
             said += f"; {self.pending:,} events are pending, the log has {self.later:,} at or after the frontier"
         return "\n".join([said, *(f"  {each}" for each in self.first), *(f"  note: {each}" for each in self.notes)])
@@ -128,8 +130,13 @@ class Verified:
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         sources = {name: asdict(each) | {"ok": each.ok} for name, each in self.sources.items()}
-        return {"state": self.where, "epoch": self.epoch, "ok": self.ok, "sources": sources,
-                "counts": dict(self.counts)}  # fmt: skip
+        return {
+            "state": self.where,
+            "epoch": self.epoch,
+            "ok": self.ok,
+            "sources": sources,
+            "counts": dict(self.counts),
+        }
 
     def __str__(self) -> str:
         lines = [f"{self.where}, epoch {self.epoch}", *(each.text for each in self.sources.values())]
@@ -137,9 +144,17 @@ class Verified:
         return "\n".join(lines)
 
 
-def verify(state: State, logs: Mapping[str, Any], *, epoch: int | None = None, flow: Flow | None = None,
-           memory: str | int | None = "1GB", spill: str | PathLike[str] | None = None,
-           trust: Literal["owner", "group"] = "owner", look: Look = lambda rows: None) -> Verified:  # fmt: skip
+def verify(
+    state: State,
+    logs: Mapping[str, Any],
+    *,
+    epoch: int | None = None,
+    flow: Flow | None = None,
+    memory: str | int | None = "1GB",
+    spill: str | PathLike[str] | None = None,
+    trust: Literal["owner", "group"] = "owner",
+    look: Look = lambda rows: None,
+) -> Verified:
     """Compare sources of a state with their logs.  O(events of the logs + bytes of the state).
 
     ``logs``: by source, as for `ddflow.merge_on_read`: everything that was given to the state, in the order of arrival
@@ -154,8 +169,11 @@ def verify(state: State, logs: Mapping[str, Any], *, epoch: int | None = None, f
     with Snapshot.open(state, epoch=epoch, flow=flow, trust=trust) as snapshot:
         for name in logs:
             if name not in snapshot.flow.sources:
-                raise NotReadable(f"verify the source {name!r}", "the state has none of that name",
-                                  did_you_mean(name, snapshot.flow.sources))  # fmt: skip
+                raise NotReadable(
+                    f"verify the source {name!r}",
+                    "the state has none of that name",
+                    did_you_mean(name, snapshot.flow.sources),
+                )
         found = {}
         for name, log in logs.items():
             with ExitStack() as stack:
@@ -272,8 +290,10 @@ class _Comparison:
         if spec.noop_ignore:
             notes.append(f"the columns {list(spec.noop_ignore)} do not count as changes, and are not compared")
         if spec.holds_back and out.later + out.pending:
-            notes.append(f"events at or after the frontier {shown(self.snapshot.frontier)} are not in the collection "
-                         f"yet: the log has {out.later:,}, {out.pending:,} are pending")  # fmt: skip
+            notes.append(
+                f"events at or after the frontier {shown(self.snapshot.frontier)} are not in the collection "
+                f"yet: the log has {out.later:,}, {out.pending:,} are pending"
+            )
         if spec.expiry is not None:
             notes.append(
                 f"keys expire, which no log can tell: {out.unknown:,} rows are in the log only, and not "

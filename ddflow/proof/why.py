@@ -89,8 +89,14 @@ class Story:
     def to_dict(self) -> dict[str, Any]:
         """Plain values: ``story`` holds the rows of the table."""
         story = [shown_row(self.table, i) for i in range(self.table.num_rows)]
-        return {"source": self.source, "key": dict(self.key), "row": None if self.row is None else dict(self.row),
-                "replayed": self.replayed, "fed": self.fed, "story": story}  # fmt: skip
+        return {
+            "source": self.source,
+            "key": dict(self.key),
+            "row": None if self.row is None else dict(self.row),
+            "replayed": self.replayed,
+            "fed": self.fed,
+            "story": story,
+        }
 
     def __str__(self) -> str:
         now = "holds nothing" if self.row is None else f"holds {as_text(self.row)}"
@@ -132,8 +138,11 @@ def why(reading: Reading, source: str, key: Any, log: Any = None) -> Story:
     `TieRefused`.
     """
     if source not in reading.circuit.upserts:
-        raise NotReadable(f"why {key!r} of {source!r}", "there is no source of that name",
-                          did_you_mean(source, reading.circuit.upserts))  # fmt: skip
+        raise NotReadable(
+            f"why {key!r} of {source!r}",
+            "there is no source of that name",
+            did_you_mean(source, reading.circuit.upserts),
+        )
     upsert = reading.circuit.upserts[source]
     row, fed = key_row(upsert.bound, key), reading.fed.get(source, Fed())
     telling = _Telling(upsert.bound, row)
@@ -142,14 +151,33 @@ def why(reading: Reading, source: str, key: Any, log: Any = None) -> Story:
     replayed = ""
     if log is not None:
         telling.replay(as_fed(parts_of(log, repr(source)), fed, upsert.bound), reading.frontier)
-        replayed = ("times are their own, all in order" if upsert.bound.spec.holds_back else
-                    "times are of the replay: one epoch for each part of the log")  # fmt: skip
-    return Story(source, shown_row(row, 0), telling.table(), now, tuple(upsert.bound.row_schema.names),
-                 telling.settled, replayed, "" if fed.plain else str(fed), tuple(telling.scopes))  # fmt: skip
+        replayed = (
+            "times are their own, all in order"
+            if upsert.bound.spec.holds_back
+            else "times are of the replay: one epoch for each part of the log"
+        )
+    return Story(
+        source,
+        shown_row(row, 0),
+        telling.table(),
+        now,
+        tuple(upsert.bound.row_schema.names),
+        telling.settled,
+        replayed,
+        "" if fed.plain else str(fed),
+        tuple(telling.scopes),
+    )
 
 
-def why_of(state: State, source: str, key: Any, log: Any = None, *, flow: Flow | None = None,
-           trust: Literal["owner", "group"] = "owner") -> Story:  # fmt: skip
+def why_of(
+    state: State,
+    source: str,
+    key: Any,
+    log: Any = None,
+    *,
+    flow: Flow | None = None,
+    trust: Literal["owner", "group"] = "owner",
+) -> Story:
     """As `why`, of a state that nobody has open.  O(bytes of the state).  Raises what `ddflow.read` raises too."""
     from ddflow.snapshot import Snapshot
 
@@ -188,8 +216,12 @@ class _Telling:
     def __init__(self, bound: Bound, row: pa.RecordBatch) -> None:
         self.bound, self.row = bound, row
         self.winners = [bound.schema.field(name) for name in bound.spec.order_by]
-        own = [pa.field("what", pa.string()), pa.field(TIME, bound.time_type), pa.field("verdict", pa.string()),
-               pa.field("seq", pa.int64())]  # fmt: skip
+        own = [
+            pa.field("what", pa.string()),
+            pa.field(TIME, bound.time_type),
+            pa.field("verdict", pa.string()),
+            pa.field("seq", pa.int64()),
+        ]
         rest = [f.with_nullable(True) for f in bound.schema]
         rest += [f.with_name(f"winner_{f.name}").with_nullable(True) for f in self.winners]
         self.schema = pa.schema([*own, *rest])
@@ -201,12 +233,22 @@ class _Telling:
         """All that was told."""
         return pa.concat_tables([self.schema.empty_table(), *self.made])
 
-    def _tell(self, what: list[str] | str, times: Ints, rows: pa.Table | pa.RecordBatch, winners: list[Any] | None,
-              verdict: pa.Array | None = None, seq: Ints | None = None) -> None:  # fmt: skip
+    def _tell(
+        self,
+        what: list[str] | str,
+        times: Ints,
+        rows: pa.Table | pa.RecordBatch,
+        winners: list[Any] | None,
+        verdict: pa.Array | None = None,
+        seq: Ints | None = None,
+    ) -> None:
         n = times.size
-        columns = [pa.array([what] * n if isinstance(what, str) else what, pa.string()),
-                   time_column(times, self.bound.time_type), pa.nulls(n, pa.string()) if verdict is None else verdict,
-                   pa.nulls(n, pa.int64()) if seq is None else pa.array(seq)]  # fmt: skip
+        columns = [
+            pa.array([what] * n if isinstance(what, str) else what, pa.string()),
+            time_column(times, self.bound.time_type),
+            pa.nulls(n, pa.string()) if verdict is None else verdict,
+            pa.nulls(n, pa.int64()) if seq is None else pa.array(seq),
+        ]
         there = set(rows.schema.names)
         columns += [rows.column(f.name) if f.name in there else pa.nulls(n, f.type) for f in self.bound.schema]
         columns += [pa.nulls(n, f.type) for f in self.winners] if winners is None else winners
@@ -221,8 +263,10 @@ class _Telling:
         (high, low), now = self._identity(upsert.secret), None
         for arranged, part in ((each, part) for each in upsert.arranged.partitions for part in each.parts):
             batch = arranged.slots[part.slot]
-            first, last = (int(np.searchsorted(batch.high[part.begin : part.end], high, side=side)) + part.begin
-                           for side in ("left", "right"))  # fmt: skip
+            first, last = (
+                int(np.searchsorted(batch.high[part.begin : part.end], high, side=side)) + part.begin
+                for side in ("left", "right")
+            )
             at = np.arange(first, last)
             if low is not None:
                 at = at[batch.low[first:last] == low]
@@ -231,8 +275,10 @@ class _Telling:
             live, rows = batch.live[at] != 0, pa.table(batch.rows.table).take(pa.array(at))
             # A deletion's row is filler; the key is its own.
             own = self.row.schema.names
-            columns = [pa.repeat(self.row.column(n)[0], at.size) if n in own else _masked(rows.column(n), live)
-                       for n in rows.schema.names]  # fmt: skip
+            columns = [
+                pa.repeat(self.row.column(n)[0], at.size) if n in own else _masked(rows.column(n), live)
+                for n in rows.schema.names
+            ]
             masked = pa.table(columns, names=rows.schema.names)
             order = upsert.order
             kept = order.keeps and bool(order.fields)
@@ -249,8 +295,9 @@ class _Telling:
             waiting = run.waiting
             at = self._rows(waiting.events, secret)
             if at.size:
-                self._tell("pending", waiting.times[at], waiting.events.take(pa.array(at)), None,
-                           seq=waiting.arrival[at])  # fmt: skip
+                self._tell(
+                    "pending", waiting.times[at], waiting.events.take(pa.array(at)), None, seq=waiting.arrival[at]
+                )
 
     def _rows(self, events: pa.RecordBatch, secret: Secret) -> Ints:
         """The rows that have this key."""

@@ -45,9 +45,28 @@ _LISTS: Final = {12, 16, 17, 21}
 """Types of a schema whose child may be called anything: list, fixed-size list, map, large list."""
 
 _PARTS: Final = {
-    1: "", 2: "iB", 3: "h", 4: "", 5: "", 6: "", 7: "ii", 8: "h", 9: "hi", 10: "ht", 11: "h", 12: "", 13: "", 14: "hv",
-    15: "i", 16: "i", 17: "", 18: "h", 19: "", 20: "", 21: "",
-}  # fmt: skip
+    1: "",
+    2: "iB",
+    3: "h",
+    4: "",
+    5: "",
+    6: "",
+    7: "ii",
+    8: "h",
+    9: "hi",
+    10: "ht",
+    11: "h",
+    12: "",
+    13: "",
+    14: "hv",
+    15: "i",
+    16: "i",
+    17: "",
+    18: "h",
+    19: "",
+    20: "",
+    21: "",
+}
 """The fields of each type's table, by slot: numbers as ``struct`` writes them, "t" text, "v" a vector of int32."""
 
 _DEFAULTS: Final = {(7, 2): 128, (8, 0): 1, (9, 0): 1, (9, 1): 32, (18, 0): 1}
@@ -98,8 +117,7 @@ def readable(kind: pa.DataType) -> bool:
     if pat.is_nested(kind):
         known = pat.is_struct(kind) or pat.is_union(kind) or _is_list(kind)
         return known and all(readable(kind.field(i).type) for i in range(kind.num_fields))
-    return not (pat.is_dictionary(kind) or pat.is_run_end_encoded(kind)
-                or kind in (pa.string_view(), pa.binary_view()))  # fmt: skip
+    return not (pat.is_dictionary(kind) or pat.is_run_end_encoded(kind) or kind in (pa.string_view(), pa.binary_view()))
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -292,5 +310,9 @@ def _physical(kind: pa.DataType) -> pa.DataType:
 
 
 def _odd(what: str, found: str) -> CorruptState:
-    return CorruptState(what, found, "it was not written by ddflow, or damaged; restore it from a copy, go back with "
-                        "ddflow rollback, or replay the log into a new state")  # fmt: skip
+    return CorruptState(
+        what,
+        found,
+        "it was not written by ddflow, or damaged; restore it from a copy, go back with "
+        "ddflow rollback, or replay the log into a new state",
+    )

@@ -162,11 +162,13 @@ def verified(whole: pa.Buffer | bytes, blob: Blob, where: str) -> pa.Buffer | by
     size = len(whole) if isinstance(whole, bytes) else whole.size
     found = xxhash.xxh3_128(whole).digest()
     if size != blob.length or found != blob.digest:
-        raise CorruptState(f"the file {blob.name} of {where}",
-                           f"it has {size:,} bytes with checksum {found.hex()}, the manifest says {blob.length:,} with "
-                           f"{blob.digest.hex()}",
-                           "it was changed or cut; restore it from a copy, go back with ddflow rollback, or replay the "
-                           "log into a new state")  # fmt: skip
+        raise CorruptState(
+            f"the file {blob.name} of {where}",
+            f"it has {size:,} bytes with checksum {found.hex()}, the manifest says {blob.length:,} with "
+            f"{blob.digest.hex()}",
+            "it was changed or cut; restore it from a copy, go back with ddflow rollback, or replay the "
+            "log into a new state",
+        )
     return whole
 
 
@@ -177,9 +179,11 @@ def sized(whole: pa.Buffer, blob: Blob, where: str) -> pa.Buffer:
 
 def lost(name: str, where: str) -> CorruptState:
     """The error for a file that a manifest names and that is not there."""
-    return CorruptState(f"the file {name} of {where}", "it is missing, and the manifest names it",
-                        "restore it from a copy, go back with ddflow rollback, or replay the log into a new "
-                        "state")  # fmt: skip
+    return CorruptState(
+        f"the file {name} of {where}",
+        "it is missing, and the manifest names it",
+        "restore it from a copy, go back with ddflow rollback, or replay the log into a new state",
+    )
 
 
 def numbered(folder: str, names: Iterable[str], where: str) -> list[int]:
@@ -189,7 +193,9 @@ def numbered(folder: str, names: Iterable[str], where: str) -> list[int]:
     """
     found = sorted(int(name) for name in names if _NUMBER.fullmatch(name))
     if found and found[-1] > GREATEST:
-        raise CorruptState(f"{folder}/{found[-1]} of {where}",
-                           f"no version has that number: {GREATEST} is the greatest, and ddflow counts from 0",
-                           "it was not written by ddflow: remove it")  # fmt: skip
+        raise CorruptState(
+            f"{folder}/{found[-1]} of {where}",
+            f"no version has that number: {GREATEST} is the greatest, and ddflow counts from 0",
+            "it was not written by ddflow: remove it",
+        )
     return found

@@ -64,13 +64,20 @@ class Bucket:
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         self.url, self._api = url, _obstore()
         if not parsed(url):
-            raise self.refused("it is not of the form s3://bucket/prefix", "give such a URL, or a folder; keys belong "
-                               "into the environment (AWS_ACCESS_KEY_ID, ...)")  # fmt: skip
+            raise self.refused(
+                "it is not of the form s3://bucket/prefix",
+                "give such a URL, or a folder; keys belong into the environment (AWS_ACCESS_KEY_ID, ...)",
+            )
         self._check()
         errors = self._api.exceptions
         self._exists = errors.AlreadyExistsError
-        self._refusals = (errors.PermissionDeniedError, errors.UnauthenticatedError, errors.InvalidPathError,
-                          FileNotFoundError, NotImplementedError)  # fmt: skip
+        self._refusals = (
+            errors.PermissionDeniedError,
+            errors.UnauthenticatedError,
+            errors.InvalidPathError,
+            FileNotFoundError,
+            NotImplementedError,
+        )
         self._failures = (errors.BaseError, OSError, ValueError, NotImplementedError)
         given = dict(options or {})
         retry: dict[str, Any] = {**_RETRIES, **given.pop("retry_config", {})}
@@ -112,8 +119,11 @@ class Bucket:
                 return ours
             if time.monotonic() - began > self._patience:
                 break
-        raise OutcomeUnknown(f"put {key} of {self.url}", f"no answer told whether it is there ({doubt})",
-                             "it may be there, or arrive yet: open the state again and look")  # fmt: skip
+        raise OutcomeUnknown(
+            f"put {key} of {self.url}",
+            f"no answer told whether it is there ({doubt})",
+            "it may be there, or arrive yet: open the state again and look",
+        )
 
     def prove(self, key: str) -> None:
         """Raise `StateRefused` unless the second of two conditional puts is refused; the first may be long ago."""
@@ -133,8 +143,10 @@ class Bucket:
             except self._failures as error:
                 why = line(error)
             if done > 1:
-                raise self.refused("two conditional puts of one key both succeeded, so two writers could both win",
-                                   "give a store that honours If-None-Match")  # fmt: skip
+                raise self.refused(
+                    "two conditional puts of one key both succeeded, so two writers could both win",
+                    "give a store that honours If-None-Match",
+                )
         raise self.failed("prove the conditional put", why)
 
     def put(self, key: str, data: bytes) -> None:
@@ -217,8 +229,9 @@ class Bucket:
         found = line(error)
         if _FULL.search(found):
             return StorageFull(f"{what} of {self.url}", found, "free space and open the state again")
-        return StorageFailed(f"{what} of {self.url}", found,
-                             "see to the network, the bucket and its keys, and open the state again")  # fmt: skip
+        return StorageFailed(
+            f"{what} of {self.url}", found, "see to the network, the bucket and its keys, and open the state again"
+        )
 
     def _pieces(self, key: str, result: Any, length: int) -> Iterator[bytes]:
         """The bytes of an object whose first answer is ``result``; a large one is asked for anew, in ranges."""
@@ -239,8 +252,11 @@ class Bucket:
         global _process
         _process = _process or os.getpid()
         if _process != os.getpid():
-            raise EngineClosed(f"reach {self.url}", f"process {_process} used obstore before it forked this one",
-                               "start a new process instead (multiprocessing: spawn)")  # fmt: skip
+            raise EngineClosed(
+                f"reach {self.url}",
+                f"process {_process} used obstore before it forked this one",
+                "start a new process instead (multiprocessing: spawn)",
+            )
 
     def _holds(self, key: str, data: bytes) -> bool | None:
         """Whether an object has these bytes; None: it is missing, or cannot be read."""

@@ -134,14 +134,21 @@ class Cache:
             os.makedirs(self.path, mode=0o700, exist_ok=True)
             state = os.stat(self.path)
         except OSError as error:
-            raise StateRefused(asked, f"the folder cannot be made ({error.strerror})",
-                               "name another folder for the cache") from None  # fmt: skip
+            raise StateRefused(
+                asked, f"the folder cannot be made ({error.strerror})", "name another folder for the cache"
+            ) from None
         if state.st_uid != os.geteuid():
-            raise StateRefused(asked, f"it belongs to user {state.st_uid}, not to {os.geteuid()}",
-                               "name a folder of your own for the cache")  # fmt: skip
+            raise StateRefused(
+                asked,
+                f"it belongs to user {state.st_uid}, not to {os.geteuid()}",
+                "name a folder of your own for the cache",
+            )
         if stat.S_IMODE(state.st_mode) & 0o022:
-            raise StateRefused(asked, f"its mode is {stat.S_IMODE(state.st_mode):o}, so others may put files there",
-                               "chmod 700 it, or name another folder for the cache")  # fmt: skip
+            raise StateRefused(
+                asked,
+                f"its mode is {stat.S_IMODE(state.st_mode):o}, so others may put files there",
+                "chmod 700 it, or name another folder for the cache",
+            )
 
     def _evict(self) -> None:
         """Unlink the least recently used until the rest fits, and what crashed processes left.  O(files)."""

@@ -139,8 +139,11 @@ class Claim:
             except BlockingIOError:
                 holder = os.pread(lock, 20, 0).decode("ascii", "replace").strip() or "unknown"
                 os.close(lock)
-                raise SpillInUse(f"spill to {self.path}", f"an engine of process {holder} holds it",
-                                 "close that engine, or give this one a folder of its own") from None  # fmt: skip
+                raise SpillInUse(
+                    f"spill to {self.path}",
+                    f"an engine of process {holder} holds it",
+                    "close that engine, or give this one a folder of its own",
+                ) from None
             except BaseException:
                 self._unlock(lock)
                 raise
@@ -174,8 +177,11 @@ def _check_folder(path: str, state: os.stat_result) -> None:
     if state.st_uid != os.geteuid():
         raise SpillRefused(f"spill to {path}", f"it belongs to user {state.st_uid}, not to {os.geteuid()}", own)
     if mode & stat.S_IWOTH:
-        raise SpillRefused(f"spill to {path}", f"its mode is {mode:o}, so anybody may put files there",
-                           f"{own}, as mkdir -m 700 makes one")  # fmt: skip
+        raise SpillRefused(
+            f"spill to {path}",
+            f"its mode is {mode:o}, so anybody may put files there",
+            f"{own}, as mkdir -m 700 makes one",
+        )
     # The superuser could write in spite of the mode; it says all the same that nobody should.
     if not mode & stat.S_IWUSR or not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         raise SpillRefused(f"spill to {path}", f"it is read-only (mode {mode:o})", "make it writable, or give another")

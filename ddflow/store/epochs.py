@@ -119,10 +119,15 @@ def damaged(what: str, found: str) -> CorruptState:
 
 
 def _written(call: Call) -> dict[str, Any]:
-    return {"kind": call.kind, "time": call.time, "digest": call.digest, "frontier": call.frontier,
-            "counts": dict(call.counts),
-            "outputs": {name: given(each) for name, each in call.outputs.items()},
-            "figures": dict(call.figures)}  # fmt: skip
+    return {
+        "kind": call.kind,
+        "time": call.time,
+        "digest": call.digest,
+        "frontier": call.frontier,
+        "counts": dict(call.counts),
+        "outputs": {name: given(each) for name, each in call.outputs.items()},
+        "figures": dict(call.figures),
+    }
 
 
 def given(output: Output) -> dict[str, Any]:
@@ -135,10 +140,15 @@ def _call(record: Record) -> Call:
     kind = record.text("kind", 16)
     if kind not in KINDS:
         raise damaged(record.what, f"kind is {kind!r}, not one of {', '.join(KINDS)}")
-    return Call(kind, instant(record, "time"), digits(record, "digest", 32), instant(record, "frontier"),
-                numbers(record.record("counts")),
-                {name: output(each) for name, each in record.named("outputs").items()},
-                numbers(record.record("figures")))  # fmt: skip
+    return Call(
+        kind,
+        instant(record, "time"),
+        digits(record, "digest", 32),
+        instant(record, "frontier"),
+        numbers(record.record("counts")),
+        {name: output(each) for name, each in record.named("outputs").items()},
+        numbers(record.record("figures")),
+    )
 
 
 def output(record: Record) -> Output:

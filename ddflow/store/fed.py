@@ -124,8 +124,13 @@ class Fed(NamedTuple):
     def _without(self, count: int) -> Fed:
         gone = self.runs[:count]
         more = {kind: sum(run.calls for run in gone if run.way.kind == kind) for kind in WAYS}
-        return Fed(self.runs[count:], gone[-1].last if gone else self.until, self.events + more[EVENTS_KIND],
-                   self.full + more[FULL], self.restated + more[RESTATED])  # fmt: skip
+        return Fed(
+            self.runs[count:],
+            gone[-1].last if gone else self.until,
+            self.events + more[EVENTS_KIND],
+            self.full + more[FULL],
+            self.restated + more[RESTATED],
+        )
 
     def __str__(self) -> str:
         if not self.calls:
@@ -170,8 +175,14 @@ def read(record: Record, epoch: int) -> Fed:
 
 
 def _listed(run: Run) -> list[Any]:
-    return [run.first, run.last, run.calls, run.way.kind, run.way.scope,
-            None if run.way.order is None else list(run.way.order)]  # fmt: skip
+    return [
+        run.first,
+        run.last,
+        run.calls,
+        run.way.kind,
+        run.way.scope,
+        None if run.way.order is None else list(run.way.order),
+    ]
 
 
 def _run(given: Any, least: int, most: int) -> Run | None:
@@ -189,8 +200,9 @@ def _run(given: Any, least: int, most: int) -> Run | None:
     if order is not None:
         if kind == EVENTS_KIND or not isinstance(order, list) or not order:
             return None
-        if not all(each is None or isinstance(each, str) or (type(each) is int and -I64 - 1 <= each <= I64)
-                   for each in order):  # fmt: skip
+        if not all(
+            each is None or isinstance(each, str) or (type(each) is int and -I64 - 1 <= each <= I64) for each in order
+        ):
             return None
     return Run(first, last, calls, Way(kind, scope, None if order is None else tuple(order)))
 

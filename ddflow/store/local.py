@@ -57,8 +57,15 @@ class LocalStore(Store):
     `StorageFailed`.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, create: bool = True, trust: str = "owner",
-                 readonly: bool = False, disk: Disk = _DISK) -> None:  # fmt: skip
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        create: bool = True,
+        trust: str = "owner",
+        readonly: bool = False,
+        disk: Disk = _DISK,
+    ) -> None:
         self.place, self.readonly = Place(disk, path, trust), readonly
         self.nonce = os.urandom(8).hex()
         self._numbers, self._process = itertools.count(3), os.getpid()  # the first three are the proof's
@@ -156,8 +163,9 @@ class LocalStore(Store):
     def manifest(self, number: int) -> bytes:
         """The bytes of a manifest.  O(bytes).  See `Store.manifest`."""
         what = f"manifest {number}"
-        missing = CorruptState(f"{what} of {self.where}", "it is missing", "open the state again, or restore it from a "
-                               "copy")  # fmt: skip
+        missing = CorruptState(
+            f"{what} of {self.where}", "it is missing", "open the state again, or restore it from a copy"
+        )
         with self.place.reading(what, missing, REMEDY):
             return self.disk.read(self._path("manifests", number), MANIFEST)
 
@@ -176,8 +184,11 @@ class LocalStore(Store):
         except OSError as error:
             self.place.tidy(temporary)
             why = error.strerror or str(error)
-            raise OutcomeUnknown(f"{what}, in the state {self.where}", f"the disk says {why!r}",
-                                 "it may have happened: open the state again, which tells") from None  # fmt: skip
+            raise OutcomeUnknown(
+                f"{what}, in the state {self.where}",
+                f"the disk says {why!r}",
+                "it may have happened: open the state again, which tells",
+            ) from None
         self._broken = ""
         return won
 
@@ -233,8 +244,11 @@ class LocalStore(Store):
         if self._closed:
             raise EngineClosed(asked, "it was closed", "open it again")
         if os.getpid() != self._process:  # two processes would give the same names
-            raise EngineClosed(asked, f"it was opened by process {self._process}, before this one was forked from it",
-                               "open it again in this process")  # fmt: skip
+            raise EngineClosed(
+                asked,
+                f"it was opened by process {self._process}, before this one was forked from it",
+                "open it again in this process",
+            )
         if self._broken:
             raise StorageFailed(asked, self._broken, "open the state again")
 

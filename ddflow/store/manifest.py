@@ -41,8 +41,22 @@ from ddflow.store.epochs import KINDS, REMEDY, Call, Epoch, Feed, Output, damage
 from ddflow.store.fed import Fed
 from ddflow.store.record import I64, Record
 
-__all__ = ["FORMAT", "GREATEST", "INSTANTS", "KINDS", "MANIFEST", "PARTITIONS", "Call", "Epoch", "Feed", "Manifest",
-           "Output", "at", "history", "newest"]  # fmt: skip
+__all__ = [
+    "FORMAT",
+    "GREATEST",
+    "INSTANTS",
+    "KINDS",
+    "MANIFEST",
+    "PARTITIONS",
+    "Call",
+    "Epoch",
+    "Feed",
+    "Manifest",
+    "Output",
+    "at",
+    "history",
+    "newest",
+]
 
 FORMAT: Final = 3
 """What `Manifest.encode` writes, and the only one that is read."""
@@ -57,9 +71,32 @@ PARTITIONS: Final = 1 << 16
 """The greatest number of partitions of a state."""
 
 _HEADER = re.compile(rb"ddflow manifest ([1-9][0-9]{0,5}) (0|[1-9][0-9]{0,11}) ([0-9a-f]{32})\n")
-_FIELDS = frozenset(("format", "number", "epoch", "nonce", "written", "secret", "plan", "fingerprint", "frontier",
-                     "last", "since", "partitions", "receipts", "folder", "note", "previous", "spread", "horizons",
-                     "greatest", "feed", "fed", "id"))  # fmt: skip
+_FIELDS = frozenset(
+    (
+        "format",
+        "number",
+        "epoch",
+        "nonce",
+        "written",
+        "secret",
+        "plan",
+        "fingerprint",
+        "frontier",
+        "last",
+        "since",
+        "partitions",
+        "receipts",
+        "folder",
+        "note",
+        "previous",
+        "spread",
+        "horizons",
+        "greatest",
+        "feed",
+        "fed",
+        "id",
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -113,16 +150,29 @@ class Manifest:
         if _too_deep(self.plan):
             raise ValueError(f"the plan is nested deeper than {DEPTH} levels")
         plain = {
-            "format": FORMAT, "id": self.id, "number": self.number, "epoch": self.epoch, "nonce": self.nonce,
-            "written": self.written, "secret": "".join(f"{word:016x}" for word in self.secret), "plan": self.plan,
-            "fingerprint": self.fingerprint, "frontier": self.frontier, "last": self.last, "since": self.since,
+            "format": FORMAT,
+            "id": self.id,
+            "number": self.number,
+            "epoch": self.epoch,
+            "nonce": self.nonce,
+            "written": self.written,
+            "secret": "".join(f"{word:016x}" for word in self.secret),
+            "plan": self.plan,
+            "fingerprint": self.fingerprint,
+            "frontier": self.frontier,
+            "last": self.last,
+            "since": self.since,
             "partitions": [blob.to_json() for blob in self.partitions],
             "receipts": [epochs.written(each) for each in self.receipts],
-            "folder": self.folder, "note": self.note, "previous": self.previous,
-            "spread": self.spread, "horizons": dict(self.horizons), "greatest": dict(self.greatest),
+            "folder": self.folder,
+            "note": self.note,
+            "previous": self.previous,
+            "spread": self.spread,
+            "horizons": dict(self.horizons),
+            "greatest": dict(self.greatest),
             "feed": None if self.feed is None else self.feed._asdict(),
             "fed": {name: fed.written(each) for name, each in self.fed.items()},
-        }  # fmt: skip
+        }
         try:
             _read(Record(plain, f"write manifest {self.number}"))
         except CorruptState as error:
@@ -155,10 +205,12 @@ class Manifest:
         if inside != format_:
             raise damaged(what, f"its header says format {format_}, its body format {inside}")
         if format_ != FORMAT:
-            raise CorruptState(what, f"it has format {format_}, and this ddflow reads format {FORMAT}",
-                               "it was written by another ddflow: open it with that one, or replay the log into a "
-                               "new state; ddflow rollback goes back to a version of this format, where one is kept",
-                               )  # fmt: skip
+            raise CorruptState(
+                what,
+                f"it has format {format_}, and this ddflow reads format {FORMAT}",
+                "it was written by another ddflow: open it with that one, or replay the log into a "
+                "new state; ddflow rollback goes back to a version of this format, where one is kept",
+            )
         manifest = _read(record)
         if manifest.number != number:
             raise damaged(what, f"it says it is manifest {manifest.number}")
@@ -183,9 +235,11 @@ def newest(store: Store) -> Manifest | None:
         marked, numbers = store.marked(), store.numbers()
         last = numbers[-1] if numbers else -1
         if marked > last:
-            raise CorruptState(f"manifest {marked} of {store.where}",
-                               f"it was committed and is missing; the newest there is {last if numbers else 'none'}",
-                               REMEDY)  # fmt: skip
+            raise CorruptState(
+                f"manifest {marked} of {store.where}",
+                f"it was committed and is missing; the newest there is {last if numbers else 'none'}",
+                REMEDY,
+            )
         if last < 0:
             return None
         try:
@@ -207,8 +261,11 @@ def at(store: Store, number: int) -> Manifest:
 
 
 def _unreadable(asked: str, found: str) -> StateRefused:
-    return StateRefused(asked, f"{found}; so it could not be read again",
-                        "nothing was committed: mend what it is about, and open the state again")  # fmt: skip
+    return StateRefused(
+        asked,
+        f"{found}; so it could not be read again",
+        "nothing was committed: mend what it is about, and open the state again",
+    )
 
 
 def _parsed(body: bytes, what: str) -> Any:

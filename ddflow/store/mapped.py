@@ -75,10 +75,12 @@ def check(whole: pa.Buffer, written: Written) -> None:
     """Raise `CorruptState` unless these are the bytes that were written."""
     found = xxhash.xxh3_128(whole).digest()
     if whole.size != written.size or found != written.digest:
-        raise CorruptState(f"the spilled file {written.path}",
-                           f"{whole.size:,} bytes with checksum {found.hex()} were read, {written.size:,} with "
-                           f"{written.digest.hex()} were written",
-                           "the disk or memory changed them: mend it and replay the log into a new state")  # fmt: skip
+        raise CorruptState(
+            f"the spilled file {written.path}",
+            f"{whole.size:,} bytes with checksum {found.hex()} were read, {written.size:,} with "
+            f"{written.digest.hex()} were written",
+            "the disk or memory changed them: mend it and replay the log into a new state",
+        )
 
 
 def opened(whole: pa.Buffer) -> pa.ipc.RecordBatchFileReader:

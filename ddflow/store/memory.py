@@ -96,8 +96,9 @@ class MemoryStore(Store):
     def manifest(self, number: int) -> bytes:
         """The bytes of a manifest.  O(1).  See `Store.manifest`."""
         if number not in self.shelf.manifests:
-            raise CorruptState(f"manifest {number} of {self.where}", "it is missing", "open the state again, or "
-                               "restore it from a copy")  # fmt: skip
+            raise CorruptState(
+                f"manifest {number} of {self.where}", "it is missing", "open the state again, or restore it from a copy"
+            )
         return self.shelf.manifests[number]
 
     def publish(self, number: int, data: bytes) -> bool:

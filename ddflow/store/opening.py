@@ -32,8 +32,11 @@ def located(given: Any) -> str | os.PathLike[str]:
     if isinstance(given, str) and given.startswith("s3://"):
         return given
     if address.scheme(given).lower() == "s3":  # what pathlib makes of a URL, too
-        raise StateRefused(f"open the state {address.public(given)}", "it is not of the form s3://bucket/prefix",
-                           "give such a URL, as a text and in small letters")  # fmt: skip
+        raise StateRefused(
+            f"open the state {address.public(given)}",
+            "it is not of the form s3://bucket/prefix",
+            "give such a URL, as a text and in small letters",
+        )
     found: str | os.PathLike[str] = address.folder(given, "open the state", remedy=address.EITHER)
     return found
 

@@ -47,8 +47,10 @@ MARK_BYTES: Final = 1 << 24
 """Bytes that it may have at most."""
 READABLE: Final = 40
 """Characters of an output's name that its folder's has, at most."""
-AGAIN: Final = ("restore it from a copy; or, if the folder is of this state and no other, delete that file, and open "
-                "the state with outputs= again, which writes it anew")  # fmt: skip
+AGAIN: Final = (
+    "restore it from a copy; or, if the folder is of this state and no other, delete that file, and open "
+    "the state with outputs= again, which writes it anew"
+)
 COPY: Final = "restore it from a copy, or go back with ddflow rollback"
 _UNSAFE = re.compile(r"[^A-Za-z0-9.]+")
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -78,8 +80,9 @@ class OutputFolder:
     Raises `StateRefused` for what is no path.  Every method raises `StorageFailed` when the disk fails.
     """
 
-    def __init__(self, path: str | os.PathLike[str], nonce: str = "0" * 16, trust: str = "owner",
-                 disk: Disk = _DISK) -> None:  # fmt: skip
+    def __init__(
+        self, path: str | os.PathLike[str], nonce: str = "0" * 16, trust: str = "owner", disk: Disk = _DISK
+    ) -> None:
         self.site = Site(disk, address.folder(path, "write outputs to"), trust, "the outputs folder")
         self.disk, self.nonce = disk, nonce
         self._numbers, self._unsynced = itertools.count(), set[str]()
@@ -94,8 +97,11 @@ class OutputFolder:
         try:
             pq.write_table(schema.empty_table(), io.BytesIO())
         except (pa.ArrowNotImplementedError, pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            raise SpecError(f"outputs= for {name!r}", f"Parquet cannot hold its rows ({error})",
-                            "project it to other types, or leave outputs= out") from None  # fmt: skip
+            raise SpecError(
+                f"outputs= for {name!r}",
+                f"Parquet cannot hold its rows ({error})",
+                "project it to other types, or leave outputs= out",
+            ) from None
 
     def look(self, state: str | None) -> None:
         """Raise `StateRefused` unless a state's outputs may go here; nothing is made.  O(1).
@@ -157,9 +163,12 @@ class OutputFolder:
         called = f"{self.nonce}-{next(self._numbers)}.parquet"
         path = self._hidden(name, called)
         if not self.site.is_there(os.path.dirname(path)):
-            raise StateRefused(f"write an output to {os.path.dirname(path)}", "that folder is not there",
-                               "mount the same folder on the driver and all executors; where it was deleted, open the "
-                               "state again, which makes it")  # fmt: skip
+            raise StateRefused(
+                f"write an output to {os.path.dirname(path)}",
+                "that folder is not there",
+                "mount the same folder on the driver and all executors; where it was deleted, open the "
+                "state again, which makes it",
+            )
         sink = self.site.written(path, "write an output", lambda sink: pq.write_table(table, sink))
         self._unsynced.add(os.path.dirname(path))
         return Blob(called, sink.size, sink.state.digest())
@@ -228,8 +237,10 @@ class OutputFolder:
     def _must_be_of(self, state: str | None, found: Mark | None) -> None:
         if found is not None and found.state != state:
             this = "this one is new" if state is None else f"this one's is {state}"
-            raise self.site.refused(f"it belongs to the state with the id {found.state}, at {found.at}, and {this}",
-                                    "give every state a folder of its own")  # fmt: skip
+            raise self.site.refused(
+                f"it belongs to the state with the id {found.state}, at {found.at}, and {this}",
+                "give every state a folder of its own",
+            )
 
     def _first(self, mark: Mark) -> Mark:
         """Say whose the folder is, where nothing says it yet; what is said there then."""

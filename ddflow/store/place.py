@@ -91,8 +91,10 @@ class Place(Site):
         """Raise `StateRefused` unless there is nothing here, or what somebody left who died while making it."""
         full = [name for name in names if name not in INSIDE or self.disk.names(self.below(name))]
         if full and "manifests" not in self.disk.names(self.path):  # unless another has just made it
-            raise self.refused(f"there is no state, and it is not empty ({', '.join(sorted(full)[:3])})",
-                               "give an empty folder, or one that is not there yet")  # fmt: skip
+            raise self.refused(
+                f"there is no state, and it is not empty ({', '.join(sorted(full)[:3])})",
+                "give an empty folder, or one that is not there yet",
+            )
 
     def _furnish(self, names: list[str]) -> None:
         """Make the folders inside, that of the manifests last, so that nobody takes it for a state before.

@@ -125,6 +125,8 @@ class Record:
     def _wrong(self, name: str, value: Any, wanted: str) -> CorruptState:
         shown = _SHORT.repr(value)
         shown = shown if len(shown) <= 200 else f"{shown[:197]}..."
-        return CorruptState(self.what, f"{name[:80]} is {shown}, not {wanted}",
-                            "it was not written by ddflow, or damaged; restore it from a copy, or go back with "
-                            "ddflow rollback")  # fmt: skip
+        return CorruptState(
+            self.what,
+            f"{name[:80]} is {shown}, not {wanted}",
+            "it was not written by ddflow, or damaged; restore it from a copy, or go back with ddflow rollback",
+        )

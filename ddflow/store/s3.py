@@ -50,8 +50,15 @@ class S3Store(Store):
     such bucket or state, when something else has the prefix, or when two conditional puts of one key both succeed.
     """
 
-    def __init__(self, url: str, *, cache: Cache | str | os.PathLike[str] | None = None, readonly: bool = False,
-                 create: bool = True, options: Mapping[str, Any] | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        url: str,
+        *,
+        cache: Cache | str | os.PathLike[str] | None = None,
+        readonly: bool = False,
+        create: bool = True,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
         self.where, self.nonce, self.readonly = url, os.urandom(8).hex(), readonly
         self._bucket = Bucket(url, options)
         self._names, self._marks = itertools.count(), set[int]()
@@ -151,9 +158,11 @@ class S3Store(Store):
         try:
             length, pieces = self._bucket.open(key)
             if length > MANIFEST:
-                raise CorruptState(f"the file {key} of {self.where}",
-                                   f"it has {length:,} bytes, and none has more than {MANIFEST:,}",
-                                   "it was not written by ddflow; restore it from a copy")  # fmt: skip
+                raise CorruptState(
+                    f"the file {key} of {self.where}",
+                    f"it has {length:,} bytes, and none has more than {MANIFEST:,}",
+                    "it was not written by ddflow; restore it from a copy",
+                )
             return b"".join(pieces)
         except FileNotFoundError:
             raise lost(key, self.where) from None
@@ -225,9 +234,11 @@ class S3Store(Store):
         try:
             length, pieces = self._bucket.open(_blob(blob.name))
             if length != blob.length:
-                raise CorruptState(f"the file {blob.name} of {self.where}", f"it has {length:,} bytes, the manifest "
-                                   f"says {blob.length:,}", "restore it from a copy, go back with ddflow rollback, or "
-                                   "replay the log into a new state")  # fmt: skip
+                raise CorruptState(
+                    f"the file {blob.name} of {self.where}",
+                    f"it has {length:,} bytes, the manifest says {blob.length:,}",
+                    "restore it from a copy, go back with ddflow rollback, or replay the log into a new state",
+                )
             yield from pieces
         except FileNotFoundError:
             raise lost(blob.name, self.where) from None

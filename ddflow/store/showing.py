@@ -37,8 +37,7 @@ class Outputs:
         self.folder, self.before = folder, before
 
     @classmethod
-    def open(cls, given: str | os.PathLike[str] | None, store: Store, manifest: Manifest | None,
-             trust: str) -> Outputs:  # fmt: skip
+    def open(cls, given: str | os.PathLike[str] | None, store: Store, manifest: Manifest | None, trust: str) -> Outputs:
         """Look at what was given for a state; nothing is made.  ``manifest``: its newest, None for a new one.  O(1).
 
         Raises as `OutputFolder.look` does.

@@ -32,8 +32,16 @@ from ddflow.store.part import Sink
 TEMPORARY: Final = re.compile(r"\.[0-9a-f]{16}-[0-9]{1,12}\.part")
 HOUR: Final = 3600.0
 """Seconds after which a temporary file is nobody's: it lives for as long as it takes to write one manifest."""
-NOT_OURS: Final = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL,
-                   errno.ENOTSUP}  # fmt: skip
+NOT_OURS: Final = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.EINVAL,
+    errno.ENOTSUP,
+}
 """What the disk says of a folder that cannot be used as one of ours."""
 _NO_FILE = {errno.EINVAL, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EFBIG}
 
@@ -95,8 +103,11 @@ class Site:
             except OSError as error:
                 if error.errno not in _NO_FILE:
                     raise
-                raise CorruptState(f"the {what} of {self.path}", f"it cannot be read ({error.strerror})",
-                                   f"it was not written by ddflow; {remedy}") from None  # fmt: skip
+                raise CorruptState(
+                    f"the {what} of {self.path}",
+                    f"it cannot be read ({error.strerror})",
+                    f"it was not written by ddflow; {remedy}",
+                ) from None
 
     def written(self, path: str, what: str, write: Callable[[Any], Any]) -> Sink:
         """What was written to a new file, which is durable but for its name; there is no file if anything fails.

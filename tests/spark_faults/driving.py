@@ -43,8 +43,14 @@ def drive(spark: SparkSession, folder: Path, point: str, batch: int, partitions:
     reader = spark.readStream.schema("id long, city string, at long").option("maxFilesPerTrigger", 1)
     frames = {"orders": reader.parquet(str(folder / "in"))}
     with dies(point, batch, lambda: os.kill(os.getpid(), signal.SIGKILL)):
-        query = spark_bridge.stream(flow_of(), frames, state=str(folder / "state"), partitions=partitions,
-                                    trigger={"availableNow": True}, outputs=take).start()  # fmt: skip
+        query = spark_bridge.stream(
+            flow_of(),
+            frames,
+            state=str(folder / "state"),
+            partitions=partitions,
+            trigger={"availableNow": True},
+            outputs=take,
+        ).start()
         query.awaitTermination()
         return [(each.epoch, each.replayed) for each in query.ddflow.stats()]
 

@@ -43,8 +43,15 @@ class Hands:
     ``late``: attempts that sleep, each with its worker and what it will say.
     """
 
-    def __init__(self, flow: dd.Flow, state: str, partitions: int, chance: random.Random, workers: int = 3,
-                 memory: int | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        flow: dd.Flow,
+        state: str,
+        partitions: int,
+        chance: random.Random,
+        workers: int = 3,
+        memory: int | None = None,
+    ) -> None:
         self.flow, self.state, self.chance, self.memory = flow, state, chance, memory
         self.coordinator = Coordinator.open(flow, state, partitions=partitions, memory=memory)
         self.workers = [Warm() for _ in range(workers)]
@@ -65,8 +72,13 @@ class Hands:
             body = Level(self.coordinator.cut, base, level, columns, "a test", 1 << 30)
             told = [self.task(body, number, maps) for number in range(base.partitions)]
             maps = [[pa.Table.from_batches(each, PACKED) for each in attempts] for attempts in told]
-        receipts = [Receipt.from_json(row["payload"], "a test") for attempts in maps for each in attempts
-                    for row in each.to_pylist() if row["what"] == RECEIPT]  # fmt: skip
+        receipts = [
+            Receipt.from_json(row["payload"], "a test")
+            for attempts in maps
+            for each in attempts
+            for row in each.to_pylist()
+            if row["what"] == RECEIPT
+        ]
         committed = self.coordinator.finish(base, receipts)
         self.wake()
         return committed, self._outputs(committed)
@@ -83,8 +95,12 @@ class Hands:
             self.seen[kind] = self.seen.get(kind, 0) + 1
             if given is not None:
                 told.append(given)
-                hits = [Receipt.from_json(row["payload"], "a test").figures.get("hit", 0) for each in given
-                        for row in each.to_pylist() if row["what"] == RECEIPT]  # fmt: skip
+                hits = [
+                    Receipt.from_json(row["payload"], "a test").figures.get("hit", 0)
+                    for each in given
+                    for row in each.to_pylist()
+                    if row["what"] == RECEIPT
+                ]
                 self.seen["hit"] = self.seen.get("hit", 0) + hits[-1]
         return told
 
@@ -150,9 +166,18 @@ class Hands:
     def _outputs(self, committed: Committed) -> dict[str, pa.Table]:
         vault = Vault(self.coordinator.ledger.store)
         schemas = {name: node.updates_schema(self.flow.time_type) for name, node in self.flow.outputs.items()}
-        return {name: pa.concat_tables([schema.empty_table(), *(vault.table(blob, schema, None)
-                      for blob in (committed.outputs[name].blobs if name in committed.outputs else ()))])
-                for name, schema in schemas.items()}  # fmt: skip
+        return {
+            name: pa.concat_tables(
+                [
+                    schema.empty_table(),
+                    *(
+                        vault.table(blob, schema, None)
+                        for blob in (committed.outputs[name].blobs if name in committed.outputs else ())
+                    ),
+                ]
+            )
+            for name, schema in schemas.items()
+        }
 
 
 @contextmanager
