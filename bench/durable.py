@@ -57,7 +57,7 @@ HEADINGS = (
 
 def run(keys: int, epochs: int) -> dict[str, Any]:
     """Load ``keys`` keys, commit ``epochs`` epochs, open the state again; AssertionError when it holds other rows."""
-    from ddflow.warmup import warm
+    from ddflow.tools.warmup import warm
 
     warm(None)
     rng, folder = np.random.default_rng(keys), tempfile.mkdtemp(prefix="ddflow-bench-")

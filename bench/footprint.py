@@ -34,7 +34,7 @@ HEADINGS = ("workload", "keys", "resident MB", "bytes a key", "private MB more",
 def run(workload: str) -> dict[str, Any]:
     """Take a workload in steps of 100 k and say what is held before the engine is closed."""
     import ddflow as dd
-    from ddflow.warmup import warm
+    from ddflow.tools.warmup import warm
 
     warm(None)
     events = workloads.load(workload)

@@ -53,7 +53,7 @@ HEADINGS = (
 
 def run(keys: int, events: int, budget: str | None) -> dict[str, Any]:
     """Load ``keys`` keys, take ``events`` events, and say what one cost; AssertionError when updates are missing."""
-    from ddflow.warmup import warm
+    from ddflow.tools.warmup import warm
 
     warm(None)
     rng = np.random.default_rng(keys)

@@ -156,7 +156,7 @@ CONTENDERS: dict[str, Callable[[LargeJob], State]] = {
 
 def budget(size: str) -> int:
     """Bytes of a size like ``128MB``, read as ddflow reads it."""
-    from ddflow.budget import parse_size
+    from ddflow.dataflow.budget import parse_size
 
     return parse_size(size) or 0
 
@@ -201,7 +201,7 @@ def run(job: LargeJob) -> LargeSample:
 def _warm(job: LargeJob) -> None:
     """Compile or load what the contender compiles, and have one small piece made, taken and checked."""
     if job.contender.startswith("ddflow"):
-        from ddflow.warmup import warm
+        from ddflow.tools.warmup import warm
 
         warm(None)
     shape = LARGE[job.workload]

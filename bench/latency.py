@@ -46,7 +46,7 @@ def run(steps: dict[str, int], keys: int) -> list[dict[str, Any]]:
     JSON has made the numbers of events into text.
     """
     import ddflow as dd
-    from ddflow.warmup import warm
+    from ddflow.tools.warmup import warm
 
     warm(None)
     rng = np.random.default_rng(0)

@@ -89,7 +89,7 @@ def _answer(tables: list[pa.Table]) -> tuple[int, str, bool]:
 def _warm(job: Job) -> None:
     """Compile or load what the contender compiles, and run it once over a few rows."""
     if job.contender.startswith("ddflow"):
-        from ddflow.warmup import warm
+        from ddflow.tools.warmup import warm
 
         warm(None)
     CONTENDERS[job.contender](workloads.load(job.workload).slice(0, WARM_ROWS), job.line)

@@ -34,9 +34,9 @@ import report
 from rich.console import Console
 
 import ddflow as dd
+from ddflow.columns.hashing import value_hashes
 from ddflow.demo import git
 from ddflow.demo.git_feed import EVENTS, GitFeed
-from ddflow.identity import value_hashes
 
 HEADINGS = ("feed", "commit ignored", "rows in", "updates out", "no-ops", "share", "s", "rows/s")
 TREE = pa.schema([("path", pa.string()), ("mode", pa.string()), ("blob", pa.string()), ("commit", pa.int64())])

@@ -39,10 +39,10 @@ HEADINGS = ("partitions", "receipts", "files", "begin ms", "finish ms", "min-max
 
 def run(partitions: int, epochs: int) -> dict[str, Any]:
     """Commit ``epochs`` epochs of a state of so many partitions, and time the driver's part of all but the first."""
-    from ddflow.partitions.coordinator import Coordinator
-    from ddflow.partitions.part import Part
-    from ddflow.store.opening import open_store
-    from ddflow.warmup import warm
+    from ddflow.partitions.commit import Coordinator
+    from ddflow.partitions.stage_step import Part
+    from ddflow.storage.opening import open_store
+    from ddflow.tools.warmup import warm
 
     warm(None)
     folder, rng = tempfile.mkdtemp(prefix="ddflow-bench-"), np.random.default_rng(partitions)
@@ -97,7 +97,7 @@ def _rows(n: int, rng: Any) -> pa.Table:
 
 def _epoch(cut: Any, base: Any, parts: dict[tuple[int, int], Any], rows: pa.Table) -> list[Any]:
     """All tasks of an epoch, one after the other; their receipts."""
-    from ddflow.partitions.part import Part
+    from ddflow.partitions.stage_step import Part
 
     receipts, came = [], dict[int, list[pa.Table]]()
     for level in range(cut.levels):
@@ -119,7 +119,7 @@ def _epoch(cut: Any, base: Any, parts: dict[tuple[int, int], Any], rows: pa.Tabl
 
 def _shares(table: pa.Table, by: Sequence[str], base: Any) -> list[pa.Table]:
     """A table cut into partitions."""
-    from ddflow.identity import Secret, identities, partition_of
+    from ddflow.columns.hashing import Secret, identities, partition_of
 
     high, _ = identities(table.select(list(by)), Secret(*base.secret), table.num_rows)
     to = partition_of(high, base.partitions)

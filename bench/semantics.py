@@ -60,7 +60,7 @@ def run(line: str, contender: str, size: list[int]) -> dict[str, Any]:
         return {"checksum": expected(line, of)}
     pa.set_cpu_count(1)
     if contender == "ddflow":
-        from ddflow.warmup import warm
+        from ddflow.tools.warmup import warm
 
         warm(None)
     made = tables(LINES[line].kind, of)

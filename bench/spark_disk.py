@@ -31,9 +31,9 @@ def newest(contender: str, folder: str) -> int:
 
 def ddflow(folder: str) -> int:
     """Of a state whose outputs are elsewhere."""
-    from ddflow.custody.collect import blobs_of, inside
-    from ddflow.store.manifest import newest as newest_manifest
-    from ddflow.store.opening import open_store
+    from ddflow.storage.garbage import blobs_of, inside
+    from ddflow.storage.manifest import newest as newest_manifest
+    from ddflow.storage.opening import open_store
 
     store = open_store(folder, create=False, readonly=True)
     try:

@@ -78,7 +78,7 @@ def run(**fields: Any) -> dict[str, Any]:
     if job.contender == "ddflow":
         import spark_ours
 
-        from ddflow.warmup import warm
+        from ddflow.tools.warmup import warm
 
         warm(None)
         os.environ["PYSPARK_SUBMIT_ARGS"] = spark_ours.session_settings()

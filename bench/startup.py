@@ -28,7 +28,7 @@ with flow.open() as engine:
 """
 
 COLD_COMPILE = """
-from ddflow.warmup import warm
+from ddflow.tools.warmup import warm
 warm(None)
 """
 

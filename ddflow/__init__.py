@@ -38,19 +38,19 @@ from ddflow.errors import DdflowError
 from ddflow.version import __version__
 
 if TYPE_CHECKING:
-    from ddflow.custody.collect import gc
-    from ddflow.custody.migrate import migrate
-    from ddflow.custody.rollback import rollback
-    from ddflow.engine import Engine
-    from ddflow.flow import Collection, Flow
-    from ddflow.fold import merge_on_read
-    from ddflow.frontier import CLOSED, NEVER
-    from ddflow.identity import Secret
-    from ddflow.logs import Full, Restated
-    from ddflow.merging.expiry import Expiry
-    from ddflow.merging.machine import Machine
-    from ddflow.merging.merge import Merge
-    from ddflow.merging.strategy import (
+    from ddflow.columns.hashing import Secret
+    from ddflow.dataflow.result import Step
+    from ddflow.dataflow.verdicts import Verdicts
+    from ddflow.engine.engine import Engine
+    from ddflow.engine.readers import Reader
+    from ddflow.engine.snapshot import Snapshot, read
+    from ddflow.engine.stats import Stats
+    from ddflow.operators.upserting import ToUpserts, to_upserts
+    from ddflow.plan.flow import Collection, Flow
+    from ddflow.plan.merge.expiry import Expiry
+    from ddflow.plan.merge.machine import Machine
+    from ddflow.plan.merge.merge import Merge
+    from ddflow.plan.merge.strategy import (
         append,
         bool_and,
         bool_or,
@@ -66,70 +66,46 @@ if TYPE_CHECKING:
         sum,
         union,
     )
-    from ddflow.proof.fsck import fsck
-    from ddflow.proof.inspect import inspect
-    from ddflow.proof.verify import verify
-    from ddflow.reader import Reader
-    from ddflow.sizing import Estimate, estimate
-    from ddflow.snapshot import Snapshot, read
-    from ddflow.spec import Tombstone, Upsert, tombstone
-    from ddflow.stats import Stats
-    from ddflow.step import Step
-    from ddflow.upserting import ToUpserts, to_upserts
-    from ddflow.verdicts import Verdicts
+    from ddflow.plan.spec import Tombstone, Upsert, tombstone
+    from ddflow.storage.garbage import gc
+    from ddflow.time import CLOSED, NEVER
+    from ddflow.tools.estimate import Estimate, estimate
+    from ddflow.tools.fsck import fsck
+    from ddflow.tools.inspect import inspect
+    from ddflow.tools.logs import Full, Restated
+    from ddflow.tools.merge_on_read import merge_on_read
+    from ddflow.tools.migrate import migrate
+    from ddflow.tools.rollback import rollback
+    from ddflow.tools.verify import verify
 
 _HOMES = {
-    "CLOSED": "frontier",
-    "NEVER": "frontier",
-    "Collection": "flow",
-    "Engine": "engine",
-    "Estimate": "sizing",
-    "Flow": "flow",
-    "Full": "logs",
-    "Reader": "reader",
-    "Restated": "logs",
-    "Secret": "identity",
-    "Snapshot": "snapshot",
-    "Stats": "stats",
-    "Step": "step",
-    "Tombstone": "spec",
-    "Upsert": "spec",
-    "Verdicts": "verdicts",
-    "estimate": "sizing",
-    "fsck": "proof.fsck",
-    "inspect": "proof.inspect",
-    "merge_on_read": "fold",
-    "read": "snapshot",
-    "tombstone": "spec",
-    "verify": "proof.verify",
-    "gc": "custody.collect",
-    "migrate": "custody.migrate",
-    "rollback": "custody.rollback",
-    "ToUpserts": "upserting",
-    "to_upserts": "upserting",
-    "Expiry": "merging.expiry",
-    "Machine": "merging.machine",
-    "Merge": "merging.merge",
-    **dict.fromkeys(
-        (
-            "append",
-            "bool_and",
-            "bool_or",
-            "collect",
-            "fields",
-            "first",
-            "first_non_null",
-            "join_text",
-            "last",
-            "last_non_null",
-            "max",
-            "min",
-            "sum",
-            "union",
-        ),
-        "merging.strategy",
-    ),
+    "columns.hashing": "Secret",
+    "dataflow.result": "Step",
+    "dataflow.verdicts": "Verdicts",
+    "engine.engine": "Engine",
+    "engine.readers": "Reader",
+    "engine.snapshot": "Snapshot read",
+    "engine.stats": "Stats",
+    "operators.upserting": "ToUpserts to_upserts",
+    "plan.flow": "Collection Flow",
+    "plan.merge.expiry": "Expiry",
+    "plan.merge.machine": "Machine",
+    "plan.merge.merge": "Merge",
+    "plan.merge.strategy": "append bool_and bool_or collect fields first first_non_null join_text last last_non_null"
+    " max min sum union",
+    "plan.spec": "Tombstone Upsert tombstone",
+    "storage.garbage": "gc",
+    "time": "CLOSED NEVER",
+    "tools.estimate": "Estimate estimate",
+    "tools.fsck": "fsck",
+    "tools.inspect": "inspect",
+    "tools.logs": "Full Restated",
+    "tools.merge_on_read": "merge_on_read",
+    "tools.migrate": "migrate",
+    "tools.rollback": "rollback",
+    "tools.verify": "verify",
 }
+_HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
     "CLOSED",
@@ -183,8 +159,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        value = getattr(importlib.import_module(f"ddflow.{_HOMES[name]}"), name)
+    if name in _HOME:
+        value = getattr(importlib.import_module(f"ddflow.{_HOME[name]}"), name)
         globals()[name] = value
         return value
     if name in ("errors", "testing"):
@@ -193,4 +169,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*globals(), *_HOME])

@@ -26,13 +26,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from ddflow.columns.hashing import Secret, value_hashes
+from ddflow.columns.rows import shown_row
+from ddflow.columns.schema import to_schema, to_table
 from ddflow.errors import NotInvariant, SpecError
-from ddflow.flow import Flow
-from ddflow.frontier import CLOSED
-from ddflow.identity import Secret, value_hashes
-from ddflow.rows import shown_row
-from ddflow.schema import to_schema, to_table
-from ddflow.spec import Upsert
+from ddflow.plan.flow import Flow
+from ddflow.plan.spec import Upsert
+from ddflow.time import CLOSED
 
 SOURCE = "events"
 SECRET = Secret(1, 2)

@@ -5,7 +5,7 @@ killed, or whose rows are thrown away is harmless; a partition is opened whether
 the last that a task gives.  Why that is not trivial: a task learns its partition from Spark, which promises the place
 of a row only by the shuffle, so what came is compared with what the task is; receipts of one level travel to the driver
 through the tasks of the next; and an executor may see another folder under the state's name, which must be found before
-any work is done.  What it does not do: commit (``ddflow.partitions.coordinator``), make frames (``job``).
+any work is done.  What it does not do: commit (``ddflow.partitions.commit``), make frames (``job``).
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()
@@ -30,20 +30,20 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark import TaskContext
 
+from ddflow.columns.hashing import Secret
 from ddflow.errors import SnapshotExpired
-from ddflow.identity import Secret
-from ddflow.partitions.base import Base
-from ddflow.partitions.cut import Cut
-from ddflow.partitions.packing import packed_receipts, packed_sums
-from ddflow.partitions.part import Part, idle
+from ddflow.partitions.chunks import packed_receipts, packed_sums
+from ddflow.partitions.epoch_start import Base
+from ddflow.partitions.partitioner import Router
 from ddflow.partitions.receipt import Receipt
-from ddflow.partitions.router import Router
-from ddflow.partitions.spool import Spool
+from ddflow.partitions.shuffle_reader import Spool
+from ddflow.partitions.stage_step import Part, idle
+from ddflow.partitions.stages import Cut
 from ddflow.partitions.version import Version
-from ddflow.store.blob import Blob
-from ddflow.store.opening import open_store
-from ddflow.store.outputs import OutputFolder
-from ddflow.store.vault import Vault
+from ddflow.storage.batch_store import Vault
+from ddflow.storage.opening import open_store
+from ddflow.storage.outputs import OutputFolder
+from ddflow.storage.protocol import Blob
 from spark_bridge.columns import carried
 from spark_bridge.failures import noted
 from spark_bridge.task import sliced

@@ -115,7 +115,7 @@ def carried(batch: pa.RecordBatch, what: str) -> pa.RecordBatch:
 
 def restored(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
     """What came from Spark, by name: each column that came in the carrier of its type in ``schema`` in that type again,
-    the others as they are, for `ddflow.schema.conform` to judge.  O(rows) for the columns that need it.
+    the others as they are, for `ddflow.columns.schema.conform` to judge.  O(rows) for the columns that need it.
 
     ``schema``: loose.  Raises `SchemaMismatch` where a value does not fit.
     """

@@ -1,7 +1,7 @@
 """What a committed epoch put out, as DataFrames: they read its files, and compute nothing a second time.
 
 Invariant: a frame holds what the epoch's files hold, whoever reads it and however often, as long as the state keeps
-them: until some epochs later (`ddflow.partitions.coordinator`), unless outputs go to a folder, where they stay.  Why
+them: until some epochs later (`ddflow.partitions.commit`), unless outputs go to a folder, where they stay.  Why
 that is not trivial: the plan that made them ran once and may not run again, and a frame of a plan is computed at every
 action; so a frame is made of the files' names, and its tasks read those.  It commits nothing.
 
@@ -19,10 +19,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from ddflow.flow import Flow
-from ddflow.step import updates_schema
-from ddflow.store.manifest import Output
-from ddflow.verdicts import Verdicts
+from ddflow.columns.schema import updates_schema
+from ddflow.dataflow.verdicts import Verdicts
+from ddflow.plan.flow import Flow
+from ddflow.storage.manifest import Output
 from spark_bridge.bodies import Files
 from spark_bridge.schemas import spark_schema
 

@@ -25,7 +25,7 @@ def prepare() -> None:
     """Import what tasks import, and load the kernels.  About a second, once a machine ten or more; never fails."""
     try:
         import spark_bridge.bodies  # noqa: F401
-        from ddflow.warmup import warm
+        from ddflow.tools.warmup import warm
 
         warm()
         # Spark collects garbage after every task, and what is loaded here never is any.

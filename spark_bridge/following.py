@@ -24,21 +24,21 @@ import pyarrow.compute as pc
 import xxhash
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from ddflow.back import Back, forgetting
-from ddflow.custody.collect import inside
+from ddflow.columns.hashing import Secret
+from ddflow.columns.schema import DIFF
+from ddflow.engine.snapshot import found
 from ddflow.errors import CorruptState, PlanChanged, SnapshotExpired
-from ddflow.flow import Flow
-from ddflow.identity import Secret
+from ddflow.operators.back_node import Back, forgetting
 from ddflow.operators.updates import Updates, consolidated, ints
-from ddflow.partitions.shares import columns_of, plan_of, read_updates, stamped
+from ddflow.partitions.reading import columns_of, plan_of, read_updates, stamped
 from ddflow.partitions.version import Version
-from ddflow.schema import DIFF
-from ddflow.snapshot import found
-from ddflow.store.blob import Blob, Store
-from ddflow.store.manifest import Epoch, Manifest
-from ddflow.store.opening import open_store
-from ddflow.store.outputs import OutputFolder
-from ddflow.store.vault import Vault
+from ddflow.plan.flow import Flow
+from ddflow.storage.batch_store import Vault
+from ddflow.storage.garbage import inside
+from ddflow.storage.manifest import Epoch, Manifest
+from ddflow.storage.opening import open_store
+from ddflow.storage.outputs import OutputFolder
+from ddflow.storage.protocol import Blob, Store
 from spark_bridge.reading import parts_of, sent
 
 Offset = dict[str, Any]

@@ -28,22 +28,22 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from ddflow.budget import parse_size
+from ddflow.columns.hashing import Secret
+from ddflow.columns.schema import conform, did_you_mean
+from ddflow.dataflow.budget import parse_size
 from ddflow.errors import DdflowError, MissingExtra, SchemaMismatch, SpecError, WrongMode
-from ddflow.flow import Flow
-from ddflow.identity import Secret
-from ddflow.partitions.base import Base
-from ddflow.partitions.coordinator import Committed, Coordinator
-from ddflow.partitions.packing import PACKED, added, held
+from ddflow.partitions.chunks import PACKED, added, held
+from ddflow.partitions.commit import Committed, Coordinator
+from ddflow.partitions.epoch_start import Base
+from ddflow.partitions.partitioner import Router, carried_only, columns_there
 from ddflow.partitions.receipt import Receipt
-from ddflow.partitions.router import Router, carried_only, columns_there
 from ddflow.partitions.version import Version
-from ddflow.planned import describe, fingerprint
-from ddflow.rebuilt import rebuild
-from ddflow.schema import conform, did_you_mean
-from ddflow.store import address
-from ddflow.store.manifest import Epoch
-from ddflow.store.opening import located
+from ddflow.plan.codec import describe, fingerprint
+from ddflow.plan.flow import Flow
+from ddflow.plan.rebuild import rebuild
+from ddflow.storage import address
+from ddflow.storage.manifest import Epoch
+from ddflow.storage.opening import located
 from spark_bridge.bodies import Level, Route
 from spark_bridge.columns import loose, restored
 from spark_bridge.committed import shapes

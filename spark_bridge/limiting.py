@@ -16,8 +16,8 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
 
-from ddflow.flow import Flow
-from ddflow.store.manifest import Manifest
+from ddflow.plan.flow import Flow
+from ddflow.storage.manifest import Manifest
 from spark_bridge.following import Follower, Offset, offset
 
 

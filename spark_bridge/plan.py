@@ -28,19 +28,19 @@ from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
-from ddflow import flow as plan
 from ddflow.errors import SpecError
 from ddflow.expressions import Expression
-from ddflow.merging.machine import Machine
-from ddflow.partitions.cut import ALL, Columns, grouped, placed
-from ddflow.spec import Upsert
-from ddflow.unnest import Unnest
+from ddflow.operators.unnest import Unnest
+from ddflow.partitions.stages import ALL, Columns, grouped, placed
+from ddflow.plan import flow as plan
+from ddflow.plan.merge.machine import Machine
+from ddflow.plan.spec import Upsert
 from spark_bridge.columns import loose
 
 
 class Operator(NamedTuple):
-    """One operator of a stage: the verb of `ddflow.flow.Collection`, what it reads (0: what the stage reads; n: the
-    n-th operator), what it is told."""
+    """One operator of a stage: the verb of `ddflow.plan.flow.Collection`, what it reads (0: what the stage reads; n:
+    the n-th operator), what it is told."""
 
     verb: str
     of: tuple[int, ...]

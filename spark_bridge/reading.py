@@ -32,10 +32,10 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from ddflow.flow import Flow
-from ddflow.partitions.shares import partitions_with, read_updates, shared
+from ddflow.partitions.reading import partitions_with, read_updates, shared
 from ddflow.partitions.version import Version
-from ddflow.store.manifest import Manifest
+from ddflow.plan.flow import Flow
+from ddflow.storage.manifest import Manifest
 from spark_bridge.columns import carried, carrier
 from spark_bridge.task import sliced
 

@@ -21,18 +21,18 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
+from ddflow.columns.schema import did_you_mean
+from ddflow.engine.history import check_readable
+from ddflow.engine.reads import told_only
+from ddflow.engine.snapshot import found
 from ddflow.errors import MissingExtra, NotReadable, SchemaMismatch, SpecError, TimeWentBack
-from ddflow.flow import Flow
-from ddflow.frontier import shown
-from ddflow.history import check_readable
-from ddflow.partitions.shares import columns_of, plan_of
+from ddflow.partitions.reading import columns_of, plan_of
 from ddflow.partitions.version import Version
-from ddflow.reading import told_only
-from ddflow.schema import did_you_mean
-from ddflow.snapshot import found
-from ddflow.store.blob import Store
-from ddflow.store.manifest import Manifest
-from ddflow.store.opening import open_store
+from ddflow.plan.flow import Flow
+from ddflow.storage.manifest import Manifest
+from ddflow.storage.opening import open_store
+from ddflow.storage.protocol import Store
+from ddflow.time import shown
 from spark_bridge.following import Follower
 from spark_bridge.reading import Read, Reader, Searcher
 from spark_bridge.schemas import spark_schema

@@ -30,15 +30,15 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, overload
 
-from ddflow.budget import shown_size
-from ddflow.frontier import NEVER, shown
-from ddflow.partitions.coordinator import Committed
-from ddflow.partitions.gathered import ROWS
-from ddflow.stats import as_html, as_text
-from ddflow.store.manifest import Epoch, newest
-from ddflow.store.opening import open_store
+from ddflow.dataflow.budget import shown_size
+from ddflow.dataflow.verdicts import SHOWN, Verdicts
+from ddflow.engine.stats import as_html, as_text
+from ddflow.partitions.commit import Committed
+from ddflow.partitions.merged_receipts import ROWS
+from ddflow.storage.manifest import Epoch, newest
+from ddflow.storage.opening import open_store
 from ddflow.terminal import printable
-from ddflow.verdicts import SHOWN, Verdicts
+from ddflow.time import NEVER, shown
 
 TOLD: Final = 100
 """How many of the last epochs a query can tell of."""

@@ -20,9 +20,9 @@ from typing import Any, Final, Literal
 from pyspark.sql import DataFrame
 
 from ddflow.errors import SpecError, WrongMode
-from ddflow.flow import Flow
-from ddflow.frontier import CLOSED
-from ddflow.partitions.coordinator import Committed, Feed
+from ddflow.partitions.commit import Committed, Feed
+from ddflow.plan.flow import Flow
+from ddflow.time import CLOSED
 from spark_bridge.failures import noted, translated
 from spark_bridge.job import KEEP, Job, Options, check_address, checked, context_of, settings
 from spark_bridge.running import ran, session_of

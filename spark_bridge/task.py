@@ -30,19 +30,18 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from ddflow import flow as plan
-from ddflow.circuit import Circuit
-from ddflow.computation import Released
-from ddflow.frontier import CLOSED, NEVER
-from ddflow.identity import Ints, Secret, identities
-from ddflow.intake import Intake
-from ddflow.merging.machines import bind_machine
+from ddflow.columns.hashing import Ints, Secret, identities
+from ddflow.columns.schema import DIFF, TIME, updates_schema
+from ddflow.dataflow.admission import Intake
+from ddflow.dataflow.graph import Circuit
+from ddflow.dataflow.side_outputs import Sides
+from ddflow.dataflow.step import Released
 from ddflow.operators.updates import Updates, time_column
-from ddflow.partitions.circuit import as_updates
-from ddflow.schema import DIFF, TIME
-from ddflow.sides import Sides
-from ddflow.spec import Upsert
-from ddflow.step import updates_schema
+from ddflow.partitions.stage_graph import as_updates
+from ddflow.plan import flow as plan
+from ddflow.plan.merge.machines import bind_machine
+from ddflow.plan.spec import Upsert
+from ddflow.time import CLOSED, NEVER
 from spark_bridge.columns import carried, restored
 from spark_bridge.plan import Events, Stage
 

@@ -24,7 +24,7 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from ddflow.errors import DdflowError
-from ddflow.partitions.part import Part
+from ddflow.partitions.stage_step import Part
 
 Key = tuple[Any, ...]
 """Which part of which state, and whatever else it was opened by."""

@@ -34,10 +34,10 @@ from rules import Refused, Row, Source, canonical
 from tight import MEMORY, tighten
 
 import ddflow as dd
+from ddflow.columns.hashing import Secret
+from ddflow.engine.readers import Reader
 from ddflow.errors import DdflowError
-from ddflow.identity import Secret
-from ddflow.reader import Reader
-from ddflow.spec import Upsert
+from ddflow.plan.spec import Upsert
 
 Rows = Sequence[Sequence[Any]] | Mapping[str, Any]
 Shape = Callable[[pa.Table], Any]

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from conditions import COMPUTED, known
 
-from ddflow.merging.merge import Merge
+from ddflow.plan.merge.merge import Merge
 
 Named = Mapping[str, Any]
 

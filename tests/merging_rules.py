@@ -6,7 +6,7 @@ of columns, a single cell) must be remembered with its order, its seq and, for `
 verdict tells whether an event lost to what was held when the step began or to an event of the step.
 Nothing here knows of times or outputs: that is ``model``.  Types are names ("int8"), structs a dict of them.
 
->>> from ddflow.merging.strategy import sum, union
+>>> from ddflow.plan.merge.strategy import sum, union
 >>> cell(sum(), "int8", 3, 5), cell(union(), "", ("a", "b"), ("b", "c"))
 (8, ('a', 'b', 'c'))
 >>> cell(sum(), "int8", 100, 100)
@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 from rules import Event, Held, Refused, Row, Source, canonical, rank, ranks, same
 
-from ddflow.merging.merge import Merge
-from ddflow.merging.strategy import Strategy, first, last, last_non_null
+from ddflow.plan.merge.merge import Merge
+from ddflow.plan.merge.strategy import Strategy, first, last, last_non_null
 
 FOLDED, OLDER, TIE = "folded", "older", "tie"
 EXACT = Context(prec=80)

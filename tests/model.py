@@ -7,7 +7,7 @@ not trivial: it must still cover every option of a spec, and equality is canonic
 value of its own), which plain Python gives only to values that went through `canonical`.
 It reads no Arrow, parses no SQL (predicates are Python functions here) and forgets nothing, so any time can be read.
 
->>> from ddflow.spec import Upsert, tombstone
+>>> from ddflow.plan.spec import Upsert, tombstone
 >>> source = Source(("id", "at", "op", "city"), Upsert(key="id", order_by="at", delete=tombstone("op", "D")))
 >>> people = collection("people", source)
 >>> twin = Twin({"people": source}, {"by_city": people.project(["city"]).count()})

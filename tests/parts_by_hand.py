@@ -13,12 +13,12 @@ from typing import Any
 import pyarrow as pa
 
 import ddflow as dd
-from ddflow.identity import Secret, identities, partition_of
-from ddflow.partitions.base import Base
-from ddflow.partitions.coordinator import Committed, Coordinator
-from ddflow.partitions.part import Done, Part, idle
-from ddflow.store.blob import Store
-from ddflow.store.vault import Vault
+from ddflow.columns.hashing import Secret, identities, partition_of
+from ddflow.partitions.commit import Committed, Coordinator
+from ddflow.partitions.epoch_start import Base
+from ddflow.partitions.stage_step import Done, Part, idle
+from ddflow.storage.batch_store import Vault
+from ddflow.storage.protocol import Store
 
 Tables = dict[str, pa.Table]
 

@@ -4,7 +4,7 @@
 was found less where the look began, so the kernels count nothing themselves; a table that grew too late shows as slots
 by the thousand for each key, whatever the machine and its load.
 
->>> from ddflow.arrange.index import Index
+>>> from ddflow.trace.index import Index
 >>> index, none = Index(wide=False, words=0), np.empty(0, np.uint64)
 >>> with counted() as calls:
 ...     _ = index.seek(np.array([1, 2**63], np.uint64), none, np.array([0, 1], np.int32))

@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow as pa
 
 import ddflow as dd
-from ddflow.store.arrow_file import new_file
-from ddflow.store.manifest import newest
-from ddflow.store.memory import MemoryStore
+from ddflow.storage.arrow_file import new_file
+from ddflow.storage.manifest import newest
+from ddflow.storage.memory import MemoryStore
 
 SCHEMA = pa.schema({"id": pa.int64(), "city": pa.string(), "at": pa.int64(), "gone": pa.bool_()})
 EPOCH = dd.Upsert(key="id", order_by="at", delete=dd.tombstone("gone"))

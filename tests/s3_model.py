@@ -15,8 +15,8 @@ from obstore.store import S3Store as Direct
 from s3_server import Moto, Proxy, options
 
 from ddflow.errors import CorruptState, OutcomeUnknown, StorageFailed
-from ddflow.store.blob import Blob
-from ddflow.store.s3 import S3Store
+from ddflow.storage.protocol import Blob
+from ddflow.storage.s3 import S3Store
 
 STEPS = (
     "put",

@@ -18,7 +18,7 @@ from conditions import COMPUTED, CONDITIONS, columns_in
 from doors import Shape, as_table, spec_of
 from hypothesis import strategies as st
 
-from ddflow.spec import Tombstone
+from ddflow.plan.spec import Tombstone
 
 NAN = float("nan")
 VALUES: dict[str, list[Any]] = {

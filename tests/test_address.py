@@ -15,17 +15,18 @@ from typer.testing import CliRunner
 import ddflow as dd
 import spark_bridge
 from ddflow.cli import app
-from ddflow.custody.collect import gc
-from ddflow.custody.rollback import versions
 from ddflow.errors import DdflowError, EngineClosed, SpillRefused, StateRefused
-from ddflow.partitions.coordinator import Coordinator
+from ddflow.partitions.commit import Coordinator
 from ddflow.partitions.rescale import rescale
-from ddflow.proof.inspect import inspect
-from ddflow.proof.why import why_of
-from ddflow.store import address, bucket
-from ddflow.store.bucket import line
-from ddflow.store.memory import MemoryStore
-from ddflow.store.opening import open_store
+from ddflow.storage import address
+from ddflow.storage import object_store as bucket
+from ddflow.storage.garbage import gc
+from ddflow.storage.memory import MemoryStore
+from ddflow.storage.object_store import line
+from ddflow.storage.opening import open_store
+from ddflow.tools.inspect import inspect
+from ddflow.tools.rollback import versions
+from ddflow.tools.why import why_of
 
 SECRET = "wJalr/XUtn+FEMI"
 SCHEMES = ["s3a", "gs", "hdfs", "abfss", "file", "S3", "https", "dbfs", "wasbs", "s3n"]

@@ -15,18 +15,18 @@ from chance import effort
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddflow.arrange import spine as spines
-from ddflow.arrange.arrangement import Arrangement, Change
-from ddflow.arrange.batch import Batch
-from ddflow.arrange.merge import Merge
-from ddflow.arrange.run import Run, Slots
-from ddflow.arrange.spine import EFFORT, FAN, GARBAGE, Spine, choose
+from ddflow.columns.hashing import NONE
+from ddflow.columns.rows import Rows, gather
 from ddflow.errors import CorruptState, NotReadable, SpillFull, TimeWentBack
-from ddflow.frontier import NEVER, Description
-from ddflow.identity import NONE
 from ddflow.kernels.resolve import LIVE
-from ddflow.rows import Rows, gather
-from ddflow.store.folder import Folder
+from ddflow.storage.spill_folder import Folder
+from ddflow.time import NEVER, Description
+from ddflow.trace import spine as spines
+from ddflow.trace.arrangement import Arrangement, Change
+from ddflow.trace.batch import Batch
+from ddflow.trace.merge import Merge
+from ddflow.trace.run import Run, Slots
+from ddflow.trace.spine import EFFORT, FAN, GARBAGE, Spine, choose
 
 SCHEMA = pa.schema({"k": pa.int64(), "v": pa.string(), "l": pa.list_(pa.int64())})
 Version = tuple[int, bool, int]

@@ -23,11 +23,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kinds import PLAIN
 
-from ddflow.batcher import Batcher, Sealed, batcher, joined, lots, run, runs
-from ddflow.batcher.sealed import FEW, by_time
+from ddflow.dataflow.batcher import Batcher, batcher, run, runs
+from ddflow.dataflow.batcher import chunks as lots
 from ddflow.errors import SpillFull
-from ddflow.store.claim import LOCK
-from ddflow.store.folder import Folder
+from ddflow.operators.upsert.events import FEW, Sealed, by_time, joined
+from ddflow.storage.folder_lock import LOCK
+from ddflow.storage.spill_folder import Folder
 
 Event = tuple[int, int]
 """Time and number of arrival."""

@@ -28,8 +28,8 @@ from typer.testing import CliRunner, Result
 
 import ddflow as dd
 from ddflow.cli import VERBS, app, guard
-from ddflow.files import open_input, open_output
-from ddflow.files.kinds import KINDS
+from ddflow.connectors.files import open_input, open_output
+from ddflow.connectors.files.kinds import KINDS
 
 ROOT = Path(__file__).parent.parent
 DDFLOW = Path(sys.executable).parent / "ddflow"

@@ -16,16 +16,16 @@ from kinds import PLAIN
 from parts_by_hand import Hands
 
 import ddflow as dd
-from ddflow.custody.collect import blobs_of
-from ddflow.durable import files_named
-from ddflow.partitions.coordinator import Coordinator
-from ddflow.partitions.part import Part
+from ddflow.engine.commits import files_named
+from ddflow.partitions.commit import Coordinator
 from ddflow.partitions.rescale import rescale
-from ddflow.store.arrow_file import read_batches
-from ddflow.store.compressed import MOST, OPTIONS, decompressed
-from ddflow.store.flatbuffer import Malformed
-from ddflow.store.manifest import newest
-from ddflow.store.opening import open_store
+from ddflow.partitions.stage_step import Part
+from ddflow.storage.arrow_file import read_batches
+from ddflow.storage.compressed import MOST, OPTIONS, decompressed
+from ddflow.storage.flatbuffer import Malformed
+from ddflow.storage.garbage import blobs_of
+from ddflow.storage.manifest import newest
+from ddflow.storage.opening import open_store
 
 LZ4 = pa.Codec("lz4")
 FRAME = b"\x04\x22\x4d\x18"

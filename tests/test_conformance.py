@@ -21,7 +21,7 @@ from rules import Refused, canonical
 
 import ddflow as dd
 from ddflow.errors import DdflowError, SpecError
-from ddflow.store.memory import MemoryStore
+from ddflow.storage.memory import MemoryStore
 
 HERE = Path(__file__).parent / "conformance"
 PEERS = ["differential", "trinity", "pinot", "materialize", "flink", "paimon", "dbsp", "hudi", "spark"]

@@ -15,13 +15,13 @@ import pyarrow as pa
 import pytest
 
 import ddflow as dd
-from ddflow.custody.collect import DAY, Collected, gc, names_of
 from ddflow.errors import CorruptState, StateRefused
-from ddflow.store.blob import Entry
-from ddflow.store.local import LocalStore
-from ddflow.store.manifest import at, newest
-from ddflow.store.memory import MemoryStore
-from ddflow.store.outputs import of
+from ddflow.storage.garbage import DAY, Collected, gc, names_of
+from ddflow.storage.local import LocalStore
+from ddflow.storage.manifest import at, newest
+from ddflow.storage.memory import MemoryStore
+from ddflow.storage.outputs import of
+from ddflow.storage.protocol import Entry
 
 
 def plan() -> dd.Flow:

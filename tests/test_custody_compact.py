@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 
 import ddflow as dd
 from ddflow.cli import app
-from ddflow.custody.collect import names_of
 from ddflow.errors import EpochSkipped, Fenced, NotReadable, SpecError
-from ddflow.store.local import LocalStore
-from ddflow.store.manifest import at
-from ddflow.store.memory import MemoryStore
+from ddflow.storage.garbage import names_of
+from ddflow.storage.local import LocalStore
+from ddflow.storage.manifest import at
+from ddflow.storage.memory import MemoryStore
 
 TEXT, NUMBER = "FORGET-ME-OF-ALL", 0x46524754_4D455F4E
 MARKS = (TEXT.encode(), NUMBER.to_bytes(8, "little"))

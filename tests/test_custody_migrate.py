@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 
 import ddflow as dd
 from ddflow.cli import app
-from ddflow.custody.migrate import migrate
 from ddflow.errors import NotReadable, NullKey, PlanChanged, StateRefused
-from ddflow.store.memory import MemoryStore
+from ddflow.storage.memory import MemoryStore
+from ddflow.tools.migrate import migrate
 
 SCHEMA = {"id": pa.int64(), "region": pa.int64(), "at": pa.int64(), "amount": pa.int64()}
 

@@ -16,14 +16,14 @@ from typer.testing import CliRunner
 
 import ddflow as dd
 from ddflow.cli import app
-from ddflow.custody.collect import names_of
-from ddflow.custody.rollback import rollback, versions
 from ddflow.errors import CorruptState, Fenced, SnapshotExpired, StateRefused, StorageFailed
-from ddflow.store.blob import Blob, Write
-from ddflow.store.local import LocalStore
-from ddflow.store.manifest import at, newest
-from ddflow.store.memory import MemoryStore
-from ddflow.store.outputs import of
+from ddflow.storage.garbage import names_of
+from ddflow.storage.local import LocalStore
+from ddflow.storage.manifest import at, newest
+from ddflow.storage.memory import MemoryStore
+from ddflow.storage.outputs import of
+from ddflow.storage.protocol import Blob, Write
+from ddflow.tools.rollback import rollback, versions
 
 
 def plan() -> dd.Flow:

@@ -26,7 +26,6 @@ from test_laws import quietly
 from test_medium import ALL, NONE, everything, figures, holds, stir
 
 import ddflow as dd
-from ddflow.arrange.arrangement import Arrangement
 from ddflow.errors import (
     EngineClosed,
     EpochSkipped,
@@ -39,7 +38,8 @@ from ddflow.errors import (
     SpecError,
     StateRefused,
 )
-from ddflow.store.memory import MemoryStore
+from ddflow.storage.memory import MemoryStore
+from ddflow.trace.arrangement import Arrangement
 
 BOTH = pytest.mark.parametrize("name", CASES)
 MEDIA = pytest.mark.parametrize("medium", [None, TIGHT], ids=["in memory", "in files"])
@@ -416,7 +416,7 @@ def shown(place: Path, door: EngineDoor) -> dict[int, dict[str, Any]]:
 def test_what_a_crash_left_hidden_is_shown_by_whoever_opens_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ddflow.store.outputs import OutputFolder
+    from ddflow.storage.outputs import OutputFolder
 
     case, state, place = CASES["epochs"], tmp_path / "state", tmp_path / "outputs"
     door = case.open(state, outputs=place)
@@ -595,7 +595,7 @@ def test_a_step_that_fails_after_it_was_taken_in_is_not_gone_on_from(monkeypatch
         if len(calls) == 2:  # the room that is made after the step, not before it
             raise MemoryError
 
-    monkeypatch.setattr("ddflow.stepping.make_room", no_memory)
+    monkeypatch.setattr("ddflow.engine.stepping.make_room", no_memory)
     with pytest.raises(OutOfMemory, match="the engine goes no further: open a new one"):
         case.play(door, 2)
     with pytest.raises(EngineClosed, match="a step was interrupted"):

@@ -12,13 +12,13 @@ import pytest
 from s3_server import moto, options
 
 import ddflow as dd
-from ddflow.custody.collect import gc
-from ddflow.custody.rollback import rollback, versions
 from ddflow.errors import CorruptState, DdflowError, StateRefused
-from ddflow.store.blob import GREATEST
-from ddflow.store.local import LocalStore
-from ddflow.store.manifest import at, newest
-from ddflow.store.s3 import S3Store
+from ddflow.storage.garbage import gc
+from ddflow.storage.local import LocalStore
+from ddflow.storage.manifest import at, newest
+from ddflow.storage.protocol import GREATEST
+from ddflow.storage.s3 import S3Store
+from ddflow.tools.rollback import rollback, versions
 
 __all__ = ["moto"]
 ROWS = {"people": pa.table({"id": [1, 2], "city": ["a", "b"]})}
@@ -35,7 +35,7 @@ def test_epochs_acknowledged_while_the_clock_is_before_1970_are_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
     with monkeypatch.context() as patch:
-        for module in ("ddflow.ledger", "ddflow.custody.rollback"):
+        for module in ("ddflow.storage.manifest_log", "ddflow.tools.rollback"):
             patch.setattr(f"{module}.time", lambda: seconds)
         with plan().open(tmp_path / "s") as engine:
             for time in (1, 2):
@@ -55,7 +55,7 @@ def test_a_clock_that_no_reader_understands_is_refused_before_anything_is_acknow
 ) -> None:
     with plan().open(tmp_path / "s") as engine:
         engine.step(ROWS, 1)
-        monkeypatch.setattr("ddflow.ledger.time", lambda: 1e12)
+        monkeypatch.setattr("ddflow.storage.manifest_log.time", lambda: 1e12)
         with pytest.raises(StateRefused, match=r"manifest 2: written is 1000000000000000, .* nothing was committed"):
             engine.step(ROWS, 2)
         monkeypatch.undo()

@@ -21,8 +21,8 @@ from simdisk import KINDS, Faulty, SimDisk
 
 import ddflow as dd
 from ddflow.errors import CorruptState, DdflowError, EngineClosed, OutcomeUnknown, StorageFailed, StorageFull
-from ddflow.store.local import LocalStore
-from ddflow.store.memory import MemoryStore
+from ddflow.storage.local import LocalStore
+from ddflow.storage.memory import MemoryStore
 
 pytestmark = pytest.mark.sampled
 

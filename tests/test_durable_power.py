@@ -26,13 +26,14 @@ from chance import seeded
 from durable_case import CASES, TIGHT, Case
 from simdisk import Faulty, Killed, SimDisk, Story, killing
 
-from ddflow import durable, recovery
+from ddflow.engine import checkpoint as recovery
+from ddflow.engine import commits as durable
 from ddflow.errors import DdflowError, EpochSkipped, Fenced, OutcomeUnknown
-from ddflow.ledger import Ledger
-from ddflow.store.blob import Blob
-from ddflow.store.local import LocalStore
-from ddflow.store.site import Site
-from ddflow.store.vault import Vault
+from ddflow.storage.batch_store import Vault
+from ddflow.storage.local import LocalStore
+from ddflow.storage.manifest_log import Ledger
+from ddflow.storage.output_site import Site
+from ddflow.storage.protocol import Blob
 
 PATH = "/data/orders"
 IMAGES, CHUNKS = 250, 2

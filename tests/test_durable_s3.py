@@ -11,7 +11,7 @@ from s3_server import Moto, Proxy, moto, options, proxy
 
 import ddflow as dd
 from ddflow.errors import DdflowError, EngineClosed, Fenced, ReplayMismatch
-from ddflow.store.s3 import S3Store
+from ddflow.storage.s3 import S3Store
 
 __all__ = ["moto", "proxy"]
 

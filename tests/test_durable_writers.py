@@ -23,8 +23,8 @@ from durable_case import SMALL, TIGHT, Case, _epochs, perform
 from test_durable_kill import Deadly
 
 import ddflow as dd
+from ddflow.engine.snapshot import Snapshot
 from ddflow.errors import DdflowError, EngineClosed, Fenced, SnapshotExpired
-from ddflow.snapshot import Snapshot
 
 WRITERS, READERS = 8, 2
 KEYS = pa.schema({"k": pa.int64(), "n": pa.int64()})

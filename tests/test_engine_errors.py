@@ -16,7 +16,7 @@ import pytest
 import ddflow as dd
 from ddflow import errors
 from ddflow.errors import BudgetExceeded
-from ddflow.store.memory import MemoryStore
+from ddflow.storage.memory import MemoryStore
 
 SCHEMA = pa.schema({"id": pa.int64(), "city": pa.string(), "at": pa.int64()})
 TIMED = pa.schema({"id": pa.int64(), "city": pa.string(), "t": pa.int64()})

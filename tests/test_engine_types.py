@@ -17,7 +17,7 @@ from kinds import ENCODED, FLAT, PLAIN, pieces
 from rules import canonical, rank
 
 import ddflow as dd
-from ddflow.store.memory import MemoryStore
+from ddflow.storage.memory import MemoryStore
 
 EVERY = PLAIN | {kind: array for kind, (array, _) in ENCODED.items()}
 del EVERY["null"]  # is no type of a source's column

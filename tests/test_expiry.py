@@ -21,7 +21,7 @@ from tight import MEMORY, merge, spill, tighten
 
 import ddflow as dd
 from ddflow.errors import SpecError
-from ddflow.store.memory import MemoryStore
+from ddflow.storage.memory import MemoryStore
 
 COLUMNS = {"k": "int64", "at": "int64", "v": "string", "gone": "bool"}
 

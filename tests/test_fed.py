@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 import ddflow as dd
 from ddflow.errors import LogUnclear, OutOfScope, SpecError, WrongMode
-from ddflow.proof.fsck import fsck
-from ddflow.store.fed import EVENTS, FULL, Fed, Run, Way
-from ddflow.store.manifest import newest
-from ddflow.store.memory import MemoryStore
+from ddflow.storage.feeding import EVENTS, FULL, Fed, Run, Way
+from ddflow.storage.manifest import newest
+from ddflow.storage.memory import MemoryStore
+from ddflow.tools.fsck import fsck
 from tests.proof_case import ARRIVAL, BERN, EPOCH, HELD, SCHEMA, WIDE, one, plan, replaced
 
 SPECS = {

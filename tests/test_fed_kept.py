@@ -12,15 +12,15 @@ import pytest
 from parts_by_hand import Hands
 
 import ddflow as dd
-from ddflow.contents import spelled, unspelled
+from ddflow.engine.full_contents import spelled, unspelled
 from ddflow.errors import CorruptState, LogUnclear, SpecError
 from ddflow.partitions.rescale import rescale
-from ddflow.proof.fsck import fsck
-from ddflow.store import fed as module
-from ddflow.store.fed import EVENTS, FULL, RESTATED, ROOM, Fed, Run, Way, read, written
-from ddflow.store.manifest import newest
-from ddflow.store.memory import MemoryStore
-from ddflow.store.record import Record
+from ddflow.storage import feeding as module
+from ddflow.storage.feeding import EVENTS, FULL, RESTATED, ROOM, Fed, Run, Way, read, written
+from ddflow.storage.manifest import newest
+from ddflow.storage.memory import MemoryStore
+from ddflow.storage.record import Record
+from ddflow.tools.fsck import fsck
 from tests.proof_case import ARRIVAL, BERN, EPOCH, SCHEMA, lie_in, one, plan, replaced
 
 

@@ -25,12 +25,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddflow.connectors.files import Output, UnwritableOutput, open_input, open_output
+from ddflow.connectors.files.kinds import ARROW, CSV, JSON, KINDS, PARQUET, STREAM, kind_of
+from ddflow.connectors.files.reading import ROWS
+from ddflow.connectors.files.types import parse_type, parse_types
+from ddflow.connectors.files.wire import holds
 from ddflow.errors import OutputExists, SpecError
-from ddflow.files import Output, UnwritableOutput, open_input, open_output
-from ddflow.files.kinds import ARROW, CSV, JSON, KINDS, PARQUET, STREAM, kind_of
-from ddflow.files.reading import ROWS
-from ddflow.files.types import parse_type, parse_types
-from ddflow.files.wire import holds
 
 TEXTS = [ending for ending, kind in KINDS.items() if kind.name in (CSV, JSON)]
 NESTING = [ending for ending, kind in KINDS.items() if kind.name != CSV]
@@ -477,7 +477,7 @@ def test_nested_lists_of_any_depth_survive_json(tmp_path: Path) -> None:
 
 
 def test_an_input_can_be_read_twice_and_rows_can_be_piped(tmp_path: Path) -> None:
-    from ddflow.files.writers import writer
+    from ddflow.connectors.files.writers import writer
 
     source = open_input([write(tmp_path / "a.csv", pa.table({"id": [1, 2]}))])
     assert [list(source.batches(file)) for file in source.files] == [

@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 import pytest
 from test_files import read, write
 
+from ddflow.connectors.files import open_input, read_csv, read_json
+from ddflow.connectors.files.kinds import KINDS
 from ddflow.errors import DdflowError, SchemaMismatch, SpecError, UnreadableInput
-from ddflow.files import open_input, read_csv, read_json
-from ddflow.files.kinds import KINDS
 
 TABLE = pa.table({"id": range(500), "text": [f"text {n}" for n in range(500)], "list": [[n] for n in range(500)]})
 FLAT = TABLE.select(["id", "text"])
@@ -147,7 +147,7 @@ GOOD_VALUES = {
 
 @pytest.mark.parametrize("kind", BAD_VALUES)
 def test_a_value_that_does_not_fit_is_named_with_its_file_row_and_column(kind: str, tmp_path: Path) -> None:
-    from ddflow.files.types import parse_type
+    from ddflow.connectors.files.types import parse_type
 
     good, bad, rows = GOOD_VALUES[kind], BAD_VALUES[kind], 150_000  # beyond the first block
     (tmp_path / "a.csv").write_text("id,b\n" + f"1,{good}\n" * rows + f'2,"{bad}"\n')

@@ -22,10 +22,10 @@ from test_cli import run
 from test_files import read, write
 from test_files_bad import refused
 
+from ddflow.connectors.files import open_input
+from ddflow.connectors.files.guess import LADDER, SAMPLE, guess, possible
+from ddflow.connectors.files.spelling import fits
 from ddflow.errors import SchemaMismatch
-from ddflow.files import open_input
-from ddflow.files.guess import LADDER, SAMPLE, guess, possible
-from ddflow.files.spelling import fits
 
 DAY = r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
 CLOCK = r"([01]\d|2[0-3])(:[0-5]\d(:[0-5]\d(\.\d{1,%d})?)?)?"

@@ -21,7 +21,7 @@ from strategies import SHAPES, events, scenarios, shapes, splits
 
 import ddflow as dd
 from ddflow.errors import DdflowError, NotArrow, NullKey, SchemaMismatch, SpecError, TieRefused
-from ddflow.fold import folded
+from ddflow.tools.merge_on_read import folded
 
 DECIDED = {"null_key": "drop", "lateness": None}
 

@@ -19,15 +19,15 @@ import pyarrow as pa
 import pytest
 
 import ddflow as dd
-from ddflow.arrange import spine
-from ddflow.custody.collect import blobs_of
+from ddflow.columns.hashing import Secret
 from ddflow.errors import CorruptState
-from ddflow.identity import Secret
-from ddflow.proof.fsck import fsck
-from ddflow.store.local import LocalStore
-from ddflow.store.manifest import FORMAT, newest
-from ddflow.store.memory import MemoryStore
-from ddflow.store.opening import open_store
+from ddflow.storage.garbage import blobs_of
+from ddflow.storage.local import LocalStore
+from ddflow.storage.manifest import FORMAT, newest
+from ddflow.storage.memory import MemoryStore
+from ddflow.storage.opening import open_store
+from ddflow.tools.fsck import fsck
+from ddflow.trace import spine
 
 GOLDEN = Path(__file__).parent / "golden"
 COLUMNS = {

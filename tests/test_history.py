@@ -21,9 +21,9 @@ from test_laws import calls
 
 import ddflow as dd
 from ddflow import errors
-from ddflow.frontier import CLOSED, NEVER
-from ddflow.history import changes, check_readable
-from ddflow.reader import Reader
+from ddflow.engine.history import changes, check_readable
+from ddflow.engine.readers import Reader
+from ddflow.time import CLOSED, NEVER
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("city", pa.string())])
 TIMED = SCHEMA.append(pa.field("t", pa.int64(), nullable=False))

@@ -29,9 +29,9 @@ from kinds import ENCODED, PLAIN
 from test_manifest import WHERE, body_of, sealed, typical
 
 from ddflow.errors import CorruptState
-from ddflow.store.arrow_file import RATIO, new_file, read_batch, read_batches, readable
-from ddflow.store.flatbuffer import Malformed, root
-from ddflow.store.manifest import FORMAT, Manifest
+from ddflow.storage.arrow_file import RATIO, new_file, read_batch, read_batches, readable
+from ddflow.storage.flatbuffer import Malformed, root
+from ddflow.storage.manifest import FORMAT, Manifest
 
 ROOM = 128 << 20
 """Bytes that a child may take for its mutants."""

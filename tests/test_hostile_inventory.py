@@ -23,10 +23,10 @@ from chance import seeded
 
 import ddflow as dd
 from ddflow.errors import DdflowError
-from ddflow.store.blob import Blob
-from ddflow.store.local import LocalStore
-from ddflow.store.manifest import FORMAT, newest
-from ddflow.store.memory import MemoryStore
+from ddflow.storage.local import LocalStore
+from ddflow.storage.manifest import FORMAT, newest
+from ddflow.storage.memory import MemoryStore
+from ddflow.storage.protocol import Blob
 
 HERE = Path(__file__).parent
 KINDS = ("plain", "ranked", "held-back", "spilled", "compressed")

@@ -11,8 +11,8 @@ import pytest
 from kinds import ENCODED, FLAT, PLAIN, pieces
 from rules import canonical
 
-from ddflow.identity import Secret, flags, identities, is_wide, validity, value_hashes
-from ddflow.schema import conform, plain
+from ddflow.columns.hashing import Secret, flags, identities, is_wide, validity, value_hashes
+from ddflow.columns.schema import conform, plain
 
 SECRET = Secret(0x0123456789ABCDEF, 0xFEDCBA9876543210)
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddflow.arrange.index import Index
 from ddflow.kernels import index as kernels
 from ddflow.kernels.gather import SLOT, SLOTS
 from ddflow.kernels.resolve import LIVE, OCCUPIED
+from ddflow.trace.index import Index
 
 pytestmark = pytest.mark.kernels
 TOP = 2**64 - 1

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddflow.arena import Arena
-from ddflow.crew import Crew
+from ddflow.columns.arena import Arena
+from ddflow.columns.sorting import sort
+from ddflow.columns.threads import Crew
 from ddflow.kernels.sort import (
     begin_buckets,
     count_buckets,
@@ -20,7 +21,6 @@ from ddflow.kernels.sort import (
     order_by_rank,
     sort_buckets,
 )
-from ddflow.sorting import sort
 
 pytestmark = pytest.mark.kernels
 TOP = 2**64 - 1

@@ -20,7 +20,7 @@ from pair import Pair
 from rules import Refused
 from strategies import events, ignored, plans, row_of, scenarios, shapes, splits
 
-from ddflow.identity import Secret
+from ddflow.columns.hashing import Secret
 
 DECIDED = {"tie": "last", "late": "drop", "lateness": None, "null_key": "drop"}
 

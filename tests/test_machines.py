@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from tight import MEMORY, tighten
 
 import ddflow as dd
+from ddflow.columns.hashing import Secret
 from ddflow.errors import (
     DdflowError,
     IllegalTransition,
@@ -29,10 +30,9 @@ from ddflow.errors import (
     PlanChanged,
     SpecError,
 )
-from ddflow.identity import Secret
-from ddflow.planned import describe, fingerprint
-from ddflow.rebuilt import rebuild
-from ddflow.store.memory import MemoryStore
+from ddflow.plan.codec import describe, fingerprint
+from ddflow.plan.rebuild import rebuild
+from ddflow.storage.memory import MemoryStore
 
 EVENTS = pa.schema({"k": pa.int64(), "at": pa.int64(), "t": pa.int64(), "symbol": pa.string(), "gone": pa.bool_()})
 SYMBOLS = [None, "coin", "push", "pay", "ship", "fail", "ok"]

@@ -13,11 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddflow.errors import CorruptState, StateRefused, StorageFailed
-from ddflow.frontier import CLOSED, NEVER
-from ddflow.store import manifest as module
-from ddflow.store.blob import Blob
-from ddflow.store.fed import EVENTS, FULL, RESTATED, ROOM, Fed, Run, Way
-from ddflow.store.manifest import (
+from ddflow.storage import manifest as module
+from ddflow.storage.feeding import EVENTS, FULL, RESTATED, ROOM, Fed, Run, Way
+from ddflow.storage.manifest import (
     DEPTH,
     FORMAT,
     GREATEST,
@@ -33,8 +31,10 @@ from ddflow.store.manifest import (
     history,
     newest,
 )
-from ddflow.store.memory import MemoryStore
-from ddflow.store.record import I64
+from ddflow.storage.memory import MemoryStore
+from ddflow.storage.protocol import Blob
+from ddflow.storage.record import I64
+from ddflow.time import CLOSED, NEVER
 
 WHERE = "the state shop"
 

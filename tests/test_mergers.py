@@ -19,9 +19,9 @@ from pair import Pair
 
 import ddflow as dd
 from ddflow.errors import CorruptState, MergerFailed, PlanChanged, SpecError
-from ddflow.planned import describe
-from ddflow.rebuilt import rebuild
-from ddflow.store.memory import MemoryStore
+from ddflow.plan.codec import describe
+from ddflow.plan.rebuild import rebuild
+from ddflow.storage.memory import MemoryStore
 
 COLUMNS = {
     "k": "int64",

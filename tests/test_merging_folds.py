@@ -17,12 +17,12 @@ from chance import effort
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddflow.columns.hashing import Secret
 from ddflow.errors import ListTooLong, MergeOverflow, TooLarge
-from ddflow.identity import Secret
 from ddflow.kernels.fold import BLANK, CLEAR, NOTHING, SKIP, TAKE, Walked
-from ddflow.merging import fold_lists
-from ddflow.merging.folds import RULES, Cells, fold, ranked
-from ddflow.merging.strategy import (
+from ddflow.operators.upsert import fold_lists
+from ddflow.operators.upsert.folds import RULES, Cells, fold, ranked
+from ddflow.plan.merge.strategy import (
     MAKERS,
     Strategy,
     append,

@@ -26,7 +26,7 @@ from test_laws import merged, numbered, quietly, same_collections
 from tight import tiny
 
 from ddflow.errors import SpecError
-from ddflow.store.memory import MemoryStore
+from ddflow.storage.memory import MemoryStore
 
 MEDIA = [None, {"share": 0, "rows": 3}, {"share": 700, "rows": 2**40}]
 

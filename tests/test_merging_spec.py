@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 import ddflow as dd
-from ddflow.binding import bind
 from ddflow.errors import ExpressionError, SpecError
-from ddflow.merging.strategy import MAKERS, Strategy
+from ddflow.plan.bind import bind
+from ddflow.plan.merge.strategy import MAKERS, Strategy
 
 COLUMNS = pa.schema(
     {

@@ -11,11 +11,11 @@ from kinds import FLAT
 from rules import canonical, rank
 
 import ddflow as dd
-from ddflow.binding import bind
-from ddflow.identity import Secret
-from ddflow.order import Order
-from ddflow.schema import is_word
-from ddflow.spec import Upsert
+from ddflow.columns.hashing import Secret
+from ddflow.columns.schema import is_word
+from ddflow.operators.upsert.ordering import Order
+from ddflow.plan.bind import bind
+from ddflow.plan.spec import Upsert
 
 SECRET = Secret(1, 2)
 WORDS = [kind for kind in FLAT if is_word(FLAT[kind].type)]

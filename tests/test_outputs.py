@@ -29,15 +29,15 @@ from typer.testing import CliRunner
 
 import ddflow as dd
 from ddflow.cli import app
-from ddflow.custody.collect import gc
-from ddflow.custody.rollback import rollback
 from ddflow.errors import CorruptState, DdflowError, StateRefused, StorageFailed, StorageFull
-from ddflow.partitions.coordinator import Coordinator
-from ddflow.proof.inspect import inspect
-from ddflow.store.disk import Disk
-from ddflow.store.local import LocalStore
-from ddflow.store.memory import MemoryStore
-from ddflow.store.outputs import MARK_BYTES, OutputFolder, of
+from ddflow.partitions.commit import Coordinator
+from ddflow.storage.disk import Disk
+from ddflow.storage.garbage import gc
+from ddflow.storage.local import LocalStore
+from ddflow.storage.memory import MemoryStore
+from ddflow.storage.outputs import MARK_BYTES, OutputFolder, of
+from ddflow.tools.inspect import inspect
+from ddflow.tools.rollback import rollback
 
 
 class Killed(BaseException):

@@ -23,15 +23,15 @@ from chance import seeded
 from simdisk import Faulty, Killed, SimDisk, Story, killing
 
 import ddflow as dd
-from ddflow import durable
-from ddflow.custody.collect import gc
+from ddflow.engine import commits as durable
 from ddflow.errors import DdflowError
-from ddflow.store import leftovers
-from ddflow.store.local import LocalStore
-from ddflow.store.manifest import newest
-from ddflow.store.outputs import OutputFolder, of
-from ddflow.store.showing import Outputs
-from ddflow.store.site import Site
+from ddflow.storage import leftovers
+from ddflow.storage.garbage import gc
+from ddflow.storage.local import LocalStore
+from ddflow.storage.manifest import newest
+from ddflow.storage.output_site import Site
+from ddflow.storage.outputs import OutputFolder, of
+from ddflow.storage.showing import Outputs
 
 PATH, FOLDER = "/data/orders", "/data/out"
 LAST, IMAGES, CHUNKS = 13, 50, 2

@@ -12,7 +12,7 @@ import pytest
 from parts_by_hand import Hands
 
 import ddflow as dd
-from ddflow.custody.collect import inside, names_of
+from ddflow.columns.hashing import Secret
 from ddflow.errors import (
     CorruptState,
     EpochSkipped,
@@ -27,18 +27,18 @@ from ddflow.errors import (
     StateRefused,
     WrongMode,
 )
-from ddflow.frontier import CLOSED, NEVER
-from ddflow.identity import Secret
-from ddflow.ledger import digest
-from ddflow.partitions import coordinator as module
-from ddflow.partitions.base import Base
-from ddflow.partitions.coordinator import Committed, Coordinator, Feed
+from ddflow.partitions import commit as module
+from ddflow.partitions.commit import Committed, Coordinator, Feed
+from ddflow.partitions.epoch_start import Base
 from ddflow.partitions.receipt import Receipt
-from ddflow.store.blob import Blob
-from ddflow.store.local import LocalStore
-from ddflow.store.manifest import Output, at, newest
-from ddflow.store.memory import MemoryStore
-from ddflow.store.outputs import OutputFolder
+from ddflow.storage.garbage import inside, names_of
+from ddflow.storage.local import LocalStore
+from ddflow.storage.manifest import Output, at, newest
+from ddflow.storage.manifest_log import digest
+from ddflow.storage.memory import MemoryStore
+from ddflow.storage.outputs import OutputFolder
+from ddflow.storage.protocol import Blob
+from ddflow.time import CLOSED, NEVER
 
 ROWS = ({"orders": 3}, {"orders": "ab" * 16})
 

@@ -23,7 +23,7 @@ from test_expiry import expiring, rows_of
 
 import ddflow as dd
 from ddflow.errors import DdflowError
-from ddflow.store.memory import MemoryStore
+from ddflow.storage.memory import MemoryStore
 
 Inputs = dict[str, pa.Table]
 

@@ -18,12 +18,12 @@ TASK = """
 import gc, json, os, sys
 import numpy as np, pyarrow as pa, pyarrow.compute as pc
 import ddflow as dd
-from ddflow.identity import Secret
-from ddflow.partitions.coordinator import Coordinator
-from ddflow.partitions.cut import cut
-from ddflow.partitions.part import Part
-from ddflow.partitions.router import Router
-from ddflow.partitions.spool import Spool
+from ddflow.columns.hashing import Secret
+from ddflow.partitions.commit import Coordinator
+from ddflow.partitions.stages import cut
+from ddflow.partitions.stage_step import Part
+from ddflow.partitions.partitioner import Router
+from ddflow.partitions.shuffle_reader import Spool
 
 mode, place, total, memory = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 schema = pa.schema({"k": pa.int64(), "v": pa.int64(), "t": pa.int64(), "s": pa.string()})

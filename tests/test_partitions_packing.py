@@ -15,11 +15,10 @@ from kinds import PLAIN
 from rules import canonical
 
 import ddflow as dd
+from ddflow.columns.hashing import Secret, identities, partition_of
 from ddflow.errors import Misrouted
-from ddflow.identity import Secret, identities, partition_of
 from ddflow.operators.linear import one_batch
-from ddflow.partitions.cut import cut
-from ddflow.partitions.packing import (
+from ddflow.partitions.chunks import (
     NO_ROWS,
     PACKED,
     RECEIPT,
@@ -38,6 +37,7 @@ from ddflow.partitions.packing import (
     unpack,
     with_arrival,
 )
+from ddflow.partitions.stages import cut
 
 SECRET = Secret(3, 5)
 
@@ -183,7 +183,7 @@ def test_sums_travel_to_the_partition_of_what_they_meet_by(by: list[str], monkey
     }
     table = pa.table([pa.array(columns[f.name], f.type) for f in schema], schema=schema)
     given = pa.concat_tables([table.slice(0, 3), table.slice(3)])
-    monkeypatch.setattr("ddflow.partitions.packing.held", lambda partitions: (300, 10**6))
+    monkeypatch.setattr("ddflow.partitions.chunks.held", lambda partitions: (300, 10**6))
     back = []
     for batch in packed_sums({0: given}, plan, 5, SECRET):
         for chunk, value in zip(batch.to_pylist(), batch.column("payload"), strict=True):

@@ -28,15 +28,15 @@ from test_partitions_law import arrow, flow_of, shuffled
 from test_proof_cli import as_json, run
 
 import ddflow as dd
-from ddflow.custody.collect import gc
-from ddflow.custody.rollback import rollback
+from ddflow.columns.hashing import Secret
+from ddflow.engine.snapshot import Snapshot
 from ddflow.errors import CorruptState, DdflowError, NotReadable, StateRefused
-from ddflow.identity import Secret
-from ddflow.proof.export import contents
-from ddflow.snapshot import Snapshot
-from ddflow.store.manifest import Manifest, newest
-from ddflow.store.memory import MemoryStore
-from ddflow.store.opening import open_store
+from ddflow.storage.garbage import gc
+from ddflow.storage.manifest import Manifest, newest
+from ddflow.storage.memory import MemoryStore
+from ddflow.storage.opening import open_store
+from ddflow.tools.export import contents
+from ddflow.tools.rollback import rollback
 
 SECRET = Secret(11, 12)
 LATE = replace(HELD, lateness=20, late="drop")

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from test_manifest import blobs, by_source, counts, digests, names, times
 
 from ddflow.errors import CorruptState
-from ddflow.partitions.gathered import gather, greatest, summed
+from ddflow.partitions.merged_receipts import gather, greatest, summed
 from ddflow.partitions.receipt import LEVELS, Receipt
-from ddflow.store.blob import Blob
-from ddflow.store.manifest import PARTITIONS, Output
+from ddflow.storage.manifest import PARTITIONS, Output
+from ddflow.storage.protocol import Blob
 
 NONCE = "00ff00ff00ff00ff"
 

@@ -37,17 +37,17 @@ from test_medium import crowds, drawn, everything, figures, readable, stir
 from tight import tiny
 
 import ddflow as dd
-from ddflow import batcher as pending
-from ddflow.custody.collect import names_of
+from ddflow.dataflow import batcher as pending
 from ddflow.errors import CorruptState, Fenced, MissingReceipts, PlanChanged, SpecError, StateRefused
-from ddflow.partitions import moved
-from ddflow.partitions.moved import Moved, task
+from ddflow.partitions import rescale_task as moved
 from ddflow.partitions.rescale import Rescaler, rescale
-from ddflow.store.local import LocalStore
-from ddflow.store.manifest import newest
-from ddflow.store.memory import MemoryStore
-from ddflow.store.record import Record
-from ddflow.store.vault import Vault
+from ddflow.partitions.rescale_task import Moved, task
+from ddflow.storage.batch_store import Vault
+from ddflow.storage.garbage import names_of
+from ddflow.storage.local import LocalStore
+from ddflow.storage.manifest import newest
+from ddflow.storage.memory import MemoryStore
+from ddflow.storage.record import Record
 
 pytestmark = pytest.mark.sampled
 

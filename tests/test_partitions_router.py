@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from strategies import events, shapes, sources, splits
 
 import ddflow as dd
+from ddflow.columns.hashing import identities, partition_of
+from ddflow.columns.schema import to_table
 from ddflow.errors import SchemaMismatch
-from ddflow.identity import identities, partition_of
-from ddflow.partitions.packing import (
+from ddflow.partitions.chunks import (
     NO_ROWS,
     PACKED,
     added,
@@ -28,8 +29,7 @@ from ddflow.partitions.packing import (
     unpack,
     with_arrival,
 )
-from ddflow.partitions.router import Router, columns_there, tells_arrival
-from ddflow.schema import to_table
+from ddflow.partitions.partitioner import Router, columns_there, tells_arrival
 
 ORDERS = {"id": pa.int64(), "city": pa.string(), "at": pa.int64()}
 

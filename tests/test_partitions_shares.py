@@ -19,6 +19,7 @@ from test_partitions_law import flow_of, shuffled
 from test_spark import city_flow, orders_of
 
 import ddflow as dd
+from ddflow.engine.snapshot import Snapshot, found
 from ddflow.errors import (
     CorruptState,
     CountOverflow,
@@ -28,7 +29,7 @@ from ddflow.errors import (
     SpecError,
     StateRefused,
 )
-from ddflow.partitions.shares import (
+from ddflow.partitions.reading import (
     Share,
     Shared,
     contents,
@@ -38,9 +39,8 @@ from ddflow.partitions.shares import (
     shared,
 )
 from ddflow.partitions.version import Version
-from ddflow.snapshot import Snapshot, found
-from ddflow.store.local import LocalStore
-from ddflow.store.memory import MemoryStore
+from ddflow.storage.local import LocalStore
+from ddflow.storage.memory import MemoryStore
 
 
 def shares_of(store: Any, flow: dd.Flow, name: str) -> list[pa.Table]:

@@ -19,10 +19,9 @@ from kinds import PLAIN
 from strategies import events, sources, splits
 
 import ddflow as dd
+from ddflow.columns.hashing import identities, partition_of
 from ddflow.errors import Misrouted, SpillRefused
-from ddflow.identity import identities, partition_of
-from ddflow.partitions.cut import Cut, cut
-from ddflow.partitions.packing import (
+from ddflow.partitions.chunks import (
     NO_ROWS,
     PACKED,
     Origin,
@@ -33,8 +32,9 @@ from ddflow.partitions.packing import (
     row_hashes,
     sums_schema,
 )
-from ddflow.partitions.router import Router
-from ddflow.partitions.spool import Spool
+from ddflow.partitions.partitioner import Router
+from ddflow.partitions.shuffle_reader import Spool
+from ddflow.partitions.stages import Cut, cut
 
 
 def opened(columns: Any, spec: dd.Upsert | None = None) -> dd.Flow:

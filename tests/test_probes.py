@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from probes import CHANCE, SLOTS, check, counted
 
 import ddflow as dd
-from ddflow import computation
-from ddflow.arrange import inventory
-from ddflow.arrange.index import Index
-from ddflow.crew import Crew
-from ddflow.identity import Secret
+from ddflow.columns.hashing import Secret
+from ddflow.columns.threads import Crew
+from ddflow.dataflow import step as computation
+from ddflow.trace import checkpoint as inventory
+from ddflow.trace.index import Index
 
 SECRET = Secret(11, 17)
 SPAN = 256

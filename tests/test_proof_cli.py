@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import ddflow as dd
 from ddflow.cli import app
 from ddflow.cli.inspect import ago
-from ddflow.files import open_input
+from ddflow.connectors.files import open_input
 from tests.proof_case import files
 
 MONDAY = "id,city,at\n1,Bern,1\n2,007,2\n3,Bern,1\n"

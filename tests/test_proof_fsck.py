@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 import pytest
 
 import ddflow as dd
-from ddflow.arrange import spine
-from ddflow.arrange.spill import Sieve
-from ddflow.proof.report import Report
-from ddflow.store.manifest import at
-from ddflow.store.memory import MemoryStore
+from ddflow.storage.manifest import at
+from ddflow.storage.memory import MemoryStore
+from ddflow.tools.report import Report
+from ddflow.trace import spine
+from ddflow.trace.spill import Sieve
 from tests.proof_case import EPOCH, HELD, WIDE, events, feed, files, lie, named, plan, rewritten
 
 SEED = 20

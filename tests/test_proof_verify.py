@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 import pytest
 
 import ddflow as dd
-from ddflow.binding import bind
-from ddflow.identity import Secret, identities
-from ddflow.proof.sides import aligned
-from ddflow.store.memory import MemoryStore
+from ddflow.columns.hashing import Secret, identities
+from ddflow.plan.bind import bind
+from ddflow.storage.memory import MemoryStore
+from ddflow.tools.compared import aligned
 from tests.proof_case import EPOCH, HELD, SCHEMA, WIDE, events, feed, lie, plan, rewritten
 
 SPECS = {

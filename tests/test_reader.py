@@ -9,9 +9,9 @@ from chance import effort
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddflow.engine.readers import Hold, Holds
 from ddflow.errors import TimeWentBack
-from ddflow.frontier import CLOSED, NEVER
-from ddflow.reader import Hold, Holds
+from ddflow.time import CLOSED, NEVER
 
 TIMES = st.one_of(st.integers(-5, 5), st.sampled_from([NEVER, NEVER + 1, 0, CLOSED - 1]))
 

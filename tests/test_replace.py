@@ -20,8 +20,8 @@ from strategies import VALUES, events, row_of, scenarios, shapes
 
 import ddflow as dd
 from ddflow import errors
-from ddflow.contents import greatest
-from ddflow.store.memory import MemoryStore
+from ddflow.engine.full_contents import greatest
+from ddflow.storage.memory import MemoryStore
 
 TIGHT = [None, {"share": 0, "rows": 3}, {"share": 700, "rows": 2**40}]
 SCHEMA = pa.schema({"id": pa.int64(), "region": pa.string(), "v": pa.int64(), "at": pa.int64()})

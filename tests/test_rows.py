@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from kinds import FLAT, PLAIN, pieces
 from rules import canonical, rank
 
-from ddflow.crew import Crew
+from ddflow.columns.hashing import Secret, value_hashes
+from ddflow.columns.rows import Rows, Sources, View, dense_ranks, gather, plainly
+from ddflow.columns.threads import Crew
 from ddflow.errors import TooLarge
-from ddflow.identity import Secret, value_hashes
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import LIVE, OCCUPIED
-from ddflow.rows import Rows, Sources, View, dense_ranks, gather, plainly
 
 SECRET = Secret(1, 2)
 

@@ -22,11 +22,11 @@ from test_laws import calls
 
 import ddflow as dd
 from ddflow import errors
-from ddflow.arrange.arrangement import Arrangement, Change
-from ddflow.arrange.batch import Batch
-from ddflow.rows import Rows
-from ddflow.scd2 import versions as versions_of
-from ddflow.store.memory import MemoryStore
+from ddflow.columns.rows import Rows
+from ddflow.engine.scd2 import versions as versions_of
+from ddflow.storage.memory import MemoryStore
+from ddflow.trace.arrangement import Arrangement, Change
+from ddflow.trace.batch import Batch
 
 PEOPLE = {"id": pa.int64(), "city": pa.string(), "at": pa.int64()}
 TIMES = ["valid_from", "valid_to", "current"]

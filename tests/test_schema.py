@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from kinds import ENCODED, PLAIN, pieces
 
+from ddflow.columns.schema import conform, empty, normal_type, plain, to_schema, to_table
 from ddflow.errors import NotArrow, SchemaMismatch, SpecError
-from ddflow.schema import conform, empty, normal_type, plain, to_schema, to_table
 
 INTS = pa.schema({"id": pa.int64()})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 import ddflow as dd
-from ddflow.identity import Secret
+from ddflow.columns.hashing import Secret
 
 SCHEMA = pa.schema({"id": pa.int64(), "city": pa.string()})
 ROWS = pa.table({"id": range(20_000), "city": [f"city {i % 97}" for i in range(20_000)]}, SCHEMA)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import ddflow as dd
 from ddflow import errors
-from ddflow.layout import Brought, Rise, Weights
-from ddflow.sizing import Estimate
+from ddflow.tools.estimate import Estimate
+from ddflow.tools.layout import Brought, Rise, Weights
 
 SECRET = dd.Secret(0x0123456789ABCDEF, 0xFEDCBA9876543210)
 UNIT = 1000

@@ -24,7 +24,7 @@ from test_spark_stream import Fed
 import ddflow as dd
 import spark_bridge
 from ddflow.errors import DdflowError, EpochSkipped, FeedChanged, Fenced, PlanChanged, StorageFull
-from ddflow.store.local import LocalStore
+from ddflow.storage.local import LocalStore
 from spark_bridge.job import Job
 from spark_bridge.warm import PARTS
 

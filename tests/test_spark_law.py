@@ -23,8 +23,8 @@ from strategies import events, row_of, scenarios, some, splits
 
 import ddflow as dd
 import spark_bridge
+from ddflow.columns.hashing import Secret
 from ddflow.errors import DdflowError
-from ddflow.identity import Secret
 from spark_bridge.columns import carried, loose, restored
 from spark_bridge.plan import Events, Plan, planned
 from spark_bridge.task import Body

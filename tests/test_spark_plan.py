@@ -17,8 +17,8 @@ from spark_session import counted, locally
 
 import ddflow as dd
 import spark_bridge
+from ddflow.columns.hashing import Secret
 from ddflow.errors import NullKey, SchemaMismatch, SpecError, TieRefused
-from ddflow.identity import Secret
 from spark_bridge.columns import carried, carrier, loose, restored
 from spark_bridge.plan import Events, planned
 from spark_bridge.schemas import arrow_schema

@@ -23,7 +23,7 @@ from test_spark import city_flow, orders_of
 
 import ddflow as dd
 import spark_bridge
-from ddflow.custody.rollback import rollback
+from ddflow.engine.snapshot import Snapshot
 from ddflow.errors import (
     DdflowError,
     MissingExtra,
@@ -33,10 +33,10 @@ from ddflow.errors import (
     SpecError,
     StateRefused,
 )
-from ddflow.partitions.shares import contents
-from ddflow.snapshot import Snapshot
-from ddflow.store.local import LocalStore
-from ddflow.store.s3 import S3Store
+from ddflow.partitions.reading import contents
+from ddflow.storage.local import LocalStore
+from ddflow.storage.s3 import S3Store
+from ddflow.tools.rollback import rollback
 from spark_bridge.columns import carried, carried_schema
 from spark_bridge.following import Follower
 from spark_bridge.schemas import spark_schema

@@ -18,6 +18,7 @@ from test_spark import city_flow, halves, orders_of
 
 import ddflow as dd
 import spark_bridge
+from ddflow.columns.hashing import Secret
 from ddflow.errors import (
     DdflowError,
     EpochSkipped,
@@ -30,11 +31,10 @@ from ddflow.errors import (
     StateRefused,
     WrongMode,
 )
-from ddflow.identity import Secret
-from ddflow.partitions.coordinator import Coordinator
-from ddflow.partitions.packing import RECEIPT
+from ddflow.partitions.chunks import RECEIPT
+from ddflow.partitions.commit import Coordinator
+from ddflow.partitions.partitioner import Router
 from ddflow.partitions.receipt import Receipt
-from ddflow.partitions.router import Router
 from ddflow.partitions.version import Version
 from spark_bridge import failures, rescaling
 from spark_bridge.bodies import Level, Route, look

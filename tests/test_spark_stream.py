@@ -18,7 +18,7 @@ from spark_session import counted
 import ddflow as dd
 import spark_bridge
 from ddflow.errors import EpochSkipped, FeedChanged, NullKey, ReplayMismatch, SchemaMismatch, SpecError, WrongMode
-from ddflow.store.outputs import of
+from ddflow.storage.outputs import of
 from spark_bridge import configuring
 from spark_bridge.job import context_of
 

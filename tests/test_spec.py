@@ -14,7 +14,7 @@ from strategies import sources
 
 import ddflow as dd
 from ddflow.errors import ExpressionError, SpecError
-from ddflow.spec import CHOICES, Tombstone
+from ddflow.plan.spec import CHOICES, Tombstone
 
 SCHEMA = pa.schema(
     {

@@ -22,9 +22,9 @@ from tight import files, full, merge, spill, tighten, tiny, watching
 from watched import watched
 
 import ddflow as dd
-from ddflow.batcher import batcher
+from ddflow.columns.hashing import Secret
+from ddflow.dataflow.batcher import batcher
 from ddflow.errors import BudgetExceeded, NotArrow, SpillFull, SpillRefused
-from ddflow.identity import Secret
 
 SCHEMA = pa.schema({"k": pa.int64(), "v": pa.string(), "t": pa.int64()})
 HERE = Path(__file__).parent

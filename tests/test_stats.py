@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 import ddflow as dd
-from ddflow.frontier import CLOSED, NEVER
-from ddflow.stats import COLUMNS, Arranged, Stats
-from ddflow.store.memory import MemoryStore
+from ddflow.engine.stats import COLUMNS, Arranged, Stats
+from ddflow.storage.memory import MemoryStore
+from ddflow.time import CLOSED, NEVER
 
 PEOPLE = Arranged(
     keys=950_000,

@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 from kinds import ENCODED, PLAIN
 
 from ddflow.errors import CorruptState, EngineClosed, SpillInUse, SpillRefused
-from ddflow.store.claim import LOCK, Claim
-from ddflow.store.folder import Folder
-from ddflow.store.mapped import Mapped
-from ddflow.store.part import Part
+from ddflow.storage.file_writer import Part
+from ddflow.storage.folder_lock import LOCK, Claim
+from ddflow.storage.mapped import Mapped
+from ddflow.storage.spill_folder import Folder
 
 KINDS = PLAIN | {name: array for name, (array, _) in ENCODED.items()}
 INTS = pa.record_batch({"n": [1, 2, 3], "s": ["a", None, "ccc"]})
@@ -132,7 +132,7 @@ def test_writing_makes_no_second_copy() -> None:
     out = finished(
         python("""if True:
         import sys, tempfile, tracemalloc, pyarrow as pa, numpy as np
-        from ddflow.store.folder import Folder
+        from ddflow.storage.spill_folder import Folder
         batch = pa.record_batch({"n": np.arange(4 << 20), "s": pa.array(["some text"] * (1 << 22))})
         with tempfile.TemporaryDirectory() as place, Folder.open(place) as folder:
             tracemalloc.start()
@@ -268,7 +268,7 @@ def test_an_exit_without_close_leaves_nothing(tmp_path: Path) -> None:
         python(
             """if True:
         import sys, pyarrow as pa
-        from ddflow.store.folder import Folder
+        from ddflow.storage.spill_folder import Folder
         folder = Folder.open(sys.argv[1])
         kept, writer = folder.write(pa.record_batch({"n": [1]})), folder.writer(pa.schema([]))
         """,
@@ -282,7 +282,7 @@ def test_what_a_killed_engine_left_is_gone_at_the_next_open_and_nothing_else(tmp
     process = python(
         """if True:
         import sys, time, pyarrow as pa
-        from ddflow.store.folder import Folder
+        from ddflow.storage.spill_folder import Folder
         folder = Folder.open(sys.argv[1])
         kept, writer = folder.write(pa.record_batch({"n": [1]})), folder.writer(pa.schema([("n", pa.int64())]))
         print("ready", flush=True)
@@ -310,7 +310,7 @@ def test_a_forked_child_touches_nothing_and_does_not_keep_the_folder(tmp_path: P
             """if True:
         import os, sys, time, pyarrow as pa
         from ddflow.errors import EngineClosed
-        from ddflow.store.folder import Folder
+        from ddflow.storage.spill_folder import Folder
         folder = Folder.open(sys.argv[1])
         kept = folder.write(pa.record_batch({"n": [1]}))
         if child := os.fork():
@@ -482,7 +482,7 @@ def test_a_full_disk_is_an_error_with_sizes_after_which_going_on_works(tmp_path:
             """if True:
         import os, resource, sys, pyarrow as pa, numpy as np
         from ddflow.errors import SpillFull
-        from ddflow.store.folder import Folder
+        from ddflow.storage.spill_folder import Folder
         small, large = pa.record_batch({"n": [1, 2]}), pa.record_batch({"n": np.arange(100_000)})
         with Folder.open(sys.argv[1]) as folder:
             before = folder.write(small)

@@ -15,8 +15,8 @@ import pytest
 import xxhash
 
 from ddflow.errors import CorruptState, StateRefused, StorageFull
-from ddflow.store.blob import Blob
-from ddflow.store.cache import Cache, default_place
+from ddflow.storage.cache import Cache, default_place
+from ddflow.storage.protocol import Blob
 
 
 def made(number: int, size: int = 1000) -> tuple[Blob, bytes]:
@@ -147,7 +147,7 @@ PROCESS = """
 import random, sys
 sys.path.insert(0, sys.argv[1])
 from test_store_cache import made
-from ddflow.store.cache import Cache
+from ddflow.storage.cache import Cache
 cache, seed, hits, kept = Cache(sys.argv[2], size=30_000), random.Random(int(sys.argv[3])), 0, []
 for _ in range(1500):
     blob, data = made(seed.randrange(60))

@@ -16,11 +16,11 @@ import pytest
 from s3_server import Moto, moto, options
 
 from ddflow.errors import CorruptState, EngineClosed
-from ddflow.store.blob import NAME, Blob, Store
-from ddflow.store.folder import Folder
-from ddflow.store.local import LocalStore
-from ddflow.store.memory import MemoryStore
-from ddflow.store.s3 import S3Store
+from ddflow.storage.local import LocalStore
+from ddflow.storage.memory import MemoryStore
+from ddflow.storage.protocol import NAME, Blob, Store
+from ddflow.storage.s3 import S3Store
+from ddflow.storage.spill_folder import Folder
 
 __all__ = ["moto"]
 Opener = Callable[[], Store]
@@ -67,7 +67,7 @@ def test_sizes_are_of_the_blobs_that_are_there(opener: Opener, monkeypatch: pyte
     assert one.sizes([]) == one.sizes([missing]) == {}
     one.delete(blobs[4].name)
     assert set(two.sizes([*expected])) == set(expected) - {blobs[4].name}
-    monkeypatch.setattr("ddflow.store.s3.MANY", 2)
+    monkeypatch.setattr("ddflow.storage.s3.MANY", 2)
     assert set(two.sizes([*expected, missing])) == set(expected) - {blobs[4].name}
 
 

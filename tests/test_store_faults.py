@@ -20,9 +20,9 @@ from simdisk import KINDS, Faulty, SimDisk
 from test_store_power import PATH, Writer, blobs, check
 
 from ddflow.errors import OutcomeUnknown, StorageFailed, StorageFull
-from ddflow.store.blob import Store
-from ddflow.store.disk import Disk
-from ddflow.store.local import LocalStore
+from ddflow.storage.disk import Disk
+from ddflow.storage.local import LocalStore
+from ddflow.storage.protocol import Store
 
 TYPED = {
     "ENOSPC": (StorageFull, OutcomeUnknown),

@@ -24,11 +24,11 @@ from ddflow.errors import (
     StateRefused,
     StorageFailed,
 )
-from ddflow.store.blob import Blob, Store
-from ddflow.store.disk import Disk
-from ddflow.store.folder import Folder
-from ddflow.store.local import MANIFEST, LocalStore
-from ddflow.store.memory import MemoryStore
+from ddflow.storage.disk import Disk
+from ddflow.storage.local import MANIFEST, LocalStore
+from ddflow.storage.memory import MemoryStore
+from ddflow.storage.protocol import Blob, Store
+from ddflow.storage.spill_folder import Folder
 
 NUMBER = "0000000000000000"
 
@@ -343,8 +343,8 @@ def test_after_an_unknown_outcome_it_takes_no_more() -> None:
 
 RACE = """
 import os, sys, time
-from ddflow.store.disk import Disk
-from ddflow.store.local import LocalStore
+from ddflow.storage.disk import Disk
+from ddflow.storage.local import LocalStore
 
 class Quick(Disk):
     fsync = sync_dir = lambda self, _: None
@@ -423,7 +423,7 @@ def test_a_forked_child_changes_nothing(place: Path) -> None:
     code = """
 import os, sys
 from ddflow.errors import EngineClosed
-from ddflow.store.local import LocalStore
+from ddflow.storage.local import LocalStore
 
 store = LocalStore(sys.argv[1])
 folder = store.scratch()
@@ -461,8 +461,8 @@ def test_a_killed_writers_spill_is_removed_by_the_next(place: Path) -> None:
     code = """
 import sys, time
 import pyarrow as pa
-from ddflow.store.folder import Folder
-from ddflow.store.local import LocalStore
+from ddflow.storage.spill_folder import Folder
+from ddflow.storage.local import LocalStore
 
 store = LocalStore(sys.argv[1])
 folder = Folder.open(store.scratch())

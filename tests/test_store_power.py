@@ -18,9 +18,9 @@ from chance import sample, seeded
 from simdisk import Faulty, Killed, SimDisk, Story, killing
 
 from ddflow.errors import DdflowError
-from ddflow.store.blob import Blob, Store
-from ddflow.store.local import LocalStore
-from ddflow.store.record import Record
+from ddflow.storage.local import LocalStore
+from ddflow.storage.protocol import Blob, Store
+from ddflow.storage.record import Record
 
 PATH = "/data/orders"
 CHUNK, CHUNKS = 2500, 5

@@ -23,9 +23,9 @@ from ddflow.errors import (
     StateRefused,
     StorageFailed,
 )
-from ddflow.store import bucket
-from ddflow.store.blob import Blob
-from ddflow.store.s3 import S3Store
+from ddflow.storage import object_store as bucket
+from ddflow.storage.protocol import Blob
+from ddflow.storage.s3 import S3Store
 
 __all__ = ["moto", "proxy"]
 

@@ -23,7 +23,7 @@ from demo_repos import Repo
 from test_cli import DDFLOW, ROOT
 
 import ddflow as dd
-from ddflow.files import open_output
+from ddflow.connectors.files import open_output
 from ddflow.terminal import lines, printable
 
 EVIL = "a\x1b]0;owned\x07b\x9b2Jc\x7f\rd\x1b[31m"

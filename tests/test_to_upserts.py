@@ -23,6 +23,7 @@ from rules import Refused, Row, canonical
 from strategies import FLAT, element, events, scenarios, shapes, splits
 
 import ddflow as dd
+from ddflow.columns.schema import to_table
 from ddflow.errors import (
     CountOverflow,
     DdflowError,
@@ -33,7 +34,6 @@ from ddflow.errors import (
     SpecError,
     TimeWentBack,
 )
-from ddflow.schema import to_table
 
 Update = tuple[Row, int, int]
 RULES = ["error", "greatest", "all"]

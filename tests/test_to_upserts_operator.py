@@ -27,7 +27,8 @@ from test_to_upserts import told
 from tight import MEMORY, tighten, tiny
 
 import ddflow as dd
-from ddflow import computation
+from ddflow.columns.schema import is_flat
+from ddflow.dataflow import step as computation
 from ddflow.errors import (
     BudgetExceeded,
     CorruptState,
@@ -38,11 +39,10 @@ from ddflow.errors import (
     SchemaMismatch,
     SpecError,
 )
-from ddflow.planned import describe, node_id, shown
-from ddflow.proof.export import contents
-from ddflow.rebuilt import rebuild
-from ddflow.schema import is_flat
-from ddflow.store.memory import MemoryStore
+from ddflow.plan.codec import describe, node_id, shown
+from ddflow.plan.rebuild import rebuild
+from ddflow.storage.memory import MemoryStore
+from ddflow.tools.export import contents
 from spark_bridge.plan import planned
 
 RULES = ["error", "greatest", "all"]

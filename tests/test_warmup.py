@@ -23,7 +23,7 @@ TESTS = Path(__file__).parent
 WARM = """
 import json, sys
 from ddflow.kernels.warmup import entries
-from ddflow.warmup import warm
+from ddflow.tools.warmup import warm
 told = []
 warmed = warm(lambda *each: told.append(each))
 forms = {kernel.py_func.__name__: len(getattr(kernel, "signatures", [])) for kernel in entries()}

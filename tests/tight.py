@@ -19,19 +19,19 @@ from typing import Any
 
 import pytest
 
-from ddflow import computation
-from ddflow.arrange import arrangement, spine
-from ddflow.arrange.arrangement import Arrangement
-from ddflow.arrange.merge import Merge
-from ddflow.batcher import Batcher, batcher, run, runs
-from ddflow.crew import Crew
-from ddflow.engine import Engine
-from ddflow.intake import Intake
+from ddflow.columns.threads import Crew
+from ddflow.dataflow import step as computation
+from ddflow.dataflow.admission import Intake
+from ddflow.dataflow.batcher import Batcher, batcher, run, runs
+from ddflow.dataflow.ranges import Ranges
+from ddflow.dataflow.spilling import make_room
+from ddflow.engine.engine import Engine
 from ddflow.kernels.gather import SLOT, SLOTS
-from ddflow.ranges import Ranges
-from ddflow.spilling import make_room
-from ddflow.store.claim import LOCK
-from ddflow.store.table import TableWriter
+from ddflow.storage.folder_lock import LOCK
+from ddflow.storage.table import TableWriter
+from ddflow.trace import arrangement, spine
+from ddflow.trace.arrangement import Arrangement
+from ddflow.trace.merge import Merge
 
 MEMORY = "16MB"
 """The least budget that an engine with a spill folder opens with."""

@@ -33,14 +33,14 @@ from ddflow.cli.options import Ask
 from ddflow.cli.plan import SOURCE
 from ddflow.cli.progress import Tick
 from ddflow.cli.reading import marked, taken, ticked, within
+from ddflow.connectors.files import Input, open_input
+from ddflow.connectors.files.types import parse_types
 from ddflow.errors import DdflowError, StateRefused
-from ddflow.files import Input, open_input
-from ddflow.files.types import parse_types
-from ddflow.frontier import NEVER
-from ddflow.logs import MARKS
-from ddflow.rebuilt import sources
-from ddflow.store.manifest import Epoch, newest
-from ddflow.store.opening import open_store
+from ddflow.plan.rebuild import sources
+from ddflow.storage.manifest import Epoch, newest
+from ddflow.storage.opening import open_store
+from ddflow.time import NEVER
+from ddflow.tools.logs import MARKS
 
 
 def opened(ask: Ask, required: list[str]) -> Input:

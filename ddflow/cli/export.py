@@ -1,6 +1,6 @@
 """``ddflow export``: collections of a state as files.
 
-Invariant: a file is there under its name only when it is whole.  What is in it is `ddflow.proof.export`'s.
+Invariant: a file is there under its name only when it is whole.  What is in it is `ddflow.tools.export`'s.
 
 >>> called("orders"), called("../x"), called(".hidden")
 ('orders', 'x-ade92630f33b0870', 'hidden-372051e37372c4c0')
@@ -56,9 +56,9 @@ def export(
 
     * `ddflow export state/orders by_city -o cities.csv --as-of 41`
     """
-    from ddflow.files import open_output
-    from ddflow.proof.export import contents
-    from ddflow.snapshot import Snapshot
+    from ddflow.connectors.files import open_output
+    from ddflow.engine.snapshot import Snapshot
+    from ddflow.tools.export import contents
 
     done: list[dict[str, Any]] = []
     with ExitStack() as stack:
@@ -97,7 +97,7 @@ def _path(name: str, output: Path | None, many: int) -> Path:
 
 def called(name: str) -> str:
     """What the file of a collection is called: its name, or what is safe of it and a digest."""
-    from ddflow.store.outputs import of
+    from ddflow.storage.outputs import of
 
     return name if re.fullmatch(r"\w[\w.-]{0,99}", name) else of(name)
 

@@ -1,7 +1,7 @@
 """``ddflow fsck``: every byte of a state, read and compared.
 
 Invariant: the exit code is 0 if nothing is wrong, 1 if anything is, and then all of it is listed, file by file.  The
-work is in `ddflow.proof.fsck`.
+work is in `ddflow.tools.fsck`.
 
 >>> fsck.__name__
 'fsck'
@@ -39,9 +39,9 @@ def fsck(
 
     * `ddflow fsck s3://bucket/orders --json`
     """
-    from ddflow.budget import shown_size
     from ddflow.cli.log import watching
-    from ddflow.proof.fsck import fsck as checked
+    from ddflow.dataflow.budget import shown_size
+    from ddflow.tools.fsck import fsck as checked
 
     with watching("reading", None, shown_size) as tick:
         report = checked(state, trust=trust, look=tick)  # type: ignore[arg-type]

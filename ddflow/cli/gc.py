@@ -1,7 +1,7 @@
 """``ddflow gc``: what no version of a state names is deleted; with ``--forget``, history and deleted rows as well.
 
 Invariant: nothing is deleted that a version which is kept names, or one that is yet to come will; see
-`ddflow.custody.collect` and `ddflow.custody.compact`, which do the work.
+`ddflow.storage.garbage` and `ddflow.engine.compact`, which do the work.
 
 >>> seconds("90", "--grace"), seconds("24h", "--orphans"), seconds("500ms", "--grace")
 (90.0, 86400.0, 0.5)
@@ -61,7 +61,7 @@ def gc(
     if forget:
         _forget(state, trust)
 
-    from ddflow.custody.collect import gc
+    from ddflow.storage.garbage import gc
 
     choices: dict[str, Any] = {"dry_run": dry_run, "trust": trust}
     done = gc(state, grace=spans[0], orphans=spans[1], **choices)
@@ -69,7 +69,7 @@ def gc(
         say(json.dumps({"state": state, "dry_run": dry_run, "forgot": forget} | asdict(done)))
         return
 
-    from ddflow.budget import shown_size
+    from ddflow.dataflow.budget import shown_size
 
     if forget:
         say(f"{state} is compacted to the present, and holds nothing of rows that were deleted or replaced")
@@ -84,9 +84,9 @@ def gc(
 
 
 def _forget(state: str, trust: str) -> None:
-    from ddflow.rebuilt import rebuild
-    from ddflow.snapshot import found
-    from ddflow.store.opening import open_store
+    from ddflow.engine.snapshot import found
+    from ddflow.plan.rebuild import rebuild
+    from ddflow.storage.opening import open_store
 
     store = open_store(state, trust=trust, create=False)
     try:

@@ -1,7 +1,7 @@
 """``ddflow inspect``: what a state consists of.
 
 Invariant: a terminal gets tables, a pipe the same lines without them, ``--json`` one object.  Nothing is read but the
-manifest and its inventory; that is `ddflow.proof.inspect`'s.
+manifest and its inventory; that is `ddflow.tools.inspect`'s.
 
 >>> inspect.__name__, ago(7300)
 ('inspect', '2 h')
@@ -40,7 +40,7 @@ def inspect(
 
     * `ddflow inspect state/orders --json | jq .epoch`
     """
-    from ddflow.proof.inspect import inspect as inspected
+    from ddflow.tools.inspect import inspect as inspected
 
     found = inspected(state, trust=trust)  # type: ignore[arg-type]
     if as_json:
@@ -95,8 +95,8 @@ Section = tuple[str, Sequence[str], Iterator[Sequence[Any]]]
 
 def sections(found: Mapping[str, Any]) -> Iterator[Section]:
     """Title, head and rows of each table."""
-    from ddflow.budget import shown_size
-    from ddflow.frontier import shown
+    from ddflow.dataflow.budget import shown_size
+    from ddflow.time import shown
 
     times = f"last {shown(found['last'])}, frontier {shown(found['frontier'])}, readable from {shown(found['since'])}"
     about = [
@@ -164,7 +164,7 @@ def sections(found: Mapping[str, Any]) -> Iterator[Section]:
 
 
 def _collections(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
-    from ddflow.budget import shown_size
+    from ddflow.dataflow.budget import shown_size
 
     for each in (found["sources"], found["counts"]):
         for name, of in each.items():
@@ -176,7 +176,7 @@ def _partitions(parts: Sequence[Mapping[str, int]]) -> Iterator[Sequence[Any]]:
     """Of each level the least and the median of its partitions, figure by figure, and the one that is the largest."""
     from statistics import median_low
 
-    from ddflow.budget import shown_size
+    from ddflow.dataflow.budget import shown_size
 
     def row(level: int, what: str, figures: Sequence[int]) -> Sequence[Any]:
         return level, what, *figures[:3], shown_size(figures[3])
@@ -223,7 +223,7 @@ def _spec(spec: Mapping[str, Any]) -> str:
 
 
 def _receipts(receipts: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Any]]:
-    from ddflow.frontier import shown
+    from ddflow.time import shown
 
     for receipt in reversed(receipts):
         for call in receipt["calls"]:

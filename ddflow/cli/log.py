@@ -4,7 +4,7 @@ Invariant: a log's columns are read as the types that the source declares, whate
 so that ``007`` of a text column is text on the command line too.  Why that is not trivial: a column may come in later
 files only, or not at all.  Nothing of a state is read here but its manifest.
 
->>> from ddflow.spec import Upsert
+>>> from ddflow.plan.spec import Upsert
 >>> key_of("7,Bern", bind("v", pa.schema({"id": pa.int64(), "city": pa.string()}), Upsert(key=["id", "city"])))
 {'id': 7, 'city': 'Bern'}
 >>> key_of("00000000-0000-0000-0000-000000000007", bind("v", pa.schema({"id": pa.uuid()}), Upsert(key="id")))
@@ -29,16 +29,16 @@ from uuid import UUID
 import pyarrow as pa
 import typer
 
-from ddflow.binding import Bound, bind
+from ddflow.columns.schema import did_you_mean
+from ddflow.connectors.files import Input, open_input
+from ddflow.connectors.files.kinds import JSON, kind_of, listed
+from ddflow.engine.snapshot import found
 from ddflow.errors import NotReadable
-from ddflow.files import Input, open_input
-from ddflow.files.kinds import JSON, kind_of, listed
-from ddflow.logs import Full
-from ddflow.rebuilt import sources
-from ddflow.schema import did_you_mean
-from ddflow.snapshot import found
-from ddflow.store.opening import open_store
+from ddflow.plan.bind import Bound, bind
+from ddflow.plan.rebuild import sources
+from ddflow.storage.opening import open_store
 from ddflow.terminal import console
+from ddflow.tools.logs import Full
 
 
 def source_of(state: str, name: str | None, trust: str) -> Bound:

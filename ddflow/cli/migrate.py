@@ -1,7 +1,7 @@
 """``ddflow migrate``: a log replayed under another plan, and the net difference.
 
 Invariant: the new state stands, and the output is there, only when both are complete; the old state is not changed.
-The work is in `ddflow.custody.migrate`, the options are those of ``diff`` and ``count``.
+The work is in `ddflow.tools.migrate`, the options are those of ``diff`` and ``count``.
 
 >>> migrate.__name__
 'migrate'
@@ -19,7 +19,7 @@ from ddflow.cli.arguments import Full, Scope
 from ddflow.cli.say import say
 
 if TYPE_CHECKING:
-    from ddflow.custody.migrate import Migrated, Told
+    from ddflow.tools.migrate import Migrated, Told
 
 Old = Annotated[str, typer.Argument(metavar="OLD", show_default=False, help="The state that there is.")]
 New = Annotated[str, typer.Argument(metavar="NEW", show_default=False, help="Where the new state is to be.")]
@@ -103,7 +103,7 @@ def _migrate(ask: o.Ask, old: str, whole: bool, full: list[str] | None, scope: s
     from ddflow.cli.plan import SOURCE, names, planned
     from ddflow.cli.progress import progress
     from ddflow.cli.run import target
-    from ddflow.custody.migrate import replay
+    from ddflow.tools.migrate import replay
 
     given = opened(ask, [*names(ask.key), *([ask.time] if ask.time else [])])
     flow, new = planned(ask, given.schema), str(ask.state)

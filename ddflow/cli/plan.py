@@ -26,7 +26,7 @@ import typer
 import ddflow as dd
 from ddflow.cli.options import Ask
 from ddflow.errors import SpecError
-from ddflow.merging.strategy import MAKERS, Strategy
+from ddflow.plan.merge.strategy import MAKERS, Strategy
 
 SOURCE, OUT = "input", "output"
 """What the flow calls its source and its output, and so do its messages."""

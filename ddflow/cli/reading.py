@@ -26,8 +26,8 @@ from ddflow.cli.options import Ask
 from ddflow.cli.plan import SOURCE
 from ddflow.cli.progress import Tick
 from ddflow.errors import DdflowError
-from ddflow.fold import take
-from ddflow.logs import MARKS
+from ddflow.tools.logs import MARKS
+from ddflow.tools.merge_on_read import take
 
 
 def ticked(batches: Iterator[pa.RecordBatch], tick: Tick) -> Iterator[pa.RecordBatch]:

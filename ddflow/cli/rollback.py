@@ -1,7 +1,7 @@
 """``ddflow rollback``: an older version of a state becomes its newest.
 
 Invariant: nothing happens before it was agreed to, at the terminal or with ``--yes``, and nothing is deleted.  The work
-is in `ddflow.custody.rollback`.
+is in `ddflow.tools.rollback`.
 
 >>> rollback.__name__
 'rollback'
@@ -20,7 +20,7 @@ from ddflow.cli.arguments import State, Trust
 from ddflow.cli.say import say
 
 if TYPE_CHECKING:
-    from ddflow.custody.rollback import Version
+    from ddflow.tools.rollback import Version
 
 
 def rollback(
@@ -55,7 +55,7 @@ def rollback(
 
     * `ddflow rollback state/orders --to-epoch 41 --yes`
     """
-    from ddflow.custody import rollback as custody
+    from ddflow.tools import rollback as custody
 
     choices: dict[str, Any] = {"trust": trust}
     found = custody.versions(state, **choices)

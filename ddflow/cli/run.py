@@ -31,12 +31,11 @@ from ddflow.cli.progress import Tick, progress
 from ddflow.cli.reading import marked, taken, ticked, within
 from ddflow.cli.say import say
 from ddflow.cli.show import Done, Piped, Preview
+from ddflow.columns.schema import DIFF, updates_schema
+from ddflow.connectors.files import Input, Output, open_output
+from ddflow.dataflow.inflow import add
+from ddflow.dataflow.verdicts import Verdicts
 from ddflow.errors import OutputExists
-from ddflow.files import Input, Output, open_output
-from ddflow.inflow import add
-from ddflow.schema import DIFF
-from ddflow.step import updates_schema
-from ddflow.verdicts import Verdicts
 
 Target = Output | Piped | Preview
 

@@ -2,7 +2,7 @@
 
 Invariant: stdout carries rows or one JSON object, never both; everything said to a person goes to stderr.  Why that is
 not trivial: the same command is read by people and by pipes.  `Preview` and `Piped` are written to like
-`ddflow.files.Output`.
+`ddflow.connectors.files.Output`.
 
 >>> done = Done(["a.csv"], 4, 1, 6, 6, {"applied": 3, "noop": 1}, 0.5, "out.parquet")
 >>> done.text()
@@ -80,8 +80,8 @@ class Piped:
 
     def write(self, table: pa.Table) -> None:
         """Put out rows at once."""
-        from ddflow.files.kinds import JSON, Kind
-        from ddflow.files.writers import writer
+        from ddflow.connectors.files.kinds import JSON, Kind
+        from ddflow.connectors.files.writers import writer
 
         writer(_Stdout(), Kind(JSON), table.schema).write(table)
         sys.stdout.buffer.flush()

@@ -1,7 +1,7 @@
 """``ddflow verify``: a state against the stateless fold of its log.
 
 Invariant: the exit code is 0 if they agree, 1 if they do not, and then the first keys that differ are named.  The work
-is in `ddflow.proof.verify`.
+is in `ddflow.tools.verify`.
 
 >>> verify.__name__
 'verify'
@@ -62,7 +62,7 @@ def verify(
     * `ddflow verify state/orders full.csv monday.csv tuesday.csv --full full.csv`
     """
     from ddflow.cli.log import log_of, source_of, streamed, watching
-    from ddflow.proof.verify import verify as compared
+    from ddflow.tools.verify import verify as compared
 
     bound = source_of(state, source, trust)
     given = log_of(log, bound)

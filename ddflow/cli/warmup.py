@@ -23,8 +23,8 @@ def warmup() -> None:
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    from ddflow.files import UnwritableOutput
-    from ddflow.warmup import warm
+    from ddflow.connectors.files import UnwritableOutput
+    from ddflow.tools.warmup import warm
 
     began = perf_counter()
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))

@@ -1,7 +1,7 @@
 """``ddflow why``: one key's story.
 
 Invariant: what is told of the state is read from it, what is told of events is judged again from the log.  The work is
-in `ddflow.proof.why`.
+in `ddflow.tools.why`.
 
 >>> why.__name__
 'why'
@@ -45,7 +45,7 @@ def why(
     * `ddflow why state/orders id=7,region=EU orders/ --json`
     """
     from ddflow.cli.log import key_of, log_of, source_of, streamed
-    from ddflow.proof.why import why_of
+    from ddflow.tools.why import why_of
 
     bound = source_of(state, source, trust)
     given = None if log is None or not log else log_of(log, bound)

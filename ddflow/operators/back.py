@@ -25,12 +25,11 @@ from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
-from ddflow.held_rows import Change
-from ddflow.identity import Secret
+from ddflow.columns.hashing import Secret
+from ddflow.columns.schema import conform, one_chunk, updates_schema
+from ddflow.operators.held_rows import Change
 from ddflow.operators.updates import Updates, few, ints
-from ddflow.schema import conform, one_chunk
-from ddflow.step import updates_schema
-from ddflow.upserting import Conflicts, ToUpserts
+from ddflow.operators.upserting import Conflicts, ToUpserts
 
 __all__ = ["Back", "few", "ints"]
 

@@ -23,17 +23,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ddflow.arena import Arena
-from ddflow.arrange.arrangement import Arrangement, Change
-from ddflow.arrange.batch import Batch
-from ddflow.identity import NONE, Ints, Narrow, Secret, Words, identities, is_wide
+from ddflow.columns.arena import Arena
+from ddflow.columns.hashing import NONE, Ints, Narrow, Secret, Words, identities, is_wide
+from ddflow.columns.rows import Rows
+from ddflow.columns.sorting import Sorted, sort
 from ddflow.kernels import accumulate as kernels
 from ddflow.kernels.group import group
 from ddflow.kernels.resolve import LIVE, Held
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.updates import Updates, few, ints, overflow
-from ddflow.rows import Rows
-from ddflow.sorting import Sorted, sort
+from ddflow.trace.arrangement import Arrangement, Change
+from ddflow.trace.batch import Batch
 
 __all__ = ["Count", "few", "ints"]
 

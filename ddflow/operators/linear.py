@@ -19,10 +19,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.identity import flags
+from ddflow.columns.hashing import flags
+from ddflow.columns.schema import one_chunk
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.updates import Updates, few, ints, overflow
-from ddflow.schema import one_chunk
 
 __all__ = ["concat", "few", "filter_rows", "ints", "negate", "project", "unnest"]
 

@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from ddflow.columns.hashing import Ints, Narrow, Secret, identities
+from ddflow.columns.rows import plainly, shown_row
+from ddflow.columns.schema import DIFF, TIME
+from ddflow.columns.sorting import sort
 from ddflow.errors import CountOverflow
-from ddflow.identity import Ints, Narrow, Secret, identities
 from ddflow.kernels.accumulate import net
 from ddflow.kernels.sort import order_by_rank
 from ddflow.kernels.spell import look_up
-from ddflow.rows import plainly, shown_row
-from ddflow.schema import DIFF, TIME
-from ddflow.sorting import sort
 
 
 def ints(*values: int) -> Ints:
@@ -41,7 +41,7 @@ class Updates(NamedTuple):
     """n updates; see the header."""
 
     rows: Any
-    """A table, or a `ddflow.rows.View` that gathers its columns when they are read."""
+    """A table, or a `ddflow.columns.rows.View` that gathers its columns when they are read."""
     ranks: Narrow
     """int32[n], ascending."""
     diffs: Ints

@@ -6,7 +6,7 @@ state is published by whoever is first, with his plan, so the plan is compared a
 partitions can take up less than one engine's, since what a new source or output owes is nobody's task yet.
 
 >>> import pyarrow as pa, ddflow as dd
->>> from ddflow.store.memory import MemoryStore
+>>> from ddflow.storage.memory import MemoryStore
 >>> flow = dd.Flow()
 >>> people = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
 >>> opened(flow.frozen(), MemoryStore(), Wanted(partitions=4)).ledger.manifest.spread
@@ -23,21 +23,21 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Literal, NamedTuple
 
-from ddflow.budget import LEAST, shown_size
-from ddflow.durable import check_types
+from ddflow.columns.hashing import Secret
+from ddflow.dataflow.budget import LEAST, shown_size
+from ddflow.engine.commits import check_types
 from ddflow.errors import PlanChanged, SpecError
-from ddflow.flow import Flow
-from ddflow.frontier import CLOSED
-from ddflow.identity import Secret
-from ddflow.ledger import GRACE, Ledger
-from ddflow.partitions.base import own
-from ddflow.planned import describe, fingerprint
-from ddflow.reopening import Change, compare
-from ddflow.store import address
-from ddflow.store.blob import Store
-from ddflow.store.manifest import PARTITIONS, Manifest, newest
-from ddflow.store.opening import open_store
-from ddflow.store.showing import Outputs
+from ddflow.partitions.epoch_start import own
+from ddflow.plan.codec import describe, fingerprint
+from ddflow.plan.compatibility import Change, compare
+from ddflow.plan.flow import Flow
+from ddflow.storage import address
+from ddflow.storage.manifest import PARTITIONS, Manifest, newest
+from ddflow.storage.manifest_log import GRACE, Ledger
+from ddflow.storage.opening import open_store
+from ddflow.storage.protocol import Store
+from ddflow.storage.showing import Outputs
+from ddflow.time import CLOSED
 
 KEPT = 8
 """How many epochs can be told again."""

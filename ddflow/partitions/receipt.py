@@ -26,12 +26,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from ddflow.errors import CorruptState
-from ddflow.frontier import NEVER
-from ddflow.store import epochs
-from ddflow.store.blob import NAME, Blob
-from ddflow.store.epochs import Output, digits, instant, numbers, only
-from ddflow.store.manifest import PARTITIONS
-from ddflow.store.record import Record
+from ddflow.storage import epochs
+from ddflow.storage.epochs import Output, digits, instant, numbers, only
+from ddflow.storage.manifest import PARTITIONS
+from ddflow.storage.protocol import NAME, Blob
+from ddflow.storage.record import Record
+from ddflow.time import NEVER
 
 LEVELS: Final = 1 << 10
 """The greatest number of levels that a receipt may be of."""

@@ -9,7 +9,7 @@ work is done by tasks (``moved.task``), here or on other machines; only who open
 and set, and an epoch that was committed meanwhile wins.  Files of the version before go in their time.
 
 >>> import pyarrow as pa, ddflow as dd
->>> from ddflow.store.memory import MemoryStore
+>>> from ddflow.storage.memory import MemoryStore
 >>> flow = dd.Flow()
 >>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id"))
 >>> _ = flow.output("by_city", people.count("city"))
@@ -34,22 +34,22 @@ from os import PathLike
 from types import TracebackType
 from typing import Literal, NamedTuple
 
-from ddflow.budget import LEAST, parse_size, shown_size
+from ddflow.dataflow.budget import LEAST, parse_size, shown_size
 from ddflow.errors import CorruptState, DdflowError, Fenced, MissingReceipts, PlanChanged, SpecError, StateRefused
-from ddflow.flow import Flow
-from ddflow.frontier import CLOSED, NEVER
-from ddflow.ledger import Ledger, digest
-from ddflow.partitions.base import Base
-from ddflow.partitions.cut import Cut, cut
-from ddflow.partitions.moved import Move, Moved, task
-from ddflow.planned import describe, fingerprint
-from ddflow.rebuilt import rebuild
-from ddflow.reopening import compare
-from ddflow.store.blob import Blob, Store
-from ddflow.store.manifest import PARTITIONS, Manifest, newest
-from ddflow.store.memory import MemoryStore
-from ddflow.store.opening import open_store
-from ddflow.store.record import Record
+from ddflow.partitions.epoch_start import Base
+from ddflow.partitions.rescale_task import Move, Moved, task
+from ddflow.partitions.stages import Cut, cut
+from ddflow.plan.codec import describe, fingerprint
+from ddflow.plan.compatibility import compare
+from ddflow.plan.flow import Flow
+from ddflow.plan.rebuild import rebuild
+from ddflow.storage.manifest import PARTITIONS, Manifest, newest
+from ddflow.storage.manifest_log import Ledger, digest
+from ddflow.storage.memory import MemoryStore
+from ddflow.storage.opening import open_store
+from ddflow.storage.protocol import Blob, Store
+from ddflow.storage.record import Record
+from ddflow.time import CLOSED, NEVER
 
 State = str | PathLike[str] | Store
 Trust = Literal["owner", "group"]

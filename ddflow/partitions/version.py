@@ -7,8 +7,8 @@ is gone and greater ones are there it is `SnapshotExpired`: the version is old, 
 rows.
 
 >>> import ddflow as dd, pyarrow as pa
->>> from ddflow.store.manifest import newest
->>> from ddflow.store.memory import MemoryStore
+>>> from ddflow.storage.manifest import newest
+>>> from ddflow.storage.memory import MemoryStore
 >>> flow, store = dd.Flow(), MemoryStore()
 >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
 >>> flow.open(store).close()
@@ -27,11 +27,11 @@ import os
 from typing import NamedTuple
 
 from ddflow.errors import CorruptState, SnapshotExpired, StateRefused
-from ddflow.ledger import digest
-from ddflow.store.blob import Store
-from ddflow.store.manifest import Manifest
-from ddflow.store.memory import MemoryStore
-from ddflow.store.opening import open_store
+from ddflow.storage.manifest import Manifest
+from ddflow.storage.manifest_log import digest
+from ddflow.storage.memory import MemoryStore
+from ddflow.storage.opening import open_store
+from ddflow.storage.protocol import Store
 
 REMEDY = "mount the same folder on the driver and on all executors, or keep the state in s3://bucket/prefix"
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ddflow.ledger import Ledger
-from ddflow.partitions.coordinator import Coordinator
+from ddflow.partitions.commit import Coordinator
+from ddflow.storage.manifest_log import Ledger
 from spark_bridge.job import Job
 from spark_bridge.streaming import Feeder
 

@@ -16,15 +16,15 @@ import pyarrow as pa
 import pytest
 
 import ddflow as dd
+from ddflow.columns.hashing import Secret
 from ddflow.errors import StorageFull
-from ddflow.identity import Secret
-from ddflow.partitions.coordinator import Committed, Coordinator
-from ddflow.partitions.packing import PACKED, RECEIPT
+from ddflow.partitions.chunks import PACKED, RECEIPT
+from ddflow.partitions.commit import Committed, Coordinator
+from ddflow.partitions.partitioner import Router
 from ddflow.partitions.receipt import Receipt
-from ddflow.partitions.router import Router
 from ddflow.partitions.version import Version
-from ddflow.store.local import LocalStore
-from ddflow.store.vault import Vault
+from ddflow.storage.batch_store import Vault
+from ddflow.storage.local import LocalStore
 from spark_bridge import bodies
 from spark_bridge.bodies import Level, Route
 from spark_bridge.warm import Warm

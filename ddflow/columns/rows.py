@@ -1,0 +1,343 @@
+"""Rows: Arrow columns with their buffers' addresses, gathered by reference from any number of batches.
+
+Invariant: rows never change; a gathered column owns its memory and holds exactly the values that the references name,
+whichever batch each lives in.  Why that is not trivial: every Arrow type must work at the speed that its layout
+allows.  Fixed widths, bits and byte strings are moved by kernels over addresses; every other type by Arrow's ``take``.
+Arrays are brought to one chunk with a plain offset first, so that address and row are all a kernel needs.  What a row
+*means* (its key, its order) is not known here.
+
+>>> import numpy as np, pyarrow as pa
+>>> old, new = (Rows(pa.table({"city": [name], "n": [n]})) for name, n in (("Bern", 1), ("Basel", 2)))
+>>> references = np.array([(1 << 40) | 0, 0], np.int64)  # row 0 of batch 1, row 0 of batch 0
+>>> gather(Sources(old.table.schema, [old, new]), references, old.table.schema).to_pylist()
+[{'city': 'Basel', 'n': 2}, {'city': 'Bern', 'n': 1}]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from ddflow.columns.schema import one_chunk
+from ddflow.columns.threads import ALONE, Crew
+from ddflow.errors import TooLarge
+from ddflow.kernels.gather import ROWS, SLOT, SLOTS, gather_bits, gather_bytes, gather_sizes, gather_words
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+WORDS, BYTES, BITS, OTHER = range(4)
+
+
+@cache
+def layout(kind: pa.DataType) -> tuple[int, int]:
+    """How a type is moved: WORDS and bytes a value, BYTES and bytes an offset, BITS, or OTHER (by Arrow)."""
+    if pat.is_string(kind) or pat.is_binary(kind):
+        return BYTES, 4
+    if pat.is_large_string(kind) or pat.is_large_binary(kind):
+        return BYTES, 8
+    if pat.is_boolean(kind):
+        return BITS, 0
+    if pat.is_nested(kind) or pat.is_dictionary(kind) or isinstance(kind, pa.BaseExtensionType):
+        return OTHER, 0
+    try:
+        bits = kind.bit_width
+    except ValueError:
+        return OTHER, 0
+    return (WORDS, bits // 8) if bits in (8, 16, 32) or (bits and bits % 64 == 0) else (OTHER, 0)
+
+
+def width(kind: pa.DataType) -> int:
+    """Bytes a value of a fixed-width type that kernels move, else 0."""
+    how, wide = layout(kind)
+    return wide if how == WORDS else 0
+
+
+def offset_width(kind: pa.DataType) -> int:
+    """Bytes an offset of a byte-string type, else 0."""
+    how, wide = layout(kind)
+    return wide if how == BYTES else 0
+
+
+def address(buffer: pa.Buffer | None) -> int:
+    """Where a buffer begins, 0 for none."""
+    return 0 if buffer is None else int(buffer.address)
+
+
+class _Memory:
+    """Memory as numpy imports it, and whose it is."""
+
+    def __init__(self, array: Array) -> None:
+        self.owner = array
+        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+
+
+def plainly(array: Array) -> Array:
+    """The same memory as an array that kernels take for any other: numba would compile them anew for a read-only one.
+
+    It is not to be written to.  O(1).
+    """
+    return array if array.flags.writeable else np.asarray(_Memory(array))
+
+
+class Rows:
+    """A table of one chunk a column, and where each column's buffers are.
+
+    ``table``: the rows.  ``filled``: columns whose nulls nobody will look at (only deletions have them), so that what
+    is gathered from them needs no validity.  ``addresses``: uint64[columns, 3]: validity bitmap (0 when no value is
+    null), values or offsets, bytes; ``firsts``: int64[columns, 2]: the bit numbers of row 0 in validity and in boolean
+    values.  O(columns) to make.
+    """
+
+    __slots__ = ("addresses", "columns", "firsts", "table")
+
+    def __init__(self, table: pa.Table | pa.RecordBatch, filled: Container[str] = ()) -> None:
+        self.table = table
+        self.columns = [c if isinstance(c, pa.Array) else one_chunk(c) for c in table.columns]
+        self.addresses = np.zeros((len(self.columns), 3), np.uint64)
+        self.firsts = np.zeros((len(self.columns), 2), np.int64)
+        for i, (field, column) in enumerate(zip(table.schema, self.columns, strict=True)):
+            buffers, start, (how, wide) = column.buffers(), column.offset, layout(field.type)
+            if column.null_count and field.name not in filled:
+                self.addresses[i, 0], self.firsts[i, 0] = address(buffers[0]), start
+            if how == BITS:
+                self.addresses[i, 1], self.firsts[i, 1] = address(buffers[1]), start
+            elif how != OTHER:
+                self.addresses[i, 1] = address(buffers[1]) + start * wide
+            if how == BYTES:
+                self.addresses[i, 2] = address(buffers[2])
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of Arrow buffers that these rows refer to."""
+        return int(self.table.nbytes)
+
+
+class Sources:
+    """What references point into: rows by batch number, and their addresses by column, as the kernels want them.
+
+    ``schema``: the columns, the same for all.  Room for batches grows; a number that was dropped may be used again.
+    """
+
+    def __init__(self, schema: pa.Schema, rows: Sequence[Rows | None] = ()) -> None:
+        self.schema = schema
+        self.at = {name: i for i, name in enumerate(schema.names)}
+        self.rows: list[Rows | None] = []
+        self.crew = ALONE
+        self.addresses = np.zeros((len(schema), 3, 16), np.uint64)
+        self.firsts = np.zeros((len(schema), 2, 16), np.int64)
+        for i, each in enumerate(rows):
+            self.put(i, each)
+
+    def put(self, number: int, rows: Rows | None) -> None:
+        """Make ``number`` stand for some rows, or for none.  O(columns), amortised."""
+        while len(self.rows) <= number:
+            self.rows.append(None)
+        while number >= self.addresses.shape[2]:
+            self.addresses = np.concatenate([self.addresses, np.zeros_like(self.addresses)], axis=2)
+            self.firsts = np.concatenate([self.firsts, np.zeros_like(self.firsts)], axis=2)
+        self.rows[number] = rows
+        self.addresses[:, :, number] = 0 if rows is None else rows.addresses
+        self.firsts[:, :, number] = 0 if rows is None else rows.firsts
+
+    def beside(self, events: Rows) -> Sources:
+        """These, as they are now, with the rows of a step as number 0.  O(columns * batches)."""
+        out = object.__new__(Sources)
+        out.schema, out.at, out.crew, out.rows = self.schema, self.at, self.crew, [events, *self.rows[1:]]
+        out.addresses, out.firsts = self.addresses.copy(), self.firsts.copy()
+        out.addresses[:, :, 0], out.firsts[:, :, 0] = events.addresses, events.firsts
+        return out
+
+
+class View:
+    """Rows named by reference; a column is gathered when somebody asks for it, and then kept.
+
+    ``references``: int64[n], as `gather` takes them.  ``near``: gives a column otherwise where that is cheaper, else
+    None.  It has the methods of a table that operators use.
+    """
+
+    def __init__(
+        self,
+        sources: Sources,
+        references: Array,
+        schema: pa.Schema,
+        near: Callable[[str], pa.Array | None] | None = None,
+    ) -> None:
+        self.sources, self.references, self.schema, self.near = sources, references, schema, near
+        self._made: dict[str, pa.Array] = {}
+
+    @property
+    def num_rows(self) -> int:
+        """How many."""
+        return int(self.references.size)
+
+    @property
+    def column_names(self) -> list[str]:
+        """The names of the columns."""
+        return list(self.schema.names)
+
+    @property
+    def columns(self) -> list[pa.Array]:
+        """All columns.  O(n) each, once."""
+        return [self.column(name) for name in self.schema.names]
+
+    def column(self, name: str) -> pa.Array:
+        """One column.  O(n), once."""
+        made = self._made.get(name)
+        if made is None:
+            made = self.near(name) if self.near is not None else None
+            if made is None:
+                made = gather_column(self.sources, self.references, self.schema.field(name))
+            self._made[name] = made
+        return made
+
+    def take(self, places: pa.Array) -> View:
+        """The rows at some places: nothing is gathered for it but what was before.  O(places)."""
+        out = View(self.sources, self.references.take(np.asarray(places)), self.schema)
+        out._made = {name: column.take(places) for name, column in self._made.items()}
+        return out
+
+    def slice(self, begin: int, size: int) -> View:
+        """The rows [begin, begin + size)."""
+        return self.take(pa.array(np.arange(begin, begin + size)))
+
+    def select(self, names: Sequence[str]) -> pa.Table:
+        """Some columns as a table."""
+        return pa.table([self.column(n) for n in names], schema=pa.schema([self.schema.field(n) for n in names]))
+
+
+def fresh(size: int) -> Array:
+    """Bytes that an Arrow array will own: from the system's heap, which keeps what steps before it gave back."""
+    return np.empty(size, np.uint8)
+
+
+def gather(sources: Sources, references: Array, schema: pa.Schema) -> pa.Table:
+    """The rows that ``references`` name, in their order.
+
+    ``references``: int64[n], batch number and row packed as in ``kernels.gather``; flags above are ignored.
+    ``schema``: the columns wanted.  Raises `TooLarge` when a 32-bit text column would pass 2 GiB.  O(n) a column.
+    """
+    return pa.Table.from_arrays([gather_column(sources, references, f) for f in schema], schema=schema)
+
+
+def gather_column(sources: Sources, references: Array, field: pa.Field) -> pa.Array:
+    """One column of `gather`."""
+    kind, n, at = field.type, references.size, sources.at[field.name]
+    how, wide = layout(kind)
+    if how == OTHER:
+        return _take(sources.rows, references, at, kind)
+    bases, firsts = sources.addresses[at], sources.firsts[at]
+    validity, nulls = None, 0
+    if field.nullable and bases[0].any():
+        bits = fresh((n + 7) // 8)
+        nulls = gather_bits(references, bases[0], firsts[0], bits)
+        validity = pa.py_buffer(bits)
+    if how == BITS:
+        values = fresh((n + 7) // 8)
+        gather_bits(references, bases[1], firsts[1], values)
+        buffers = [validity, pa.py_buffer(values)]
+    elif how == WORDS:
+        values = fresh(n * wide)
+        start = values.ctypes.data
+        sources.crew.each(
+            lambda a, b: gather_words(references[a:b], bases[1], np.int64(wide), np.uint64(start + a * wide)),
+            sources.crew.spans(n),
+        )
+        buffers = [validity, pa.py_buffer(values)]
+    else:
+        buffers = [validity, *_bytes(references, bases[1], bases[2], wide, field.name, sources.crew)]
+    return pa.Array.from_buffers(kind, n, buffers, nulls)
+
+
+def _bytes(
+    references: Array, bases: Array, data: Array, wide: int, name: str, crew: Crew
+) -> tuple[pa.Buffer, pa.Buffer]:
+    """The offset and data buffers of gathered byte strings."""
+    ends = np.empty(references.size + 1, np.int64)
+    total = gather_sizes(references, bases, np.int64(wide), ends)
+    if wide == 4 and total > 2**31 - 1:
+        raise TooLarge(
+            f"column {name!r} of one output",
+            f"its text takes {total:,} bytes, 32-bit offsets reach 2 GiB",
+            "take smaller steps, or declare the column large_string",
+        )
+    out = fresh(total)
+    start = np.uint64(out.ctypes.data)
+    crew.each(
+        lambda a, b: gather_bytes(references[a:b], bases, data, np.int64(wide), ends[a : b + 1], start),
+        crew.spans(references.size),
+    )
+    return pa.py_buffer(ends if wide == 8 else ends.astype(np.int32)), pa.py_buffer(out)
+
+
+def _take(sources: Sequence[Rows | None], references: Array, at: int, kind: pa.DataType) -> pa.Array:
+    """Any other type, by Arrow: each batch's rows taken together, then put in order."""
+    batch, rows = (references >> SLOT) & SLOTS, references & ROWS
+    counts = np.bincount(batch)
+    numbers = np.flatnonzero(counts)
+    if not numbers.size:
+        return pa.nulls(0, kind)
+    # Of 16 bits where they fit: then a stable sort is one by digits.
+    order = np.argsort(batch.astype(np.uint16 if counts.size <= 1 << 16 else np.uint32), kind="stable")
+    by, ends = rows[order], np.cumsum(counts[numbers])
+    parts = []
+    for number, begin, end in zip(numbers.tolist(), [0, *ends[:-1]], ends, strict=True):
+        source = sources[number]
+        assert source is not None, f"a reference points at batch {number}, which is gone"
+        if numbers.size == 1:
+            return source.columns[at].take(pa.array(rows))
+        parts.append(source.columns[at].take(pa.array(by[begin:end])))
+    place = np.empty(order.size, np.int64)
+    place[order] = np.arange(order.size)
+    return pa.concat_arrays(parts).take(pa.array(place))
+
+
+def shown_row(rows: pa.Table | pa.RecordBatch, row: int) -> dict[str, Any]:
+    """One row for an error's message: Python values, and the bare number of a time that Python has no value for."""
+    out: dict[str, Any] = {}
+    for name in rows.schema.names:
+        scalar = rows.column(name)[row]
+        try:
+            out[name] = scalar.as_py()
+        except (OverflowError, ValueError):
+            out[name] = getattr(scalar, "value", f"a {scalar.type}")
+    return out
+
+
+def dense_ranks(table: pa.Table, equal: Array) -> Array:
+    """The dense rank of every row by its columns, left to right: null smallest, NaN largest.
+
+    ``table``: n rows of flat types.  ``equal``: uint64[n], a word that is equal for equal rows (a hash of them).
+    Returns int64[n]; equal rows share a rank.  O(n log n).  (Order: docs/semantics.md, ties.)
+    """
+    if not table.num_columns or not table.num_rows:
+        return np.zeros(table.num_rows, np.int64)
+    columns: dict[str, Any] = {}
+    for i, column in enumerate(table.columns):
+        # Arrow sorts NaN beside the nulls, so null-ness and NaN-ness become columns of their own.
+        columns[f"{i}valid"] = pc.is_valid(column)
+        if pat.is_floating(column.type):
+            columns[f"{i}nan"] = pc.fill_null(pc.is_nan(column), False)
+            column = pc.add(pc.cast(column, pa.float64()), 0.0)
+        elif pat.is_fixed_size_binary(column.type):
+            column = pc.cast(column, pa.binary())
+        elif pat.is_decimal32(column.type) or pat.is_decimal64(column.type):
+            # Arrow sorts the narrow ones wrongly: negative ones come after zero.
+            column = pc.cast(column, pa.decimal128(column.type.precision, column.type.scale))
+        columns[f"{i}value"] = column
+    order = pc.sort_indices(pa.table(columns), [(name, "ascending", "at_start") for name in columns])
+    permutation = np.asarray(order).astype(np.int64)
+    steps = np.zeros(table.num_rows, np.int64)
+    steps[1:] = np.cumsum(equal[permutation][1:] != equal[permutation][:-1])
+    ranks = np.empty(table.num_rows, np.int64)
+    ranks[permutation] = steps
+    return ranks

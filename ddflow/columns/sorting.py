@@ -1,0 +1,61 @@
+"""Sorting rows by identity: the shell around the one sort there is.
+
+Invariant: rows of one identity stand together, in the order in which they came.  Everything that works by key (judging,
+counting, consolidating, merging) begins here, and relies on that stability instead of sorting by time.
+
+>>> by = sort(np.array([9, 4, 9], np.uint64), np.empty(0, np.uint64))
+>>> by.permutation.tolist(), by.starts.tolist()
+([1, 0, 2], [0, 1, 3])
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from ddflow.columns.arena import Arena
+from ddflow.columns.hashing import Narrow, Words
+from ddflow.columns.threads import ALONE, Crew
+from ddflow.kernels.sort import begin_buckets, count_buckets, fill_buckets, group_starts, sort_buckets
+
+
+class Sorted(NamedTuple):
+    """Rows sorted by identity: the row at each place, the identities, where each key begins (and n at the end).
+
+    Numbers are int32: no more than 2**31 rows at once.
+    """
+
+    permutation: Narrow
+    high: Words
+    low: Words
+    starts: Narrow
+
+
+def sort(high: Words, low: Words, arena: Arena | None = None, crew: Crew = ALONE) -> Sorted:
+    """Sort rows by identity, stably, and find the groups.  ``arena``: where the result is carved from.  O(n)."""
+    n, arena = high.size, arena or Arena()
+    bits = min(max((n - 1).bit_length(), 1), 20) if n else 1
+    permutation, starts = arena.empty(n, np.int32), arena.empty(n + 1, np.int32)
+    ids, seconds = arena.empty(n, np.uint64), arena.empty(low.size, np.uint64)
+    spans = crew.spans(n)
+    at = arena.empty((len(spans), 1 << bits), np.int32)
+
+    def fill(begin: int, end: int) -> None:
+        second = low[begin:end] if low.size else low
+        fill_buckets(
+            high[begin:end], second, np.int64(begin), np.int64(bits), at[number[begin]], permutation, ids, seconds
+        )
+
+    number = {begin: i for i, (begin, _) in enumerate(spans)}
+    crew.each(lambda begin, end: count_buckets(high[begin:end], np.int64(bits), at[number[begin]]), spans)
+    begin_buckets(at)
+    crew.each(fill, spans)
+    cuts = [(1 << bits) * i // len(spans) for i in range(len(spans) + 1)]
+    crew.each(
+        lambda begin, end: sort_buckets(at[-1], np.int64(begin), np.int64(end), permutation, ids, seconds),
+        list(pairwise(cuts)),
+    )
+    groups = group_starts(ids, seconds, starts)
+    return Sorted(permutation, ids, seconds, starts[: groups + 1])

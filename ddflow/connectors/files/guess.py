@@ -1,0 +1,101 @@
+"""Which type a column of text is, where a file does not say: from the heads of all files.
+
+Invariant: nothing depends on which file comes first.  A head says which types its values could be (`possible`), and
+the guess is the first type of ``LADDER`` that is possible in all of them; how a value of a type is spelled, here and
+further on, is for ``spelling``.  A whole number too large for int64 becomes uint64 or a decimal, one of more than 15
+significant digits and a fraction a decimal; a number that is written as none is (``007``, ``+1``, ``0x10``) stays text,
+since it may be a code, and so does what has one value that does not fit, or no value.
+
+>>> [str(guess([possible(pa.array(texts))])) for texts in (["1", None, "-7"], ["1", "2.5e3"], ["007", "7"], ["1.50"])]
+['int64', 'double', 'string', 'double']
+>>> monday, tuesday = possible(pa.array(["7"])), possible(pa.array(["007"]))
+>>> guess([monday, tuesday]) == guess([tuesday, monday]) == pa.string()
+True
+>>> [str(guess([possible(pa.array([text]))])) for text in ("2024-02-29", "2024-02-30", "2024-02-29 12:00")]
+['date32[day]', 'string', 'timestamp[us]']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from ddflow.connectors.files.spelling import fits
+
+SAMPLE: Final = 2 << 20
+"""Bytes of a text file that are looked at, and parsed at a time."""
+DIGITS: Final = 38
+"""Digits of the decimals that are guessed."""
+
+MOMENTS: Final = (pa.date32(), *(pa.timestamp(unit, zone) for zone in (None, "UTC") for unit in ("us", "ns")))
+_WHOLE: Final = (pa.int64(), pa.uint64(), pa.decimal128(DIGITS, 0))
+_FRACTIONS: Final = tuple(pa.decimal128(DIGITS, scale) for scale in range(1, DIGITS + 1))
+NUMBERS: Final = frozenset((*_WHOLE, pa.float64(), *_FRACTIONS))
+LADDER: Final = (*_WHOLE, pa.float64(), *_FRACTIONS, pa.bool_(), pa.time64("us"), *MOMENTS, pa.string())
+"""The types that are guessed, the first that fits."""
+
+Possible = frozenset[pa.DataType]
+"""The types that all values of a head could be.  A list or an object of JSON lines could be one type only."""
+ANY: Final[Possible] = frozenset(LADDER)
+"""What a column without a value could be."""
+
+
+def guess(heads: Iterable[Possible]) -> pa.DataType | None:
+    """The type of a column, of what it could be in each head; None where no type fits all.  O(heads)."""
+    told = [head for head in heads if head != ANY]
+    if not told:
+        return pa.string()
+    left = frozenset.intersection(*told)
+    if not left:
+        return _joined(told)
+    return next((kind for kind in LADDER if kind in left), None) or settled(next(iter(left)))
+
+
+def possible(texts: pa.Array | pa.ChunkedArray, kinds: Sequence[pa.DataType] = LADDER) -> Possible:
+    """Of some types those that all texts of a column could be; null counts for nothing.  O(n)."""
+    present = texts.drop_null()
+    if not len(present):
+        return ANY
+    if isinstance(present, pa.ChunkedArray):
+        present = present.combine_chunks()
+    few = present.slice(0, 1)
+    found = [kind for kind in kinds if kind not in _FRACTIONS and fits(few, kind) and fits(present, kind)]
+    return frozenset([*found, *(_scales(present) if kinds is LADDER else ())])
+
+
+def _scales(texts: pa.Array) -> Sequence[pa.DataType]:
+    """The decimals with a fraction that hold all texts: those of scales from the longest fraction on."""
+    if not pc.all(pc.match_substring_regex(texts, r"^-?(0|[1-9]\d*)(\.\d+)?$")).as_py():
+        return ()
+    point, length = pc.find_substring(texts, "."), pc.binary_length(texts)
+    whole = pc.if_else(pc.less(point, 0), length, point)
+    fraction = pc.max(pc.subtract(length, whole)).as_py() - 1
+    signs = pc.starts_with(texts, "-").cast(pa.int32())
+    return _FRACTIONS[max(fraction, 1) - 1 : max(DIGITS - pc.max(pc.subtract(whole, signs)).as_py(), 0)]
+
+
+def settled(kind: pa.DataType, null: pa.DataType | None = None) -> pa.DataType:
+    """What Arrow's JSON reader inferred, without what the next lines may contradict: times as text, nulls as ``null``
+    (text)."""
+    if pat.is_struct(kind):
+        return pa.struct([field.with_type(settled(field.type, null)) for field in kind])
+    if pat.is_list(kind):
+        return pa.list_(settled(kind.value_type, null))
+    return (null or pa.string()) if pat.is_null(kind) else pa.string() if pat.is_timestamp(kind) else kind
+
+
+def _joined(heads: Sequence[Possible]) -> pa.DataType | None:
+    """The type that holds lists or objects of several types: with the members of all, whole numbers as doubles."""
+    kinds = [kind for head in heads for kind in head]
+    if len(kinds) > len(heads) or not all(map(pat.is_nested, kinds)):
+        return None
+    try:
+        return settled(
+            pa.unify_schemas([pa.schema([("", kind)]) for kind in kinds], promote_options="permissive").field(0).type
+        )
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return None

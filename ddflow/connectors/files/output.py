@@ -1,0 +1,137 @@
+"""The output of a run: one file, there under its name only when it is whole.
+
+Invariant: a file of the output's name is either the one that was there before, or the complete new one.  Tables go to a
+hidden file beside it, which is renamed at the end and removed when anything fails.  Why that is not trivial: another
+program may have put a file there while this one ran, and is not overwritten unless that was asked for; and small tables
+are gathered, or a Parquet file would have a row group for each step.  Memory stays bounded by what is gathered.
+
+>>> import tempfile
+>>> with tempfile.TemporaryDirectory() as folder:
+...     where = Path(folder) / "out.csv"
+...     with open_output(where, pa.schema({"id": pa.int64()})) as out:
+...         out.write(pa.table({"id": [1]}))
+...         there = where.exists()
+...     there, where.read_text(), out.written
+(False, '"id"\\n1\\n', 1)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import pyarrow as pa
+
+from ddflow.connectors.files.kinds import CSV, JSON, kind_of
+from ddflow.connectors.files.reading import described
+from ddflow.connectors.files.wire import holds
+from ddflow.connectors.files.writers import Writer, writer
+from ddflow.errors import DdflowError, OutputExists, UnreadableInput, UnwritableOutput
+
+
+class Output:
+    """A file in the making; `open_output` makes it, a ``with`` completes it.  ``written``: rows so far."""
+
+    def __init__(self, path: Path, schema: pa.Schema, overwrite: bool) -> None:
+        self.path, self.schema, self.overwrite, self.written = path, schema, overwrite, 0
+        try:
+            self.kind = kind_of(path)
+        except UnreadableInput as error:
+            raise UnwritableOutput(f"write {path}", error.found, error.remedy) from None
+        if path.is_dir():
+            raise UnwritableOutput(f"write {path}", "that is a folder", "name a file in it")
+        if path.exists() and not overwrite:
+            raise self._exists()
+        if not path.parent.is_dir():
+            raise UnwritableOutput(f"write {path}", f"there is no folder {path.parent}", "make it first")
+        for field in schema:
+            if self.kind.name in (CSV, JSON) and not holds(field.type, self.kind.name):
+                found = f"a {self.kind.name} file cannot hold {field.name!r}, which is {field.type}"
+                raise UnwritableOutput(f"write {path}", found, "write .parquet or .arrow, or leave the column out")
+        self._aside = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")
+        self._file: IO[bytes] | None = None
+        self._writer: Writer | None = None
+
+    def write(self, table: pa.Table) -> None:
+        """Append rows of the output's columns.  O(rows).  Raises `UnwritableOutput`, such as for a full disk."""
+        assert self._writer is not None, "an output is written to in its with block"
+        with self._worded():
+            self._writer.write(table.cast(self.schema))
+        self.written += table.num_rows
+
+    def __enter__(self) -> Output:
+        with self._worded():
+            self._file = open(self._aside, "xb")
+            try:
+                self._writer = writer(self._file, self.kind, self.schema)
+            except BaseException:
+                self._remove()
+                raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._commit()
+        finally:
+            self._remove()
+
+    def _commit(self) -> None:
+        assert self._writer is not None and self._file is not None
+        with self._worded():
+            self._writer.close()
+            self._writer = None
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            if self.overwrite:
+                self._aside.replace(self.path)
+                return
+            try:
+                # A link, unlike a renaming, does not replace a file that has come up meanwhile.
+                os.link(self._aside, self.path)
+            except FileExistsError:
+                raise self._exists() from None
+            except OSError:  # a file system without links
+                if self.path.exists():
+                    raise self._exists() from None
+                self._aside.rename(self.path)
+
+    def _remove(self) -> None:
+        """Let go of the hidden file, and of a writer that was not closed: it would write when it is collected."""
+        with contextlib.suppress(Exception):
+            if self._writer is not None:
+                self._writer.close()
+        self._writer = None
+        with contextlib.suppress(OSError):
+            if self._file is not None:
+                self._file.close()
+        with contextlib.suppress(OSError):
+            self._aside.unlink(missing_ok=True)
+
+    def _exists(self) -> OutputExists:
+        return OutputExists(
+            f"write {self.path}", "it exists already", "choose another name, or overwrite it (--overwrite)"
+        )
+
+    @contextlib.contextmanager
+    def _worded(self) -> Any:
+        try:
+            yield
+        except DdflowError:
+            raise
+        except (OSError, pa.ArrowException) as error:
+            raise UnwritableOutput(f"write {self.path}", described(error), "mend that, or write elsewhere") from None
+
+
+def open_output(path: Path | str, schema: pa.Schema, overwrite: bool = False) -> Output:
+    """An output file, of the kind that its extension says, to be used in a ``with``.
+
+    Raises `OutputExists` for a file that is there unless ``overwrite``; `UnwritableOutput` for an unknown extension, a
+    folder that is not there, or columns that the kind cannot hold (lists in CSV).  Nothing is written yet.  O(columns).
+    """
+    return Output(Path(path), schema, overwrite)

@@ -1,0 +1,122 @@
+"""Parquet and Arrow files: formats that know their own types, read a batch at a time.
+
+Invariant: what is handed on can be relied upon by code that follows addresses: every batch is
+validated in full, since an Arrow file's offsets are the file's own; and a file of the stream format must have its end
+mark, at its end.  Why that is not trivial: an Arrow stream that was cut between two batches, or runs into zeros,
+reads as a shorter one without a word.  Arrow files are read, not mapped: a file that shrinks while it is mapped kills
+the process. ``.arrow`` and ``.feather`` may hold either format of Arrow's, as its first bytes say.
+
+>>> import tempfile
+>>> from pathlib import Path
+>>> with tempfile.TemporaryDirectory() as folder:
+...     pq.write_table(pa.table({"id": [1, 2]}), where := Path(folder) / "a.parquet")
+...     file = ParquetFile(where)
+...     file.rows(), [batch.num_rows for batch in file.batches(file.own)]
+(2, [2])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from ddflow.connectors.files.reading import ROWS, File, check_width, reading
+from ddflow.errors import UnreadableInput
+
+BUFFER = 1 << 20
+"""Bytes that are fetched at a time, a column."""
+_FILE, _END = b"ARROW1", b"\xff\xff\xff\xff\0\0\0\0"
+
+
+class Columnar(File):
+    """A file that knows its types: ``own``, as stored."""
+
+    own: pa.Schema
+
+    def columns(self) -> Mapping[str, pa.DataType | None]:
+        """The stored types."""
+        check_width(self.path, len(self.own))
+        return {field.name: field.type for field in self.own}
+
+
+class ParquetFile(Columnar):
+    """A Parquet file."""
+
+    @cached_property
+    def _metadata(self) -> Any:
+        with reading(self.path, self.kind.name), pq.ParquetFile(self.path) as file:
+            return file.metadata, _spelled(file.schema_arrow)
+
+    @property
+    def own(self) -> pa.Schema:
+        """The stored schema."""
+        return self._metadata[1]
+
+    def rows(self) -> int:
+        """As its footer says."""
+        return int(self._metadata[0].num_rows)
+
+    def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
+        """Row group by row group.  Left to itself Arrow would fetch the whole file ahead."""
+        fetch = {"pre_buffer": False, "buffer_size": BUFFER}
+        with reading(self.path, self.kind.name), pq.ParquetFile(self.path, **fetch) as file:
+            for batch in file.iter_batches(batch_size=ROWS):
+                batch.validate(full=True)
+                yield batch
+
+
+class ArrowFile(Columnar):
+    """An Arrow IPC file, of the file or the stream format."""
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[pa.OSFile, Any]]:
+        with reading(self.path, self.kind.name), pa.OSFile(str(self.path)) as file:
+            yield file, pa.ipc.open_stream(file) if self._streams else pa.ipc.open_file(file)
+
+    @cached_property
+    def _streams(self) -> bool:
+        with reading(self.path, self.kind.name), open(self.path, "rb") as file:
+            return file.read(len(_FILE)) != _FILE
+
+    @cached_property
+    def own(self) -> pa.Schema:
+        """The stored schema."""
+        with self._opened() as (_, reader):
+            return _spelled(reader.schema)
+
+    def rows(self) -> int | None:
+        """From the batches' headers; unknown for a stream."""
+        with reading(self.path, self.kind.name):
+            return None if self._streams else int(ds.dataset(str(self.path), format="ipc").count_rows())
+
+    def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
+        """As stored, cut where they are long, validated."""
+        with self._opened() as (file, reader):
+            for batch in reader if self._streams else map(reader.get_batch, range(reader.num_record_batches)):
+                batch.validate(full=True)
+                yield from (batch.slice(start, ROWS) for start in range(0, batch.num_rows, ROWS))
+            if self._streams:
+                self._check_end(file)
+
+    def _check_end(self, file: pa.OSFile) -> None:
+        end, size = file.tell(), file.size()
+        file.seek(max(end - 8, 0))
+        if end != size or file.read(8) != _END:
+            found = f"it has no end mark, or ends at byte {end:,} of {size:,}"
+            raise UnreadableInput(str(self.path), found, "write it again, and close the writer: it is cut or damaged")
+
+
+def _spelled(schema: pa.Schema) -> pa.Schema:
+    """The schema, once its names are known to be text: a damaged one is found out here, while errors are worded."""
+    fields = list(schema)
+    while fields:
+        field = fields.pop()
+        field.name.encode()
+        fields += [field.type.field(i) for i in range(field.type.num_fields)]
+    return schema

@@ -1,0 +1,136 @@
+"""How the values of a type are spelled in text: one pattern a type, for guesses and for what comes later.
+
+Invariant: texts become values only if each matches its type's pattern, and means exactly the value that it becomes.
+Why that is not free: Arrow's parsers take `` 7``, ``007``, ``0x7`` and 17 digits of a double as well, and one code
+that is read as a number overwrites another one's row.  A column whose type the user declared does not come here: that
+is a wish to convert.
+
+A number has no sign ``+``, no zeros in front, no spaces.  A double has 15 significant digits at most, which it keeps
+all, and neither overflows nor underflows.  Decimals have no exponent.
+
+>>> values(pa.array(["7", None, "-12"]), pa.int64()).to_pylist()
+[7, None, -12]
+>>> for text, kind in (("007", pa.int64()), ("0.1234567890123456", pa.float64()), ("2024-02-30", pa.date32())):
+...     try:
+...         values(pa.array([None, text]), kind)
+...     except Misspelled as error:
+...         print(error.row)
+1
+1
+1
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from ddflow.connectors.files.wire import restored
+
+EXACT: Final = 15
+"""So many significant digits every double keeps."""
+
+_NUMBER: Final = r"^(-?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][+-]?\d+)?|nan|NaN|-?inf|-?Infinity)$"
+_NOUGHT: Final = r"^(-?0*\.?0*([eE].*)?|[nN].*|-?[iI].*)$"
+_BOOLEAN: Final = pa.array(["true", "True", "TRUE", "false", "False", "FALSE", None])
+_TIME: Final = r"^([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?$"
+
+
+class Misspelled(ValueError):
+    """A text is no value of the type.  ``row``: where it stands."""
+
+    def __init__(self, row: int) -> None:
+        super().__init__(f"row {row}")
+        self.row = row
+
+
+def is_held(kind: pa.DataType) -> bool:
+    """Whether Arrow's readers take more for a value of a type than what spells one, so that its texts are wanted."""
+    return bool(pat.is_decimal(kind) or (pat.is_primitive(kind) and not pat.is_timestamp(kind)))
+
+
+def values(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The values of a type that texts spell; null is null.  Raises `Misspelled` for a text that spells none.  O(n)."""
+    if pat.is_boolean(kind):
+        _check(pc.is_in(texts, value_set=_BOOLEAN))
+    elif (spelled := _pattern(kind)) is not None:
+        _check(pc.match_substring_regex(texts, spelled))
+    found = _cast(texts, kind)
+    if pat.is_integer(kind) or pat.is_duration(kind):
+        # There is one way to write a whole number.
+        _check(
+            pc.equal(
+                found.cast(pa.int64()).cast(pa.string()) if pat.is_duration(kind) else found.cast(pa.string()), texts
+            )
+        )
+    elif pat.is_float64(kind):
+        _check_exact(texts, found)
+    return found
+
+
+def _pattern(kind: pa.DataType) -> str | None:
+    """The regular expression that every value of a type matches, where it does not suffice that Arrow casts it.
+
+    Of dates and timestamps Arrow takes one form only: ISO 8601, without spaces around.
+    """
+    if pat.is_floating(kind):
+        return _NUMBER
+    if pat.is_decimal(kind):
+        before, after = kind.precision - kind.scale, kind.scale
+        whole = rf"[1-9]\d{{0,{before - 1}}}"
+        if after <= 0:
+            return rf"^(0|-?{whole})$"
+        return rf"^-?{rf'(0|{whole})' if before > 0 else '0'}(\.\d{{1,{after}}})?$"
+    return _TIME if pat.is_time(kind) else None
+
+
+def _check(good: pa.BooleanArray) -> None:
+    row = pc.index(good, False).as_py()
+    if row >= 0:
+        raise Misspelled(row)
+
+
+def fits(texts: pa.Array, kind: pa.DataType) -> bool:
+    """Whether all texts spell values of a type.  O(n)."""
+    try:
+        values(texts, kind)
+    except Misspelled:
+        return False
+    return True
+
+
+def _cast(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    try:
+        return restored(texts, kind)
+    except (pa.ArrowException, ValueError):
+        row = bisect_left(range(len(texts)), True, key=lambda n: _fails(texts.slice(0, n + 1), kind))
+        raise Misspelled(row) from None
+
+
+def _fails(texts: pa.Array, kind: pa.DataType) -> bool:
+    try:
+        restored(texts, kind)
+    except (pa.ArrowException, ValueError):
+        return True
+    return False
+
+
+def _check_exact(texts: pa.Array, found: pa.Array) -> None:
+    """Raise `Misspelled` for a text of more digits than a double keeps, or beyond its range."""
+    rows = np.flatnonzero(pc.fill_null(pc.greater(pc.binary_length(texts), EXACT), False))
+    if len(rows):
+        digits = pc.replace_substring_regex(texts.take(pa.array(rows)), "[eE].*|[-.]", "")
+        digits = pc.binary_length(pc.utf8_ltrim(digits, "0"))
+        if len(rows := rows[np.asarray(pc.greater(digits, EXACT))]):
+            raise Misspelled(int(rows[0]))
+    size, limits = np.abs(np.asarray(found.fill_null(1.0))), np.finfo(np.float64)
+    rows = np.flatnonzero(~((size >= limits.smallest_normal) & (size <= limits.max)))
+    if len(rows):
+        meant = np.asarray(pc.match_substring_regex(texts.take(pa.array(rows)), _NOUGHT))
+        if len(rows := rows[~meant]):
+            raise Misspelled(int(rows[0]))

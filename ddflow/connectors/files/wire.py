@@ -1,0 +1,145 @@
+"""Types that a text format cannot hold as such: what is written or parsed instead, and the way back.
+
+Invariant: a value written to CSV or JSON lines and read back as its own type is the same value.  ``plain`` makes of a
+column one that the format has (instants in UTC, bytes in base64); ``wire`` says as which type Arrow's reader must parse
+a column, ``restored`` makes of that the type meant.  Why that is not trivial: Arrow's readers know some types and not
+others, differently for each format and inside lists; dates in JSON must come through text, durations through
+integers.  Numbers keep all their digits: decimals are quoted in JSON, where a number would be rounded by most readers.
+
+>>> column = pa.array([b"\\xff", None])
+>>> plain(column).to_pylist(), restored(plain(column), pa.binary()).equals(column)
+(['/w==', None], True)
+>>> wire(pa.date32(), JSON), wire(pa.date32(), CSV)
+(DataType(string), DataType(date32[day]))
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from ddflow.columns.schema import is_text, is_word, normal_type
+from ddflow.connectors.files.kinds import CSV, JSON
+
+
+def is_bytes(kind: pa.DataType) -> bool:
+    """Whether values are bytes, which text formats hold as base64."""
+    return bool(pat.is_binary(kind) or pat.is_large_binary(kind) or pat.is_fixed_size_binary(kind))
+
+
+def is_listed(kind: pa.DataType) -> bool:
+    """Whether values are lists: of any width, of a fixed size, or of a map's entries."""
+    return bool(pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind) or pat.is_map(kind))
+
+
+def element(kind: pa.DataType) -> pa.DataType:
+    """The type of a list's elements; a map's are structs of key and value."""
+    return pa.struct([("key", kind.key_type), ("value", kind.item_type)]) if pat.is_map(kind) else kind.value_type
+
+
+def holds(kind: pa.DataType, form: str) -> bool:
+    """Whether columns of a type can be written to and read from CSV or JSON lines."""
+    if pat.is_struct(kind):
+        return form == JSON and all(holds(field.type, form) for field in kind)
+    if is_listed(kind):
+        return form == JSON and holds(element(kind), form)
+    return is_word(kind) or is_text(kind) or is_bytes(kind) or bool(pat.is_decimal(kind) or pat.is_null(kind))
+
+
+def wire(kind: pa.DataType, form: str) -> pa.DataType:
+    """The type as which Arrow's reader of CSV or JSON must parse a column that is meant to be ``kind``."""
+    if pat.is_struct(kind):
+        return pa.struct([field.with_type(wire(field.type, form)).with_nullable(True) for field in kind])
+    if is_listed(kind):
+        return pa.list_(wire(element(kind), form))
+    if is_bytes(kind) or pat.is_null(kind) or is_text(kind):
+        return pa.string()
+    if pat.is_float16(kind):
+        return pa.float32()
+    if pat.is_decimal(kind):
+        if kind.precision > 38 and form == CSV:
+            return pa.string()
+        return pa.decimal128(kind.precision, kind.scale) if kind.precision <= 38 else kind
+    if form == JSON and (pat.is_date(kind) or pat.is_time(kind)):
+        return pa.string()
+    return pa.int64() if form == JSON and pat.is_duration(kind) else kind
+
+
+def restored(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A column parsed as ``wire(kind)``, or any text, as ``kind``.  O(n).
+
+    Raises `ValueError` or an Arrow error where a value does not fit.
+    """
+    if column.type == kind:
+        return column
+    if pat.is_struct(kind) and pat.is_struct(column.type):
+        # A struct's children, with the nulls of the struct itself in them.
+        children = [restored(child, field.type) for child, field in zip(column.flatten(), kind, strict=True)]
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=column.is_null())
+    if is_listed(kind) and is_listed(column.type):
+        return _relisted(column, kind)
+    if is_text(column.type):
+        if is_bytes(kind):
+            return pa.array([_bytes(text) for text in column.to_pylist()], kind)
+        if pat.is_time(kind):
+            unit = pa.timestamp(kind.unit)
+            return pc.binary_join_element_wise("1970-01-01", column, " ").cast(unit).cast(kind)
+        if pat.is_null(kind) and column.null_count < len(column):
+            raise ValueError("a value in a column of type null")
+        if pat.is_float16(kind) or pat.is_duration(kind):
+            return column.cast(pa.float32() if pat.is_float16(kind) else pa.int64()).cast(kind)
+    return pa.nulls(len(column)) if pat.is_null(kind) else column.cast(kind)
+
+
+def _bytes(text: str | None) -> bytes | None:
+    try:
+        return None if text is None else base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"{text!r} is no base64: {error}") from None
+
+
+def as_list(column: pa.Array) -> pa.Array:
+    """A list column; a map as the list of its entries, on the same buffers."""
+    if not pat.is_map(column.type):
+        return column
+    entries = pa.StructArray.from_arrays([column.keys, column.items], fields=list(element(column.type)))
+    kind, buffers = pa.list_(entries.type), column.buffers()[:2]
+    return pa.ListArray.from_buffers(kind, len(column), buffers, column.null_count, column.offset, [entries])
+
+
+def ends_of(column: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """int64[n + 1]: where each list's elements end in ``column.flatten()``; a null list has none."""
+    out = np.zeros(len(column) + 1, np.int64)
+    np.cumsum(pc.list_value_length(column).fill_null(0), out=out[1:])
+    return out
+
+
+def _relisted(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A list column with other elements, as another kind of list."""
+    values, ends = restored(column.flatten(), element(kind)), ends_of(column)
+    null = column.is_null() if column.null_count else None
+    if pat.is_map(kind):
+        return pa.MapArray.from_arrays(pa.array(ends, pa.int32()), *values.flatten(), type=kind, mask=null)
+    if pat.is_large_list(kind):
+        return pa.LargeListArray.from_arrays(pa.array(ends), values, type=kind, mask=null)
+    plain_kind = kind if pat.is_list(kind) else pa.list_(kind.value_field)
+    lists = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values, type=plain_kind, mask=null)
+    return lists.cast(kind)
+
+
+def plain(column: pa.Array) -> pa.Array:
+    """A flat column as one that CSV has: encodings undone, instants in UTC, bytes as base64.  O(n)."""
+    if column.type != normal_type(column.type):
+        column = column.cast(normal_type(column.type))
+    kind = column.type
+    if is_bytes(kind):
+        encoded = (None if value is None else base64.b64encode(value).decode() for value in column.to_pylist())
+        return pa.array(encoded, pa.string(), size=len(column))
+    if pat.is_timestamp(kind) and kind.tz:
+        return column.cast(pa.timestamp(kind.unit, "UTC"))
+    return column

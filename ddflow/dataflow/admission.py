@@ -1,0 +1,170 @@
+"""The intake of one source: rows as they come are checked, numbered, and turned into events with a time, or refused.
+
+Invariant: `admit` changes nothing; either all rows of a push or step are admitted (bad and late ones with their
+verdict) or an error names what is wrong and the source is as before.  Every row gets an arrival number, bad ones too.
+Why that is not trivial: the same row may lack its key and be late, and must then be counted once, as bad; and an
+advanced event is stamped at the frontier but keeps its own time to be judged by.  It does not wait (``batcher``) nor
+decide (``upsert``).
+
+>>> import pyarrow as pa
+>>> from ddflow.plan.bind import bind
+>>> from ddflow.plan.spec import Upsert
+>>> intake = Intake(bind("o", pa.schema({"k": pa.int64(), "t": pa.int64()}), Upsert("k", time="t", late="drop")))
+>>> admitted = intake.admit(pa.table({"k": [1, 2], "t": [3, 9]}), frontier=5)
+>>> admitted.sealed.times.tolist(), admitted.counts
+([9], {'late': 1})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.hashing import Flags, Ints, validity, words
+from ddflow.columns.schema import conform, to_table
+from ddflow.dataflow.verdicts import NAMES
+from ddflow.errors import LateEvent, NullKey, SchemaMismatch
+from ddflow.operators.linear import one_batch
+from ddflow.operators.upsert.events import Sealed
+from ddflow.plan.bind import Bound
+from ddflow.time import CLOSED, NEVER, shown
+
+BAD, LATE = NAMES.index("bad"), NAMES.index("late")
+NOTHING: Ints = np.empty(0, np.int64)
+
+
+class Admitted(NamedTuple):
+    """What one push or step brought."""
+
+    sealed: Sealed
+    """The events that go on, in the order of their times."""
+    rows: int
+    """How many rows came, with those that do not go on."""
+    counts: dict[str, int]
+    """Those, by verdict."""
+    refused: pa.RecordBatch
+    """Their rows."""
+    codes: Ints
+    """Their verdicts' codes."""
+    arrival: Ints
+    """Their arrival numbers."""
+    greatest: int
+    """The greatest time among the events that go on, or NEVER."""
+
+
+class Intake:
+    """``bound``: the source's spec and schema.  ``arrived``: how many rows have come so far; the engine adds to it."""
+
+    def __init__(self, bound: Bound) -> None:
+        self.bound, self.arrived = bound, 0
+        self.greatest = NEVER
+
+    def admit(
+        self,
+        given: Any,
+        frontier: int,
+        time: int | None = None,
+        before: int = 0,
+        look: Callable[[pa.RecordBatch], None] | None = None,
+    ) -> Admitted:
+        """Check and number the rows of one source.  ``time``: of the step, in epoch mode.  ``before``: how many
+        rows came before these in the same call.  ``look``: is shown them all.  O(rows).
+
+        Raises `NotArrow`, `SchemaMismatch`, `NullKey`, `LateEvent`; nothing changes.
+        """
+        bound, what = self.bound, repr(self.bound.name)
+        table = to_table(given, what, bound.schema)
+        events = bound.noted(one_batch(conform(table, bound.schema, what, bound.required)), table.column_names)
+        if look is not None:
+            look(events)
+        n, first = events.num_rows, self.arrived + before
+        arrival = np.arange(first, first + n)
+        keyless = self._keyless(events)
+        times = original = np.full(n, time) if time is not None else self._times(events, keyless)
+        if bound.spec.exclusive and bound.merging is not None:
+            misordered = bound.merging.misordered(events)
+            keyless = misordered if keyless is None else keyless | misordered
+        codes = None if keyless is None else np.where(keyless != 0, np.int8(BAD), np.int8(-1))
+        if time is None and n and int(original.min()) < frontier:
+            codes = np.full(n, -1, np.int8) if codes is None else codes
+            late = (original < frontier) & (codes < 0)
+            if late.any():
+                times = self._late(late, original, frontier, codes)
+        if codes is None or not (codes >= 0).any():
+            sealed = Sealed(events, times, original, arrival).in_order()
+            greatest = int(original.max()) if n else NEVER
+            return Admitted(sealed, n, {}, events.slice(0, 0), NOTHING, NOTHING, greatest)
+        keep, drop = np.flatnonzero(codes < 0), np.flatnonzero(codes >= 0)
+        sealed = Sealed(events.take(pa.array(keep)), times[keep], original[keep], arrival[keep])
+        gone = codes[drop]
+        counts = {NAMES[code]: int((gone == code).sum()) for code in (BAD, LATE) if (gone == code).any()}
+        greatest = int(sealed.original.max()) if sealed.original.size else NEVER
+        refused = events.take(pa.array(drop))
+        return Admitted(sealed.in_order(), n, counts, refused, gone.astype(np.int64), arrival[drop], greatest)
+
+    def _keyless(self, events: pa.RecordBatch) -> Flags | None:
+        """Which events lack their key, None when none does.  Raises `NullKey` when that is an error."""
+        bound = self.bound
+        if bound.spec.null_key == "keep" or not any(events.column(name).null_count for name in bound.spec.key):
+            return None
+        keyless = bound.keyless(events)
+        self._null_keys(keyless)
+        return keyless
+
+    def _times(self, events: pa.RecordBatch, keyless: Flags | None) -> Ints:
+        """The events' times as int64.  Raises `SchemaMismatch` for a null, or a time that no event may have."""
+        name = self.bound.spec.time
+        assert name is not None
+        column = events.column(name)
+        present = validity(column)
+        if present.size and (rows := np.flatnonzero((present == 0) & (True if keyless is None else keyless == 0))).size:
+            raise SchemaMismatch(
+                f"the times of {self.bound.name!r}",
+                f"{name!r} is null in rows {rows[:5].tolist()}",
+                "every event needs a time: mend the rows; nothing was taken in",
+            )
+        times = words(column).view(np.int64)
+        if (
+            times.size
+            and int(times.max()) == CLOSED
+            and (beyond := np.flatnonzero((times == CLOSED) & (True if keyless is None else keyless == 0))).size
+        ):
+            raise SchemaMismatch(
+                f"the times of {self.bound.name!r}",
+                f"rows {beyond[:5].tolist()} have time {CLOSED}",
+                "that is the closed frontier itself; use smaller times",
+            )
+        return times
+
+    def _null_keys(self, keyless: Any) -> None:
+        """Raises `NullKey` when that is an error."""
+        if self.bound.spec.null_key == "error":
+            rows = np.flatnonzero(keyless)
+            raise NullKey(
+                f"rows for {self.bound.name!r}",
+                f"the key {list(self.bound.spec.key)} is null in {rows.size:,} rows, first {rows[:5].tolist()}",
+                "mend them, or choose null_key='drop' or 'keep'; nothing was taken in",
+            )
+
+    def _late(self, late: Any, original: Ints, frontier: int, codes: Any) -> Ints:
+        """The stamps of the events where some are behind the frontier.  Raises `LateEvent` when that is an error."""
+        rule = self.bound.spec.late
+        if rule == "error":
+            rows = np.flatnonzero(late)
+            raise LateEvent(
+                f"rows for {self.bound.name!r}",
+                f"{rows.size:,} events are behind the frontier {shown(frontier)}, "
+                f"first row {rows[0]} at time {original[rows[0]]}",
+                "push them before advancing, or choose late='drop' or 'advance'; nothing was taken in",
+            )
+        if rule == "drop":
+            codes[late] = LATE
+            return original
+        if frontier == CLOSED:
+            raise LateEvent(
+                f"rows for {self.bound.name!r}", "the frontier is CLOSED", "no time is left to advance them to"
+            )
+        return np.where(late, frontier, original)

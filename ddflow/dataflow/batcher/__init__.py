@@ -1,0 +1,12 @@
+"""The batcher: events of one hold-back source that wait, by time, until the frontier passes them.
+
+run        a lot that waits: resident, or spilled to a file
+runs       those of one batcher, by their least time: few, whatever the pushes were
+batcher    push by push in; out in the order of time
+inventory  all of it as plain values and files, and back
+"""
+
+from ddflow.dataflow.batcher.batcher import Batcher
+from ddflow.dataflow.batcher.checkpoint import restore, take
+
+__all__ = ["Batcher", "restore", "take"]

@@ -1,0 +1,135 @@
+"""Pending events of one source: push by push in, out in the order of time, resident or spilled.
+
+Invariant: an event put in comes out of exactly one ``seal``, the first whose upper is above its time; what comes out is
+in the order of times and, within a time, of arrival.  Why that is not trivial: pushes arrive in any order of times,
+most of them nearly sorted, and sealing must cost what is released, not what waits, be it ten million events or more
+than memory holds.  Nothing is released by a step that may still be refused: the engine peeks, judges, and seals when it
+is sure; what was peeked is kept for that.  The batcher does not judge events, nor look at their columns.
+
+>>> import numpy as np
+>>> import pyarrow as pa
+>>> batcher, times = Batcher(), np.array([5, 3])
+>>> batcher.add(Sealed(pa.record_batch({"k": ["late", "early"]}), times, times, np.array([0, 1])))
+>>> batcher.seal(4).events.to_pylist(), len(batcher)
+([{'k': 'early'}], 1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from ddflow.dataflow.batcher.chunks import lots, rows_of
+from ddflow.dataflow.batcher.run import Run
+from ddflow.dataflow.batcher.runs import LARGE, Runs, to_spill
+from ddflow.operators.upsert.events import Sealed, joined
+from ddflow.storage.stored import Filing
+
+PIECE: Final = 1 << 16
+"""Events that `Batcher.released` hands out at a time, at most."""
+
+
+class Batcher:
+    """Pending events; ``len`` is how many."""
+
+    def __init__(self) -> None:
+        self.runs, self.pending = Runs(), 0
+        self._peeked: tuple[int, Sealed | None] | None = None
+        """What the last peek gave, until anything changes."""
+
+    def __len__(self) -> int:
+        return self.pending
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that pending events hold.  O(1)."""
+        return self.runs.held
+
+    @property
+    def mapped(self) -> int:
+        """Bytes of the files that hold the others.  O(1)."""
+        return self.runs.mapped
+
+    def add(self, run: Sealed) -> None:
+        """Take in the events of one push, in the order of arrival or of time.  The rows are referred to, not copied.
+
+        O(n log n) where times are out of order, else O(n); and merging, O(log pending) amortised for each event.
+        """
+        if run.times.size:
+            self._peeked = None
+            self.runs.push(Run.resident(run.in_order()))
+            self.pending += run.times.size
+
+    def with_run(self, run: Sealed) -> Batcher:
+        """A batcher that also holds these events; this one is as before.  Runs are shared.  O(runs) more than `add`."""
+        both = Batcher()
+        both.runs, both.pending = self.runs.copy(), self.pending
+        both.add(run)
+        return both
+
+    def peek(self, upper: int) -> Sealed | None:
+        """What ``seal`` would release, which stays, or None.  O(released log released).
+
+        The result is kept for a `seal` with the same upper, or until anything else is asked for.
+        """
+        if self._peeked is None or self._peeked[0] != upper:
+            parts = [run.cut(run.place(upper)) for run in self.runs.below(upper)]
+            self._peeked = (upper, joined(parts) if parts else None)
+        return self._peeked[1]
+
+    def seal(self, upper: int) -> Sealed | None:
+        """Release the events at times below ``upper``, or None.  O(released log released), or O(runs) once peeked."""
+        sealed = self.peek(upper)
+        self._peeked = None
+        if sealed is not None:
+            self.runs.advance(upper)
+            self.pending -= sealed.times.size
+        return sealed
+
+    def released(self, upper: int) -> tuple[int, Iterator[Sealed]]:
+        """What ``seal`` would release, when that may be more than memory takes: how many, and these in pieces.
+
+        A piece has at most 65,536 events and some 8 MB, refers to its run's columns, and is in order by itself; pieces
+        overlap in time.  Nothing is consumed; the pieces stay as they are whatever becomes of the batcher.
+        O(runs that release something), and O(1) a piece.
+        """
+        parts = [(run, run.place(upper)) for run in self.runs.below(upper)]
+        pieces = (piece for run, end in parts for piece in run.pieces(end, min(PIECE, rows_of([run], LARGE))))
+        return sum(end - run.begin for run, end in parts), pieces
+
+    def discard(self, upper: int) -> int:
+        """Consume what ``released`` told of, giving nothing out; returns how many.  O(runs that release something)."""
+        self._peeked = None
+        number = sum(run.place(upper) - run.begin for run in self.runs.below(upper))
+        self.runs.advance(upper)
+        self.pending -= number
+        return number
+
+    def spill(self, filing: Filing, at_most: int, lot: int = LARGE) -> None:
+        """Write runs to files until at most so many bytes are resident; they are then mapped.  O(bytes written).
+
+        Those that wait longest go first, joined and cut by time into files of about ``lot`` bytes, 8 MB at most, which
+        takes the memory of a few; a file is unlinked when its last event is consumed and nobody refers to it any more.
+        Raises `SpillFull`, `SpillFailed`; the batcher is then as before, and no file is left.
+        """
+        self._peeked = None
+        lot = min(lot, LARGE)
+        if not (chosen := to_spill(self.runs, at_most, lot)):
+            return
+        written: list[Run] = []
+        try:
+            for sealed in lots(chosen, rows_of(chosen, lot)):
+                written.append(Run.spilled(filing, sealed))
+                del sealed  # before the next takes memory
+        except BaseException:
+            for run in written:
+                assert run.file is not None
+                run.file.drop()
+            raise
+        self.runs.swap(chosen, written)
+
+    def _check(self) -> None:
+        """Assert the invariant."""
+        self.runs._check()
+        # Pending is what the runs hold.
+        assert self.pending == sum(map(len, self.runs.by_least))

@@ -1,0 +1,59 @@
+"""Lots: the events of several runs, cut by time into pieces of one size.
+
+Invariant: the lots hold every event of the runs once and in order, and none is much larger than asked, whatever the
+times are.  Why that is not trivial: runs overlap in time, and joining them all to cut the whole would take their memory
+once more.  So all are cut at the same times, one lot's worth between two cuts, and joined lot by lot.  Where one time
+alone has more events than a lot, no cut by time helps: they are given run by run.  It does not keep or write anything.
+
+>>> import pyarrow as pa
+>>> from ddflow.operators.upsert.events import Sealed
+>>> def run(*times):
+...     t = np.array(times)
+...     return Run.resident(Sealed(pa.record_batch({"n": t}), t, t, t))
+>>> [lot.times.tolist() for lot in lots([run(1, 4, 7, 8), run(2, 3, 5, 6)], 3)]
+[[1, 2], [3, 4, 5], [6, 7, 8]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ddflow.dataflow.batcher.run import Run
+from ddflow.operators.upsert.events import Sealed, joined
+
+
+def rows_of(runs: Sequence[Run], size: int) -> int:
+    """How many events of these take ``size`` bytes, one at least.  O(runs)."""
+    taken = sum(run.held if run.file is None else run.file.nbytes for run in runs)
+    return max(size * sum(run.sealed.times.size for run in runs) // max(taken, 1), 1)
+
+
+def lots(runs: Sequence[Run], rows: int) -> Iterator[Sealed]:
+    """The events that wait in ``runs``, in lots of about ``rows``, 3 x ``rows`` at most.  A lot of one run is a slice.
+
+    Lots follow each other in time, but those of one time that fills several.  Takes memory for one lot, twice, and for
+    two times a run and lot.  O(n log n).
+    """
+    begins = [run.begin for run in runs]
+    for cut in [*_cuts(runs, rows), None]:
+        ends = [run.sealed.times.size if cut is None else max(run.place(cut), run.begin) for run in runs]
+        parts = [run.sealed.cut(b, e) for run, b, e in zip(runs, begins, ends, strict=True) if b < e]
+        if sum(part.times.size for part in parts) <= 3 * rows:
+            if parts:
+                yield joined(parts)
+        else:
+            for part in parts:
+                for at in range(0, part.times.size, rows):
+                    yield part.cut(at, min(at + rows, part.times.size))
+        begins = ends
+
+
+def _cuts(runs: Sequence[Run], rows: int) -> list[int]:
+    """Ascending times with about ``rows`` events between each two, unless they have one time."""
+    # Every time taken stands for `step` events; the last few of a run are not counted, at most half of `rows` in all.
+    step = max(rows // (2 * len(runs)), 1)
+    times = np.sort(np.concatenate([run.sealed.times[run.begin + step - 1 :: step] for run in runs]))
+    every = max(rows // step, 1)
+    return [int(time) for time in np.unique(times[every - 1 :: every])]

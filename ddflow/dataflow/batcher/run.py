@@ -1,0 +1,128 @@
+"""A run: a lot of events that wait, in the order of their times; resident, or spilled to a file.
+
+Invariant: a run never changes; taking its first events makes another run over the same columns.  Resident or spilled
+is where its columns live: a spilled run's are those of a mapped file, which is unlinked when no run refers to it.  Why
+that is not trivial: rows come as slices of what the caller holds, and a slice keeps the whole alive; so the bytes of a
+run that we made are counted until the last of its events goes, and what keeps more than twice its own bytes alive
+(`Run.wasteful`) is to be copied.  A run does not know of other runs.
+
+>>> import numpy as np, pyarrow as pa
+>>> times = np.array([3, 5, 5])
+>>> run = Run.resident(Sealed(pa.record_batch({"k": ["a", "b", "c"]}), times, times, np.arange(3)))
+>>> rest = run.after(run.place(5))
+>>> len(rest), rest.least, rest.cut(3).events.column("k").to_pylist()
+(2, 5, ['b', 'c'])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pyarrow as pa
+
+from ddflow.operators.upsert.events import Sealed
+from ddflow.storage.stored import Filed, Filing
+
+SMALL: Final = 1 << 16
+"""Bytes that are not worth a closer look: to count them exactly, or to copy them."""
+
+
+class Run:
+    """Events [begin, n) of ``sealed`` wait; ``begin`` < n.
+
+    ``held``: bytes of memory it holds, 0 when spilled.  ``file``: where it is spilled to.  ``final``: whether it is not
+    to be merged any more.  ``least``, ``greatest``: the times of the first and the last that wait.  ``stored``: the
+    file that a commit wrote all of ``sealed`` to.
+    """
+
+    __slots__ = ("begin", "file", "final", "greatest", "held", "least", "sealed", "stored")
+
+    def __init__(
+        self, sealed: Sealed, begin: int, held: int, file: Filed | None, final: bool, stored: Any = None
+    ) -> None:
+        self.sealed, self.begin, self.held, self.file, self.final = sealed, begin, held, file, final
+        self.stored: Any = file if stored is None else stored
+        self.least, self.greatest = int(sealed.times[begin]), int(sealed.times[-1])
+
+    @classmethod
+    def resident(cls, sealed: Sealed, final: bool = False) -> Run:
+        """Events in memory, at least one, referred to and not copied.  O(columns)."""
+        # A few bytes too many are soon found; a few rows of a large batch must be told from all of it.
+        rows = int(sealed.events.get_total_buffer_size())
+        held = (rows if rows <= SMALL else int(sealed.events.nbytes)) + sealed.kept
+        return cls(sealed, 0, held, None, final)
+
+    @classmethod
+    def own(cls, sealed: Sealed, final: bool = False) -> Run:
+        """Events in memory of their own: copied where they are a slice of more.  O(1), or O(n)."""
+        run = cls.resident(sealed, final)
+        return cls.resident(sealed.copied(), final) if run.wasteful else run
+
+    @classmethod
+    def spilled(cls, filing: Filing, sealed: Sealed) -> Run:
+        """Events written to a file, which is final.  O(bytes).  Raises what the place does; no file is left then."""
+        file = filing.write(filed(sealed))
+        return cls(unfiled(file.batch, sealed.original is not sealed.times), 0, 0, file, True)
+
+    def __len__(self) -> int:
+        return int(self.sealed.times.size) - self.begin
+
+    def place(self, upper: int) -> int:
+        """The first event at ``upper`` or later.  O(log n)."""
+        times = self.sealed.times
+        return times.size if self.greatest < upper else int(times.searchsorted(upper))
+
+    def cut(self, end: int) -> Sealed:
+        """The events that wait before place ``end``, without a copy."""
+        if not self.begin and end == self.sealed.times.size:
+            return self.sealed
+        return self.sealed.cut(self.begin, end)
+
+    @property
+    def waiting(self) -> Sealed:
+        """All its events, without a copy."""
+        return self.cut(self.sealed.times.size)
+
+    def after(self, end: int) -> Run | None:
+        """The run without the events before place ``end``; None when that is all."""
+        if end >= self.sealed.times.size:
+            return None
+        return Run(self.sealed, end, self.held, self.file, self.final, self.stored)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the events that wait, about, were they in memory of their own."""
+        return self.held * len(self) // self.sealed.times.size
+
+    @property
+    def wasteful(self) -> bool:
+        """Whether it keeps more than twice its bytes of memory alive, not counting a few.  O(columns)."""
+        if self.file is not None:
+            return False
+        alive = int(self.sealed.events.get_total_buffer_size()) + self.sealed.kept
+        return max(alive, self.held) > 2 * self.size + SMALL
+
+    def pieces(self, end: int, rows: int) -> Iterator[Sealed]:
+        """The events before place ``end``, so many at a time, without a copy."""
+        for begin in range(self.begin, end, rows):
+            yield self.sealed.cut(begin, min(begin + rows, end))
+
+
+def filed(sealed: Sealed) -> pa.RecordBatch:
+    """Events as the columns of a file: their bookkeeping, then their own.  O(columns)."""
+    own = {"_time": sealed.times, "_arrival": sealed.arrival}
+    if sealed.original is not sealed.times:
+        own["_original"] = sealed.original
+    columns = [*map(pa.array, own.values()), *sealed.events.columns]
+    fields = [pa.field(name, pa.int64()) for name in own]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*fields, *sealed.events.schema]))
+
+
+def unfiled(record: pa.RecordBatch, advanced: bool) -> Sealed:
+    """The events again, over the same memory.  ``advanced``: whether they have times of their own.  O(columns)."""
+    own = 2 + advanced
+    times, arrival, *original = (column.to_numpy() for column in record.columns[:own])
+    schema = pa.schema([record.schema.field(i) for i in range(own, record.num_columns)])
+    events = pa.RecordBatch.from_arrays(record.columns[own:], schema=schema)
+    return Sealed(events, times, original[0] if original else times, arrival)

@@ -1,0 +1,183 @@
+"""The runs of one batcher, by their least time: few that overlap, however many pushes there were.
+
+Invariant: a run that releases nothing is not touched by a seal, and nothing is counted anew.  Of one size class fewer
+than ``FAN`` runs wait to be merged, and fewer than ``LARGE`` bytes; so n events pushed one by one leave O(log n) small
+runs.  What has been merged to ``LARGE`` bytes is *final*, cut by time into chunks, of which a time is in one: a seal
+consumes them one after the other, and their memory goes with them.  Why that is not trivial: pushes may be of one event
+or of a million, in any order of times; merging each into one sorted whole would cost O(n) a push, merging none would
+cost every seal a visit to each, and one large run would keep all its memory until its last event goes.  An event is
+copied once a class, O(n log n) in all; no merge is of more than 2 x ``LARGE`` bytes.  A copy of a `Runs` shares them.
+
+>>> import numpy as np, pyarrow as pa
+>>> from ddflow.operators.upsert.events import Sealed
+>>> runs = Runs()
+>>> for i in range(1000):
+...     n = np.array([1000 - i])
+...     runs.push(Run.resident(Sealed(pa.record_batch({"n": n}), n, n, np.array([i]))))
+>>> len(runs.by_least) < 3 * FAN, runs.by_least[0].least
+(True, 1)
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import Final
+
+from ddflow.dataflow.batcher.chunks import lots, rows_of
+from ddflow.dataflow.batcher.run import Run
+from ddflow.operators.upsert.events import joined
+
+FAN: Final = 16
+"""Runs of one size class that are merged into one."""
+LARGE: Final = 8 << 20
+"""Bytes from which a run is not merged any more."""
+CHUNK: Final = 1 << 20
+"""Bytes of the pieces that it is then cut into."""
+LEAST = attrgetter("least")
+
+
+class Runs:
+    """``by_least``: the runs.  ``held``: bytes of the resident ones.  ``mapped``: bytes of the files of the others."""
+
+    __slots__ = ("by_least", "classes", "fresh", "held", "mapped")
+
+    def __init__(self) -> None:
+        self.by_least: list[Run] = []
+        self.held = self.mapped = 0
+        self.classes: dict[int, tuple[int, int]] = {}
+        """Of the runs that will be merged, by class: how many, and their bytes."""
+        self.fresh: Run | None = None
+        """What waits of the last push, as the caller gave it."""
+
+    def copy(self) -> Runs:
+        """Runs that change apart from these.  O(runs)."""
+        out = Runs()
+        out.by_least, out.classes = self.by_least.copy(), self.classes.copy()
+        out.held, out.mapped, out.fresh = self.held, self.mapped, self.fresh
+        return out
+
+    def push(self, run: Run) -> None:
+        """Put in a new run, to which the caller's memory belongs.  What waits of the one before is here to stay."""
+        fresh, self.fresh = self.fresh, run
+        if fresh is not None and (fresh.wasteful or fresh.held >= LARGE):
+            self.swap([fresh], kept(fresh))
+        self.add(run)
+
+    def add(self, run: Run) -> None:
+        """Put a run in, and merge its class when that is due.  O(log runs), and O(log n) amortised for each event."""
+        insort(self.by_least, run, key=LEAST)
+        self._count(run, 1)
+        number, held = self.classes.get(of := class_of(run), (0, 0))
+        if number >= FAN or (number > 1 and held >= LARGE):
+            self.swap(due := self.of_class(of), merged(due))
+
+    def below(self, upper: int) -> list[Run]:
+        """The runs that have an event before ``upper``.  O(log runs + those)."""
+        return self.by_least[: bisect_left(self.by_least, upper, key=LEAST)]
+
+    def advance(self, upper: int) -> None:
+        """Take the events before ``upper`` out.  O(runs that have one); what is left of a run may be copied."""
+        gone = self.below(upper)
+        del self.by_least[: len(gone)]
+        for run in gone:
+            self._count(run, -1)
+        for run in gone:
+            rest = run.after(run.place(upper))
+            copied = rest is not None and not rest.final and rest.wasteful
+            if run is self.fresh:
+                self.fresh = None if copied else rest
+            if rest is not None:
+                for part in kept(rest) if copied else [rest]:
+                    self.add(part)
+
+    def swap(self, gone: Iterable[Run], new: Iterable[Run]) -> None:
+        """Replace some runs by others with the same events.  O(runs)."""
+        old = set(map(id, gone))
+        for run in self.by_least:
+            if id(run) in old:
+                self._count(run, -1)
+        self.by_least = [run for run in self.by_least if id(run) not in old]
+        if id(self.fresh) in old:
+            self.fresh = None
+        for run in new:
+            self.add(run)
+
+    def of_class(self, number: int) -> list[Run]:
+        """The runs of a size class."""
+        return [run for run in self.by_least if class_of(run) == number]
+
+    def _count(self, run: Run, sign: int) -> None:
+        """Count a run in, or out."""
+        self.held += sign * run.held
+        self.mapped += sign * (run.file.nbytes if run.file is not None else 0)
+        if of := class_of(run):
+            number, held = self.classes.get(of, (0, 0))
+            self.classes[of] = (number + sign, held + sign * run.held)
+
+    def _check(self) -> None:
+        """Assert the invariant."""
+        # By least time, and the totals are those of the runs.
+        assert [run.least for run in self.by_least] == sorted(run.least for run in self.by_least)
+        assert self.held == sum(run.held for run in self.by_least)
+        assert self.mapped == sum(run.file.nbytes for run in self.by_least if run.file is not None)
+        classes = {of: self.of_class(of) for of in set(map(class_of, self.by_least)) - {0}}
+        counted = {of: (len(runs), sum(run.held for run in runs)) for of, runs in classes.items()}
+        assert {of: each for of, each in self.classes.items() if each != (0, 0)} == counted
+        # Few of a class.
+        assert all(number < FAN and (number == 1 or held < LARGE) for number, held in counted.values())
+        assert self.fresh is None or any(run is self.fresh for run in self.by_least)
+        for run in self.by_least:
+            times, arrival = run.sealed.times, run.sealed.arrival
+            # No run is empty; each is in the order of times, then of arrival.
+            assert 0 <= run.begin < times.size
+            assert bool(((times[1:] > times[:-1]) | (times[1:] == times[:-1]) & (arrival[1:] > arrival[:-1])).all())
+            assert run.sealed.events.num_rows == times.size
+            # A file is as it was written; memory is counted where there is none.
+            if run.file is not None:
+                run.file.verify()
+            assert (run.held == 0) == (run.file is not None)
+
+
+def size_class(size: int) -> int:
+    """The number of a size class, 1 and up: bytes within a factor of ``FAN`` of each other."""
+    return (size.bit_length() + 3) // 4
+
+
+def class_of(run: Run) -> int:
+    """Which runs a run is merged with: the resident ones of its size class; 0 for none."""
+    return 0 if run.final or run.held >= LARGE else size_class(run.held)
+
+
+def merged(runs: Sequence[Run]) -> list[Run]:
+    """The events of some runs as one run, or as final chunks when they are ``LARGE``.  O(n log n)."""
+    if sum(run.size for run in runs) < LARGE:
+        return [Run.own(joined([run.waiting for run in runs]))]
+    return [Run.own(lot, final=True) for lot in lots(runs, rows_of(runs, CHUNK))]
+
+
+def kept(run: Run) -> list[Run]:
+    """The events of a run in memory that they share with nothing.  O(n)."""
+    return merged([run])
+
+
+def to_spill(runs: Runs, at_most: int, lot: int) -> list[Run]:
+    """The runs to write so that ``at_most`` bytes stay resident, none when that is so already.  O(runs log runs).
+
+    The final ones go first, those with the latest times before others, as they will wait longest; then the largest.
+    Files of less than half of ``lot`` bytes that earlier spills left are written anew with them, ``FAN`` of a size
+    class at a time, so that there are never many: each event is written once a class.
+    """
+    chosen, held = [], runs.held
+    for run in sorted(runs.by_least, key=lambda run: (run.final, run.least if run.final else run.held), reverse=True):
+        if held <= at_most:
+            break
+        if run.file is None:
+            chosen.append(run)
+            held -= run.held
+    small: dict[int, list[Run]] = {}
+    for run in runs.by_least if chosen else ():
+        if run.file is not None and run.file.nbytes < lot // 2:
+            small.setdefault(size_class(run.file.nbytes), []).append(run)
+    return chosen + [run for same in small.values() if len(same) >= FAN for run in same]

@@ -1,0 +1,105 @@
+"""Sizes that people write, and the budget: how many bytes of memory an engine may take, and for what.
+
+Invariant: what ddflow holds (indexes, batches, pending events, scratch, outputs on their way) stays inside the budget.
+Without a spill folder a step whose state would outgrow it is refused before anything changes; with one, state, pending
+events and outputs go to files, and large steps are taken in pieces.  Why that is not trivial: the parts compete, and
+none can be cut short while it works; so each has a share that it is brought under before and after every step, and
+what a step may add in between is a share as well.  Not counted: the input as it is given, and Python itself.
+
+>>> parse_size("512MB"), parse_size("2 GiB"), parse_size(100)
+(512000000, 2147483648, 100)
+>>> Budget(parse_size("128MB"), None).state
+64000000
+"""
+
+from __future__ import annotations
+
+import re
+from os import PathLike
+from typing import Final
+
+from ddflow.errors import BudgetExceeded, SpecError
+from ddflow.storage.spill_folder import Folder
+from ddflow.storage.stored import Filing
+
+UNITS: Final = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
+LEAST: Final = 16_000_000
+"""The smallest budget that can be spilled within: pieces of a few thousand events, and what merging them takes."""
+SCRATCH: Final = 320
+"""Bytes of scratch an event of a piece, beside three times its row: identities, the sort, what is held, versions."""
+
+
+class Budget:
+    """``memory``: bytes in all, None for no budget.  ``spill``: the folder to spill to, None for none; it is claimed.
+
+    ``folder``: for what a call has no room for.  ``home``: for state and pending events: the same folder, unless the
+    state is durable.
+
+    Raises `SpecError` for a budget too small, before the folder is looked at, and what `Folder.open` does.
+    """
+
+    def __init__(self, memory: int | None, spill: str | PathLike[str] | None) -> None:
+        if spill is not None and memory is None:
+            raise SpecError(
+                f"spill={str(spill)!r}",
+                "there is no budget, so nothing would be spilled",
+                "give memory= too, such as '512MB'",
+            )
+        if spill is not None and memory is not None and memory < LEAST:
+            raise SpecError(
+                f"memory={shown_size(memory)}",
+                "that is too small to work in",
+                f"with spill= give {shown_size(LEAST)} or more",
+            )
+        self.memory, self.folder = memory, None if spill is None else Folder.open(spill)
+        self.home: Filing | None = self.folder
+        total = memory or 0
+        self.state, self.pending, self.shelf, self.piece = total // 2, total // 8, total // 8, total // 4
+        self.lot = self.pending // 4
+
+    @property
+    def spills(self) -> bool:
+        """Whether there is somewhere to spill to."""
+        return self.folder is not None
+
+    def rows(self, width: float) -> int:
+        """How many events of some bytes a row are judged together."""
+        return max(int(self.piece / (SCRATCH + 3 * width)), 1024)
+
+    def check(self, needed: int) -> None:
+        """Raise `BudgetExceeded` when the state would outgrow a budget that cannot be spilled."""
+        if self.memory is not None and not self.spills and needed > self.memory:
+            found = f"the state would take {shown_size(needed)}, the budget is {shown_size(self.memory)}"
+            remedy = "open with a larger memory=, or with spill= a folder; nothing was changed"
+            raise BudgetExceeded("a step", found, remedy)
+
+
+def parse_size(given: str | int | None) -> int | None:
+    """Bytes of ``"512MB"``, ``"2 GiB"`` or a number; None stays None (no budget).  Raises `SpecError`."""
+    if given is None or (isinstance(given, int) and not isinstance(given, bool) and given > 0):
+        return given
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", given) if isinstance(given, str) else None
+    if found is None or found[2].upper() not in UNITS or not float(found[1]):
+        raise SpecError(f"memory={given!r}", "that is no size", "write it like '512MB' or '2GiB', or give bytes")
+    return int(float(found[1]) * UNITS[found[2].upper()])
+
+
+def shown_size(size: int) -> str:
+    """Bytes as a person reads them."""
+    value = float(size)
+    for unit in ("B", "KB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:,.0f} {unit}" if unit == "B" else f"{value:,.1f} {unit}"
+        value /= 1000
+    return f"{value:,.1f} TB"

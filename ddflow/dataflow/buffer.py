@@ -1,0 +1,147 @@
+"""A shelf: where the updates of a large step lie between operators, and what an output is put together on.
+
+Invariant: what is taken from a shelf equals what was laid there; past its share of memory it lies in mapped files.
+Why that is not trivial: a step in pieces gives each output in pieces, each in the order of times, and an output is in
+the order of times as a whole; so the pieces are merged by windows of times, none larger than the share, straight into
+the file that the caller's table is mapped from.  Without a folder everything stays in memory.
+
+>>> from ddflow.operators.updates import few, ints
+>>> pieces = [Updates(pa.table({"v": [v, v]}), few(0, 1), ints(1, -1), ints(5, 9)) for v in (1, 2)]
+>>> Shelf(None, 0).output(pieces, pieces[0].rows.schema, pa.int64()).to_pydict()
+{'v': [1, 2, 1, 2], '_time': [5, 5, 9, 9], '_diff': [1, 1, -1, -1]}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.rows import plainly
+from ddflow.kernels.sort import order_by_rank
+from ddflow.operators.updates import Updates
+from ddflow.storage.spill_folder import Folder
+from ddflow.storage.stored import Filing
+
+NONE = np.empty(0, np.int64)
+
+
+class Shelf:
+    """``folder``: for files, None where there is no budget.  ``share``: bytes that may lie in memory.
+    ``home``: for changes of state."""
+
+    def __init__(self, folder: Folder | None, share: int, home: Filing | None = None) -> None:
+        self.folder, self.share, self.held, self.home = folder, share, 0, home
+
+    def lay(self, updates: Updates) -> Updates:
+        """The same updates, of their own memory or mapped: what they were gathered from may change.  O(n)."""
+        rows = updates.rows.select(updates.rows.schema.names)
+        own = Updates(rows, updates.ranks.copy(), updates.diffs, updates.times)
+        size = rows.nbytes + own.ranks.nbytes + own.diffs.nbytes
+        if self.folder is None or self.held + size <= self.share:
+            self.held += size
+            return own
+        fields = [pa.field("", pa.int32()), pa.field("", pa.int64())]
+        schema = pa.schema([*rows.schema, *fields])
+        columns = [*rows.combine_chunks().columns, pa.array(own.ranks), pa.array(own.diffs)]
+        table = pa.Table.from_arrays(columns, schema=schema)
+        writer = self.folder.writer(schema)
+        try:
+            for batch in table.to_batches():
+                writer.write(batch)
+            there = writer.finish()
+        except BaseException:
+            writer.abort()
+            raise
+        width = len(rows.schema)
+        kept = pa.Table.from_arrays(there.columns[:width], schema=rows.schema)
+        ranks, diffs = (plainly(there.column(width + i).to_numpy()) for i in range(2))  # they are read-only
+        return Updates(kept, ranks, diffs, updates.times)
+
+    def output(self, pieces: Sequence[Updates], schema: pa.Schema, time_type: pa.DataType | None) -> pa.Table:
+        """The pieces as one table in the order of times.  O(n)."""
+        if len(pieces) == 1:
+            return pieces[0].to_table(schema, time_type)
+        return self.table(self._merged(pieces, schema, time_type))
+
+    def table(self, tables: Iterable[pa.Table]) -> pa.Table:
+        """Tables one behind the other: in memory, or mapped when they are more than the share."""
+        held: list[pa.Table] = []
+        writer, size = None, 0
+        try:
+            for table in tables:
+                size += table.nbytes
+                if self.folder is not None and writer is None and held and size > self.share:
+                    writer = self.folder.writer(table.schema)
+                    for batch in pa.concat_tables(held).to_batches():
+                        writer.write(batch)
+                    held.clear()
+                if writer is None:
+                    held.append(table)
+                    continue
+                for batch in table.to_batches():
+                    writer.write(batch)
+            return pa.concat_tables(held) if writer is None else writer.finish()
+        except BaseException:
+            if writer is not None:
+                writer.abort()
+            raise
+
+    def _merged(
+        self, pieces: Sequence[Updates], schema: pa.Schema, time_type: pa.DataType | None
+    ) -> Iterable[pa.Table]:
+        """The output window by window."""
+        times = pieces[0].times
+        counts = np.zeros(max(times.size, 1), np.int64)
+        for piece in pieces:
+            counts += np.bincount(piece.ranks, minlength=counts.size)
+        total = int(counts.sum())
+        if not total:
+            yield pieces[0].to_table(schema, time_type)
+            return
+        size = sum(piece.rows.nbytes for piece in pieces) // max(total, 1) + 16
+        most = max(self.share // 2 // size, 1024) if self.folder is not None else max(total, 1)
+        ends = np.cumsum(counts)
+        begin = 0
+        while begin < counts.size:
+            done = int(ends[begin - 1]) if begin else 0
+            end = max(int(np.searchsorted(ends, done + most, side="right")), begin + 1)
+            edges = np.array([begin, end], np.int32)  # as ranks are: else all of them would be converted
+            cuts = [(piece, *piece.ranks.searchsorted(edges).tolist()) for piece in pieces]
+            window = self._window([cut for cut in cuts if cut[1] < cut[2]], begin, end, schema, time_type)
+            yield from together(window, most)
+            begin = end
+
+    def _window(
+        self,
+        cuts: Sequence[tuple[Updates, int, int]],
+        begin: int,
+        end: int,
+        schema: pa.Schema,
+        time_type: pa.DataType | None,
+    ) -> Iterable[pa.Table]:
+        """The updates of the ranks [begin, end)."""
+        parts = [Updates(p.rows.slice(a, b - a), p.ranks[a:b], p.diffs[a:b], p.times) for p, a, b in cuts]
+        if end == begin + 1:
+            # One time: any order will do, so nothing is moved.
+            yield from (part.to_table(schema, time_type) for part in parts)
+        elif parts:
+            ranks = np.concatenate([part.ranks for part in parts])
+            order = np.empty(ranks.size, np.int64)
+            order_by_rank(ranks - np.int32(begin), NONE, np.int64(end - begin), order)
+            rows = pa.concat_tables([part.rows for part in parts]).combine_chunks()
+            whole = Updates(rows, ranks, np.concatenate([part.diffs for part in parts]), parts[0].times)
+            yield whole.picked(order).to_table(schema, time_type)
+
+
+def together(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
+    """The same rows in tables of one chunk and at least so many rows, but for the last: thousands are slow to use."""
+    held: list[pa.Table] = []
+    for table in tables:
+        held.append(table)
+        if sum(part.num_rows for part in held) >= rows:
+            yield pa.concat_tables(held).combine_chunks()
+            held = []
+    if held:
+        yield pa.concat_tables(held).combine_chunks()

@@ -1,0 +1,140 @@
+"""What a call brings: the rows of each source, admitted piece by piece and put with those that wait.
+
+Invariant: either all rows of all sources are taken in, or an error names what is wrong and every source is as before:
+batchers are changed in copies, which the engine adopts when nothing can be refused any more.  Why that is not trivial:
+under a budget the input is a stream that must never be in memory whole, so rows are admitted, numbered and, where they
+are many, spilled while more of them are still to come.
+
+>>> import pyarrow as pa
+>>> parts = list(portions(pa.table({"v": range(10)}), "'v'", pa.schema({"v": pa.int64()}), 32))
+>>> [part.num_rows for part in parts]
+[4, 4, 2]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from ddflow.columns.schema import did_you_mean, imported, plain_size, to_table
+from ddflow.dataflow.admission import Admitted, Intake
+from ddflow.dataflow.batcher import Batcher
+from ddflow.dataflow.budget import Budget, shown_size
+from ddflow.errors import BudgetExceeded, NotArrow, SchemaMismatch
+from ddflow.time import CLOSED, NEVER
+
+
+@dataclass
+class Inflow:
+    """The rows of one source in one call."""
+
+    batcher: Batcher
+    """What waits, with the rows that were admitted."""
+    rows: int = 0
+    """How many rows came, with those that do not go on."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Those, by verdict."""
+    greatest: int = NEVER
+    """The greatest time among the events that go on, or NEVER."""
+    listed: list[pa.Table] = field(default_factory=list)
+    """Verdict rows, when they are asked for."""
+
+
+def flowing(
+    given: Any,
+    intake: Intake,
+    batcher: Batcher,
+    frontier: int,
+    time: int | None,
+    budget: Budget,
+    listed: Callable[[Admitted], pa.Table] | None,
+    look: Callable[[pa.RecordBatch], None] | None = None,
+) -> Inflow:
+    """Admit all rows of one source.  ``time``: of the step, in epoch mode.  ``look``: is shown all rows.  O(rows).
+
+    Raises what `Intake.admit` raises, `BudgetExceeded` for a row that is larger than the budget allows, `SpillFull` and
+    `SpillFailed`; nothing has changed then.
+    """
+    bound = intake.bound
+    most = budget.piece // 2 if budget.spills else None
+    inflow = Inflow(batcher)
+    for part in portions(given, repr(bound.name), bound.schema, most):
+        admitted = intake.admit(part, frontier, time, inflow.rows, look)
+        inflow.batcher = inflow.batcher.with_run(admitted.sealed)
+        inflow.rows += admitted.rows
+        inflow.greatest = max(inflow.greatest, admitted.greatest)
+        add(inflow.counts, admitted.counts)
+        if listed is not None:
+            inflow.listed.append(listed(admitted))
+        if budget.home is not None and inflow.batcher.nbytes > budget.pending:
+            inflow.batcher.spill(budget.home, budget.pending // 2, budget.lot)
+    return inflow
+
+
+def check_names(inputs: Any, known: Mapping[str, Intake]) -> None:
+    """Raise `NotArrow` or `SchemaMismatch` unless ``inputs`` says which rows are for which source."""
+    if not isinstance(inputs, Mapping):
+        raise NotArrow(
+            f"inputs from {type(inputs).__name__}",
+            "it does not say which rows are for which source",
+            f"give {{name: rows}}; the sources are {list(known)}",
+        )
+    for name in inputs:
+        if name not in known:
+            raise SchemaMismatch(f"rows for {name!r}", "there is no such source", did_you_mean(name, known))
+
+
+def lateness_frontier(intakes: Mapping[str, Intake], inflows: Mapping[str, Inflow]) -> int:
+    """Where ``lateness=`` puts the frontier: the least, over the sources, of the greatest time seen less it."""
+    to = CLOSED
+    for name, intake in intakes.items():
+        if intake.bound.spec.lateness is None:
+            return NEVER
+        seen = max(intake.greatest, inflows[name].greatest if name in inflows else NEVER)
+        to = min(to, NEVER if seen == NEVER else max(seen - intake.bound.spec.lateness, NEVER))
+    return to
+
+
+def portions(given: Any, what: str, schema: pa.Schema, most: int | None) -> Iterator[pa.Table]:
+    """Rows as tables of at most ``most`` bytes (None: one table); at least one, so that its columns are looked at.
+
+    A reader, or whatever gives one, is read as it goes.  Raises what `to_table` raises, and `BudgetExceeded` for a row
+    that is larger than that.
+    """
+    if most is not None and not isinstance(given, pa.Table | pa.RecordBatch) and hasattr(given, "__arrow_c_stream__"):
+        given = imported(pa.RecordBatchReader.from_stream, given, what)
+    if most is None or not isinstance(given, pa.RecordBatchReader):
+        yield from _cut(to_table(given, what, schema), what, most)
+        return
+    held: list[pa.RecordBatch] = []
+    size, none = 0, True
+    for batch in given:
+        held.append(batch)
+        size += plain_size(batch)
+        if size >= most:
+            yield from _cut(pa.Table.from_batches(held, given.schema), what, most)
+            held, size, none = [], 0, False
+    if held or none:
+        yield from _cut(pa.Table.from_batches(held, given.schema), what, most)
+
+
+def _cut(table: pa.Table, what: str, most: int | None) -> Iterator[pa.Table]:
+    size = plain_size(table) if most is not None else 0
+    if most is None or size <= most:
+        yield table
+        return
+    if table.num_rows == 1:
+        found = f"one row takes {shown_size(size)}, the budget leaves {shown_size(most)} for a row"
+        raise BudgetExceeded(f"rows for {what}", found, "give a larger memory=; nothing was taken in")
+    rows = max(min(table.num_rows * most // size, table.num_rows // 2), 1)
+    for begin in range(0, table.num_rows, rows):
+        yield from _cut(table.slice(begin, rows), what, most)
+
+
+def add(counts: dict[str, int], more: Mapping[str, int]) -> None:
+    """Add some counts to others."""
+    for name, n in more.items():
+        counts[name] = counts.get(name, 0) + n

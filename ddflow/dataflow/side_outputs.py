@@ -1,0 +1,110 @@
+"""What is said of events beside the differences: verdict rows, and the outputs that ``stale=`` adds.
+
+Invariant: every event that is judged in a call is listed in it once, with the verdict that was counted and the order
+that its key holds from then on (the winner's).  Nothing here decides; it reads a judgement before it is applied, since
+the orders of what keys held are read from state.
+
+>>> import pyarrow as pa, ddflow as dd
+>>> flow = dd.Flow()
+>>> v = flow.upserts("v", {"k": pa.int64(), "at": pa.int64()}, dd.Upsert("k", order_by="at", stale="side"))
+>>> _ = flow.output("out", v)
+>>> with flow.open(verdicts="rows") as engine:
+...     out = engine.step({"v": pa.table({"k": [1, 1], "at": [9, 4]})}, time=1)
+...     late = engine.step({"v": pa.table({"k": [1], "at": [5]})}, time=2)
+>>> out.verdicts.rows["v"].select(["seq", "verdict", "winner_at"]).to_pylist()[1]
+{'seq': 1, 'verdict': 'superseded', 'winner_at': 9}
+>>> late["v.stale"].to_pylist()
+[{'k': 1, 'at': 5, '_winner_at': 9, '_time': 2, '_diff': 1}]
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.schema import TIME, empty, updates_schema
+from ddflow.dataflow.admission import Admitted
+from ddflow.dataflow.verdicts import named
+from ddflow.errors import SpecError
+from ddflow.kernels.resolve import STALE
+from ddflow.operators.updates import time_column
+from ddflow.operators.upsert.upsert import Judgement
+from ddflow.plan.bind import Bound
+from ddflow.plan.flow import Flow, Source
+
+ARRIVAL: Final = "_arrival"
+"""What the column of verdict rows is called that holds the numbers of their events."""
+
+
+def check_listed(bound: Bound) -> None:
+    """Raise `SpecError` where a key column has the name of one that `verdict_rows` adds."""
+    taken = {ARRIVAL, "seq", "verdict", *(f"winner_{n}" for n in bound.spec.order_by)} & set(bound.spec.key)
+    if taken:
+        raise SpecError(
+            f"verdicts='rows' of {bound.name!r}",
+            f"its key columns {sorted(taken)} are called like those that verdict rows have",
+            "rename the key columns, or use verdicts='counts'",
+        )
+
+
+def verdict_rows(bound: Bound, of: Admitted | Judgement) -> pa.Table:
+    """One row an event: ``_arrival`` (its number among all events of the source), ``seq`` (that, or the seq column's
+    value), the key, ``verdict``, the time of the judgement (null for events refused at the door), and ``winner_``
+    columns of the order its key holds.  O(events)."""
+    codes: np.ndarray[Any, Any]
+    if isinstance(of, Admitted):
+        events, codes, arrival = of.refused, of.codes, of.arrival
+        times = pa.nulls(len(arrival), bound.time_type)
+        winners = [pa.nulls(len(arrival), bound.schema.field(n).type) for n in bound.spec.order_by]
+    else:
+        rows = of.given
+        events = of.sealed.events.take(pa.array(rows)) if of.absent.size else of.sealed.events
+        codes, arrival = of.verdict[rows], of.sealed.arrival[rows]
+        times = time_column(of.sealed.times[rows], bound.time_type)
+        winners = of.winner_orders(rows)
+    number = pa.array(arrival)
+    seq = number if bound.spec.seq is None else events.column(bound.spec.seq)
+    columns = {ARRIVAL: number, "seq": seq, **{n: events.column(n) for n in bound.spec.key}}
+    columns |= {"verdict": named(codes), TIME: times}
+    columns |= {f"winner_{n}": w for n, w in zip(bound.spec.order_by, winners, strict=True)}
+    return pa.table(columns)
+
+
+class Sides:
+    """The tables of `Flow.side_outputs` for one step, judgement by judgement."""
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow, self.wanted = flow, flow.side_outputs()
+        self.made: dict[str, list[pa.Table]] = {name: [] for name in self.wanted}
+
+    def add(self, judgement: Judgement) -> None:
+        """Take in what a judgement has for them.  O(events) of sources that have one."""
+        for name, (source, schema) in self.wanted.items():
+            if source.name == judgement.upsert.bound.name:
+                self.made[name].append(self._table(source, schema, judgement))
+
+    def _table(self, source: Source, schema: pa.Schema, judgement: Judgement) -> pa.Table:
+        stale = judgement.verdict == STALE
+        if source.spec.stale == "mark":
+            rows = judgement.given
+            further = [pa.array(stale[rows])]
+        else:
+            rows = np.flatnonzero(stale)
+            further = judgement.winner_orders(rows)
+        events = judgement.sealed.events.take(pa.array(rows))
+        columns = [events.column(n) for n in source.bound.told] + further
+        times = time_column(judgement.sealed.times[rows], self.flow.time_type)
+        columns += [times, pa.array(np.ones(rows.size, np.int64))]
+        return pa.Table.from_arrays(columns, schema=updates_schema(schema, self.flow.time_type))
+
+    def tables(self) -> dict[str, pa.Table]:
+        """By name, in the order of times."""
+        out = {}
+        for name, (_, schema) in self.wanted.items():
+            made = self.made[name]
+            out[name] = pa.concat_tables(made) if made else empty(updates_schema(schema, self.flow.time_type))
+            if len(made) > 1:
+                out[name] = out[name].sort_by(TIME)
+        return out

@@ -1,0 +1,83 @@
+"""Staying in the budget: what an engine moves to files, before and after a step, and how it takes a large step.
+
+Invariant: nothing here changes what can be read; state and pending events only change places.  Why that is not
+trivial: when the disk is full, the step that would have needed room fails before it has changed anything, and
+everything is as readable as before; so room is made before rows are admitted, not only after they were taken in.
+Shares are the budget's; how to spill is known to arrangements and batchers.
+
+>>> import tempfile, ddflow as dd
+>>> flow = dd.Flow()
+>>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
+>>> with tempfile.TemporaryDirectory() as place, flow.open(memory="16MB", spill=place) as engine:
+...     _ = engine.step({"people": pa.table({"id": range(1000)})}, 0)
+...     before = engine.stats()["bytes_mapped"]
+...     make_room(engine.budget, engine.circuit, {}, share=0)
+...     before, engine.stats()["bytes_mapped"] > 8000, engine.read("people").num_rows
+(0, True, 1000)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.hashing import Secret
+from ddflow.dataflow.batcher import Batcher
+from ddflow.dataflow.budget import Budget
+from ddflow.dataflow.graph import Circuit
+from ddflow.dataflow.ranges import Ranges
+from ddflow.dataflow.step import Released
+
+
+def make_room(budget: Budget, circuit: Circuit, batchers: Mapping[str, Batcher], share: int | None = None) -> None:
+    """Bring state and pending events under their shares, or all state out of memory with a ``share`` of 0.
+
+    O(1) where nothing is over; else the merges that are paid for.  Raises `SpillFull`, `SpillFailed`; what was moved
+    until then has moved.
+    """
+    if budget.home is None:
+        return
+    arranged = list(circuit.arrangements.values())
+    total = sum(each.nbytes for each in arranged) or 1
+    for each in arranged:
+        # Each gets of the whole what it takes of it.
+        each.spill(budget.home, budget.state * each.nbytes // total if share is None else share, budget.piece)
+    for batcher in batchers.values():
+        if batcher.nbytes > budget.pending:
+            batcher.spill(budget.home, budget.pending // 2, budget.lot)
+
+
+@contextmanager
+def released(
+    to: int, batchers: Mapping[str, Batcher], keys: Mapping[str, pa.Schema], secret: Secret, budget: Budget
+) -> Iterator[dict[str, Released]]:
+    """What ``batchers`` release before ``to``; in ranges on disk, for as long as the block runs, where it is too much.
+
+    ``keys``: the key columns by source.  O(events released).  Raises `SpillFull`, `SpillFailed`.
+    """
+    made: list[Ranges] = []
+    out = {}
+    try:
+        for name, batcher in batchers.items():
+            most = budget.rows((batcher.nbytes + batcher.mapped) / max(len(batcher), 1)) if budget.spills else 0
+            if budget.folder is None or len(batcher) <= most:
+                out[name] = Released.of(batcher.peek(to))
+                continue
+            count, parts = batcher.released(to)
+            if count <= most:
+                out[name] = Released.of(batcher.peek(to))
+                continue
+            ranges = Ranges(keys[name], secret, budget.folder, 1 << min((count // most).bit_length(), 14))
+            made.append(ranges)
+            times = []
+            for part in parts:
+                ranges.add(part)
+                times.append(np.unique(part.times))
+            out[name] = Released(count, np.unique(np.concatenate(times)), ranges)
+        yield out
+    finally:
+        for ranges in made:
+            ranges.close()

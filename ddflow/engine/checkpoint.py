@@ -1,0 +1,207 @@
+"""An engine's state as one inventory, for a commit; and an engine filled with it again.
+
+Invariant: an engine that was filled goes on as if it had never been closed: same answers, same verdicts, same merges.
+What was cut into levels and partitions is one again: each collection is on one level, and in all partitions of it.  Why
+that is not trivial: a part that a step brought nothing was left as it was, so it does not know what times are complete;
+and a plan may have gained a column or an output meanwhile.  Rows that were stored without a column have null there, and
+hashes of values that know of it; a count that nobody kept is made of what its input holds now, and the outputs that are
+new owe their contents, which the next step gives before its own updates.  It does not publish (``ledger``) nor say what
+may change (``reopening``).
+
+>>> import pyarrow as pa, ddflow as dd
+>>> from ddflow.storage.memory import MemoryStore
+>>> flow = dd.Flow()
+>>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id"))
+>>> _ = flow.output("people", people)
+>>> store = MemoryStore()
+>>> with flow.open(store) as engine:
+...     _ = engine.step({"people": pa.table({"id": [1, 2], "city": ["Bern", "Bern"]})}, time=1)
+>>> _ = flow.output("by_city", people.project(["city"]).count())
+>>> with flow.open(store.writer()) as engine:
+...     engine.step({}, time=2)["by_city"].to_pylist()
+[{'city': 'Bern', 'count': 2, '_time': 1, '_diff': 1}]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import pyarrow as pa
+
+from ddflow.dataflow import batcher as pending
+from ddflow.dataflow.verdicts import NAMES
+from ddflow.errors import CorruptState
+from ddflow.operators.back_node import Back
+from ddflow.operators.updates import consolidated, ints
+from ddflow.operators.upsert.rehashed import of_count, of_upsert
+from ddflow.plan.codec import node_ids
+from ddflow.storage.batch_store import Vault
+from ddflow.storage.record import Record
+from ddflow.time import CLOSED, NEVER
+from ddflow.trace import checkpoint as inventory
+from ddflow.trace.arrangement import Arrangement
+from ddflow.trace.batch_file import Made
+from ddflow.trace.joined import Joined, astray, catch_up
+
+if TYPE_CHECKING:
+    from ddflow.dataflow.admission import Intake
+    from ddflow.dataflow.batcher import Batcher
+    from ddflow.dataflow.graph import Circuit
+    from ddflow.engine.engine import Engine
+    from ddflow.plan.flow import Flow
+
+MEND: Final = "restore it from a copy, or go back with ddflow rollback"
+
+
+def take(engine: Fillable, vault: Vault) -> dict[str, Any]:
+    """Write what is in no file yet; all of the engine's state as plain values.
+
+    O(bytes not written yet + files).  Raises `StorageFull`, `StorageFailed`; the engine is then as before.
+    """
+    circuit, ids = engine.circuit, node_ids(engine.flow)
+    sources = {
+        name: {
+            "arrived": engine.intakes[name].arrived,
+            "greatest": engine.intakes[name].greatest,
+            "rows": inventory.take(upsert.arranged, vault),
+            "runs": pending.take(engine.batchers[name], vault),
+            **({} if upsert.expiring is None else {"horizon": upsert.expiring.horizons.greatest}),
+        }
+        for name, upsert in circuit.upserts.items()
+    }
+    counts = {ids[node]: inventory.take(count.arranged, vault) for node, count in circuit.counts.items()}
+    return {"sources": sources, "counts": counts, "totals": engine.totals}
+
+
+class Fillable(Protocol):
+    """What is filled: an engine, or a snapshot."""
+
+    flow: Flow
+    circuit: Circuit
+    batchers: dict[str, Batcher]
+    intakes: dict[str, Intake]
+    totals: dict[str, int]
+    frontier: int
+    last: int
+    since: int
+
+
+def fill(
+    engine: Fillable, records: Sequence[Record], vault: Vault, indexed: bool, sieved: bool = True, spread: int = 1
+) -> None:
+    """Fill a new engine, whose times are set, from inventories.  O(bytes), and O(rows) for counts that are new.
+
+    ``records``: level by level, of ``spread`` partitions each; what is of several is to be read only.  ``indexed``,
+    ``sieved``: as in `inventory.restore`.  Raises `CorruptState`, naming the file.
+    """
+    assert spread == 1 or not indexed, "what is joined is not searched"
+    circuit, held = engine.circuit, Inventories(records, spread)
+    for name, upsert in circuit.upserts.items():
+        if not (given := held.of("sources", name)):
+            continue
+        intake = engine.intakes[name]
+        intake.arrived = sum(each.number("arrived") for each in given)
+        intake.greatest = max(each.number("greatest", NEVER, CLOSED) for each in given)
+        made, rows = partial(of_upsert, upsert), [each.record("rows") for each in given]
+        upsert.arranged = _restored(engine, upsert.arranged, rows, vault, indexed, made, sieved)
+        for number, each in enumerate(upsert.arranged.partitions):
+            if spread > 1 and (odd := astray(each, number, spread)) is not None:
+                raise CorruptState(given[number].what, f"partition {number} of {spread} has a key of {odd}", MEND)
+        if upsert.expiring is not None:
+            known = [each.number("horizon", NEVER, CLOSED) for each in given if "horizon" in each]
+            upsert.expiring.horizons.greatest = max(known, default=None)
+        home = vault if sieved and not indexed else None
+        engine.batchers[name] = _waiting(given, upsert.bound.event_schema, vault, not indexed, home)
+    engine.totals = held.totals()
+    ids = node_ids(engine.flow)
+    for node, count in circuit.counts.items():
+        if given := held.of("counts", ids[node]):
+            count.arranged = _restored(engine, count.arranged, given, vault, indexed, partial(of_count, count), sieved)
+        elif engine.last > NEVER:
+            now = circuit.held(node.inputs[0])._replace(times=ints(engine.last))
+            _, change = count.judge(now, engine.since)
+            count.apply(change, engine.frontier, engine.since)
+    arrived = sum(intake.arrived for intake in engine.intakes.values())
+    if records and arrived != sum(engine.totals.values()) + sum(map(len, engine.batchers.values())):
+        raise CorruptState(records[0].what, f"{arrived:,} events came in, and others are judged or pending", MEND)
+
+
+class Inventories:
+    """All inventories of a state.  ``records``: level by level, of ``spread`` partitions each."""
+
+    def __init__(self, records: Sequence[Record], spread: int) -> None:
+        self.records, self.spread = records, spread
+        self.within = {kind: [each.record(kind) for each in records] for kind in ("sources", "counts", "totals")}
+
+    def of(self, kind: str, name: str) -> list[Record]:
+        """What the partitions say of a source or a count, in their order; [] where none has it.  O(inventories).
+
+        Raises `CorruptState` unless it is on one level, in all of its partitions.
+        """
+        places = [n for n, each in enumerate(self.within[kind]) if name in each]
+        level = places[0] // self.spread if places else 0
+        if places and places != list(range(level * self.spread, (level + 1) * self.spread)):
+            raise CorruptState(
+                self.records[places[0]].what,
+                f"it has the {kind[:-1]} {name!r}; that is in the "
+                f"inventories {places} of the state, and a level has {self.spread}",
+                MEND,
+            )
+        return [self.within[kind][n].record(name) for n in places]
+
+    def totals(self) -> dict[str, int]:
+        """Events by verdict, of all partitions.  O(inventories)."""
+        out: dict[str, int] = {}
+        for totals in self.within["totals"]:
+            for name in totals.names():
+                if name in NAMES:
+                    out[name] = out.get(name, 0) + totals.number(name)
+        return out
+
+
+def _restored(
+    engine: Fillable, empty: Arrangement, given: Sequence[Record], vault: Vault, indexed: bool, made: Made, sieved: bool
+) -> Arrangement:
+    """An empty arrangement, filled from one inventory; what is joined of as many as there are, in its place."""
+    index = empty.index
+    every = [empty, *(Arrangement(empty.schema, index.wide, index.words, empty.keeps) for _ in given[1:])]
+    for each, record in zip(every, given, strict=True):
+        if empty.lapse is not None and each is not empty:
+            each.lapses(empty.lapse.of)
+        inventory.restore(each, record, vault, indexed, made, sieved, vault if sieved and not indexed else None)
+    if len(every) > 1:
+        return Joined(every, engine.since, engine.frontier)
+    catch_up(empty, engine.since, engine.frontier)
+    return empty
+
+
+def _waiting(given: Sequence[Record], schema: pa.Schema, vault: Vault, spilled: bool, home: Vault | None) -> Batcher:
+    """The pending events of all partitions."""
+    first, *others = (pending.restore(each, schema, vault, spilled, home) for each in given)
+    for other in others:
+        for run in other.runs.by_least:
+            first.runs.add(run)
+        first.pending += len(other)
+    return first
+
+
+def reached(engine: Fillable) -> tuple[dict[str, int], dict[str, int]]:
+    """By source, the greatest event time there ever was, and the greatest order where keys expire.  O(sources).
+
+    Inventories say so as well, each of its own part: this is what all partitions must know."""
+    times = {name: each.greatest for name, each in engine.intakes.items() if engine.flow.holds_back}
+    expiring = {name: each.expiring for name, each in engine.circuit.upserts.items() if each.expiring is not None}
+    orders = {name: greatest for name, each in expiring.items() if (greatest := each.horizons.greatest) is not None}
+    return times, orders
+
+
+def contents(engine: Engine, name: str) -> pa.Table:
+    """All that an output holds, as updates of the last closed time, or as upserts of it.  O(rows)."""
+    node = engine.flow.outputs[name]
+    if isinstance(node, Back):
+        back, held = engine.circuit.backs[node], engine.circuit.held(node.inputs[0])
+        return back.told.told(back.shown(held._replace(times=ints(engine.last))))
+    held = consolidated(engine.circuit.held(node), engine.secret)._replace(times=ints(engine.last))
+    return held.to_table(node.schema, engine.flow.time_type)

@@ -1,0 +1,351 @@
+"""An engine's hold on durable state: what its calls did becomes an epoch, published whole, and told again when asked.
+
+Invariant: an epoch is one commit of state and outputs together; a committed epoch that is given again returns what it
+returned, and changes nothing.  Why that is not trivial: whoever feeds the engine may not know whether the epoch he
+gave was committed before one of the two died, so the rows of each call are digested and the outputs kept for as long as
+an epoch may be asked for again; and after a commit that failed nobody knows what the store holds, so the engine goes no
+further until it is opened anew.  What state consists of is ``recovery``'s, what is published the ``ledger``'s.
+
+>>> import ddflow as dd
+>>> from ddflow.storage.memory import MemoryStore
+>>> flow = dd.Flow()
+>>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
+>>> with flow.open(MemoryStore()) as engine:
+...     first = engine.step({"people": pa.table({"id": [1]})}, time=5)
+...     again = engine.step({"people": pa.table({"id": [1]})}, time=5)
+...     engine.epoch, again["people"].equals(first["people"])
+(1, True)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from ddflow.columns.hashing import Secret
+from ddflow.dataflow.result import Step
+from ddflow.engine import checkpoint as recovery
+from ddflow.engine.digests import digest_of
+from ddflow.errors import (
+    CorruptState,
+    DdflowError,
+    EpochSkipped,
+    OutcomeUnknown,
+    ReplayMismatch,
+    SpecError,
+    StateRefused,
+    StorageFailed,
+    StorageFull,
+)
+from ddflow.operators.back_node import Back
+from ddflow.plan.codec import describe, fingerprint
+from ddflow.plan.compatibility import Change, compare
+from ddflow.storage.arrow_file import readable
+from ddflow.storage.batch_store import Vault
+from ddflow.storage.garbage import gc, names_of
+from ddflow.storage.manifest import Call, Epoch, Output
+from ddflow.storage.manifest_log import Ledger, newest
+from ddflow.storage.opening import open_store
+from ddflow.storage.record import Record
+from ddflow.storage.showing import PARQUET, Outputs
+from ddflow.time import NEVER, shown
+
+if TYPE_CHECKING:
+    from ddflow.engine.engine import Engine
+    from ddflow.plan.flow import Flow
+    from ddflow.plan.options import Options
+
+_NAMED: Final = re.compile(rb'"([0-9a-f]{16}-[0-9]{1,12}\.arrow)"')
+KEPT: Final = 8
+"""How many epochs can be given again."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A call as it was made: ``kind``: of `KINDS`.  ``time``: of the step, or the frontier asked for."""
+
+    kind: str
+    time: int
+    further: str = ""
+    """What else the call names, in words of its own; it counts in the digest."""
+
+    @property
+    def words(self) -> str:
+        """The call's kind and what else it names, for its digest."""
+        return f"{self.kind} {self.further}" if self.further else self.kind
+
+    def __str__(self) -> str:
+        return self.kind if self.kind == "push" else f"{self.kind} at {shown(self.time)}"
+
+
+class Durable:
+    """``ledger``, ``vault``: of the store.  ``outputs``: where they go.  ``change``: what the plan has that the state's
+    had not."""
+
+    def __init__(
+        self, ledger: Ledger, plan: Mapping[str, Any], change: Change, outputs: Outputs, autocommit: bool
+    ) -> None:
+        self.ledger, self.plan, self.change, self.outputs, self.autocommit = ledger, plan, change, outputs, autocommit
+        self.vault = Vault(ledger.store)
+        self.calls: list[Call] = []
+        """Made since the last commit; their outputs are in files."""
+        self._tidy = False
+        """Whether what others left was looked at."""
+        self._told: tuple[int, int] = (-1, 0)
+        """The epoch that is being given again, and how many of its calls were."""
+
+    @classmethod
+    def open(cls, flow: Flow, options: Options) -> Durable:
+        """Take hold of the state that ``options`` name, or make a new one there.
+
+        Raises `CorruptState`, `PlanChanged`, and what the store raises.
+        """
+        plan = describe(flow)
+        check_types(flow)
+        store = open_store(options.state, trust=options.trust)
+        try:
+            manifest = newest(store)
+            outputs = Outputs.open(options.outputs, store, manifest, options.trust)
+            outputs.check({name: node.schema for name, node in flow.outputs.items()})
+            if manifest is None:
+                ledger = Ledger.create(
+                    store, plan, fingerprint(plan), options.secret or Secret.fresh(), outputs.path, options.grace
+                )
+            else:
+                ledger = Ledger(store, manifest, set(), options.grace)
+            change = compare(ledger.manifest.plan, flow, store.where)
+            if (spread := ledger.manifest.spread) > 1:
+                raise StateRefused(
+                    f"open {store.where}",
+                    f"it has {spread:,} partitions, and an engine has one",
+                    f"make it one with ddflow rescale {store.where} --partitions 1, or go on with it on "
+                    "Spark; it can be read as it is: dd.read, dd.Snapshot",
+                )
+            outputs.claim(ledger.manifest, store, [*flow.outputs, *flow.side_outputs()])
+        except BaseException:
+            store.close()
+            raise
+        durable = cls(ledger, plan, change, outputs, options.autocommit)
+        durable.vault.lazy = options.verify == "lazy"
+        return durable
+
+    def close(self) -> None:
+        """Let go of the store; what was not committed is gone.  Twice is harmless."""
+        for call in self.calls:
+            for output in call.outputs.values():
+                for blob in output.blobs:
+                    self.vault.forget(blob.name)
+        self.calls = []
+        with suppress(DdflowError):  # whoever opens the state next does it again
+            self.outputs.sync()
+        self.ledger.store.close()
+
+    @property
+    def epoch(self) -> int:
+        """The last one that was committed."""
+        return self.ledger.manifest.epoch
+
+    @property
+    def secret(self) -> Secret:
+        """The state's."""
+        return Secret(*self.ledger.manifest.secret)
+
+    def recover(self, engine: Engine) -> dict[str, pa.Table]:
+        """Fill a new engine with the state; what its new outputs owe, by name.  O(bytes of the state).
+
+        Raises `CorruptState`, naming the file.
+        """
+        manifest = self.ledger.manifest
+        for arranged in engine.circuit.arrangements.values():
+            arranged.slots.lasting = True
+        engine.frontier, engine.last, engine.since = manifest.frontier, manifest.last, manifest.since
+        engine.fed = manifest.fed
+        names = {blob.name for blob in manifest.outputs() if not blob.name.endswith(PARQUET)}
+        records = []
+        for part in manifest.partitions:
+            whole = self.ledger.store.map(part).to_pybytes()
+            names |= {part.name} | files_named(whole)
+            records.append(Record.parse(whole, f"the file {part.name} of {self.ledger.store.where}"))
+        recovery.fill(engine, records, self.vault, engine.budget.memory is None)
+        self.vault.begin()
+        self.vault.name(names)
+        self.ledger.names = names
+        self.outputs.show(manifest.receipts)
+        if manifest.last == NEVER:
+            return {}
+        engine.circuit.refill(manifest.last)
+        return {name: recovery.contents(engine, name) for name in self.change.outputs}
+
+    def replayed(self, asked: Asked, epoch: int | None, inputs: Mapping[str, Any], engine: Engine) -> Step | None:
+        """What a committed epoch's call returned, when this is one; None when it is new.
+
+        O(rows) for their digest.  Raises `ReplayMismatch`, `EpochSkipped`, and `Fenced` when it is not ours to go on.
+        """
+        if epoch is None:
+            if asked.kind in ("push", "advance_to") or self.calls or asked.time > self.ledger.manifest.last:
+                self.ledger.check_newest()
+                return None
+            receipts = self.ledger.manifest.receipts
+            found = next(((call, r.epoch) for r in receipts for call in r.calls if call.time == asked.time), None)
+            return None if found is None else self._again(*found, asked, inputs, engine)
+        if epoch == self.epoch + 1:
+            self.ledger.check_newest()
+            return None
+        receipt = next((each for each in self.ledger.manifest.receipts if each.epoch == epoch and each.calls), None)
+        if receipt is None or self.calls:
+            kept = [each.epoch for each in self.ledger.manifest.receipts]
+            raise EpochSkipped(
+                f"{asked} of epoch {epoch}",
+                f"the last one committed is {self.epoch}, and the outputs of {kept} are kept",
+                f"give epoch {self.epoch + 1}",
+            )
+        at = self._told[1] if self._told[0] == epoch else 0
+        step = self._again(receipt.calls[at], epoch, asked, inputs, engine)
+        # After the last of its calls comes the first: whoever is not sure gives an epoch any number of times.
+        self._told = (epoch, (at + 1) % len(receipt.calls))
+        return step
+
+    def _again(self, call: Call, epoch: int, asked: Asked, inputs: Mapping[str, Any], engine: Engine) -> Step:
+        digest = digest_of(asked.words, asked.time, inputs, engine.intakes, engine.secret, self.change.columns)
+        if (call.kind, call.time, call.digest) != (asked.kind, asked.time, digest):
+            raise ReplayMismatch(
+                f"{asked}",
+                f"it was committed as {Asked(call.kind, call.time)} of rows with digest "
+                f"{call.digest}, these have {digest}",
+                "give the same rows again, or go on with the next epoch",
+            )
+        tables = {name: self._table(name, output, epoch, engine) for name, output in call.outputs.items()}
+        return engine.told(tables, call.counts, call.frontier)
+
+    def _table(self, name: str, output: Output, epoch: int, engine: Engine) -> pa.Table:
+        """What an output gained in a committed epoch; null in columns that the plan has got since."""
+        schema = engine.output_schema(name)
+        added = {column for columns in self.change.columns.values() for column in columns}
+        there = pa.schema([field for field in schema if field.name not in added])
+        node = engine.flow.outputs.get(name)
+        if isinstance(node, Back):
+            there = node.before(added)
+        parts = [
+            self.vault.table(blob, there, None)
+            if not blob.name.endswith(PARQUET)
+            else self.outputs.read(name, epoch, blob, there)
+            for blob in output.blobs
+        ]
+        table = pa.concat_tables(parts)
+        if table.num_rows != output.rows:
+            raise CorruptState(
+                f"the files {[blob.name for blob in output.blobs]} of {self.ledger.store.where}",
+                f"they have {table.num_rows:,} rows, the manifest says {output.rows:,}",
+                "restore them from a copy, or go back with ddflow rollback",
+            )
+        if isinstance(node, Back):
+            return node.since(table)
+        columns = [table.column(f.name) if f.name in there.names else pa.nulls(table.num_rows, f.type) for f in schema]
+        return pa.Table.from_arrays(columns, schema=schema)
+
+    def record(self, asked: Asked, digest: str, step: Step) -> None:
+        """Write what a call put out to files, for the commit to come.  O(updates).  Raises as `commit` does."""
+        counts = {name: n for name, n in {**step.verdicts.counts, "absent": step.verdicts.absent}.items() if n}
+        outputs = {name: self._put(name, table) for name, table in step.items() if table.num_rows}
+        self.calls.append(Call(asked.kind, asked.time, digest, step.frontier, counts, outputs))
+
+    def commit(self, engine: Engine) -> int:
+        """Publish the calls since the last commit as one epoch; its number.  O(what changed).
+
+        Raises `Fenced`, `StorageFull`, `StorageFailed`, `OutcomeUnknown`.
+        """
+        if not self.calls:
+            return self.epoch
+        epoch = self.epoch + 1
+        calls = tuple(self.calls)
+        # Who would read those of a plan with fewer columns a year from now?
+        before = () if self.change.columns else self.ledger.manifest.receipts[1 - KEPT :]
+        receipts = (*before, Epoch(epoch, calls))
+        self.publish(engine, epoch, receipts, f"commit of {', '.join(sorted({call.kind for call in calls}))}")
+        self.calls, self.change = [], Change()
+        try:
+            self.outputs.show(receipts[-1:])
+        except (StorageFull, StorageFailed) as error:  # which would say that it did not happen
+            raise OutcomeUnknown(
+                f"commit epoch {epoch}",
+                f"it is committed, and its outputs are hidden: {error.found}",
+                "open the state again, which shows them",
+            ) from error
+        self.ledger.sweep()
+        return epoch
+
+    def _look_after(self) -> None:
+        """Collect what is garbage, once, and take over the versions that others left.  O(those); never fails.
+
+        Where something cannot be accounted for, nothing is deleted by this engine at all; ``ddflow gc`` tells why.
+        """
+        self._tidy = True
+        try:
+            gc(self.ledger.store, grace=self.ledger.grace)
+            self.ledger.remember(names_of)
+        except DdflowError:
+            self.ledger.grace = math.inf
+
+    def publish(self, engine: Engine, epoch: int, receipts: tuple[Epoch, ...], note: str) -> None:
+        """Write what is in no file yet, and publish the engine's state as the next manifest.  As `commit`."""
+        manifest, store = self.ledger.manifest, self.ledger.store
+        self.vault.settle()
+        if not self._tidy:
+            self._look_after()
+        data = json.dumps(recovery.take(engine, self.vault), separators=(",", ":")).encode()
+        part = store.put("json", lambda sink: sink.write(data))
+        greatest, horizons = recovery.reached(engine)
+        new = replace(
+            manifest,
+            epoch=epoch,
+            plan=self.plan,
+            fingerprint=fingerprint(self.plan),
+            frontier=engine.frontier,
+            last=engine.last,
+            since=engine.since,
+            receipts=self.outputs.kept(receipts),
+            greatest=greatest,
+            horizons=horizons,
+            fed=engine.fed,
+            folder=self.outputs.path or manifest.folder,
+        )
+        names = files_named(data) | {b.name for b in new.outputs() if not b.name.endswith(PARQUET)}
+        # From here on it may happen, whatever we are told.
+        self.vault.name(names)
+        self.outputs.sync()
+        self.ledger.commit(new, (part,), names, note)
+
+    def _put(self, name: str, table: pa.Table) -> Output:
+        """Write what an output gained to a file."""
+        if self.outputs.folder is not None:
+            return Output((self.outputs.folder.put(name, table),), table.num_rows)
+        return Output((self.vault.put(table.to_batches(), table.schema),), table.num_rows)
+
+
+def check_types(flow: Flow) -> None:
+    """Raise `SpecError` for a column that a file of a state cannot have.  O(columns)."""
+    schemas = {f"source {name!r}": source.bound.schema for name, source in flow.sources.items()}
+    schemas |= {f"output {name!r}": node.schema for name, node in flow.outputs.items()}
+    for what, schema in schemas.items():
+        for field in schema:
+            if not readable(field.type):
+                raise SpecError(
+                    f"open a state with {what}",
+                    f"its column {field.name!r} is {field.type}, which files of a state cannot hold",
+                    "declare another type, or project it away",
+                )
+
+
+def files_named(inventory: bytes) -> set[str]:
+    """The names of all files in an inventory, as it is written; of none other, or of such as never are.  O(bytes)."""
+    return {name.decode() for name in _NAMED.findall(inventory)}
+
+
+__all__ = ["Asked", "Durable", "files_named"]

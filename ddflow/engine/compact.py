@@ -1,0 +1,170 @@
+"""Compaction to the present: history before ``since`` goes, and, where that is asked for, deleted rows for good.
+
+Invariant: no read at or after ``since`` changes.  After `Compacting.compact` with ``forget=True`` no file of the state
+holds a value of a row that is deleted or was replaced, whatever its type.  Why that is not trivial: rows live on in
+many places beside the newest run: in runs and merges half done; in the payload of a tombstone, which stays as the order
+that its key was deleted by, and whose own row is filler that nobody reads; beneath nulls; in what a batcher has
+released of a file; in the stored outputs of the last epochs, whose retractions name them; and in the versions before
+this one.  So all is rewritten, receipts go (an epoch cannot be given again after that), scopes and orders that were
+given with full contents are forgotten, and it is published twice: the two newest versions always stay, and both are
+clean then.  What was written to a folder of outputs, copied, or cached elsewhere is not ours to find; the keyed hash of
+a deleted key stays for as long as its order does.
+
+>>> import pyarrow as pa, ddflow as dd
+>>> from ddflow.storage.memory import MemoryStore
+>>> flow, store = dd.Flow(), MemoryStore()
+>>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64(), "name": pa.string()}, dd.Upsert(key="id")))
+>>> with flow.open(store) as engine:
+...     for time, name in enumerate(["Ann Onymous", "Bob"]):
+...         _ = engine.step({"people": pa.table({"id": [1], "name": [name]})}, time)
+...     before = any(b"Ann" in data for data, _ in store.shelf.blobs.values())
+...     engine.compact(forget=True)
+...     before, any(b"Ann" in data for data, _ in store.shelf.blobs.values()), engine.read("people").num_rows
+(True, False, 1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.rows import Rows
+from ddflow.dataflow.batcher import Batcher
+from ddflow.dataflow.batcher.run import Run as Waiting
+from ddflow.dataflow.step import Stepped
+from ddflow.errors import SpecError
+from ddflow.storage.garbage import gc
+from ddflow.storage.stored import Filing
+from ddflow.time import shown
+from ddflow.trace.arrangement import Arrangement
+from ddflow.trace.batch import Batch
+from ddflow.trace.index import Index
+from ddflow.trace.merge import Merge, Target
+from ddflow.trace.run import Run
+from ddflow.trace.spill import spilled
+
+if TYPE_CHECKING:
+    from ddflow.engine.engine import Engine
+
+
+class Compacting:
+    """What an engine has of compaction."""
+
+    def compact(self, forget: bool = False) -> None:
+        """Merge all state into one run each, and publish it as another version of the same epoch.
+
+        ``forget``: history up to the last closed time goes as well, and every byte of rows that are deleted; the epochs
+        before can then not be given again, nor earlier versions be read.  O(state).  Raises `SpecError` while there are
+        calls that are not committed, new outputs whose contents were not given yet, or, with ``forget``, readers of
+        earlier times; nothing was changed then.  Raises what `Engine.commit` raises.
+        """
+        engine = cast("Engine", self)
+        with engine.turns.use("compact"):
+            _refuse(engine, forget)
+            if forget:
+                since = max(engine.since, engine.last)
+                engine.circuit.apply(Stepped({}, {}, {}, {}, {}, {}), engine.frontier, since)
+                engine.since = since
+            hidden = {
+                name: {each.name for each in upsert.order.hidden} for name, upsert in engine.circuit.upserts.items()
+            }
+            for name, arranged in engine.circuit.arrangements.items():
+                merge(arranged, engine.budget.home, hidden.get(name, ()))
+            for batcher in engine.batchers.values() if forget else ():
+                rewrite(batcher, engine.budget.home)
+            if engine.durable is not None:
+                _publish(engine, forget)
+
+
+def _refuse(engine: Engine, forget: bool) -> None:
+    """Raise `SpecError` where it cannot be done now."""
+    least = engine.holds.least()
+    if forget and least < engine.last:
+        raise SpecError("compact(forget=True)", f"a reader holds history from {shown(least)} on", "close the readers")
+    if engine.durable is not None and engine.durable.calls:
+        raise SpecError("compact", f"{len(engine.durable.calls)} calls are not committed", "commit() first")
+    if engine._owed:
+        raise SpecError(
+            "compact",
+            f"the contents of the new outputs {list(engine._owed)} were not given yet",
+            "take a step first, which gives them",
+        )
+
+
+def merge(arranged: Arrangement, home: Filing | None, hidden: Iterable[str] = ()) -> None:
+    """Make one run of all versions that reads at or after ``since`` need.  O(versions).
+
+    ``home``: where runs beneath live, None where all is in memory.  ``hidden``: columns that tombstones need.
+    Raises `StorageFull`, `StorageFailed`, `SpillFull`, `SpillFailed`; all can be read as before, and it can go on.
+    """
+    slots = arranged.slots
+    spine, index, target = arranged.spine, cast(Index | None, arranged.index), cast(Target | None, None)
+    if home is not None:
+        arranged.spill(home, 0)
+        spine, index, target = arranged.beneath, None, partial(_filed, filing=home, hidden=hidden)
+    settled = arranged.latest <= arranged.since
+    spine.work(None, slots, index, arranged.since, settled)
+    runs = [item for item in spine.items if isinstance(item, Run)]
+    if not runs:
+        return
+    spine.items[:] = [Merge(runs, True, target)]
+    spine.work(None, slots, index, arranged.since, settled)
+    if home is None:
+        for part in spine.parts:
+            slots.swap(part.slot, cleared(slots[part.slot], hidden))
+
+
+def _filed(batch: Batch, filing: Filing, hidden: Iterable[str]) -> Batch:
+    return spilled(cleared(batch, hidden), filing)
+
+
+def cleared(batch: Batch, hidden: Iterable[str]) -> Batch:
+    """The same versions with nothing in the payload of deletions, but for the ``hidden`` columns, nor beneath nulls.
+
+    O(n) a column.
+    """
+    dead, table = batch.live == 0, batch.rows.table
+    some, kept = bool(dead.any()), set(hidden)
+    every = np.arange(len(batch))
+    columns: list[Any] = []
+    for field, column in zip(table.schema, batch.rows.columns, strict=True):
+        gone = some and field.name not in kept
+        # What a null place gives is zero bytes, and so is what a place gives that holds a null.
+        if gone or column.null_count:
+            column = column.take(pa.array(every, mask=dead) if gone else pa.array(every))
+        columns.append(column)
+    return replace(batch, rows=Rows(pa.RecordBatch.from_arrays(columns, schema=table.schema)))
+
+
+def rewrite(batcher: Batcher, home: Filing | None) -> None:
+    """Copy the events that still wait out of runs of which some were released.  O(their bytes)."""
+    for run in [each for each in batcher.runs.by_least if each.begin]:
+        if run.file is None or home is None:
+            new = Waiting.resident(run.waiting.copied(), run.final)
+        else:
+            new = Waiting.spilled(home, run.waiting)
+        batcher.runs.swap([run], [new])
+
+
+def _publish(engine: Engine, forget: bool) -> None:
+    durable = engine.durable
+    assert durable is not None
+    receipts = () if forget else durable.ledger.manifest.receipts
+    note = "compaction that forgets" if forget else "compaction"
+    if forget:
+        engine.fed = {name: fed.blind() for name, fed in engine.fed.items()}
+    try:
+        for _ in range(1 + forget):
+            durable.publish(engine, durable.epoch, receipts, note)
+    except BaseException:
+        engine.turns.state = "failed"
+        raise
+    if forget:
+        gc(durable.ledger.store, grace=0, orphans=0)
+    else:
+        durable.ledger.sweep()

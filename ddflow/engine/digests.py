@@ -1,0 +1,112 @@
+"""The digest of a call's rows: whether two calls brought the same.
+
+Invariant: it depends on the rows and their order, by canonical equality, and not on how they were cut into batches, nor
+on what their buffers hold where a value is null.  Why that is not trivial: a batch that is read again from a file or a
+feed has other buffers, and a step larger than memory is never there whole; so rows are hashed one by one, with the
+state's secret, and the words hashed in turn as they come.  A source that brought no rows counts as not given.  What
+could not be read again from a file, text that is no UTF-8, is refused here, where all rows pass.
+
+>>> secret, schema = Secret(1, 2), pa.schema({"k": pa.int64()})
+>>> one, two = Digest(secret), Digest(secret)
+>>> one.update(pa.record_batch({"k": [1, 2]}, schema))
+>>> for k in (1, 2):
+...     two.update(pa.record_batch({"k": [k]}, schema))
+>>> combined("step", 7, {"a": one}) == combined("step", 7, {"a": two, "b": Digest(secret)})
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pat
+import xxhash
+
+from ddflow.columns.hashing import Secret, value_hashes
+from ddflow.columns.schema import conform, is_text
+from ddflow.dataflow.admission import Intake
+from ddflow.dataflow.inflow import check_names, portions
+from ddflow.errors import SchemaMismatch
+from ddflow.operators.linear import one_batch
+
+MOST = 1 << 26
+"""Bytes that are looked at together."""
+
+
+class Digest:
+    """Of the rows of one source, as they come."""
+
+    def __init__(self, secret: Secret, source: str = "rows") -> None:
+        self.secret, self.source, self.rows, self._state = secret, source, 0, xxhash.xxh3_128()
+
+    def update(self, events: pa.RecordBatch) -> None:
+        """Take in rows.  O(rows).  Raises `SchemaMismatch` for text that is no UTF-8."""
+        check_text(events, self.source)
+        self.rows += events.num_rows
+        self._state.update(value_hashes(events, self.secret).data)
+
+    def digest(self) -> bytes:
+        """Sixteen bytes."""
+        return self._state.digest()
+
+
+def check_text(events: pa.RecordBatch, source: str) -> None:
+    """Raise `SchemaMismatch` for text that is no UTF-8.  O(bytes of text)."""
+    for field, column in zip(events.schema, events.columns, strict=True):
+        if _has_text(field.type):
+            try:
+                column.validate(full=True)
+            except pa.ArrowInvalid as error:
+                raise SchemaMismatch(
+                    f"rows for {source!r}",
+                    f"{field.name!r} holds what is no {field.type} ({error})",
+                    "mend the text, or declare the column as binary; nothing was taken in",
+                ) from None
+
+
+@cache
+def _has_text(kind: pa.DataType) -> bool:
+    """Whether values of a type hold text."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _has_text(kind.storage_type)
+    if pat.is_nested(kind):
+        return any(_has_text(kind.field(i).type) for i in range(kind.num_fields))
+    return is_text(kind)
+
+
+def combined(kind: str, time: int, digests: Mapping[str, Digest]) -> str:
+    """32 hex digits for a call."""
+    out = xxhash.xxh3_128(f"{kind} {time}".encode())
+    for name, each in sorted(digests.items()):
+        if each.rows:
+            out.update(f"\n{len(name)} {name} {each.rows} ".encode())
+            out.update(each.digest())
+    return out.hexdigest()
+
+
+def digest_of(
+    kind: str,
+    time: int,
+    inputs: Mapping[str, Any],
+    intakes: Mapping[str, Intake],
+    secret: Secret,
+    added: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> str:
+    """The digest of a call that is not taken in.
+
+    ``added``: columns, by source, that count only where they are not null.  O(rows).  Raises `NotArrow`,
+    `SchemaMismatch`.
+    """
+    check_names(inputs, intakes)
+    digests = {name: Digest(secret) for name in inputs}
+    for name, given in inputs.items():
+        bound = intakes[name].bound
+        for part in portions(given, repr(name), bound.schema, MOST):
+            events = bound.noted(one_batch(conform(part, bound.schema, repr(name), bound.required)), part.schema.names)
+            new = [each for each in added.get(name, ()) if events.column(each).null_count == events.num_rows]
+            digests[name].update(events.select([each for each in events.schema.names if each not in new]))
+    return combined(kind, time, digests)

@@ -1,0 +1,295 @@
+"""Full contents of a source, as they come in: what they name, what they may not, and who is absent from them.
+
+Invariant: `Contents.absent` gives exactly the keys that are live, whose row lies within the scope, and that no row
+names; each once.  Why that is not trivial: contents may be larger than memory, and so may the state, so of the rows
+only identities are kept (8 bytes for a key of one number, else 16), and what is held is walked range by range in the
+same order; a row is only gathered where its key is missing.  Nothing is judged here, and nothing changes.
+
+>>> import pyarrow as pa, ddflow as dd
+>>> flow = dd.Flow()
+>>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id")))
+>>> with flow.open() as engine:
+...     _ = engine.step({"people": pa.table({"id": [1, 2, 3], "city": ["Bern", "Basel", "Bern"]})}, 1)
+...     contents = Contents(engine.circuit.upserts["people"], "a replace", "city = 'Bern'")
+...     contents.look(pa.record_batch({"id": [1], "city": ["Bern"]}))
+...     [batch.to_pylist() for batch in contents.absent(contents.sorted())]
+[[{'id': 3, 'city': 'Bern'}]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+
+from ddflow.columns.hashing import NONE, Ints, Secret, Words, flags, identities, ordered_words, validity, value_hashes
+from ddflow.columns.rows import dense_ranks, gather, shown_row
+from ddflow.columns.schema import is_text, is_word
+from ddflow.columns.sorting import Sorted, sort
+from ddflow.errors import CorruptState, DuplicateKeys, OutOfScope, SpecError, cut
+from ddflow.expressions import compile as compile_expression
+from ddflow.operators.upsert.events import Sealed
+from ddflow.operators.upsert.ordering import value_of
+from ddflow.operators.upsert.upsert import Upsert
+from ddflow.plan.spec import Upsert as Spec
+from ddflow.storage.feeding import Word
+from ddflow.time import NEVER
+from ddflow.trace.arrangement import Arrangement
+from ddflow.trace.merge import by_sorting
+
+NAMED = 5
+"""How many keys or rows an error names."""
+SECRET = Secret(0, 0)
+"""For hashes that live no longer than a comparison."""
+PIECE = 1 << 16
+"""How many absent keys are gathered together."""
+
+
+class Contents:
+    """``upsert``: of the source.  ``asked``: how messages call it.  ``scope``: SQL over the row's columns.
+    ``order``: what the tombstones of absent keys take; see `given_order`.
+
+    Raises `SpecError` and `ExpressionError` for an order or a scope that does not fit the source.
+    """
+
+    def __init__(self, upsert: Upsert, asked: str, scope: str | None = None, order: Any = None) -> None:
+        self.upsert, self.bound, self.asked, self.rows = upsert, upsert.bound, asked, 0
+        self.text, self.scope = scope, None
+        if self.bound.merging is not None and self.bound.merging.machine is not None:
+            raise SpecError(asked, "it has a machine, which makes of events what it holds", "step it with events")
+        if scope is not None:
+            self.scope = compile_expression(scope, self.bound.row_schema, boolean=True, what=f"the scope of {asked}")
+        self.ordered = ordered(self.bound.spec)
+        self.order = None if order is None else given_order(order, self.ordered, self.bound.schema, asked)
+        self._fixed = order is not None
+        self.spelled = None if self.order is None else spelled(self.order)
+        """The order that was given, in words that a manifest keeps."""
+        self._ids: list[tuple[Words, Words]] = []
+
+    def look(self, events: pa.RecordBatch) -> None:
+        """Take in rows of the contents.  O(rows).  Raises `OutOfScope`."""
+        begin, self.rows = self.rows, self.rows + events.num_rows
+        if self.bound.spec.null_key != "keep" and (keyless := self.bound.keyless(events)).any():
+            # Such rows are bad, or refuse the call: either way they name no key.
+            events = events.filter(pa.array(keyless == 0))
+        if not events.num_rows:
+            return
+        if self.scope is not None and (outside := np.flatnonzero(flags(self.scope(events)) == 0)).size:
+            keys = [shown_row(events.select(list(self.bound.spec.key)), int(row)) for row in outside[:NAMED]]
+            raise OutOfScope(
+                self.asked,
+                f"{outside.size:,} rows from row {begin:,} on are not in the scope "
+                f"{cut(repr(self.text))}, first {keys}",
+                "leave them out, or widen the scope; nothing was taken in",
+            )
+        self._ids.append(self._identities(events))
+        if self.bound.spec.exclusive and self.bound.merging is not None:
+            # Rows that are bad name their keys, but give nobody an order.
+            events = events.filter(pa.array(self.bound.merging.misordered(events) == 0))
+        if self.ordered and not self._fixed and events.num_rows:
+            best = events.select(self.ordered)
+            best = best.slice(greatest(best), 1)
+            if self.order is not None:
+                both = pa.concat_batches([self.order, best])
+                best = both.slice(greatest(both), 1)
+            self.order = pa.concat_batches([best])  # so that the rest of the rows is not kept
+
+    def _identities(self, rows: pa.RecordBatch | pa.Table) -> tuple[Words, Words]:
+        columns = [rows.column(name) for name in self.bound.spec.key]
+        columns = [column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column for column in columns]
+        keys = pa.RecordBatch.from_arrays(columns, schema=self.bound.key_schema)
+        return identities(keys, self.upsert.secret)
+
+    def sorted(self) -> Sorted:
+        """The identities of all rows, sorted.  O(rows)."""
+        highs, lows = zip(*(self._ids or [(NONE, NONE)]), strict=True)
+        self._ids = []
+        return sort(np.concatenate(highs), np.concatenate(lows), None, self.upsert.crew)
+
+    def refuse_duplicates(self, by: Sorted, rows: Iterable[Sealed]) -> None:
+        """Raise `DuplicateKeys` where a key has several rows.  ``rows``: all of them, for the message.  O(keys)."""
+        twice = np.flatnonzero(np.diff(by.starts) > 1)
+        if not twice.size:
+            return
+        wanted = {int(by.high[at]) for at in by.starts[twice[:NAMED]]}
+        keys: dict[int, Any] = {}
+        for sealed in rows:
+            high, _ = self._identities(sealed.events)
+            for row in np.flatnonzero(np.isin(high, np.array(sorted(wanted), np.uint64))):
+                keys[int(high[row])] = shown_row(sealed.events.select(list(self.bound.spec.key)), int(row))
+        raise DuplicateKeys(
+            self.asked,
+            f"{twice.size:,} keys have more than one row, first {list(keys.values())}",
+            "full contents name each key once: mend them; nothing was taken in",
+        )
+
+    def absent(self, by: Sorted) -> Iterator[pa.RecordBatch]:
+        """Rows that stand for the keys to be deleted, in the columns of the source's events.
+
+        ``by``: what `sorted` gave.  The columns of the row are as stored, order and sequence those of the tombstone,
+        others null.  O(keys held, and rows of those that are absent).  Raises `SpecError` where there is no order.
+        """
+        arranged, schema = self.upsert.arranged, self.bound.row_schema
+        for high, low, references in living(arranged):
+            missing = ~among(by, high, low)
+            if self.upsert.expiring is not None:
+                # What is forgotten is not held, and leaves no tombstone.
+                missing &= ~self.upsert.expiring.among(high, low)
+            gone = references[missing]
+            for begin in range(0, gone.size, PIECE):
+                rows = gather(arranged.sources(), gone[begin : begin + PIECE], schema).combine_chunks()
+                batch = pa.RecordBatch.from_arrays(
+                    [column.chunk(0) if column.num_chunks else pa.nulls(0, column.type) for column in rows.columns],
+                    schema=schema,
+                )
+                if self.scope is not None:
+                    batch = batch.filter(pa.array(flags(self.scope(batch)) != 0))
+                if batch.num_rows:
+                    yield self._deleting(batch)
+
+    def _deleting(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        n, columns = rows.num_rows, dict(zip(rows.schema.names, rows.columns, strict=True))
+        if self.ordered:
+            if self.order is None:
+                raise SpecError(
+                    self.asked,
+                    "there are keys to delete, and no row whose order they could be deleted by",
+                    f"give order=, for {self.ordered}; nothing was taken in",
+                )
+            first = pa.array(np.zeros(n, np.int64))
+            columns |= {name: self.order.column(name).take(first) for name in self.ordered}
+        same = {name for name, column in columns.items() if column.type == self.bound.schema.field(name).type}
+        every = [columns[f.name] if f.name in same else pa.nulls(n, f.type) for f in self.bound.schema]
+        return self.bound.noted(pa.RecordBatch.from_arrays(every, schema=self.bound.schema), [])
+
+
+def ordered(spec: Spec) -> list[str]:
+    """The columns whose values say which event wins."""
+    return [*spec.order_by, *([spec.seq] if spec.seq else [])]
+
+
+def given_order(order: Any, names: list[str], schema: pa.Schema, asked: str) -> pa.RecordBatch:
+    """An order that a caller names, as one row of the columns ``names``: by column, or the value of the only one.
+
+    O(1).  Raises `SpecError`.
+    """
+    if not names:
+        raise SpecError(asked, f"order={order!r}, and the source keeps no order", "leave order= out")
+    values = order if isinstance(order, Mapping) else {names[0]: order} if len(names) == 1 else {}
+    if set(values) != set(names):
+        raise SpecError(asked, f"order={order!r}", f"give a value for each of {names}, by name")
+    fields = [schema.field(name) for name in names]
+    try:
+        columns = [pa.array([values[f.name]], f.type) for f in fields]
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, TypeError) as error:
+        kinds = [str(field.type) for field in fields]
+        raise SpecError(asked, f"order={order!r} ({error})", f"give values of {kinds}") from None
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+
+def spelled(order: pa.RecordBatch) -> tuple[Word, ...]:
+    """An order, one row, as a word a column: JSON can hold it, and `unspelled` gives it back.  O(columns)."""
+    out: list[Word] = []
+    for column in order.columns:
+        kind, value = column.type, column[0].as_py() if column.null_count or not is_word(column.type) else None
+        if column.null_count:
+            out.append(None)
+        elif is_word(kind):
+            out.append(int(ordered_words(column)[0]))
+        else:
+            out.append(value.hex() if isinstance(value, bytes) else str(value))
+    return tuple(out)
+
+
+def unspelled(words: Sequence[Word], names: Sequence[str], schema: pa.Schema) -> dict[str, pa.Scalar]:
+    """What `spelled` was given, by the column's name.  O(columns).  Raises `CorruptState` for what it never gave."""
+    out = {}
+    try:
+        for name, word in zip(names, words, strict=True):
+            field = schema.field(name)
+            if word is None:
+                out[name] = pa.scalar(None, field.type)
+            elif is_word(field.type):
+                exact = field.with_nullable(False)
+                out[name] = value_of([np.array([word], np.int64)], exact)[0]
+            else:
+                made: Any = str(word)
+                if pat.is_decimal(field.type):
+                    made = Decimal(made)
+                elif not is_text(field.type):
+                    made = bytes.fromhex(made)
+                out[name] = pa.scalar(made, field.type)
+    except (ValueError, TypeError, OverflowError, ArithmeticError, pa.ArrowException) as error:
+        raise CorruptState(
+            f"the order {list(words)!r} of full contents",
+            f"it is none of {list(names)} ({error})",
+            "restore the state from a copy, or mark the log's parts with orders of their own",
+        ) from None
+    return out
+
+
+def greatest(rows: pa.RecordBatch) -> int:
+    """The row that is greatest by its columns, left to right, null smallest, NaN largest; one row at least.
+
+    O(n), for text and decimals O(n log n).
+    """
+    left = np.arange(rows.num_rows)
+    for column in rows.columns:
+        if left.size == 1:
+            break
+        column = column.take(pa.array(left))
+        if not is_word(column.type):
+            table = pa.table({"0": column})
+            rank = dense_ranks(table, value_hashes(table, SECRET))
+            left = left[rank == rank.max()]
+            continue
+        present = validity(column)
+        if present.size and present.any():
+            left, column = left[present != 0], column.filter(pa.array(present != 0))
+        elif present.size:
+            continue
+        word = ordered_words(column)
+        left = left[word == word.max()]
+    return int(left[0])
+
+
+def living(arranged: Arrangement) -> Iterator[tuple[Words, Words, Ints]]:
+    """The identities of all live keys (high, low) and references to their rows, range by range, ascending.
+
+    O(keys) in memory, O(versions) beneath; it must not change meanwhile.
+    """
+    if not arranged._lower():
+        references, places = arranged.index.walk(live=True)
+        high, low, _, _ = arranged.index.entries(places)
+        yield high, low, references
+        return
+    for parts in arranged.ranges():
+        picked = by_sorting(arranged.slots, parts, NEVER, droppable=False)
+        same = picked.high[1:] == picked.high[:-1]
+        if picked.low.size:
+            same &= picked.low[1:] == picked.low[:-1]
+        now = picked.live != 0
+        now[:-1] &= ~same
+        yield picked.high[now], picked.low[now] if picked.low.size else NONE, picked.references[now]
+
+
+def among(by: Sorted, high: Words, low: Words) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """bool[n]: which of some identities are in ``by``.  O(n log rows), side by side in memory."""
+    out = np.zeros(high.size, np.bool_)
+    if not by.high.size:
+        return out
+    at = np.searchsorted(by.high, high)
+    left = np.arange(high.size)
+    while left.size:
+        # Nearly always one turn: several identities begin with the same word only where null meets a value.
+        left = left[at[left] < by.high.size]
+        left = left[by.high[at[left]] == high[left]]
+        found = by.low[at[left]] == low[left] if low.size else np.ones(left.size, np.bool_)
+        out[left[found]] = True
+        left = left[~found]
+        at[left] += 1
+    return out

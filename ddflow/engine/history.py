@@ -1,0 +1,69 @@
+"""History: which times can be read, and the net changes of a collection between two of them.
+
+Invariant: half open.  A collection as of t1 plus its changes from t1 to t2 is the collection as of t2, row by row and
+multiplicity by multiplicity; so changes from t1 to t2 and from t2 to t3 add up to those from t1 to t3.  Why that is not
+trivial: *net* means that a row which left and came back within the interval is no change, and neither is one that came
+and left, whatever the operators between the sources and the collection did with it in the meantime; only consolidation
+knows.  This asks for two reads and subtracts them; it keeps nothing, and what is held back for whom is ``reader``'s.
+
+>>> import pyarrow as pa, ddflow as dd
+>>> flow = dd.Flow()
+>>> people = flow.output("people", flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id")))
+>>> with flow.open(retain=9) as engine:
+...     for time, city in enumerate(["Bern", "Basel", "Bern", "Chur"]):
+...         _ = engine.step({"people": pa.table({"id": [1], "city": [city]})}, time)
+...     away = changes(engine.circuit, people, 0, 3).to_pylist()
+...     back = changes(engine.circuit, people, 0, 2).to_pylist()
+>>> away
+[{'id': 1, 'city': 'Bern', '_diff': -1}, {'id': 1, 'city': 'Chur', '_diff': 1}]
+>>> back  # it was away in between, and nothing has changed
+[]
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from ddflow.columns.schema import DIFF, empty
+from ddflow.dataflow.graph import Circuit
+from ddflow.errors import NotReadable, TimeWentBack
+from ddflow.operators import linear
+from ddflow.operators.updates import consolidated
+from ddflow.plan import flow as plan
+from ddflow.time import NEVER, shown
+
+
+def check_readable(asked: str, time: int, since: int, frontier: int) -> int:
+    """The same time, when it can be read: ``since <= time < frontier``; before anything is closed, `NEVER`.
+
+    ``asked``: what wants to read, for the message.  Raises `NotReadable`, which says what since or the frontier is.
+    O(1).
+    """
+    if since <= time < max(frontier, NEVER + 1):
+        return time
+    why = f"since is {shown(since)}" if time < since else f"the frontier is {shown(frontier)}"
+    raise NotReadable(
+        asked,
+        f"{why}: it can be read from {shown(since)} up to, not including, {shown(frontier)}",
+        "read at a closed time; a larger retain=, or a reader opened in time, keeps more of them",
+    )
+
+
+def changes(circuit: Circuit, node: plan.Collection, t1: int, t2: int) -> pa.Table:
+    """What changed in a collection after ``t1`` and up to ``t2``: its columns and ``_diff``, consolidated.
+
+    No row twice, none with diff 0, retractions first; no rows when both times are the same.  O(rows at both times).
+    Raises `TimeWentBack` when ``t2`` is before ``t1``, `NotReadable` when one of them cannot be read, `CountOverflow`
+    when a multiplicity or a difference of two leaves int64.
+    """
+    if t2 < t1:
+        raise TimeWentBack(
+            f"changes from {shown(t1)} to {shown(t2)}",
+            "the second time is before the first",
+            "give the earlier time first; negate the diffs to go back",
+        )
+    if t1 == t2:
+        return empty(pa.schema([*node.schema, pa.field(DIFF, pa.int64(), nullable=False)]))
+    after, before = circuit.held(node, t2), circuit.held(node, t1)
+    both = linear.concat([after, linear.negate(before)])
+    return consolidated(both, circuit.secret).to_table(node.schema, None)

@@ -1,0 +1,173 @@
+"""Reading: what an engine is asked, and what it answers without changing.
+
+Invariant: an answer is of one moment: the engine's last closed time, or one at or after `Reading.since`.  Nothing here
+takes anything in; a reader that is given out holds ``since`` back, which is all that a question can do.  Why it stands
+apart: an engine that takes steps and one that is only read (``snapshot``) answer in the same words.
+
+>>> import pyarrow as pa, ddflow as dd
+>>> flow = dd.Flow()
+>>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
+>>> with flow.open(retain=5) as engine:
+...     for time in (1, 2):
+...         _ = engine.step({"people": pa.table({"id": [time]})}, time)
+...     engine.read("people").num_rows, engine.read("people", as_of=1).num_rows, engine.changes("people", 1, 2).num_rows
+(2, 1, 1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.schema import did_you_mean
+from ddflow.dataflow.batcher import Batcher
+from ddflow.dataflow.budget import Budget
+from ddflow.dataflow.graph import Circuit
+from ddflow.dataflow.verdicts import Verdicts
+from ddflow.engine.call_guard import Turns
+from ddflow.engine.history import changes, check_readable
+from ddflow.engine.readers import Holds, Reader
+from ddflow.engine.stats import Arranged, Stats
+from ddflow.errors import NotReadable, SchemaMismatch
+from ddflow.plan.flow import Collection, Flow, Source
+from ddflow.storage.feeding import Fed
+from ddflow.time import CLOSED, NEVER
+
+if TYPE_CHECKING:
+    from ddflow.tools.why import Story
+
+
+class Reading:
+    """What can be read: ``flow``, ``circuit``, and the times ``frontier``, ``last``, ``since``.
+
+    ``frontier``: the least time that may still come: `NEVER` before the first step, `CLOSED` when none can.  ``last``:
+    the last closed one.  ``since``: reads at it and later are exact.  ``fed``: by source, how it was fed.
+    """
+
+    flow: Flow
+    circuit: Circuit
+    budget: Budget
+    batchers: dict[str, Batcher]
+    holds: Holds
+    turns: Turns
+    totals: dict[str, int]
+    fed: Mapping[str, Fed]
+    frontier: int = NEVER
+    last: int = NEVER
+    since: int = NEVER
+
+    @property
+    def verdicts(self) -> Verdicts:
+        """What became of all events since the state began."""
+        return Verdicts.of(self.totals, self._pending())
+
+    def read(self, name: str, as_of: int | None = None) -> pa.Table:
+        """An output or a source as it is, or was at a time not before `since`: its rows, and ``_diff``, consolidated.
+
+        O(rows of the sources it depends on).  Raises `NotReadable` for an unknown name or a time that cannot be read.
+        """
+        with self.turns.use("read"):
+            node = self._node(name)
+            if as_of is not None:
+                as_of = self._closed(f"read {name!r} as of {as_of!r}", as_of)
+            return self.circuit.read(node, as_of)
+
+    def changes(self, name: str, t1: int, t2: int) -> pa.Table:
+        """The net differences of an output or a source from one time to another: half open, so that what it was as of
+        ``t1``, plus these, is what it was as of ``t2``.  Its rows, and ``_diff``, consolidated.
+
+        O(rows of the sources it depends on).  Raises `NotReadable` as `read` does.
+        """
+        with self.turns.use("changes"):
+            node, asked = self._node(name), f"changes of {name!r} from {t1!r} to {t2!r}"
+            return changes(self.circuit, node, self._closed(asked, t1), self._closed(asked, t2))
+
+    def reader(self, name: str, at: int | None = None) -> Reader:
+        """A reader of an output or a source, which holds ``since`` back at its time while it lives.
+
+        ``at``: that time, by default the last closed one.  O(log readers).  Raises `NotReadable` as `read` does.
+        """
+        with self.turns.use("reader"):
+            self._node(name)
+            return Reader(self, name, self._closed(f"a reader of {name!r} at {at!r}", at))
+
+    def scd2(
+        self, name: str, valid_from: str = "valid_from", valid_to: str = "valid_to", current: str = "current"
+    ) -> pa.Table:
+        """The versions of a source or a count from `since` on, as a slowly changing dimension of type 2: its columns,
+        from when each was valid (null: from since or before), to when (null: it is current), and whether it is current.
+
+        ``valid_from``, ``valid_to``, ``current``: what those columns are called.  O(versions).  Raises `NotReadable`
+        for an unknown name or what has no key, `SpecError` for a name that is a column already.  See
+        `ddflow.engine.scd2`.
+        """
+        from ddflow.engine.scd2 import scd2
+
+        with self.turns.use("scd2"):
+            return scd2(self.circuit, self._node(name), self.since, (valid_from, valid_to, current))
+
+    def why(self, source: str, key: Any, log: Any = None) -> Story:
+        """One key's story: what it holds and held, what waits, and what became of its events in a log.
+
+        See `ddflow.tools.why.why`.  Raises `NotReadable` for an unknown source, or what is no key of it.
+        """
+        from ddflow.tools.why import why
+
+        with self.turns.use("why"):
+            return why(self, source, key, log)
+
+    def stats(self) -> Stats:
+        """Figures: keys, batches, bytes by where they are, merges owed, verdicts.  Prints as a table.
+
+        O(arrangements and their runs).
+        """
+        arrangements = {name: Arranged.of(arranged) for name, arranged in self.circuit.arrangements.items()}
+        arrangements |= {name: Arranged.shown(held) for name, held in self.circuit.showing.items()}
+        return Stats(
+            frontier=self.frontier,
+            since=self.since,
+            arrangements=arrangements,
+            pending=self._pending(),
+            bytes_pending=sum(b.nbytes for b in self.batchers.values()),
+            verdicts=self.verdicts.counts,
+            budget=self.budget.memory,
+            bytes_pending_mapped=sum(b.mapped for b in self.batchers.values()),
+        )
+
+    def _pending(self) -> int:
+        return sum(map(len, self.batchers.values()))
+
+    def _node(self, name: str) -> Collection:
+        node = self.flow.outputs.get(name) or self.flow.sources.get(name)
+        if node is None and name in (sides := self.flow.side_outputs()):
+            raise told_only(f"read {name!r}", name, sides[name][0])
+        if node is None:
+            known = [*self.flow.outputs, *self.flow.sources]
+            raise NotReadable(f"read {name!r}", "that is no output or source", did_you_mean(name, known))
+        return node
+
+    def _closed(self, asked: str, time: Any) -> int:
+        """A time that can be read; by default the last closed one."""
+        time = max(self.last, self.since) if time is None else as_int64(asked, time, CLOSED)
+        return check_readable(asked, time, self.since, self.frontier)
+
+
+def told_only(asked: str, name: str, source: Source) -> NotReadable:
+    """The error for an output that ``stale=`` adds to a source's: it tells of events, which no state holds."""
+    return NotReadable(
+        asked,
+        f"stale={source.spec.stale!r} of the source {source.name!r} adds it: it tells of events, "
+        "and a state holds rows",
+        f"take its rows from each step, as step[{name!r}], from the files of "
+        f"outputs=, or on Spark with readStream; the rows held are {source.name!r}",
+    )
+
+
+def as_int64(asked: str, time: Any, most: int) -> int:
+    """A time or frontier as an int.  Raises `SchemaMismatch` for anything that is none, or is above ``most``."""
+    if isinstance(time, bool) or not isinstance(time, int | np.integer) or not NEVER <= time <= most:
+        raise SchemaMismatch(asked, "that is no int64 time", f"give an integer, {most} at most, in the time's own unit")
+    return int(time)

@@ -1,0 +1,131 @@
+"""Slowly changing dimension, type 2: each version that a key held, with the times from and to which it held it.
+
+Invariant: for every time t in [since, upper) the rows with ``valid_from <= t < valid_to`` (a null is open on its side)
+are the collection as of t; a key's rows do not overlap, and what changed nothing is no version.  Why that is not
+trivial: merges forget the times of what is at or before ``since``, each at its own moment, so such a time must not be
+told even where it still stands in memory: it would depend on how far merges have come.  Its ``valid_from`` is null:
+the version was there at ``since``, from then or from earlier.  And where orders are held, a winner that changed nothing
+has left a version of the state for its order's sake, which is none here: neighbours that are the same in what counts
+are one.  Only what is kept indexed by key has versions: a source, or a count; anything else made of them has no key.
+
+>>> import ddflow as dd
+>>> flow = dd.Flow()
+>>> people = flow.output("people", flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id")))
+>>> with flow.open(retain=9) as engine:
+...     for time, city in enumerate(["Bern", "Basel", "Chur"], 2000):
+...         _ = engine.step({"people": pa.table({"id": [1], "city": [city]})}, time)
+...     for row in engine.scd2("people").to_pylist():
+...         print(list(row.values()))
+[1, 'Bern', 2000, 2001, False]
+[1, 'Basel', 2001, 2002, False]
+[1, 'Chur', 2002, None, True]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ddflow.columns.hashing import Ints, Secret, value_hashes
+from ddflow.columns.rows import gather
+from ddflow.dataflow.graph import Circuit
+from ddflow.errors import NotReadable, SpecError
+from ddflow.operators.updates import time_column
+from ddflow.plan import flow as plan
+from ddflow.trace.arrangement import Arrangement
+from ddflow.trace.merge import by_sorting
+from ddflow.trace.run import Part
+
+Truths = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+class Versions(NamedTuple):
+    """n live versions, those of a key together and ascending."""
+
+    references: Ints
+    """int64[n]: where their rows are."""
+    first: Ints
+    """int64[n]: from when they are valid; of those at or before ``since`` that is not known."""
+    to: Ints
+    """int64[n]: when the next version of the key, or its deletion, came; anything where `current`."""
+    current: Truths
+    """bool[n]: whether none came."""
+
+
+def scd2(circuit: Circuit, node: plan.Collection, since: int, names: tuple[str, str, str]) -> pa.Table:
+    """The versions of a source or a count that are in history: its columns, then those of ``names``.
+
+    ``since``: the engine's.  ``names``: of ``valid_from`` and ``valid_to``, nullable and of the flow's type of time,
+    and of ``current``, a boolean.  A key's versions stand together, ascending; keys in no order.  O(versions), a range
+    of identities at a time.  Raises `NotReadable` for a collection without a key, `SpecError` for a name that is a
+    column already, `CorruptState` where a key has two versions of one time.
+    """
+    arranged, counting = _arrangement(circuit, node)
+    taken = sorted({name for i, name in enumerate(names) if name in node.schema.names or name in names[:i]})
+    if taken:
+        raise SpecError(
+            f"the columns {list(names)} of scd2",
+            f"{taken} are named twice, the rows have {node.schema.names}",
+            "give others: valid_from=, valid_to=, current=",
+        )
+    kind = circuit.plan.time_type
+    more = [pa.field(names[0], kind), pa.field(names[1], kind), pa.field(names[2], pa.bool_(), nullable=False)]
+    schema = pa.schema([*node.schema, *more])
+    tables, columns = [schema.empty_table()], pa.schema([node.schema.field(n) for n in counting])
+    for part in arranged.partitions:
+        for found in versions(part, columns, since, circuit.secret):
+            rows = gather(part.slots.sources, found.references, node.schema)
+            times = [_times(found.first, found.first <= since, kind), _times(found.to, found.current, kind)]
+            tables.append(pa.Table.from_arrays([*rows.columns, *times, pa.array(found.current)], schema=schema))
+    return pa.concat_tables(tables)
+
+
+def versions(arranged: Arrangement, counting: pa.Schema, since: int, secret: Secret) -> Iterator[Versions]:
+    """The live versions of one partition that a read at or after ``since`` can see, a range of identities at a time.
+
+    ``counting``: the columns in which two neighbours must differ.  O(versions).  Raises `CorruptState`.
+    """
+    for parts in arranged.ranges():
+        yield _of_range(arranged, parts, counting, since, secret)
+
+
+def _of_range(arranged: Arrangement, parts: list[Part], counting: pa.Schema, since: int, secret: Secret) -> Versions:
+    picked = by_sorting(arranged.slots, parts, since, droppable=False)
+    last = np.ones(picked.high.size, bool)
+    last[:-1] = picked.high[1:] != picked.high[:-1]
+    if picked.low.size:
+        last[:-1] |= picked.low[1:] != picked.low[:-1]
+    live = np.flatnonzero(picked.live)
+    references = picked.references[live]
+    # A version goes on where the one before it is of its key, live, and the same in what counts.
+    goes_on = np.zeros(live.size, bool)
+    goes_on[1:] = (live[1:] == live[:-1] + 1) & ~last[live[:-1]]
+    if goes_on.any() and len(counting):
+        hashed = value_hashes(gather(arranged.slots.sources, references, counting), secret)
+        goes_on[1:] &= hashed[1:] == hashed[:-1]
+    begin = np.flatnonzero(~goes_on)
+    end = live[np.append(begin[1:], live.size)[: begin.size] - 1]
+    following = np.append(picked.time[1:], 0)
+    return Versions(references[begin], picked.time[live[begin]], following[end], last[end])
+
+
+def _times(times: Ints, unknown: Truths, kind: pa.DataType) -> pa.Array:
+    """int64 times in a type of time, null where ``unknown``."""
+    return pc.if_else(pa.array(unknown), pa.scalar(None, kind), time_column(np.where(unknown, 0, times), kind))
+
+
+def _arrangement(circuit: Circuit, node: plan.Collection) -> tuple[Arrangement, list[str]]:
+    """Where the versions of a collection are, and the columns that count in "did it change"."""
+    if isinstance(node, plan.Source):
+        return circuit.upserts[node.name].arranged, node.bound.tracked
+    if isinstance(node, plan.Count):
+        return circuit.counts[node].arranged, [node.name]
+    raise NotReadable(
+        f"scd2 of {node!r}",
+        f"it is a {type(node).__name__.lower()}, which has no key and keeps no versions",
+        "ask for a source by its name, or for an output that is a count",
+    )

@@ -1,0 +1,180 @@
+"""A snapshot: one version of a state, for reading, in any process, while its writer goes on.
+
+Invariant: everything that a snapshot answers is of one manifest, whole; what the writer commits, merges or deletes
+meanwhile changes nothing.  Why that is not trivial: files that the manifest names may be deleted between its being read
+and their being mapped; then the newest is read instead, or, where a version was asked for, it is `SnapshotExpired`.
+Once mapped they stay readable whatever becomes of their names.  Nothing is indexed: a snapshot is read, not searched,
+so it costs what its files cost to verify; and what was cut into partitions, level by level, is read as one.  The plan
+is the state's own, unless it has functions; then give the flow.
+
+>>> import tempfile, os, ddflow as dd
+>>> flow = dd.Flow()
+>>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id"))
+>>> _ = flow.output("by_city", people.project(["city"]).count())
+>>> with tempfile.TemporaryDirectory() as place:
+...     with flow.open(os.path.join(place, "people")) as engine:
+...         _ = engine.step({"people": pa.table({"id": [1, 2], "city": ["Bern", "Bern"]})}, time=1)
+...     read(os.path.join(place, "people"), "by_city").to_pylist()
+[{'city': 'Bern', 'count': 2, '_diff': 1}]
+"""
+
+from __future__ import annotations
+
+from os import PathLike
+from types import TracebackType
+from typing import Literal
+
+import pyarrow as pa
+
+from ddflow.columns.hashing import Secret
+from ddflow.dataflow.admission import Intake
+from ddflow.dataflow.batcher import Batcher
+from ddflow.dataflow.budget import Budget
+from ddflow.dataflow.graph import Circuit
+from ddflow.engine import checkpoint as recovery
+from ddflow.engine.call_guard import Turns
+from ddflow.engine.commits import files_named
+from ddflow.engine.readers import Holds
+from ddflow.engine.reads import Reading
+from ddflow.errors import CorruptState, DdflowError, SnapshotExpired, StateRefused
+from ddflow.plan.compatibility import compare
+from ddflow.plan.flow import Flow
+from ddflow.plan.rebuild import rebuild
+from ddflow.storage.batch_store import Vault
+from ddflow.storage.manifest import Manifest, at, newest
+from ddflow.storage.opening import open_store
+from ddflow.storage.protocol import Store
+from ddflow.storage.record import Record
+
+State = str | PathLike[str] | Store
+TRIES = 10
+"""How many versions are tried that were swept away while their files were being opened."""
+
+
+class Snapshot(Reading):
+    """One version of a state, open for reading; `Snapshot.open` makes it.  ``manifest``: which it is."""
+
+    def __init__(self, store: Store, manifest: Manifest, flow: Flow) -> None:
+        self.manifest, self.flow = manifest, flow
+        records = []
+        store.ahead(part.name for part in manifest.partitions)
+        for part in manifest.partitions:
+            whole = store.map(part).to_pybytes()
+            store.ahead(files_named(whole))
+            records.append(Record.parse(whole, f"the file {part.name} of {store.where}"))
+        self.turns, self.holds, self.budget = Turns(), Holds(), Budget(None, None)
+        secret = Secret(*manifest.secret)
+        self.circuit = Circuit(flow, secret)
+        self.intakes = {name: Intake(source.bound) for name, source in flow.sources.items()}
+        self.batchers = {name: Batcher() for name in flow.sources}
+        self.totals, self.fed = {}, manifest.fed
+        self.frontier, self.last, self.since = manifest.frontier, manifest.last, manifest.since
+        vault = Vault(store)
+        recovery.fill(self, records, vault, indexed=False, sieved=False, spread=manifest.spread)
+
+    @classmethod
+    def open(
+        cls,
+        state: State,
+        *,
+        epoch: int | None = None,
+        flow: Flow | None = None,
+        trust: Literal["owner", "group"] = "owner",
+    ) -> Snapshot:
+        """Open a state for reading; nothing is written there.  O(bytes): every file is verified.
+
+        ``epoch``: which version, the newest by default.  ``flow``: its plan, where the state's own has functions.
+        Raises `StateRefused` where there is none, `SnapshotExpired`, `CorruptState`, `PlanChanged`.
+        """
+        store = open_store(state, trust=trust, create=False, readonly=True)
+        try:
+            return cls._opened(store, epoch, flow)
+        finally:
+            if store is not state:
+                store.close()
+
+    @classmethod
+    def _opened(cls, store: Store, epoch: int | None, flow: Flow | None) -> Snapshot:
+        for tried in range(TRIES):
+            manifest = found(store, epoch)
+            if flow is None:
+                plan = rebuild(manifest.plan, store.where)
+            else:
+                plan = flow.frozen()
+                compare(manifest.plan, plan, store.where)
+            try:
+                return cls(store, manifest, plan)
+            except CorruptState:
+                swept = manifest.number not in store.numbers()
+                if not swept or (epoch is None and tried + 1 < TRIES):
+                    if not swept:
+                        raise
+                    continue
+                raise expired(store, manifest.epoch) from None
+        raise AssertionError("a try returns, goes on or raises")
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that this is the state after."""
+        return self.manifest.epoch
+
+    def close(self) -> None:
+        """Let go of it; twice is harmless."""
+        with self.turns.alone("close"):
+            self.turns.state = "closed"
+            self.circuit, self.batchers = Circuit(self.flow, Secret(0, 0)), {}
+
+    def __enter__(self) -> Snapshot:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read(
+    state: State,
+    name: str,
+    as_of: int | None = None,
+    *,
+    epoch: int | None = None,
+    flow: Flow | None = None,
+    trust: Literal["owner", "group"] = "owner",
+) -> pa.Table:
+    """An output or a source of a state as its last commit left it: its rows, and ``_diff``, consolidated.
+
+    ``as_of``: as it was at a time not before the state's ``since``.  The rest as in `Snapshot.open`.  O(bytes of the
+    state).  Raises what that raises, and `NotReadable`.
+    """
+    with Snapshot.open(state, epoch=epoch, flow=flow, trust=trust) as snapshot:
+        return snapshot.read(name, as_of)
+
+
+def found(store: Store, epoch: int | None = None) -> Manifest:
+    """The newest manifest, or the last one of an epoch.  O(manifests).
+
+    Raises `StateRefused` where there is no state, `SnapshotExpired` for an epoch that is not kept.
+    """
+    manifest = newest(store)
+    if manifest is None:
+        raise StateRefused(f"read {store.where}", "there is no state", "make one with flow.open")
+    if epoch is None or manifest.epoch == epoch:
+        return manifest
+    for number in reversed(store.numbers()):
+        try:
+            manifest = at(store, number)
+        except DdflowError:
+            continue  # swept meanwhile, or damaged and not what was asked for
+        if manifest.epoch == epoch:
+            return manifest
+    raise expired(store, epoch)
+
+
+def expired(store: Store, epoch: int) -> SnapshotExpired:
+    """The error for a version that is not kept."""
+    return SnapshotExpired(
+        f"epoch {epoch} of {store.where}",
+        "that version is not kept any more, or not there yet",
+        "read the newest, or keep versions longer with grace=",
+    )

@@ -1,0 +1,259 @@
+"""The figures of an open engine: what it holds, where, and what keeping it has cost so far.
+
+Invariant: the figures are plain numbers of one moment and never change; totals are computed here from those of the
+arrangements, so they always add up.  Why that is not trivial: the same object is a mapping for programs
+(``stats["keys"]``), a table for whoever types ``engine.stats()`` in a terminal or a notebook, and JSON for a log; and
+the name of an arrangement is whatever a user called a source, so it must break neither a line nor a page.  It measures
+nothing itself and knows no engine.
+
+>>> people = Arranged(keys=950, tombstones=50, batches=2, runs=3, versions=1400, bytes_resident=95_000,
+...                   bytes_mapped=0, bytes_index=40_000, written=2000, copied=1000, owed=300)
+>>> stats = Stats(frontier=8, since=7, arrangements={"people": people}, pending=4, bytes_pending=120,
+...               verdicts={"applied": 1990, "noop": 10}, budget=200_000)
+>>> stats["keys"], stats["write_amplification"], stats["bytes_per_key"], stats["arrangements"]["people"]["owed"]
+(950, 1.5, 100.0, 300)
+>>> print(stats)
+frontier 8, since 7
+arrangement  keys  tombstones  versions  batches  runs  resident    index  written  copied  owed
+people        950          50     1,400        2     3   95.0 KB  40.0 KB    2,000   1,000   300
+100.0 bytes a key, write amplification 1.50, 300 versions owed to merges
+pending 4 events, 120 B; budget 200.0 KB, 47.6 % used
+verdicts: applied 1,990, noop 10
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator, Mapping
+from html import escape
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from ddflow.dataflow.budget import shown_size
+from ddflow.dataflow.verdicts import Verdicts
+from ddflow.operators.held_rows import FIRST, HeldRows
+from ddflow.terminal import printable
+from ddflow.time import shown
+from ddflow.trace.arrangement import Arrangement
+
+
+class Arranged(NamedTuple):
+    """The figures of one arrangement; rows of payload are counted as versions, sizes in bytes."""
+
+    keys: int
+    """Keys that hold a live row."""
+    tombstones: int
+    """Deleted keys that still take an entry, since their order must stay.  Where keys expire: about, since what has
+    expired is not looked for in every step, and is counted by versions where it lies in files."""
+    batches: int
+    runs: int
+    """Sorted runs that the batches consist of: what a search must look through."""
+    versions: int
+    """In all batches, with those that a merge will drop."""
+    bytes_resident: int
+    """In memory: the index, and the batches that are not on disk."""
+    bytes_mapped: int
+    """On disk, mapped."""
+    bytes_index: int
+    """Of the resident bytes, those of the index."""
+    written: int
+    """Versions that steps have written since the engine was opened."""
+    copied: int
+    """Versions that merges have copied since then."""
+    owed: int
+    """Versions that a merge in progress has still to copy."""
+
+    @classmethod
+    def of(cls, arranged: Arrangement) -> Arranged:
+        """Of an arrangement, over all of its partitions.  O(runs)."""
+        total = cls(*map(sum, zip(*map(cls._but_the_index, arranged.partitions), strict=True)))
+        index = arranged.nbytes - total.bytes_resident
+        return total._replace(bytes_resident=arranged.nbytes, bytes_index=index)
+
+    @classmethod
+    def _but_the_index(cls, arranged: Arrangement) -> Arranged:
+        """Of one partition; partitions that are joined share an index."""
+        spine, beneath, slots = arranged.spine, arranged.beneath, arranged.slots
+        return cls(
+            arranged.keys,
+            arranged.tombstones - arranged.lapsed,
+            len(slots.batches),
+            len(spine) + len(beneath),
+            spine.versions + beneath.versions,
+            slots.resident,
+            slots.mapped,
+            0,
+            arranged.written,
+            spine.copied + beneath.copied,
+            spine.owed + beneath.owed,
+        )
+
+    @classmethod
+    def shown(cls, held: HeldRows) -> Arranged:
+        """Of the rows held for upserts that go out, which no step writes and no merge moves.  O(batches)."""
+        batches = sum(each is not None for each in held.sources.rows[FIRST:])
+        return cls(held.keys, 0, batches, batches, held.stored, held.nbytes, 0, held.index.nbytes, 0, 0, 0)
+
+
+COLUMNS: Final = {
+    "keys": "keys",
+    "tombstones": "tombstones",
+    "versions": "versions",
+    "batches": "batches",
+    "runs": "runs",
+    "bytes_resident": "resident",
+    "bytes_index": "index",
+    "bytes_mapped": "mapped",
+    "written": "written",
+    "copied": "copied",
+    "owed": "owed",
+}
+"""Figure -> what stands over its column."""
+WHERE_THERE_ARE_SOME: Final = ("tombstones", "bytes_mapped", "owed")
+"""Columns that are left out while they are 0 everywhere."""
+
+
+class Stats(Mapping[str, Any]):
+    """What ``engine.stats()`` returns: an immutable mapping.
+
+    ``arrangements``: name -> figures, see `Arranged`.  ``pending`` and ``bytes_pending``: events that wait for their
+    time, and the memory they take; ``bytes_pending_mapped``: what of them is on disk.  ``verdicts``: events by verdict.
+    ``budget``: bytes, or None.
+
+    Its keys are those names, and over all arrangements: ``keys``, ``tombstones``, ``batches``, ``versions``,
+    ``bytes_resident``, ``bytes_mapped`` (pending ones included); ``effort_owed``: versions that merges in progress have
+    still to copy; ``write_amplification``: versions written by steps and merges for each that a step wrote, 1.0 before
+    any; ``bytes_per_key``: of index and batches, resident or mapped, for each live key, None without one.
+    O(arrangements).
+    """
+
+    __slots__ = ("_figures",)
+
+    def __init__(
+        self,
+        *,
+        frontier: int,
+        since: int,
+        arrangements: Mapping[str, Arranged],
+        pending: int,
+        bytes_pending: int,
+        verdicts: Mapping[str, int],
+        budget: int | None,
+        bytes_pending_mapped: int = 0,
+    ) -> None:
+        total = Arranged(*map(sum, zip(*arrangements.values(), strict=True))) if arrangements else Arranged(*[0] * 11)
+        state = total.bytes_resident + total.bytes_mapped
+        self._figures: Mapping[str, Any] = MappingProxyType(
+            {
+                "frontier": frontier,
+                "since": since,
+                "keys": total.keys,
+                "tombstones": total.tombstones,
+                "batches": total.batches,
+                "versions": total.versions,
+                "bytes_resident": total.bytes_resident,
+                "bytes_mapped": total.bytes_mapped + bytes_pending_mapped,
+                "bytes_pending": bytes_pending,
+                "bytes_per_key": state / total.keys if total.keys else None,
+                "pending": pending,
+                "write_amplification": (total.written + total.copied) / total.written if total.written else 1.0,
+                "effort_owed": total.owed,
+                "budget": budget,
+                "verdicts": MappingProxyType(dict(verdicts)),
+                "arrangements": MappingProxyType({n: MappingProxyType(a._asdict()) for n, a in arrangements.items()}),
+            }
+        )
+
+    def __getitem__(self, name: str) -> Any:
+        return self._figures[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._figures)
+
+    def __len__(self) -> int:
+        return len(self._figures)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same figures in plain dicts, numbers and None, as ``json.dumps`` takes them."""
+        out = dict(self._figures)
+        out["verdicts"] = dict(self["verdicts"])
+        out["arrangements"] = {name: dict(figures) for name, figures in self["arrangements"].items()}
+        return out
+
+    def __str__(self) -> str:
+        first, *rest = self._lines()
+        return as_text(first, self._table(), rest)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        first, *rest = self._lines()
+        return as_html(first, self._table(), rest)
+
+    def _table(self) -> list[list[str]]:
+        """The head and a row for each arrangement, then their total where there are several."""
+        arrangements = self["arrangements"]
+        rows = [(printable(name), figures) for name, figures in arrangements.items()]
+        total = {name: sum(figures[name] for figures in arrangements.values()) for name in COLUMNS}
+        if len(rows) > 1:
+            rows.append(("total", total))
+        wanted = [name for name in COLUMNS if total[name] or name not in WHERE_THERE_ARE_SOME]
+        head = ["arrangement", *(COLUMNS[name] for name in wanted)]
+        return [head, *([label, *(_figure(name, figures[name]) for name in wanted)] for label, figures in rows)]
+
+    def _lines(self) -> list[str]:
+        """What stands above the table, then what stands below it."""
+        per_key, owed, pending = self["bytes_per_key"], self["effort_owed"], self["pending"]
+        state = [] if per_key is None else [f"{per_key:,.1f} bytes a key"]
+        state.append(f"write amplification {self['write_amplification']:.2f}")
+        state.append(f"{_many(owed, 'version')} owed to merges" if owed else "no merge in progress")
+        waiting = f"pending {_many(pending, 'event')}, {shown_size(self['bytes_pending'])}"
+        if self["budget"] is None:
+            room = "no budget"
+        else:
+            used = (self["bytes_resident"] + self["bytes_pending"]) / self["budget"]
+            room = f"budget {shown_size(self['budget'])}, {used:.1%} used".replace("%", " %")
+        verdicts = f"verdicts: {Verdicts.of(self['verdicts'])}"
+        frontiers = f"frontier {shown(self['frontier'])}, since {shown(self['since'])}"
+        return [frontiers, ", ".join(state), f"{waiting}; {room}", verdicts]
+
+
+def _figure(name: str, number: int) -> str:
+    return shown_size(number) if name.startswith("bytes") else f"{number:,}"
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def as_text(first: str, table: list[list[str]], rest: list[str]) -> str:
+    """A table for a terminal, its head and rows between lines: the first column is text, the others are numbers.
+
+    O(cells of the table).  Pure.
+    """
+    widths = [max(map(_cells, column)) for column in zip(*table, strict=True)]
+    lines = []
+    for name, *figures in table:
+        numbers = (figure.rjust(width) for figure, width in zip(figures, widths[1:], strict=True))
+        lines.append("  ".join([name + " " * (widths[0] - _cells(name)), *numbers]))
+    return "\n".join([first, *lines, *rest])
+
+
+def as_html(first: str, table: list[list[str]], rest: list[str]) -> str:
+    """The same for a notebook.  O(cells of the table).  Pure."""
+    # The first column is text; notebooks align all others, which are numbers, to the right by themselves.
+    left = ' style="text-align: left"'
+
+    def row(tag: str, texts: list[str]) -> str:
+        each = "".join(f"<{tag}{left if i == 0 else ''}>{escape(text)}</{tag}>" for i, text in enumerate(texts))
+        return f"<tr>{each}</tr>"
+
+    head, *body = table
+    rows = "".join(row("td", each) for each in body)
+    top, *below = (f"<div>{escape(line)}</div>" for line in (first, *rest))
+    return f"{top}<table><thead>{row('th', head)}</thead><tbody>{rows}</tbody></table>{''.join(below)}"
+
+
+def _cells(text: str) -> int:
+    """How many cells of a terminal a text takes: two for a wide character, none for an accent of its own."""
+    return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)

@@ -1,0 +1,186 @@
+"""A step, as whatever runs a plan takes it: rows admitted, judged by the circuit, and taken in.
+
+Invariant: nothing changes until `Stepping._take` is called, and that refuses only before its first change; after it,
+events in = judged + pending.  Why that is not trivial: a step touches several sources, pending events and several
+operators with state, and may not fit in memory, so room is made before rows are admitted and the budget is looked at
+before anything is taken in.  An engine is one of these with calls, epochs and durability around it (``engine``); a
+partition of a state is one with a base and a receipt (``partitions.part``).  What can be read of it is in `Reading`.
+
+>>> import pyarrow as pa, ddflow as dd
+>>> from ddflow.columns.hashing import Secret
+>>> flow = dd.Flow()
+>>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
+>>> stepping = Stepping(flow, Circuit(flow, Secret(1, 2)), Budget(None, None))
+>>> inflows = stepping._admitted({"people": pa.table({"id": [1, 2]})}, time=7)
+>>> with stepping._released(CLOSED, {"people": inflows["people"].batcher}) as given:
+...     step = stepping._take(inflows, stepping._judge(given, 7), 8, 7)
+>>> step["people"].to_pylist()
+[{'id': 1, '_time': 7, '_diff': 1}, {'id': 2, '_time': 7, '_diff': 1}]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from ddflow.columns.schema import empty
+from ddflow.columns.threads import ALONE, Crew
+from ddflow.dataflow.admission import Intake
+from ddflow.dataflow.batcher import Batcher
+from ddflow.dataflow.budget import Budget
+from ddflow.dataflow.buffer import Shelf
+from ddflow.dataflow.graph import Circuit
+from ddflow.dataflow.inflow import Inflow, add, flowing
+from ddflow.dataflow.result import Step
+from ddflow.dataflow.side_outputs import Sides, verdict_rows
+from ddflow.dataflow.spilling import make_room, released
+from ddflow.dataflow.step import Released, Stepped
+from ddflow.dataflow.verdicts import Verdicts, counted
+from ddflow.engine.call_guard import Turns
+from ddflow.engine.readers import Holds
+from ddflow.engine.reads import Reading
+from ddflow.errors import SpillFailed, SpillFull, StorageFailed, StorageFull
+from ddflow.operators.upsert.upsert import Judgement
+from ddflow.plan.flow import Flow
+from ddflow.time import CLOSED, NEVER
+
+Look = Callable[[pa.RecordBatch], None]
+"""Is shown rows as they came."""
+
+
+class Judged(NamedTuple):
+    """A step that was computed, and is not taken in yet."""
+
+    stepped: Stepped
+    sides: dict[str, pa.Table]
+    rows: dict[str, list[pa.Table]]
+    """By source, verdict rows, when they are asked for."""
+
+
+class Stepping(Reading):
+    """``circuit``: of the flow.  ``lists``: whether verdicts are listed row by row.  ``retain``: times of history."""
+
+    def __init__(
+        self, flow: Flow, circuit: Circuit, budget: Budget, lists: bool = False, retain: int = 0, crew: Crew = ALONE
+    ) -> None:
+        self.flow, self.circuit, self.budget, self.crew = flow, circuit, budget, crew
+        self.secret, self.lists, self.retain = circuit.secret, lists, retain
+        self.turns, self.holds = Turns(), Holds()
+        self.intakes = {name: Intake(source.bound) for name, source in flow.sources.items()}
+        self.batchers = {name: Batcher() for name in flow.sources}
+        outputs = {name: node.updates_schema(flow.time_type) for name, node in flow.outputs.items()}
+        self._nothing = {**{name: empty(schema) for name, schema in outputs.items()}, **Sides(flow).tables()}
+        self.totals, self.fed = {}, {}
+        self._owed: dict[str, pa.Table] = {}
+
+    def output_schema(self, name: str) -> pa.Schema:
+        """The columns of an output's table.  Raises `KeyError`."""
+        return self._nothing[name].schema
+
+    def _admitted(
+        self, inputs: Mapping[str, Any], time: int | None, looks: Mapping[str, Look] | None = None
+    ) -> dict[str, Inflow]:
+        """Room made, and the rows of each source admitted.  ``looks``: by source, what is shown all rows."""
+        make_room(self.budget, self.circuit, self.batchers)
+        out = {}
+        for name, rows in inputs.items():
+            intake, look = self.intakes[name], (looks or {}).get(name)
+            listed = partial(verdict_rows, intake.bound) if self.lists else None
+            out[name] = flowing(rows, intake, self.batchers[name], self.frontier, time, self.budget, listed, look)
+        return out
+
+    def _sealed(self, inflows: Mapping[str, Inflow], to: int) -> Step:
+        """Close the times before ``to``."""
+        batchers = {name: inflows[name].batcher if name in inflows else b for name, b in self.batchers.items()}
+        with self._released(to, batchers) as given:
+            seen = max((int(r.times[-1]) for r in given.values() if r.total), default=self.last)
+            last = max(self.last, seen) if to == CLOSED else to - 1
+            return self._take(inflows, self._judge(given, last), to, last)
+
+    def _released(self, to: int, batchers: Mapping[str, Batcher]) -> AbstractContextManager[dict[str, Released]]:
+        keys = {name: intake.bound.key_schema for name, intake in self.intakes.items()}
+        return released(to, batchers, keys, self.secret, self.budget)
+
+    def _since_after(self, last: int) -> int:
+        since = last - self.retain if last > NEVER + self.retain else NEVER
+        return max(self.since, min(since, self.holds.least()))
+
+    def _judge(self, given: Mapping[str, Released], last: int) -> Judged:
+        rows: dict[str, list[pa.Table]] = {}
+        sides = Sides(self.flow)
+
+        def observe(judgement: Judgement) -> None:
+            bound = judgement.upsert.bound
+            sides.add(judgement)
+            if self.lists:
+                rows.setdefault(bound.name, []).append(verdict_rows(bound, judgement))
+
+        given = self.circuit.expiring(given, last, self.budget.rows(64) if self.budget.spills else None)
+        if any(not isinstance(each.pieces, list) for each in given.values() if each.total):
+            make_room(self.budget, self.circuit, {}, 0)
+        shelf = Shelf(self.budget.folder, self.budget.shelf, self.budget.home)
+        stepped = self.circuit.judge(given, self._since_after(last), shelf, observe)
+        return Judged(stepped, sides.tables(), rows)
+
+    def _check_budget(self, judged: Judged | None, inflows: Mapping[str, Inflow]) -> None:
+        if self.budget.memory is None or self.budget.spills:
+            return
+        more = sum(inflow.batcher.nbytes - self.batchers[name].nbytes for name, inflow in inflows.items())
+        if judged is not None:
+            more += judged.stepped.nbytes
+            if not self.flow.holds_back:
+                more = judged.stepped.nbytes
+        self.budget.check(self._bytes() + more)
+
+    def _take(self, inflows: Mapping[str, Inflow], judged: Judged | None, frontier: int, last: int) -> Step:
+        """Make it so: nothing below can be refused any more but by the budget, which is looked at first."""
+        self._check_budget(judged, inflows)
+        counts: dict[str, int] = {}
+        rows: dict[str, list[pa.Table]] = {name: [*inflow.listed] for name, inflow in inflows.items()}
+        for inflow in inflows.values():
+            add(counts, inflow.counts)
+        for codes in judged.stepped.counts.values() if judged else ():
+            add(counts, counted(codes))
+        for name, more in (judged.rows if judged else {}).items():
+            rows.setdefault(name, []).extend(more)
+        self.turns.state = "interrupted"
+        for name, inflow in inflows.items():
+            if self.flow.holds_back:
+                self.batchers[name] = inflow.batcher
+            self.intakes[name].arrived += inflow.rows
+            self.intakes[name].greatest = max(self.intakes[name].greatest, inflow.greatest)
+        if judged is not None:
+            for batcher in self.batchers.values():
+                batcher.discard(frontier)
+            since = self._since_after(last)
+            self.circuit.apply(judged.stepped, frontier, since)
+            self.frontier, self.last, self.since = frontier, last, since
+        add(self.totals, counts)
+        arrived = sum(intake.arrived for intake in self.intakes.values())
+        assert arrived == sum(self.totals.values()) + self._pending(), "events in are not judged + pending"
+        with suppress(SpillFull, SpillFailed, StorageFull, StorageFailed):
+            make_room(
+                self.budget, self.circuit, self.batchers
+            )  # and if there is none: the next call asks again, before it takes anything in
+        listed = None
+        if self.lists:
+            listed = {name: pa.concat_tables(rows.get(name, [])) for name in self.intakes if rows.get(name)}
+        tables = {**self._nothing, **judged.stepped.outputs, **judged.sides} if judged else dict(self._nothing)
+        for name, owed in self._owed.items():
+            tables[name] = pa.concat_tables([owed, tables[name]])
+        self._owed, out = {}, Step(tables, Verdicts.of(counts, self._pending(), listed), frontier)
+        self.turns.state = "open"
+        return out
+
+    def _bytes(self) -> int:
+        return self.circuit.nbytes + sum(batcher.nbytes for batcher in self.batchers.values())
+
+    def _check(self) -> None:
+        """Assert the invariants of everything below."""
+        self.circuit._check()
+        for batcher in self.batchers.values():
+            batcher._check()

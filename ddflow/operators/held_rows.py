@@ -1,0 +1,213 @@
+"""The rows that a collection's keys hold, several a key if need be, and how they change with a step of updates.
+
+Invariant: a chain of cells hangs on each key that holds a row: one cell for each different row, with its multiplicity,
+which is never 0.  A lookup is one entry of an index, then the chain; no other key is looked at.  Why that is not
+trivial: an arrangement has one live row a key, and this is for those who must find out whether that is so.  The rows
+themselves stay in the batches in which they came, until these are many or half of their rows are gone; then the live
+ones are gathered to one.  Which of the rows of a key shows, or may be there, is ``upserting``'s.
+
+>>> from ddflow.columns.hashing import Secret, identities
+>>> from ddflow.columns.sorting import sort
+>>> table = pa.table({"k": [1, 1], "v": ["a", "b"]})
+>>> held, by = HeldRows(table.schema, wide=True), sort(*identities(table.select(["k"]), Secret(1, 2)))
+>>> keys = held.seek(by)
+>>> found = held.candidates(keys, by, np.array([7, 8]))
+>>> held.keep(held.change(found._replace(counts=np.array([1, 1])), held.sources.beside(Rows(table)), by, keys))
+>>> held.rows, held.candidates(held.seek(by), by, np.array([8, 9])).counts.tolist()
+(2, [1, 1, 0])
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.arena import Arena
+from ddflow.columns.hashing import Ints, Narrow, Words
+from ddflow.columns.rows import Rows, Sources, gather
+from ddflow.columns.sorting import Sorted
+from ddflow.kernels import upserts as kernels
+from ddflow.kernels.gather import SLOT
+from ddflow.kernels.resolve import LIVE
+from ddflow.trace.index import Index
+
+STEP, NULLS, FIRST = 0, 1, 2
+"""Numbers of `Sources`: the rows of the step, one row of nulls, and the first batch of rows that are held."""
+BATCHES = 256
+"""Batches above which the rows held are made one: a reference has room for more, a small gather has not."""
+SLACK = 4096
+"""Rows that may be gone before anything is gathered."""
+CELL = 4 * 8 + 40
+"""Bytes that a row held takes beside its own: its cell, and its key's entry in an index that is not full."""
+
+
+class Keys(NamedTuple):
+    """The keys of a step: the first cell of each, -1 for none, and where it stands in the index numbered ``built``."""
+
+    heads: Ints
+    place: Ints
+    built: int
+
+
+class Candidates(NamedTuple):
+    """The rows of a step's keys, held or touched, as ``kernels.upserts`` has them; ``of`` each update, by place."""
+
+    first: Ints
+    cell: Ints
+    row: Ints
+    counts: Ints
+    hashed: Ints
+    of: Narrow
+
+
+class Change(NamedTuple):
+    """What a step changes, computed and not kept yet: m candidates of g keys, and the ``rows`` that come in."""
+
+    first: Ints
+    cell: Ints
+    counts: Ints
+    hashed: Ints
+    new: Ints
+    """Which candidates the rows are of."""
+    rows: pa.Table
+    keys: Keys
+    high: Words
+    low: Words
+
+    def own(self) -> Change:
+        """The same, of its own memory: the arena that it was made in may be carved anew.  O(candidates)."""
+        first, cell, counts, hashed = (each.copy() for each in self[:4])
+        keys = self.keys._replace(heads=self.keys.heads.copy(), place=self.keys.place.copy())
+        return self._replace(first=first, cell=cell, counts=counts, hashed=hashed, keys=keys)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that keeping it will add."""
+        return int(self.rows.nbytes) + self.new.size * CELL
+
+
+class HeldRows:
+    """``row``: the columns.  ``wide``: whether identities of keys are two words.
+
+    ``rows``, ``keys``: how many are held."""
+
+    def __init__(self, row: pa.Schema, wide: bool) -> None:
+        self.index = Index(wide, 0, keeps=False)
+        self.cells: Ints = np.zeros((1024, 4), np.int64)
+        self.free, self.used, self.rows, self.keys, self.stored = -1, 0, 0, 0, 0
+        self.sources = self._sources(pa.schema([field.with_nullable(True) for field in row]))
+
+    def seek(self, by: Sorted, arena: Arena | None = None) -> Keys:
+        """What the keys of sorted rows hold.  O(keys) expected."""
+        held = self.index.seek(by.high, by.low, by.starts[:-1], arena)
+        heads = np.where(held.reference & LIVE != 0, held.value.view(np.int64), -1)
+        return Keys(heads, held.place, self.index.built)
+
+    def candidates(self, keys: Keys, by: Sorted, hashes: Ints, arena: Arena | None = None) -> Candidates:
+        """All rows of the keys, those held and those of a step; ``hashes``: int64[n], of the step's values.
+
+        O(rows of the step, and rows that its keys hold) expected.
+        """
+        n = by.permutation.size
+        m = kernels.held_rows(self.cells, keys.heads) + n
+        arena = arena or Arena()
+        first, of = arena.empty(keys.heads.size + 1, np.int64), arena.empty(n, np.int32)
+        cell, row, count, hashed = (arena.empty(m, np.int64) for _ in range(4))
+        kernels.candidates(
+            by.permutation, by.starts, hashes, self.cells, keys.heads, first, cell, row, count, hashed, of
+        )
+        m = int(first[-1])
+        return Candidates(first, cell[:m], row[:m], count[:m], hashed[:m], of)
+
+    def references(self, found: Candidates, which: Ints) -> Ints:
+        """int64[which]: where the rows of some candidates are.  O(which)."""
+        cell = found.cell.take(which)
+        return np.where(cell >= 0, self.cells[np.maximum(cell, 0), kernels.REF], found.row.take(which))
+
+    def change(self, found: Candidates, sources: Sources, by: Sorted, keys: Keys) -> Change:
+        """What `keep` will do so that the candidates' counts are held.  Nothing changes.
+
+        ``sources``: these with the step's rows beside.  O(candidates).
+        """
+        new, starts = np.flatnonzero((found.cell < 0) & (found.counts > 0)), by.starts[:-1]
+        rows = gather(sources, found.row[new], self.sources.schema)
+        low = by.low[starts] if by.low.size else by.low
+        return Change(found.first, found.cell, found.counts, found.hashed, new, rows, keys, by.high[starts], low)
+
+    def keep(self, *changes: Change) -> None:
+        """Hold what the changes of a step say, which are of other keys each.  Amortised O(candidates)."""
+        self.index.room(sum(change.keys.heads.size for change in changes))
+        for change in changes:
+            self._keep(change)
+
+    def _keep(self, change: Change) -> None:
+        refs, keys, more = np.empty(change.cell.size, np.int64), change.keys, change.new.size
+        if more:
+            number = len(self.sources.rows)
+            self.sources.put(number, Rows(change.rows))
+            refs[change.new] = np.arange(more) + (number << SLOT)
+            self.stored += more
+        if self.used + more > self.cells.shape[0]:
+            room = max(more, self.cells.shape[0] // 2)
+            self.cells = np.concatenate([self.cells, np.zeros((room, 4), np.int64)])
+        heads = np.empty(keys.heads.size, np.int64)
+        self.free, self.used, added = kernels.keep(
+            change.first, change.cell, change.counts, change.hashed, refs, self.cells, self.free, self.used, heads
+        )
+        live, lived = heads >= 0, keys.heads >= 0
+        self.rows, self.keys = self.rows + added, self.keys + int(live.sum()) - int(lived.sum())
+        last = np.where(lived | live, np.arange(heads.size), -1)
+        self.index.write(
+            keys.place,
+            keys.built,
+            last,
+            change.high,
+            change.low,
+            heads.view(np.uint64),
+            live.astype(np.uint8),
+            np.empty((heads.size, 0), np.int64),
+            slot=FIRST,
+        )
+        if len(self.sources.rows) > BATCHES or self.stored > 2 * self.rows + SLACK:
+            self._gather()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the index, the cells and the rows, those that are gone and not gathered yet too.  O(batches)."""
+        rows = sum(each.nbytes for each in self.sources.rows if each is not None)
+        return self.index.nbytes + int(self.cells.nbytes) + rows
+
+    def _gather(self) -> None:
+        """Make the rows that are held one batch, without those that went.  O(rows held)."""
+        live = np.flatnonzero(self.cells[: self.used, kernels.COUNT] > 0)
+        rows = Rows(gather(self.sources, self.cells[live, kernels.REF], self.sources.schema))
+        self.sources = self._sources(self.sources.schema)
+        self.sources.put(FIRST, rows)
+        self.cells[live, kernels.REF] = np.arange(live.size) + (FIRST << SLOT)
+        self.stored = live.size
+
+    def _sources(self, schema: pa.Schema) -> Sources:
+        """Without batches, but for the row of nulls."""
+        out = Sources(schema)
+        out.put(NULLS, Rows(pa.Table.from_arrays([pa.nulls(1, field.type) for field in schema], schema=schema)))
+        return out
+
+    def _check(self) -> None:
+        """Assert the invariant."""
+        # Each cell in use is in one chain, or among the free ones.
+        _, places = self.index.walk(live=True)
+        heads = [int(value) for value in self.index.entries(places)[2].view(np.int64)]
+        seen, counted = set(), 0
+        for start in [*heads, self.free]:
+            at = start
+            while at >= 0:
+                assert at not in seen and at < self.used, (at, self.used)
+                # A row that is held has a multiplicity, a free cell none.
+                assert (self.cells[at, kernels.COUNT] > 0) == (start != self.free), at
+                counted += start != self.free
+                seen.add(at)
+                at = int(self.cells[at, kernels.NEXT])
+        assert len(seen) == self.used and counted == self.rows, (len(seen), self.used, counted, self.rows)
+        assert len(heads) == self.keys, (len(heads), self.keys)

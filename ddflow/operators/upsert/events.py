@@ -1,0 +1,112 @@
+"""Sealed events: rows of one source with the bookkeeping of each, in the order of their times.
+
+Invariant: `joined` gives the events of all its parts in the order of times and, within a time, of arrival.  Why that is
+not trivial: parts are sorted each, but they interleave in both, depending on how pushes were cut and merged; a sort by
+two columns costs twenty times one of plain words.  So times are sorted with the place of each event as the lower bits
+of a word, which is right whenever parts arrived one after the other, is checked to be right, and is done once more by
+arrival where it is not.  It does not know where the columns live.
+
+>>> import pyarrow as pa
+>>> late, early = (Sealed(pa.record_batch({"k": [k]}), *(np.array([n]) for n in (t, t, a)))
+...                for k, t, a in (("late", 5, 0), ("early", 3, 1)))
+>>> joined([late, early]).events.column("k").to_pylist()
+['early', 'late']
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.hashing import Ints
+
+FEW: Final = 512
+"""Below so many events one sort of two columns is cheaper than the setting up of another."""
+
+
+class Sealed(NamedTuple):
+    """n events of one source, in the order of their times."""
+
+    events: pa.RecordBatch
+    times: Ints
+    """int64[n]: the time each is stamped with."""
+    original: Ints
+    """int64[n]: its own time, by which it is judged; less than the stamp for an advanced one.  Where no event is
+    advanced this is the same array as ``times``."""
+    arrival: Ints
+    """int64[n]: its number among all events of the source."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of these rows and their bookkeeping; what else lies in the same buffers is not counted.  O(columns)."""
+        return int(self.events.nbytes) + self.kept
+
+    @property
+    def kept(self) -> int:
+        """Bytes of the bookkeeping."""
+        return (2 if self.original is self.times else 3) * self.times.nbytes
+
+    def cut(self, begin: int, end: int) -> Sealed:
+        """The events [begin, end), without a copy."""
+        times = self.times[begin:end]
+        original = times if self.original is self.times else self.original[begin:end]
+        return Sealed(self.events.slice(begin, end - begin), times, original, self.arrival[begin:end])
+
+    def copied(self) -> Sealed:
+        """The same events in memory of their own, which refers to nothing else.  O(n)."""
+        times = self.times.copy()
+        original = times if self.original is self.times else self.original.copy()
+        return Sealed(pa.concat_batches([self.events]), times, original, self.arrival.copy())
+
+    def in_order(self) -> Sealed:
+        """The same events sorted by time, arrival kept within a time.  O(n), or O(n log n) when they were not."""
+        order = by_time(self.times)
+        return self if order is None else self._picked(order)
+
+    def _picked(self, order: Ints) -> Sealed:
+        times = self.times[order]
+        original = times if self.original is self.times else self.original[order]
+        return Sealed(self.events.take(pa.array(order)), times, original, self.arrival[order])
+
+
+def by_time(times: Ints) -> Ints | None:
+    """The order that sorts ``times``, equal ones as they stand; None when they are sorted.  O(n log n)."""
+    n = times.size
+    if n < 2 or bool((times[1:] >= times[:-1]).all()):
+        return None
+    least = int(times.min())
+    bits = (n - 1).bit_length()
+    if n < FEW or (int(times.max()) - least).bit_length() + bits > 63:
+        return np.argsort(times, kind="stable")
+    packed = times - least
+    packed <<= bits
+    packed |= np.arange(n)
+    packed.sort()
+    packed &= (1 << bits) - 1
+    return packed
+
+
+def joined(parts: list[Sealed]) -> Sealed:
+    """Several lots as one, in the order of times, then of arrival.  ``parts``: each in that order.  O(n log n)."""
+    if len(parts) == 1:
+        return parts[0]
+    parts = sorted(parts, key=lambda part: int(part.arrival[0]))
+    events = pa.concat_batches([part.events for part in parts])
+    times, arrival = (np.concatenate([getattr(part, name) for part in parts]) for name in ("times", "arrival"))
+    shared = all(part.original is part.times for part in parts)
+    both = Sealed(events, times, times if shared else np.concatenate([part.original for part in parts]), arrival)
+    order = by_time(times)
+    if not _in_sequence(both, order):
+        # Parts that were cut from, or merged of, the same pushes may interleave in arrival within a time.
+        order = np.argsort(arrival)
+        if (then := by_time(times[order])) is not None:
+            order = order[then]
+    return both if order is None else both._picked(order)
+
+
+def _in_sequence(sealed: Sealed, order: Ints | None) -> bool:
+    """Whether events that are in the order of times are also in that of arrival within a time."""
+    times, arrival = (a if order is None else a[order] for a in (sealed.times, sealed.arrival))
+    return bool(((arrival[1:] > arrival[:-1]) | (times[1:] > times[:-1])).all())

@@ -1,0 +1,279 @@
+"""Expiry at work: which keys a step forgets before it judges, and which of its events come too late for that.
+
+Invariant: when a step begins, every key whose order is below the horizon (the greatest order of all steps before, less
+the time to live) holds nothing, whether the step has events of it or not; the horizon only rises, so what is forgotten
+once stays forgotten.  Why that is not trivial: nobody may look at all keys in every step.  A deleted key needs no
+work at all: its tombstone's order says that it is forgotten, whoever meets it (a step, a merge) compares.  A live key
+gets a deletion of its own, by its own order, so that nothing older shows through; to find them, all orders are looked
+at once in an eighth of the time to live, and those that will be due until the next time are kept aside, sorted.  So a
+key costs a few looks in its life.  It emits nothing: the deletion is an event that nobody gave, judged like any other.
+
+>>> import pyarrow as pa, ddflow as dd
+>>> flow, spec = dd.Flow(), dd.Upsert(key="id", order_by="at", expiry=dd.Expiry(ttl=30))
+>>> _ = flow.output("seen", flow.upserts("seen", {"id": pa.int64(), "at": pa.int64()}, spec))
+>>> with flow.open() as engine:
+...     _ = engine.step({"seen": pa.table({"id": [1, 2], "at": [80, 120]})}, time=1)
+...     engine.step({}, time=2)["seen"].to_pylist()
+[{'id': 1, 'at': 80, '_time': 2, '_diff': -1}]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.hashing import NONE, Ints, Secret, Words, identities
+from ddflow.columns.rows import gather
+from ddflow.columns.sorting import Sorted, sort
+from ddflow.kernels.resolve import LAPSED, LIVE, NOBODY, Held
+from ddflow.operators.upsert.events import Sealed
+from ddflow.operators.upsert.horizon import AHEAD, Bools, Horizons
+from ddflow.operators.upsert.ordering import LEAST, Order
+from ddflow.operators.upsert.orders import MergeOrders
+from ddflow.plan.bind import Bound
+from ddflow.trace.arrangement import Arrangement, Change
+from ddflow.trace.batch import Batch
+
+if TYPE_CHECKING:
+    from ddflow.operators.upsert.upsert import Judgement
+
+
+class Seen(NamedTuple):
+    """What a step brings for the next one."""
+
+    greatest: int | None = None
+    """The word of the greatest order among its events, None where there is none."""
+    forgotten: int = 0
+    """How many live keys it forgot."""
+    useless: int = 0
+    """How many more deletions than before need not be known."""
+
+    def plus(self, other: Seen) -> Seen:
+        """Of two pieces of a step."""
+        both = [each for each in (self.greatest, other.greatest) if each is not None]
+        return Seen(max(both, default=None), self.forgotten + other.forgotten, self.useless + other.useless)
+
+
+class Expiring:
+    """Of one source.  ``horizons``: what is too old.  ``forgotten``: how many live keys were, since it was opened."""
+
+    def __init__(self, bound: Bound, order: Order | MergeOrders, arranged: Arrangement, secret: Secret) -> None:
+        assert bound.spec.expiry is not None
+        self.bound, self.arranged, self.secret = bound, arranged, secret
+        self.horizons = Horizons(bound, order)
+        self.forgets = bound.spec.expiry.forgets
+        self.refuses = bound.spec.expiry.on_forgotten == "refuse"
+        self.forgotten = 0
+        self._until: int | None = None
+        self._until_graves: int | None = None
+        self._written = 0
+        self._words, self._high, self._low = np.empty(0, np.int64), NONE, NONE
+        self._fresh: list[tuple[Ints, Words, Words]] = []
+        self._least: WeakKeyDictionary[Batch, int] = WeakKeyDictionary()
+        arranged.lapses(self.horizons.of_graves)
+
+    # Before a step
+
+    def among(self, high: Words, low: Words) -> Bools:
+        """bool[n]: which of some keys, ascending, hold what is forgotten.  O(n) expected."""
+        return self.horizons.lapsed(self.arranged.seek(high, low, np.arange(high.size, dtype=np.int32)))
+
+    def due(self) -> tuple[Words, Words]:
+        """The identities of live keys that are forgotten now, ascending.  O(those), amortised; nothing changes."""
+        rows, graves = self.horizons.rows, self.horizons.graves
+        if graves is None:
+            return NONE, NONE
+        if _beyond(rows, self._until) or (_beyond(graves, self._until_graves) and self._worth()):
+            self._survey(rows, graves)
+        n = self._in_order(rows)
+        if not n:
+            return NONE, NONE
+        by = sort(self._high[:n], self._low[:n])
+        starts = by.starts[:-1]
+        held = self.arranged.seek(by.high, by.low, starts)
+        now = starts[self.horizons.lapsed(held) & (held.reference & LIVE != 0)]
+        return by.high[now], by.low[now] if by.low.size else NONE
+
+    def _worth(self) -> bool:
+        """Whether deletions of no use are to be counted: where as much came in the meantime as an eighth of the keys.
+
+        Nothing depends on it but when merges drop them, and a time to live may be shorter than a step.
+        """
+        came = self.arranged.written - self._written
+        return self._until_graves is None or came * AHEAD >= self.arranged.keys
+
+    def _survey(self, rows: int | None, graves: int) -> None:
+        """Look at all orders: which keys will be due soon, and how many deletions are of no use.  O(versions)."""
+        horizons, self._written = self.horizons, self.arranged.written
+        most = self._until_graves = horizons.ahead(graves, horizons.shorter)
+        if rows is not None and horizons.ttl is not None:
+            self._until = horizons.ahead(rows, horizons.ttl)
+            most = max(most, self._until)
+        found, useless = [(self._words[:0], NONE, NONE)], self._useless(graves)
+        lower = {part.slot for parts in self.arranged._lower() for part in parts}
+        for part in self.arranged.parts:
+            batch = self.arranged.slots[part.slot]
+            if batch not in self._least:
+                self._least[batch] = int(horizons.keys(batch.order).min())
+            if self._least[batch] >= most:
+                continue
+            key, live = horizons.keys(batch.order[part.begin : part.end]), batch.live[part.begin : part.end] != 0
+            useless += int((~live & (key < graves)).sum()) if part.slot in lower else 0
+            if self._until is not None:
+                found.append(_picked(batch, part.begin + np.flatnonzero(live & (key < self._until)), key, part.begin))
+        self.arranged.useless(useless)
+        self._words, self._high, self._low, self._fresh = NONE.view(np.int64), NONE, NONE, found
+
+    def _useless(self, graves: int) -> int:
+        """How many deleted keys of those that are indexed need not be known any more.  O(entries)."""
+        references, places = self.arranged.index.walk(live=False)
+        dead = places[(references & LIVE == 0) & (references & (LIVE - 1) != 0)]
+        return int((self.horizons.keys(self.arranged.index.entries(dead)[3]) < graves).sum())
+
+    def _in_order(self, rows: int | None) -> int:
+        """Sort what was put aside by its orders; how many are below the horizon.  O(what is new log of it)."""
+        if self._fresh:
+            columns = zip((self._words, self._high, self._low), *self._fresh, strict=True)
+            words, high, low = (np.concatenate(parts) for parts in columns)
+            order = np.argsort(words, kind="stable")
+            self._words, self._high, self._low = words[order], high[order], low[order] if low.size else NONE
+            self._fresh = []
+        return 0 if rows is None else int(np.searchsorted(self._words, max(rows, LEAST + 1)))
+
+    def woven(
+        self, pieces: Iterable[Sealed], due: tuple[Words, Words], time: int, most: int | None
+    ) -> Iterator[Sealed]:
+        """A step's pieces with an event for each key that is due, that nobody gave and that deletes it.
+
+        ``pieces``: ranges of identities, ascending.  ``most``: how many such events a piece may have, None for any.
+        O(events + keys due).
+        """
+        high, low = due
+        for sealed in pieces:
+            ids, _ = identities(self._key_columns(sealed.events), self.secret)
+            end = int(np.searchsorted(high, ids.max(), side="right")) if most is not None and ids.size else high.size
+            yield from self._split_up(sealed, ids, (high[:end], low[:end]), time, most)
+            high, low = high[end:], low[end:]
+        if high.size:
+            yield from self._split_up(None, NONE, (high, low), time, most)
+
+    def _split_up(
+        self, sealed: Sealed | None, ids: Words, due: tuple[Words, Words], time: int, most: int | None
+    ) -> Iterator[Sealed]:
+        high, low = due
+        cuts = np.unique(high[most - 1 : -1 : most]) if most is not None and high.size else NONE
+        where, of = np.searchsorted(cuts, high), np.searchsorted(cuts, ids)
+        for number in range(cuts.size + 1):
+            begin, end = np.searchsorted(where, [number, number + 1])
+            forgotten = self._deleting(high[begin:end], low[begin:end], time) if begin < end else None
+            part = sealed if sealed is None or not cuts.size else _taken(sealed, np.flatnonzero(of == number))
+            if part is not None and part.times.size:
+                yield part if forgotten is None else _with(part, forgotten)
+            elif forgotten is not None:
+                yield forgotten
+
+    def _key_columns(self, rows: Any) -> pa.RecordBatch:
+        columns = [rows.column(name) for name in self.bound.spec.key]
+        columns = [column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column for column in columns]
+        columns = [column.chunk(0) if isinstance(column, pa.ChunkedArray) else column for column in columns]
+        return pa.RecordBatch.from_arrays(columns, schema=self.bound.key_schema)
+
+    def _deleting(self, high: Words, low: Words, time: int) -> Sealed:
+        """Events that delete keys by the very orders that these hold.  O(n)."""
+        n = high.size
+        held = self.arranged.seek(high, low, np.arange(n, dtype=np.int32))
+        names = list(self.bound.spec.key)
+        schema = pa.schema([self.bound.row_schema.field(name) for name in names])
+        rows = gather(self.arranged.sources(), held.reference, schema)
+        columns = dict(zip(names, self._key_columns(rows).columns, strict=True))
+        columns[self.horizons.field.name] = self.horizons.values(held.order)
+        every = [columns[f.name] if f.name in columns else pa.nulls(n, f.type) for f in self.bound.schema]
+        events = self.bound.noted(pa.RecordBatch.from_arrays(every, schema=self.bound.schema), [])
+        times = np.full(n, time)
+        return Sealed(events, times, times, NOBODY + np.arange(n))
+
+    # In a step
+
+    def look(self, work: Judgement) -> tuple[Seen, Ints]:
+        """Note which keys hold what is forgotten, and leave out the events that come too late.
+
+        Returns what the step brings, and the rows of the events left out: their verdict is ``forgotten``, or they are
+        deletions that nobody gave, of keys that have events.  O(events).
+        """
+        events, given = work.sealed.events, work.sealed.arrival < NOBODY
+        own, contents = self.horizons.words(events), work.upsert.contents
+        named = given if contents is None else given & (work.sealed.arrival < contents)
+        most, forgotten = self.horizons.most(own[named]), int((~given).sum())
+        if self.horizons.greatest is None:
+            return Seen(most), np.empty(0, np.int64)
+        held, permutation, starts = work.held, work.by.permutation, work.by.starts
+        lapsed = self.horizons.lapsed(held)
+        held.reference[lapsed] |= LAPSED
+        late = np.zeros(given.size, np.bool_)
+        if self.refuses and contents is None:
+            late = given & self.horizons.below(own, self.horizons.graves, [0])
+            if late.any():
+                group = np.repeat(np.arange(starts.size - 1), np.diff(starts))
+                late[permutation] &= (lapsed | (held.reference == 0))[group]
+        if forgotten and permutation.size:
+            # A key that has events of its own is forgotten by those.
+            stands = given & ~late
+            some = np.add.reduceat(stands[permutation], starts[:-1]) > 0
+            late[permutation] |= ~given[permutation] & np.repeat(some, np.diff(starts))
+        if late.any():
+            work.by, work.held = _left(work.by, held, ~late)
+        again = work.held.reference & (LAPSED | LIVE) == LAPSED
+        return Seen(most, forgotten, int((~given & ~late).sum()) - int(again.sum())), np.flatnonzero(late)
+
+    # After a step
+
+    def take(self, changes: Sequence[Change], seen: Seen) -> None:
+        """Take in what a step brought, before its changes are applied.  O(versions)."""
+        n = self._in_order(self.horizons.rows)
+        self._words, self._high, self._low = self._words[n:], self._high[n:], self._low[n:]
+        until = LEAST if self._until is None else self._until
+        for batch in [change.batch for change in changes if len(change.batch)]:
+            key = self.horizons.keys(batch.order)
+            at = np.flatnonzero((batch.live != 0) & (key < until))
+            if at.size:
+                self._fresh.append(_picked(batch, at, key, 0))
+        self.forgotten += seen.forgotten
+        self.arranged.useless(seen.useless, more=True)
+        if seen.greatest is not None:
+            self.horizons.greatest = max(seen.greatest, LEAST if (old := self.horizons.greatest) is None else old)
+
+
+def _beyond(horizon: int | None, until: int | None) -> bool:
+    return horizon is not None and (until is None or horizon > until)
+
+
+def _picked(batch: Batch, at: Ints, key: Ints, begin: int) -> tuple[Ints, Words, Words]:
+    """Some versions' orders and identities; ``key``: the orders of the versions from ``begin`` on."""
+    return key[at - begin], batch.high[at], batch.low[at] if batch.low.size else NONE
+
+
+def _left(by: Sorted, held: Held, stays: Bools) -> tuple[Sorted, Held]:
+    """The sorted events without some rows, and what the keys hold that still have some."""
+    here = stays[by.permutation]
+    counts = np.add.reduceat(here, by.starts[:-1], dtype=np.int64)
+    groups = counts > 0
+    starts = np.concatenate([[0], np.cumsum(counts[groups])]).astype(np.int32)
+    low = by.low[here] if by.low.size else by.low
+    return Sorted(by.permutation[here], by.high[here], low, starts), Held(
+        held.place[groups], held.reference[groups], held.value[groups], held.order[groups]
+    )
+
+
+def _taken(sealed: Sealed, rows: Ints) -> Sealed:
+    return Sealed(sealed.events.take(pa.array(rows)), sealed.times[rows], sealed.original[rows], sealed.arrival[rows])
+
+
+def _with(sealed: Sealed, more: Sealed) -> Sealed:
+    """Events, and behind them those that nobody gave."""
+    events = pa.concat_batches([sealed.events, more.events])
+    times = np.concatenate([sealed.times, more.times])
+    return Sealed(events, times, times, np.concatenate([sealed.arrival, more.arrival]))

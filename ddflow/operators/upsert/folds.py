@@ -1,0 +1,211 @@
+"""Folds: one column of merged rows, made for all keys at once from what they hold and the cells of their events.
+
+Invariant: each strategy's column is a function of the walk, the events' cells and the held ones, and changes nothing;
+so a step can be refused after any number of columns.  Why that is not trivial: a choice of cell is given as references,
+which move no payload and need no type, and everything else as values; both must mean the same inside a struct, where
+a field has no row that a reference could name; and the held values, which cost a gather, are asked for only where the
+strategy looks at them.
+
+>>> import numpy as np
+>>> from ddflow.plan.merge.strategy import last_non_null, sum
+>>> few, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.uint8))
+>>> walked = Walked(few(0, 1), few(0, 2), few(0, 1))  # one key, two events at one time
+>>> held, given = Cells(np.array([5 << 40]), lambda: pa.array([10])), pa.array([2, None])
+>>> of = (pa.int64(), walked, flags(TAKE, TAKE), given, ALL_VALID, held, Secret(1, 2), str, "visits")
+>>> fold(last_non_null(), *of).tolist(), fold(sum(), *of).to_pylist()
+([0], [12])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+
+from ddflow.columns.hashing import ALL_VALID, Flags, Ints, Secret, ordered_words, value_hashes
+from ddflow.columns.rows import dense_ranks, plainly
+from ddflow.columns.schema import is_word
+from ddflow.kernels.fold import BLANK, CLEAR, FIRST, GREATEST, LAST, LEAST, NOTHING, SKIP, TAKE, Walked, choose
+from ddflow.operators.upsert.fold_lists import Parts, grown, held_there, joined, present
+from ddflow.operators.upsert.fold_sums import SHORT, added, unscaled
+from ddflow.plan.merge.strategy import LISTS, Strategy, last_non_null
+
+__all__ = ["BLANK", "CLEAR", "NOTHING", "SKIP", "TAKE", "Cells", "fold", "ranked"]
+
+RULES = {
+    "last": LAST,
+    "last_non_null": LAST,
+    "first": FIRST,
+    "first_non_null": FIRST,
+    "max": GREATEST,
+    "min": LEAST,
+    "bool_or": GREATEST,
+    "bool_and": LEAST,
+}
+"""The strategies whose result is one of the cells."""
+NO_WORDS: Ints = np.empty(0, np.int64)
+
+
+class Cells:
+    """What the g keys hold of a column when the step begins.
+
+    ``references``: int64[g], where the row is that a key holds, without flags; NOTHING where it holds no live row.
+    ``gather``: gives the g cells, of the row's type, null where nothing is held.
+    """
+
+    def __init__(self, references: Ints, gather: Callable[[], pa.Array]) -> None:
+        self.references, self._gather = references, gather
+        self._values: pa.Array | None = None
+
+    def values(self) -> pa.Array:
+        """The cells, gathered when first asked for.  O(g), once."""
+        if self._values is None:
+            self._values = self._gather()
+        return self._values
+
+
+def fold(
+    strategy: Strategy,
+    kind: pa.DataType,
+    walked: Walked,
+    action: Flags,
+    column: pa.Array,
+    given: Flags,
+    held: Cells,
+    secret: Secret,
+    named: Callable[[int], str],
+    name: str,
+) -> Ints | pa.Array:
+    """What each key shows of a column after each moment.
+
+    ``kind``: the type of the result, which is that of ``column``, but for a list of it under ``collect``.  ``action``:
+    uint8[p], by place: SKIP, TAKE, CLEAR or BLANK (see `kernels.fold`).  ``column``: the events' n cells, by row.
+    ``given``: uint8[n], by row, 1 where the batch had the column; of size 0: all had.  ``named``: a group's key as
+    text, ``name``: the column's, for errors.
+
+    Returns, where the result is a choice of cell, int64[m] references: an event's row, a held reference, or NOTHING;
+    the cell that is named may be null.  Else m cells of ``kind``.  Raises `MergeOverflow`, `ListTooLong`, `TooLarge`.
+    O(p + n + g), for lists and texts and what comes out, for `max` and `min` of text a sort.
+    """
+    if strategy.name in RULES:
+        return _chosen(strategy, walked, action, column, given if strategy.name == "last" else ALL_VALID, held)
+    return _made(strategy, kind, walked, action, column, _values(held, kind), secret, named, name)
+
+
+def _values(held: Cells, kind: pa.DataType) -> pa.Array:
+    """The held cells; nothing is gathered where no key is live."""
+    if (held.references == NOTHING).all():
+        return pa.nulls(held.references.size, kind)
+    return held.values()
+
+
+def _chosen(strategy: Strategy, walked: Walked, action: Flags, column: pa.Array, counts: Flags, held: Cells) -> Ints:
+    """References to the chosen cells.  ``counts``: which events take part in ``last`` and ``first``, null or not."""
+    name, rule = strategy.name, RULES[strategy.name]
+    references, words, before = held.references, NO_WORDS, NO_WORDS
+    had = (references != NOTHING).view(np.uint8)
+    if name not in ("last", "first"):
+        counts = present(column)
+    if name == "first_non_null":
+        action = np.minimum(action, np.uint8(CLEAR))  # a null that was put there is no first value
+    if name == "first_non_null" or rule >= GREATEST:
+        values = _values(held, column.type)
+        had = held_there(values)
+        if rule >= GREATEST:
+            words, before = ranked(column, values)
+    out = np.empty(walked.moments.size - 1, np.int64)
+    choose(walked, action, counts, words, references, had, before, rule, out)
+    return out
+
+
+def ranked(column: pa.Array, held: pa.Array) -> tuple[Ints, Ints]:
+    """Words whose order is that of the values: of the events' cells int64[n], of the held ones int64[g].
+
+    Both arrays are of one flat type.  NaN is largest, -0.0 equals 0.0; what nulls have is unspecified.  They may be
+    the columns' own memory.  O(n + g), for text, binary and long decimals O((n + g) log (n + g)).
+    """
+    kind = column.type
+    if is_word(kind):
+        return plainly(ordered_words(column)), plainly(ordered_words(held))
+    if pat.is_decimal(kind) and kind.precision <= SHORT and kind.bit_width <= 128:
+        return unscaled(column), unscaled(held)
+    both = pa.Table.from_arrays([pa.chunked_array([column, held])], ["value"]).combine_chunks()
+    ranks = dense_ranks(both, value_hashes(both, Secret.fresh()))
+    return ranks[: len(column)].copy(), ranks[len(column) :].copy()
+
+
+def _made(
+    strategy: Strategy,
+    kind: pa.DataType,
+    walked: Walked,
+    action: Flags,
+    column: pa.Array,
+    held: pa.Array,
+    secret: Secret,
+    named: Callable[[int], str],
+    name: str,
+) -> pa.Array:
+    """The m cells of a strategy that makes values."""
+    if strategy.name == "fields":
+        return _fields(strategy, kind, walked, action, column, held, secret, named, name)
+    if strategy.name == "sum":
+        return added(kind, walked, action, column, held, name, named)
+    parts = Parts.of(walked, action, column, held)
+    if strategy.name in LISTS:
+        return grown(
+            strategy, kind, parts, column, held, secret, name, lambda part: named(_group(walked, part, len(column)))
+        )
+    return joined(strategy.separator or "", kind, parts, column, held, name)
+
+
+def _group(walked: Walked, part: int, rows: int) -> int:
+    """The group of a part (see `Parts`).  O(places)."""
+    if part >= rows:
+        return part - rows
+    place = int(np.flatnonzero(walked.permutation == part)[0])
+    moment = int(np.searchsorted(walked.moments, place, "right")) - 1
+    return int(np.searchsorted(walked.keys, moment, "right")) - 1
+
+
+def _given(values: pa.Array) -> pa.Array:
+    return values
+
+
+def _fields(
+    strategy: Strategy,
+    kind: pa.DataType,
+    walked: Walked,
+    action: Flags,
+    column: pa.Array,
+    held: pa.Array,
+    secret: Secret,
+    named: Callable[[int], str],
+    name: str,
+) -> pa.Array:
+    """A struct field by field: a null struct, given or held, is not there for any of them."""
+    n, counts = len(column), present(column)
+    there = np.asarray(held.is_valid())
+    references = np.where(there, np.arange(n, n + len(held)), NOTHING)
+    # The struct is null after a BLANK, so a field's first event is still to come.
+    action = np.minimum(action, np.uint8(CLEAR))
+    shown = np.empty(walked.moments.size - 1, np.int64)
+    choose(walked, action, counts, NO_WORDS, references, there.view(np.uint8), NO_WORDS, LAST, shown)
+    named_fields, default = dict(strategy.parts or ()), strategy.default or last_non_null()
+    children = []
+    for i, (given, before) in enumerate(zip(column.flatten(), held.flatten(), strict=True)):
+        field = kind.field(i)
+        each = named_fields.get(field.name, default)
+        if each.name in RULES:
+            chosen = _chosen(each, walked, action, given, counts, Cells(references, partial(_given, before)))
+            places = pa.array(chosen, mask=chosen == NOTHING)
+            children.append(pa.concat_arrays([given, before]).take(places))
+        else:
+            children.append(
+                _made(each, field.type, walked, action, given, before, secret, named, f"{name}.{field.name}")
+            )
+    gone = shown == NOTHING
+    bits = pa.py_buffer(np.packbits(~gone, bitorder="little")) if gone.any() else None
+    return pa.Array.from_buffers(kind, gone.size, [bits], children=children)

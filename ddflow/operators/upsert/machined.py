@@ -1,0 +1,73 @@
+"""Machines in a step: what they make of the events that the walk folds.
+
+Invariant: a key's row after a moment is what its machine holds then, and a key that holds nothing has none; its order
+stays, as a deleted key's does.  Why that is not trivial: the walk, which knows of orders only, calls a key live whose
+last event was no delete, and a machine may have dropped all it held.  What comes out is judged like any other row.
+
+>>> from ddflow.plan.merge.machine import Machine
+>>> from ddflow.plan.merge.machines import bind_machine
+>>> from ddflow.operators.upsert.events import Sealed
+>>> from ddflow.columns.hashing import Secret
+>>> from ddflow.operators.upsert.upsert import Upsert, ints
+>>> from ddflow.plan.spec import Upsert as Spec
+>>> schema = pa.schema({"k": pa.int64(), "symbol": pa.string()})
+>>> ring = Machine("at", {(0, "up"): 1, (1, "up"): 0}, on="symbol", start=0)
+>>> upsert = Upsert(bind_machine("rings", schema, Spec("k"), ring), Secret(1, 2))
+>>> events = pa.record_batch({"k": [1, 1, 1], "symbol": ["up", "up", "up"]}, schema)
+>>> judged = upsert.judge(Sealed(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
+>>> judged.updates(upsert.bound.row_schema).to_table(upsert.bound.row_schema, None).to_pylist()
+[{'k': 1, 'at': 1, '_diff': 1}]
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.rows import shown_row
+from ddflow.errors import IllegalTransition
+from ddflow.plan.merge.chains import Chains
+from ddflow.plan.merge.records import kind_of, to_records
+from ddflow.plan.merge.rounds import picked
+
+if TYPE_CHECKING:
+    from ddflow.operators.upsert.merged import Merged
+
+
+def columns(of: Merged) -> dict[str, pa.Array]:
+    """The column of what keys hold, by moment; which of them hold anything is written to ``of.taken.live``.
+
+    O(events) and what a function takes.  Raises `IllegalTransition`, `MergerFailed`, `ListTooLong`.
+    """
+    machined = of.merging.machine
+    assert machined is not None
+    field, action = machined.column, of.taken.action[0]
+    events = of.sealed.events.select(machined.schema.names)
+    held = of._gathered(of.cells, field)
+
+    def key(row: int) -> str:
+        return str(shown_row(events.select(list(of.upsert.bound.spec.key)), row))
+
+    if machined.automaton is not None:
+        symbols = events.column(machined.machine.on)
+        made, there, row, state = machined.automaton.run(of.steps, action, symbols, held)
+        if row >= 0:
+            raise IllegalTransition(
+                machined.asked,
+                f"the key {key(row)} is in {machined.automaton.states[state].as_py()!r}, from which "
+                f"{shown_row(events.select([machined.machine.on]), row)} leads nowhere",
+                "name the transition, or use otherwise='stay' or 'drop'; nothing was changed",
+            )
+    else:
+        secret = of.upsert.secret
+        if machined.machine.scalar:
+            records = to_records(events, kind_of(machined.schema, machined.asked))
+            made = machined.scalar(of.steps, action, records, held, secret, key)
+        else:
+            chains = Chains(of.steps, action)
+            made = machined.vector(chains, picked(events, chains.rows), held, secret, key)
+        there = np.asarray(made.is_valid())
+    of.taken.live[:] = there
+    return {field.name: made}

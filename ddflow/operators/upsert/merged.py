@@ -1,0 +1,280 @@
+"""The upsert operator over partial rows: events are folded into full rows, and those are judged like any others.
+
+Invariant: for each key and time with events one full row comes out of the fold, or a deletion; it wins over what is
+held by definition, so from there on all is as with full rows: one net change, the retraction takes the stored row, a
+row that is equal is a no-op.  The journey: walk (who is folded, who is skipped), fold column by column, gather each
+cell from where it is, derive, judge.  Why that is not trivial: a cell may come from any event of the step or from any
+batch of the state, columns of one row from different ones; and of the events it is the last folded one that gets the
+row's verdict.
+
+>>> import pyarrow as pa
+>>> from ddflow.operators.upsert.events import Sealed
+>>> from ddflow.plan.bind import bind
+>>> from ddflow.columns.hashing import Secret
+>>> from ddflow.plan.merge.merge import Merge
+>>> from ddflow.plan.merge.strategy import sum
+>>> from ddflow.operators.upsert.upsert import Upsert, ints
+>>> from ddflow.plan.spec import Upsert as Spec
+>>> schema = pa.schema({"k": pa.int64(), "n": pa.int64(), "city": pa.string()})
+>>> upsert = Upsert(bind("visits", schema, Spec("k", merge=Merge({"n": sum()}))), Secret(1, 2))
+>>> events = pa.record_batch({"k": [1, 1], "n": [1, 2], "city": ["Bern", None]}, schema)
+>>> merged = upsert.judge(Sealed(events, ints(0, 0), ints(0, 0), ints(0, 1)), ints(0), since=0)
+>>> merged.updates(schema).to_table(schema, None).to_pylist(), merged.verdict.tolist()
+([{'k': 1, 'n': 3, 'city': 'Bern', '_diff': 1}], [5, 7])
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ddflow.columns.hashing import Flags, Ints, Words, validity, value_hashes
+from ddflow.columns.rows import Rows
+from ddflow.columns.sorting import Sorted
+from ddflow.kernels.fold import LAST as LATEST
+from ddflow.kernels.fold import NOTHING, choose
+from ddflow.kernels.gather import SLOT
+from ddflow.kernels.resolve import FATE, LAST, Rules
+from ddflow.kernels.walk import NONE, ROW, SKIP, TAKE
+from ddflow.operators.upsert import machined, own
+from ddflow.operators.upsert.folds import fold
+from ddflow.operators.upsert.walking import LATER, Walking
+from ddflow.plan.merge.bound import Column
+
+
+class Merged(Walking):
+    """The outcome of one step's events of one source that merges."""
+
+    def _weigh(self, since: int) -> None:
+        """Fold the events; from here on `by`, `mark`, `words` and `value` are of the rows that were made."""
+        self._begin()
+        self._make()
+        while self.times.size > 1 and not self.upsert.bound.spec.compares_all and self._let_go():
+            self._make()
+        self._stand_in()
+        expiring = self.upsert.expiring
+        self.rules = Rules(0, LAST, False, self.order.keeps, since, True, expiring is not None and expiring.forgets)
+
+    def _make(self) -> None:
+        """Fold all columns, and put the rows together that they make."""
+        arranged, merging, spec = self.upsert.arranged, self.merging, self.upsert.bound.spec
+        first = self.steps.permutation.take(self.steps.moments[:-1]).astype(np.int64)
+        columns: dict[str, pa.Array] = {}
+        for field in arranged.schema:
+            if field.name in spec.key:
+                columns[field.name] = self._cell(first, field)
+        columns |= self._orders()
+        folded = own.columns(self) if merging.function is not None else None
+        if merging.machine is not None:
+            columns |= {name: self._cell(each, merging.machine.column) for name, each in machined.columns(self).items()}
+        for column in merging.columns:
+            made = self._folded(column) if folded is None else folded[column.name]
+            columns[column.name] = self._cell(made, column.field)
+        row = self.upsert.bound.row_schema
+        for field, _ in merging.derived:
+            columns[field.name] = pa.nulls(first.size, field.type)
+        for field, expression in merging.derived:
+            batch = pa.RecordBatch.from_arrays([columns[name] for name in row.names], schema=row)
+            columns[field.name] = derived_column(expression(batch), field)
+        self.made = pa.RecordBatch.from_arrays(
+            [columns[name] for name in arranged.schema.names], schema=arranged.schema
+        )
+        self.value = value_hashes(self.made.select(self.upsert.bound.tracked), self.upsert.secret)
+
+    def _let_go(self) -> bool:
+        """Let the first moment of each key go whose row is a no-op: the next one folds over what is stored.
+
+        So a moment's events are skipped by the folds; whether there was one.  Only columns that do not count differ.
+        """
+        steps, m = self.steps, self.places.size
+        shown: Words = np.empty(m, np.uint64)
+        shown[self.places] = self.value
+        live, first = self.taken.live != 0, steps.keys[:-1]
+        before, lived = np.empty(m, np.uint64), np.empty(m, np.bool_)
+        before[1:], lived[1:] = shown[:-1], live[:-1]
+        before[first], lived[first] = self.held.value, self.status == ROW
+        same = live & lived & (shown == before) & (self.taken.last >= 0)
+        same[steps.keys[1:] - 1] = False  # nothing comes after the last one of a key
+        key = np.repeat(np.arange(first.size), np.diff(steps.keys))
+        same &= np.maximum.reduceat(self.action != SKIP, steps.moments[:-1], axis=1).any(axis=0)
+        gone = np.flatnonzero(same)
+        gone = gone[np.unique(key[gone], return_index=True)[1]]
+        let_go = np.zeros(m, np.bool_)
+        let_go[gone] = True
+        self.action = np.where(np.repeat(let_go, np.diff(steps.moments)), np.uint8(SKIP), self.action)
+        return bool(gone.size)
+
+    def _folded(self, column: Column) -> Ints | pa.Array:
+        """One merged column by moment: references, or the cells."""
+        events, action = self.sealed.events, self.action[column.group]
+        strategy = column.strategy if not self.merging.cells else LATER.get(column.strategy.name, column.strategy)
+        return fold(
+            strategy,
+            column.field.type,
+            self.steps,
+            action,
+            events.column(column.name),
+            self.merging.had(events, column.name),
+            self._cells(column),
+            self.upsert.secret,
+            self._named,
+            column.name,
+        )
+
+    def _orders(self) -> dict[str, pa.Array]:
+        """The order columns of the row, and those that are kept beside it."""
+        out: dict[str, pa.Array] = {}
+        places, row = pa.array(self.places), self.upsert.bound.row_schema
+        kept = {name: (each, part) for each in self.order.ranks for part, (_, name) in enumerate(each.hidden)}
+        for name, (each, part) in kept.items():
+            field = each.field.with_name(name).with_nullable(True)
+            set_by = self._set_by(each.group, part, name)
+            if self.merging.cells and self.sealed.events.column(each.field.name).null_count:
+                out[name] = self._inheriting(set_by[self.places], each.field, field)
+            else:
+                out[name] = self._cell(set_by, field)
+        for number, group in enumerate(self.merging.groups if not self.merging.cells else self.merging.groups[:1]):
+            for field in group.order:
+                if field.name not in row.names:
+                    continue
+                if self.upsert.bound.spec.merge == "first_row":
+                    out[field.name] = own.first_order(self, field)
+                    continue
+                made = self.order.column(field.name, self.taken.running)
+                if made is None:
+                    name = f"_order_{field.name}"
+                    found = out.get(name)
+                    made = found if found is not None else self._cell(self._set_by(number, 0, field.name), field)
+                    out[field.name] = made.cast(field.type)
+                else:
+                    out[field.name] = made.take(places)
+        return out
+
+    def _inheriting(self, made: Ints, given: pa.Field, kept: pa.Field) -> pa.Array:
+        """Orders of cells, by reference; those of events as they were inherited."""
+        ours = (made >= 0) & (made < 1 << SLOT)
+        mine = own.inherited(self, given).take(pa.array(np.where(ours, made, 0)))
+        return pc.if_else(pa.array(ours), mine, self._gathered(np.where(ours, NOTHING, made), kept))
+
+    def _set_by(self, group: int, part: int, name: str) -> Ints:
+        """References to the rows whose order a group runs by; under versions of cells: its part.  ``name``: held as."""
+        action = self.taken.action[group if not self.merging.cells else max(part - 1, 0)]
+        if self.merging.cells and part < 2:
+            gone = self.gone.take(self.steps.permutation) != 0
+            action = np.where(gone if part == 1 else ~gone, action, SKIP)
+        if not self.merging.cells and group:
+            action = self._raised(group)
+        follows = np.where(action != SKIP, TAKE, SKIP).astype(np.uint8)
+        every = bool(group) or self.merging.cells or name.startswith("_tie_")
+        counts = np.empty(0, np.uint8) if every else validity(self.sealed.events.column(self._plain(name)))
+        held = self._held_references() if name in self.upsert.arranged.schema.names and self.order.keeps else None
+        cells = np.where(self.status != NONE, held, NOTHING) if held is not None and not self.over else None
+        start, walked = cells, self.steps
+        if not self.order.keeps:  # no order is held from one time to the next
+            walked = self.steps._replace(keys=np.arange(self.places.size + 1, dtype=np.int32))
+        if start is None:
+            start = np.full(walked.keys.size - 1, NOTHING)
+        out, none = np.empty(self.places.size, np.int64), np.empty(0, np.int64)
+        choose(walked, follows, counts, none, start, np.ones(start.size, np.uint8), none, LATEST, out)
+        return out
+
+    def _raised(self, group: int) -> Flags:
+        """uint8[n], by place: TAKE for the events whose order is the one that a group runs by after their moment."""
+        steps, span = self.steps, slice(int(self.order.spans[group, 0]), int(self.order.spans[group, 2]))
+        runs = np.repeat(self.taken.running[:, span], np.diff(steps.moments), axis=0)
+        return np.where((self.own[steps.permutation, span] == runs).all(axis=1), TAKE, SKIP)
+
+    def _cell(self, made: Ints | pa.Array, field: pa.Field) -> pa.Array:
+        """A column of the made rows, which are in the order of times."""
+        if isinstance(made, np.ndarray):
+            return self._gathered(made[self.places], field)
+        return made if self.times.size < 2 else made.take(pa.array(self.places))
+
+    def _stand_in(self) -> None:
+        """Let the made rows stand in the place of the events."""
+        steps, m = self.steps, self.places.size
+        at = self.by.starts[:-1]
+        self.event_mark, counts = self.mark, np.diff(steps.keys)
+        high = np.repeat(self.by.high.take(at), counts)
+        low = np.repeat(self.by.low.take(at), counts) if self.by.low.size else self.by.low
+        self.permutation = np.empty(m, np.int32)
+        self.permutation[self.places] = np.arange(m, dtype=np.int32)
+        first = steps.permutation.take(steps.moments[:-1])[self.places]
+        self.mark = (self.mark.take(first) | 1) - self.taken.live[self.places].astype(np.int32)
+        self.by = Sorted(self.permutation, high, low, steps.keys)
+        words = self.taken.running[self.places] if self.order.words else np.empty((m, 0), np.int64)
+        self.words = np.ascontiguousarray(words)
+
+    def _spell(self) -> None:
+        """As of full rows; then each event's own verdict: the last one folded at a time has that of the row."""
+        super()._spell()
+        self._verdict = self.taken.why
+        last = self.taken.last[self.places]
+        acted = last >= 0
+        self._verdict[last[acted]] = ((self.out.fate[acted] >> FATE) & 7).astype(np.uint8)
+        self.counts = np.bincount(self._verdict, minlength=8).astype(np.int64)
+        self.counts -= np.bincount(self._verdict[self.absent], minlength=8)
+
+    def _leave_out(self) -> None:
+        """They have their verdict by now."""
+
+    def _nobodys(self) -> Ints:
+        return np.zeros(8, np.int64)
+
+    @property
+    def verdict(self) -> Flags:
+        """uint8[n]: the verdict of each event."""
+        return self._verdict
+
+    @property
+    def rows(self) -> pa.RecordBatch:
+        """The rows that were made."""
+        return self.made
+
+    @cached_property
+    def payload(self) -> Rows:
+        """The made rows as the arrangement stores them."""
+        return Rows(self.made)
+
+    def _hidden(self, name: str) -> pa.Array:
+        return self.made.column(name)
+
+    def winner_orders(self, rows: Ints) -> list[pa.Array]:
+        """For each of some events, the values of ``order_by`` that its key runs by after that time.  O(events)."""
+        steps, m = self.steps, self.places.size
+        moment = np.full(self.sealed.times.size, -1)
+        moment[steps.permutation] = np.repeat(np.arange(m), np.diff(steps.moments))
+        stands: Ints = np.empty(m, np.int64)
+        stands[self.places] = np.arange(m)
+        none = moment[rows] < 0
+        at, stood = pa.array(moment[rows], mask=none), pa.array(stands[moment[rows]] if m else moment[rows], mask=none)
+        out, running, live = [], self.taken.running, self.taken.live != 0
+        if self.merging.cells:  # of a deleted key the order of its latest delete, which stands behind that of its row
+            wide = self.order.width
+            running = np.where(live[:, None], running[:, :wide], running[:, wide : 2 * wide])
+        for field in self.merging.groups[0].order:
+            made = self.order.column(field.name, running)
+            if made is not None:
+                out.append(made.take(at))
+                continue
+            name = f"_order_{field.name}"
+            if self.merging.cells:
+                of_delete = next(each.hidden[1][1] for each in self.order.ranks if each.field.name == field.name)
+                either = pa.array(live[self.places]), self.made.column(name), self.made.column(of_delete)
+                out.append(pc.if_else(*either).take(stood))
+                continue
+            if name not in self.made.schema.names:  # no order is held from one time to the next
+                set_by = self._set_by(0, 0, field.name)
+                given = self.sealed.events.column(field.name)
+                out.append(given.take(pa.array(set_by, mask=set_by == NOTHING)).take(at))
+                continue
+            out.append(self.made.column(name).take(stood))
+        return out
+
+
+def derived_column(values: pa.Array, field: pa.Field) -> pa.Array:
+    """What a formula gave, as the column that it is for."""
+    return values if values.type == field.type else values.cast(field.type)

@@ -1,0 +1,210 @@
+"""The orders of a merge: words for each group of columns, of events and of what keys hold.
+
+Invariant: words compare left to right as docs/semantics.md says of ``order_by``, ``seq`` and ``tie``, within their
+group; null is smallest.  Why that is not trivial: numbers and times become words for good, while text and decimals
+are kept as columns beside the payload (`hidden`) and ranked anew in each step, with those of the keys it touches, a
+column at a time, since one column may inherit and its neighbour not.  Under versions of cells a key keeps the order
+of its row, of its latest delete and of each cell, each of them like the event's.  Deciding is the kernels'.
+
+>>> import pyarrow as pa
+>>> from ddflow.plan.bind import bind
+>>> from ddflow.plan.spec import Upsert
+>>> schema = pa.schema({"id": pa.int64(), "at": pa.int64(), "by": pa.string(), "v": pa.int64()})
+>>> orders = MergeOrders(bind("o", schema, Upsert("id", groups={"at": ["v"]}, order_by="by")))
+>>> orders.words, orders.spans.tolist(), [field.name for field in orders.hidden]
+(3, [[0, 1, 1], [1, 3, 3]], ['_order_by'])
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.hashing import Flags, Ints, validity
+from ddflow.columns.schema import is_word
+from ddflow.kernels.resolve import FIRST, GREATEST, LAST
+from ddflow.operators.upsert.folds import ranked
+from ddflow.operators.upsert.ordering import LEAST, TIES, Order, column_words, needs_flag, value_of
+from ddflow.plan.bind import Bound
+
+HIDDEN = "_order_"
+OF_DELETE = "_order_delete_"
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A word that must be ranked in each step: of an events' column, beside hidden columns of what keys hold."""
+
+    word: int
+    field: pa.Field
+    group: int
+    breaks: bool
+    """Whether it only breaks ties."""
+    hidden: tuple[tuple[int, str], ...]
+    """The held word and the hidden column that belong to it: one, or under versions of cells one for each part."""
+
+
+class MergeOrders:
+    """``words``: how many a key keeps.  ``width``: how many an event has.  ``spans``, ``columns``: as `kernels.walk`
+    takes them.  ``hidden``: columns beside the payload.  ``base``: how many words decide before ties, in group 0."""
+
+    def __init__(self, bound: Bound) -> None:
+        spec, merging = bound.spec, bound.merging
+        assert merging is not None
+        self.bound, self.merging, self.tie, self.keeps = bound, merging, TIES[spec.tie], spec.keeps_order
+        self.timed = spec.late == "advance"
+        self.seq = spec.seq if self.tie in (LAST, FIRST) else None
+        cells = merging.cells
+        self.parts = len(merging.columns) + 2 if cells else 1
+        self.ordered = len(merging.groups) == 1 or cells or bool(spec.order_by) or self.timed
+        self._sources: list[tuple[pa.Field | str, int, bool]] = []
+        self.ranks: list[Ranked] = []
+        self.hidden: list[pa.Field] = []
+        spans, fields = [], []
+        self._ranked: list[tuple[int, pa.Field, int]] = []
+        self._at: dict[str, tuple[int, int, pa.Field]] = {}
+        # Where an order may be missing, for a cell or for a row that only its groups have one for.
+        self.flags = cells or spec.deletes == "group"
+        for number, group in enumerate(merging.groups[:1] if cells else merging.groups):
+            begin = self.width
+            if number == 0 and self.timed:
+                self._sources.append(("time", 1, False))
+            for field in group.order:
+                first = self.width
+                self._put(field, number, bool(field.nullable), flagged=not number)
+                fields.append((number, first, self.width, int(field.nullable)))
+                self._at[field.name] = first, self.width, field
+            base = self.width
+            if self.tie == GREATEST and not cells and (number or self.ordered):
+                self._sources.append(("gone", 1, True))
+                for field in group.compared:
+                    self._put(field, number, True, tie=True)
+            if self.seq is not None and (number or self.ordered):
+                self._sources.append(("seq", 1, True))
+            spans.append((begin, base, self.width))
+        self.spans, self.columns = np.array(spans, np.int64), np.array(fields, np.int64).reshape(-1, 4)
+        self.base = int(self.spans[0, 1])
+        self.words = self.width * self.parts if self.keeps else 0
+        self._hide(cells)
+
+    @property
+    def width(self) -> int:
+        """Words of an event."""
+        return sum(max(words, 1) for _, words, _ in self._sources)
+
+    def _put(self, field: pa.Field, group: int, nullable: bool, tie: bool = False, flagged: bool = False) -> None:
+        """One more column: its words, or the place of a rank."""
+        # What was never set is the least word: where a value or null may be that, too, a flag tells them apart.
+        may_be_least = nullable or (is_word(field.type) and needs_flag(field.with_nullable(True)))
+        field, flagged = field.with_nullable(nullable), flagged and self.flags and may_be_least
+        if is_word(field.type):
+            self._sources.append((field, 1 + (flagged or needs_flag(field)), tie))
+        else:
+            if flagged:
+                self._sources.append((field, 0, tie))
+            self._ranked.append((self.width, field, -1 - group if tie else group))
+            self._sources.append(("rank", 1, tie))
+
+    def _hide(self, cells: bool) -> None:
+        """Name the hidden columns of what has to be ranked."""
+        for word, field, group in self._ranked:
+            names = []
+            for part in range(self.parts if self.keeps else 0):
+                tie, number = group < 0, -1 - group if group < 0 else group
+                name = f"_tie_{number}_{field.name}" if tie else f"{HIDDEN}{field.name}"
+                if cells and part:
+                    of = "delete" if part == 1 else self.merging.columns[part - 2].name
+                    name = f"{HIDDEN}{part}_{of}_{field.name}"
+                names.append((part * self.width + word, name))
+                self.hidden.append(field.with_name(name).with_nullable(True))
+            self.ranks.append(Ranked(word, field, -1 - group if group < 0 else group, group < 0, tuple(names)))
+
+    def of(self, events: pa.RecordBatch, original: Ints | None, gone: Flags) -> Ints:
+        """int64[n, width]: the words of events; those that must be ranked are 0 until `rank` writes them.  O(n)."""
+        columns: list[Ints] = []
+        n, here = events.num_rows, gone == 0
+        for source, wide, tie in self._sources:
+            if isinstance(source, pa.Field) and not wide:
+                present = validity(events.column(source.name))
+                columns.append(present.astype(np.int64) if present.size else np.ones(n, np.int64))
+            elif isinstance(source, pa.Field):
+                words = column_words(events.column(source.name), source, wide == 2)
+                columns.extend(np.where(here, w, 0) if tie else w for w in words)
+            elif source == "time":
+                assert original is not None
+                columns.append(original)
+            elif source == "gone":
+                columns.append(here.astype(np.int64))
+            elif source == "seq":
+                assert self.seq is not None
+                word = column_words(events.column(self.seq), pa.field(self.seq, pa.int64(), nullable=False))[0]
+                columns.append(~word if self.tie == FIRST else word)
+            else:
+                columns.append(np.zeros(n, np.int64))
+        return np.ascontiguousarray(np.stack(columns, axis=1)) if columns else np.empty((n, 0), np.int64)
+
+    def rank(self, events: pa.RecordBatch, gone: Flags, order: Ints, held: pa.Table | None, held_order: Ints) -> None:
+        """Write the ranked words of events and of what keys hold, in place.
+
+        ``held``: the hidden columns of all keys, null for those that hold nothing; ``held_order``: int64[g, words].
+        O((n + g) log).
+        """
+        for each in self.ranks:
+            column = events.column(each.field.name)
+            parts = [held.column(name).combine_chunks() for _, name in each.hidden] if held is not None else []
+            olds = (
+                pa.concat_arrays([p.chunk(0) if isinstance(p, pa.ChunkedArray) else p for p in parts])
+                if parts
+                else pa.nulls(0, column.type)
+            )
+            words, held_words = ranked(column, olds)
+            words, held_words = _or_least(words, column), _or_least(held_words, olds)
+            # Two deletes are equal, whatever else is in their rows: the first tie word says which is one.
+            says = int(self.spans[each.group, 1])
+            order[:, each.word] = np.where(gone == 0, words, 0) if each.breaks else words
+            g = held_order.shape[0]
+            for i, (word, _) in enumerate(each.hidden if held is not None else ()):
+                its = held_words[i * g : (i + 1) * g]
+                held_order[:, word] = np.where(held_order[:, says] != 0, its, 0) if each.breaks else its
+
+    def inherits(self, events: pa.RecordBatch) -> bool:
+        """Whether some event lacks an order column of the row.  O(1)."""
+        return any(events.column(field.name).null_count for field in self.merging.groups[0].order)
+
+    def column(self, name: str, running: Ints) -> pa.Array | None:
+        """An order column of the row, as running orders say: int64[m, words] of `kernels.walk`.  O(m).
+
+        None for one that is ranked, and so kept beside the payload.
+        """
+        begin, end, field = self._at[name]
+        if not is_word(field.type):
+            return None
+        return value_of([np.ascontiguousarray(running[:, word]) for word in range(begin, end)], field)
+
+    @property
+    def fields(self) -> list[pa.Field]:
+        """The order columns of the row."""
+        return list(self.merging.groups[0].order)
+
+    def values(self, words: Ints, hidden: pa.Table | None) -> list[pa.Array]:
+        """The values of the row's order columns again: from kept words int64[m, words], or from the kept columns."""
+        out = []
+        for field in self.fields:
+            made = self.column(field.name, words)
+            if made is None:
+                assert hidden is not None, "ranked order columns are kept beside the payload"
+                made = hidden.column(HIDDEN + field.name)
+            out.append(made)
+        return out
+
+
+def orders(bound: Bound) -> Order | MergeOrders:
+    """The order of a source's events: one, or one for each group of columns.  O(columns)."""
+    return Order(bound) if bound.merging is None else MergeOrders(bound)
+
+
+def _or_least(words: Ints, column: pa.Array) -> Ints:
+    present = validity(column)
+    return np.where(present != 0, words, LEAST) if present.size else words

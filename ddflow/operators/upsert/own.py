@@ -1,0 +1,205 @@
+"""Mergers of one's own in a step: what the function is given, and the columns that come of it.
+
+Invariant: it sees rows as they are or would be stored: keys, orders that are inherited where the event has none, merged
+columns; derived ones are null, for they are made of what it gives.  So the same events in other steps give it the same.
+Why that is not trivial: the running order is a word, or a column that is ranked, and the event that set it may be a
+delete, or of an earlier step.  Calling it is ``merging.rounds``', or a compiled loop's.
+
+>>> import pyarrow.compute as pc
+>>> from ddflow.operators.upsert.events import Sealed
+>>> from ddflow.plan.bind import bind
+>>> from ddflow.columns.hashing import Secret
+>>> from ddflow.plan.merge.merge import Merge
+>>> from ddflow.operators.upsert.upsert import Upsert, ints
+>>> from ddflow.plan.spec import Upsert as Spec
+>>> schema = pa.schema({"k": pa.int64(), "n": pa.int64()})
+>>> def product(held, given):
+...     return given.set_column(1, "n", pc.multiply(held["n"], given["n"]))
+>>> upsert = Upsert(bind("visits", schema, Spec("k", merge=Merge(function=product))), Secret(1, 2))
+>>> events = pa.record_batch({"k": [1, 1, 1], "n": [5, 2, 3]}, schema)
+>>> merged = upsert.judge(Sealed(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
+>>> merged.updates(schema).to_table(schema, None).to_pylist()
+[{'k': 1, 'n': 30, '_diff': 1}]
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ddflow.columns.hashing import Ints, validity
+from ddflow.columns.rows import shown_row
+from ddflow.errors import MergerFailed
+from ddflow.kernels.fold import LAST as LATEST
+from ddflow.kernels.fold import NOTHING, Walked, choose
+from ddflow.kernels.gather import SLOT
+from ddflow.kernels.scalars import CHANGED, FINE, NULL, merger, records
+from ddflow.kernels.walk import CLEAR, NONE, ROW, SKIP, TAKE
+from ddflow.operators.upsert.folds import Cells, fold
+from ddflow.plan.merge.bound import Column
+from ddflow.plan.merge.chains import Chains
+from ddflow.plan.merge.records import NULL as NULL_FLAG
+from ddflow.plan.merge.records import column_of, fields_of, fits, kind_of, to_records
+from ddflow.plan.merge.rounds import Merger, joined, named, picked
+from ddflow.plan.merge.strategy import first, last_non_null
+
+if TYPE_CHECKING:
+    from ddflow.operators.upsert.merged import Merged
+
+
+def columns(of: Merged) -> dict[str, Ints | pa.Array]:
+    """The merged columns by moment: references, or cells, as `merging.folds.fold` gives them.
+
+    O(events) and what the function takes.  Raises `MergerFailed`, with nothing changed.
+    """
+    if of.merging.scalar:
+        return _scalar(of)
+    fixed = _fixed(of)
+    derived = {field.name for field, _ in of.merging.derived}
+    row = of.upsert.bound.row_schema
+    schema = pa.schema([f.with_nullable(f.nullable or f.name in derived) for f in row])
+    chains = Chains(of.steps, of.action[0])
+    count = int(chains.offsets[1]) if len(chains) else 0
+    keys = chains.keys[:count]
+    held = _held(of, schema, keys)
+    given = picked(_given(of, schema), chains.rows)
+    assert of.merging.function is not None
+    made = Merger(of.merging.function, of.upsert.bound.name, schema, fixed, of.upsert.secret).run(
+        chains, given, held, of.cells[keys] != NOTHING
+    )
+    ends = made.num_rows
+    still = np.flatnonzero(chains.shown >= ends)
+    if still.size:
+        # Moments in which nothing was folded show what their key holds.
+        rest = _held(of, schema, chains.shown[still] - ends)
+        chains.shown[still] = ends + np.arange(still.size)
+        made = joined([made, rest], made.schema)
+    return {each.name: made.column(each.name).take(pa.array(chains.shown)) for each in of.merging.columns}
+
+
+def _fixed(of: Merged) -> list[str]:
+    """The columns that no function may change: those of the key, and of the order as far as it is in the row."""
+    names = [*of.upsert.bound.spec.key, *(field.name for field in of.merging.groups[0].order)]
+    return [name for name in of.upsert.bound.row_schema.names if name in names]
+
+
+def _held(of: Merged, schema: pa.Schema, keys: Ints) -> pa.RecordBatch:
+    """The rows that some keys hold; null for those that hold none."""
+    derived = {field.name for field, _ in of.merging.derived}
+    found = [pa.nulls(keys.size, f.type) if f.name in derived else of._gathered(of.cells[keys], f) for f in schema]
+    return pa.RecordBatch.from_arrays(found, schema=pa.schema([field.with_nullable(True) for field in schema]))
+
+
+def _given(of: Merged, schema: pa.Schema) -> pa.RecordBatch:
+    """The events as rows."""
+    events, derived = of.sealed.events, {field.name for field, _ in of.merging.derived}
+    orders = {field.name: field for field in of.merging.groups[0].order}
+    out = []
+    for field in schema:
+        if field.name in derived:
+            out.append(pa.nulls(events.num_rows, field.type))
+        elif field.name in orders:
+            out.append(inherited(of, orders[field.name]))
+        else:
+            out.append(events.column(field.name))
+    return pa.RecordBatch.from_arrays(out, schema=pa.schema([field.with_nullable(True) for field in schema]))
+
+
+def inherited(of: Merged, field: pa.Field) -> pa.Array:
+    """An order column of the events; where it is null, what their key ran by before.  O(n), nothing without one."""
+    column, steps, n = of.sealed.events.column(field.name), of.steps, of.sealed.times.size
+    if not column.null_count:
+        return column
+    kept, cells = of.order.keeps, of.merging.cells
+    begins = steps.moments[steps.keys] if kept else steps.moments
+    places = steps.permutation.size  # fewer than events, where some decide nothing
+    each = Walked(steps.permutation, np.arange(places + 1, dtype=np.int32), begins)
+    g, action = of.status.size, of.taken.action[0]
+    known = (of.status == ROW if cells else of.status != NONE) & (not of.over)
+    start = np.where(known, n + np.arange(g), NOTHING) if kept else np.full(begins.size - 1, NOTHING)
+    follows = np.where(action != SKIP, TAKE, SKIP).astype(np.uint8)
+    if cells:  # the row's order is that of live events, and goes with it
+        gone = of.gone.take(steps.permutation) != 0
+        follows = np.where(gone, np.where(action == CLEAR, CLEAR, SKIP), follows).astype(np.uint8)
+    none, out = np.empty(0, np.int64), np.empty(places, np.int64)
+    choose(each, follows, validity(column), none, start, np.ones(start.size, np.uint8), none, LATEST, out)
+    before = np.concatenate([np.full(1, NOTHING), out[:-1]])
+    before[begins[:-1]] = start
+    own = steps.permutation.astype(np.int64)
+    found: Ints = np.full(n, NOTHING)
+    found[steps.permutation] = np.where(validity(column).take(own) != 0, own, before)
+    values = of.order.column(field.name, of.held.order) if kept else None
+    if values is None:
+        hidden = of._held_table()
+        values = pa.nulls(g, field.type) if hidden is None else hidden.column(f"_order_{field.name}").combine_chunks()
+    values = values.chunk(0) if isinstance(values, pa.ChunkedArray) else values
+    both = pa.concat_arrays([column, values.cast(field.type)])
+    return both.take(pa.array(found, mask=found == NOTHING))
+
+
+def first_order(of: Merged, field: pa.Field) -> pa.Array:
+    """An order column of rows of which the first event made all: that event's own, or what it inherited.  O(events)."""
+    made = of._folded(Column(field.name, first(), field, 0))
+    assert isinstance(made, np.ndarray)
+    at = made[of.places]
+    ours = (at >= 0) & (at < 1 << SLOT)
+    mine = inherited(of, field).take(pa.array(np.where(ours, at, 0)))
+    return pc.if_else(pa.array(ours), mine, of._gathered(at, field))
+
+
+def _scalar(of: Merged) -> dict[str, Ints | pa.Array]:
+    """By a compiled loop; columns that records do not have are folded by ``dd.last_non_null()``."""
+    bound, function, steps = of.upsert.bound, of.merging.function, of.steps
+    derived = {field.name for field, _ in of.merging.derived}
+    asked = f"the merger {named(function)} of {bound.name!r}"
+    schema = pa.schema([field for field in bound.row_schema if field.name not in derived and fits(field.type)])
+    kind, fixed = kind_of(schema, asked), _fixed(of)
+    live = (of.cells != NOTHING).view(np.uint8).copy()
+    held = to_records(_held(of, schema, np.arange(live.size)), kind)
+    given, made = to_records(_given(of, schema), kind), np.zeros(of.places.size, kind)
+    required = [field.name for field in schema if not field.nullable]
+    try:
+        code, row = merger(function, kind)(
+            *steps,
+            of.action[0],
+            records(held),
+            live,
+            records(given),
+            records(made),
+            fields_of(kind, fixed, required),
+            records(np.zeros(3, kind)),
+        )
+    except Exception as error:
+        found = f"it raised {type(error).__name__}: {str(error)[:500]}"
+        raise MergerFailed(asked, found, "mend it; nothing was changed") from error
+    if code != FINE:
+        key = shown_row(of.sealed.events.select(list(bound.spec.key)), int(row))
+        found, remedy = {
+            CHANGED: (f"it changed one of {fixed}", "leave key and order columns as they are given"),
+            NULL: (f"it left null in one of {required}", "set what may not be null, and its flag to False"),
+        }[code]
+        raise MergerFailed(asked, f"for the key {key} {found}", f"{remedy}; nothing was changed")
+    for name in schema.names:
+        made[name + NULL_FLAG] |= of.taken.live == 0
+    out: dict[str, Ints | pa.Array] = {}
+    for each in of.merging.columns:
+        if each.name in schema.names:
+            out[each.name] = column_of(made, each.field)
+        else:
+            events, cells = of.sealed.events, of._cells(each)
+            out[each.name] = fold(
+                last_non_null(),
+                each.field.type,
+                of.steps,
+                of.action[0],
+                events.column(each.name),
+                np.empty(0, np.uint8),
+                Cells(cells.references, cells.values),
+                of.upsert.secret,
+                of._named,
+                each.name,
+            )
+    return out

@@ -1,0 +1,251 @@
+"""A step's events, walked: what is folded of them, in which order, and where their cells and the held ones are.
+
+Invariant: events stand by key and time (a *moment*), within it in the order of the fold; the walk has said of each what
+it does to each group of columns, and which order words its key goes on with.  Why that is not trivial: which kernel
+walks depends on what the orders are (one row's, of groups, of cells), all of them must say the same; words that last
+for one step only are ranked here, together with those of the keys that are held; and cells are gathered from events,
+batches of the state, and nothing at all.  What becomes of the columns is ``merged``'s.
+
+>>> sorted(LATER)
+['first', 'first_non_null']
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.hashing import Flags, Ints, Narrow, validity
+from ddflow.columns.rows import Rows, Sources, gather_column, shown_row
+from ddflow.errors import TieRefused
+from ddflow.kernels.fold import NOTHING, Walked
+from ddflow.kernels.resolve import FORGOTTEN, GREATEST, LAPSED, LAST, LIVE, OCCUPIED
+from ddflow.kernels.walk import GRAVE, NONE, ROW, Rule, Taken, walk_groups
+from ddflow.kernels.walk_cells import EARLIEST, EVERY, LATEST, Values, walk_cells
+from ddflow.kernels.walk_cells_plain import walk_cells_plain
+from ddflow.kernels.walk_row import walk_row
+from ddflow.operators.upsert.fold_lists import present as present_of
+from ddflow.operators.upsert.folds import Cells, ranked
+from ddflow.operators.upsert.orders import MergeOrders
+from ddflow.operators.upsert.upsert import Judgement
+from ddflow.plan.merge.bound import Column
+from ddflow.plan.merge.strategy import ORDER_FREE, last, last_non_null
+
+LATER = {"first": last(), "first_non_null": last_non_null()}
+"""Under versions of cells the walk takes an earlier event, and what it takes replaces what was there."""
+
+
+class Walking(Judgement):
+    """What the fold of one step's events begins with."""
+
+    def _begin(self) -> None:
+        """Walk the events; nothing is folded yet."""
+        order, merging = self.upsert.order, self.upsert.bound.merging
+        assert isinstance(order, MergeOrders) and merging is not None
+        self.order, self.merging = order, merging
+        self.over = self.upsert.contents is not None
+        held = self.held.reference
+        unheld = (held == 0) | (held & LAPSED != 0)
+        self.status = np.where(unheld, NONE, np.where(held & LIVE != 0, ROW, GRAVE)).astype(np.uint8)
+        self.steps = self._steps(order)
+        self.places = self._places()
+        live = self.status == (ROW if not self.over else 255)
+        self.cells = np.where(live, held & ~np.int64(OCCUPIED | LIVE), NOTHING)
+        self._walk()
+        self.action = self.taken.action
+        """What folds see: the walk's, but for moments whose row was let go."""
+
+    def _steps(self, order: MergeOrders) -> Walked:
+        """The events by key and time, in the order in which they are folded."""
+        by, n = self.by, self.sealed.times.size
+        self.own = order.of(self.sealed.events, self.sealed.original, self.gone)
+        if order.ranks:
+            order.rank(self.sealed.events, self.gone, self.own, self._held_table(), self.held.order)
+        permutation, g = by.permutation, by.starts.size - 1
+        if self.times.size < 2:
+            moments, keys = by.starts, np.arange(g + 1, dtype=np.int32)
+        else:
+            rank = self.mark.take(permutation) >> 1
+            begins = np.ones(n, np.bool_)
+            begins[1:] = rank[1:] != rank[:-1]
+            begins[by.starts[:-1]] = True
+            moments = np.append(np.flatnonzero(begins), n).astype(np.int32)
+            keys = np.searchsorted(moments, by.starts).astype(np.int32)
+        if self.upsert.bound.spec.holds_back and order.base + (order.seq is not None) and moments.size <= n:
+            permutation = self._in_effect(order, permutation, moments)
+        return Walked(permutation, moments, keys)
+
+    def _in_effect(self, order: MergeOrders, permutation: Narrow, moments: Narrow) -> Narrow:
+        """The events of each moment in effective order: base words, sequence, arrival."""
+        at = permutation
+        columns = [self.own[at, w] for w in range(order.base)]
+        if order.seq is not None:
+            word = self.own[at, int(order.spans[0, 2]) - 1]
+            columns.append(word if order.tie == LAST else ~word)
+        moment = np.repeat(np.arange(moments.size - 1), np.diff(moments))
+        return at[np.lexsort((*reversed(columns), moment))]
+
+    def _places(self) -> Ints:
+        """int64[m]: the moments in the order of times, in which rows stand from now on."""
+        rank = self.mark.take(self.steps.permutation.take(self.steps.moments[:-1])) >> 1
+        return np.argsort(rank, kind="stable") if self.times.size > 1 else np.arange(rank.size)
+
+    def _walk(self) -> None:
+        """Who is folded, who is skipped, and by which order each key goes on."""
+        order, events, spec = self.order, self.sealed.events, self.upsert.bound.spec
+        n, m = self.sealed.times.size, self.steps.moments.size - 1
+        groups, words = len(self.merging.groups), order.width * order.parts
+        places = self.steps.permutation.size
+        self.taken = Taken(
+            np.empty((groups, places), np.uint8),
+            np.empty(n, np.uint8),
+            np.empty((m, words), np.int64),
+            np.empty(m, np.uint8),
+            np.empty(m, np.int64),
+        )
+        self.taken.why[self.left] = FORGOTTEN
+        rule = Rule(order.tie, order.keeps, order.ordered, spec.deletes == "group", self.over, order.inherits(events))
+        scratch = np.empty((4, words + groups), np.int64)
+        if self.merging.cells and self._plain_cells(rule):
+            walk_cells_plain(
+                self.steps, self.own, self.gone, self.status, self.held.order, self._gives(), self.over, self.taken
+            )
+            return
+        if self.merging.cells:
+            refused = walk_cells(
+                self.steps,
+                self.own,
+                self.gone,
+                self.status,
+                self.held.order,
+                self._gives(),
+                self._kinds(),
+                order.columns,
+                rule,
+                order.base,
+                self._values(),
+                scratch,
+                self.taken,
+            )
+        elif groups == 1:
+            refused = walk_row(
+                self.steps,
+                self.own,
+                self.gone,
+                self.status,
+                self.held.order,
+                order.base,
+                order.columns,
+                rule,
+                self.taken,
+            )
+        else:
+            refused = walk_groups(
+                self.steps,
+                self.own,
+                self.gone,
+                self.status,
+                self.held.order,
+                order.spans,
+                order.columns,
+                rule,
+                scratch,
+                self.taken,
+            )
+        if refused >= 0:
+            self._refuse(refused)
+
+    def _plain_cells(self, rule: Rule) -> bool:
+        """Whether cells are compared by one column without nulls, and only the latest of each counts."""
+        columns, width = self.order.columns, self.order.width
+        single = width == 1 or (len(columns) == 1 and width == columns[0, 2] - columns[0, 1])
+        return single and rule.tie == LAST and not rule.inherits and not self._kinds().any()
+
+    def _kinds(self) -> Ints:
+        """int64[cells]: which events give a cell its value."""
+        names = [column.strategy.name for column in self.merging.columns]
+        return np.array([EARLIEST if name in LATER else LATEST if name in ORDER_FREE else EVERY for name in names])
+
+    def _gives(self) -> Flags:
+        """uint8[cells, n]: whether an event gives each cell a value."""
+        events, out = self.sealed.events, np.ones((len(self.merging.columns), self.sealed.times.size), np.uint8)
+        for i, column in enumerate(self.merging.columns):
+            had = self.merging.had(events, column.name)
+            present = had if column.strategy.name in ("last", "first") else present_of(events.column(column.name))
+            if present.size:
+                out[i] = present
+        return out
+
+    def _values(self) -> Values:
+        """The cells as words, where a tie is decided by them."""
+        cells, n, g = len(self.merging.columns), self.sealed.times.size, self.status.size
+        if self.order.tie != GREATEST:
+            nothing = np.empty((cells, 0), np.int64), np.empty((cells, 0), np.uint8)
+            return Values(*nothing, *nothing)
+        out = Values(
+            np.zeros((cells, n), np.int64),
+            np.ones((cells, n), np.uint8),
+            np.zeros((cells, g), np.int64),
+            np.ones((cells, g), np.uint8),
+        )
+        for i, column in enumerate(self.merging.columns):
+            given, held = self.sealed.events.column(column.name), self._cells(column).values()
+            out.word[i], out.held[i] = ranked(given, held)
+            for flags, of in ((out.there[i], given), (out.had[i], held)):
+                if of.null_count:
+                    flags[:] = validity(of)
+        return out
+
+    def _cells(self, column: Column) -> Cells:
+        """What keys hold of a column when the step begins."""
+        return Cells(self.cells, lambda: self._gathered(self.cells, column.field))
+
+    def _plain(self, name: str) -> str:
+        """The column of events that a hidden column keeps."""
+        return next((each.field.name for each in self.order.ranks if name in [n for _, n in each.hidden]), name)
+
+    def _held_references(self) -> Ints:
+        return self.held.reference & ~np.int64(OCCUPIED | LIVE)
+
+    def _held_table(self) -> pa.Table | None:
+        """The hidden columns of all keys; null for those that hold nothing."""
+        if not self.order.hidden:
+            return None
+        references = np.where(self.status != NONE, self._held_references(), NOTHING)
+        return pa.table({f.name: self._gathered(references, f) for f in self.order.hidden})
+
+    @cached_property
+    def _from(self) -> tuple[Sources, int]:
+        """Where cells come from: the events at 0, the batches, and a row of nulls; its number."""
+        arranged, events = self.upsert.arranged, self.sealed.events
+        n, columns = events.num_rows, []
+        for field in arranged.schema:
+            name = field.name if field.name in events.schema.names else self._plain(field.name)
+            column = events.column(name) if name in events.schema.names else pa.nulls(n, field.type)
+            columns.append(column if column.type == field.type else pa.nulls(n, field.type))
+        schema = pa.schema([f.with_nullable(True) for f in arranged.schema])
+        sources = arranged.sources(Rows(pa.RecordBatch.from_arrays(columns, schema=schema)))
+        none = len(sources.rows)
+        sources.put(none, Rows(pa.RecordBatch.from_arrays([pa.nulls(1, f.type) for f in schema], schema=schema)))
+        return sources, none
+
+    def _gathered(self, references: Ints, field: pa.Field) -> pa.Array:
+        """Cells by reference, NOTHING for null."""
+        sources, none = self._from
+        return gather_column(sources, np.where(references == NOTHING, none << 40, references), field)
+
+    def _named(self, group: int) -> str:
+        row = int(self.steps.permutation[self.steps.moments[self.steps.keys[group]]])
+        return str(shown_row(self.sealed.events.select(list(self.upsert.bound.spec.key)), row))
+
+    def _refuse(self, row: int) -> None:
+        bound, events = self.upsert.bound, self.sealed.events
+        names = [field.name for group in self.merging.groups for field in group.order]
+        key, order = (shown_row(events.select(list(dict.fromkeys(names))), row) for names in (bound.spec.key, names))
+        raise TieRefused(
+            f"a step of {bound.name!r}",
+            f"the key {key} has another event of the order {order}, at time {self.sealed.times[row]}",
+            "mend the feed, or choose tie='last', 'first' or 'greatest'; nothing was changed",
+        )

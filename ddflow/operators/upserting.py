@@ -1,0 +1,384 @@
+"""Differences back to upserts: per key and time at most one, which says what the key holds from then on.
+
+Invariant: whoever keeps the last upsert of each key, a deleted one none, has after each time what the updates add up
+to, as far as one row a key can tell; and where a key holds several rows, that is an error which names them, unless
+``on_conflict`` says what shows.  Why that is not trivial: no update tells what else its key holds.  A row hidden behind
+a greater one must show again when that one goes, though no update at that time names it; so all rows that live are
+held here, the hidden ones too, with their multiplicities.  A collection that has no key is not given one by this; nor
+is anything written anywhere: that is whoever takes the upserts.  (The inverse of McSherry's "Upserts in differential
+dataflow", which leaves it open.)
+
+>>> import pyarrow as pa
+>>> diffs = pa.table({"id": [1, 1, 1, 1], "city": ["Bern", "Bern", "Chur", "Chur"], "_time": [0, 4, 4, 5],
+...                   "_diff": [1, -1, 1, -1]})
+>>> for upsert in to_upserts(diffs, "id").to_pylist():
+...     print(upsert)
+{'id': 1, 'city': 'Bern', '_time': 0, '_deleted': False}
+{'id': 1, 'city': 'Chur', '_time': 4, '_deleted': False}
+{'id': 1, 'city': None, '_time': 5, '_deleted': True}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.arena import Arena
+from ddflow.columns.hashing import Ints, Narrow, Secret, identities, is_wide, value_hashes
+from ddflow.columns.names import column_names
+from ddflow.columns.rows import Rows, Sources, dense_ranks, gather, gather_column, shown_row
+from ddflow.columns.schema import (
+    DIFF,
+    TIME,
+    check_names,
+    conform,
+    did_you_mean,
+    empty,
+    is_flat,
+    is_key,
+    is_time,
+    normal_type,
+    one_chunk,
+    to_table,
+)
+from ddflow.columns.sorting import Sorted, sort
+from ddflow.errors import DdflowError, NotArrow, NotHeld, NotUnique, SchemaMismatch, SpecError, TimeWentBack
+from ddflow.kernels import upserts as kernels
+from ddflow.kernels.gather import SLOT
+from ddflow.operators.held_rows import NULLS, STEP, Candidates, Change, HeldRows
+from ddflow.operators.updates import Updates, few, ints, overflow, time_column
+
+DELETED, ROWS = "_deleted", "rows"
+Conflicts = Literal["error", "greatest", "all"]
+UPDATES = "updates"
+"""The input, as messages call it."""
+NO_SECRET = Secret(0, 0)
+"""For an order that must be the same for all, and need not be safe from crafted rows."""
+
+
+def to_upserts(
+    diffs: Any, key: str | Sequence[str], on_conflict: Conflicts = "error", *, secret: Secret | None = None
+) -> pa.Table:
+    """What `ToUpserts` makes of all steps: the row's columns, ``_time`` and ``_deleted``, by ascending time.
+
+    ``diffs``: a table of updates, anything else that speaks Arrow, or an iterable of these, step after step.
+    O(updates) expected.  Raises what `ToUpserts.step` does, and `NotArrow` when there is no step at all.
+    """
+    back = ToUpserts(key, on_conflict, secret=secret)
+    if hasattr(diffs, "__arrow_c_stream__") or hasattr(diffs, "__arrow_c_array__"):
+        return back.step(diffs)
+    if not isinstance(diffs, Iterable) or isinstance(diffs, str | bytes | dict):
+        raise NotArrow(
+            "updates to turn into upserts",
+            f"{type(diffs).__name__} does not speak Arrow",
+            "give a table of updates, or an iterable of such",
+        )
+    tables = [back.step(step) for step in diffs]
+    if not tables:
+        raise NotArrow("updates to turn into upserts", "there is no step that tells of columns", "give an empty table")
+    return pa.concat_tables(tables)
+
+
+class ToUpserts:
+    """Turns a stream of updates, step after step, into upserts by ``key``.
+
+    ``on_conflict``: when a key holds more than one row, or one more than once: ``"error"`` refuses the step;
+    ``"greatest"`` shows the greatest row, column by column (null smallest, NaN largest), and what it hides when it
+    goes; ``"all"`` gives the key's columns and ``rows``, a list of all rows of the key: structs of the other columns
+    and ``_diff``, how often it is there.  ``secret``: what rows are identified with, by default a fresh one; no result
+    depends on it.  Holds all rows that live: O(rows) memory, some 70 bytes beside a row's own.  Raises `SpecError`.
+    """
+
+    def __init__(
+        self, key: str | Sequence[str], on_conflict: Conflicts = "error", *, secret: Secret | None = None
+    ) -> None:
+        self.key = column_names(key, "dd.ToUpserts", "key")
+        self.on_conflict, self.secret, self.arena = on_conflict, secret or Secret.fresh(), Arena()
+        asked = f"upserts by {list(self.key)}"
+        if not self.key or len(set(self.key)) < len(self.key):
+            raise SpecError(asked, "a key is one column or more, each once", "name the columns of the key")
+        if on_conflict not in get_args(Conflicts):
+            raise SpecError(
+                f"on_conflict={on_conflict!r}",
+                "there is no such rule",
+                did_you_mean(str(on_conflict), get_args(Conflicts)),
+            )
+        self.schema: pa.Schema | None = None
+        self.last: int | None = None
+
+    def __len__(self) -> int:
+        """How many rows are held, hidden ones too, each once."""
+        return self.held.rows if self.schema else 0
+
+    def step(self, diffs: Any) -> pa.Table:
+        """The upserts of some updates, by ascending time; within a time in the order in which keys come in ``diffs``.
+
+        ``diffs``: row columns, ``_time`` and ``_diff``; in any order, consolidated or not, but the times above those of
+        the step before, and all updates there ever were: a step may be what a collection held at first.  Returns the
+        row's columns (under ``"all"`` the key's and ``rows``), ``_time``, ``_deleted``; of a deleted key all but the
+        key is null.  O(updates, and the rows that their keys hold) expected; O(log of these) more where rows are
+        compared.  Nothing has changed when it raises: `NotUnique`, `NotHeld` (a row is retracted that is not there),
+        `TimeWentBack`, `SchemaMismatch`, `SpecError` (a type), `CountOverflow`, `NotArrow`, `TooLarge`.
+        """
+        table = to_table(diffs, UPDATES, pa.schema([]))
+        declared = self.schema or self._bound(table.schema)
+        updates = self._ordered(conform(table, declared, UPDATES, declared.names), declared)
+        if self.schema is None:
+            self._open(declared)
+        upserts, change = self.judge(updates)
+        if change is None:
+            return empty(self.out)
+        self.keep(change)
+        self.last = int(updates.times[-1])
+        return self.told(upserts)
+
+    def declare(self, given: pa.Schema) -> None:
+        """Say what the updates of every step look like, before the first.  Raises as `step`: `SchemaMismatch` etc."""
+        self._open(self._bound(given))
+
+    def judge(self, updates: Updates) -> tuple[Updates, Change | None]:
+        """The upserts of some updates, and what `keep` will hold then; nothing changes.  Raises as `step`.
+
+        ``updates``: of the columns declared, ranks ascending within a key; all of a time, those of some keys at least.
+        Returns rows of the columns that are shown and ``_deleted``, each with diff 1, by ascending ranks; no change
+        where there are no updates.  The change is good until the next is judged, `Change.own` of it until it is kept.
+        """
+        if not updates.diffs.size:
+            return Updates(empty(self.shown), few(), ints(), updates.times), None
+        self.arena.reset()
+        rows, diffs, ranks, times = Rows(updates.rows), updates.diffs, updates.ranks, updates.times
+        by = sort(*identities(rows.table.select(self.key), self.secret), self.arena)
+        hashes = value_hashes(rows.table.select(self.beside.names), self.secret).view(np.int64)
+        keys = self.held.seek(by, self.arena)
+        found, sources = self.held.candidates(keys, by, hashes, self.arena), self.held.sources.beside(rows)
+        found, upserts, shown = self._settled(found, sources, by, ranks, diffs, times)
+        made = Updates(self._made(upserts, shown, sources), ranks[upserts], np.ones(upserts.size, np.int64), times)
+        return made, self.held.change(found, sources, by, keys)
+
+    def keep(self, *changes: Change) -> None:
+        """Take in what was judged of a step.  Amortised O(updates, and the rows that their keys held)."""
+        self.held.keep(*changes)
+
+    def told(self, upserts: Updates) -> pa.Table:
+        """What was judged as a table: the columns that are shown, ``_time``, ``_deleted``.  O(upserts)."""
+        return upserts.to_table(self.shown, self.time_type).select(self.out.names)
+
+    def _bound(self, given: pa.Schema) -> pa.Schema:
+        """What the updates of every step must look like.  Raises `SchemaMismatch`, `SpecError`."""
+        asked = f"updates to turn into upserts by {list(self.key)}"
+        for name in (*self.key, TIME, DIFF):
+            if name not in given.names or (name in (TIME, DIFF) and name in self.key):
+                raise SchemaMismatch(asked, f"there is no column {name!r}", did_you_mean(name, given.names))
+        rows = [field for field in given if field.name not in (TIME, DIFF)]
+        check_names([field.name for field in rows], asked)
+        schema = pa.schema([field.with_type(normal_type(field.type)) for field in rows])
+        for field in schema:
+            if field.name in self.key and not is_key(field.type):
+                raise SpecError(
+                    asked,
+                    f"{field.name!r} is {field.type}, which cannot be hashed as a key",
+                    "use numbers, text, binary, dates, decimals",
+                )
+            if field.name not in self.key and self.on_conflict == "greatest" and not is_flat(field.type):
+                raise SpecError(
+                    f"on_conflict='greatest' of {asked}",
+                    f"{field.name!r} is {field.type}, which has no order",
+                    "leave the column out, or take on_conflict='all'",
+                )
+            if field.name == DELETED or (field.name in self.key and self.on_conflict == "all" and field.name == ROWS):
+                raise SchemaMismatch(asked, f"{field.name!r} is a column that upserts get themselves", "rename it")
+        kind = given.field(TIME).type
+        if not is_time(kind):
+            raise SchemaMismatch(asked, f"{TIME!r} is {kind}, which is no time", "use int64, a timestamp or a date")
+        return pa.schema([*schema, pa.field(TIME, kind, False), pa.field(DIFF, pa.int64(), False)])
+
+    def _open(self, declared: pa.Schema) -> None:
+        """Take the schema of the first step."""
+        names = [name for name in declared.names if name not in (TIME, DIFF)]
+        self.schema, self.time_type = declared, declared.field(TIME).type
+        self.row = pa.schema([declared.field(name) for name in names])
+        self.beside = pa.schema([self.row.field(name).with_nullable(True) for name in names if name not in self.key])
+        keys = pa.schema([self.row.field(name) for name in names if name in self.key])
+        fields = [f if f.name in self.key else f.with_nullable(True) for f in self.row]
+        if self.on_conflict == "all":
+            inner = [*(self.row.field(name) for name in self.beside.names), pa.field(DIFF, pa.int64(), False)]
+            fields = [*keys, pa.field(ROWS, pa.list_(pa.field("item", pa.struct(inner), False)))]
+        deleted = pa.field(DELETED, pa.bool_(), False)
+        self.shown = pa.schema([*fields, deleted])
+        self.out = pa.schema([*fields, pa.field(TIME, self.time_type, False), deleted])
+        self.held = HeldRows(self.row, is_wide(pa.schema([self.row.field(name) for name in self.key])))
+
+    def _ordered(self, table: pa.Table, declared: pa.Schema) -> Updates:
+        """The updates by ascending time.  Raises `TimeWentBack`."""
+        column, kind = one_chunk(table.column(TIME)), declared.field(TIME).type
+        if kind != pa.int64():
+            column = column.view(pa.int32() if kind.bit_width == 32 else pa.int64())
+        stamps = np.asarray(column).astype(np.int64)
+        if (stamps[1:] < stamps[:-1]).any():
+            order = np.argsort(stamps, kind="stable")
+            table, stamps = table.take(pa.array(order)), stamps[order]
+            table = pa.Table.from_arrays([one_chunk(c) for c in table.columns], schema=table.schema)
+        if stamps.size and self.last is not None and stamps[0] <= self.last:
+            raise TimeWentBack(
+                f"a step with updates at {self._time(int(stamps[0]), kind)}",
+                f"the step before went up to {self._time(self.last, kind)}",
+                "give all updates of a time in one step, and steps in order",
+            )
+        new = np.ones(stamps.size, bool)
+        new[1:] = stamps[1:] != stamps[:-1]
+        ranks, diffs = np.cumsum(new, dtype=np.int32) - np.int32(1), np.array(one_chunk(table.column(DIFF)), np.int64)
+        return Updates(table.drop_columns([TIME, DIFF]), ranks, diffs, stamps[new])
+
+    def _time(self, time: int, kind: pa.DataType) -> Any:
+        """A time for a message."""
+        return shown_row(pa.table({TIME: time_column(np.array([time]), kind)}), 0)[TIME]
+
+    def _ranked(self, found: Candidates, sources: Sources) -> Candidates:
+        """The same with each key's candidates in ascending order of their rows.
+
+        Columns without an order decide last, by a hash that is the same for everybody.
+        """
+        n = found.cell.size
+        rows = gather(sources, self.held.references(found, np.arange(n)), self.beside)
+        flat = rows.select([field.name for field in self.beside if is_flat(field.type)])
+        ranks = dense_ranks(flat, value_hashes(flat, self.secret)) if flat.num_columns else np.zeros(n, np.int64)
+        ties = value_hashes(rows, NO_SECRET) if flat.num_columns < rows.num_columns else np.zeros(n, np.uint64)
+        groups = np.repeat(np.arange(found.first.size - 1), np.diff(found.first))
+        order = np.lexsort((ties, ranks, groups))
+        place = np.empty(order.size, np.int32)
+        place[order] = np.arange(order.size, dtype=np.int32)
+        return Candidates(
+            found.first, found.cell[order], found.row[order], found.counts[order], found.hashed[order], place[found.of]
+        )
+
+    def _settled(
+        self, found: Candidates, sources: Sources, by: Sorted, ranks: Narrow, diffs: Ints, times: Ints
+    ) -> tuple[Candidates, Ints, Any]:
+        """The candidates with their counts afterwards, the first update of each upsert, and what it shows.
+
+        That is a reference, or -1 for none; under "all" the lists: sizes, references and multiplicities.
+        """
+        n = diffs.size
+        given = by.permutation, by.starts, ranks, diffs
+
+        def settle(unique: bool) -> tuple[int, int, int, int]:
+            net[:] = 0
+            return kernels.settle(*given, found.of, found.first, unique, count, net, heap, entered, row, shown)
+
+        if self.on_conflict == "all":
+            return self._listed(self._ranked(found, sources), sources, by, ranks, diffs, times)
+        m, arena = found.cell.size, self.arena
+        net, heap, entered = arena.empty(m, np.int64), arena.empty(m + n, np.int64), arena.empty(n, np.int32)
+        row, shown = arena.empty(n, np.int64), arena.empty(n, np.int64)
+        count = found.counts.copy()
+        # Where no key holds two rows none must be compared, whatever the rule is; and mostly none does.
+        written, why, where, place = settle(True)
+        if why == kernels.SEVERAL and self.on_conflict == "greatest":
+            found = self._ranked(found, sources)
+            count = found.counts.copy()
+            written, why, where, place = settle(False)
+        found = found._replace(counts=count)
+        if why:
+            raise self._refusal(why, where, int(by.permutation[place]), found, sources, times, ranks)
+        order = self._in_order(row[:written], n)
+        row, shown = row.take(order), shown.take(order)
+        live = np.flatnonzero(shown >= 0)
+        at = np.full(shown.size, -1)
+        at[live] = self.held.references(found, shown.take(live))
+        return found, row, at
+
+    def _listed(
+        self, found: Candidates, sources: Sources, by: Sorted, ranks: Narrow, diffs: Ints, times: Ints
+    ) -> tuple[Candidates, Ints, tuple[Ints, Ints, Ints]]:
+        n, m, room = diffs.size, found.cell.size, 0
+        while True:
+            count, row, size = found.counts.copy(), np.empty(n, np.int64), np.empty(n, np.int64)
+            listed, counted = np.empty(room, np.int64), np.empty(room, np.int64)
+            written, needed, why, where, place = kernels.list_all(
+                by.permutation,
+                by.starts,
+                ranks,
+                diffs,
+                found.of,
+                found.first,
+                count,
+                np.zeros(m, np.int64),
+                np.empty(m, np.int32),
+                np.empty(n, np.int32),
+                row,
+                size,
+                listed,
+                counted,
+            )
+            if why or needed <= room:
+                break
+            room = needed
+        found = found._replace(counts=count)
+        if why:
+            raise self._refusal(why, where, int(by.permutation[place]), found, sources, times, ranks)
+        row, size = row[:written], size[:written]
+        order = self._in_order(row, n)
+        begins = np.cumsum(size) - size
+        # Where in the lists as they were made each value of the lists as they will stand is.
+        sizes = size[order]
+        at = np.arange(needed) + np.repeat(begins[order] - (np.cumsum(sizes) - sizes), sizes)
+        return found, row[order], (sizes, self.held.references(found, listed[at]), counted[at])
+
+    def _in_order(self, row: Ints, n: int) -> Ints:
+        """The order of upserts by the first update of each: by time, then as keys came.  O(n)."""
+        place = np.full(n, -1)
+        place[row] = np.arange(row.size)
+        return place[place >= 0]
+
+    def _refusal(
+        self, why: int, group: int, row: int, found: Candidates, sources: Sources, times: Ints, ranks: Narrow
+    ) -> DdflowError:
+        """The error for the first update that cannot be."""
+        updates = sources.rows[STEP]
+        assert updates is not None
+        time = self._time(int(times[ranks[row]]), self.time_type)
+        asked = f"upserts by {list(self.key)} at time {time}"
+        if why == kernels.OVERFLOW:
+            return overflow(updates.table, row)
+        if why == kernels.ABSENT:
+            return NotHeld(
+                asked,
+                f"{shown_row(updates.table, row)} is retracted more often than it is there",
+                "give all updates from the beginning, step after step; first what the collection held, if "
+                "they begin later",
+            )
+        live = np.arange(found.first[group], found.first[group + 1])
+        live = live[found.counts[live] > 0]
+        rows = gather(sources, self.held.references(found, live[:3]), self.held.sources.schema)
+        shown = ", ".join(f"{shown_row(rows, i)} ({found.counts[live[i]]} times)" for i in range(rows.num_rows))
+        more = f" and {live.size - 3} more" if live.size > 3 else ""
+        return NotUnique(
+            asked,
+            f"one key holds {shown}{more}",
+            "name the columns that make a row unique, or say which row shows: on_conflict='greatest' or 'all'",
+        )
+
+    def _made(self, upserts: Ints, shown: Any, sources: Sources) -> pa.Table:
+        """The rows of the upserts, and ``_deleted``."""
+        columns = {name: gather_column(sources, upserts, self.row.field(name)) for name in self.key}
+        if self.on_conflict == "all":
+            sizes, references, counted = shown
+            gone = sizes == 0
+            columns[ROWS] = self._lists(sizes, references, counted, sources)
+        else:
+            gone = shown < 0
+            at = np.where(gone, NULLS << SLOT, shown)
+            columns |= {field.name: gather_column(sources, at, field) for field in self.beside}
+        columns[DELETED] = pa.array(gone)
+        return pa.Table.from_arrays([columns[name] for name in self.shown.names], schema=self.shown)
+
+    def _lists(self, sizes: Ints, references: Ints, counted: Ints, sources: Sources) -> pa.Array:
+        """The column of all rows of each key; null where there is none."""
+        kind = self.out.field(ROWS).type
+        columns = [gather_column(sources, references, self.row.field(name)) for name in self.beside.names]
+        values = pa.StructArray.from_arrays([*columns, pa.array(counted)], fields=list(kind.value_type))
+        ends = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+        return pa.ListArray.from_arrays(pa.array(ends), values, type=kind, mask=pa.array(sizes == 0))

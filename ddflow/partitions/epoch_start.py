@@ -1,0 +1,70 @@
+"""A base: what the tasks of an epoch start from, as one plain value that travels with them.
+
+Invariant: two tasks with equal bases start from the same version of the same state and stamp the same times, whenever
+and wherever they run, first or again.  Why that is not trivial: a task may be run twice, long after, or where another
+folder is mounted under the same name; so a base says which manifest it means by number and by digest, and every time
+that a step depends on is in it and is never asked for.  It holds no rows and does nothing.
+
+>>> base = Base(store="s3://shop/orders", trust="owner", number=3, digest="0" * 32, epoch=4, partitions=2,
+...             secret=(1, 2), frontier=7, last=6, since=6, time=7, to=7, horizons={}, inventories=(), folder=None,
+...             retain=0, memory=None)
+>>> base.closes, base._replace(to=2**63 - 1).closes
+(False, True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ddflow.partitions.version import Version
+from ddflow.storage.memory import MemoryStore
+from ddflow.storage.protocol import Blob
+from ddflow.time import CLOSED
+
+
+def own(memory: int) -> int:
+    """What is a part's own of the bytes that its task may take: an eighth each is for what Spark hands over together,
+    for what the spool keeps of it, and for what allocators keep.  Pure."""
+    return memory - 3 * (memory // 8)
+
+
+class Base(NamedTuple):
+    """What an epoch's tasks start from; it can be pickled, unless its store is in memory.
+
+    ``store``: the state's address, or the store, where it is in memory.  ``trust``: as in `Flow.open`.  ``number``,
+    ``digest``: of the manifest.  ``epoch``: the one that is being made.  ``partitions``: how many.  ``secret``: of the
+    state.  ``frontier``, ``last``, ``since``: of the state now.  ``time``: what a step of epoch mode stamps.  ``to``:
+    the frontier that a step of hold-back mode closes to, after its rows came.  ``horizons``: by source whose keys
+    expire, the greatest order of all partitions at the commit before.  ``inventories``: for each level, by partition;
+    none for a state without a commit.  ``folder``: of Parquet outputs; None where they are files of the state.
+    ``retain``: as in `Flow.open`.  ``memory``: bytes that a task may take, or None.
+    """
+
+    store: str | MemoryStore
+    trust: str
+    number: int
+    digest: str
+    epoch: int
+    partitions: int
+    secret: tuple[int, int]
+    frontier: int
+    last: int
+    since: int
+    time: int
+    to: int
+    horizons: Mapping[str, int]
+    inventories: tuple[tuple[Blob, ...], ...]
+    folder: str | None
+    retain: int
+    memory: int | None
+
+    @property
+    def version(self) -> Version:
+        """Which version of which state it is."""
+        return Version(self.store, self.trust, self.number, self.digest)
+
+    @property
+    def closes(self) -> bool:
+        """Whether its step closes all times."""
+        return self.to == CLOSED > self.frontier

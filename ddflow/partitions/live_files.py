@@ -1,0 +1,166 @@
+"""Holdings: which inventory each part of a state has, and which files that names, from one commit to the next.
+
+Invariant: `Holdings.names` are the names of all files of the version, so that what is not among them may be deleted
+once the version before is; and a file that a receipt adds is there, as long as it says.  Why that is not trivial: the
+inventories of a thousand partitions cannot be read again with every commit, so each is read once and then followed by
+what receipts add and leave; a receipt that leaves a file which its part never had is refused, since another part may
+have it; and the files of tasks were written elsewhere, where another folder may be mounted under the same name.  A
+state that one engine made has one inventory for all levels, until every level has written its own.
+
+>>> from ddflow.storage.memory import MemoryStore
+>>> store = MemoryStore()
+>>> blob = store.put("json", lambda sink: sink.write(b'{"rows": ["00ff00ff00ff00ff-1.arrow", 4, "..."]}'))
+>>> holdings = Holdings.read(store, (blob,), levels=2, partitions=1)
+>>> holdings.whole, holdings.names() == {blob.name, "00ff00ff00ff00ff-1.arrow"}
+(True, True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ddflow.engine.commits import files_named
+from ddflow.errors import CorruptState, ReceiptsDisagree, StateRefused
+from ddflow.partitions.merged_receipts import Gathered
+from ddflow.partitions.receipt import Receipt
+from ddflow.partitions.stages import Cut
+from ddflow.storage.garbage import inside
+from ddflow.storage.outputs import OutputFolder
+from ddflow.storage.protocol import Blob, Store
+
+MOST = 3
+"""How many files a message lists."""
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """``parts``: of each level, by partition, its inventory; none before the first commit.  ``files``: what each names.
+
+    ``whole``: whether one inventory is that of all levels.
+    """
+
+    parts: tuple[tuple[Blob, ...], ...]
+    files: Mapping[tuple[int, int], frozenset[str]]
+    whole: bool = False
+
+    @classmethod
+    def read(cls, store: Store, given: tuple[Blob, ...], levels: int, partitions: int) -> Holdings:
+        """Those of a manifest's partitions.  O(bytes of the inventories).  Raises `CorruptState`."""
+        if not given:
+            return cls((), {})
+        if len(given) == partitions == 1 < levels:
+            return cls((given,) * levels, {(0, 0): named(store, given[0])}, whole=True)
+        if len(given) != levels * partitions:
+            raise CorruptState(
+                f"open {store.where}",
+                f"it has {len(given)} inventories, where the plan has {levels} levels of {partitions} partitions",
+                "open it with the ddflow that it was written "
+                "by, or bring it to one partition: ddflow rescale --partitions 1",
+            )
+        parts = tuple(given[level * partitions : (level + 1) * partitions] for level in range(levels))
+        return cls(
+            parts,
+            {
+                (level, number): named(store, blob)
+                for level, blobs in enumerate(parts)
+                for number, blob in enumerate(blobs)
+            },
+        )
+
+    @property
+    def inventories(self) -> tuple[Blob, ...]:
+        """As a manifest has them."""
+        return self.parts[0] if self.whole else tuple(blob for level in self.parts for blob in level)
+
+    def names(self) -> set[str]:
+        """Of all files of the parts.  O(files)."""
+        return {blob.name for blob in self.inventories}.union(*self.files.values())
+
+    def after(self, store: Store, taken: Sequence[Receipt]) -> Holdings:
+        """Those after an epoch.  ``taken``: a receipt a part, level by level.  O(files of the parts that changed).
+
+        Raises `CorruptState` for a receipt that leaves what its part had not, `ReceiptsDisagree` when only some levels
+        of a state of one inventory wrote their own.
+        """
+        levels, partitions = taken[-1].level + 1, taken[-1].number + 1
+        blobs = tuple(each.inventory for each in taken)
+        parts = tuple(blobs[level * partitions : (level + 1) * partitions] for level in range(levels))
+        if not self.whole:
+            return Holdings(parts, {(each.level, each.number): self._after(each) for each in taken})
+        kept = [each.level for each in taken if each.inventory == self.inventories[0]]
+        if len(kept) == levels:
+            return self
+        if kept:
+            raise ReceiptsDisagree(
+                "commit an epoch",
+                f"the levels {kept} keep {self.inventories[0].name}, the "
+                "inventory of all levels, and others wrote their own",
+                "open the parts of all levels once, even where no rows came",
+            )
+        return Holdings(parts, {(each.level, each.number): named(store, each.inventory) for each in taken})
+
+    def _after(self, receipt: Receipt) -> frozenset[str]:
+        before = self.files.get((receipt.level, receipt.number), frozenset())
+        if not receipt.added and not receipt.gone:
+            return before
+        unknown = sorted(set(receipt.gone) - before)
+        if unknown:
+            raise CorruptState(
+                f"the receipt of partition {receipt.number} on level {receipt.level}",
+                f"it leaves {', '.join(unknown[:MOST])}, which its inventory had not",
+                "it was not written by a task of ddflow; run the job again",
+            )
+        return before.difference(receipt.gone).union(blob.name for blob in receipt.added)
+
+    def known(self) -> set[Blob]:
+        """The inventories there are, which need not be looked for."""
+        return set(self.inventories)
+
+
+def named(store: Store, inventory: Blob) -> frozenset[str]:
+    """The names of all files in an inventory.  O(bytes).  Raises `CorruptState`."""
+    return frozenset(files_named(store.map(inventory).to_pybytes()))
+
+
+def look(cut: Cut, taken: Sequence[Receipt], folder: bool) -> None:
+    """Raise `CorruptState` for a receipt that names what the plan has not.  O(receipts).
+
+    ``folder``: whether outputs are in one.
+    """
+    sources = set(cut.flow.sources)
+    for each in taken:
+        named = {*each.rows, *each.greatest, *each.horizons}
+        wrong = sorted(named - (sources if each.level == 0 else set()))
+        wrong += sorted(set(each.outputs) - set(cut.outputs[each.level]))
+        wrong += sorted({name for name, n in each.rows.items() if n} - set(each.digests))
+        wrong += [blob.name for output in each.outputs.values() for blob in output.blobs if inside(blob) == folder]
+        if wrong:
+            raise CorruptState(
+                f"the receipt of partition {each.number} on level {each.level}",
+                f"it tells of {', '.join(wrong[:MOST])}, where the plan has no such thing",
+                "run all tasks with the flow and the base that the coordinator has",
+            )
+
+
+def look_for(store: Store, folder: OutputFolder | None, epoch: int, whole: Gathered, known: set[Blob]) -> None:
+    """Raise `StateRefused` unless all files that are new are there, as long as their receipts say.  O(those).
+
+    Their bytes are compared by whoever reads them.  Raises what the store raises.
+    """
+    new = {blob for each in whole.taken for blob in each.files() if inside(blob)} - known
+    there: dict[str, int | None] = {**store.sizes([blob.name for blob in new])}
+    if folder is not None:
+        for name, output in whole.outputs.items():
+            new |= set(output.blobs)
+            there |= {blob.name: folder.size(name, epoch, blob) for blob in output.blobs}
+    wrong = sorted(blob for blob in new if there.get(blob.name) != blob.length)
+    if wrong:
+        first = wrong[0]
+        size = there.get(first.name)
+        found = "is not there" if size is None else f"has {size:,} bytes, not the {first.length:,} that were written"
+        raise StateRefused(
+            f"commit epoch {epoch} of {store.where}",
+            f"{len(wrong)} of {len(new)} files that tasks wrote are not in it: {first.name} {found}",
+            "mount the same folder on the driver and all executors, or keep the state in s3://bucket/prefix",
+        )

@@ -1,0 +1,175 @@
+"""What the receipts of an epoch add up to.
+
+Invariant: there is one receipt for every level and partition, all of one base, and what they add up to does not depend
+on how many partitions there were, in which order tasks were done, nor on which of two attempts at a task was taken.
+Why that is not trivial: a scheduler runs tasks again when it likes, so two receipts of one task are no error as long as
+they say the same of the same rows, and the first is taken; when they do not, something in the plan is no function of
+its rows, and either would be wrong for somebody.  It reads no files and publishes nothing.
+
+>>> def receipt(number, rows):
+...     file = Blob(f"{number:016x}-1.json", 9, bytes(16))
+...     return Receipt(0, number, "b" * 32, file.name[:16], file, {}, {"orders": rows}, {"orders": "01" * 16},
+...                    {"applied": rows}, {}, {}, 8, 7, 7, (), (), "", {"step": 5, "memory": 70})
+>>> whole = gather([receipt(1, 2), receipt(0, 3), receipt(1, 2)], "b" * 32, levels=1, partitions=2)
+>>> whole.rows, whole.counts, whole.frontier, whole.figures
+({'orders': 5}, {'applied': 5}, 8, {'step': 10, 'memory': 70})
+>>> gather([receipt(1, 2)], "b" * 32, levels=1, partitions=3)
+Traceback (most recent call last):
+    ...
+ddflow.errors.MissingReceipts: commit an epoch of 1 levels and 3 partitions: there is no receipt of partitions [0, ...
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+import xxhash
+
+from ddflow.errors import MissingReceipts, ReceiptsDisagree, SpecError
+from ddflow.partitions.chunks import added
+from ddflow.partitions.receipt import Receipt
+from ddflow.storage.epochs import Output
+from ddflow.storage.protocol import Blob
+from ddflow.time import NEVER
+
+MOST: Final = 10
+"""How many partitions a message lists."""
+ROWS: Final = "rows of "
+"""What a source's name follows, in the figures that a state keeps of an epoch."""
+_NOT_ADDED: Final = ("memory",)
+"""Figures of which the greatest is told, and no sum."""
+
+
+class Gathered(NamedTuple):
+    """What all tasks of an epoch did: ``taken``, one receipt each, level by level; the rest as in `Receipt`."""
+
+    taken: tuple[Receipt, ...]
+    rows: dict[str, int]
+    digests: dict[str, str]
+    counts: dict[str, int]
+    outputs: dict[str, Output]
+    greatest: dict[str, int]
+    horizons: dict[str, int]
+    frontier: int
+    last: int
+    since: int
+    figures: dict[str, int]
+
+
+def gather(receipts: Iterable[Receipt], base: str, levels: int, partitions: int) -> Gathered:
+    """Take one receipt a level and partition, and add them up.  O(receipts).
+
+    ``base``: the digest of the manifest that all must have started from.  Raises `MissingReceipts`, naming partitions;
+    `ReceiptsDisagree`; `SpecError` for a receipt of another epoch or plan.
+    """
+    taken = _taken(receipts, base, levels, partitions)
+    frontiers = {each.frontier: each for each in taken}
+    if len(frontiers) > 1:
+        first, second = list(frontiers.values())[:2]
+        raise ReceiptsDisagree(
+            "commit an epoch",
+            f"{_task(first)} closed to {first.frontier}, {_task(second)} to {second.frontier}",
+            "give all tasks of an epoch the same base",
+        )
+    files, rows = defaultdict[str, list[Blob]](list), defaultdict[str, int](int)
+    for each in taken:
+        for name, output in each.outputs.items():
+            files[name] += output.blobs
+            rows[name] += output.rows
+    return Gathered(
+        taken,
+        rows=_sums(each.rows for each in taken),
+        digests=summed(each.digests for each in taken),
+        counts=_sums(each.counts for each in taken),
+        outputs={name: Output(tuple(blobs), rows[name]) for name, blobs in sorted(files.items())},
+        greatest=greatest(each.greatest for each in taken),
+        horizons=greatest(each.horizons for each in taken),
+        frontier=taken[0].frontier,
+        last=max(each.last for each in taken),
+        since=max(each.since for each in taken),
+        figures=_figures(each.figures for each in taken),
+    )
+
+
+def call_digest(kind: str, time: int, rows: Mapping[str, int], digests: Mapping[str, str]) -> str:
+    """32 hex digits for a call whose rows were added up by source; a source without rows counts as not given.
+
+    O(sources).
+    """
+    out = xxhash.xxh3_128(f"{kind} {time}".encode())
+    for name in sorted(rows):
+        if rows[name]:
+            out.update(f"\n{len(name)} {name} {rows[name]} {digests[name]}".encode())
+    return out.hexdigest()
+
+
+def summed(digests: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """The digests of all rows, by source: order-free sums.  O(digests)."""
+    by_source = defaultdict(list)
+    for each in digests:
+        for name, digest in each.items():
+            by_source[name].append(bytes.fromhex(digest))
+    return {name: added(*each).hex() for name, each in by_source.items()}
+
+
+def greatest(each: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """The greatest of the numbers of each name.  O(numbers)."""
+    out: dict[str, int] = {}
+    for numbers in each:
+        for name, number in numbers.items():
+            out[name] = max(out.get(name, NEVER), number)
+    return out
+
+
+def _taken(receipts: Iterable[Receipt], base: str, levels: int, partitions: int) -> tuple[Receipt, ...]:
+    """One a task, in their order."""
+    taken: dict[tuple[int, int], Receipt] = {}
+    asked = f"commit an epoch of {levels} levels and {partitions} partitions"
+    for each in receipts:
+        if each.base != base:
+            raise SpecError(
+                asked,
+                f"{_task(each)} started from the manifest with digest {each.base}, not from {base}",
+                "it is of another epoch: give the receipts of this base's tasks",
+            )
+        if not (each.level < levels and each.number < partitions):
+            raise SpecError(asked, f"there is a receipt of {_task(each)}", "give tasks the flow that the base is of")
+        first = taken.setdefault((each.level, each.number), each)
+        if first is not each and first.content != each.content:
+            differs = [name for name, value in first.content.items() if value != each.content[name]]
+            raise ReceiptsDisagree(
+                asked,
+                f"two attempts at {_task(each)} differ in {', '.join(differs)}: "
+                + "; ".join(f"{first.content[n]} and {each.content[n]}" for n in differs[:2]),
+                "a function of the plan, or a source, gives other rows when it is read again",
+            )
+    for level in range(levels):
+        missing = [number for number in range(partitions) if (level, number) not in taken]
+        if missing:
+            more = f" and {len(missing) - MOST} more" if len(missing) > MOST else ""
+            raise MissingReceipts(
+                asked,
+                f"there is no receipt of partitions {missing[:MOST]}{more} on level {level}",
+                "nothing was committed; run the job again, and let no rows of its shuffle be filtered",
+            )
+    return tuple(taken[level, number] for level in range(levels) for number in range(partitions))
+
+
+def _task(receipt: Receipt) -> str:
+    return f"partition {receipt.number} on level {receipt.level}"
+
+
+def _sums(each: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    out: defaultdict[str, int] = defaultdict(int)
+    for numbers in each:
+        for name, number in numbers.items():
+            out[name] += number
+    return dict(out)
+
+
+def _figures(each: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    every = list(each)
+    most = greatest({name: figures[name] for name in _NOT_ADDED if name in figures} for figures in every)
+    return _sums(every) | most

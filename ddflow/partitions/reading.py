@@ -1,0 +1,204 @@
+"""What an output or a source of a state holds, read as updates: partition by partition, where that is exact.
+
+Invariant: the rows of all shares together are what one read of the whole state gives: no row is in two of them, so that
+none need be consolidated with another.  Why that is not trivial: it holds where what a collection is made of is on one
+level and equal rows stand in one partition, which a projection may undo, or a sum of two sources; such a collection is
+read whole.  Whoever reads may sit elsewhere and come later than who asked, so a version is named by its number and its
+digest, and one that was swept away meanwhile is `SnapshotExpired`, never another one.  Nothing is written.
+
+>>> import ddflow as dd
+>>> flow = dd.Flow()
+>>> orders = flow.upserts("orders", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id"))
+>>> cities = flow.output("cities", orders.project(["city"]))
+>>> by_city = flow.output("by_city", cities.count())
+>>> shared(flow, "orders"), shared(flow, "by_city"), shared(flow, "cities")
+(Shared(level=0, by=('id',)), Shared(level=1, by=('city',)), None)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from math import prod
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.hashing import Secret, identities, partition_of
+from ddflow.columns.schema import DIFF, updates_schema
+from ddflow.dataflow.admission import Intake
+from ddflow.dataflow.batcher import Batcher
+from ddflow.dataflow.budget import Budget
+from ddflow.engine import checkpoint as recovery
+from ddflow.engine.call_guard import Turns
+from ddflow.engine.checkpoint import MEND
+from ddflow.engine.commits import files_named
+from ddflow.engine.history import changes
+from ddflow.engine.readers import Holds
+from ddflow.engine.reads import Reading
+from ddflow.engine.snapshot import Snapshot
+from ddflow.errors import CorruptState, SpecError
+from ddflow.operators.back_node import Back
+from ddflow.operators.updates import ints, time_column
+from ddflow.partitions.stage_graph import LevelCircuit
+from ddflow.partitions.stages import cut, placed
+from ddflow.partitions.version import Version, gone
+from ddflow.plan import flow as plan
+from ddflow.plan.codec import node_ids
+from ddflow.plan.compatibility import compare
+from ddflow.plan.flow import Flow
+from ddflow.plan.rebuild import rebuild
+from ddflow.storage.batch_store import Vault
+from ddflow.storage.manifest import Manifest
+from ddflow.storage.protocol import Store
+from ddflow.storage.record import Record
+from ddflow.trace.joined import astray
+
+KEYS: Final = 1000
+"""Of more keys than these, nobody asks which partitions they are in."""
+
+
+class Shared(NamedTuple):
+    """That a collection can be read share by share.  ``level``: whose partitions.  ``by``: the columns that say in
+    which partition a row is; None where it no longer tells."""
+
+    level: int
+    by: tuple[str, ...] | None
+
+
+def shared(flow: Flow, name: str) -> Shared | None:
+    """How an output or a source is shared out to partitions; None where it must be read whole.  O(nodes)."""
+    try:
+        places, levels = placed(flow), cut(flow)
+    except SpecError:  # it has an operator that has no place in partitions
+        return None
+    node = flow.outputs.get(name) or flow.sources[name]
+    ahead = [node]
+    while ahead:
+        each = ahead.pop()
+        if isinstance(each, plan.Consolidate) and places[each].roots == (each,):
+            return None  # it keeps nothing: its rows are where those are that it is made of
+        if not isinstance(each, plan.Source | plan.Count):
+            ahead.extend(each.inputs)
+    roots, by = places[node]
+    at = {root: n for n, root in enumerate(flow.nodes) if root in roots}
+    on = {level for level, active in enumerate(levels.active) for n in at.values() if n in active}
+    return Shared(on.pop(), by) if len(on) == 1 and (node.distinct or by is not None) else None
+
+
+def partitions_with(by: Sequence[str], values: Mapping[str, Sequence[Any]], manifest: Manifest) -> list[int] | None:
+    """The partitions in which rows with certain values can be, ascending; None where that is not known.  O(keys).
+
+    ``by``: as in `Shared`.  ``values``: by column, Arrow scalars of its type, one of which a row has.
+    """
+    if not by or not set(by) <= set(values) or prod(len(values[name]) for name in by) > KEYS:
+        return None
+    keys = list(product(*(values[name] for name in by)))
+    if not keys:
+        return []
+    # Scalars as they are: Python has no date before the year 1.
+    columns = [pa.concat_arrays([pa.repeat(key[i], 1) for key in keys]) for i in range(len(by))]
+    table = pa.Table.from_arrays(columns, names=list(by))
+    high, _ = identities(table, Secret(*manifest.secret), len(keys))
+    return sorted({int(number) for number in partition_of(high, manifest.spread)})
+
+
+def plan_of(manifest: Manifest, flow: Flow | None, where: str) -> Flow:
+    """The state's own plan; the given ``flow`` where there is one.  Raises `PlanChanged`, and what `rebuild` does."""
+    if flow is None:
+        return rebuild(manifest.plan, where)
+    flow = flow.frozen()
+    compare(manifest.plan, flow, where)
+    return flow
+
+
+class Share(Reading):
+    """One partition of one level, open for reading.  O(bytes of it): every file is verified.
+
+    Raises `CorruptState`, `StorageFailed`.
+    """
+
+    def __init__(self, store: Store, manifest: Manifest, flow: Flow, level: int, number: int) -> None:
+        self.flow, blob = flow, manifest.partitions[level * manifest.spread + number]
+        whole = store.map(blob).to_pybytes()
+        store.ahead(files_named(whole))
+        record = Record.parse(whole, f"the file {blob.name} of {store.where}")
+        self.turns, self.holds, self.budget = Turns(), Holds(), Budget(None, None)
+        self.circuit = LevelCircuit(cut(flow), level, Secret(*manifest.secret))
+        self.intakes = {name: Intake(source.bound) for name, source in flow.sources.items()}
+        self.batchers = {name: Batcher() for name in flow.sources}
+        self.totals = {}
+        self.frontier, self.last, self.since = manifest.frontier, manifest.last, manifest.since
+        ids, kept = node_ids(flow), record.record("counts")
+        if missing := sorted(ids[node] for node in self.circuit.counts if ids[node] not in kept):
+            raise CorruptState(record.what, f"it lacks the counts {missing}", MEND)
+        recovery.fill(self, [record], Vault(store), indexed=False, sieved=False)
+        for upsert in self.circuit.upserts.values():
+            if (odd := astray(upsert.arranged, number, manifest.spread)) is not None:
+                raise CorruptState(record.what, f"partition {number} of {manifest.spread} has a key of {odd}", MEND)
+
+
+def read_updates(
+    version: Version,
+    flow: Flow | None,
+    name: str,
+    share: tuple[int, int] | None,
+    as_of: int | None = None,
+    after: int | None = None,
+) -> pa.Table:
+    """What an output or a source of a version holds, as updates.  O(bytes of what is opened).
+
+    ``share``: a level and a partition, as `shared` says; None for all of it.  ``as_of``, ``after``: as in
+    `contents`.  Raises what `Version.opened`, `Share` and `Snapshot` do, and `NotReadable`.
+    """
+    store = version.opened("read")
+    try:
+        manifest = version.manifest(store)
+        plan = plan_of(manifest, flow, store.where)
+        try:
+            reading = Snapshot(store, manifest, plan) if share is None else Share(store, manifest, plan, *share)
+        except CorruptState:
+            if version.number not in store.numbers():
+                raise gone(store, version.number) from None
+            raise
+        return contents(reading, name, as_of, after)
+    finally:
+        store.close()
+
+
+def contents(reading: Reading, name: str, as_of: int | None = None, after: int | None = None) -> pa.Table:
+    """What an output or a source holds, consolidated: its columns, ``_time``, the same in all rows, and ``_diff``.
+
+    ``as_of``: a time that can be read, by default the last closed one.  ``after``: give what changed since that time.
+    What is turned into upserts comes as those, of which there are no changes.  O(rows of the sources it depends on).
+    Raises `NotReadable`, `SpecError`.
+    """
+    node, circuit = reading._node(name), reading.circuit
+    time = reading._closed(f"read {name!r} as of {as_of!r}", as_of)
+    if isinstance(node, Back):
+        if after is not None:
+            raise SpecError(f"changes of {name!r}", "it gives upserts", "read the collection that they are made of")
+        back, held = circuit.backs[node], circuit.held(node.inputs[0], as_of)
+        return back.told.told(back.shown(held._replace(times=ints(time))))
+    if after is not None:
+        table = changes(circuit, node, reading._closed(f"changes of {name!r} after {after!r}", after), time)
+    else:
+        table = circuit.read(node, as_of)
+    return stamped(table, time, node.updates_schema(reading.flow.time_type))
+
+
+def stamped(table: pa.Table, time: int, schema: pa.Schema) -> pa.Table:
+    """Rows and their ``_diff`` as updates of a time.  ``schema``: of the updates.  O(rows)."""
+    times = time_column(np.full(table.num_rows, time), schema.field(len(schema) - 2).type)
+    columns = [table.column(name) for name in schema.names[:-2]]
+    return pa.Table.from_arrays([*columns, pa.chunked_array([times]), table.column(DIFF)], schema=schema)
+
+
+def columns_of(flow: Flow, name: str) -> pa.Schema:
+    """The columns of the updates of an output, a side output or a source."""
+    if name in flow.outputs:
+        return flow.outputs[name].updates_schema(flow.time_type)
+    sides: dict[str, Any] = flow.side_outputs()
+    schema = sides[name][1] if name in sides else flow.sources[name].schema
+    return updates_schema(schema, flow.time_type)

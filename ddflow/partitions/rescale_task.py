@@ -1,0 +1,333 @@
+"""One partition of a state that is split or joined: what it takes over from the partitions there were.
+
+Invariant: the partitions made, all together, read at every time from ``since`` on as those before did, go on as those
+would have, and each holds its own keys (`identity.partition_of`) and no others.  It is a pure task: it reads files that
+do not change, and writes new ones that no manifest names; whoever runs it twice has garbage, and no harm.  Why that is
+not trivial: its versions lie in many runs and in merges half done, of several partitions, and become one run; a count
+that stands with the keys it was made of lies where *those* are, which its groups' identities do not say, so its rows
+are asked; pending events get new arrival numbers, of which a partition has its own; and events that were judged are
+accounted for in one place, the first partition with a share.  It publishes nothing (``rescale``).
+
+>>> import ddflow as dd
+>>> from ddflow.partitions.stages import cut
+>>> from ddflow.partitions.rescale import Rescaler
+>>> from ddflow.storage.memory import MemoryStore
+>>> flow = dd.Flow()
+>>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
+>>> with flow.open(store := MemoryStore(), secret=dd.Secret(1, 2)) as engine:
+...     _ = engine.step({"people": pa.table({"id": range(100)})}, time=1)
+>>> with Rescaler.open(store.writer(), 2) as rescaler:
+...     made = [task(cut(flow), rescaler.move, level, number) for level, number in rescaler.tasks]
+>>> [(each.number, each.versions) for each in made], sum(each.versions for each in made)
+([(0, 42), (1, 58)], 100)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from time import perf_counter_ns
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.hashing import Ints, Secret, Words, identities, partition_of
+from ddflow.columns.rows import gather
+from ddflow.dataflow import batcher as pending
+from ddflow.dataflow.batcher import Batcher
+from ddflow.engine.commits import files_named
+from ddflow.operators.count import Count
+from ddflow.operators.upsert.events import Sealed
+from ddflow.operators.upsert.rehashed import of_count, of_upsert
+from ddflow.operators.upsert.upsert import Upsert
+from ddflow.partitions.epoch_start import Base
+from ddflow.partitions.key_ranges import first_of, overlapping
+from ddflow.partitions.stages import Columns, Cut, placed
+from ddflow.plan import flow as plan
+from ddflow.plan.codec import node_ids
+from ddflow.storage.batch_store import Vault
+from ddflow.storage.epochs import numbers, only
+from ddflow.storage.manifest import PARTITIONS
+from ddflow.storage.protocol import Blob, Store
+from ddflow.storage.record import Record
+from ddflow.time import CLOSED, NEVER, Description
+from ddflow.trace.arrangement import Arrangement
+from ddflow.trace.batch import Batch, same
+from ddflow.trace.batch_file import Made, filed, unfiled
+from ddflow.trace.checkpoint import Written, restore, take
+from ddflow.trace.merge import Picked, by_sorting, useless
+from ddflow.trace.run import Part, Run
+
+CHUNK: Final = 1 << 20
+"""Identities that are looked at together."""
+
+
+class Move(NamedTuple):
+    """What all tasks of a rescaling start from; it can be pickled, unless its store is in memory.
+
+    ``base``: the state as it is.  ``partitions``: how many there will be.  ``horizons``, ``greatest``: by source, the
+    greatest order where keys expire, and event time, of all partitions."""
+
+    base: Base
+    partitions: int
+    horizons: Mapping[str, int]
+    greatest: Mapping[str, int]
+
+
+class Moved(NamedTuple):
+    """One partition of a level, made.  ``inventory``: of it.  ``added``: the files that names.  ``versions``,
+    ``pending``: how many it holds.  ``figures``: microseconds and bytes."""
+
+    level: int
+    number: int
+    inventory: Blob
+    added: tuple[Blob, ...]
+    versions: int
+    pending: int
+    figures: Mapping[str, int]
+
+    def to_json(self) -> bytes:
+        """Its bytes.  O(files)."""
+        plain = self._asdict() | {
+            "inventory": self.inventory.to_json(),
+            "figures": dict(self.figures),
+            "added": [blob.to_json() for blob in self.added],
+        }
+        return json.dumps(plain, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes, what: str) -> Moved:
+        """From those again.  ``what``: whose, for messages.  O(bytes).  Raises `CorruptState`."""
+        record = Record.parse(data, what)
+        only(record, frozenset(cls._fields))
+        return cls(
+            record.number("level", 0, PARTITIONS),
+            record.number("number", 0, PARTITIONS - 1),
+            record.blob("inventory"),
+            tuple(record.blobs("added")),
+            record.number("versions"),
+            record.number("pending"),
+            numbers(record.record("figures")),
+        )
+
+
+def task(cut: Cut, move: Move, level: int, number: int, store: Store | None = None) -> Moved:
+    """Make one partition of a level.  O(bytes of the share of it), in memory that of a piece, or of ``base.memory``.
+
+    ``store``: the state's, where it is open here.  Raises `StateRefused` where it cannot be seen, `CorruptState`,
+    `StorageFull`, `StorageFailed`; what was written is deleted then.
+    """
+    began = perf_counter_ns()
+    own = move.base.version.opened("rescale", readonly=False) if store is None else store
+    try:
+        made = _Task(cut, move, level, number, own).made()
+        if store is None:
+            own.sync()
+    finally:
+        if store is None:
+            own.close()
+    written = made.inventory.length + sum(blob.length for blob in made.added)
+    return made._replace(figures={"task": (perf_counter_ns() - began) // 1000, "bytes": written})
+
+
+class _Task:
+    def __init__(self, cut: Cut, move: Move, level: int, number: int, store: Store) -> None:
+        self.cut, self.move, self.level, self.number = cut, move, level, number
+        self.store, self.vault, self.secret = store, Vault(store), Secret(*move.base.secret)
+        self.home = None if move.base.memory is None else self.vault
+        self.added: list[Blob] = []
+        self.versions = 0
+        # What is written is deleted when nobody refers to it, until it is known to be of use.
+        self._held: list[Any] = []
+        before = move.base.partitions
+        self.old = {
+            n: self._record(move.base.inventories[level][n]) for n in overlapping(number, move.partitions, before)
+        }
+        self.first_share = {n for n in self.old if first_of(n, before, move.partitions) == number}
+
+    def _record(self, blob: Blob) -> Record:
+        return Record.parse(self.store.map(blob).to_pybytes(), f"the file {blob.name} of {self.store.where}")
+
+    def made(self) -> Moved:
+        """The partition, written.  O(bytes of those it has keys in common with)."""
+        waiting, sources, totals = 0, dict[str, Any](), dict[str, int]()
+        for name, source in self.cut.flow.sources.items() if self.level == 0 else ():
+            sources[name], batcher = self._source(name, source)
+            waiting += len(batcher)
+        for record in [self.old[n].record("totals") for n in sorted(self.first_share)] if self.level == 0 else ():
+            for name in record.names():
+                totals[name] = totals.get(name, 0) + record.number(name)
+        ids, places = node_ids(self.cut.flow), placed(self.cut.flow)
+        counts = {
+            ids[node]: self._count(node, ids[node], places[node].by or ())
+            for node in self.cut.flow.nodes
+            if isinstance(node, plan.Count) and node in self.cut.counts(self.level)
+        }
+        whole = {"sources": sources, "counts": counts, "totals": totals}
+        data = json.dumps(whole, separators=(",", ":")).encode()
+        self.vault.name(files_named(data))
+        blob = self.store.put("json", lambda sink: sink.write(data))
+        return Moved(self.level, self.number, blob, tuple(self.added), self.versions, waiting, {})
+
+    def _source(self, name: str, source: plan.Source) -> tuple[dict[str, Any], Batcher]:
+        """A source's rows, pending events and numbers."""
+        horizon = self.move.horizons.get(name)
+
+        def fresh() -> tuple[Arrangement, Made]:
+            upsert = Upsert(source.bound, self.secret)
+            if upsert.expiring is not None:
+                upsert.expiring.horizons.greatest = horizon
+            return upsert.arranged, partial(of_upsert, upsert)
+
+        records = {n: record.record("sources").record(name) for n, record in self.old.items()}
+        batcher, arrived = self._pending(source, records)
+        rows = self._joined([each.record("rows") for each in records.values()], fresh)
+        runs = pending.take(batcher, self.vault)
+        self.added += [run.stored.blob for run in batcher.runs.by_least]
+        self._held.append(batcher)
+        out = {"arrived": arrived, "greatest": self.move.greatest.get(name, NEVER), "rows": rows, "runs": runs}
+        return out if source.spec.expiry is None else {**out, "horizon": horizon}, batcher
+
+    def _pending(self, source: plan.Source, records: Mapping[int, Record]) -> tuple[Batcher, int]:
+        """The pending events of this partition, and how many came: those, and the judged ones that it stands for."""
+        schema, memory = source.bound.event_schema, self.move.base.memory
+        old = {n: pending.restore(each, schema, self.vault, True, self.home) for n, each in records.items()}
+        arrived = sum(records[n].number("arrived", 0, CLOSED) - len(old[n]) for n in self.first_share)
+        out = Batcher()
+        for each in old.values():
+            picked = [(run.waiting, self._mine(source, run.waiting)) for run in each.runs.by_least]
+            # Numbers of other partitions' events have nothing to do with these; what counts is their order.
+            order = np.sort(np.concatenate([np.empty(0, np.int64), *(part.arrival[rows] for part, rows in picked)]))
+            for part, rows in picked:
+                if rows.size:
+                    out.add(_taken(part, rows, arrived + np.searchsorted(order, part.arrival[rows])))
+                    if memory is not None and out.nbytes > memory // 8:
+                        out.spill(self.vault, memory // 16, memory // 32)
+            arrived += order.size
+        return out, arrived
+
+    def _mine(self, source: plan.Source, sealed: Sealed) -> Ints:
+        """The places of the events whose keys are of this partition."""
+        bound = source.bound
+        columns = [sealed.events.column(name) for name in bound.spec.key]
+        high, _ = identities(pa.RecordBatch.from_arrays(columns, schema=bound.key_schema), self.secret)
+        return self._rows(high)
+
+    def _count(self, node: plan.Count, name: str, by: Columns) -> dict[str, Any]:
+        """A count's groups: its own; or, where it stands with the keys it is made of, those beside its own keys."""
+        records = [record.record("counts").record(name) for record in self.old.values()]
+        keys = None if by == tuple(node.groups.names) else pa.schema([node.groups.field(each) for each in by])
+
+        def fresh() -> tuple[Arrangement, Made]:
+            count = Count(node.groups, node.name, self.secret)
+            return count.arranged, partial(of_count, count)
+
+        return self._joined(records, fresh, keys)
+
+    def _joined(
+        self, records: Iterable[Record], fresh: Callable[[], tuple[Arrangement, Made]], keys: pa.Schema | None = None
+    ) -> dict[str, Any]:
+        """One arrangement of what several hold of this partition, as an inventory has it.
+
+        ``keys``: the columns whose identities tell what that is, None where the rows' own do."""
+        shares, new, descriptions = fresh()[0], fresh()[0], list[Description]()
+        for given in records:
+            old, made = fresh()
+            restore(old, given, self.vault, indexed=False, made=made, sieved=False, home=self.home)
+            descriptions += [(each if isinstance(each, Run) else each.output).description for each in old.beneath.items]
+            new.since, new.upper = max(new.since, old.since), max(new.upper, old.upper)
+            # Of one key all are in one partition, so only their order within that matters.
+            for slot, begin, end in old.beneath.parts:
+                part = shares.slots.put(old.slots[slot])._replace(begin=begin, end=end)
+                shares.beneath.append(Run(Description(NEVER, NEVER, NEVER), [part]))
+        shares.since = new.since
+        parts = [self._laid(batch, new) for batch in self._pieces(shares, new, keys)]
+        if parts:
+            lower, upper = min(each.lower for each in descriptions), max(each.upper for each in descriptions)
+            since = max(min(new.since, upper - 1), *(each.since for each in descriptions))
+            new.beneath.append(Run(Description(lower, upper, since), parts))
+        self._held.append(new)
+        return take(new, self.vault)
+
+    def _pieces(self, old: Arrangement, new: Arrangement, keys: pa.Schema | None) -> Iterator[Batch]:
+        """What is taken of all there is, merged, some identities at a time; counted for the new arrangement."""
+        memory, batches, partitions = self.move.base.memory, old.slots.batches, self.move.partitions
+        if memory is not None and batches:
+            width = max(sum(batch.nbytes for batch in batches) // sum(map(len, batches)), 32)
+            old.piece = min(old.piece, max(memory // 4 // (4 * width + 128), 4096))
+        if keys is None:
+            # What is looked at is more than what is taken, and files should not become smaller for that.
+            old.piece *= max(partitions // self.move.base.partitions, 1)
+        for parts in old.ranges():
+            some = None
+            if keys is None:
+                some = [self._rows(old.slots[slot].high[begin:end]) for slot, begin, end in parts]
+            picked = by_sorting(old.slots, parts, old.since, not old.keeps, some=some)
+            if keys is not None and picked.high.size:
+                picked = picked.without(~self._belong(picked, old, keys))
+            if old.lapse is not None and old.keeps:
+                picked = picked.without(useless(picked, old.since, old.lapse))
+            n = picked.high.size
+            if not n:
+                continue
+            last = np.append(_starts(picked)[1:], True)
+            live = picked.live != 0
+            born = int((live & last).sum())
+            new.keys = new.keys + born
+            new.buried += int(last.sum()) - born if new.keeps else 0
+            latest = int(picked.time.max())
+            new.latest = max(new.latest, latest)
+            if latest <= old.since:
+                # History before since is one, and one time takes no room.
+                picked = picked._replace(time=same(latest, n, np.int64))
+            if live.all():
+                picked = picked._replace(live=same(1, n, np.uint8))
+            self.versions += n
+            yield picked.batch(old.slots, True)
+
+    def _rows(self, high: Words) -> Ints:
+        """Which identities are of this partition, some at a time."""
+        found = [
+            begin + np.flatnonzero(partition_of(high[begin : begin + CHUNK], self.move.partitions) == self.number)
+            for begin in range(0, high.size, CHUNK)
+        ]
+        return np.concatenate([np.empty(0, np.int64), *found])
+
+    def _belong(self, picked: Picked, old: Arrangement, keys: pa.Schema) -> Any:
+        """bool[m]: which versions are of this partition by their rows' ``keys``.
+
+        A deletion's row may be filler, so what a live version of the same key says holds for all."""
+        rows = gather(old.slots.sources, picked.references, keys)
+        high, _ = identities(rows, self.secret, picked.high.size)
+        mine, starts = partition_of(high, self.move.partitions) == self.number, _starts(picked)
+        of, live = np.cumsum(starts) - 1, picked.live != 0
+        decided = mine[starts]
+        decided[of[live]] = mine[live]
+        return decided[of]
+
+    def _laid(self, batch: Batch, new: Arrangement) -> Part:
+        """A batch written to a file, as the next part of an arrangement."""
+        record, layout = filed(batch)
+        kept = self.vault.write(record)
+        part = new.slots.put(unfiled(kept.batch, layout))
+        new.slots.files[part.slot] = Written(kept, layout, batch.rows.table.schema.names)
+        self.added.append(kept.blob)
+        return part
+
+
+def _starts(picked: Picked) -> Any:
+    """bool[m]: where another key begins."""
+    out = np.ones(picked.high.size, np.bool_)
+    out[1:] = picked.high[1:] != picked.high[:-1]
+    if picked.low.size:
+        out[1:] |= picked.low[1:] != picked.low[:-1]
+    return out
+
+
+def _taken(sealed: Sealed, rows: Ints, arrival: Ints) -> Sealed:
+    """Some events, with other numbers."""
+    times = sealed.times[rows]
+    original = times if sealed.original is sealed.times else sealed.original[rows]
+    return Sealed(sealed.events.take(pa.array(rows)), times, original, arrival)

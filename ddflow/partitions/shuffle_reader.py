@@ -1,0 +1,286 @@
+"""The spool: what a shuffle brings to one task, chunks in any order, given back as rows in the order of their arrival.
+
+Invariant: what is read is every row that was taken, once, by origin and by its place there, whatever order the chunks
+came in and wherever they lie meanwhile; a chunk for another partition is refused.  Why that is not trivial: a step must
+see its rows in order, and the shuffle ends only with its last chunk, so all are held until then, in less memory than
+they need: an eighth of the budget, then a scratch file, where they are read as they lie.  Rows that were read twice
+over the same stretch of a Kafka partition interleave, and are merged a stretch at a time.  What is not for this level
+passes through.  It judges nothing, and knows rows only by their columns (``packing``).
+
+>>> import ddflow as dd
+>>> from ddflow.columns.hashing import Secret
+>>> from ddflow.partitions.stages import cut
+>>> from ddflow.partitions.partitioner import Router
+>>> flow = dd.Flow()
+>>> orders = flow.upserts("orders", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id"))
+>>> _ = flow.output("orders", orders)
+>>> route = Router(flow, "orders", 1, Secret(1, 2), chunk_rows=2)
+>>> chunks = list(route([pa.record_batch({"id": [3, 1, 2], "city": ["Bern", "Basel", "Chur"]})], origin=0))
+>>> with Spool(cut(flow), level=0, number=0) as spool:
+...     for chunk in reversed(chunks):
+...         spool.take(chunk)
+...     spool.rows, spool.source("orders").read_all().column("id").to_pylist()
+({'orders': 3}, [3, 1, 2])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from types import TracebackType
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.hashing import Ints
+from ddflow.columns.schema import empty
+from ddflow.errors import Misrouted
+from ddflow.partitions.chunks import (
+    NO_ROWS,
+    PACKED,
+    RECEIPT,
+    added,
+    chunk_schema,
+    payload_at,
+    sums_schema,
+    unpack,
+    with_arrival,
+)
+from ddflow.partitions.stages import Cut
+from ddflow.storage.scratch import Scratch
+from ddflow.storage.spill_folder import Folder
+from ddflow.storage.table import TableWriter
+
+SHARE: Final = 8
+"""The part of the budget that chunks may take in memory: one of so many."""
+_SCRATCH: Final = pa.schema([("payload", pa.large_binary())])
+
+
+class Chunk(NamedTuple):
+    """What a row of `PACKED` says, and where its payload is: in memory, or as (batch, row) of the scratch file."""
+
+    origin: str
+    at: int
+    rows: int
+    digest: bytes
+    place: pa.Buffer | tuple[int, int]
+
+    @property
+    def told(self) -> bool:
+        """Whether its rows carry their places: Kafka's origins have a stroke, those of tasks are numbers."""
+        return "/" in self.origin
+
+
+class Spool:
+    """``level``, ``number``: of the task.  ``memory``: bytes that the task may take, None for no budget.  ``scratch``:
+    a folder that several may share, for what exceeds the spool's part of it; without one all is held in memory.
+    ``columns``: by source, the declared columns that its rows have, as its `Router` was told (all, where not said).
+
+    ``rows``, ``digests``: of what came, by source (those that none came for are not in it; 32 hex digits).
+    ``receipts``: what came to be passed on.
+    """
+
+    def __init__(
+        self,
+        cut: Cut,
+        level: int,
+        number: int,
+        memory: int | None = None,
+        scratch: str | None = None,
+        columns: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        self.cut, self.level, self.number = cut, level, number
+        self.most = None if memory is None or scratch is None else memory // SHARE
+        self.names = list(cut.flow.sources)
+        self.schemas = {
+            name: chunk_schema(source.bound.schema, (columns or {}).get(name))
+            for name, source in cut.flow.sources.items()
+        }
+        self.rows: dict[str, int] = {}
+        self.receipts: list[bytes] = []
+        self.held = self.spilled = 0
+        self._digests: dict[str, bytes] = {}
+        self._chunks: dict[int, list[Chunk]] = {}
+        self._where = scratch
+        self._scratch: Scratch | None = None
+        self._folder: Folder | None = None
+        self._writer: TableWriter | None = None
+        self._written = 0
+        self._file: pa.ChunkedArray | None = None
+
+    def __enter__(self) -> Spool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """By source, the digest of the rows that came: 32 hex digits."""
+        return {name: digest.hex() for name, digest in self._digests.items()}
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        """Take in some chunks, of the columns `PACKED`; nothing may have been read yet.  O(chunks), and O(bytes) for
+        what goes to the scratch file.
+
+        Raises `Misrouted` for one that is not for this task, `SpillFull` and `SpillFailed`.
+        """
+        assert self._file is None, "rows come before they are read"
+        if not batch.num_rows:
+            return
+        # A chunk is thousands of rows, so what travels beside them may be Python's; compute kernels cost more to call.
+        to, what, origin, at, rows, digest = (batch.column(i).to_pylist() for i in range(6))
+        payload = batch.column(6)
+        here = [i for i, given in enumerate(payload.is_valid().to_pylist()) if given and what[i] is not None]
+        self._check(to, {what[i] for i in here})
+        size = batch.nbytes
+        spill = self.most is not None and self.held + size > self.most
+        if spill:
+            self._write(payload.cast(pa.large_binary()))
+        else:
+            self.held += size
+        for i in here:
+            number = what[i]
+            if number == RECEIPT:
+                self.receipts.append(payload[i].as_py())
+                continue
+            place = (self._written - 1, i) if spill else payload_at(payload, i)
+            self._chunks.setdefault(number, []).append(Chunk(origin[i], at[i], rows[i], digest[i], place))
+            if number >= 0:
+                name = self.names[number]
+                self.rows[name] = self.rows.get(name, 0) + rows[i]
+                self._digests[name] = added(self._digests.get(name, NO_ROWS), digest[i])
+
+    def _check(self, to: list[int], what: set[int]) -> None:
+        """Raise `Misrouted` for what is not for this task."""
+        asked, remedy = (
+            f"partition {self.number} of level {self.level}",
+            "leave the shuffle to ddflow, and run it again",
+        )
+        for other in {*to} - {self.number}:
+            raise Misrouted(asked, f"rows for partition {other} came to it", remedy)
+        for number in what - {RECEIPT}:
+            known = number < len(self.names) if number >= 0 else -1 - number < len(self.cut.meetings)
+            if not known or (self.level if number >= 0 else self.cut.meetings[-1 - number].level < self.level):
+                kind = f"rows of source {number}" if number >= 0 else f"sums {-1 - number}"
+                raise Misrouted(asked, f"{kind} came to it, which are not for it", remedy)
+
+    def source(self, name: str) -> pa.RecordBatchReader | None:
+        """The rows of a source, in the order of arrival: by origin, then by their places there; None where none came.
+
+        They are read a chunk at a time, and may be read again.  O(rows), and O(n log n) for those that interleave.
+        Raises `Misrouted` for chunks that hold something else.
+        """
+        schema, chunks = self.schemas[name], self._chunks.get(self.names.index(name))
+        return pa.RecordBatchReader.from_batches(schema, self._in_order(chunks, schema)) if chunks else None
+
+    def sums(self, number: int) -> pa.Table:
+        """The sums that came for a meeting: the columns of `sums_schema`, in chunks.  O(chunks).
+
+        Raises `Misrouted`.
+        """
+        schema, chunks = sums_schema(self.cut.meetings[number]), self._chunks.get(-1 - number, [])
+        batches = [self._open(chunk, schema) for chunk in sorted(chunks, key=_arrived)]
+        return pa.Table.from_batches(batches, schema) if batches else empty(schema)
+
+    @property
+    def forwarded(self) -> Iterator[pa.RecordBatch]:
+        """What is for later levels, a chunk at a time, as it came: of the columns `PACKED`."""
+        for number, chunks in self._chunks.items():
+            if number < 0 and self.cut.meetings[-1 - number].level > self.level:
+                for chunk in chunks:
+                    payload = memoryview(self._bytes(chunk))
+                    row = (self.number, number, chunk.origin, chunk.at, chunk.rows, chunk.digest, payload)
+                    columns = [pa.array([value], f.type) for value, f in zip(row, PACKED, strict=True)]
+                    yield pa.RecordBatch.from_arrays(columns, schema=PACKED)
+
+    def close(self) -> None:
+        """Let the scratch file go.  What was read stays valid; twice is harmless."""
+        self._chunks.clear()
+        self._file = None
+        for each in (self._writer, self._folder, self._scratch):
+            if isinstance(each, TableWriter):
+                each.abort()
+            elif each is not None:
+                each.close()
+        self._writer = self._folder = self._scratch = None
+
+    def _write(self, payload: pa.Array) -> None:
+        """Append payloads to the scratch file."""
+        if self._writer is None:
+            assert self._where is not None
+            self._scratch = Scratch(self._where)
+            self._folder = Folder.open(self._scratch.folder())
+            self._writer = self._folder.writer(_SCRATCH)
+        self._writer.write(pa.RecordBatch.from_arrays([payload], schema=_SCRATCH))
+        self._written += 1
+        self.spilled += payload.nbytes
+
+    def _bytes(self, chunk: Chunk) -> pa.Buffer:
+        """The payload of a chunk, where it lies."""
+        if not isinstance(chunk.place, tuple):
+            return chunk.place
+        if self._file is None:
+            assert self._writer is not None
+            self._file, self._writer = self._writer.finish().column(0), None
+        batch, row = chunk.place
+        return payload_at(self._file.chunk(batch), row)
+
+    def _open(self, chunk: Chunk, schema: pa.Schema) -> pa.RecordBatch:
+        return unpack(self._bytes(chunk), schema, chunk.rows)
+
+    def _in_order(self, chunks: list[Chunk], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        for told, group in groupby(sorted(chunks, key=_arrived), key=lambda chunk: (chunk.told, chunk.origin)):
+            if not told[0]:
+                yield from (self._open(chunk, schema) for chunk in group)
+                continue
+            stretch: list[pa.RecordBatch] = []
+            last = 0
+            for chunk in group:
+                batch = self._open(chunk, with_arrival(schema, True))
+                if stretch and chunk.at > last:
+                    yield from _interleaved(stretch, schema)
+                    stretch = []
+                last = max(last, int(_places(batch)[-1])) if stretch else int(_places(batch)[-1])
+                stretch.append(batch)
+            yield from _interleaved(stretch, schema)
+
+
+def _arrived(chunk: Chunk) -> tuple[str, int, int, bytes]:
+    """What chunks are put in order by; the last two so that it does not hang on the shuffle where the others agree."""
+    return chunk.origin, chunk.at, chunk.rows, chunk.digest
+
+
+def _places(batch: pa.RecordBatch) -> Ints:
+    return np.asarray(batch.column(batch.num_columns - 1))
+
+
+def _interleaved(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Chunks that lie over the same stretch of places, each ascending, as rows in the order of those.
+
+    They are cut at the same places, about one chunk's worth between two cuts, so that little is joined at a time.
+    """
+    places = [_places(batch) for batch in batches]
+    most = max(each.size for each in places)
+    # Each place taken stands for so many rows; the last few of a chunk are not counted, at most half of a chunk in all.
+    step = max(most // (2 * len(batches)), 1)
+    taken = np.sort(np.concatenate([each[step - 1 :: step] for each in places]))
+    every = max(most // step, 1)
+    cuts = np.unique(taken[every - 1 :: every])
+    begins = [0] * len(batches)
+    for cut in [*cuts.tolist(), None] if len(batches) > 1 else [None]:
+        ends = [p.size if cut is None else int(np.searchsorted(p, cut, side="right")) for p in places]
+        parts = [b.slice(i, j - i) for b, i, j in zip(batches, begins, ends, strict=True) if i < j]
+        begins = ends
+        if parts:
+            # Of one chunk they are in order.
+            joined = parts[0] if len(parts) == 1 else _sorted(parts)
+            yield pa.RecordBatch.from_arrays(joined.columns[:-1], schema=schema)
+
+
+def _sorted(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    whole = pa.concat_batches(parts)
+    return whole.take(pa.array(np.argsort(_places(whole), kind="stable")))

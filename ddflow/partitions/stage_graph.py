@@ -1,0 +1,122 @@
+"""The circuit of one level: the whole plan's operators, of which those of the level run.
+
+Invariant: what is put out, held and sent on by the tasks of all levels and partitions, added up, is what the whole
+circuit would put out and hold.  Why that is not trivial: a collection may be computed on several levels, on each from
+what has come so far; a keyed operator reads what came together through a shuffle, where its input is computed by
+others; and what is sent on is summed first, so that one update a row and time leaves a partition.
+
+>>> import pyarrow as pa, ddflow as dd
+>>> from ddflow.partitions.stages import cut
+>>> flow = dd.Flow()
+>>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert("id"))
+>>> _ = flow.output("by_city", people.count("city"))
+>>> circuit = LevelCircuit(cut(flow), 1, Secret(1, 2))
+>>> rows = pa.table({"city": ["Bern", "Bern"], "_time": [7, 7], "_diff": [2, 1]})
+>>> circuit.came = {0: as_updates(rows, circuit.cut.meetings[0].schema)}
+>>> circuit.judge({}, since=7).outputs["by_city"].to_pylist()
+[{'city': 'Bern', 'count': 3, '_time': 7, '_diff': 1}]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.hashing import Ints, Secret
+from ddflow.columns.schema import DIFF, TIME
+from ddflow.columns.threads import ALONE, Crew
+from ddflow.dataflow.buffer import Shelf
+from ddflow.dataflow.graph import Circuit
+from ddflow.dataflow.step import Computation, Observe, Released, Stepped, nothing
+from ddflow.operators.updates import Updates, consolidated, few, ints
+from ddflow.partitions.stages import Cut, Meeting
+from ddflow.plan import flow as plan
+
+
+class LevelCircuit(Circuit):
+    """``came``: by meeting of this level, the updates that came together.  ``sent``: by meeting of later ones, those
+    that a step sends on."""
+
+    def __init__(self, cut: Cut, level: int, secret: Secret, crew: Crew = ALONE) -> None:
+        super().__init__(cut.flow, secret, winners=False, crew=crew)
+        self.cut, self.level = cut, level
+        self.here = frozenset(cut.flow.nodes[n] for n in cut.active[level])
+        self.counts = {node: count for node, count in self.counts.items() if node in self.here}
+        if level:
+            self.upserts = {}
+        self.came: dict[int, Updates] = {}
+        self.sent: dict[int, pa.Table] = {}
+
+    def judge(
+        self, released: Mapping[str, Released], since: int, shelf: Shelf | None = None, observe: Observe = nothing
+    ) -> Stepped:
+        """As `Circuit.judge`, of this level; ``sent`` is what it sends on."""
+        given = {name: each for name, each in released.items() if each.total}
+        return LevelComputation(self, given, since, shelf or Shelf(None, 0), observe).run()
+
+
+class LevelComputation(Computation):
+    """One step of a level."""
+
+    def __init__(
+        self, circuit: LevelCircuit, released: Mapping[str, Released], since: int, shelf: Shelf, observe: Observe
+    ) -> None:
+        super().__init__(circuit, released, since, shelf, observe)
+        self.level = circuit
+        cut, nodes = circuit.cut, circuit.plan.nodes
+        self.nodes = [node for node in self.nodes if node in circuit.here]
+        self.came = {(nodes[cut.meetings[n].of], cut.meetings[n].by): each for n, each in circuit.came.items()}
+        self.kept = self.kept | {nodes[each.of] for each in cut.sent(circuit.level)}
+        if self.came:
+            self.times = _all_times([self.times, *(each.times for each in self.came.values())])
+            self.came = {known: _ranked(each, self.times) for known, each in self.came.items()}
+
+    def run(self) -> Stepped:
+        """The step, and what it sends on.  O(events and updates)."""
+        stepped, cut = super().run(), self.level.cut
+        self.level.sent = {each.number: self._sum(each) for each in cut.sent(self.level.level)}
+        return stepped
+
+    def outputs(self) -> Iterable[tuple[str, plan.Collection]]:
+        """Those of this level."""
+        here = self.level.cut.outputs[self.level.level]
+        return [(name, node) for name, node in self.level.plan.outputs.items() if name in here]
+
+    def arrived(self, node: plan.Collection, by: Sequence[str] | None) -> list[Updates]:
+        """What came together for it, where it is computed by others; else its own updates."""
+        came = self.came.get((node, tuple(node.schema.names if by is None else by)))
+        return super().arrived(node, by) if came is None else [came]
+
+    def _sum(self, meeting: Meeting) -> pa.Table:
+        """What leaves for a meeting: one update a row and time."""
+        node, by, schema = self.level.plan.nodes[meeting.of], list(meeting.by), meeting.schema
+        pieces = []
+        for piece in self._pieces(node):
+            n = piece.diffs.size
+            columns = [piece.rows.column(name) for name in by] or [pa.repeat(True, n)]
+            rows = pa.Table.from_arrays([c.cast(f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
+            made = consolidated(piece._replace(rows=rows), self.level.secret)
+            pieces.append(self.shelf.lay(made) if self.many else made)
+        return self.shelf.output(pieces, schema, pa.int64())
+
+
+def as_updates(table: pa.Table, schema: pa.Schema) -> Updates:
+    """Sums that came, with their own times, in the order of those.  O(n log n) for several times."""
+    times, ranks = np.unique(table.column(TIME).to_numpy(), return_inverse=True)
+    diffs: Ints = table.column(DIFF).to_numpy()
+    rows = table.select(schema.names).cast(schema).combine_chunks()
+    updates = Updates(rows, ranks.astype(np.int32), diffs, times if times.size else ints())
+    return updates if times.size < 2 else updates.picked(np.argsort(ranks, kind="stable"))
+
+
+def _all_times(times: Sequence[Ints]) -> Ints:
+    return np.unique(np.concatenate(times))
+
+
+def _ranked(updates: Updates, times: Ints) -> Updates:
+    """The same updates, ranked among more times."""
+    places = np.searchsorted(times, updates.times).astype(np.int32)
+    ranks = places[updates.ranks] if updates.times.size else few()
+    return updates._replace(ranks=ranks, times=times)

@@ -1,0 +1,298 @@
+"""A part: what one task holds of a state, one partition of one level, and its share of an epoch.
+
+Invariant: a part changes nothing that anybody sees.  It opens the inventory that its base names, takes in rows, writes
+files that no manifest names, and tells in a receipt what they are; a part that was run twice, or whose receipt nobody
+took, is as if it had never been.  Why that is not trivial: a part may be kept open from one epoch to the next, and
+whether that happens must not matter: what it holds is the inventory that it wrote last, by name (``at``), and whoever
+goes on with it compares that with what the next base says.  All times come from the base, since the other parts have
+the same: no task knows what others were given.
+
+>>> import os, tempfile, ddflow as dd
+>>> from ddflow.partitions.commit import Coordinator
+>>> from ddflow.partitions.stages import cut
+>>> flow = dd.Flow()
+>>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
+>>> with tempfile.TemporaryDirectory() as place:
+...     coordinator = Coordinator.open(flow, os.path.join(place, "state"), partitions=1)
+...     base = coordinator.begin()
+...     part = Part(cut(flow), base, level=0, number=0)
+...     rows = pa.table({"id": [1, 2]}).to_reader()
+...     done = part.step(base, {"people": rows}, {}, {"people": 2}, {"people": "00" * 16})
+...     committed = coordinator.finish(base, [done.receipt])
+...     part.close()
+...     coordinator.close()
+>>> done.receipt.counts, done.receipt.outputs["people"].rows, committed.epoch
+({'applied': 2}, 2, 1)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from time import perf_counter_ns
+from typing import Any, NamedTuple, cast
+
+import pyarrow as pa
+
+from ddflow.columns.hashing import Secret, value_hashes
+from ddflow.dataflow.budget import Budget
+from ddflow.dataflow.result import Step
+from ddflow.engine import checkpoint as recovery
+from ddflow.engine.stepping import Stepping
+from ddflow.operators.updates import Updates
+from ddflow.partitions.epoch_start import Base, own
+from ddflow.partitions.receipt import Receipt
+from ddflow.partitions.stage_graph import LevelCircuit, as_updates
+from ddflow.partitions.stages import Cut
+from ddflow.plan.codec import node_ids
+from ddflow.storage.batch_store import Vault
+from ddflow.storage.manifest import Output
+from ddflow.storage.outputs import OutputFolder, disk_of
+from ddflow.storage.protocol import Blob
+from ddflow.storage.record import Record
+from ddflow.time import CLOSED, NEVER
+
+
+class Done(NamedTuple):
+    """What a part did.  ``sums``: by meeting, what goes on to other levels: its rows, ``_time`` and ``_diff``."""
+
+    receipt: Receipt
+    sums: dict[int, pa.Table]
+
+
+class Part(Stepping):
+    """``at``: the name of the inventory that it holds, "" for none.  ``level``, ``number``: which part it is."""
+
+    def __init__(self, cut: Cut, base: Base, level: int, number: int, scratch: str | None = None) -> None:
+        """Open what the base says that this part holds.  O(bytes of it); every file is verified.
+
+        ``scratch``: a folder for what does not fit into the base's budget, by default one within the state.  Raises
+        `StateRefused` where the state cannot be seen from here, `CorruptState`, and what stores raise.
+        """
+        began = perf_counter_ns()
+        self.cut, self.level, self.number = cut, level, number
+        store = base.version.opened("open a partition of", readonly=False)
+        try:
+            if base.memory is not None and scratch is None:
+                scratch = store.scratch()
+            circuit = LevelCircuit(cut, level, Secret(*base.secret))
+            super().__init__(
+                cut.flow,
+                circuit,
+                Budget(None if base.memory is None else own(base.memory), scratch),
+                retain=base.retain,
+            )
+            self.levelled, self.vault = circuit, Vault(store, compresses=base.memory is None)
+            self.budget.home = self.vault if self.budget.spills else None
+            for arranged in circuit.arrangements.values():
+                arranged.slots.lasting = True
+            self.at, self.names, self.folder = "", dict[str, Blob](), cast(OutputFolder | None, None)
+            if base.inventories:
+                self._fill(base)
+        except BaseException:
+            store.close()
+            raise
+        self.opened = (perf_counter_ns() - began) // 1000
+
+    def _fill(self, base: Base) -> None:
+        """Take up what the inventory says."""
+        blob = base.inventories[self.level][self.number]
+        what = f"the file {blob.name} of {self.vault.store.where}"
+        given = Record.parse(self.vault.store.map(blob).to_pybytes(), what)
+        own = _own(given, self.cut, self.level)
+        self.frontier, self.last, self.since = base.frontier, base.last, base.since
+        recovery.fill(self, [Record(own, what)], self.vault, indexed=self.budget.memory is None)
+        self.at, self.names = blob.name, {each.name: each for each in _blobs(own)}
+        self.vault.name(self.names)
+
+    def close(self) -> None:
+        """Let go of all that is held; twice is harmless."""
+        with self.turns.alone("close"):
+            self.turns.state = "closed"
+            self.circuit, self.batchers = LevelCircuit(self.cut, self.level, Secret(0, 0)), {}
+            if self.budget.folder is not None:
+                self.budget.folder.close()
+            self.vault.store.close()
+
+    def step(
+        self,
+        base: Base,
+        inputs: Mapping[str, Any],
+        sums: Mapping[int, pa.Table],
+        rows: Mapping[str, int],
+        digests: Mapping[str, str],
+    ) -> Done:
+        """Take in this part's rows of an epoch, and write what came of them.  O(rows and updates) expected.
+
+        ``inputs``: by source, on level 0: anything that speaks Arrow, in the order of arrival.  ``sums``: by meeting of
+        this level.  ``rows``, ``digests``: of the inputs, for the receipt.  Raises what a step of an engine raises; the
+        part must then be closed, and what it wrote is garbage.
+        """
+        began = perf_counter_ns()
+        self.frontier, self.last, self.since = base.frontier, base.last, base.since
+        for name, upsert in self.circuit.upserts.items():
+            if upsert.expiring is not None:
+                upsert.expiring.horizons.greatest = base.horizons.get(name)
+        step = self._events(base, inputs) if self.level == 0 else self._sums(base, sums)
+        stepped = perf_counter_ns()
+        sent = {number: table for number, table in self.levelled.sent.items() if table.num_rows}
+        self.levelled.came, self.levelled.sent = {}, {}
+        receipt = self._written(base, step)
+        receipt = receipt._replace(rows=dict(rows), digests=dict(digests), sent=_sent(sent, self.secret))
+        figures = {
+            "open": self.opened,
+            "step": (stepped - began) // 1000,
+            "write": (perf_counter_ns() - stepped) // 1000,
+            "memory": self._bytes(),
+            "bytes": receipt.inventory.length + sum(each.length for each in receipt.added),
+        }
+        self.opened = 0
+        return Done(receipt._replace(figures=figures), sent)
+
+    def _events(self, base: Base, inputs: Mapping[str, Any]) -> Step:
+        """Level 0: rows of sources."""
+        if not self.flow.holds_back:
+            inflows = self._admitted(inputs, base.time)
+            with self._released(CLOSED, {name: inflow.batcher for name, inflow in inflows.items()}) as given:
+                return self._take(inflows, self._judge(given, base.time), base.time + 1, base.time)
+        inflows = self._admitted(inputs, None)
+        if base.to > self.frontier:
+            return self._sealed(inflows, base.to)
+        self._check_budget(None, inflows)
+        return self._take(inflows, None, self.frontier, self.last)
+
+    def _sums(self, base: Base, sums: Mapping[int, pa.Table]) -> Step:
+        """Levels after it: sums that came together."""
+        frontier, last = (base.to, base.to - 1) if self.flow.holds_back else (base.time + 1, base.time)
+        if frontier <= self.frontier:
+            return self._take({}, None, self.frontier, self.last)
+        came = {
+            each.number: as_updates(sums[each.number], each.schema)
+            for each in self.cut.meetings
+            if each.level == self.level and each.number in sums
+        }
+        if frontier == CLOSED:
+            last = max([self.last, *(int(each.times[-1]) for each in came.values() if each.times.size)])
+        self.levelled.came = {number: each for number, each in came.items() if _some(each)}
+        return self._take({}, self._judge({}, last), frontier, last)
+
+    def _written(self, base: Base, step: Step) -> Receipt:
+        """Write what is in no file yet; the receipt for all of it."""
+        store, before = self.vault.store, self.names
+        outputs = self._put(base, step)
+        inventory = _own(Record(recovery.take(self, self.vault), "an inventory"), self.cut, self.level)
+        data = json.dumps(inventory, separators=(",", ":")).encode()
+        blob = store.put("json", lambda sink: sink.write(data))
+        store.sync()
+        self.names = {each.name: each for each in _blobs(inventory)}
+        self.vault.name(self.names)
+        self.at = blob.name
+        greatest = {name: intake.greatest for name, intake in self.intakes.items()} if not self.level else {}
+        expiring = {name: upsert.expiring for name, upsert in self.circuit.upserts.items()}
+        seen_so_far = {name: each.horizons.greatest for name, each in expiring.items() if each is not None}
+        horizons = {name: greatest for name, greatest in seen_so_far.items() if greatest is not None}
+        counts = {name: n for name, n in {**step.verdicts.counts, "absent": step.verdicts.absent}.items() if n}
+        return Receipt(
+            level=self.level,
+            number=self.number,
+            base=base.digest,
+            nonce=store.nonce,
+            inventory=blob,
+            outputs=outputs,
+            rows={},
+            digests={},
+            counts=counts,
+            greatest=greatest,
+            horizons=horizons,
+            frontier=self.frontier,
+            last=self.last,
+            since=self.since,
+            added=tuple(b for name, b in self.names.items() if name not in before),
+            gone=tuple(name for name in before if name not in self.names),
+            sent="",
+            figures={},
+        )
+
+    def _put(self, base: Base, step: Step) -> dict[str, Output]:
+        """Write what the outputs of this level gained."""
+        out, here = {}, {name: step[name] for name in self.cut.outputs[self.level] if step[name].num_rows}
+        if base.folder is not None and here:
+            if self.folder is None or self.folder.path != base.folder:  # one for all epochs, since it numbers its files
+                self.folder = OutputFolder(base.folder, self.vault.store.nonce, base.trust, disk_of(self.vault.store))
+            out = {name: Output((self.folder.put(name, table),), table.num_rows) for name, table in here.items()}
+            self.folder.sync()
+            return out
+        for name, table in here.items():
+            out[name] = Output((self.vault.put(table.to_batches(), table.schema),), table.num_rows)
+        return out
+
+
+def idle(cut: Cut, base: Base, level: int, number: int) -> Receipt | None:
+    """The receipt of a part that has no rows and need not be opened for it; None where it must be.  O(1).
+
+    Without rows nothing changes on later levels; nor on level 0 in epoch mode, unless keys expire.
+    """
+    expires = any(source.spec.expiry is not None for source in cut.flow.sources.values())
+    if not base.inventories or (level == 0 and (cut.flow.holds_back or expires)):
+        return None
+    if len({each[number].name for each in base.inventories}) < len(base.inventories):
+        return None  # one engine's inventory is of all levels: each writes its own first
+    frontier, last = (base.to, base.to - 1) if cut.flow.holds_back else (base.time + 1, base.time)
+    if frontier in (CLOSED, base.frontier):
+        last = base.last
+    since = base.since if last <= NEVER + base.retain else max(base.since, last - base.retain)
+    return Receipt(
+        level=level,
+        number=number,
+        base=base.digest,
+        nonce="",
+        inventory=base.inventories[level][number],
+        outputs={},
+        rows={},
+        digests={},
+        counts={},
+        greatest={},
+        horizons={},
+        frontier=frontier,
+        last=last,
+        since=since,
+        added=(),
+        gone=(),
+        sent="",
+        figures={},
+    )
+
+
+def _own(record: Record, cut: Cut, level: int) -> dict[str, Any]:
+    """What of an inventory is a level's: a local engine's holds all of them."""
+    ids = node_ids(cut.flow)
+    here = {ids[node] for node in cut.counts(level)}
+    counts = {name: each for name, each in record.record("counts").given.items() if name in here}
+    first = level == 0
+    return {
+        "sources": record.record("sources").given if first else {},
+        "counts": counts,
+        "totals": record.record("totals").given if first else {},
+    }
+
+
+def _blobs(value: Any) -> Iterator[Blob]:
+    """All files that an inventory names."""
+    if isinstance(value, list) and [type(each) for each in value] == [str, int, str]:
+        yield Record({"a file": value}, "an inventory").blob("a file")
+    elif isinstance(value, list | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _blobs(each)
+
+
+def _some(updates: Updates) -> bool:
+    return bool(updates.diffs.size)
+
+
+def _sent(sums: Mapping[int, pa.Table], secret: Secret) -> str:
+    """Of what is sent on, whatever its order: for two attempts at the same to be compared.  O(updates)."""
+    total = 0
+    for number, table in sorted(sums.items()):
+        for batch in table.to_batches():
+            total += int(value_hashes(batch, secret).sum()) * (2 * number + 1)
+    return f"{total % 2**128:032x}" if sums else ""

@@ -1,0 +1,210 @@
+"""A plan, cut where equal rows must meet: which of its collections are computed on which level.
+
+Invariant: every collection's updates are the sum, over the levels that compute it, of what each makes of its own part;
+and where an operator must see equal rows together (count, consolidate, an output), they have been brought into one
+partition.  Why that is not trivial: between two shuffles everything is linear, so a concat may be computed on several
+levels, each with what has come so far; and rows that stand together by columns that they still have need not move
+again, a count by the key for one.  A `Meeting` is where rows of a collection come together by some columns; who needs
+the same one shares it.  It is a plan's shape only: it does not touch rows (``part``).
+
+>>> import pyarrow as pa, ddflow as dd
+>>> flow = dd.Flow()
+>>> orders = flow.upserts("orders", {"id": pa.int64(), "city": pa.string(), "paid": pa.bool_()}, dd.Upsert(key="id"))
+>>> paid = flow.output("paid", orders.filter("paid"))
+>>> by_city = flow.output("by_city", paid.count(by="city"))
+>>> print(cut(flow))
+level 0: orders, filter; paid; sums 0 by [city]
+level 1: sums 0 by [city]; count; by_city
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from ddflow.errors import SpecError
+from ddflow.operators.back_node import Back
+from ddflow.operators.unnest import Unnest
+from ddflow.plan import flow as plan
+from ddflow.plan.flow import Collection, Flow
+
+Columns = tuple[str, ...]
+ALL: Final = pa.schema({"all": pa.bool_()})
+"""The columns of sums that are not by any: one that is true in all rows, for something must carry them."""
+
+
+class Place(NamedTuple):
+    """Where the rows of a collection are: the collections after whose shuffle they were made, and the columns by which
+    equal rows stand in one partition (None: by no columns that they still have)."""
+
+    roots: tuple[Collection, ...]
+    by: Columns | None
+
+
+class Meeting(NamedTuple):
+    """Where rows come together: those of ``of``, by the columns ``by``, on a level.
+
+    ``number``: among the meetings.  ``of``: its place among the flow's collections.  ``schema``: of ``by``; `ALL` for
+    none, since rows need a column."""
+
+    number: int
+    level: int
+    of: int
+    by: Columns
+    schema: pa.Schema
+
+
+@dataclass(frozen=True)
+class Cut:
+    """``levels``: how many.  ``meetings``: by number.  ``active``: for each level, the places of the collections that
+    it computes, ascending.  ``outputs``: for each level, the names of outputs that it gives, side outputs included.
+    """
+
+    flow: Flow
+    levels: int
+    meetings: tuple[Meeting, ...]
+    active: tuple[tuple[int, ...], ...]
+    outputs: tuple[tuple[str, ...], ...]
+
+    def counts(self, level: int) -> set[Collection]:
+        """The counts whose state a level holds."""
+        return {self.flow.nodes[n] for n in self.active[level] if isinstance(self.flow.nodes[n], plan.Count)}
+
+    def sent(self, level: int) -> list[Meeting]:
+        """The meetings that a level may bring rows to."""
+        active = self.active[level]
+        return [each for each in self.meetings if each.level > level and each.of in active]
+
+    def __str__(self) -> str:
+        return "\n".join(self._shown(level) for level in range(self.levels))
+
+    def _shown(self, level: int) -> str:
+        nodes = [self.flow.nodes[n] for n in self.active[level]]
+        names = [n.name if isinstance(n, plan.Source) else type(n).__name__.lower() for n in nodes]
+        parts = [_sums(each) for each in self.meetings if each.level == level]
+        parts += [", ".join(names), *self.outputs[level], *(_sums(each) for each in self.sent(level))]
+        return f"level {level}: {'; '.join(part for part in parts if part)}"
+
+
+def _sums(meeting: Meeting) -> str:
+    return f"sums {meeting.number} by [{', '.join(meeting.by)}]"
+
+
+def cut(flow: Flow) -> Cut:
+    """Cut a flow into levels.  Pure; O(nodes * meetings).
+
+    Raises `SpecError` for a flow without sources or outputs, or an operator that has no place in partitions.
+    """
+    if not flow.sources or not flow.outputs:
+        raise SpecError(
+            "run a flow on Spark",
+            f"it has {len(flow.sources)} sources and {len(flow.outputs)} outputs",
+            "give it at least one of each: flow.upserts(...), flow.output(...)",
+        )
+    return _Cutter(flow).cut()
+
+
+def placed(flow: Flow) -> dict[Collection, Place]:
+    """The place of every collection.  O(nodes).  Raises `SpecError` for an operator that has no place here."""
+    places: dict[Collection, Place] = {}
+    for node in flow.nodes:
+        inputs = [places[i] for i in node.inputs]
+        if isinstance(node, plan.Source):
+            places[node] = Place((node,), tuple(node.spec.key))
+        elif isinstance(node, plan.Count | plan.Consolidate):
+            by, of = grouped(node), inputs[0]
+            together = of.by is not None and set(of.by) <= set(by)
+            places[node] = of if together else Place((node,), by)
+        elif isinstance(node, plan.Project):
+            places[node] = Place(inputs[0].roots, _renamed(inputs[0].by, node))
+        elif isinstance(node, plan.Concat):
+            roots = tuple(dict.fromkeys(root for i in inputs for root in i.roots))
+            same = len(roots) == 1 and len({i.by for i in inputs}) == 1
+            places[node] = Place(roots, inputs[0].by if same else None)
+        elif isinstance(node, plan.Filter | plan.Negate):
+            places[node] = inputs[0]
+        elif isinstance(node, Unnest):
+            kept = inputs[0].by if node.column not in (inputs[0].by or ()) else None
+            places[node] = Place(inputs[0].roots, kept)
+        elif isinstance(node, Back):
+            raise SpecError(
+                "run a flow on Spark",
+                f"it has to_upserts({list(node.key)})",
+                "leave it out and give the updates to dd.to_upserts, or run it with flow.open()",
+            )
+        else:
+            raise SpecError("run a flow on Spark", f"it has a {type(node).__name__}", "run it with flow.open()")
+    return places
+
+
+def grouped(node: plan.Count | plan.Consolidate) -> Columns:
+    """The columns whose equal rows a keyed operator must see together."""
+    return tuple(node.by if isinstance(node, plan.Count) else node.schema.names)
+
+
+def _renamed(by: Columns | None, node: plan.Project) -> Columns | None:
+    """What columns are called after a projection; None where one is gone."""
+    names: dict[str, str] = {}
+    for field, column in zip(node.schema, node.columns, strict=True):
+        if isinstance(column, str):
+            names.setdefault(column, field.name)
+    return tuple(names[c] for c in by) if by is not None and set(by) <= set(names) else None
+
+
+class _Cutter:
+    """Finds the meetings that outputs depend on, and from them the levels."""
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow, self.places = flow, placed(flow)
+        self.at = {node: n for n, node in enumerate(flow.nodes)}
+        self.meetings: dict[tuple[Any, ...], Meeting] = {}
+        self.level: dict[Collection, int] = dict.fromkeys(flow.sources.values(), 0)
+        self.needed = self._needed()
+
+    def cut(self) -> Cut:
+        """The cut."""
+        outputs: list[tuple[int, str]] = [(0, name) for name in self.flow.side_outputs()]
+        for node in self.flow.nodes:  # a collection stands behind what it is made of
+            if isinstance(node, plan.Count | plan.Consolidate) and node in self.needed and self._begins(node):
+                self.level[node] = self._meeting(node.inputs[0], grouped(node)).level
+        for name, node in self.flow.outputs.items():
+            direct = node.distinct or self.places[node].by is not None
+            level = self.level[self.places[node].roots[0]] if direct else self._meeting(node, _every(node)).level
+            outputs.append((level, name))
+        levels = 1 + max(level for level, _ in outputs)
+        levels = max(levels, 1 + max((each.level for each in self.meetings.values()), default=0))
+        active: list[set[int]] = [set() for _ in range(levels)]
+        for node in self.flow.nodes:
+            for root in self.places[node].roots if node in self.needed else ():
+                active[self.level[root]].add(self.at[node])
+        given = tuple(tuple(name for at, name in outputs if at == level) for level in range(levels))
+        return Cut(self.flow, levels, tuple(self.meetings.values()), tuple(tuple(sorted(a)) for a in active), given)
+
+    def _begins(self, node: Collection) -> bool:
+        """Whether rows must move for a keyed operator."""
+        return self.places[node].roots == (node,)
+
+    def _meeting(self, of: Collection, by: Columns) -> Meeting:
+        known = (of, *by)
+        if known not in self.meetings:
+            level = 1 + max(self.level[root] for root in self.places[of].roots)
+            schema = pa.schema([of.schema.field(name) for name in by]) if by else ALL
+            self.meetings[known] = Meeting(len(self.meetings), level, self.at[of], by, schema)
+        return self.meetings[known]
+
+    def _needed(self) -> set[Collection]:
+        """What outputs depend on, and all sources: their rows are judged, whoever reads them."""
+        found = set[Collection](self.flow.sources.values())
+        walk = list(self.flow.outputs.values())
+        while walk:
+            node = walk.pop()
+            if node not in found or isinstance(node, plan.Source):
+                found.add(node)
+                walk.extend(node.inputs)
+        return found
+
+
+def _every(node: Collection) -> Columns:
+    return tuple(node.schema.names)

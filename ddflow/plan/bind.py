@@ -1,0 +1,239 @@
+"""A spec joined with a schema: which columns are what, and the questions the operator asks of each batch.
+
+Invariant: a binding that exists can be run; everything in a spec that depends on column names or types has been
+checked, and each question (which events delete, which have no key) has one answer a row.  Why that is not trivial: a
+tombstone means three different things by type, an order must have one, a time must be an integer underneath, and what
+the collection's row is follows from all of them.  It reads batches, keeps none, and judges nothing.
+
+>>> import pyarrow as pa
+>>> from ddflow.plan.spec import Upsert, tombstone
+>>> schema = pa.schema({"id": pa.int64(), "v": pa.string(), "at": pa.int64(), "op": pa.string()})
+>>> bound = bind("orders", schema, Upsert(key="id", order_by="at", delete=tombstone("op", "D")))
+>>> bound.row_schema.names, bound.tracked
+(['id', 'v', 'at'], ['v', 'at'])
+>>> bound.deletes(pa.record_batch({"id": [1], "v": ["x"], "at": [1], "op": ["D"]}, schema)).tolist()
+[1]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from ddflow.columns.hashing import Flags, flags, validity
+from ddflow.columns.schema import did_you_mean, is_flat, is_key, is_text, is_time
+from ddflow.errors import SpecError
+from ddflow.plan.merge.bound import Merging, event_schema, merged_row, plan
+from ddflow.plan.spec import Tombstone, Upsert
+
+if TYPE_CHECKING:
+    from ddflow.expressions import Expression
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What `bind` made; see the header.  ``key_schema``'s fields are not null unless null keys are kept."""
+
+    name: str
+    schema: pa.Schema
+    spec: Upsert
+    row_schema: pa.Schema
+    key_schema: pa.Schema
+    tracked: list[str]
+    """The row's columns that count in "did it change": those of ``track``, or all but the key and ``noop_ignore``."""
+    time_type: pa.DataType
+    tombstone: pa.Scalar | None
+    condition: Expression | None
+    where: Expression | None
+    merging: Merging | None = None
+    """How events are folded; None where they replace the row."""
+
+    @property
+    def told(self) -> list[str]:
+        """The columns that outputs of ``stale=`` have of an event: those of the row; a machine makes its own."""
+        machine = self.merging.machine if self.merging is not None else None
+        return self.row_schema.names if machine is None else machine.told
+
+    @property
+    def side(self) -> tuple[str, pa.Schema] | None:
+        """The output that ``stale=`` adds: its name and its rows' columns, as events have them."""
+        given = [self.schema.field(name) for name in self.told]
+        if self.spec.stale == "mark":
+            return f"{self.name}.events", pa.schema([*given, pa.field("_stale", pa.bool_(), nullable=False)])
+        if self.spec.stale == "side":
+            winners = [pa.field(f"_winner_{n}", self.schema.field(n).type) for n in self.spec.order_by]
+            return f"{self.name}.stale", pa.schema([*given, *winners])
+        return None
+
+    @property
+    def event_schema(self) -> pa.Schema:
+        """The columns of events once they are admitted."""
+        return event_schema(self.schema, self.merging)
+
+    def noted(self, events: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
+        """Events in the columns of `event_schema`; ``names``: the columns that their batch had.  O(n)."""
+        return events if self.merging is None else self.merging.noted(events, names)
+
+    @property
+    def required(self) -> list[str]:
+        """The columns that no batch may lack."""
+        return [*self.spec.key, *([self.spec.time] if self.spec.time else [])]
+
+    def keyless(self, batch: pa.RecordBatch) -> Flags:
+        """uint8[n]: 1 where a key column is null.  O(n) only where one is."""
+        out = np.zeros(batch.num_rows, np.uint8)
+        for name in self.spec.key:
+            present = validity(batch.column(name))
+            if present.size:
+                out |= np.uint8(1) - present
+        return out
+
+    def deletes(self, batch: pa.RecordBatch) -> Flags:
+        """uint8[n]: 1 where an event deletes: its tombstone says so, or it fails ``where=``.  O(n)."""
+        out = self._condition(batch)
+        if self.where is not None:
+            out |= np.uint8(1) - flags(self.where(batch))
+        return out
+
+    def _condition(self, batch: pa.RecordBatch) -> Flags:
+        if self.condition is not None:
+            return flags(self.condition(batch))
+        if not isinstance(self.spec.delete, Tombstone):
+            return np.zeros(batch.num_rows, np.uint8)
+        column = batch.column(self.spec.delete.column)
+        if self.tombstone is not None:
+            return flags(pc.equal(column, self.tombstone))
+        if pat.is_boolean(column.type):
+            return flags(column)
+        present = validity(column)
+        return present if present.size else np.ones(len(column), np.uint8)
+
+
+def bind(name: str, schema: pa.Schema, spec: Upsert) -> Bound:
+    """Join a source's schema and its spec.  Raises `SpecError` or `ExpressionError`, naming the column.  O(columns)."""
+    check_given(name, spec)
+    _check_columns(name, schema, spec)
+    _check_types(name, schema, spec)
+    dropped = {spec.time, spec.seq, spec.delete.column if isinstance(spec.delete, Tombstone) else None}
+    if spec.value is None:
+        wanted = [f.name for f in schema if f.name not in dropped or f.name in spec.key]
+    else:
+        wanted = [f.name for f in schema if f.name in spec.value or f.name in spec.key]
+    row_schema = merged_row(schema, spec, pa.schema([schema.field(n) for n in wanted]))
+    for option, columns in (("noop_ignore", spec.noop_ignore), ("track", spec.track or ())):
+        lost = [n for n in columns if n not in wanted]
+        if lost:
+            raise SpecError(f"{option}= of {name!r}", f"the columns {lost} are not in the row", f"it has {wanted}")
+    keep_null = spec.null_key == "keep"
+    condition = _compiled(spec.delete if isinstance(spec.delete, str) else None, schema, f"delete of {name!r}")
+    where = _compiled(spec.where, schema, f"where of {name!r}")
+    return Bound(
+        name=name,
+        schema=schema,
+        spec=spec,
+        row_schema=row_schema,
+        key_schema=pa.schema([schema.field(n).with_nullable(keep_null) for n in spec.key]),
+        tracked=[n for n in wanted if spec.counts(n)],
+        time_type=schema.field(spec.time).type if spec.time else pa.int64(),
+        tombstone=_tombstone_value(name, schema, spec),
+        condition=condition,
+        where=where,
+        merging=plan(name, schema, spec, row_schema),
+    )
+
+
+def check_given(name: Any, spec: Any) -> None:
+    """Refuse what is no name, or no spec, of a source.  Raises `SpecError`."""
+    if not isinstance(name, str) or not isinstance(spec, Upsert):
+        found = f"it is given the name {name!r:.200} and the spec {spec!r:.200}"
+        raise SpecError("a source of a flow", found, "give a name as text, a schema, and dd.Upsert(...)")
+
+
+def _compiled(text: str | None, schema: pa.Schema, what: str) -> Expression | None:
+    if text is None:
+        return None
+    from ddflow.expressions import compile as compile_expression
+
+    return compile_expression(text, schema, boolean=True, what=what)
+
+
+def _check_columns(name: str, schema: pa.Schema, spec: Upsert) -> None:
+    tombstone = [spec.delete.column] if isinstance(spec.delete, Tombstone) else []
+    named = {
+        "key": spec.key,
+        "order_by": spec.order_by,
+        "noop_ignore": spec.noop_ignore,
+        "value": spec.value or (),
+        "track": spec.track or (),
+        "seq": [spec.seq] if spec.seq else [],
+        "time": [spec.time] if spec.time else [],
+        "delete": tombstone,
+    }
+    for column in spec.order_by:
+        if schema.get_field_index(f"_order_{column}") >= 0:
+            raise SpecError(
+                f"order_by= of {name!r}",
+                f"there is a column '_order_{column}', under which the order of a key is kept",
+                "rename that column in the input",
+            )
+    for option, columns in named.items():
+        for column in columns:
+            if schema.get_field_index(column) < 0:
+                raise SpecError(
+                    f"{option}= of {name!r}", f"there is no column {column!r}", did_you_mean(column, schema.names)
+                )
+
+
+def _check_types(name: str, schema: pa.Schema, spec: Upsert) -> None:
+    def refuse(option: str, column: str, why: str, remedy: str) -> None:
+        raise SpecError(f"{option}= of {name!r}", f"{column!r} is {schema.field(column).type}, {why}", remedy)
+
+    if nulls := [field.name for field in schema if pat.is_null(field.type)]:
+        remedy = f"declare what their values will be; on the shell --types {nulls[0]}=string"
+        raise SpecError(f"the schema of {name!r}", f"the columns {nulls} are of the type null: no value fits", remedy)
+    for column in spec.key:
+        if not is_key(schema.field(column).type):
+            refuse("key", column, "which cannot be hashed as a key", "use numbers, text, binary, dates, UUIDs, ...")
+    for column in spec.order_by:
+        if not is_flat(schema.field(column).type):
+            refuse("order_by", column, "which has no order", "use numbers, text, binary, dates, decimals")
+    if spec.expiry is not None:
+        spec.expiry.fits(schema.field(spec.order_by[0]), f"expiry= of {name!r}")
+    if spec.seq is not None and not pat.is_integer(schema.field(spec.seq).type):
+        refuse("seq", spec.seq, "which is no integer", "give the integer column that counts arrivals")
+    if spec.time is not None and not is_time(schema.field(spec.time).type):
+        refuse("time", spec.time, "which is no time", "use int64, a timestamp or a date; cast it first")
+    if spec.tie == "greatest":
+        names = spec.value if spec.value is not None else schema.names
+        for column in names:
+            dropped = column in (spec.time, spec.seq) and spec.value is None
+            if spec.counts(column) and not dropped and not is_flat(schema.field(column).type):
+                refuse("tie='greatest'", column, "which has no order", "leave it out with value=, or use another tie=")
+
+
+def _tombstone_value(name: str, schema: pa.Schema, spec: Upsert) -> pa.Scalar | None:
+    if not isinstance(spec.delete, Tombstone):
+        return None
+    column, value = spec.delete.column, spec.delete.value
+    kind = schema.field(column).type
+    if value is None:
+        if is_text(kind):
+            raise SpecError(
+                f"tombstone {column!r} of {name!r}",
+                "it is a text column and no value is given",
+                f"say which text deletes: dd.tombstone({column!r}, 'D')",
+            )
+        return None
+    try:
+        return pa.scalar(value, kind) if not isinstance(value, str) else pa.scalar(value).cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
+        raise SpecError(
+            f"tombstone {column!r} of {name!r}",
+            f"{value!r} is no value of {kind} ({error})",
+            "give a value of the column's type",
+        ) from None

@@ -1,0 +1,177 @@
+"""A plan written down: a flow as JSON, with an id for each of its collections.
+
+Invariant: equal plans have equal descriptions, whoever built them, in which order, in which process; a collection's id
+is a hash of how it is made down to its sources' names, so what is kept under it finds its place again.  Why that is not
+trivial: columns and specs of sources are not in ids, since a source may get another column; nor is ``consolidate``,
+which changes no collection and comes and goes with such a column; and a plan is a graph, whose tree may be too large
+to write.  ``rebuilt`` makes the flow again; what may change between two plans is told by ``reopening``.
+
+>>> import pyarrow as pa
+>>> from ddflow.plan.spec import Upsert
+>>> flow = Flow()
+>>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
+>>> by_city = flow.output("by_city", people.filter("id > 0").project(["city"]).count())
+>>> description = describe(flow)
+>>> description["outputs"] == {"by_city": node_id(by_city)}
+True
+>>> shown(description, node_id(by_city), "this plan")
+"people.filter('id > 0').project(['city']).count(by=['city'])"
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from ddflow.errors import cut
+from ddflow.operators.back_node import Back
+from ddflow.operators.unnest import Unnest
+from ddflow.plan import flow as plan
+from ddflow.plan.bind import Bound
+from ddflow.plan.flow import Collection, Flow
+from ddflow.plan.formulas import Formulas, digest
+from ddflow.storage.record import Record
+
+
+def describe(flow: Flow) -> dict[str, Any]:
+    """The plan as JSON: ``sources`` and ``outputs`` by name, ``collections`` by id, digests of ``formulas``.
+
+    O(nodes).  Raises `SpecError` when two functions cannot be told apart by their names.
+    """
+    made = Written(flow.outputs.values())
+    return {
+        "sources": {
+            name: {
+                "schema": base64.b64encode(source.bound.schema.serialize().to_pybytes()).decode(),
+                "columns": columns(source.bound.schema),
+                "spec": json.loads(source.spec.to_json()),
+            }
+            | _machine(source.bound)
+            for name, source in flow.sources.items()
+        },
+        "collections": made.nodes,
+        "outputs": {name: made.ids[node] for name, node in flow.outputs.items()},
+        "formulas": made.formulas.digests,
+    }
+
+
+def _machine(bound: Bound) -> dict[str, Any]:
+    """Of a machine's source: the machine, and the columns of its state."""
+    if bound.merging is None or bound.merging.machine is None:
+        return {}
+    machine = bound.merging.machine.machine
+    return {
+        "machine": machine.to_json() | {"state": columns(machine.schema)},
+        "state": base64.b64encode(machine.schema.serialize().to_pybytes()).decode(),
+    }
+
+
+def columns(schema: pa.Schema) -> list[list[Any]]:
+    """For people and for fingerprints: the name, the type and whether it may be null, for each column."""
+    return [[field.name, str(field.type), field.nullable] for field in schema]
+
+
+def node_ids(flow: Flow) -> dict[Collection, str]:
+    """The ids of all collections that outputs depend on.  O(nodes).  Equal collections have one id.
+
+    Raises what `describe` raises.
+    """
+    return Written(flow.outputs.values()).ids
+
+
+def node_id(collection: Collection) -> str:
+    """32 hex digits that say how a collection is made.  O(nodes).  Raises what `describe` raises."""
+    return Written([collection]).ids[collection]
+
+
+def fingerprint(description: Mapping[str, Any]) -> str:
+    """32 hex digits that are equal for equal descriptions, whoever serialised their schemas.  O(description)."""
+    bare = {
+        name: {k: v for k, v in source.items() if k not in ("schema", "state")}
+        for name, source in description["sources"].items()
+    }
+    return digest({**description, "sources": bare})
+
+
+class Written:
+    """Some collections and all that they are made of, as JSON: ``ids`` by collection, ``nodes`` by id."""
+
+    def __init__(self, roots: Iterable[Collection]) -> None:
+        self.ids: dict[Collection, str] = {}
+        self.nodes: dict[str, dict[str, Any]] = {}
+        self.formulas = Formulas()
+        stack = list(roots)
+        flows, needed = {node.flow: None for node in stack}, set[Collection]()
+        while stack:
+            node = stack.pop()
+            if node not in needed:
+                needed.add(node)
+                stack += node.inputs
+        for flow in flows:
+            for node in flow.nodes:  # a collection stands behind what it is made of
+                if node in needed:
+                    self._write(node)
+
+    def _write(self, node: Collection) -> None:
+        if isinstance(node, plan.Consolidate):
+            self.ids[node] = self.ids[node.inputs[0]]
+            return
+        made: dict[str, Any] = {"op": type(node).__name__.lower(), "of": [self.ids[of] for of in node.inputs]}
+        if isinstance(node, plan.Source):
+            made["name"] = node.name
+        elif isinstance(node, plan.Filter):
+            made["predicate"] = self.formulas.add(node.predicate)
+        elif isinstance(node, plan.Project):
+            made["columns"] = [
+                {"name": name} | ({"column": column} if isinstance(column, str) else self.formulas.add(column))
+                for name, column in zip(node.schema.names, node.columns, strict=True)
+            ]
+        elif isinstance(node, plan.Count):
+            made |= {"by": node.by, "name": node.name}
+        elif isinstance(node, Unnest):
+            made["column"] = node.column
+        elif isinstance(node, Back):
+            made |= {"op": "to_upserts", "key": list(node.key), "on_conflict": node.on_conflict}
+        self.ids[node] = digest(made)
+        self.nodes[self.ids[node]] = made
+
+
+def shown(description: Mapping[str, Any], collection: str, where: str) -> str:
+    """A collection as one would write it, cut where it is long or deep.  ``where``: for messages.  O(description).
+
+    Raises `CorruptState` for an id that is not there, and for what `describe` did not write.
+    """
+    return _shown(Record(description, f"the plan of {where}").record("collections"), collection, 6)
+
+
+def _shown(nodes: Record, collection: str, depth: int) -> str:
+    node = nodes.record(collection)
+    if not depth:
+        return "..."
+    verb, inputs = node.text("op"), [_shown(nodes, of, depth - 1) for of in node.texts("of")[:3]]
+    if verb == "source":
+        return cut(node.text("name"))
+    what = ", ".join(inputs[1:])
+    if verb == "filter":
+        what = _formula(node.record("predicate"))
+    elif verb == "project":
+        formulas = {each.text("name"): _formula(each) for each in node.records("columns")}
+        plain = all(repr(name) == formula for name, formula in formulas.items())
+        what = str(list(formulas)) if plain else f"{{{', '.join(f'{k!r}: {v}' for k, v in formulas.items())}}}"
+    elif verb == "count":
+        named = "" if node.text("name") == "count" else f", name={node.text('name')!r}"
+        what = f"by={node.texts('by')}{named}"
+    elif verb == "unnest":
+        what = repr(node.text("column"))
+    elif verb == "to_upserts":
+        what = f"{node.texts('key')}, on_conflict={node.text('on_conflict')!r}"
+    return cut(f"{inputs[0] if inputs else '...'}.{verb}({what})")
+
+
+def _formula(formula: Record) -> str:
+    kind = next((each for each in ("column", "sql", "arrow", "python") if each in formula), "sql")
+    return cut(repr(formula.text(kind)) if kind in ("column", "sql") else formula.text(kind))

@@ -1,0 +1,203 @@
+"""Reopening: what it means to open a state, made by one plan, with another one.
+
+Invariant: what `compare` allows can be run on the state as it is, and gives what a state made by the new plan would;
+everything else is refused by name, with both values.  Why that is not trivial: an option that is absent has a value, a
+column that is added takes part in what wins a tie, in what "all columns" are, and in what an output is; and a function
+of the same name need not be the same.  Nothing is changed here: what is added is named, for the engine to make.
+
+>>> import pyarrow as pa
+>>> from ddflow.plan.codec import describe
+>>> def plan(order_by, **more):
+...     flow = Flow()
+...     columns = {"id": pa.int64(), "at": pa.int64(), "rev": pa.int64()} | more
+...     flow.output("out", flow.upserts("orders", columns, Upsert(key="id", order_by=order_by)))
+...     return flow
+>>> compare(describe(plan("at")), plan("at", city=pa.string()), "state/orders").text
+"source 'orders' gets the columns ['city'], null in all rows there are"
+>>> compare(describe(plan("at")), plan("rev"), "state/orders")
+Traceback (most recent call last):
+    ...
+ddflow.errors.PlanChanged: open state/orders with this plan: order_by= of source 'orders' is ['rev'], and was ['at']; \
+open it with the plan that it was made by, or make a new state of the log with ddflow migrate
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+import pyarrow as pa
+
+from ddflow.errors import PlanChanged, cut
+from ddflow.plan.codec import describe, shown
+from ddflow.plan.flow import Flow, Source
+from ddflow.plan.merge.absent import same_function
+from ddflow.plan.rebuild import sources
+from ddflow.plan.spec import Upsert
+from ddflow.storage.record import Record
+
+FREE: Final = ("lateness",)
+"""The options of a spec that may change: they say nothing of what is kept."""
+MOST = 8
+"""How many differences a message lists."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a plan has that the state's does not; false when there is nothing.
+
+    ``columns``: added ones, by source.  ``sources`` and ``outputs``: added ones.  ``options``: by source and option,
+    what it was and what it is now.
+    """
+
+    columns: dict[str, list[str]] = field(default_factory=dict)
+    sources: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    options: dict[str, dict[str, tuple[Any, Any]]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.columns or self.sources or self.outputs or self.options)
+
+    @property
+    def text(self) -> str:
+        """A sentence for people."""
+        parts = [
+            f"source {name!r} gets the columns {added}, null in all rows there are"
+            for name, added in self.columns.items()
+        ]
+        parts += [f"the sources {self.sources} are new"] if self.sources else []
+        parts += [f"the outputs {self.outputs} are new"] if self.outputs else []
+        parts += [
+            f"{option}= of source {name!r} is {now}, and was {was}"
+            for name, options in self.options.items()
+            for option, (was, now) in options.items()
+        ]
+        return "; ".join(parts) or "it is the same plan"
+
+
+def compare(old: Mapping[str, Any], flow: Flow, where: str) -> Change:
+    """What opening a state with ``flow`` adds to the plan it was made by.  O(plans).
+
+    ``old``: that one's description.  ``where``: whose it is, for messages.  Raises `PlanChanged` for what may not
+    change, naming all of it; `CorruptState` when ``old`` is none; `SpecError` when ``flow`` cannot be described.
+    """
+    new, refused, change = describe(flow), list[str](), Change()
+    before = sources(old, where)
+    for name, (schema, spec) in before.items():
+        source = flow.sources.get(name)
+        if source is None:
+            refused.append(f"source {name!r} is not in it, and the state holds one")
+            continue
+        refused += _options(name, spec, source.spec, change)
+        refused += _machines(name, *(each["sources"][name].get("machine") for each in (old, new)))
+        refused += _columns(name, schema, source, change)
+    change.sources.extend(name for name in flow.sources if name not in before)
+    refused += _outputs(old, new, where, change)
+    refused += _formulas(Record(old, f"the plan of {where}").record("formulas"), new)
+    if refused:
+        more = f", and {len(refused) - MOST} more" if len(refused) > MOST else ""
+        raise PlanChanged(
+            f"open {where} with this plan",
+            ", and ".join(refused[:MOST]) + more,
+            "open it with the plan that it was made by, or make a new state of the log with ddflow migrate",
+        )
+    return change
+
+
+def _options(name: str, old: Upsert, new: Upsert, change: Change) -> Iterator[str]:
+    """What is refused of a spec; what is not goes into ``change``."""
+    was, now = (json.loads(spec.to_json()) for spec in (old, new))
+    for option in fields(Upsert):
+        # As text, in which a NaN is itself; what is absent is the default.
+        a, b = (json.dumps(spec.get(option.name)) for spec in (was, now))
+        if a == b or (option.name == "merge" and _same_merge(was.get("merge"), now.get("merge"))):
+            continue
+        first, second = (_value(spec, option.name) for spec in (old, new))
+        if option.name in FREE:
+            change.options.setdefault(name, {})[option.name] = (first, second)
+        elif repr(first) == repr(second):  # of functions the names are shown
+            yield f"{option.name}= of source {name!r} is {second!r}, which is not the function of that name that it was"
+        else:
+            yield f"{option.name}= of source {name!r} is {cut(repr(second))}, and was {cut(repr(first))}"
+
+
+def _same_merge(was: Any, now: Any) -> bool:
+    """Whether both are functions that cannot be told apart."""
+    both = all(isinstance(each, dict) and "function" in each for each in (was, now))
+    return both and same_function(was, now) and was.get("scalar") == now.get("scalar")
+
+
+def _machines(name: str, was: Any, now: Any) -> Iterator[str]:
+    """What is refused of the machine of a source."""
+    transitions: list[Any] = [each.get("transition") if isinstance(each, dict) else None for each in (was, now)]
+    if all(isinstance(each, dict) for each in transitions) and same_function(*transitions):
+        was, now = (each | {"transition": None} for each in (was, now))
+    if json.dumps(was, sort_keys=True) != json.dumps(now, sort_keys=True):
+        yield f"the machine of source {name!r} is {cut(json.dumps(now))}, and was {cut(json.dumps(was))}"
+
+
+def _value(spec: Upsert, option: str) -> Any:
+    """An option as one would write it."""
+    value = getattr(spec, option)
+    if option == "groups":
+        return {of[0] if len(of) == 1 else of: list(columns) for of, columns in spec.grouped}
+    if option == "derive":
+        return dict(spec.derived)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _columns(name: str, old: pa.Schema, source: Source, change: Change) -> Iterator[str]:
+    """What is refused of a schema; what is not goes into ``change``."""
+    new, of = source.bound.schema, f"of source {name!r}"
+    for was in old:
+        if was.name not in new.names:
+            yield f"column {was.name!r} {of} is missing, and was {was.type}"
+            continue
+        now = new.field(was.name)
+        if not now.type.equals(was.type):
+            yield f"column {was.name!r} {of} is {now.type}, and was {was.type}"
+        if now.nullable != was.nullable:
+            may, might = ("may" if each.nullable else "may not" for each in (now, was))
+            yield f"column {was.name!r} {of} {may} be null, and {might} before"
+    order = [column for column in new.names if column in old.names]
+    if sorted(order) == sorted(old.names) and order != old.names:
+        yield f"the columns {of} are in the order {order}, and were in {old.names}"
+    added = [column for column in new if column.name not in old.names]
+    for column in added:
+        if not column.nullable:
+            yield f"column {column.name!r} {of} is new and declared not null, and the rows of the state have none"
+        if source.spec.tie == "greatest" and column.name in source.bound.tracked:
+            yield (
+                f"column {column.name!r} {of} is new, and tie='greatest' compares all columns of a row: ties that "
+                "were decided without it might be decided otherwise"
+            )
+    if added:
+        change.columns[name] = [column.name for column in added]
+
+
+def _outputs(old: Mapping[str, Any], new: Mapping[str, Any], where: str, change: Change) -> Iterator[str]:
+    """What is refused of the outputs; what is not goes into ``change``."""
+    before, now = Record(old, f"the plan of {where}").record("outputs"), new["outputs"]
+    for name in before.names():
+        was = before.text(name)
+        if name not in now:
+            yield f"output {name!r} is not in it, and was {shown(old, was, where)}"
+        elif now[name] != was:
+            texts = shown(new, now[name], "this plan"), shown(old, was, where)
+            a, b = (
+                texts
+                if texts[0] != texts[1]
+                else (f"{each} ({i})" for each, i in zip(texts, (now[name], was), strict=True))
+            )
+            yield f"output {name!r} is {a}, and was {b}"
+    change.outputs.extend(name for name in now if name not in before)
+
+
+def _formulas(before: Record, new: Mapping[str, Any]) -> Iterator[str]:
+    """Functions and pyarrow expressions of equal names that are not the same, as far as that can be told."""
+    for name in before.names():
+        was, now = before.texts(name), new["formulas"].get(name)
+        if now is not None and was[:1] == now[:1] and was != now:
+            yield f"the formula {cut(name.partition(' ')[2])} is not the one of that name that it was"

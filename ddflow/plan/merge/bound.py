@@ -1,0 +1,244 @@
+"""The plan of a merge: a spec that merges, joined with a schema: which column is folded how, by whose order.
+
+Invariant: every column of the row is exactly one of: key, order (it follows its group's running order), derived, or
+merged by a strategy that works on its type, in one group.  Group 0 is the row itself; under versions of cells every
+merged column is a group of its own.  Why that is not trivial: the row's types may differ from the events'
+(``dd.collect``); whether a batch had a column must travel with its events where null is not the same; and all that can
+be refused is refused here, before any data.
+
+>>> import pyarrow as pa
+>>> from ddflow.plan.bind import bind
+>>> from ddflow.plan.merge.merge import Merge
+>>> from ddflow.plan.merge.strategy import collect, sum
+>>> from ddflow.plan.spec import Upsert
+>>> schema = pa.schema({"id": pa.int64(), "at": pa.int64(), "n": pa.int64(), "tag": pa.string()})
+>>> bound = bind("visits", schema, Upsert("id", order_by="at", merge=Merge({"n": sum(), "tag": collect()})))
+>>> [(column.name, str(column.strategy)) for column in bound.merging.columns], bound.row_schema.field("tag").type
+([('n', 'dd.sum()'), ('tag', 'dd.collect()')], ListType(list<item: string>))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.hashing import Flags, flags, validity
+from ddflow.columns.schema import did_you_mean, is_flat
+from ddflow.errors import SpecError
+from ddflow.plan.merge.merge import Function, Merge
+from ddflow.plan.merge.records import check_function, kind_of
+from ddflow.plan.merge.rounds import named
+from ddflow.plan.merge.strategy import Strategy, first, last, last_non_null
+from ddflow.plan.spec import Tombstone, Upsert
+
+if TYPE_CHECKING:
+    from ddflow.expressions import Expression
+    from ddflow.plan.merge.machines import Machined
+
+GIVEN = "_given_"
+"""Before a column's name: the column of events that says whether their batch had it."""
+
+
+class Column(NamedTuple):
+    """A column that is merged."""
+
+    name: str
+    strategy: Strategy
+    field: pa.Field
+    """Of the row."""
+    group: int
+
+
+class Group(NamedTuple):
+    """Columns that are decided by one order."""
+
+    name: str
+    order: tuple[pa.Field, ...]
+    compared: tuple[pa.Field, ...]
+    """What ``tie="greatest"`` compares."""
+
+
+@dataclass(frozen=True)
+class Merging:
+    """See the header.  ``function``: merges whole rows instead of the strategies.  ``given``: the columns for which it
+    matters whether a batch had them.  ``cells``: whether every merged column is a group."""
+
+    groups: tuple[Group, ...]
+    columns: tuple[Column, ...]
+    derived: tuple[tuple[pa.Field, Expression], ...]
+    function: Function | None
+    scalar: bool
+    given: tuple[str, ...]
+    cells: bool
+    machine: Machined | None = None
+    """Makes what keys hold, instead of all that."""
+
+    def noted(self, events: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
+        """Events, and for each whether their batch had the columns of ``given``; ``names``: those that it had.
+        O(n)."""
+        for name in self.given:
+            here = pa.array(np.full(events.num_rows, name in names))
+            events = events.append_column(pa.field(GIVEN + name, pa.bool_(), nullable=False), here)
+        return events
+
+    def had(self, events: pa.RecordBatch, name: str) -> Flags:
+        """uint8[n]: whether the batch of each event had a column; of size 0 where that does not matter.  O(n)."""
+        return flags(events.column(GIVEN + name)) if name in self.given else np.empty(0, np.uint8)
+
+    def misordered(self, events: pa.RecordBatch) -> Flags:
+        """uint8[n]: which events do not give exactly one group an order.  O(n) a group."""
+        count = np.zeros(events.num_rows, np.uint8)
+        for group in self.groups[1:]:
+            any_here = np.zeros(events.num_rows, np.uint8)
+            for field in group.order:
+                present = validity(events.column(field.name))
+                any_here |= present if present.size else np.uint8(1)
+            count += any_here
+        out: Flags = (count != 1).astype(np.uint8)
+        return out
+
+
+def event_schema(schema: pa.Schema, merging: Merging | None) -> pa.Schema:
+    """The columns of events as they are kept: the input's, and what `Merging.noted` adds."""
+    for name in merging.given if merging is not None else ():
+        schema = schema.append(pa.field(GIVEN + name, pa.bool_(), nullable=False))
+    return schema
+
+
+def merged_row(schema: pa.Schema, spec: Upsert, row: pa.Schema) -> pa.Schema:
+    """The row's columns, in the types that merging gives them: ``dd.collect`` makes lists.  O(columns)."""
+    merge = spec.merge if isinstance(spec.merge, Merge) else Merge()
+    held = {*spec.key, *spec.order_by, *(name for of, _ in spec.grouped for name in of), *(n for n, _ in spec.derived)}
+    out = []
+    for field in row:
+        strategy = merge.strategies.get(field.name, merge.default)
+        if strategy is not None and strategy.name == "collect" and field.name not in held:
+            field = pa.field(field.name, pa.list_(schema.field(field.name).type))
+        out.append(field)
+    return pa.schema(out)
+
+
+def plan(name: str, schema: pa.Schema, spec: Upsert, row: pa.Schema) -> Merging | None:
+    """What is to be folded how; None for full rows.  ``row``: the row's columns.  O(columns).
+
+    Raises `SpecError`, naming the column; `ExpressionError` for a formula.
+    """
+    if not spec.merges:
+        return None
+    merge = spec.merge if isinstance(spec.merge, Merge) else Merge(default=first() if spec.merge else None)
+    derived = [column for column, _ in spec.derived]
+    _check_names(name, schema, spec, merge, row, derived)
+    of = {column: number for number, (_, columns) in enumerate(spec.grouped, 1) for column in columns}
+    orders = {*spec.order_by, *(column for order, _ in spec.grouped for column in order)}
+    columns: list[Column] = []
+    cells = spec.versions == "cell"
+    for field in row:
+        if field.name in spec.key or field.name in orders or field.name in derived:
+            continue
+        default = merge.default or (last() if field.name in of else last_non_null())
+        strategy = merge.strategies.get(field.name, default)
+        group = len(columns) + 1 if cells else of.get(field.name, 0)
+        columns.append(Column(field.name, strategy, field, group))
+        if merge.function is None:
+            _check_type(name, schema.field(field.name), strategy)
+        if (spec.groups or cells) and not field.nullable:
+            raise SpecError(
+                f"{'groups=' if spec.groups else 'versions=cell'} of {name!r}",
+                f"{field.name!r} cannot be null, and its cell may be left without a value",
+                "declare it nullable",
+            )
+    if merge.function is not None and merge.scalar:
+        asked = f"the merger {named(merge.function)} of {name!r}"
+        kind = kind_of(pa.schema([field for field in row if field.name not in derived]), asked)
+        record = np.zeros(1, kind)[0]
+        check_function(merge.function, asked, {"held": record, "given": record, "out": record})
+    given = tuple(column.name for column in columns if merge.function is None and column.strategy.name == "last")
+    return Merging(
+        _groups(schema, spec, columns, cells),
+        tuple(columns),
+        _derived(name, spec, row),
+        merge.function,
+        merge.scalar,
+        given,
+        cells,
+    )
+
+
+def _groups(schema: pa.Schema, spec: Upsert, columns: list[Column], cells: bool) -> tuple[Group, ...]:
+    def compared(number: int) -> tuple[pa.Field, ...]:
+        if spec.tie != "greatest" or cells:
+            return ()
+        return tuple(schema.field(c.name) for c in columns if c.group == number and spec.counts(c.name))
+
+    order = tuple(schema.field(column) for column in spec.order_by)
+    out = [Group("", order, compared(0))]
+    if cells:
+        return (*out, *(Group(column.name, order, ()) for column in columns))
+    for number, (of, _) in enumerate(spec.grouped, 1):
+        out.append(Group(" ".join(of), tuple(schema.field(column) for column in of), compared(number)))
+    return tuple(out)
+
+
+def _derived(name: str, spec: Upsert, row: pa.Schema) -> tuple[tuple[pa.Field, Expression], ...]:
+    from ddflow.expressions import compile as compile_expression
+
+    out: list[tuple[pa.Field, Expression]] = []
+    for i, (column, text) in enumerate(spec.derived):
+        what = f"derive of {column!r} of {name!r}"
+        expression = compile_expression(text, row, what=what)
+        later = {other for other, _ in spec.derived[i:]}
+        if named := sorted(later & set(expression.columns or ())):
+            itself = column in named
+            raise SpecError(
+                what,
+                "it names itself" if itself else f"it names {named}, which are derived after it",
+                "leave the column out of its formula" if itself else "derive those first",
+            )
+        out.append((row.field(column), expression))
+        try:
+            pa.nulls(0, expression.type).cast(row.field(column).type)
+        except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+            raise SpecError(
+                what,
+                f"it gives {expression.type}, and the column is {row.field(column).type}",
+                "declare the column so, or cast in the formula",
+            ) from None
+    return tuple(out)
+
+
+def _check_names(name: str, schema: pa.Schema, spec: Upsert, merge: Merge, row: pa.Schema, derived: list[str]) -> None:
+    tombstone = spec.delete.column if isinstance(spec.delete, Tombstone) else None
+    grouped = [("groups", column) for of, columns in spec.grouped for column in (*of, *columns)]
+    for option, column in (*(("merge", c) for c in merge.strategies), *(("derive", c) for c in derived), *grouped):
+        if schema.get_field_index(column) < 0:
+            raise SpecError(
+                f"{option}= of {name!r}", f"there is no column {column!r}", did_you_mean(column, schema.names)
+            )
+        if column == tombstone:
+            raise SpecError(f"{option}= of {name!r}", f"{column!r} is the column that deletes", "name another one")
+        order = option == "groups" and any(column in of for of, _ in spec.grouped)
+        if column not in row.names and not order:
+            raise SpecError(f"{option}= of {name!r}", f"{column!r} is not in the row", f"it has {row.names}")
+    for of, _ in spec.grouped:
+        for column in of:
+            if not is_flat(schema.field(column).type):
+                found = f"{column!r} is {schema.field(column).type}, which has no order"
+                raise SpecError(f"groups= of {name!r}", found, "use numbers, text, binary, dates, decimals")
+    for column in schema.names:
+        if column.startswith((GIVEN, "_order_", "_tie_")):
+            found = f"there is a column {column!r}, and what is kept beside rows is called so"
+            raise SpecError(f"merge= of {name!r}", found, "rename that column in the input")
+
+
+def _check_type(name: str, field: pa.Field, strategy: Strategy) -> None:
+    if strategy.works_on(field.type):
+        return
+    detail = ""
+    if strategy.name == "fields" and pa.types.is_struct(field.type):
+        detail = f" and does not fit in the fields {strategy.unfit(field.type)}"
+    raise SpecError(
+        f"{strategy} of {name!r}", f"{field.name!r} is {field.type}{detail}", f"it works on {strategy.types}"
+    )

@@ -1,0 +1,188 @@
+"""Checks: what of merging and expiry contradicts itself in a spec, seen before there is any schema.
+
+Invariant: a spec that passed has no option of merging without effect, and no two that say different things.  Why that
+is not trivial: ``groups``, ``versions``, ``merge`` and ``derive`` each imply or exclude another, and what is order-free
+without deletes is not with them.  What needs names and types of columns is seen by ``plan``.
+
+>>> from ddflow.plan.spec import Upsert
+>>> Upsert("id", derive={"total": "score + bonus"})
+Traceback (most recent call last):
+    ...
+ddflow.errors.SpecError: upserts keyed by ['id']: derive= names ['total'], without merge=; a full row is given as it \
+is: give merge=, or project the output
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ddflow.columns.names import column_names
+from ddflow.plan.merge.expiry import Expiry
+from ddflow.plan.merge.merge import Merge
+from ddflow.plan.merge.strategy import COMMUTING, ORDER_FREE, WITHOUT_DELETES, Strategy, last_non_null
+
+if TYPE_CHECKING:
+    from ddflow.plan.spec import Upsert
+
+Refuse = Callable[[str, str], NoReturn]
+
+
+def groups(given: Any, refuse: Refuse) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
+    """``groups=`` as pairs of tuples: order columns, columns.  ``refuse``: raises, told what was found and to do."""
+    try:
+        pairs = list(given.items()) if isinstance(given, Mapping) else [(of, columns) for of, columns in given]
+    except (TypeError, ValueError):
+        refuse(f"groups= is {given!r}", "give {order column, or a tuple of them: columns}")
+
+    def named(columns: Any) -> tuple[str, ...]:
+        return column_names(columns, "an upsert spec", "groups")
+
+    return tuple((named(of), named(columns or ())) for of, columns in pairs)
+
+
+def derived(given: Any, refuse: Refuse) -> tuple[tuple[str, str], ...]:
+    """``derive=`` as pairs of a column and SQL."""
+    try:
+        pairs = list(given.items()) if isinstance(given, Mapping) else [(name, text) for name, text in given]
+    except (TypeError, ValueError):
+        refuse(f"derive= is {given!r}", "give {column: SQL over the merged row}")
+    for name, text in pairs:
+        if not isinstance(name, str) or not isinstance(text, str):
+            refuse(f"derive= holds {name!r}: {text!r}", "give column names and SQL as text")
+    twice = sorted({name for name, _ in pairs if [n for n, _ in pairs].count(name) > 1})
+    if twice:
+        refuse(f"derive= names {twice} more than once", "derive each column once")
+    return tuple(pairs)
+
+
+def listed(value: Any) -> Any:
+    """Tuples as lists, for JSON."""
+    return [listed(each) for each in value] if isinstance(value, tuple) else value
+
+
+def tupled(value: Any) -> Any:
+    """Lists as tuples, from JSON."""
+    return tuple(tupled(each) for each in value) if isinstance(value, list) else value
+
+
+def check(spec: Upsert, refuse: Refuse) -> None:
+    """Refuse a spec whose options of merging or expiry contradict each other."""
+    if spec.merge is not None and spec.merge != "first_row" and not isinstance(spec.merge, Merge):
+        refuse(f"merge= is {spec.merge!r}", "give dd.Merge(...), or 'first_row'")
+    if not isinstance(spec.exclusive, bool):
+        refuse(f"exclusive={spec.exclusive!r}", "give True or False")
+    for name in ("exclusive",) if spec.exclusive else ():
+        if not spec.groups:
+            refuse(f"{name}=True without groups=", "name the groups, or leave it out")
+    if spec.deletes != "row" and not spec.groups:
+        refuse(f"deletes={spec.deletes!r} without groups=", "name the groups, or leave it out")
+    if spec.deletes != "row" and spec.delete is None and spec.where is None:
+        refuse(f"deletes={spec.deletes!r} without delete=", "say which events delete, or leave it out")
+    if spec.derive and not spec.merges:
+        refuse(
+            f"derive= names {[name for name, _ in spec.derived]}, without merge=",
+            "a full row is given as it is: give merge=, or project the output",
+        )
+    _names(spec, refuse)
+    if spec.groups or spec.versions == "cell":
+        _orders(spec, refuse)
+    if spec.versions == "cell":
+        _free(spec, refuse)
+    if spec.expiry is not None:
+        _expiry(spec, refuse)
+
+
+def _names(spec: Upsert, refuse: Refuse) -> None:
+    """Columns that one option names and another rules out."""
+    owner: dict[str, str] = dict.fromkeys(spec.key, "a key column")
+    owner |= dict.fromkeys(spec.order_by, "in order_by")
+    for option in ("time", "seq"):
+        if getattr(spec, option) is not None:
+            owner.setdefault(getattr(spec, option), f"the {option} column")
+    grouped: dict[str, str] = {}
+    for of, _ in spec.grouped:
+        if not of:
+            refuse("groups= has a group without an order column", "name one, or leave the group out")
+        for column in of:
+            if not isinstance(column, str) or column in owner or column in grouped:
+                refuse(
+                    f"groups= orders by {column!r}, which is {owner.get(column, grouped.get(column, 'no name'))}",
+                    "give each group order columns of its own",
+                )
+            grouped[column] = "an order column of groups="
+    for _, columns in spec.grouped:
+        for column in columns:
+            if not isinstance(column, str) or column in owner or column in grouped:
+                refuse(
+                    f"groups= decides {column!r}, which is {owner.get(column, grouped.get(column, 'no name'))}",
+                    "a column is in one group, and is no key, order, sequence or time column",
+                )
+            grouped[column] = "in a group already"
+    owner |= {name: said for name, said in grouped.items() if said.startswith("an order")}
+    named = list(spec.merge.strategies) if isinstance(spec.merge, Merge) else []
+    computed = {name for name, _ in spec.derived}
+    for option, those in (("merge=", named), ("derive=", [name for name, _ in spec.derived])):
+        for column in those:
+            if column in owner:
+                refuse(
+                    f"{option} names {column!r}, which is {owner[column]}",
+                    "keys, orders, sequences and times are never merged or derived",
+                )
+            if option == "merge=" and column in computed:
+                refuse(f"merge= and derive= both name {column!r}", "name it in one of them")
+    if spec.value is not None and (lost := [c for c in (*named, *computed) if c not in spec.value]):
+        refuse(f"value= leaves {lost} out of the row, which merge= or derive= names", "drop them from one")
+
+
+def _orders(spec: Upsert, refuse: Refuse) -> None:
+    """What groups and versions of cells need and exclude."""
+    what = "groups=" if spec.groups else "versions='cell'"
+    if spec.groups and spec.versions == "cell":
+        refuse("groups= and versions='cell' both say which order decides a cell", "leave one of them out")
+    if spec.merge == "first_row" or (isinstance(spec.merge, Merge) and spec.merge.function is not None):
+        given = "merge='first_row'" if spec.merge == "first_row" else "a function of merge="
+        refuse(f"{given} with {what}", f"it takes whole rows: leave {what} out")
+    if spec.holds_back and spec.late != "advance":
+        refuse(
+            f"{what} in hold-back mode holds no order from one time to the next",
+            "use late='advance', or leave time= out",
+        )
+    if spec.versions == "cell" and not spec.keeps_order:
+        refuse("versions='cell' without order_by=", "name the order by which cells are compared")
+
+
+def _free(spec: Upsert, refuse: Refuse) -> None:
+    """Under versions of cells any arrival must give the same."""
+    deletes = spec.delete is not None or spec.where is not None
+    merge = spec.merge if isinstance(spec.merge, Merge) else Merge()
+    for name, strategy in (*merge.strategies.items(), ("default", merge.default or last_non_null())):
+        if (why := bound_to_arrival(strategy, deletes)) is not None:
+            refuse(
+                f"{why} for {name!r} depends on arrival under versions='cell'{' with deletes' * deletes}",
+                "use dd.last_non_null() or dd.last(), or versions='row'",
+            )
+
+
+def bound_to_arrival(strategy: Strategy, deletes: bool) -> Strategy | None:
+    """The strategy, or the one of its fields, whose result under versions of cells depends on the order of arrival."""
+    if strategy.name == "fields":
+        # A struct is one cell, of one order: only what needs none can go field by field.
+        parts = [each for _, each in strategy.parts or ()] + [strategy.default or last_non_null()]
+        return next((each for each in parts if deletes or each.name not in COMMUTING), None)
+    free = ORDER_FREE if deletes else ORDER_FREE | WITHOUT_DELETES
+    return None if strategy.name in free else strategy
+
+
+def _expiry(spec: Upsert, refuse: Refuse) -> None:
+    """What expires by an order needs exactly one."""
+    if not isinstance(spec.expiry, Expiry):
+        refuse(f"expiry= is {spec.expiry!r}", "give dd.Expiry(ttl=...)")
+    if spec.holds_back:
+        refuse(
+            "expiry= in hold-back mode, where a deleted key is nothing at all and late= rules what is old",
+            "leave time= out and name it in order_by=, or leave expiry= out",
+        )
+    if len(spec.order_by) != 1 or spec.groups:
+        orders = [*spec.order_by, *(column for of, _ in spec.grouped for column in of)]
+        refuse(f"expiry= with {len(orders)} order columns {orders}", "a time to live is told by one order_by= column")

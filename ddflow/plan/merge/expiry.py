@@ -1,0 +1,116 @@
+"""Expiry: how long a key is remembered, in the units of its order column; never the wall clock.
+
+Invariant: an expiry that exists says something: a time to live of keys, of tombstones, or of both, and each of them
+is a number, 0 or more.  The horizon is the greatest order that the source had seen at the previous commit less the time
+to live; so a rerun of the same calls forgets the same keys.  Why that is not trivial: what is forgotten cannot be
+told from what never was, but by the horizon; and a tombstone outlives its key's row or hides nothing.  It judges no
+events. (Pinot, "Upsert", metadataTTL and deletedKeysTTL; docs/semantics.md, section 10.)
+
+>>> Expiry(ttl=30).on_expire
+'retract'
+>>> Expiry.of_json(Expiry(ttl=30, tombstone_ttl=20).to_json()) == Expiry(ttl=30, tombstone_ttl=20)
+True
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from ddflow.columns.schema import is_word
+from ddflow.errors import SpecError
+
+OnExpire = Literal["forget", "retract"]
+OnForgotten = Literal["refuse", "insert"]
+
+
+@dataclass(frozen=True, repr=False)
+class Expiry:
+    """``ttl``: keys whose order is below the horizon are forgotten.  ``tombstone_ttl``: deleted ones only.
+
+    Both in the units of the order column (a timestamp's microseconds, say); 0 keeps what has the greatest order seen.
+    ``on_expire``: "retract" puts out the retraction of a forgotten key's row.  "forget", Pinot's way, puts out nothing:
+    the row stays in what was put out and counted, and a key that comes back is asserted a second time.
+    ``on_forgotten``: an event below the horizon whose key is not held is refused (verdict ``forgotten``), or is an
+    insert.  Raises `SpecError`.
+    """
+
+    ttl: int | float | None = None
+    tombstone_ttl: int | float | None = None
+    on_expire: OnExpire = "retract"
+    on_forgotten: OnForgotten = "refuse"
+
+    def __post_init__(self) -> None:
+        if self.ttl is None and self.tombstone_ttl is None:
+            raise SpecError("dd.Expiry", "it has neither ttl= nor tombstone_ttl=", "give one of them, or no expiry")
+        for name in ("ttl", "tombstone_ttl"):
+            given = getattr(self, name)
+            if given is not None and (isinstance(given, bool) or not isinstance(given, int | float) or not given >= 0):
+                raise SpecError(
+                    f"dd.Expiry({name}={given!r})",
+                    "that is no time to live",
+                    "give a number, 0 or more, in the units of the order column",
+                )
+        for name, known in (("on_expire", get_args(OnExpire)), ("on_forgotten", get_args(OnForgotten))):
+            if getattr(self, name) not in known:
+                raise SpecError(
+                    f"dd.Expiry({name}={getattr(self, name)!r})", "there is no such rule", f"use one of {list(known)}"
+                )
+        if self.on_expire == "forget" and self.ttl is None:
+            raise SpecError(
+                "dd.Expiry(on_expire='forget')", "without ttl= no row expires", "give ttl=, or leave it out"
+            )
+
+    def __repr__(self) -> str:
+        """As it is written."""
+        return f"dd.Expiry({', '.join(f'{name}={value!r}' for name, value in self.to_json().items())})"
+
+    @property
+    def forgets(self) -> bool:
+        """Whether rows go without a retraction."""
+        return self.ttl is not None and self.on_expire == "forget"
+
+    def fits(self, field: pa.Field, asked: str) -> None:
+        """Raise `SpecError` where an order column is no number or time, or a time to live says nothing in its units."""
+        kind = field.type
+        if not is_word(kind) or pat.is_boolean(kind):
+            raise SpecError(
+                asked,
+                f"the order column {field.name!r} is {kind}, of which nothing can be subtracted",
+                "order by a number or a time, or leave expiry= out",
+            )
+        for name in ("ttl", "tombstone_ttl"):
+            given = getattr(self, name)
+            if given is None:
+                continue
+            if not pat.is_floating(kind) and not isinstance(given, int):
+                raise SpecError(
+                    f"{asked}, {name}={given!r}",
+                    f"the order column {field.name!r} is {kind}",
+                    "give a whole number of its units",
+                )
+            if (isinstance(given, float) and not math.isfinite(given)) or (
+                not pat.is_floating(kind) and given >= 2**kind.bit_width
+            ):
+                raise SpecError(
+                    f"{asked}, {name}={given!r}",
+                    f"no two orders of type {kind} are so far apart: nothing would ever expire",
+                    "give less, or leave it out",
+                )
+
+    def to_json(self) -> dict[str, Any]:
+        """What is not as by default.  `of_json` gives it back."""
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {each.name: given[each.name] for each in fields(self) if given[each.name] != each.default}
+
+    @classmethod
+    def of_json(cls, given: Any) -> Expiry:
+        """What `to_json` wrote.  Raises `SpecError` for anything else."""
+        try:
+            return cls(**given)
+        except TypeError as error:
+            raise SpecError("an expiry from JSON", f"{given!r} ({error})", "give what to_json() wrote") from None

@@ -1,0 +1,253 @@
+"""Machine: what a key's events do to the values that it holds: a table of transitions, or a function.
+
+Invariant: a machine that exists says of every state what it may become; a table is a value that is compared and written
+down as it is, a function stands in JSON by its name and a digest of its code.  Why that is not trivial: a table of one
+start and one target for each symbol holds one value a key, any other a set; a target outside of ``states`` is seen
+here, and not when the first event comes.  What needs the columns of the events is seen by ``machines``.
+(Features: M16.  Rulings: docs/semantics.md, section 11.)
+
+>>> door = Machine("door", {("locked", "coin"): "open", ("open", "push"): "locked"}, on="symbol", start="locked")
+>>> door.table, door.several, Machine.of_json(door.to_json(), door.schema) == door
+(True, False, True)
+>>> Machine("door", {("locked", "coin"): "opne"}, on="symbol", start="locked", states=["locked", "open"])
+Traceback (most recent call last):
+    ...
+ddflow.errors.SpecError: dd.Machine: from 'locked' by 'coin' it goes to 'opne', which is none of states=; name it, or \
+mend the table
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NoReturn, cast
+
+import pyarrow as pa
+
+from ddflow.columns.names import column_name, column_names
+from ddflow.columns.schema import is_flat
+from ddflow.errors import SpecError
+from ddflow.plan.merge.absent import KEYS, Absent, told_of
+
+Value = str | int | bool
+Transition = Callable[..., Any] | Mapping[Any, Any]
+MASK = 64
+"""States of a table whose keys hold several values."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """``state``: the column of the state, or ``{column: type}`` for several.  Raises `SpecError`.
+
+    ``transition``: ``{(state, symbol): state}``, or a set of states, with ``on`` the column of symbols and ``start``
+    the state, or set of states, of a new key; states and symbols are text, whole numbers or booleans.  ``otherwise``:
+    what becomes of a value for which the table has no transition: the step is refused ("error"), it stays, it is
+    dropped.  ``states``: all that there are.
+
+    Or a function ``f(values, events)`` of two record batches, one event a key: ``values`` has the state's columns and
+    ``_event``, the row of ``events`` that each value is of, and so has what it returns, in any order; values that are
+    equal are one.  ``start``: what a new key holds: ``{column: value}``, a list of them, or nothing.
+    ``scalar``: ``f(values, event, out)`` is compiled by numba and called for each event with records (see
+    `ddflow.Merge`): those of the key, the event, and room for ``limit``, which is zeros without a null flag when a call
+    begins; it returns how many it wrote.  ``limit``: how many values a key may hold.  That room is cleared for every
+    event, in some 7 ns for each 1,000 bytes.
+    """
+
+    state: str | Mapping[str, pa.DataType] | tuple[tuple[str, pa.DataType], ...]
+    transition: Transition | tuple[tuple[Value, Value, tuple[Value, ...]], ...]
+    on: str | None = None
+    start: Any = None
+    states: Iterable[Value] | None = None
+    otherwise: Literal["error", "stay", "drop"] = "error"
+    scalar: bool = False
+    limit: int = 64
+
+    def __post_init__(self) -> None:
+        table = not callable(self.transition)
+        if self.otherwise not in ("error", "stay", "drop"):
+            self._refuse(f"otherwise={self.otherwise!r}", "use one of ['error', 'stay', 'drop']")
+        if isinstance(self.limit, bool) or not isinstance(self.limit, int) or self.limit < 1:
+            self._refuse(f"limit={self.limit!r}", "give a whole number, 1 or more")
+        if table:
+            self._check_table()
+        else:
+            self._check_function()
+        known: Any = self.states
+        if known is not None and not (_many(known) and all(isinstance(each, Hashable) for each in known)):
+            self._refuse(f"states= is {self.states!r:.200}", "give a list of them")
+        kinds = {self.state: self._kind()} if isinstance(self.state, str) else dict(self._pairs("state", self.state))
+        if not kinds or (table and len(kinds) != 1):
+            self._refuse(f"state= has the columns {list(kinds)}", "name one for a table, one or more for a function")
+        for name, kind in kinds.items():
+            if not isinstance(kind, pa.DataType) or not is_flat(kind):
+                self._refuse(f"the state column {name!r} is {kind}", "use numbers, text, binary, dates, decimals")
+        object.__setattr__(self, "state", tuple(kinds.items()))
+        if self.states is not None:
+            object.__setattr__(self, "states", _sorted(tuple(self.states)))
+            self._check_states()
+
+    def _refuse(self, found: str, remedy: str) -> NoReturn:
+        raise SpecError("dd.Machine", found, remedy)
+
+    def _pairs(self, option: str, given: Any) -> tuple[tuple[str, Any], ...]:
+        """``{column: value}``, or the pairs of it."""
+        try:
+            pairs = tuple((name, each) for name, each in (given.items() if isinstance(given, Mapping) else given))
+        except (TypeError, ValueError):
+            remedy = "give {column: type}" if option == "state" else "give {column: value}, or a list of them"
+            self._refuse(f"{option}= has {given!r:.200}", remedy)
+        column_names([name for name, _ in pairs], "dd.Machine", option)
+        return pairs
+
+    def _check_table(self) -> None:
+        if self.scalar:
+            self._refuse("scalar=True with a table", "leave it out: tables are compiled anyway")
+        if self.on is None:
+            self._refuse("a table without on=", "name the column of symbols")
+        column_name(self.on, "dd.Machine", "on")
+        given: Any = self.transition
+        if isinstance(given, Mapping):
+            if not all(isinstance(each, tuple) and len(each) == 2 for each in given):
+                self._refuse(f"transition= has {next(iter(given), None)!r}", "give {(state, symbol): state}")
+            given = [(state, symbol, to) for (state, symbol), to in given.items()]
+        if not isinstance(given, tuple | list) or not given:
+            self._refuse("transition= is empty", "give {(state, symbol): state}")
+        if not all(isinstance(each, tuple | list) and len(each) == 3 for each in given):
+            self._refuse(f"transition= is {given!r:.200}", "give {(state, symbol): state}")
+        several = isinstance(self.start, list | set | frozenset | tuple) or any(_many(to) for *_, to in given)
+        rows = sorted(((state, symbol, _sorted(to)) for state, symbol, to in given), key=lambda each: repr(each[:2]))
+        start = _sorted(self.start)
+        for each in (*(value for state, symbol, to in rows for value in (state, symbol, *to)), *start):
+            if not isinstance(each, str | int):
+                self._refuse(
+                    f"{each!r} is a {type(each).__name__}",
+                    "give start=, and name states and symbols by text, whole numbers or booleans",
+                )
+        # A tuple of one target means one value, a list a set: what is kept must say the same again.
+        made = tuple((state, symbol, list_ if several else list_[0]) for state, symbol, list_ in rows)
+        object.__setattr__(self, "transition", made)
+        object.__setattr__(self, "start", start if several else start[0])
+        if several and len(self.all_states) > MASK:
+            self._refuse(
+                f"it has {len(self.all_states)} states, and keys hold several of them",
+                f"use {MASK} at most, or a function",
+            )
+
+    def _check_function(self) -> None:
+        if self.on is not None or self.otherwise != "error":
+            self._refuse("on= or otherwise= with a function", "they are a table's: leave them out")
+        if self.scalar and self.states is not None:
+            self._refuse("states= with scalar=True", "leave it out, and let the function see to it")
+        if isinstance(self.state, str):
+            self._refuse(f"state={self.state!r} of a function has no type", "give {column: type}")
+        start: Any = self.start
+        if start is not None and not isinstance(start, Mapping | list | tuple):
+            self._refuse(f"start= is {start!r:.200}", "give {column: value}, or a list of them")
+        listed = [self._pairs("start", each) for each in ([start] if isinstance(start, Mapping) else start or ())]
+        names = [name for name, _ in self._pairs("state", self.state)]
+        if len(listed) > self.limit:
+            self._refuse(f"start= has {len(listed)} values, limit= is {self.limit}", "raise limit=, or start with less")
+        for each in listed:
+            if sorted(name for name, _ in each) != sorted(names):
+                self._refuse(f"start= has {dict(each)!r}", f"give a value for each of {names}")
+        object.__setattr__(self, "start", tuple(dict.fromkeys(tuple(dict(each).items()) for each in listed)))
+
+    def _check_states(self) -> None:
+        known: Any = self.states
+        for state, symbol, to in self.rows if self.table else ():
+            for each in (state, *to):
+                if each not in known:
+                    self._refuse(
+                        f"from {state!r} by {symbol!r} it goes to {each!r}, which is none of states=",
+                        "name it, or mend the table",
+                    )
+        if self.table and (lost := [each for each in _sorted(self.start) if each not in known]):
+            self._refuse(f"start= is {lost[0]!r}, which is none of states=", "start with one of them")
+        if not self.table and len(self.schema) != 1:
+            self._refuse(f"states= with the columns {self.schema.names}", "leave it out: it is for one column")
+
+    def _kind(self) -> pa.DataType:
+        kinds = {type(each) for each in self.all_states}
+        if len(kinds) != 1:
+            self._refuse(f"states are of {sorted(each.__name__ for each in kinds)}", "use values of one type")
+        return {str: pa.string(), bool: pa.bool_()}.get(kinds.pop(), pa.int64())
+
+    @property
+    def table(self) -> bool:
+        """Whether it is a table of transitions."""
+        return not callable(self.transition)
+
+    @property
+    def several(self) -> bool:
+        """Whether a key may hold several values: but for a table with one start and one target for each symbol."""
+        return not self.table or isinstance(self.start, tuple)
+
+    @property
+    def rows(self) -> tuple[tuple[Value, Value, tuple[Value, ...]], ...]:
+        """Of a table: state, symbol, the states it goes to."""
+        return tuple((state, symbol, _sorted(to)) for state, symbol, to in cast("Any", self.transition))
+
+    @property
+    def all_states(self) -> list[Value]:
+        """Of a table: all states there are, sorted."""
+        found = {value for state, _, to in self.rows for value in (state, *to)} | set(_sorted(self.start))
+        return sorted(found | set(cast("Any", self.states) or ()), key=lambda each: (type(each).__name__, each))
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the state."""
+        return pa.schema([pa.field(name, kind) for name, kind in cast("Any", self.state)])
+
+    def to_json(self) -> dict[str, Any]:
+        """A table as it is; a function by its name and a digest of its code.  Types are those of `schema`."""
+        out: dict[str, Any] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name in ("state", "transition") or value == each.default:
+                continue
+            out[each.name] = value if each.name != "start" or self.table else [_shown(one) for one in value]
+        out["transition"] = (
+            [list(row) for row in cast("Any", self.transition)] if self.table else told_of(self.transition)
+        )
+        return cast("dict[str, Any]", _listed(out))
+
+    @classmethod
+    def of_json(cls, given: Mapping[str, Any], schema: pa.Schema) -> Machine:
+        """What `to_json` wrote; a function comes back as one that cannot be called.  Raises `SpecError`."""
+        rest, transition = dict(given), given.get("transition")
+        state = tuple((field.name, field.type) for field in schema)
+        try:
+            if isinstance(transition, dict):
+                if set(transition) != set(KEYS):
+                    raise ValueError("its transition is none")
+                rest["start"] = tuple(tuple(zip(schema.names, each, strict=True)) for each in rest.get("start", ()))
+                # What a start was cannot be had again from its text, and is only compared.
+                return cls(**rest | {"state": state, "transition": Absent.of_json(transition)})
+            rest["transition"] = tuple((state_, symbol, to) for state_, symbol, to in cast("Any", transition))
+            return cls(**rest | {"state": state})
+        except (TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, SpecError):
+                raise
+            raise SpecError("a machine from JSON", str(error), "give what to_json() wrote") from None
+
+
+def _many(value: Any) -> bool:
+    return isinstance(value, list | set | frozenset | tuple)
+
+
+def _sorted(value: Any) -> tuple[Any, ...]:
+    several = tuple(value) if _many(value) else (value,)
+    try:
+        return tuple(sorted(set(several), key=lambda each: (type(each).__name__, each)))
+    except TypeError:
+        return several  # to be refused
+
+
+def _shown(values: tuple[tuple[str, Any], ...]) -> list[Any]:
+    return [value if isinstance(value, str | int | float | None) else repr(value) for _, value in values]
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _listed(each) for name, each in value.items()}
+    return [_listed(each) for each in value] if isinstance(value, tuple | list) else value

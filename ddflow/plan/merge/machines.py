@@ -1,0 +1,276 @@
+"""Machines of a source: a machine joined with the columns of the events, and its functions called.
+
+Invariant: the values of a key are a set: those that come back are sorted by their columns, each once, whatever the
+order in which a function gave them; so equal sets are equal lists, and a set that stays is no change.  Why that is not
+trivial: a function of columns sees one event of every key at once, with as many values as each key has, and may give
+any rows for any of them; and it may do anything wrong that a merger may.  Who is folded the walk decides, as always.
+
+>>> import ddflow as dd
+>>> flow = dd.Flow()
+>>> door = dd.Machine("door", {("locked", "coin"): "open", ("open", "push"): "locked"}, on="symbol", start="locked")
+>>> doors = flow.machine("events", {"id": pa.int64(), "symbol": pa.string()}, dd.Upsert("id"), door)
+>>> _ = flow.output("doors", doors)
+>>> with flow.open() as engine:
+...     engine.step({"events": pa.table({"id": [7, 7, 7], "symbol": ["coin", "push", "coin"]})}, 1)["doors"].to_pylist()
+[{'id': 7, 'door': 'open', '_time': 1, '_diff': 1}]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any, NoReturn
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ddflow.columns.hashing import Ints, Secret, value_hashes
+from ddflow.columns.rows import dense_ranks
+from ddflow.columns.schema import check_names, conform, did_you_mean, is_flat, one_chunk
+from ddflow.errors import IllegalTransition, ListTooLong, MergerFailed, SchemaMismatch, SpecError
+from ddflow.kernels.fold import Walked
+from ddflow.kernels.scalars import FINE, NULL, TOO_MANY, machine, records
+from ddflow.plan.bind import Bound, bind, check_given
+from ddflow.plan.merge.automaton import Automaton, lists
+from ddflow.plan.merge.bound import Group, Merging
+from ddflow.plan.merge.chains import Chains
+from ddflow.plan.merge.machine import Machine
+from ddflow.plan.merge.records import Records, check_function, column_of, fields_of, fits, kind_of, to_records
+from ddflow.plan.merge.rounds import joined, named, picked
+from ddflow.plan.spec import Tombstone, Upsert
+
+VALUES = "_values"
+"""The column of what a key holds, where that may be several values."""
+EVENT = "_event"
+USED = ("key", "order_by", "tie", "seq", "time", "late", "lateness", "delete", "stale", "null_key")
+
+
+class Machined:
+    """``machine``, in the source ``name`` with events of ``schema``.  ``told``: the columns of events that are data."""
+
+    def __init__(self, machine: Machine, name: str, schema: pa.Schema, told: list[str]) -> None:
+        self.machine, self.name, self.schema, self.told = machine, name, schema, told
+        self.asked = f"the machine of {name!r}"
+        self.state = machine.schema
+        self.automaton = Automaton(machine, schema.field(machine.on).type) if machine.on is not None else None
+        self.start = self._start()
+        if machine.scalar:
+            self.kind = kind_of(self.state, self.asked)
+            for field in self.state:
+                if not fits(field.type):
+                    raise SpecError(
+                        self.asked,
+                        f"the state column {field.name!r} is {field.type}, and scalar=True",
+                        "use numbers, booleans and times, or a function of batches",
+                    )
+            values, event = np.zeros(1, self.kind), np.zeros(1, kind_of(schema, self.asked))[0]
+            function: Any = machine.transition
+            check_function(function, self.asked, {"values": values, "event": event, "out": values})
+
+    def _start(self) -> pa.RecordBatch:
+        given = [dict(each) for each in self.machine.start] if self.automaton is None else []
+        try:
+            columns = [pa.array([each[field.name] for each in given], field.type) for field in self.state]
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError) as error:
+            raise SpecError(self.asked, f"start= is of other types ({error})", f"give {self.state}") from None
+        return pa.RecordBatch.from_arrays(columns, schema=self.state)
+
+    @property
+    def column(self) -> pa.Field:
+        """The column of the row that the values are in; the state's own where there is one value at most."""
+        if not self.machine.several:
+            return self.state.field(0)
+        return pa.field(VALUES, pa.list_(pa.struct(list(self.state))))
+
+    def vector(
+        self, chains: Chains, events: pa.RecordBatch, held: pa.Array, secret: Secret, key: Callable[[int], str]
+    ) -> pa.Array:
+        """The values after each moment, by a function of batches.
+
+        ``events``: those of all rounds.  ``held``: a list for each key.  ``key``: an event's, as text.  O(values) and
+        what the function takes, as many calls as the longest chain.  Raises `MergerFailed`, `ListTooLong`,
+        `IllegalTransition`.
+        """
+        first = held.take(pa.array(chains.keys))
+        counts: Ints = np.asarray(pc.fill_null(pc.list_value_length(first), 0)).astype(np.int64)
+        values = pa.RecordBatch.from_struct_array(first.flatten())
+        sizes, made = [np.empty(0, np.int64)], []
+        for number in range(len(chains)):
+            begin, end = int(chains.offsets[number]), int(chains.offsets[number + 1])
+            n, takes, ends = end - begin, chains.takes[begin:end], chains.ends[begin:end]
+            counts = counts[:n]
+            owner = np.repeat(np.arange(n), counts)
+            given, of = self._given(takes, counts, owner, values.slice(0, owner.size))
+            at = np.flatnonzero(takes)
+            counts = np.zeros(n, np.int64)
+            if at.size:
+                values, of = self._called(given, of, picked(events.slice(begin, n), at), secret)
+                counts[at] = np.bincount(of, minlength=at.size)
+                if (over := np.flatnonzero(counts > self.machine.limit)).size:
+                    self._too_many(key(int(chains.rows[begin + over[0]])), int(counts[over[0]]))
+            else:
+                values = values.slice(0, 0)
+            sizes.append(counts[ends])
+            shown = np.repeat(ends, counts)
+            made.append(values if shown.all() else picked(values, np.flatnonzero(shown)))
+        every = joined(made, self.state)
+        new = lists(np.concatenate(sizes), every.columns, list(self.state))
+        return pa.concat_arrays([new, held]).take(pa.array(chains.shown))
+
+    def _given(self, takes: Any, counts: Ints, owner: Ints, values: pa.RecordBatch) -> tuple[pa.RecordBatch, Ints]:
+        """The values that a function is called with, and the event that each is of."""
+        fresh = np.flatnonzero(takes & (counts == 0))
+        new = np.repeat(fresh, self.start.num_rows)
+        here = takes[owner]
+        both = np.concatenate([owner[here], new])
+        index = np.concatenate([np.flatnonzero(here), owner.size + np.tile(np.arange(self.start.num_rows), fresh.size)])
+        order = np.argsort(both, kind="stable")
+        every = joined([values.cast(self.state), self.start], self.state)
+        return picked(every, index[order]), (np.cumsum(takes) - 1)[both[order]]
+
+    def _called(
+        self, given: pa.RecordBatch, of: Ints, events: pa.RecordBatch, secret: Secret
+    ) -> tuple[pa.RecordBatch, Ints]:
+        """What the function makes of some values: sorted by event and value, each once; and the event of each."""
+        full = pa.schema([*self.state, pa.field(EVENT, pa.int64(), nullable=False)])
+        values = pa.RecordBatch.from_arrays([*given.columns, pa.array(of, pa.int64())], schema=full)
+        try:
+            made = self.machine.transition(values, events)  # type: ignore[operator]
+        except Exception as error:
+            self._fail(f"it raised {type(error).__name__}: {error}", "mend it", error)
+        if not isinstance(made, pa.RecordBatch):
+            self._fail(f"it returned a {type(made).__name__}", "return a record batch of values and _event")
+        if sorted(made.schema.names) != sorted(full.names):
+            self._fail(f"it returned the columns {made.schema.names}", f"return {full.names}")
+        try:
+            table = conform(pa.Table.from_batches([made]), full, repr(self.name))
+        except SchemaMismatch as error:
+            self._fail(f"{error.asked}: {error.found}", f"return {full}", error)
+        batch = pa.RecordBatch.from_arrays([one_chunk(column) for column in table.columns], schema=full)
+        event: Ints = np.asarray(batch.column(EVENT))
+        if event.size and (event.min() < 0 or event.max() >= events.num_rows):
+            self._fail(
+                f"it returned a value of event {event.max()} or {event.min()}, and {events.num_rows} were given",
+                "return _event as it was given",
+            )
+        out, event = self.normal(batch.select(self.state.names), event, secret)
+        if self.machine.states is not None:
+            known = pa.array(list(self.machine.states), self.state.field(0).type)
+            wrong = np.flatnonzero(~np.asarray(pc.is_in(out.column(0), known)))
+            if wrong.size:
+                row = picked(events, event[wrong[:1]]).to_pylist()[0]
+                state = out.column(0)[int(wrong[0])].as_py()
+                raise IllegalTransition(
+                    self.asked,
+                    f"{row} leads to {state!r}, which is none of states=",
+                    "mend the function, or name the state; nothing was changed",
+                )
+        return out, event
+
+    @staticmethod
+    def normal(values: pa.RecordBatch, owner: Ints, secret: Secret) -> tuple[pa.RecordBatch, Ints]:
+        """Values by owner, those of each sorted and each once.  O(values), where an owner has several a sort."""
+        if (owner[1:] > owner[:-1]).all():
+            return values, owner
+        ranks = dense_ranks(values, value_hashes(values, secret))
+        order = np.lexsort((ranks, owner))
+        by, at = owner[order], ranks[order]
+        fresh = np.ones(order.size, np.bool_)
+        fresh[1:] = (by[1:] != by[:-1]) | (at[1:] != at[:-1])
+        return picked(values, order[fresh]), by[fresh]
+
+    def scalar(
+        self, walked: Walked, action: Any, events: Records, held: pa.Array, secret: Secret, key: Callable[[int], str]
+    ) -> pa.Array:
+        """The values after each moment, by a compiled function.  O(events * what it takes).  Raises as `vector`."""
+        m, limit = walked.moments.size - 1, self.machine.limit
+        counts = np.asarray(pc.fill_null(pc.list_value_length(held), 0)).astype(np.int64)
+        values = to_records(pa.RecordBatch.from_struct_array(held.flatten()).cast(self.state), self.kind)
+        offsets, ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), np.zeros(m + 1, np.int64)
+        most = int(np.diff(walked.keys).max()) if m else 0
+        out = np.zeros(max(2 * (m + values.size), most * limit), self.kind)
+        loop, begin = machine(self.machine.transition, self.kind, events.dtype), 0
+        while True:
+            try:
+                begin, code, row = loop(
+                    begin,
+                    *walked,
+                    action,
+                    records(values),
+                    offsets,
+                    records(to_records(self.start, self.kind)),
+                    records(events),
+                    fields_of(self.kind, [], []),
+                    records(np.zeros(2 * limit, self.kind)),
+                    records(out),
+                    ends,
+                )
+            except Exception as error:
+                found = f"it raised {type(error).__name__}: {str(error)[:500]}"
+                self._fail(found, "mend it; f(values, event, out) returns how many it wrote", error)
+            if code == TOO_MANY:
+                self._too_many(key(int(row)), limit + 1)
+            if code not in (FINE, NULL):
+                self._fail(f"for the key {key(int(row))} it wrote less than no values", "return how many it wrote")
+            if begin == walked.keys.size - 1:
+                break
+            out = np.concatenate([out, np.zeros(out.size + most * limit, self.kind)])
+        owner = np.repeat(np.arange(m), np.diff(ends))
+        made = pa.RecordBatch.from_arrays(
+            [column_of(out[: owner.size], field) for field in self.state], schema=self.state
+        )
+        made, owner = self.normal(made, owner, secret)
+        return lists(np.bincount(owner, minlength=m), made.columns, list(self.state))
+
+    def _too_many(self, key: str, found: int) -> NoReturn:
+        raise ListTooLong(
+            self.asked,
+            f"the key {key} would hold {found} values, limit= is {self.machine.limit}",
+            "raise the limit, or let values go; nothing was changed",
+        )
+
+    def _fail(self, found: str, remedy: str, error: Exception | None = None) -> NoReturn:
+        raise MergerFailed(
+            f"the transition {named(self.machine.transition)} of {self.name!r}", found, f"{remedy}; nothing was changed"
+        ) from error
+
+
+def bind_machine(name: str, schema: pa.Schema, spec: Upsert, given: Machine) -> Bound:
+    """Join a machine with a source's schema and spec.  O(columns).  Raises `SpecError`, naming what does not fit."""
+    what = f"the machine of {name!r}"
+    if not isinstance(given, Machine):
+        raise SpecError(what, f"{given!r} is no machine", "give dd.Machine(...)")
+    check_given(name, spec)
+    unused = [each.name for each in fields(spec) if each.name not in USED and getattr(spec, each.name) != each.default]
+    if unused:
+        raise SpecError(
+            what,
+            f"its spec has {', '.join(f'{each}=' for each in unused)}, which are about rows",
+            f"a machine makes them: leave them out; it goes by {', '.join(USED)}",
+        )
+    if spec.tie == "greatest":
+        raise SpecError(what, "tie='greatest' compares rows, and its events are none", "use 'last', 'first' or 'error'")
+    base = bind(name, schema, spec)
+    if given.on is not None and given.on not in schema.names:
+        raise SpecError(
+            what, f"on= names {given.on!r}, and there is no such column", did_you_mean(given.on, schema.names)
+        )
+    if given.on is not None and not is_flat(schema.field(given.on).type):
+        raise SpecError(what, f"on= names {given.on!r}, which is {schema.field(given.on).type}", "use text or numbers")
+    dropped = {spec.time, spec.seq, spec.delete.column if isinstance(spec.delete, Tombstone) else None}
+    told = [column for column in schema.names if column not in dropped or column in spec.key]
+    machined = Machined(given, name, schema, told)
+    check_names([*spec.key, *given.schema.names, *([VALUES] if given.several else [])], what)
+    row = pa.schema([*(base.row_schema.field(column) for column in spec.key), machined.column])
+    merging = Merging(
+        (Group("", tuple(schema.field(column) for column in spec.order_by), ()),),
+        (),
+        (),
+        None,
+        False,
+        (),
+        False,
+        machined,
+    )
+    return replace(base, row_schema=row, tracked=[machined.column.name], merging=merging)

@@ -1,0 +1,116 @@
+"""Merge: how the rows of a source are folded: a strategy for each column, or one function for all.
+
+Invariant: a merge that exists names each column once, with a strategy, or has a function and no strategy.  Why that
+is not trivial: a function replaces all strategies, so both together would leave one of them without effect; and a
+merge is a value that is compared and written down, in which a function can only stand by its name and a digest of its
+code.  Which columns there are it does not know; that is ``plan``.
+
+>>> from ddflow.plan.merge.strategy import first_non_null, sum
+>>> merge = Merge({"visits": sum(), "name": first_non_null()})
+>>> merge
+dd.Merge({'visits': dd.sum(), 'name': dd.first_non_null()})
+>>> Merge.of_json(merge.to_json()) == merge
+True
+>>> Merge({"visits": sum()}, function=print)
+Traceback (most recent call last):
+    ...
+ddflow.errors.SpecError: dd.Merge: it has a function, and strategies for ['visits']; a function merges the whole row: \
+leave one of them out
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddflow.columns.names import column_names
+from ddflow.errors import SpecError
+from ddflow.plan.merge.absent import KEYS, name_of, told_of
+from ddflow.plan.merge.strategy import Strategy
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True, repr=False)
+class Merge:
+    """``columns``: a strategy for each column named.  ``default``: for the others; `ddflow.last_non_null`, and
+    `ddflow.last` inside a group.
+
+    ``function``: merges whole rows instead: ``f(held, given)`` gets two record batches of the row's columns, one key
+    a row, and gives one back; a null in it clears the cell.  ``scalar``: it is ``f(held, given, out)``, compiled by
+    numba and called for each event with three records: of numbers, booleans and times (as integers), under the
+    columns' names, and beside each a boolean ``<column>_null``, under which the value is 0; ``out`` is filled as by
+    `ddflow.last_non_null` before, and so are columns of other types.  A function is sent to Spark by value, and is not
+    in the spec's JSON.  Raises `SpecError`.
+    """
+
+    columns: Mapping[str, Strategy] | tuple[tuple[str, Strategy], ...] = ()
+    default: Strategy | None = None
+    function: Function | None = field(default=None)
+    scalar: bool = False
+
+    def __post_init__(self) -> None:
+        given: Any = self.columns.items() if isinstance(self.columns, Mapping) else self.columns
+        try:
+            pairs = tuple((name, each) for name, each in given)
+        except (TypeError, ValueError):
+            raise SpecError("dd.Merge", f"columns= is {given!r:.200}", "give {column: strategy}") from None
+        column_names([name for name, _ in pairs], "dd.Merge", "columns")
+        object.__setattr__(self, "columns", pairs)
+        for name, each in (*pairs, *([("default", self.default)] if self.default is not None else [])):
+            if not isinstance(each, Strategy):
+                raise SpecError(f"dd.Merge of {name!r}", f"{each!r} is no strategy", "give dd.last(), dd.sum(), ...")
+        if self.function is None:
+            if self.scalar:
+                raise SpecError("dd.Merge", "scalar=True without function=", "give the function, or leave it out")
+            return
+        if not callable(self.function):
+            raise SpecError("dd.Merge", f"function= is {type(self.function).__name__}", "give a function")
+        if pairs or self.default is not None:
+            named = [name for name, _ in pairs] or ["default"]
+            raise SpecError(
+                "dd.Merge",
+                f"it has a function, and strategies for {named}",
+                "a function merges the whole row: leave one of them out",
+            )
+
+    def __repr__(self) -> str:
+        """As it is written; a function by its name."""
+        given = [f"{self.strategies}"] if self.columns else []
+        given += [f"default={self.default}"] if self.default is not None else []
+        given += [f"function={name_of(self.function)}"] if self.function is not None else []
+        return f"dd.Merge({', '.join(given + ['scalar=True'] * self.scalar)})"
+
+    @property
+    def strategies(self) -> dict[str, Strategy]:
+        """By column."""
+        return dict(self.columns)
+
+    def to_json(self) -> Any:
+        """An object; a function by its name and a digest of its code.  `of_json` gives back what has no function."""
+        out: dict[str, Any] = {}
+        if self.columns:
+            out["columns"] = {name: each.to_json() for name, each in self.strategies.items()}
+        if self.default is not None:
+            out["default"] = self.default.to_json()
+        if self.function is not None:
+            out |= told_of(self.function) | ({"scalar": True} if self.scalar else {})
+        return out
+
+    @classmethod
+    def of_json(cls, given: Any) -> Merge:
+        """What `to_json` wrote.  Raises `SpecError` for anything else, and for a function, which no JSON can hold."""
+        if not isinstance(given, dict) or set(given) - {"columns", "default", "scalar", *KEYS}:
+            raise SpecError("a merge from JSON", repr(given), "give what to_json() wrote")
+        if "function" in given:
+            raise SpecError(
+                "a merge from JSON",
+                f"it is the function {given['function']!r}",
+                "JSON holds no code: give the flow itself",
+            )
+        columns = given.get("columns", {})
+        if not isinstance(columns, dict):
+            raise SpecError("a merge from JSON", repr(given), "give what to_json() wrote")
+        default = Strategy.of_json(given["default"]) if "default" in given else None
+        return cls({name: Strategy.of_json(each) for name, each in columns.items()}, default)

@@ -1,0 +1,122 @@
+"""Records: columns of numbers, booleans and times as a numpy array of records, and back, for functions on scalars.
+
+Invariant: a record has a field for each column of a word type, times as integers, and beside it ``<column>_null``;
+there and back is the identity.  Under a null stands 0, whatever Arrow's buffer has there, so a function that does not
+look at the flag sees nobody else's value.  Columns of other types have no field: what becomes of them is the caller's.
+
+>>> schema = pa.schema({"id": pa.int64(), "at": pa.timestamp("s"), "name": pa.string()})
+>>> rows = pa.record_batch({"id": [7, None], "at": [1, 2], "name": ["a", "b"]}).cast(schema)
+>>> made = to_records(rows, kind_of(schema, "here"))
+>>> made.dtype.names, made["id_null"].tolist()
+(('id', 'id_null', 'at', 'at_null'), [False, True])
+>>> column_of(made, schema.field("id")).to_pylist()
+[7, None]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+
+from ddflow.columns.hashing import flags, validity
+from ddflow.columns.rows import plainly
+from ddflow.columns.schema import is_word
+from ddflow.errors import SpecError
+from ddflow.plan.merge.absent import Absent
+from ddflow.plan.merge.rounds import named
+
+NULL = "_null"
+"""Behind a column's name: the field that says whether it is null."""
+Records = np.ndarray[Any, np.dtype[Any]]
+
+
+def fits(kind: pa.DataType) -> bool:
+    """Whether values of a type are fields of records: words, but for float16."""
+    return is_word(kind) and not pat.is_float16(kind)
+
+
+def _dtype(kind: pa.DataType) -> np.dtype[Any]:
+    if pat.is_boolean(kind):
+        return np.dtype(np.bool_)
+    letter = "f" if pat.is_floating(kind) else "u" if pat.is_unsigned_integer(kind) else "i"
+    return np.dtype(f"{letter}{kind.bit_width // 8}")
+
+
+def kind_of(schema: pa.Schema, what: str) -> np.dtype[Any]:
+    """The type of records of some columns.  O(columns).  Raises `SpecError` where a column is called like a flag."""
+    fields: list[tuple[str, np.dtype[Any]]] = []
+    for field in schema:
+        if fits(field.type):
+            fields += [(field.name, _dtype(field.type)), (field.name + NULL, np.dtype(np.bool_))]
+    names = [name for name, _ in fields]
+    for name in names:
+        if names.count(name) > 1:
+            raise SpecError(
+                what,
+                f"the columns {name!r} and {name.removesuffix(NULL)!r} would have one field",
+                "rename one of them: behind a column's name, _null says whether it is null",
+            )
+    return np.dtype(fields)
+
+
+def numbers(column: pa.Array) -> np.ndarray[Any, Any]:
+    """The values of a word type as numpy has them, times as integers; what stands under a null is unspecified."""
+    if pat.is_boolean(column.type):
+        return flags(column).view(np.bool_)
+    kind = _dtype(column.type)
+    if not len(column):
+        return np.empty(0, kind)
+    return plainly(np.frombuffer(column.buffers()[1], kind, len(column), column.offset * kind.itemsize))
+
+
+def to_records(rows: pa.RecordBatch | pa.Table, kind: np.dtype[Any]) -> Records:
+    """The rows as records.  O(rows) a column."""
+    out = np.zeros(rows.num_rows, kind)
+    for name in (kind.names or ())[::2]:
+        column = rows.column(name)
+        column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        out[name] = numbers(column)
+        present = validity(column)
+        if present.size:
+            out[name + NULL] = present == 0
+            out[name][present == 0] = 0
+    return out
+
+
+def column_of(made: Records, field: pa.Field) -> pa.Array:
+    """One column of records again.  O(records)."""
+    values, null = np.ascontiguousarray(made[field.name]), made[field.name + NULL]
+    out = pa.array(values, mask=null if null.any() else None)
+    return out if out.type == field.type else out.view(field.type)
+
+
+def fields_of(kind: np.dtype[Any], fixed: list[str], required: list[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """What `kernels.scalars` wants to know of records.  ``fixed``: may not change; ``required``: may not be null."""
+    out = []
+    for name in (kind.names or ())[::2]:
+        where: Any = kind.fields
+        at = {each: where[each] for each in (name, name + NULL)}
+        size = at[name][0].itemsize
+        rules = name in fixed, name in required, size if at[name][0].kind == "f" else 0
+        out.append((at[name][1], size, at[name + NULL][1], *rules))
+    return np.array(out, np.int64).reshape(-1, 6)
+
+
+def check_function(function: Callable[..., Any], asked: str, arguments: Mapping[str, Any]) -> None:
+    """Refuse a function of scalars that numba does not compile for its arguments, or that names a field which they do
+    not have.  ``arguments``: by name, each as the loops give it.  Raises `SpecError`.  It takes what compiling takes.
+    """
+    from ddflow.kernels.scalars import objection
+
+    error = None if isinstance(function, Absent) else objection(function, *arguments.values())
+    if error is None:
+        return
+    found = f"{named(function)} does not compile: {' '.join(str(error).split())[:500]}"
+    if isinstance(error, KeyError):
+        found = f"{named(function)} names the field {error.args[0]!r}, which there is not"
+    fields = "; ".join(f"{name} has {list(each.dtype.names)}" for name, each in arguments.items())
+    raise SpecError(asked, found, f"mend f({', '.join(arguments)}), where {fields}") from None

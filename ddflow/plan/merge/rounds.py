@@ -1,0 +1,135 @@
+"""Rounds: a merger of one's own, called with whole columns: the next event of every key together.
+
+Invariant: what comes out is what calling it key by key, event by event, would give; a key that holds nothing takes its
+event as it is, and no call is made for it.  Why that is not trivial: a function of somebody else's may give other
+columns, another number of rows, another key, a null where none may be, or raise; each of these refuses the step, with
+words that say which, before anything has changed.  As many calls as the longest chain, so a hot key costs calls.
+
+>>> import pyarrow.compute as pc
+>>> from ddflow.kernels.fold import TAKE, Walked
+>>> few = lambda *values: np.array(values, np.int32)
+>>> chains = Chains(Walked(few(0, 1), few(0, 2), few(0, 1)), np.array([TAKE, TAKE], np.uint8))
+>>> given = pa.record_batch({"k": [1, 1], "n": [2, 3]})
+>>> def add(held, given):
+...     return given.set_column(1, "n", pc.add(held["n"], given["n"]))
+>>> Merger(add, "visits", given.schema, ["k"], Secret(1, 2)).run(chains, given, given.slice(0, 0), np.zeros(1, bool))
+... # doctest: +ELLIPSIS
+pyarrow.RecordBatch...
+k: [1]
+n: [5]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.hashing import Ints, Secret, validity, value_hashes
+from ddflow.columns.rows import shown_row
+from ddflow.columns.schema import conform, one_chunk
+from ddflow.errors import MergerFailed, SchemaMismatch
+from ddflow.plan.merge.chains import Chains
+
+
+def named(function: Any) -> str:
+    """What a function is called, for messages."""
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def picked(batch: pa.RecordBatch, places: Ints) -> pa.RecordBatch:
+    """Some rows of a batch.  O(places) a column."""
+    return batch.take(pa.array(places))
+
+
+def joined(parts: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    """The rows of all parts, in one batch.  O(rows) a column."""
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:
+        return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
+    columns = [
+        one_chunk(pa.chunked_array([part.column(i) for part in parts], field.type)) for i, field in enumerate(schema)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+class Merger:
+    """``function``: of what is held and what is given.  ``source``: whose rows, for messages.  ``schema``: of a row.
+    ``fixed``: the columns that it may not change.  ``secret``: for hashes."""
+
+    def __init__(
+        self, function: Callable[..., Any], source: str, schema: pa.Schema, fixed: list[str], secret: Secret
+    ) -> None:
+        self.function, self.source, self.schema, self.fixed, self.secret = function, source, schema, fixed, secret
+        # Of keys that hold nothing a row of nulls stands beside the others until it is left out.
+        self.loose = pa.schema([field.with_nullable(True) for field in schema])
+
+    def run(self, chains: Chains, given: pa.RecordBatch, held: pa.RecordBatch, live: Any) -> pa.RecordBatch:
+        """The rows that moments end with, in the order of ``chains.ends``.
+
+        ``given``: the events of all rounds.  ``held``, ``live``: of each key that has an event, in the order of
+        ``chains.keys``, its row, whatever where it holds none, and whether it does.  Raises `MergerFailed`.  O(rows)
+        and what the function takes.
+        """
+        made, state = [], held.cast(self.loose)
+        for number in range(len(chains)):
+            begin, end = int(chains.offsets[number]), int(chains.offsets[number + 1])
+            n, takes, ends = end - begin, chains.takes[begin:end], chains.ends[begin:end]
+            events, both = given.slice(begin, n), takes & live[:n]
+            if both.all():
+                state = self._called(state.slice(0, n), events)
+            elif both.any():
+                at = np.flatnonzero(both)
+                merged = self._called(picked(state, at), picked(events, at))
+                index = np.where(both, n + np.cumsum(both) - 1, np.arange(n))
+                state = picked(joined([events.cast(self.loose), merged.cast(self.loose)], self.loose), index)
+            else:
+                state = events
+            state, live = state.cast(self.loose), takes
+            made.append(state if ends.all() else picked(state, np.flatnonzero(ends)))
+        return joined(made, self.loose)
+
+    def _called(self, held: pa.RecordBatch, given: pa.RecordBatch) -> pa.RecordBatch:
+        held, given = held.cast(self.schema), given.cast(self.schema)
+        try:
+            made = self.function(held, given)
+        except Exception as error:
+            self._fail(f"it raised {type(error).__name__}: {error}", "mend it", error)
+        if not isinstance(made, pa.RecordBatch):
+            self._fail(f"it returned a {type(made).__name__}", "return a record batch of the row's columns")
+        if made.num_rows != given.num_rows:
+            self._fail(
+                f"it returned {made.num_rows} rows for {given.num_rows}", "return one row for each key, in order"
+            )
+        if sorted(made.schema.names) != sorted(self.schema.names):
+            self._fail(f"it returned the columns {made.schema.names}", f"return {self.schema.names}")
+        try:
+            table = conform(pa.Table.from_batches([made]), self.schema, repr(self.source))
+        except SchemaMismatch as error:
+            self._fail(
+                f"{error.asked}: {error.found}",
+                "return columns of the row's types, and null only where the schema allows it",
+                error,
+            )
+        out = pa.RecordBatch.from_arrays([one_chunk(column) for column in table.columns], schema=self.schema)
+        was, now = (value_hashes(batch.select(self.fixed), self.secret) for batch in (given, out))
+        if (was == now).all():
+            return out
+        for name in self.fixed:
+            was, now = (value_hashes(batch.select([name]), self.secret) for batch in (given, out))
+            present = validity(given.column(name))
+            wrong = np.flatnonzero((was != now) & (present != 0 if present.size else True))
+            if wrong.size:
+                before, after = (shown_row(batch.select(self.fixed), int(wrong[0])) for batch in (given, out))
+                self._fail(f"it returned {after} for {before}", "leave key and order columns as they are given")
+            # An order that nobody gave stays null, whatever was made of it.
+            out = out.set_column(self.schema.get_field_index(name), self.schema.field(name), given.column(name))
+        return out
+
+    def _fail(self, found: str, remedy: str, error: Exception | None = None) -> NoReturn:
+        raise MergerFailed(
+            f"the merger {named(self.function)} of {self.source!r}", found, f"{remedy}; nothing was changed"
+        ) from error

@@ -1,0 +1,244 @@
+"""Strategies: what becomes of a cell that is held and a cell that is given.
+
+Invariant: a strategy is a value (frozen, comparable, with a JSON form) that says what to do and does nothing; the folds
+are in ``folds`` and ``kernels.fold``.  Why that is not trivial: a name must mean the same in a spec, in its JSON, in
+messages and in the twin; and which types it works on is part of it, so that a spec is refused, and not a step.
+(Pinot, "Upsert", Partial upsert strategies; Paimon, aggregation functions.  The rulings: docs/semantics.md, section 9.)
+
+>>> union(limit=10)
+dd.union(limit=10)
+>>> Strategy.of_json(union(limit=10).to_json()) == union(limit=10)
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from ddflow.columns.names import column_names
+from ddflow.columns.schema import is_flat, is_text
+from ddflow.errors import SpecError
+
+ORDER_FREE: Final = frozenset({"last", "last_non_null"})
+"""Under versions of cells any arrival gives the same, with deletes too."""
+COMMUTING: Final = frozenset({"max", "min", "sum", "bool_and", "bool_or"})
+"""What an event adds does not depend on when: under versions of cells every event counts, late ones too."""
+WITHOUT_DELETES: Final = COMMUTING | {"first", "first_non_null"}
+"""Order-free as well, where nothing deletes."""
+LISTS: Final = frozenset({"append", "union", "collect"})
+
+
+@dataclass(frozen=True, repr=False)
+class Strategy:
+    """One of the functions of this module made it.  ``parts``: of ``fields``, the strategy of each field named."""
+
+    name: str
+    limit: int | None = None
+    separator: str | None = None
+    parts: tuple[tuple[str, Strategy], ...] | None = None
+    default: Strategy | None = None
+
+    def __repr__(self) -> str:
+        """As it is written."""
+        given = [] if self.parts is None else [f"{dict(self.parts)}"]
+        given += [] if self.separator in (None, ",") else [f"{self.separator!r}"]
+        for name in ("limit", "default"):
+            given += [] if getattr(self, name) is None else [f"{name}={getattr(self, name)!r}"]
+        return f"dd.{self.name}({', '.join(given)})"
+
+    def to_json(self) -> Any:
+        """Its name, or an object of what is not as by default.  `of_json` gives it back."""
+        out: dict[str, Any] = {"name": self.name}
+        if self.limit is not None:
+            out["limit"] = self.limit
+        if self.separator is not None:
+            out["separator"] = self.separator
+        if self.parts is not None:
+            out["fields"] = {name: each.to_json() for name, each in self.parts}
+        if self.default is not None:
+            out["default"] = self.default.to_json()
+        return self.name if len(out) == 1 else out
+
+    @classmethod
+    def of_json(cls, given: Any) -> Strategy:
+        """What `to_json` wrote.  Raises `SpecError` for anything else."""
+        if isinstance(given, str):
+            given = {"name": given}
+        if not isinstance(given, dict) or given.get("name") not in MAKERS:
+            raise SpecError("a strategy from JSON", repr(given), f"give one of {sorted(MAKERS)}")
+        arguments = {name: value for name, value in given.items() if name != "name"}
+        parts = arguments.pop("fields", None)
+        if "default" in arguments:
+            arguments["default"] = cls.of_json(arguments["default"])
+        try:
+            if parts is not None:
+                return fields({name: cls.of_json(each) for name, each in parts.items()}, **arguments)
+            return MAKERS[given["name"]](**arguments)
+        except (TypeError, AttributeError) as error:
+            raise SpecError("a strategy from JSON", f"{given!r} ({error})", "give what to_json() wrote") from None
+
+    def works_on(self, kind: pa.DataType) -> bool:
+        """Whether it can merge cells of a type.  O(1), for ``fields`` O(fields)."""
+        if self.name == "fields":
+            return bool(pat.is_struct(kind)) and not self.unfit(kind)
+        return WORKS[self.name][0](kind)
+
+    @property
+    def types(self) -> str:
+        """The types it works on, in words."""
+        return WORKS[self.name][1]
+
+    def unfit(self, kind: pa.DataType) -> list[str]:
+        """Of ``fields``: the fields that are not there, or that their strategy cannot merge."""
+        there = {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
+        named = dict(self.parts or ())
+        out = [name for name in named if name not in there]
+        default = self.default or last_non_null()
+        return out + [name for name, of in there.items() if not named.get(name, default).works_on(of)]
+
+
+def _limited(name: str, limit: int | None) -> Strategy:
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+        raise SpecError(f"dd.{name}(limit={limit!r})", "that is no length", "give a whole number, 1 or more")
+    return Strategy(name, limit=limit)
+
+
+def last() -> Strategy:
+    """The given cell, null too; a column that the batch lacks leaves the held one.  (Pinot: FORCE_OVERWRITE.)"""
+    return Strategy("last")
+
+
+def last_non_null() -> Strategy:
+    """The given cell, where it is null the held one: the default.  (Pinot: OVERWRITE.)"""
+    return Strategy("last_non_null")
+
+
+def first() -> Strategy:
+    """The cell of the first event of the row, null too."""
+    return Strategy("first")
+
+
+def first_non_null() -> Strategy:
+    """The held cell, where it is null the given one.  (Pinot: IGNORE.)"""
+    return Strategy("first_non_null")
+
+
+def max() -> Strategy:
+    """The greater one; null gives way, NaN is largest.  Any type with an order."""
+    return Strategy("max")
+
+
+def min() -> Strategy:
+    """The smaller one; null gives way, NaN is largest.  Any type with an order."""
+    return Strategy("min")
+
+
+def sum() -> Strategy:
+    """The sum, in the column's type, checked; null gives way.  (Pinot: INCREMENT.)"""
+    return Strategy("sum")
+
+
+def bool_and() -> Strategy:
+    """Whether all were true; null gives way."""
+    return Strategy("bool_and")
+
+
+def bool_or() -> Strategy:
+    """Whether one was true; null gives way."""
+    return Strategy("bool_or")
+
+
+def append(limit: int | None = None) -> Strategy:
+    """The held list and then the given one.  ``limit``: elements above which a step is refused.  (Pinot: APPEND.)"""
+    return _limited("append", limit)
+
+
+def union(limit: int | None = None) -> Strategy:
+    """The held list and what of the given one is not in it, in order of first sight.  ``limit``: as in `append`."""
+    return _limited("union", limit)
+
+
+def collect(limit: int | None = None) -> Strategy:
+    """The list of all values given: a column of T in the input, a list of T in the row.  ``limit``: as in `append`."""
+    return _limited("collect", limit)
+
+
+def join_text(separator: str = ",") -> Strategy:
+    """The held text, ``separator``, the given text; null gives way."""
+    if not isinstance(separator, str):
+        raise SpecError(f"dd.join_text({separator!r})", "the separator is no text", "give text, such as ', '")
+    return Strategy("join_text", separator=separator)
+
+
+def fields(parts: Mapping[str, Strategy], default: Strategy | None = None) -> Strategy:
+    """A struct field by field: a strategy for each field named, ``default`` (`last_non_null`) for the others."""
+    if not isinstance(parts, Mapping):
+        raise SpecError("dd.fields", f"parts= is {parts!r:.200}", "give {field: strategy}")
+    column_names(list(parts), "dd.fields", "parts")
+    for name, each in (*parts.items(), *([("default", default)] if default else [])):
+        if not isinstance(each, Strategy):
+            raise SpecError(f"dd.fields of {name!r}", f"{each!r} is no strategy", "give dd.last(), dd.sum(), ...")
+        if each.name == "collect":
+            raise SpecError(f"dd.fields of {name!r}", "dd.collect() changes the type of a column", "use dd.append()")
+    return Strategy("fields", parts=tuple(parts.items()), default=default)
+
+
+def _sums(kind: pa.DataType) -> bool:
+    return bool(
+        pat.is_integer(kind)
+        or kind in (pa.float32(), pa.float64())
+        or pat.is_duration(kind)
+        or pat.is_decimal32(kind)
+        or pat.is_decimal64(kind)
+        or pat.is_decimal128(kind)
+    )
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pat.is_list(kind) or pat.is_large_list(kind))
+
+
+def _every(kind: pa.DataType) -> bool:
+    return True
+
+
+MAKERS: Final[dict[str, Callable[..., Strategy]]] = {
+    each.__name__: each
+    for each in (
+        last,
+        last_non_null,
+        first,
+        first_non_null,
+        max,
+        min,
+        sum,
+        bool_and,
+        bool_or,
+        append,
+        union,
+        collect,
+        join_text,
+        fields,
+    )
+}
+WORKS: Final[dict[str, tuple[Callable[[pa.DataType], bool], str]]] = {
+    "last": (_every, "all types"),
+    "last_non_null": (_every, "all types"),
+    "first": (_every, "all types"),
+    "first_non_null": (_every, "all types"),
+    "max": (is_flat, "numbers, text, binary, dates, times, decimals"),
+    "min": (is_flat, "numbers, text, binary, dates, times, decimals"),
+    "sum": (_sums, "integers, float32, float64, durations, decimals to 38 digits"),
+    "bool_and": (pat.is_boolean, "booleans"),
+    "bool_or": (pat.is_boolean, "booleans"),
+    "append": (_is_list, "lists"),
+    "union": (_is_list, "lists"),
+    "collect": (lambda kind: not _is_list(kind), "all types but lists, for which dd.append() is"),
+    "join_text": (is_text, "text"),
+    "fields": (pat.is_struct, "structs whose fields fit"),
+}

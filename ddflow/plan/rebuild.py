@@ -1,0 +1,206 @@
+"""A plan read back: the flow of a description that came from a store.
+
+Invariant: `rebuild` gives a flow whose description is the one that was given, id by id, or an error; so nothing of a
+description is believed that is not checked by making it again.  Why that is not trivial: descriptions are read with
+suspicion (types of values, schemas of any bytes, collections made of themselves), and what is wrong in one must not
+come out as an error of the user's.  A formula that is not SQL cannot be read back; nothing here is ever run as code.
+
+>>> import pyarrow as pa
+>>> from ddflow.plan.codec import describe
+>>> flow = Flow()
+>>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
+>>> _ = flow.output("by_city", people.project(["city"]).count())
+>>> again = rebuild(describe(flow))
+>>> again.outputs["by_city"], describe(again) == describe(flow)
+(Count(city string, count int64), True)
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+
+import pyarrow as pa
+
+from ddflow.errors import CorruptState, DdflowError, SpecError, cut
+from ddflow.plan.bind import Bound, bind
+from ddflow.plan.codec import Written, columns, shown
+from ddflow.plan.flow import Collection, Flow
+from ddflow.plan.merge.absent import Absent
+from ddflow.plan.merge.machine import Machine
+from ddflow.plan.merge.machines import bind_machine
+from ddflow.plan.merge.merge import Merge
+from ddflow.plan.spec import Upsert
+from ddflow.storage.record import Record
+
+_UNFIT = (DdflowError, pa.ArrowException, ValueError, TypeError, KeyError, OverflowError)
+"""What building a plan of hostile parts may raise."""
+
+
+def sources(description: Mapping[str, Any], where: str) -> dict[str, tuple[pa.Schema, Upsert]]:
+    """The schema and the spec of each source.  ``where``: whose description it is, for messages.
+
+    O(description).  Raises `CorruptState` for what `describe` did not write.
+    """
+    given = Record(description, f"the plan of {where}").named("sources")
+    return {name: (_schema(record), _spec(record.record("spec"))) for name, record in given.items()}
+
+
+def bounds(description: Mapping[str, Any], where: str) -> dict[str, Bound]:
+    """What the sources are bound to, whether their code is there or not.  As `sources`."""
+    given = Record(description, f"the plan of {where}").named("sources")
+    out = {}
+    for name, (schema, spec) in sources(description, where).items():
+        machine = _machine(given[name])
+        out[name] = bind(name, schema, spec) if machine is None else bind_machine(name, schema, spec, machine)
+    return out
+
+
+def _schema(record: Record) -> pa.Schema:
+    text = record.text("schema")
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
+        found = columns(schema)
+    except (binascii.Error, OSError, *_UNFIT) as error:
+        raise _corrupt(record.what, f"its schema is none ({error})") from None
+    if found != record.list("columns"):
+        raise _corrupt(record.what, f"its schema has the columns {found}, beside it stand {record.list('columns')}")
+    return schema
+
+
+def _spec(record: Record) -> Upsert:
+    for name in record.names():
+        if name in ("key", "order_by", "noop_ignore", "value", "track"):
+            record.texts(name)
+        elif name == "lateness":
+            record.number(name)
+        elif name == "delete" and isinstance(record.given[name], dict):
+            tombstone = record.record(name)
+            tombstone.text("tombstone")
+            if not isinstance(tombstone.given.get("value"), bool | int | float | str | None):
+                raise _corrupt(tombstone.what, "its value is none")
+        elif name in ("groups", "derive"):
+            if not all(isinstance(pair, list) and len(pair) == 2 for pair in record.list(name)):
+                raise _corrupt(record.what, f"its {name} are no pairs")
+        elif name in ("merge", "expiry", "exclusive"):  # whose own readers look at every value
+            if record.given[name] is None:
+                raise _corrupt(record.what, f"its {name} is none")
+        else:
+            record.text(name)
+    merge: Any = record.given.get("merge")
+    known = not (isinstance(merge, dict) and "function" in merge)
+    try:
+        if known:
+            return Upsert.from_json(json.dumps(record.given))
+        # A function merges whole rows, as this does.
+        spec = Upsert.from_json(json.dumps(record.given | {"merge": "first_row"}))
+        return replace(spec, merge=Merge(function=Absent.of_json(merge), scalar=merge.get("scalar", False)))
+    except (DdflowError, TypeError, AttributeError) as error:
+        raise _corrupt(record.what, str(error)) from None
+
+
+def rebuild(description: Mapping[str, Any], where: str = "a state") -> Flow:
+    """The flow that `describe` described, without its ``consolidate``.  ``where``: for messages.  O(description).
+
+    Raises `SpecError` when a formula is not SQL, so that the flow itself is needed; `CorruptState` for what `describe`
+    did not write.
+    """
+    whole = Record(description, f"the plan of {where}")
+    nodes = whole.named("collections")
+    for each, node in nodes.items():
+        for formula in [node.record("predicate")] if "predicate" in node else _listed(node):
+            if "python" in formula or "arrow" in formula:
+                raise _absent(where, f"{shown(description, each, where)} has a formula that is not SQL")
+    try:
+        flow = Flow()
+        for name, (schema, spec) in sources(description, where).items():
+            if isinstance(spec.merge, Merge) and isinstance(spec.merge.function, Absent):
+                raise _absent(where, f"{name!r} is merged by {spec.merge.function.name}, of which there is no code")
+            machine = _machine(whole.record("sources").record(name))
+            if machine is None:
+                flow.upserts(name, schema, spec)
+            elif isinstance(machine.transition, Absent):
+                raise _absent(where, f"the machine of {name!r} is {machine.transition.name}, of which there is no code")
+            else:
+                flow._source(bind_machine(name, schema, spec, machine))
+        made: dict[str, Collection] = {}
+        for each in TopologicalSorter({name: set(node.texts("of")) for name, node in nodes.items()}).static_order():
+            made[each] = _made(nodes[each], [made[of] for of in nodes[each].texts("of")], flow)
+        outputs = whole.record("outputs")
+        for name in outputs.names():
+            flow.output(name, made[outputs.text(name)])
+        found = Written(made.values()).ids
+    except (CorruptState, _Absent):
+        raise
+    except (CycleError, *_UNFIT) as error:
+        raise _corrupt(whole.what, f"its parts do not fit together ({type(error).__name__}: {error})") from None
+    for each, collection in made.items():
+        if found[collection] != each:
+            raise _corrupt(whole.what, f"its collection {each} is {found[collection]} when it is built")
+    return flow
+
+
+def _machine(source: Record) -> Machine | None:
+    """The machine of a source, if it has one."""
+    if "machine" not in source:
+        return None
+    given, text = source.record("machine"), source.text("state")
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
+        if columns(schema) != given.list("state"):
+            raise ValueError(f"its state has the columns {columns(schema)}, beside it stand {given.list('state')}")
+        return Machine.of_json({k: v for k, v in given.given.items() if k != "state"}, schema)
+    except (binascii.Error, OSError, *_UNFIT) as error:
+        raise _corrupt(given.what, f"it is none ({error})") from None
+
+
+class _Absent(SpecError):
+    """The code of a function is not there, which is nobody's damage."""
+
+
+def _absent(where: str, found: str) -> SpecError:
+    return _Absent(f"read the plan of {where}", found, "give the flow itself: flow=")
+
+
+def _listed(node: Record) -> list[Record]:
+    return node.records("columns") if "columns" in node else []
+
+
+def _made(node: Record, inputs: list[Collection], flow: Flow) -> Collection:
+    verb = node.text("op")
+    if verb == "source":
+        return flow.sources[node.text("name")]
+    of = inputs[0] if inputs else None
+    if of is None or (len(inputs) > 1 and verb != "concat"):
+        raise _corrupt(node.what, f"it is a {verb} of {len(inputs)} collections")
+    if verb == "filter":
+        return of.filter(node.record("predicate").text("sql"))
+    if verb == "project":
+        return of.project(
+            {each.text("name"): each.text("column" if "column" in each else "sql") for each in node.records("columns")}
+        )
+    if verb == "count":
+        return of.count(node.texts("by"), node.text("name"))
+    if verb == "to_upserts":
+        rule: Any = node.text("on_conflict")
+        return of.to_upserts(node.texts("key"), rule)
+    if verb == "negate":
+        return of.negate()
+    if verb == "unnest":
+        return of.unnest(node.text("column"))
+    if verb == "concat":
+        return of.concat(*inputs[1:])
+    raise _corrupt(node.what, f"its operator is {verb!r}")
+
+
+def _corrupt(what: str, found: str) -> CorruptState:
+    return CorruptState(
+        what,
+        cut(found, 500),
+        "it was not written by this ddflow, or damaged; restore it from a copy, or give the flow itself",
+    )

@@ -1,0 +1,295 @@
+"""The spec of an upsert source: what identifies a row, which event of a key wins, what is a delete, what is a change.
+
+Invariant: a spec that exists is free of contradictions that can be seen without data; what needs the schema is seen
+when ``binding.bind`` joins the two.  A spec is a value: frozen, comparable, with a JSON form that round-trips and
+a fingerprint of it.  Why that is not trivial: the options interact (``late`` means nothing without ``time``, a tie
+rule nothing where arrival decides), and an option that is silently without effect is a wrong answer waiting.
+It does not judge events; that is ``operators.upsert``.  The rulings behind each option are in docs/semantics.md.
+
+>>> spec = Upsert(key="id", order_by=["updated_at"], delete=tombstone("op", "D"))
+>>> Upsert.from_json(spec.to_json()) == spec
+True
+>>> Upsert(key="id", late="drop")
+Traceback (most recent call last):
+    ...
+ddflow.errors.SpecError: upserts keyed by ['id']: late='drop' has no effect without time=; name the time column, \
+or leave late= out
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any, Final, Literal, NoReturn, cast, get_args
+
+import xxhash
+
+from ddflow.columns.names import column_name, column_names
+from ddflow.errors import SpecError, cut
+from ddflow.plan.merge import checks
+from ddflow.plan.merge.expiry import Expiry
+from ddflow.plan.merge.merge import Merge
+
+Tie = Literal["last", "first", "greatest", "error"]
+Late = Literal["error", "drop", "advance"]
+Stale = Literal["drop", "mark", "side"]
+NullKeys = Literal["error", "drop", "keep"]
+Versions = Literal["row", "cell"]
+Deletes = Literal["row", "group"]
+CHOICES: Final[dict[str, tuple[str, ...]]] = {
+    "tie": get_args(Tie),
+    "late": get_args(Late),
+    "stale": get_args(Stale),
+    "null_key": get_args(NullKeys),
+    "versions": get_args(Versions),
+    "deletes": get_args(Deletes),
+}
+Groups = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
+"""Of each group the order columns and the columns they decide."""
+
+
+@dataclass(frozen=True, repr=False)
+class Tombstone:
+    """A column that says a key is gone; `tombstone` makes one.  The column is no data, unless ``value=`` names it."""
+
+    column: str
+    value: bool | int | float | str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.column, str) or not self.column:
+            remedy = "name one column, as text; for several give SQL, as in delete='a or b'"
+            raise SpecError("dd.tombstone", f"its column is {self.column!r:.200}", remedy)
+        if not isinstance(self.value, bool | int | float | str | None):
+            remedy = "give one text, number or boolean; for several give SQL, as in delete='op in (1, 2)'"
+            raise SpecError(f"dd.tombstone({self.column!r})", f"its value is {self.value!r:.200}", remedy)
+
+    def __repr__(self) -> str:
+        """As it is written."""
+        return f"dd.tombstone({self.column!r}{'' if self.value is None else f', {self.value!r}'})"
+
+
+def tombstone(column: str, value: bool | int | float | str | None = None) -> Tombstone:
+    """Delete by a column, in TrinityLake's three forms.
+
+    ``tombstone("deleted")``: a boolean column that is true.  ``tombstone("op", "D")``: any column equal to a value.
+    ``tombstone("deleted_at")``: a column of another type that is not null; a text column needs the value, since every
+    text would delete.  A null means live in all forms.  (TrinityLake, "Upsert", Tombstone Key.)
+    """
+    return Tombstone(column, value)
+
+
+@dataclass(frozen=True)
+class Upsert:
+    """How the events of one source upsert.  All fields but ``key`` have defaults.  Raises `SpecError`.
+
+    | field | meaning |
+    |---|---|
+    | ``key`` | the columns that identify a row: one or more, of any flat Arrow type |
+    | ``order_by`` | composite watermark key, compared left to right, null smallest: the greatest wins |
+    | ``tie`` | which of two events of equal order wins: ``last`` to arrive, ``first``, ``greatest`` row; or ``error`` |
+    | ``seq`` | the integer column that carries the arrival sequence, for feeds that are shuffled |
+    | ``time`` | the column of times; names it and the flow is in hold-back mode |
+    | ``delete`` | `tombstone` or a boolean SQL expression: which events delete |
+    | ``late`` | an event behind the frontier: ``error``, ``drop``, or ``advance`` it to the frontier |
+    | ``lateness`` | hold-back: the frontier follows the greatest time seen less this much, in the time's own unit |
+    | ``stale`` | an event older than what its key holds: ``drop``, ``mark`` or ``side`` (see docs/semantics.md) |
+    | ``null_key`` | an event without a key: ``error``, ``drop`` (verdict bad) or ``keep`` it as a key of its own |
+    | ``noop_ignore`` | columns that do not count in "did it change" |
+    | ``track`` | the only columns that count in it; default: all of the row |
+    | ``where`` | boolean SQL; an event that fails it deletes, below the upsert |
+    | ``value`` | the columns of a row beside the key; default: all but time, seq and the tombstone's |
+    | ``merge`` | events are partial rows, folded by a `ddflow.Merge`; ``"first_row"``: the first one stays |
+    | ``groups`` | merging: ``{order columns: columns}``, each group of columns compared by an order of its own |
+    | ``exclusive`` | with ``groups``: an event that does not give exactly one group an order is bad |
+    | ``deletes`` | with ``groups``: a delete takes the ``row``, or clears the ``group`` that it gives an order |
+    | ``versions`` | merging: one order for the whole ``row``, or one for every ``cell`` |
+    | ``derive`` | merging: ``{column: SQL over the merged row}`` |
+    | ``expiry`` | how long keys are remembered: a `ddflow.Expiry` |
+    """
+
+    key: Sequence[str]
+    order_by: Sequence[str] = ()
+    tie: Tie = "last"
+    seq: str | None = None
+    time: str | None = None
+    delete: Tombstone | str | None = None
+    late: Late = "error"
+    stale: Stale = "drop"
+    lateness: int | None = None
+    null_key: NullKeys = "error"
+    noop_ignore: Sequence[str] = field(default=())
+    where: str | None = None
+    value: Sequence[str] | None = None
+    track: Sequence[str] | None = None
+    merge: Merge | Literal["first_row"] | None = None
+    groups: Mapping[str | tuple[str, ...], Sequence[str]] | Groups = ()
+    exclusive: bool = False
+    deletes: Deletes = "row"
+    versions: Versions = "row"
+    derive: Mapping[str, str] | tuple[tuple[str, str], ...] = ()
+    expiry: Expiry | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("key", "order_by", "noop_ignore", "value", "track"):
+            given = getattr(self, name)
+            if given is not None or name not in ("value", "track"):
+                object.__setattr__(self, name, column_names(() if given is None else given, "an upsert spec", name))
+        for name in ("seq", "time"):
+            if getattr(self, name) is not None:
+                column_name(getattr(self, name), "an upsert spec", name)
+        object.__setattr__(self, "groups", checks.groups(self.groups, self._refuse))
+        object.__setattr__(self, "derive", checks.derived(self.derive, self._refuse))
+        self._check_names()
+        self._check_choices()
+        self._check_sense()
+        checks.check(self, self._refuse)
+
+    def _refuse(self, found: str, remedy: str) -> NoReturn:
+        raise SpecError(f"upserts keyed by {list(self.key)}", cut(found, 600), remedy)
+
+    def _check_names(self) -> None:
+        if not self.key:
+            raise SpecError("an upsert spec", "the key is empty", "name at least one key column")
+        for name in ("key", "order_by", "noop_ignore", "value", "track"):
+            columns = getattr(self, name) or ()
+            twice = sorted({c for c in columns if columns.count(c) > 1})
+            if twice:
+                self._refuse(f"{name}= names {twice} more than once", "name each column once")
+        for name in ("order_by", "noop_ignore", "track"):
+            both = sorted(set(self.key) & set(getattr(self, name) or ()))
+            if both:
+                self._refuse(f"{name}= names the key columns {both}", "a key is equal among its events: leave it out")
+        for name in ("time", "seq"):
+            column = getattr(self, name)
+            if column is not None and column in self.key:
+                self._refuse(f"{name}= names the key column {column!r}", "a key may not change with its events")
+        if self.seq is not None and self.seq in (*self.order_by, self.time):
+            self._refuse(f"seq= names {self.seq!r}, which is also in order_by or time", "name it once")
+        if isinstance(self.delete, Tombstone) and self.delete.column in self.key:
+            self._refuse(f"the tombstone {self.delete.column!r} is a key column", "name another column")
+        for name in ("noop_ignore", "track") if self.value is not None else ():
+            lost = [c for c in getattr(self, name) or () if c not in (self.value or ())]
+            if lost:
+                self._refuse(f"{name}= names {lost}, which value= leaves out of the row", "drop them from one")
+        if self.track is not None and self.noop_ignore:
+            self._refuse(
+                f"track={list(self.track)} and noop_ignore={list(self.noop_ignore)} both say what is a change",
+                "give one of them: track= names what counts, noop_ignore= what does not",
+            )
+
+    def _check_choices(self) -> None:
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                self._refuse(f"{name}={getattr(self, name)!r}", f"use one of {list(known)}")
+        if self.delete is not None and not isinstance(self.delete, Tombstone | str):
+            self._refuse(f"delete= is {type(self.delete).__name__}", "give dd.tombstone(...) or an SQL expression")
+
+    def _check_sense(self) -> None:
+        if self.time is None and self.late != "error":
+            self._refuse(f"late={self.late!r} has no effect without time=", "name the time column, or leave late= out")
+        if self.time is None and self.lateness is not None:
+            self._refuse("lateness= has no effect without time=", "name the time column, or leave lateness= out")
+        if self.lateness is not None and (not isinstance(self.lateness, int) or self.lateness < 0):
+            self._refuse(f"lateness={self.lateness!r}", "give a whole number of the time column's unit, 0 or more")
+        if self.time is None and not self.order_by and not self.groups and self.tie != "last":
+            self._refuse(f"tie={self.tie!r} without order_by=", "arrival decides there and never ties: name order_by=")
+        if self.stale != "drop" and self.time is not None and self.late != "advance":
+            self._refuse(f"stale={self.stale!r} with time=", "only late='advance' can make an event stale there")
+        if self.tie in ("greatest", "error") and self.seq is not None:
+            self._refuse(f"seq= has no effect under tie={self.tie!r}", "leave it out")
+
+    def counts(self, column: str) -> bool:
+        """Whether a column of the row counts in "did it change"; of the key none does."""
+        if column in self.key:
+            return False
+        return column not in self.noop_ignore if self.track is None else column in self.track
+
+    @property
+    def compares_all(self) -> bool:
+        """Whether every column of the row beside the key counts, whatever columns there are."""
+        return self.track is None and not self.noop_ignore
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether this source is in hold-back mode (it names a time column)."""
+        return self.time is not None
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether a key's order, a deleted one's too, must stay: where an older event may still come."""
+        return self.late == "advance" if self.holds_back else bool(self.order_by or self.seq or self.groups)
+
+    @property
+    def grouped(self) -> Groups:
+        """``groups`` as pairs of order columns and columns."""
+        return cast("Groups", self.groups)
+
+    @property
+    def derived(self) -> tuple[tuple[str, str], ...]:
+        """``derive`` as pairs of a column and its SQL."""
+        return cast("tuple[tuple[str, str], ...]", self.derive)
+
+    @property
+    def merges(self) -> bool:
+        """Whether events are folded cell by cell, instead of replacing the row."""
+        return self.merge is not None or bool(self.groups) or self.versions == "cell"
+
+    @property
+    def order_free(self) -> bool:
+        """Whether the spec promises that the order of arrival does not matter (docs/semantics.md, section 6).
+
+        Where ties are decided by ``seq``, by the greatest (not in a merge of rows), or refused: full rows, versions of
+        cells, and in hold-back mode all merges.  Others never: a row that has one order cannot tell which of its cells
+        an older event fills.
+        """
+        if self.merges and self.versions != "cell" and (not self.holds_back or self.late == "advance"):
+            return False
+        if not (self.order_by or self.holds_back or self.seq):
+            return False
+        greatest = self.tie == "greatest" and self.compares_all and (not self.merges or self.versions == "cell")
+        decided = self.tie == "error" or greatest
+        return decided or self.seq is not None
+
+    def to_json(self) -> str:
+        """The spec as JSON: fields in their order, defaults left out; `from_json` gives it back."""
+        out: dict[str, Any] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name != "key" and value == each.default:
+                continue
+            if isinstance(value, Tombstone):
+                value = {"tombstone": value.column} | ({} if value.value is None else {"value": value.value})
+            if isinstance(value, Merge | Expiry):
+                value = value.to_json()
+            out[each.name] = checks.listed(value)
+        return json.dumps(out)
+
+    @classmethod
+    def from_json(cls, text: str) -> Upsert:
+        """The spec that ``to_json`` wrote.  Raises `SpecError` for anything else."""
+        try:
+            given = json.loads(text)
+            if not isinstance(given, dict):
+                raise ValueError("it is no JSON object")
+            delete = given.get("delete")
+            if isinstance(delete, dict):
+                given["delete"] = Tombstone(delete["tombstone"], delete.get("value"))
+            if isinstance(given.get("merge"), dict):
+                given["merge"] = Merge.of_json(given["merge"])
+            if given.get("expiry") is not None:
+                given["expiry"] = Expiry.of_json(given["expiry"])
+            for name in ("groups", "derive"):
+                if name in given:
+                    given[name] = checks.tupled(given[name])
+            return cls(**given)
+        except (ValueError, TypeError, KeyError) as error:
+            if isinstance(error, SpecError):
+                raise
+            raise SpecError("an upsert spec from JSON", str(error), "give what to_json() wrote") from None
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """32 hex digits that are equal for equal specs: xxh3-128 of the JSON form."""
+        return xxhash.xxh3_128_hexdigest(self.to_json().encode())

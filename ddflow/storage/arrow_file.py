@@ -1,0 +1,319 @@
+"""An Arrow file of a state: verified bytes whose author may still be hostile, read as record batches over them.
+
+Invariant: what `read_batches` returns has exactly the schema that was asked for, lies within the bytes that were given
+or is what their `compressed` buffers hold, and passed Arrow's full validation; anything else is `CorruptState`, never a
+signal, and nothing else is allocated but metadata.  Why that is not trivial: a checksum proves that bytes are those a
+manifest names, not who wrote the manifest; Arrow aborts the process on some malformed arrays, decompresses what a file
+says is compressed to whatever size it says, and runs the readers of extension types on their text.  So Arrow never
+parses such a file: messages are walked here, the file's schema is only compared with the expected one, and arrays are
+made of slices that were checked first.  Every buffer lies behind the one before it, so that bytes are never told twice.
+Dates, times and decimals may have any bytes, as they may in a step; text must be UTF-8.  It knows no encodings
+(`readable`); nulls may be anywhere.
+
+>>> sink, batch = pa.BufferOutputStream(), pa.record_batch({"n": [1, 2]})
+>>> with new_file(sink, batch.schema) as writer:
+...     writer.write_batch(batch)
+>>> [read.to_pydict() for read in read_batches(sink.getvalue(), batch.schema, 2, "the file x")]
+[{'n': [1, 2]}]
+>>> read_batches(sink.getvalue(), pa.schema({"n": pa.int32()}), 2, "the file x")
+Traceback (most recent call last):
+    ...
+ddflow.errors.CorruptState: the file x: its columns are not those expected (n: int32); it was not written by ddflow, ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+
+from ddflow.errors import CorruptState
+from ddflow.storage.compressed import OPTIONS, decompressed, known
+from ddflow.storage.flatbuffer import Malformed, Table, root
+
+MAGIC: Final = b"ARROW1"
+RATIO: Final = 1024
+"""Rows that a byte of a file may stand for at most: some types need no bytes at all."""
+
+_MORE: Final = b"\xff\xff\xff\xff"
+_V5, _SCHEMA, _BATCH = 4, 1, 3
+_LISTS: Final = {12, 16, 17, 21}
+"""Types of a schema whose child may be called anything: list, fixed-size list, map, large list."""
+
+_PARTS: Final = {
+    1: "",
+    2: "iB",
+    3: "h",
+    4: "",
+    5: "",
+    6: "",
+    7: "ii",
+    8: "h",
+    9: "hi",
+    10: "ht",
+    11: "h",
+    12: "",
+    13: "",
+    14: "hv",
+    15: "i",
+    16: "i",
+    17: "",
+    18: "h",
+    19: "",
+    20: "",
+    21: "",
+}
+"""The fields of each type's table, by slot: numbers as ``struct`` writes them, "t" text, "v" a vector of int32."""
+
+_DEFAULTS: Final = {(7, 2): 128, (8, 0): 1, (9, 0): 1, (9, 1): 32, (18, 0): 1}
+"""What an absent field means where that is not 0, by type and slot."""
+
+
+def read_batches(whole: pa.Buffer, schema: pa.Schema, rows: int | None, what: str) -> list[pa.RecordBatch]:
+    """The record batches of an Arrow file, which refer to its bytes, or to those that `compressed` ones held.
+
+    ``schema``: of every batch, all of its types `readable`.  ``rows``: of all batches together; None: any.  ``what``:
+    the file, for messages.  O(bytes of text and offsets + columns times batches).  Raises `CorruptState`.
+    """
+    try:
+        data = memoryview(whole).cast("B") if whole.size else memoryview(b"")
+        messages = _messages(data)
+        _compare(next(messages)[0], data, schema)
+        batches = [_batch(whole, message, begin, size, schema) for message, begin, size in messages]
+    except (ValueError, TypeError, LookupError, NotImplementedError) as error:  # Arrow's own are of these
+        found = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise _odd(what, found) from None
+    total = sum(batch.num_rows for batch in batches)
+    if rows is not None and total != rows:
+        raise _odd(what, f"it has {total:,} rows, and {rows:,} are expected")
+    return batches
+
+
+def read_batch(whole: pa.Buffer, schema: pa.Schema, rows: int | None, what: str) -> pa.RecordBatch:
+    """The one record batch of an Arrow file; as `read_batches`.  Raises `CorruptState` for none or several too."""
+    batches = read_batches(whole, schema, rows, what)
+    if len(batches) != 1:
+        raise _odd(what, f"it has {len(batches):,} record batches, and one is expected")
+    return batches[0]
+
+
+def new_file(sink: Any, schema: pa.Schema, compresses: bool = False) -> pa.ipc.RecordBatchFileWriter:
+    """A writer of files that `read_batches` reads, whatever the environment says of Arrow's formats.  O(columns).
+
+    ``compresses``: whether what it writes is `compressed`."""
+    options = pa.ipc.IpcWriteOptions(metadata_version=pa.ipc.MetadataVersion.V5, use_legacy_format=False)
+    return pa.ipc.new_file(sink, schema, options=OPTIONS if compresses else options)
+
+
+@cache
+def readable(kind: pa.DataType) -> bool:
+    """Whether a file may have columns of a type: whatever `ddflow.columns.schema.normal_type` leaves as it is, all
+    through."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return readable(kind.storage_type)
+    if pat.is_nested(kind):
+        known = pat.is_struct(kind) or pat.is_union(kind) or _is_list(kind)
+        return known and all(readable(kind.field(i).type) for i in range(kind.num_fields))
+    return not (pat.is_dictionary(kind) or pat.is_run_end_encoded(kind) or kind in (pa.string_view(), pa.binary_view()))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind) or pat.is_map(kind))
+
+
+def _messages(data: memoryview) -> Iterator[tuple[Table, int, int]]:
+    """The messages of a file with where their bodies begin and end, each behind the one before."""
+    end = len(data) - len(MAGIC) - 4
+    if end < 24 or bytes(data[:8]) != MAGIC + b"\0\0" or bytes(data[-len(MAGIC) :]) != MAGIC:
+        raise Malformed("it is no Arrow file")
+    at, kind = 8, _SCHEMA
+    while True:
+        if bytes(data[at : at + 4]) != _MORE or at + 8 > end:
+            raise Malformed(f"there is no message at byte {at:,}")
+        size = int.from_bytes(data[at + 4 : at + 8], "little", signed=True)
+        at += 8
+        if size == 0:
+            break
+        if size < 0 or size % 8 or at + size > end:
+            raise Malformed(f"the metadata at byte {at:,} have {size:,} bytes")
+        message = root(data[at : at + size])
+        body, at = message.number(3, "q"), at + size
+        if message.number(0, "h") != _V5 or message.number(1, "B") != kind:
+            raise Malformed(f"the message before byte {at:,} is neither schema nor batch, or of another version")
+        if body < 0 or body % 8 or at + body > end or (kind == _SCHEMA and body):
+            raise Malformed(f"the message at byte {at:,} has {body:,} bytes")
+        yield message, at, body
+        at, kind = at + body, _BATCH
+    footer = int.from_bytes(data[end : end + 4], "little", signed=True)
+    if kind == _SCHEMA or at + footer != end:
+        raise Malformed(f"its footer has {footer:,} bytes, and {end - at:,} are there")
+
+
+def _compare(message: Table, data: memoryview, schema: pa.Schema) -> None:
+    """Raise `Malformed` unless the file's schema is the expected one, metadata left aside."""
+    expected = memoryview(schema.serialize()).cast("B")
+    # The bytes are the same where the same version of Arrow wrote them.
+    if data[8 : 8 + len(expected)] == expected:
+        return
+    found, wanted = message.table(2), root(expected[8:]).table(2)
+    assert wanted is not None
+    if found is None or found.number(0, "h") != wanted.number(0, "h") or not _alike(found, wanted, 1, True):
+        columns = ", ".join(f"{field.name}: {field.type}" for field in schema)
+        raise Malformed(f"its columns are not those expected ({columns})")
+
+
+def _alike(found: Table, wanted: Table, slot: int, named: bool) -> bool:
+    """Whether two vectors of fields are the same; it walks what is wanted, so however the found one is knotted."""
+    if found.count(slot) != wanted.count(slot):
+        return False
+    for one, other in zip(found.tables(slot), wanted.tables(slot), strict=True):
+        kind = other.number(2, "B")
+        if one.number(2, "B") != kind or one.table(4) is not None or (named and one.text(0) != other.text(0)):
+            return False
+        if not _same_type(one.table(3), other.table(3), kind) or not _alike(one, other, 5, kind not in _LISTS):
+            return False
+    return True
+
+
+def _same_type(found: Table | None, wanted: Table | None, kind: int) -> bool:
+    """Whether the tables of two types of one kind say the same."""
+    if found is None or wanted is None:
+        return found is wanted
+    for slot, part in enumerate(_PARTS[kind] + ("i" if kind == 7 else "")):
+        if part == "t":
+            same = found.text(slot) == wanted.text(slot)
+        elif part == "v":
+            same = found.numbers(slot, np.int32) == wanted.numbers(slot, np.int32)
+        else:
+            default = _DEFAULTS.get((kind, slot), 0)
+            same = found.number(slot, part, default) == wanted.number(slot, part, default)
+        if not same:
+            return False
+    return True
+
+
+class _Body:
+    """What a batch's message declares: its ``nodes`` (length, nulls) and buffers, taken one after the other."""
+
+    def __init__(self, whole: pa.Buffer, message: Table, begin: int, size: int) -> None:
+        header = message.table(2)
+        if header is None:
+            raise Malformed("a message has no header")
+        if header.where(4):
+            raise Malformed("a batch has views, which no state has")
+        compression = header.table(3)
+        self.rows, most = header.number(0, "q"), RATIO * whole.size
+        nodes, buffers = header.numbers(1, np.int64, 2), header.numbers(2, np.int64, 2)
+        self.nodes = list(zip(nodes[::2], nodes[1::2], strict=True))
+        places = list(zip(buffers[::2], buffers[1::2], strict=True))
+        if not 0 <= self.rows <= most or any(not 0 <= nulls <= n <= most for n, nulls in self.nodes):
+            raise Malformed(f"a batch of {self.rows:,} rows has columns of other lengths, or more than {most:,} rows")
+        last = 0
+        for offset, length in places:
+            if length < 0 or offset % 8 or offset < last or offset + length > size:
+                raise Malformed(f"a buffer of {length:,} bytes at {offset:,} of {size:,}, after {last:,}")
+            last = offset + length
+        self.buffers = [whole.slice(begin + offset, length) for offset, length in places]
+        if compression is not None:
+            known(compression)
+            self.buffers = [decompressed(buffer) for buffer in self.buffers]
+        self.node = self.buffer = 0
+
+    def next_node(self) -> tuple[int, int]:
+        """Length and nulls of the next array."""
+        if self.node == len(self.nodes):
+            raise Malformed("a batch has too few arrays")
+        self.node += 1
+        return self.nodes[self.node - 1]
+
+    def next_buffer(self) -> pa.Buffer:
+        """The next buffer's bytes."""
+        if self.buffer == len(self.buffers):
+            raise Malformed("a batch has too few buffers")
+        self.buffer += 1
+        return self.buffers[self.buffer - 1]
+
+
+def _batch(whole: pa.Buffer, message: Table, begin: int, size: int, schema: pa.Schema) -> pa.RecordBatch:
+    body = _Body(whole, message, begin, size)
+    columns = []
+    for field in schema:
+        start, kind = (body.node, body.buffer), _physical(field.type)
+        plain = kind == field.type
+        column = _array(body, field.type if plain else kind)
+        if len(column) != body.rows:
+            raise Malformed(f"the column {field.name} has {len(column):,} rows of {body.rows:,}")
+        column.validate(full=True)
+        if not plain:
+            body.node, body.buffer = start
+            column = _array(body, field.type)
+        columns.append(column)
+    if body.node != len(body.nodes) or body.buffer != len(body.buffers) or (body.rows and not columns):
+        raise Malformed("a batch has more arrays, buffers or rows than columns")
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _array(body: _Body, kind: pa.DataType) -> pa.Array:
+    """The next array, of any `readable` type; only its sizes are checked."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return kind.wrap_array(_array(body, kind.storage_type))
+    rows, nulls = body.next_node()
+    if pat.is_null(kind):
+        return pa.nulls(rows)
+    if pat.is_union(kind):
+        own = [None, *(body.next_buffer() for _ in range(1 if kind.mode == "sparse" else 2))]
+        nulls = 0
+    else:
+        bits = body.next_buffer()
+        more = 0 if pat.is_struct(kind) or pat.is_fixed_size_list(kind) else 2 if _is_bytes(kind) else 1
+        own = [bits if nulls else None, *(body.next_buffer() for _ in range(more))]
+    children = [_array(body, kind.field(i).type) for i in range(kind.num_fields)]
+    if pat.is_map(kind) and (children[0].null_count or children[0].field(0).null_count):
+        # Arrow would abort the process.
+        raise Malformed("a map has a key that is null")
+    return pa.Array.from_buffers(kind, rows, own, nulls, children=children or None)
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pat.is_string(kind) or pat.is_large_string(kind) or pat.is_binary(kind) or pat.is_large_binary(kind))
+
+
+@cache
+def _physical(kind: pa.DataType) -> pa.DataType:
+    """The type by which an array is validated.
+
+    Arrow would refuse days that are not whole, times past midnight and decimals of too many digits, none of which
+    a step refuses; to it they are numbers.
+    """
+    if isinstance(kind, pa.BaseExtensionType):
+        return _physical(kind.storage_type)
+    if pat.is_date64(kind) or pat.is_time(kind):
+        return pa.int32() if kind.bit_width == 32 else pa.int64()
+    if pat.is_decimal(kind):
+        return pa.binary(kind.bit_width // 8)
+    if not pat.is_nested(kind):
+        return kind
+    own = [kind.field(i) for i in range(kind.num_fields)]
+    fields = [field.with_type(_physical(field.type)) for field in own]
+    if all(new.type == old.type for new, old in zip(fields, own, strict=True)) and not pat.is_map(kind):
+        return kind
+    if pat.is_struct(kind):
+        return pa.struct(fields)
+    if pat.is_union(kind):
+        return pa.union(fields, kind.mode, kind.type_codes)
+    if pat.is_fixed_size_list(kind):
+        return pa.list_(fields[0], kind.list_size)
+    return pa.large_list(fields[0]) if pat.is_large_list(kind) else pa.list_(fields[0])
+
+
+def _odd(what: str, found: str) -> CorruptState:
+    return CorruptState(
+        what,
+        found,
+        "it was not written by ddflow, or damaged; restore it from a copy, go back with "
+        "ddflow rollback, or replay the log into a new state",
+    )

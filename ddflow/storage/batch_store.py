@@ -1,0 +1,169 @@
+"""The vault of one engine: batches that go into a store, and are read where they lie.
+
+Invariant: a file that a manifest of ours named, or may have named, is never deleted from here; one that none did is
+deleted as soon as nobody needs it.  Why that is not trivial: most batches are merged into others before they are ever
+committed, and would otherwise be garbage for a collector to find; but a commit whose answer was lost may have happened,
+so files count as named from just before it is tried.  A forked child deletes nothing: its parent goes on.
+
+>>> from ddflow.storage.memory import MemoryStore
+>>> vault = Vault(MemoryStore())
+>>> kept = vault.write(pa.record_batch({"n": [1, 2]}))
+>>> len(vault.store.list()), vault.table(kept.blob, pa.schema({"n": pa.int64()}), 2).to_pylist()
+(1, [{'n': 1}, {'n': 2}])
+>>> kept.drop()  # a manifest may name it by now, since it was asked for by its name
+>>> other = vault.write(pa.record_batch({"n": [3]}))
+>>> other.drop()
+>>> len(vault.store.list()), other.batch.column(0).to_pylist()
+(1, [3])
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any, cast
+
+import pyarrow as pa
+
+from ddflow.errors import CorruptState, DdflowError
+from ddflow.storage.arrow_file import new_file, read_batch, read_batches
+from ddflow.storage.mapped import opened, restored
+from ddflow.storage.protocol import Blob, Store, verified
+
+
+class Deposit:
+    """A blob of the vault's.  ``blob``: as a manifest names it.  ``compressed``: whether its buffers are."""
+
+    def __init__(self, vault: Vault, blob: Blob, compressed: bool = False) -> None:
+        self.blob, self.nbytes, self.compressed = blob, blob.length, compressed
+        self._end = weakref.finalize(self, vault.forget, blob.name)
+        self._end.atexit = False  # what a crash would leave, an end may leave
+
+    def drop(self) -> None:
+        """Delete the blob unless a manifest may name it.  Arrays that refer to it stay valid; twice is harmless."""
+        self._end()
+
+
+class Kept(Deposit):
+    """A batch in a blob.  ``batch``: over the mapped bytes, or over memory where it was compressed."""
+
+    def __init__(self, vault: Vault, blob: Blob, whole: pa.Buffer, batch: pa.RecordBatch, compressed: bool) -> None:
+        super().__init__(vault, blob, compressed)
+        self.batch, self._whole, self._where = batch, whole, vault.store.where
+
+    def verify(self) -> None:
+        """Compare the mapped bytes with the checksum of those written.  O(bytes).  Raises `CorruptState`."""
+        verified(self._whole, self.blob, self._where)
+
+
+class Behind(threading.Thread):
+    """Verifies files while the caller goes on.  ``files``: their bytes, and what they must be.  ``error``: of the first
+    that is not."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(name="ddflow verify", daemon=True)
+        self.where, self.error = where, cast(CorruptState | None, None)
+        self.files: list[tuple[pa.Buffer, Blob]] = []
+
+    def run(self) -> None:
+        """Compare them all, one after the other.  O(bytes)."""
+        try:
+            for whole, blob in self.files:
+                verified(whole, blob, self.where)
+        except CorruptState as error:
+            self.error = error
+
+
+class Vault:
+    """``store``: where blobs go.  ``compresses``: what is not read where it lies.  ``commits``: how many were tried.
+    ``lazy``: whether files that are opened are verified behind the caller's back, and `settle` tells what came of it.
+    """
+
+    def __init__(self, store: Store, compresses: bool = False) -> None:
+        self.store, self.compresses, self.commits = store, compresses, 0
+        self._named: dict[str, int] = {}
+        self._most = 1 << 16
+        self.lazy = False
+        self._behind: Behind | None = None
+        self._process = os.getpid()
+
+    def write(self, batch: pa.RecordBatch) -> Kept:
+        """Write a batch of any types to a blob of its own, and map it.  O(bytes); no second copy in memory.
+
+        Raises `StorageFull` and `StorageFailed`; nothing is left then.
+        """
+        blob = self._put([batch], batch.schema, False)
+        # Whoever writes may be short of memory, and Arrow's allocator keeps what columns before this one gave back.
+        pa.default_memory_pool().release_unused()
+        whole = self.store.map(blob)
+        return Kept(self, blob, whole, restored(opened(whole).get_batch(0), batch.schema), False)
+
+    def deposit(self, batch: pa.RecordBatch) -> Deposit:
+        """Write a batch that stays in memory, too.  O(bytes).  Raises as `write` does."""
+        return Deposit(self, self.put([batch], batch.schema), self.compresses)
+
+    def put(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Blob:
+        """Write a table, batch by batch, to a blob that is not read here.  O(bytes).  Raises as `write` does."""
+        return self._put(batches, schema, self.compresses)
+
+    def _put(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, compresses: bool) -> Blob:
+        def arrow(sink: Any) -> None:
+            with new_file(sink, schema, compresses) as writer:
+                for batch in batches:
+                    writer.write_batch(batch)
+
+        return self.store.put("arrow", arrow)
+
+    def open(self, blob: Blob, schema: pa.Schema, rows: int, compressed: bool = False) -> Kept:
+        """A batch that a manifest names: mapped, verified, and read with suspicion.  O(bytes).
+
+        ``schema``, ``rows``: what it must have.  ``compressed``: what is said of it, to be remembered.  Raises
+        `CorruptState`, naming the file.
+        """
+        self._named[blob.name] = self.commits
+        whole = self.store.map(blob, check=not self.lazy)
+        if self.lazy:
+            self._behind = self._behind or Behind(self.store.where)
+            self._behind.files.append((whole, blob))
+        what = f"the file {blob.name} of {self.store.where}"
+        return Kept(self, blob, whole, read_batch(whole, schema, rows, what), compressed)
+
+    def table(self, blob: Blob, schema: pa.Schema, rows: int | None) -> pa.Table:
+        """A table that `put` wrote, of so many rows, or any.  O(bytes).  Raises `CorruptState`, naming the file."""
+        self._named[blob.name] = self.commits
+        what = f"the file {blob.name} of {self.store.where}"
+        return pa.Table.from_batches(read_batches(self.store.map(blob), schema, rows, what), schema)
+
+    def begin(self) -> None:
+        """Begin to verify, in a thread, what was opened without.  O(1)."""
+        self.lazy = False
+        if self._behind is not None:
+            self._behind.start()
+
+    def settle(self) -> None:
+        """Wait until that is done, where there is anything to wait for.  Raises `CorruptState`, naming the file."""
+        if self._behind is not None:
+            self._behind.join()
+            if self._behind.error is not None:
+                raise self._behind.error
+            self._behind = None
+
+    def name(self, names: Iterable[str]) -> None:
+        """Note that a manifest that is about to be published names these.  Amortised O(names).
+
+        Names are remembered for 1,000 commits after the last that named them, when nobody refers to their files.
+        """
+        self.commits += 1
+        self._named.update(dict.fromkeys(names, self.commits))
+        if len(self._named) > self._most:
+            self._named = {name: at for name, at in self._named.items() if at + 1000 >= self.commits}
+            self._most = max(2 * len(self._named), 1 << 16)
+
+    def forget(self, name: str) -> None:
+        """Delete a blob that no manifest names.  Never fails: what stays is garbage."""
+        if name not in self._named and os.getpid() == self._process:
+            with suppress(DdflowError):
+                self.store.delete(name)

@@ -1,0 +1,103 @@
+"""A flatbuffer, read with suspicion: the metadata of an Arrow file before Arrow itself looks at it.
+
+Invariant: a value that comes out lies within the bytes that were given; what would lie outside is `Malformed`.  Why
+that is not trivial: a flatbuffer is offsets all the way down, each of which may point anywhere, backwards too, and two
+of them at the same place; so nothing here recurs by itself, and whoever walks a tree brings its shape.  It knows
+tables, vectors and texts, no schema; it copies vectors of structs and texts, nothing else.
+
+>>> data = memoryview(bytes([10, 0, 0, 0, 6, 0, 5, 0, 4, 0, 6, 0, 0, 0, 9]))  # a table of one field, a byte
+>>> root(data).number(0, "B"), root(data).number(1, "q", 7)
+(9, 7)
+>>> root(data).number(0, "q")
+Traceback (most recent call last):
+    ...
+ddflow.storage.flatbuffer.Malformed: 8 bytes at 14 of 15
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import numpy as np
+
+
+class Malformed(ValueError):
+    """Metadata is not what its format says; whoever reads a file words the error."""
+
+
+class Table:
+    """The table at position ``at`` of ``data``.  Every method is O(1) unless it says otherwise; raises `Malformed`."""
+
+    __slots__ = ("_fields", "_vtable", "at", "data")
+
+    def __init__(self, data: memoryview, at: int) -> None:
+        self.data, self.at = data, at
+        self._vtable = at - _get(data, at, "i")
+        size = _get(data, self._vtable, "H")
+        if size < 4 or self._vtable + size > len(data):
+            raise Malformed(f"a vtable of {size} bytes at {self._vtable} of {len(data)}")
+        self._fields = size // 2 - 2
+
+    def where(self, slot: int) -> int:
+        """Where a field lies, 0 when it is absent."""
+        if slot >= self._fields:
+            return 0
+        offset = _get(self.data, self._vtable + 4 + 2 * slot, "H")
+        return self.at + offset if offset else 0
+
+    def number(self, slot: int, kind: str, default: int = 0) -> int:
+        """A number field; ``kind``: of the module ``struct``."""
+        at = self.where(slot)
+        return _get(self.data, at, kind) if at else default
+
+    def table(self, slot: int) -> Table | None:
+        """A table field."""
+        at = self.where(slot)
+        return Table(self.data, self._follow(at)) if at else None
+
+    def text(self, slot: int) -> bytes:
+        """A text field, empty when it is absent.  O(bytes)."""
+        begin, count = self._vector(slot, 1)
+        return bytes(self.data[begin : begin + count])
+
+    def numbers(self, slot: int, kind: type[np.int32] | type[np.int64], each: int = 1) -> list[int]:
+        """A vector of numbers, or of structs of ``each`` numbers of one width, one after the other.  O(numbers)."""
+        begin, count = self._vector(slot, each * np.dtype(kind).itemsize)
+        return [int(n) for n in np.frombuffer(self.data, kind, each * count, begin).tolist()] if count else []
+
+    def count(self, slot: int) -> int:
+        """How many tables a vector of tables has."""
+        return self._vector(slot, 4)[1]
+
+    def tables(self, slot: int) -> Iterator[Table]:
+        """The tables of a vector.  O(tables)."""
+        begin, count = self._vector(slot, 4)
+        for i in range(count):
+            yield Table(self.data, self._follow(begin + 4 * i))
+
+    def _follow(self, at: int) -> int:
+        return at + _get(self.data, at, "I")
+
+    def _vector(self, slot: int, wide: int) -> tuple[int, int]:
+        """Where a vector's items begin, and how many they are; all of them lie within the bytes."""
+        at = self.where(slot)
+        if not at:
+            return 0, 0
+        begin = self._follow(at)
+        count = _get(self.data, begin, "I")
+        if begin + 4 + count * wide > len(self.data):
+            raise Malformed(f"a vector of {count} times {wide} bytes at {begin} of {len(self.data)}")
+        return begin + 4, count
+
+
+def root(data: memoryview) -> Table:
+    """The table that a flatbuffer is."""
+    return Table(data, _get(data, 0, "I"))
+
+
+def _get(data: memoryview, at: int, kind: str) -> int:
+    wide = struct.calcsize(f"<{kind}")
+    if at < 0 or at + wide > len(data):
+        raise Malformed(f"{wide} bytes at {at} of {len(data)}")
+    return int(struct.unpack_from(f"<{kind}", data, at)[0])

@@ -1,0 +1,186 @@
+"""Collecting: what no version of a state names any more is deleted, whoever else is at work there.
+
+Invariant: no file is deleted that a manifest names which is kept, or that any manifest yet to come will name; a
+collection that cannot account for something deletes nothing.  Why that is not trivial: a writer puts files long before
+it publishes, and may be paused anywhere, for a week.  It rests on one fact.  *A file that was put before manifest K was
+published, and that K does not name, is named by no later one*: number K + 1 is only given to a writer that has read K,
+and that names files of K or files it put since; so does the next, and so on; a rollback names copies, which it put
+since.  So what is decided here from K (or by a writer's own ``Ledger.sweep`` from the one it published) stays right for
+ever: who decided it may be stopped, fenced and woken, and still deletes nothing that is of use.  That a file was put
+before K is told by the store's own clock: the youngest file that K names is older than K.  Files are listed first and
+manifests read after, so that what is put and published meanwhile is seen as named.  What K's writer, or one that opened
+the state since, has put and not published is left, however old it is, until somebody has published K + 1.
+
+>>> from ddflow.storage.memory import MemoryStore
+>>> import pyarrow as pa, ddflow as dd
+>>> flow = dd.Flow()
+>>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
+>>> with flow.open(store := MemoryStore()) as engine:
+...     for time in range(4):
+...         _ = engine.step({"people": pa.table({"id": [time]})}, time)
+>>> done = gc(store.writer(), grace=0)
+>>> done.manifests, done.kept
+([0, 1, 2], [3, 4])
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from os import PathLike
+from time import time
+from typing import Any, Final, Literal
+
+from ddflow.errors import CorruptState
+from ddflow.storage import leftovers
+from ddflow.storage.manifest import Manifest, at, newest
+from ddflow.storage.manifest_log import GRACE
+from ddflow.storage.opening import open_store
+from ddflow.storage.protocol import Blob, Entry, Store
+from ddflow.storage.record import Record
+
+DAY: Final = 86_400.0
+"""Seconds after which a file that no manifest names is garbage."""
+TICK: Final = 2.0
+"""Seconds by which one file must be older than another to be put before it: some stores' clocks tell no less."""
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What a collection deleted; what it would have, where it was asked for no more.
+
+    ``manifests``: their numbers.  ``kept``: those that stay.  ``files``, ``bytes``: deleted.  ``waiting``,
+    ``bytes_waiting``: of files that no manifest names, and that may yet be of use.  ``outputs``: files that failed
+    commits left in the folder of outputs.
+    """
+
+    manifests: list[int] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+    files: int = 0
+    bytes: int = 0
+    waiting: int = 0
+    bytes_waiting: int = 0
+    outputs: list[str] = field(default_factory=list)
+
+
+def gc(
+    state: str | PathLike[str] | Store,
+    *,
+    grace: float = GRACE,
+    orphans: float = DAY,
+    dry_run: bool = False,
+    trust: Literal["owner", "group"] = "owner",
+) -> Collected:
+    """Delete the versions of a state whose time is over, and files that no version names.
+
+    ``grace``: seconds that a version outlives its successor; the two newest stay.  ``orphans``: the age, in seconds, at
+    which a file that was never named goes.  ``dry_run``: only tell.  O(manifests kept and deleted + files).  Raises
+    `CorruptState`, and deletes nothing, when the newest version, one that is kept or a manifest less than ``orphans``
+    old cannot be read; what the store raises; nothing but `DdflowError`.
+    """
+    store = open_store(state, trust=trust, create=False, readonly=dry_run)
+    try:
+        early = newest(store)
+        folder = leftovers.owned(store, early, deleting=True)
+        outputs = leftovers.hidden(folder)
+        entries = store.list()  # before the manifests are read, see the header
+        manifest = newest(store)
+        if manifest is None:
+            return Collected()
+        kept, expired = versions(store, manifest, grace, orphans)
+        named = {each.number: names_of(store, each) for each in kept}
+        every = set[str]().union(*named.values())
+        gone, waiting = _garbage(store, entries, named[manifest.number], every, expired, orphans)
+        outputs = [each for each in outputs if each.name not in every and each.before(manifest.written, orphans)]
+        if not dry_run:
+            for number in expired:  # before what they name, so that none ever names what is not there
+                store.expire(number)
+            for entry in gone:
+                store.delete(entry.name)
+            leftovers.remove(folder, outputs)
+        return Collected(
+            expired,
+            sorted(named),
+            len(gone),
+            sum(each.length for each in gone),
+            len(waiting),
+            sum(each.length for each in waiting),
+            [each.path for each in outputs],
+        )
+    finally:
+        if store is not state:
+            store.close()
+
+
+def versions(store: Store, manifest: Manifest, grace: float, orphans: float) -> tuple[list[Manifest], list[int]]:
+    """The manifests that are kept, descending from the newest, which is given; the numbers of the others, ascending.
+
+    O(bytes of those kept).  Raises `CorruptState` for one that cannot be read, and is not to be deleted yet.
+    """
+    kept, damaged, now = [manifest], list[int](), time()
+    numbers = [number for number in store.numbers() if number < manifest.number]
+    while numbers:
+        age = now - kept[-1].written / 1000
+        if len(kept) > 1 and age >= grace:
+            break
+        number = numbers.pop()
+        try:
+            kept.append(at(store, number))
+        except CorruptState as error:
+            if number not in store.numbers():
+                continue  # another writer's sweep was here
+            if age < orphans:
+                raise CorruptState(
+                    f"collect what {error.asked} does not name",
+                    error.found,
+                    f"nothing was deleted; look into it, or wait: when manifest {kept[-1].number} is "
+                    f"{orphans:,.0f} s old, the damaged one goes like any other",
+                ) from None
+            damaged.append(number)
+    return kept, sorted([*numbers, *damaged])
+
+
+def names_of(store: Store, manifest: Manifest) -> set[str]:
+    """The names of all files of a version.  O(bytes of its inventories).  Raises `CorruptState`."""
+    return {blob.name for blob in blobs_of(store, manifest)}
+
+
+def blobs_of(store: Store, manifest: Manifest) -> Iterator[Blob]:
+    """All files of a version: its partitions, what they name, its outputs.  As `names_of`."""
+    yield from manifest.partitions
+    yield from manifest.outputs()
+    for part in manifest.partitions:
+        what = f"the file {part.name} of {store.where}"
+        yield from _blobs(Record.parse(store.map(part).to_pybytes(), what).given, what)
+
+
+def inside(blob: Blob) -> bool:
+    """Whether a file is one of the state's, and not in a folder of outputs."""
+    return not blob.name.endswith(".parquet")
+
+
+def _blobs(value: Any, what: str) -> Iterator[Blob]:
+    if isinstance(value, list) and [type(each) for each in value] == [str, int, str]:
+        yield Record({"a file": value}, what).blob("a file")
+    elif isinstance(value, list | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _blobs(each, what)
+
+
+def _garbage(
+    store: Store, entries: list[Entry], newest: set[str], named: set[str], expired: list[int], orphans: float
+) -> tuple[list[Entry], list[Entry]]:
+    """The files that go, and those that nobody names and that stay."""
+    unnamed = [entry for entry in entries if entry.name not in named]
+    over = set[str]()
+    for number in expired if unnamed else ():
+        with suppress(CorruptState):  # then its files are like those that nobody named
+            over |= names_of(store, at(store, number))
+    youngest = min((entry.age for entry in entries if entry.name in newest), default=math.inf)
+    gone, waiting = list[Entry](), list[Entry]()
+    for entry in unnamed:
+        dead = entry.name in over or (entry.age >= orphans and entry.age > youngest + TICK)
+        (gone if dead else waiting).append(entry)
+    return gone, waiting

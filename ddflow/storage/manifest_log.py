@@ -1,0 +1,240 @@
+"""The ledger of a state: its manifests, one after the other, and what may be deleted after each.
+
+Invariant: a commit publishes the manifest with the next number or nothing, and whoever is not the one who published the
+newest is `Fenced` and never writes again.  Why that is not trivial: every file must be durable before the manifest that
+names it, and a file may be deleted only when no manifest that is kept names it: a manifest goes first, then what it
+alone named.  A number whose manifest is gone is free again, so a writer that slept may find its next number free long
+after others went on: who publishes looks whether greater numbers are there, and unless the next one was made from his
+manifest (`Manifest.previous`), what he published is void.  Manifests are kept for ``grace`` seconds after their
+successor, so that readers find the files they are opening: all of the last few, of older ones one a second or so.  A
+ledger does not know what partitions hold, but for which files they name.
+
+>>> from ddflow.storage.memory import MemoryStore
+>>> store = MemoryStore()
+>>> ledger = Ledger.create(store, {}, "0" * 32, Secret(1, 2))
+>>> part = store.put("json", lambda sink: sink.write(b"{}"))
+>>> ledger.commit(ledger.manifest, (part,), set(), note="an example").epoch
+0
+>>> Ledger(store, newest(store), set()).number, ledger.number
+(1, 1)
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from threading import Thread
+from time import monotonic, time
+from typing import Any, Final, NamedTuple
+
+import xxhash
+
+from ddflow.columns.hashing import Secret
+from ddflow.errors import CorruptState, DdflowError, Fenced, OutcomeUnknown
+from ddflow.storage.manifest import Manifest, at, newest
+from ddflow.storage.protocol import Blob, Store
+from ddflow.time import NEVER
+
+__all__ = ["Ledger", "newest"]
+
+GRACE: Final = 60.0
+"""Seconds for which a manifest, and what it names, outlives its successor."""
+LATEST: Final = 64
+"""How many of the newest manifests are kept for that long, however fast they follow each other."""
+
+
+class Past(NamedTuple):
+    """A manifest that was replaced: its number, when it was published, and the files that it names."""
+
+    number: int
+    since: float
+    names: set[str]
+
+
+class Ledger:
+    """``manifest``: the one that this engine's state is.  ``names``: of all files that it names.
+
+    ``grace``: see the header.
+    """
+
+    def __init__(self, store: Store, manifest: Manifest, names: set[str], grace: float = GRACE) -> None:
+        self.store, self.manifest, self.names, self.grace = store, manifest, names, grace
+        self._digest, self._since = digest(store.manifest(manifest.number)), monotonic()
+        self._past: list[Past] = []
+        self._sweeping: Thread | None = None
+
+    @classmethod
+    def create(
+        cls,
+        store: Store,
+        plan: Mapping[str, Any],
+        fingerprint: str,
+        secret: Secret,
+        folder: str | None = None,
+        grace: float = GRACE,
+        spread: int = 1,
+    ) -> Ledger:
+        """The ledger of a new state: its manifest 0, of which there is one whoever else creates it at the same time.
+
+        ``spread``: its partitions.  Raises what `Store.publish` raises.
+        """
+        first = Manifest(
+            id=os.urandom(16).hex(),
+            number=0,
+            epoch=0,
+            nonce=store.nonce,
+            written=int(time() * 1000),
+            secret=(secret.k0, secret.k1),
+            plan=plan,
+            fingerprint=fingerprint,
+            frontier=NEVER,
+            last=NEVER,
+            since=NEVER,
+            partitions=(),
+            receipts=(),
+            folder=folder,
+            note="created",
+            spread=spread,
+        )
+        if store.publish(0, first.encode()):
+            store.mark(0)
+            return cls(store, first, set(), grace)
+        found = newest(store)
+        assert found is not None, "a manifest was published and is not there"
+        return cls(store, found, set(), grace)
+
+    @property
+    def number(self) -> int:
+        """The number of the manifest."""
+        return self.manifest.number
+
+    @property
+    def digest(self) -> str:
+        """32 hex digits of the manifest's bytes."""
+        return self._digest
+
+    def check_newest(self) -> None:
+        """Raise `Fenced` when another writer has committed since.  O(manifests)."""
+        if self.store.published(self.number + 1):
+            raise self._fenced()
+
+    def commit(self, manifest: Manifest, partitions: tuple[Blob, ...], names: set[str], note: str) -> Manifest:
+        """Publish a manifest as the next one; its number, writer and date are set here.  O(files that changed).
+
+        ``names``: of the files that ``partitions`` and the manifest name.  All of them were put before.  Raises
+        `Fenced`, and what `Store.sync` and `Store.publish` raise; after `OutcomeUnknown` it may have happened.
+        """
+        names = names | {blob.name for blob in partitions}
+        self.store.sync()
+        new = replace(
+            manifest,
+            number=self.number + 1,
+            nonce=self.store.nonce,
+            written=int(time() * 1000),
+            partitions=partitions,
+            note=note,
+            previous=self._digest,
+        )
+        data = new.encode()
+        if not self.store.publish(new.number, data):
+            raise self._fenced()
+        mine = digest(data)
+        if self._newest(new.number) > new.number and not self._followed(new.number, mine):
+            with suppress(DdflowError):
+                self.store.expire(new.number)
+            raise self._fenced()
+        self._past.append(Past(self.number, self._since, self.names))
+        self.manifest, self.names, self._digest, self._since = new, names, mine, monotonic()
+        with suppress(DdflowError):  # it has happened, with a mark or without
+            self.store.mark(new.number)
+        return new
+
+    def _newest(self, mine: int) -> int:
+        """The greatest number there is, looked up when one was published: a failure is of that publishing."""
+        try:
+            return max(self.store.numbers(), default=-1)
+        except DdflowError as error:
+            raise self._unknown(mine, error) from error
+
+    def _unknown(self, number: int, error: DdflowError) -> OutcomeUnknown:
+        return OutcomeUnknown(
+            f"publish manifest {number}, in the state {self.store.where}",
+            error.found,
+            "it has happened, unless another writer was first: open the state again, which tells",
+        )
+
+    def _followed(self, number: int, mine: str) -> bool:
+        """Whether the next manifest was made from the one with this digest; not if it is gone: that was long ago."""
+        try:
+            return at(self.store, number + 1).previous == mine
+        except CorruptState:
+            return False
+        except DdflowError as error:
+            raise self._unknown(number, error) from error
+
+    def remember(self, names_of: Callable[[Store, Manifest], set[str]]) -> None:
+        """Take over the manifests that others left, to be swept when their time is over.  O(those).
+
+        ``names_of``: what a manifest names.  Raises `CorruptState` for one that cannot be read; none is swept then.
+        """
+        now, past = time(), list[Past]()
+        for number in self.store.numbers():
+            if number < self.number:
+                manifest = at(self.store, number)
+                age = max(now - manifest.written / 1000, 0.0)
+                past.append(Past(number, monotonic() - age, names_of(self.store, manifest)))
+        self._past = [*past, *self._past]
+
+    def sweep(self, apart: float = math.inf) -> None:
+        """Delete manifests whose time is over, and then what they alone named.  O(files deleted), amortised.
+
+        ``apart``: of more files than that, a thread deletes them, for which `settle` waits.  Never fails: what stays is
+        garbage that a later collection finds.
+        """
+        self.settle()
+        now, over = monotonic(), list[tuple[int, set[str]]]()
+        while len(self._past) > 1 and now - self._past[1].since >= self.grace:
+            over.append(self._drop(0))
+        # Of those that leave the latest, one for each sixty-fourth of the grace is enough.
+        at = len(self._past) - LATEST
+        if at > 0 and self._past[at].since - self._past[at - 1].since < self.grace / LATEST:
+            over.append(self._drop(at))
+        if sum(len(names) for _, names in over) <= apart:
+            self._delete(over)
+        else:
+            self._sweeping = Thread(target=self._delete, args=(over,), name="ddflow sweep", daemon=True)
+            self._sweeping.start()
+
+    def settle(self) -> None:
+        """Wait for a thread that deletes, where there is one."""
+        if self._sweeping is not None:
+            self._sweeping.join()
+            self._sweeping = None
+
+    def _drop(self, at: int) -> tuple[int, set[str]]:
+        """A manifest that goes, and the files that neither of its neighbours names: then nobody does."""
+        number, _, gone = self._past.pop(at)
+        before = self._past[at - 1].names if at else set()
+        after = self._past[at].names if at < len(self._past) else self.names
+        return number, gone - before - after
+
+    def _delete(self, over: list[tuple[int, set[str]]]) -> None:
+        with suppress(DdflowError):
+            for number, names in over:
+                self.store.expire(number)
+                self.store.discard(names)
+
+    def _fenced(self) -> Fenced:
+        return Fenced(
+            f"write to {self.store.where}",
+            f"another writer has committed since this engine read manifest {self.number}",
+            "open the state again: it has what that one wrote; this engine writes no more",
+        )
+
+
+def digest(data: bytes) -> str:
+    """32 hex digits of a manifest's bytes."""
+    return xxhash.xxh3_128_hexdigest(data)

@@ -1,0 +1,305 @@
+"""A bucket: objects by key below a prefix, over ``obstore``, with what it fails by typed as a store's errors.
+
+Invariant: `Bucket.create` says True only when the object there is ours, and False only when it is another's for good.
+Why that is not trivial: an answer may be lost, a request may arrive after its sender gave up, and a put that was tried
+again is refused because of its own first success; so after anything but a plain yes the object is read back and
+compared, and what stays unclear is `OutcomeUnknown`.  That put is never repeated where we do not see it, which is why
+there are two clients.  What obstore repeats by itself are requests that do no harm twice.  Keys are the caller's.
+obstore's threads do not survive a fork, and who waits for them waits for ever:
+in a child of a process that has had a bucket every method raises `EngineClosed`.
+
+>>> line(ValueError("no answer\\n in 30 s\\n\\nDebug source:\\nGeneric {...}"))
+'no answer in 30 s'
+>>> parsed("s3://bucket/state of/orders"), parsed("s3://bucket/../orders"), parsed("gs://bucket/orders")
+(True, False, False)
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from ddflow.errors import EngineClosed, MissingExtra, OutcomeUnknown, StateRefused, StorageFailed, StorageFull
+from ddflow.storage.address import public
+
+PIECE: Final = 8 << 20
+"""Bytes that go over the network at once; larger objects go in pieces, `AT_ONCE` of them at a time."""
+
+AT_ONCE: Final = 4
+LOOKS: Final = 32
+"""How many objects are looked at at a time; an answer has no bytes to speak of."""
+_MOST_PARTS = 9_000  # S3 takes 10,000.
+_RETRIES: Mapping[str, Any] = {"max_retries": 5, "retry_timeout": timedelta(seconds=60), "backoff": {}}
+_URL = re.compile(r"s3://[a-z0-9][a-z0-9.-]+[a-z0-9](?:/[^?#\0]*)?")
+_PASSWORD = re.compile(r"://[^/\s]*@")
+_FULL = re.compile(r"status code: 507|QuotaExceeded|StorageFull|StorageQuota")
+_process = 0  # The one that obstore's threads are in.
+_CONFLICT = "status code: 409"  # Two at once, of which neither was judged yet.
+
+
+class Found(NamedTuple):
+    """An object as a listing gives it.  ``written``: seconds since 1970, by the server's clock."""
+
+    key: str
+    length: int
+    written: float
+
+
+class Bucket:
+    """``url``: s3://bucket/prefix.  ``options``: see `ddflow.storage.s3.S3Store`.
+
+    Every method raises `StorageFailed` or `StorageFull` when the bucket does not do what was asked.  Raises
+    `MissingExtra` without obstore, `StateRefused` for a URL or options that cannot be; asks nothing of the network.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
+        self.url, self._api = url, _obstore()
+        if not parsed(url):
+            raise self.refused(
+                "it is not of the form s3://bucket/prefix",
+                "give such a URL, or a folder; keys belong into the environment (AWS_ACCESS_KEY_ID, ...)",
+            )
+        self._check()
+        errors = self._api.exceptions
+        self._exists = errors.AlreadyExistsError
+        self._refusals = (
+            errors.PermissionDeniedError,
+            errors.UnauthenticatedError,
+            errors.InvalidPathError,
+            FileNotFoundError,
+            NotImplementedError,
+        )
+        self._failures = (errors.BaseError, OSError, ValueError, NotImplementedError)
+        given = dict(options or {})
+        retry: dict[str, Any] = {**_RETRIES, **given.pop("retry_config", {})}
+        client = {"allow_http": _is_plain(given), **given.pop("client_options", {})}
+        config = {"conditional_put": "etag", "disable_bulk_delete": True, **given}
+        try:
+            self._many, self._once = (
+                self._api.store.S3Store.from_url(url, config=config, client_options=client, retry_config=each)
+                for each in (retry, {**retry, "max_retries": 0})
+            )
+        except (*self._failures, TypeError) as error:
+            raise self.refused(line(error), "correct the options, or the environment") from None
+        first = retry["backoff"].get("init_backoff", timedelta(seconds=0.1)).total_seconds()
+        self._waits = [0.0, *(min(15.0, first * 2.0**n) for n in range(retry["max_retries"]))]
+        self._patience = retry["retry_timeout"].total_seconds()
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Put an object if there is none of that key; whether the one there is ours.  O(bytes), two requests or more.
+
+        ``data`` must be nobody else's.  Tried again while there is nothing, as often as any request.  Raises
+        `StorageFailed`: it did not happen; `OutcomeUnknown`: it may have, or may yet.
+        """
+        self._check()
+        doubt, began = "", time.monotonic()
+        for wait in self._waits:
+            time.sleep(wait)
+            try:
+                self._api.put(self._once, key, data, mode="create", use_multipart=False)
+                return True
+            except self._refusals as error:
+                # Only when every earlier try was refused as well is it sure that none is still on its way.
+                if not doubt:
+                    raise self.failed(f"put {key}", error) from None
+                doubt = line(error)
+            except self._failures as error:
+                doubt = line(error)
+            ours = self._holds(key, data)
+            if ours is not None:
+                return ours
+            if time.monotonic() - began > self._patience:
+                break
+        raise OutcomeUnknown(
+            f"put {key} of {self.url}",
+            f"no answer told whether it is there ({doubt})",
+            "it may be there, or arrive yet: open the state again and look",
+        )
+
+    def prove(self, key: str) -> None:
+        """Raise `StateRefused` unless the second of two conditional puts is refused; the first may be long ago."""
+        self._check()
+        done, why = 0, ""
+        for wait in (each for each in self._waits for _ in range(2)):
+            time.sleep(wait)
+            try:
+                self._api.put(self._once, key, b"", mode="create", use_multipart=False)
+                done += 1
+            except self._exists as error:
+                why = line(error)
+                if _CONFLICT not in why:
+                    return
+            except self._refusals as error:
+                raise self.refused(line(error), "give a bucket that exists and that you may write to") from None
+            except self._failures as error:
+                why = line(error)
+            if done > 1:
+                raise self.refused(
+                    "two conditional puts of one key both succeeded, so two writers could both win",
+                    "give a store that honours If-None-Match",
+                )
+        raise self.failed("prove the conditional put", why)
+
+    def put(self, key: str, data: bytes) -> None:
+        """Put an object, whatever was there."""
+        self._ask(f"put {key}", self._api.put, self._many, key, data)
+
+    def upload(self, key: str, path: str, length: int) -> None:
+        """Put a file as an object whose key is nobody else's.  O(bytes), at most `AT_ONCE` pieces in memory.
+
+        A put in pieces takes effect at once or not at all; what has the length is therefore all of it.
+        """
+        self._check()
+        chunk = max(PIECE, length // _MOST_PARTS + 1)
+        try:
+            self._api.put(self._many, key, Path(path), chunk_size=chunk, max_concurrency=AT_ONCE)
+        except self._failures as error:
+            with suppress(*self._failures):
+                if self._api.head(self._many, key)["size"] == length:
+                    return
+            with suppress(*self._failures):
+                self._api.delete(self._once, key)
+            raise self.failed(f"put {key}", error) from None
+
+    def open(self, key: str) -> tuple[int, Iterator[bytes]]:
+        """Length and pieces of an object; the pieces come when asked for.  `FileNotFoundError`, there too."""
+        result = self._ask(f"read {key}", self._api.get, self._many, key)
+        length: int = result.meta["size"]
+        return length, self._pieces(key, result, length)
+
+    def written(self, key: str) -> float:
+        """When an object was last written, by the server's clock.  Raises `FileNotFoundError`."""
+        when: float = self._ask(f"look at {key}", self._api.head, self._many, key)["last_modified"].timestamp()
+        return when
+
+    def lengths(self, keys: builtins.list[str]) -> dict[str, int]:
+        """The lengths of those objects that are there.  A request for each, `LOOKS` at a time."""
+
+        def length(key: str) -> tuple[str, int | None]:
+            with suppress(FileNotFoundError):
+                return key, int(self._ask(f"look at {key}", self._api.head, self._many, key)["size"])
+            return key, None
+
+        with ThreadPoolExecutor(LOOKS) as pool:
+            return {key: size for key, size in pool.map(length, keys) if size is not None}
+
+    def delete(self, key: str) -> None:
+        """Delete an object; one that is not there is as good as deleted."""
+        with suppress(FileNotFoundError):
+            self._ask(f"delete {key}", self._api.delete, self._many, key)
+
+    def drop(self, keys: builtins.list[str]) -> None:
+        """Delete objects.  A request for each, `LOOKS` at a time."""
+        with ThreadPoolExecutor(LOOKS) as pool:
+            for _ in pool.map(self.delete, keys):
+                pass
+
+    def list(self, folder: str | None = None, all: bool = True) -> builtins.list[Found]:
+        """The objects of a folder; ``all=False``: the first 1,000.  A request for each 1,000.
+
+        Raises `FileNotFoundError` when there is no such bucket.
+        """
+
+        def chunks() -> builtins.list[Found]:
+            found = []
+            for chunk in self._api.list(self._many, folder, chunk_size=1000):
+                found += [Found(each["path"], each["size"], each["last_modified"].timestamp()) for each in chunk]
+                if not all:
+                    break
+            return found
+
+        found: builtins.list[Found] = self._ask(f"list {folder or 'everything'}", chunks)
+        return found
+
+    def refused(self, found: str, remedy: str) -> StateRefused:
+        """The error for a bucket that cannot be used."""
+        return StateRefused(f"open the state {public(self.url)}", found, remedy)
+
+    def failed(self, what: str, error: Exception | str) -> StorageFailed | StorageFull:
+        """The error for what the bucket did not do."""
+        found = line(error)
+        if _FULL.search(found):
+            return StorageFull(f"{what} of {self.url}", found, "free space and open the state again")
+        return StorageFailed(
+            f"{what} of {self.url}", found, "see to the network, the bucket and its keys, and open the state again"
+        )
+
+    def _pieces(self, key: str, result: Any, length: int) -> Iterator[bytes]:
+        """The bytes of an object whose first answer is ``result``; a large one is asked for anew, in ranges."""
+        if length <= PIECE:
+            yield self._ask(f"read {key}", result.bytes)
+            return
+
+        def piece(begin: int) -> bytes:
+            end = min(begin + PIECE, length)
+            got: bytes = self._ask(f"read {key}", self._api.get_range, self._many, key, start=begin, end=end)
+            return got
+
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            for begin in range(0, length, AT_ONCE * PIECE):
+                yield from pool.map(piece, range(begin, min(begin + AT_ONCE * PIECE, length), PIECE))
+
+    def _check(self) -> None:
+        global _process
+        _process = _process or os.getpid()
+        if _process != os.getpid():
+            raise EngineClosed(
+                f"reach {self.url}",
+                f"process {_process} used obstore before it forked this one",
+                "start a new process instead (multiprocessing: spawn)",
+            )
+
+    def _holds(self, key: str, data: bytes) -> bool | None:
+        """Whether an object has these bytes; None: it is missing, or cannot be read."""
+        with suppress(*self._failures):
+            result = self._api.get(self._once, key)
+            return bool(result.meta["size"] == len(data) and bytes(result.bytes()) == data)
+        return None
+
+    def _ask(self, what: str, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        """What a call returns; its failures typed, but for `FileNotFoundError`."""
+        self._check()
+        try:
+            return call(*given, **named)
+        except FileNotFoundError:
+            raise
+        except self._failures as error:
+            if "NoSuchBucket" in str(error):
+                raise FileNotFoundError(line(error)) from None
+            raise self.failed(what, error) from None
+
+
+def parsed(url: str) -> bool:
+    """Whether this is a URL of a bucket, with a plain prefix or none."""
+    return _URL.fullmatch(url) is not None and not {".", ".."} & set(url.split("/"))
+
+
+def line(error: Exception | str) -> str:
+    """What an error says, on one line, without the debug output that obstore appends and an endpoint's password."""
+    said = " ".join(str(error).split("\n\nDebug source")[0].split()) or type(error).__name__
+    said = _PASSWORD.sub("://...@", said)
+    return said if len(said) <= 400 else f"{said[:397]}..."
+
+
+def _is_plain(options: Mapping[str, Any]) -> bool:
+    """Whether the endpoint, of the options or else of the environment, asks for http."""
+    given = [str(options[name]) for name in options if name.lower().endswith(("endpoint", "endpoint_url"))]
+    named = given or [os.environ.get(name, "") for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3")]
+    return any(each.lower().startswith("http://") for each in named)
+
+
+def _obstore() -> Any:
+    try:
+        importlib.import_module("obstore.store")
+        return importlib.import_module("obstore")
+    except ImportError as error:
+        raise MissingExtra("keep a state in S3", f"obstore is missing ({error})", "pip install 'ddflow[s3]'") from None

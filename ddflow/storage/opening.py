@@ -1,0 +1,56 @@
+"""Opening a store by what a user wrote: a folder, ``s3://bucket/prefix``, or a store that is open already.
+
+Invariant: what is opened for reading only creates, changes and proves nothing; no other scheme is taken for a folder.
+`s3` needs a package that not everybody has, and is only imported for an address that asks for it.
+
+>>> from ddflow.storage.memory import MemoryStore
+>>> store = MemoryStore()
+>>> open_store(store) is store
+True
+>>> open_store("hdfs://host/orders")
+Traceback (most recent call last):
+    ...
+ddflow.errors.StateRefused: open the state hdfs://host/orders: hdfs:// is not supported; give a folder, without a ...
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ddflow.errors import StateRefused
+from ddflow.storage import address
+from ddflow.storage.local import LocalStore
+from ddflow.storage.protocol import Store
+
+
+def located(given: Any) -> str | os.PathLike[str]:
+    """The address of a state, as it was given; nothing is opened.  Raises `StateRefused` for what is none.  O(1)."""
+    if not isinstance(given, str | os.PathLike):
+        # What else it is may hold a password, and is not shown.
+        raise StateRefused("open a state", f"{type(given).__name__} is no address", address.EITHER)
+    if isinstance(given, str) and given.startswith("s3://"):
+        return given
+    if address.scheme(given).lower() == "s3":  # what pathlib makes of a URL, too
+        raise StateRefused(
+            f"open the state {address.public(given)}",
+            "it is not of the form s3://bucket/prefix",
+            "give such a URL, as a text and in small letters",
+        )
+    found: str | os.PathLike[str] = address.folder(given, "open the state", remedy=address.EITHER)
+    return found
+
+
+def open_store(given: Any, *, trust: str = "owner", create: bool = True, readonly: bool = False) -> Store:
+    """The store at an address.  ``create``: make one where there is none.  ``trust``: see `LocalStore`.
+
+    Raises `StateRefused` for what is no address, and what the stores raise; `MissingExtra` without the S3 client.
+    """
+    if isinstance(given, Store):
+        return given
+    given = located(given)
+    if isinstance(given, str) and given.startswith("s3://"):
+        from ddflow.storage.s3 import S3Store
+
+        return S3Store(given, create=create, readonly=readonly)
+    return LocalStore(given, create=create, trust=trust, readonly=readonly)

@@ -1,0 +1,209 @@
+"""A site: a folder where files of ours last, be it a state's or one of outputs; found or made, looked at, written to.
+
+Invariant: a folder is trusted once it is this user's, no link, and nobody else may write to it, unless others were said
+to be trusted; a file that `written` returns of is whole and durable but for its name; what the disk refuses is an error
+that names the folder.  The process may have been killed half way through making a folder, so each that is made is
+durable before one is made in it.  It does not know what files mean.
+
+>>> import tempfile
+>>> with tempfile.TemporaryDirectory() as above:
+...     site = Site(Disk(), os.path.join(above, "all", "orders"), "owner", "the state")
+...     site.make()
+...     sink = site.written(site.below("a"), "write a", lambda sink: sink.write(b"four"))
+...     site.disk.sync_dir(site.path)
+...     site.look(site.path), site.disk.read(site.below("a"), 10), sink.size
+(None, b'four', 4)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from ddflow.errors import CorruptState, DdflowError, StateRefused, StorageFailed, StorageFull
+from ddflow.storage.disk import NO_ROOM, Disk, no_room
+from ddflow.storage.file_writer import Sink
+
+TEMPORARY: Final = re.compile(r"\.[0-9a-f]{16}-[0-9]{1,12}\.part")
+HOUR: Final = 3600.0
+"""Seconds after which a temporary file is nobody's: it lives for as long as it takes to write one manifest."""
+NOT_OURS: Final = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.EINVAL,
+    errno.ENOTSUP,
+}
+"""What the disk says of a folder that cannot be used as one of ours."""
+_NO_FILE = {errno.EINVAL, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EFBIG}
+
+
+class Site:
+    """``path``: of the folder, absolute.  ``trust``: "owner", or "group" where others may write too.  ``what``: it is,
+    for messages."""
+
+    def __init__(self, disk: Disk, path: Any, trust: str, what: str) -> None:
+        self.disk, self.trust, self.what = disk, trust, what
+        try:
+            self.path = os.path.abspath(os.fsdecode(path))
+            if "\0" in self.path:
+                raise ValueError("embedded null byte")
+        except (TypeError, ValueError) as error:
+            raise StateRefused(f"open {what} {path!r}", f"that is no path ({error})", "give a folder") from None
+        if trust not in ("owner", "group"):
+            raise self.refused(f"trust is {trust!r}", "give 'owner' or 'group'")
+        self.folder_mode, self.file_mode = (0o770, 0o660) if trust == "group" else (0o700, 0o600)
+
+    def below(self, *names: str) -> str:
+        """The path of something in it."""
+        return "/".join((self.path, *names))
+
+    def refused(self, found: str, remedy: str) -> StateRefused:
+        """The refusal to open it."""
+        return StateRefused(f"open {self.what} {self.path}", found, remedy)
+
+    @contextmanager
+    def guarded(self, what: str, opening: bool = False) -> Iterator[None]:
+        """Whatever the disk refuses inside gets its error; others are as they are."""
+        try:
+            yield
+        except DdflowError:
+            raise
+        except OSError as error:
+            if opening and error.errno in NOT_OURS:
+                why = f"it cannot be used ({error.strerror}: {error.filename})"
+                raise self.refused(why, "give a folder that you may read and write") from None
+            raise self.failure(what, error) from None
+
+    def failure(self, what: str, error: OSError) -> DdflowError:
+        """What to raise when the disk refuses ``what``."""
+        asked = f"{what}, in {self.what} {self.path}"
+        if error.errno not in NO_ROOM:
+            why = error.strerror or str(error)
+            return StorageFailed(asked, f"the disk says {why!r}", "mend it, and open the state again")
+        found, remedy = no_room(error, lambda: self.disk.free(self.path))
+        return StorageFull(asked, found, f"{remedy}, and open the state again")
+
+    @contextmanager
+    def reading(self, what: str, missing: CorruptState, remedy: str) -> Iterator[None]:
+        """A file that is not there, or no file, is `CorruptState`; what the disk fails to give is `StorageFailed`."""
+        with self.guarded(f"read {what}"):
+            try:
+                yield
+            except FileNotFoundError:
+                raise missing from None
+            except OSError as error:
+                if error.errno not in _NO_FILE:
+                    raise
+                raise CorruptState(
+                    f"the {what} of {self.path}",
+                    f"it cannot be read ({error.strerror})",
+                    f"it was not written by ddflow; {remedy}",
+                ) from None
+
+    def written(self, path: str, what: str, write: Callable[[Any], Any]) -> Sink:
+        """What was written to a new file, which is durable but for its name; there is no file if anything fails.
+
+        O(bytes).  Raises `StorageFull`, `StorageFailed`, and what ``write`` raises.
+        """
+        with self.guarded(what):
+            file = self.disk.create(path, self.file_mode)
+        sink = _DiskSink(self.disk, file)
+        try:
+            try:
+                write(sink)
+                sink.finish()
+            except BaseException:
+                if sink.failure is None:
+                    raise
+            with self.guarded(what):
+                if sink.failure is not None:  # whatever became of it on its way through others' code
+                    raise sink.failure
+                self.disk.fsync(file)
+                file, done = -1, file
+                self.disk.close(done)
+        except BaseException:
+            if file >= 0:
+                with contextlib.suppress(OSError):
+                    self.disk.close(file)
+            self.tidy(path)
+            raise
+        return sink
+
+    def tidy(self, path: str) -> None:
+        """Unlink what is worth nothing; if it stays, it is garbage."""
+        with contextlib.suppress(OSError):
+            self.disk.unlink(path)
+
+    def sweep(self, folder: str) -> None:
+        """Remove temporary files of writers that are gone.  Never fails; O(names)."""
+        with contextlib.suppress(OSError):
+            if any(TEMPORARY.fullmatch(name) for name in self.disk.names(folder)):
+                for name, _, changed in self.disk.scan(folder):
+                    if TEMPORARY.fullmatch(name) and self.disk.now() - changed > HOUR:
+                        self.disk.unlink(f"{folder}/{name}")
+
+    def make(self) -> None:
+        """Make the folder and those above it that are missing, each durable before the next; not the last.
+
+        O(parts).  Raises `OSError`, as `look` and `sync_above` do.
+        """
+        missing, path = list[str](), self.path
+        while not self.is_there(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        for path in reversed(missing):
+            self.sync_above(os.path.dirname(path))  # whoever made that one may have died before he did
+            with contextlib.suppress(FileExistsError):
+                self.disk.mkdir(path, self.folder_mode)
+
+    def is_there(self, path: str) -> bool:
+        """Whether there is anything of that name.  O(1)."""
+        try:
+            self.disk.status(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def sync_above(self, path: str) -> None:
+        """Sync the folder that holds this one, where that can be done: it may be another's, on another disk."""
+        try:
+            self.disk.sync_dir(os.path.dirname(path))
+        except OSError as error:
+            if error.errno not in NOT_OURS:
+                raise
+
+    def look(self, path: str) -> None:
+        """Raise `StateRefused` unless this is a folder, of this user, that nobody else can write to.  O(1)."""
+        found = self.disk.status(path)
+        if found.kind != "folder":
+            raise self.refused(f"{path} is no folder, or a link to one", "give a folder of its own")
+        own = "give a folder of your own, or trust='group' if those who can write there may change the state"
+        if self.trust == "owner" and found.user != os.geteuid():
+            raise self.refused(f"{path} belongs to user {found.user}, not to {os.geteuid()}", own)
+        if self.trust == "owner" and found.mode & 0o022:
+            raise self.refused(f"the mode of {path} is {found.mode:o}, so others may change it", f"chmod go-w, {own}")
+
+
+class _DiskSink(Sink):
+    """Writes through a `Disk`, and remembers its failure: Arrow's code may be in between."""
+
+    def __init__(self, disk: Disk, file: int) -> None:
+        super().__init__(file)
+        self.disk = disk
+        self.failure: OSError | None = None
+
+    def _take(self, piece: memoryview) -> int:
+        try:
+            return self.disk.write(self.file, piece)
+        except OSError as error:
+            self.failure = error
+            raise

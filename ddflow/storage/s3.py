@@ -1,0 +1,269 @@
+"""A store in an object store: S3, or what speaks like it.
+
+Invariant: a number is published by one writer at most, and a blob that `S3Store.map` gives is the one that was put.
+Why that is not trivial: requests over a network end in doubt (``bucket`` tells how that is resolved), and bytes over a
+network cannot be mapped; so blobs pass through a cache on the local disk, are verified there every time, and what was
+put here is mapped from what was written here.  Blobs have names of their own, so a put of one may be repeated; one that
+failed may still turn up, as garbage.  Keys under the prefix: ``blobs/<name>``, ``manifests/<16 digits>``, ``marks/<16
+digits>``, and two objects in ``probes/``.  Uploads in pieces that were broken off are not listed: let the bucket's
+rules remove those.
+
+>>> S3Store("s3://KEY:SECRET@bucket/orders")
+Traceback (most recent call last):
+    ...
+ddflow.errors.StateRefused: open the state s3://...@bucket/orders: it is not of the form s3://bucket/prefix; ...
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import itertools
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+
+from ddflow.errors import CorruptState, EngineClosed, OutcomeUnknown, StateRefused, StorageFailed
+from ddflow.storage.cache import Cache, CacheSink, refused
+from ddflow.storage.object_store import Bucket
+from ddflow.storage.protocol import MANIFEST, NAME, Blob, Entry, Store, Write, lost, numbered
+from ddflow.storage.scratch import Scratch, clear
+
+MANY: Final = 2_000
+"""Of more blobs than these, sizes are taken from a list of all."""
+
+_OURS = re.compile(r"(?:blobs|manifests|marks|probes)/.*")
+
+
+class S3Store(Store):
+    """``url``: s3://bucket/prefix.  ``cache``: a `Cache`, or its folder; None: the user's own.
+
+    ``options``: what ``obstore.store.S3Store`` is configured with, beside what it takes from the environment
+    (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, ...); also its ``retry_config`` and ``client_options``.  Plain http is
+    used only when the endpoint says so.  ``create=False``: there must be a state.  ``readonly``: nothing is written.
+
+    O(manifests + marks); a handful of requests.  Raises `MissingExtra` without obstore; `StateRefused` when there is no
+    such bucket or state, when something else has the prefix, or when two conditional puts of one key both succeed.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        cache: Cache | str | os.PathLike[str] | None = None,
+        readonly: bool = False,
+        create: bool = True,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.where, self.nonce, self.readonly = url, os.urandom(8).hex(), readonly
+        self._bucket = Bucket(url, options)
+        self._names, self._marks = itertools.count(), set[int]()
+        self._closed, self._broken = False, ""
+        self._scratch: Scratch | None = None
+        self._look(create and not readonly)
+        if not readonly:
+            self._bucket.prove("probes/put-if-absent")
+        self.cache = cache if isinstance(cache, Cache) else Cache(cache)
+
+    def put(self, ending: str, write: Write) -> Blob:
+        """As `Store.put`: written to the cache's disk, then uploaded.  O(bytes); memory for a few pieces."""
+        self._may_write()
+        name = f"{self.nonce}-{next(self._names)}.{ending}"
+        path, file = self.cache.create()
+        try:
+            sink = CacheSink(file)
+            try:
+                write(sink)
+                sink.finish()
+            except BaseException:
+                if sink.failure is None:
+                    raise
+            finally:
+                os.close(file)
+            if sink.failure is not None:  # whatever became of it on its way through others' code
+                raise sink.failure
+            blob = Blob(name, sink.size, sink.state.digest())
+            self._bucket.upload(f"blobs/{name}", path, blob.length)
+        except OSError as error:
+            self.cache.drop(path)
+            place = self.cache.path
+            raise refused(place, f"write the file {name} of {self.where} in {place}", error) from None
+        except BaseException:
+            self.cache.drop(path)
+            raise
+        self.cache.keep(path, blob)
+        return blob
+
+    def sync(self) -> None:
+        """Nothing to do: a name is as durable as its bytes."""
+
+    def map(self, blob: Blob, check: bool = True) -> pa.Buffer:
+        """As `Store.map`: from the cache, else fetched to it; always compared.  O(bytes); memory for a few pieces."""
+        found = self.cache.map(blob)
+        return found if found is not None else self.fetch(blob)
+
+    def fetch(self, blob: Blob) -> pa.Buffer:
+        """As `map`, but from the bucket whatever the cache has: for those who check what is there."""
+        return self.cache.fill(blob, self._pieces(blob), self.where)
+
+    def list(self) -> builtins.list[Entry]:
+        """As `Store.list`; O(blobs), a request for each 1,000.
+
+        Ages are never above the true ones, by the server's own clock; a reader, who may not set it a mark, takes his.
+        """
+        if self.readonly:
+            now = time.time()
+        else:
+            self._bucket.put("probes/clock", b"")
+            now = self._bucket.written("probes/clock")
+        found = [(each.key.removeprefix("blobs/"), each) for each in self._bucket.list("blobs")]
+        return [Entry(name, each.length, max(0.0, now - each.written)) for name, each in found if NAME.fullmatch(name)]
+
+    def sizes(self, names: builtins.list[str]) -> dict[str, int]:
+        """As `Store.sizes`; a request for each name, many at a time, or for each 1,000 blobs."""
+        if len(names) > MANY:
+            return super().sizes(names)
+        found = self._bucket.lengths([_blob(name) for name in names])
+        return {name: found[_blob(name)] for name in names if _blob(name) in found}
+
+    def delete(self, name: str) -> None:
+        """As `Store.delete`; one request."""
+        self._may_write()
+        self._bucket.delete(_blob(name))
+
+    def discard(self, names: Iterable[str]) -> None:
+        """As `Store.discard`; a request for each, many at a time."""
+        self._may_write()
+        self._bucket.drop([_blob(name) for name in names])
+
+    def numbers(self) -> builtins.list[int]:
+        """As `Store.numbers`; O(manifests), a request for each 1,000."""
+        return self._numbers("manifests")
+
+    def published(self, number: int) -> bool:
+        """As `Store.published`; one request."""
+        try:
+            self._bucket.written(_key("manifests", number))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def manifest(self, number: int) -> bytes:
+        """As `Store.manifest`."""
+        key = _key("manifests", number)
+        try:
+            length, pieces = self._bucket.open(key)
+            if length > MANIFEST:
+                raise CorruptState(
+                    f"the file {key} of {self.where}",
+                    f"it has {length:,} bytes, and none has more than {MANIFEST:,}",
+                    "it was not written by ddflow; restore it from a copy",
+                )
+            return b"".join(pieces)
+        except FileNotFoundError:
+            raise lost(key, self.where) from None
+
+    def publish(self, number: int, data: bytes) -> bool:
+        """As `Store.publish`: a conditional put; after anything but a plain yes, what is there is compared."""
+        self._may_write()
+        try:
+            return self._bucket.create(_key("manifests", number), data)
+        except OutcomeUnknown:
+            self._broken = f"it is unknown whether manifest {number} was published"
+            raise
+
+    def expire(self, number: int) -> None:
+        """As `Store.expire`."""
+        self._may_write()
+        self._bucket.delete(_key("manifests", number))
+
+    def mark(self, number: int) -> None:
+        """As `Store.mark`; smaller marks that this writer knows of go."""
+        self._may_write()
+        self._bucket.put(_key("marks", number), b"")
+        for smaller in [each for each in self._marks if each < number]:
+            with contextlib.suppress(StorageFailed):
+                self._bucket.delete(_key("marks", smaller))
+                self._marks.discard(smaller)
+        self._marks.add(number)
+
+    def marked(self) -> int:
+        """As `Store.marked`; O(marks)."""
+        self._marks = set(self._numbers("marks"))
+        return max(self._marks, default=-1)
+
+    def scratch(self) -> str:
+        """As `Store.scratch`: below the cache.  Raises `StorageFull` too."""
+        self._may_write()
+        try:
+            if self._scratch is None:
+                spill = os.path.join(self.cache.path, "spill")
+                os.makedirs(spill, mode=0o700, exist_ok=True)
+                clear(spill)
+                self._scratch = Scratch(spill)
+            return self._scratch.folder()
+        except OSError as error:
+            raise refused(self.cache.path, f"make a folder to spill to in {self.cache.path}", error) from None
+
+    def close(self) -> None:
+        """Nothing can be put any more, its folders to spill to are removed; blobs stay mapped.  Twice is harmless."""
+        self._closed = True
+        if self._scratch is not None:
+            self._scratch.close()
+
+    def _look(self, create: bool) -> None:
+        """Raise `StateRefused` unless there is a state, or, to make one, nothing else."""
+        try:
+            if self.numbers() or self.marked() >= 0:
+                return
+            first = self._bucket.list(all=False)
+        except FileNotFoundError as error:
+            raise self._bucket.refused(str(error), "make the bucket, or give another") from None
+        if not create:
+            raise self._bucket.refused("there is no state", "give the place of one, or open it to be written first")
+        for each in first:
+            if not _OURS.fullmatch(each.key):
+                raise self._bucket.refused(f"it has no state and is not empty ({each.key!r})", "give a new prefix")
+
+    def _pieces(self, blob: Blob) -> Iterator[bytes]:
+        """The pieces of a blob whose length is right, asked for when they are needed."""
+        try:
+            length, pieces = self._bucket.open(_blob(blob.name))
+            if length != blob.length:
+                raise CorruptState(
+                    f"the file {blob.name} of {self.where}",
+                    f"it has {length:,} bytes, the manifest says {blob.length:,}",
+                    "restore it from a copy, go back with ddflow rollback, or replay the log into a new state",
+                )
+            yield from pieces
+        except FileNotFoundError:
+            raise lost(blob.name, self.where) from None
+
+    def _numbers(self, folder: str) -> builtins.list[int]:
+        return numbered(folder, (each.key.removeprefix(f"{folder}/") for each in self._bucket.list(folder)), self.where)
+
+    def _may_write(self) -> None:
+        """Raise unless this store may still change the state."""
+        asked = f"write to the state {self.where}"
+        if self.readonly:
+            raise StateRefused(asked, "it was opened for reading", "open it without readonly=True")
+        if self._closed:
+            raise EngineClosed(asked, "it was closed", "open it again")
+        if self._broken:
+            raise StorageFailed(asked, self._broken, "open the state again")
+
+
+def _key(folder: str, number: int) -> str:
+    if not 0 <= number < 10**16:
+        raise ValueError(f"{number} is no number of a manifest")
+    return f"{folder}/{number:016d}"
+
+
+def _blob(name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is no name of a blob")
+    return f"blobs/{name}"

@@ -1,0 +1,371 @@
+"""Fsck: every byte of a state read and compared, and whether what they say fits together.
+
+Invariant: it ends with a report, whatever the files are; it lists all that is wrong, not the first thing only, and
+changes nothing.  Why that is not trivial: a writer may go on meanwhile, so what lies in the store is listed before the
+manifests are read, and what is missing from a manifest that was swept since is no problem; one damaged file must not
+hide another, so each is compared by itself before any of them is understood; and checksums do not say that what was
+written is right, which is looked at last (``restored``).
+
+>>> import ddflow as dd
+>>> from ddflow.storage.memory import MemoryStore
+>>> flow, store = dd.Flow(), MemoryStore()
+>>> _ = flow.output("out", flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id")))
+>>> with flow.open(store) as engine:
+...     _ = engine.step({"people": pa.table({"id": [1], "city": ["Bern"]})}, time=1)
+>>> report = fsck(store)
+>>> report.ok, report.epoch, report.manifests, report.files
+(True, 1, 2, 3)
+>>> name, (data, put) = next(each for each in store.shelf.blobs.items() if each[0].endswith("arrow"))
+>>> store.shelf.blobs[name] = data[:-1], put
+>>> [(each.file == f"blobs/{name}", each.found.split(" with")[1][:9]) for each in fsck(store).problems]
+[(True, ' checksum')]
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ddflow.columns.hashing import Secret
+from ddflow.columns.schema import updates_schema
+from ddflow.dataflow.graph import Circuit
+from ddflow.engine.checkpoint import Inventories
+from ddflow.engine.commits import files_named
+from ddflow.engine.snapshot import State
+from ddflow.errors import DdflowError, SpecError
+from ddflow.operators.upsert.upsert import Upsert
+from ddflow.partitions.stages import Columns, placed
+from ddflow.plan.codec import fingerprint, node_ids
+from ddflow.plan.compatibility import compare
+from ddflow.plan.flow import Flow
+from ddflow.plan.rebuild import bounds, rebuild
+from ddflow.storage.arrow_file import read_batches
+from ddflow.storage.local import LocalStore
+from ddflow.storage.manifest import Epoch, Manifest
+from ddflow.storage.manifest_log import digest
+from ddflow.storage.opening import open_store
+from ddflow.storage.output_site import TEMPORARY
+from ddflow.storage.outputs import MARK, OutputFolder, disk_of
+from ddflow.storage.protocol import Blob, Entry, Store
+from ddflow.storage.record import Record
+from ddflow.storage.showing import PARQUET
+from ddflow.storage.state_folder import INSIDE
+from ddflow.tools.report import Report
+from ddflow.tools.restored import Examination, Known, Memo, Operators, holds_all, wrongly_fed
+
+Look = Callable[[int], None]
+"""Is told how many bytes were read, since the last call."""
+_NAMED: Final = re.compile(r"[0-9a-f]{16}-[0-9]{1,12}\.(?:arrow|json)")
+_NUMBER: Final = re.compile(r"[0-9]{16}")
+
+
+def fsck(
+    state: State,
+    *,
+    flow: Flow | None = None,
+    trust: Literal["owner", "group"] = "owner",
+    look: Look = lambda size: None,
+) -> Report:
+    """Check every byte of a state: all manifests that are kept, every file that they name, and what these hold.
+
+    ``flow``: its plan, where the state's own has functions.  ``trust``: as in `Flow.open`.  ``look``: for progress.
+    O(bytes); of memory what the newest version's bookkeeping takes.  Raises `StateRefused` where there is no state,
+    `StorageFailed` when its place cannot be read; whatever is wrong with the files is in the report.
+    """
+    store = open_store(state, trust=trust, create=False, readonly=True)
+    try:
+        return _Check(store, flow, look).run()
+    finally:
+        if store is not state:
+            store.close()
+
+
+class _Check:
+    """Of one state, once."""
+
+    def __init__(self, store: Store, flow: Flow | None, look: Look) -> None:
+        self.store, self.flow, self.look, self.report = store, flow, look, Report(store.where)
+        self.damaged, self.compared = set[str](), dict[Blob, pa.Buffer | None]()
+        self.files = set[Blob | tuple[str, Blob]]()
+        self.named: set[str] | None = set()
+        """All names that manifests hold; None once that is not known."""
+        self.made_of: dict[int, str] = {}
+        """The digests that manifests should have by those after them."""
+        self.vault, self.seen = Memo(store, self.damaged), set[str]()
+
+    def run(self) -> Report:
+        """All of it."""
+        entries = self.store.list()
+        marked, numbers = self.store.marked(), self.store.numbers()
+        if marked > max(numbers, default=-1):
+            self.report.problem(manifest_file(marked), "it was committed and is missing")
+        elif not numbers:
+            self.report.problem("manifests", "there is none")
+        for number in reversed(numbers):
+            with self._guard(manifest_file(number), number):
+                self._manifest(number)
+        self._garbage(entries)
+        if isinstance(self.store, LocalStore):
+            self.report.ignored.extend(strangers(self.store))
+        # What was swept while this went on need not be whole.
+        there = set(self.store.numbers())
+        self.report.problems = [p for p in self.report.problems if p.manifest is None or p.manifest in there]
+        self.report.files = len(self.files)
+        self.report.bytes = sum((each if isinstance(each, Blob) else each[1]).length for each in self.files)
+        return self.report
+
+    @contextmanager
+    def _guard(self, file: str, number: int) -> Iterator[None]:
+        """Whatever is raised inside is a problem of a file: the one that the error names, else ``file``."""
+        try:
+            yield
+        except Known:
+            pass
+        except DdflowError as error:
+            self._unknown(file)
+            named = _NAMED.search(error.asked) or _NAMED.search(error.found)
+            if named is not None:
+                file = f"blobs/{named[0]}"
+            # What stands behind the file's name says where in it.
+            within = error.asked.rpartition(f" of {self.store.where}, ")[2] if ", " in error.asked else ""
+            self.report.problem(file, f"{within}: {error.found}" if within else error.found, number)
+        except AssertionError as error:
+            self.report.problem(file, f"an invariant does not hold ({str(error)[:200] or 'see ddflow'})", number)
+        except Exception as error:  # whatever it is, the others are to be looked at
+            self.report.problem(file, f"{type(error).__name__}: {str(error)[:200]}", number)
+            self._unknown(file)
+
+    def _unknown(self, file: str) -> None:
+        if file.startswith("manifests/"):
+            self.named = None
+
+    def _manifest(self, number: int) -> None:
+        self.report.manifests += 1
+        data = self.store.manifest(number)
+        manifest = Manifest.decode(data, number, self.store.where)
+        if self.made_of.get(number, "") not in ("", digest(data)):
+            self.report.note(
+                f"{manifest_file(number)} is void: a fenced writer published it, and the next one was not made from it"
+            )
+        self.made_of[number - 1] = manifest.previous
+        newest = self.report.epoch < 0
+        if newest:
+            self.report.epoch = manifest.epoch
+            self._folder(manifest)
+        if fingerprint(manifest.plan) != manifest.fingerprint:
+            self.report.problem(manifest_file(number), "its fingerprint is not that of its plan", number)
+        if manifest.epoch and not manifest.partitions:
+            self.report.problem(manifest_file(number), f"it is of epoch {manifest.epoch} and names no state", number)
+        flow = self._plan(manifest)
+        for found in wrongly_fed(manifest):
+            self.report.problem(manifest_file(number), found, number)
+        for receipt in manifest.receipts:
+            self._receipt(manifest, receipt, flow)
+        records = [self._inventory(manifest, flow, place, newest) for place in range(len(manifest.partitions))]
+        whole = [record for record in records if record is not None]
+        if whole and len(whole) == len(records):
+            with self._guard(manifest_file(number), number):
+                holds_all(Inventories(whole, manifest.spread), self._operators(manifest, flow))
+
+    def _inventory(self, manifest: Manifest, flow: Flow | None, place: int, newest: bool) -> Record | None:
+        """An inventory and all that it names, looked at; what it says, where that can be read."""
+        part, number = manifest.partitions[place], manifest.number
+        self._name({part.name})
+        record = None
+        with self._guard(f"blobs/{part.name}", number):
+            whole = self._compare(part, number)
+            if whole is None:
+                self.named = None
+                return None
+            try:
+                record = Record.parse(bytes(whole), f"the file {part.name} of {self.store.where}")
+                names = files_named(bytes(whole))
+            except BaseException:
+                self.named = None
+                raise
+            self._name(names)
+            for blob in blobs_named(record):
+                self._compare(blob, number)
+            self._examination(manifest, flow, place, newest).run(record)
+        return record
+
+    def _plan(self, manifest: Manifest) -> Flow | None:
+        """The flow that a manifest's state was made by; None where its own has functions, or is damaged."""
+        with self._guard(manifest_file(manifest.number), manifest.number):
+            if self.flow is not None:
+                compare(manifest.plan, self.flow, self.store.where)
+                return self.flow.frozen()
+            try:
+                return rebuild(manifest.plan, self.store.where)
+            except SpecError as error:
+                self.report.note(
+                    f"{error.found}, so what is kept of counts and outputs was compared byte for byte, "
+                    "and not looked at; give the flow to do that"
+                )
+        return None
+
+    def _examination(self, manifest: Manifest, flow: Flow | None, place: int, whole: bool) -> Examination:
+        part = manifest.partitions[place].name
+        return Examination(
+            manifest,
+            place % manifest.spread,
+            self._operators(manifest, flow),
+            self.vault,
+            lambda: self._guard(f"blobs/{part}", manifest.number),
+            self.seen,
+            whole,
+        )
+
+    def _operators(self, manifest: Manifest, flow: Flow | None) -> Operators:
+        """New operators of a manifest's plan, counts where the flow is known."""
+        secret = Secret(*manifest.secret)
+        if flow is None:
+            given = bounds(manifest.plan, self.store.where)
+            return Operators({name: Upsert(bound, secret) for name, bound in given.items()}, None, {})
+        circuit, ids = Circuit(flow, secret), node_ids(flow)
+        by: dict[str, Columns] = {}
+        if manifest.spread > 1:
+            places = placed(flow)
+            own = {node: places[node].by or () for node in circuit.counts}
+            by = {ids[node]: columns for node, columns in own.items() if columns != tuple(node.by)}
+        return Operators(circuit.upserts, {ids[node]: count for node, count in circuit.counts.items()}, by)
+
+    def _compare(self, blob: Blob, number: int) -> pa.Buffer | None:
+        """The bytes of a blob, compared once; None, and a problem, when they are not what was put."""
+        if blob not in self.compared:
+            self.compared[blob] = None
+            self.files.add(blob)
+            # Where there is a cache, it is the place itself that is asked.
+            fetch = getattr(self.store, "fetch", self.store.map)
+            with self._guard(f"blobs/{blob.name}", number):
+                self.compared[blob] = fetch(blob)
+            if self.compared[blob] is None:
+                self.damaged.add(blob.name)
+            self.look(blob.length)
+        return self.compared[blob]
+
+    def _receipt(self, manifest: Manifest, receipt: Epoch, flow: Flow | None) -> None:
+        for call in receipt.calls:
+            for name, output in call.outputs.items():
+                found = [self._output(manifest, receipt.epoch, name, blob, flow) for blob in output.blobs]
+                rows = sum(each for each in found if each is not None)
+                if None not in found and rows != output.rows:
+                    self.report.problem(
+                        self._place(manifest, receipt.epoch, name, output.blobs[0]),
+                        f"it has {rows:,} rows with the other {len(output.blobs) - 1} of {name!r}, the "
+                        f"manifest says {output.rows:,}",
+                        manifest.number,
+                    )
+
+    def _folder(self, manifest: Manifest) -> None:
+        """Whether the folder of outputs belongs to this state."""
+        if manifest.folder is None:
+            return
+        file = f"{manifest.folder}/{MARK}"
+        with self._guard(file, manifest.number):
+            mark = OutputFolder(manifest.folder, disk=disk_of(self.store)).mark()
+            if mark is not None and mark.state != manifest.id:
+                self.report.problem(
+                    file,
+                    f"the folder belongs to the state with the id {mark.state}, and this one's is {manifest.id}",
+                    manifest.number,
+                )
+
+    def _place(self, manifest: Manifest, epoch: int, name: str, blob: Blob) -> str:
+        if not blob.name.endswith(PARQUET):
+            return f"blobs/{blob.name}"
+        return OutputFolder(str(manifest.folder), disk=disk_of(self.store)).shown(name, epoch, blob)
+
+    def _output(self, manifest: Manifest, epoch: int, name: str, blob: Blob, flow: Flow | None) -> int | None:
+        """How many rows a file of an output has; None when that was not, or could not be, found out now."""
+        if blob.name.endswith(PARQUET):
+            return self._parquet(manifest, epoch, name, blob)
+        self._name({blob.name})
+        whole = self._compare(blob, manifest.number)
+        schema = None if flow is None else output_schema(flow, name)
+        if whole is None or schema is None or blob.name in self.seen:
+            return None
+        self.seen.add(blob.name)
+        with self._guard(f"blobs/{blob.name}", manifest.number):
+            what = f"the file {blob.name} of {self.store.where}"
+            return sum(int(batch.num_rows) for batch in read_batches(whole, schema, None, what))
+        return None
+
+    def _parquet(self, manifest: Manifest, epoch: int, name: str, blob: Blob) -> int | None:
+        """A file of an epoch in the folder of outputs: there and whole; how many rows it has, as `_output`."""
+        folder, number = OutputFolder(str(manifest.folder), disk=disk_of(self.store)), manifest.number
+        path = folder.shown(name, epoch, blob)
+        if (path, blob) in self.files:
+            return None
+        self.files.add((path, blob))
+        with self._guard(path, number):
+            if not folder.has(name, epoch, blob):
+                self.report.problem(path, f"it is missing, so epoch {epoch} cannot be given again", number)
+                return None
+            data = folder.data(name, epoch, blob)
+            self.look(blob.length)
+            return int(pq.ParquetFile(pa.BufferReader(data)).metadata.num_rows)
+        return None
+
+    def _name(self, names: set[str]) -> None:
+        if self.named is not None:
+            self.named |= names
+
+    def _garbage(self, entries: list[Entry]) -> None:
+        if self.named is None:
+            self.report.garbage = self.report.garbage_bytes = None
+            return
+        left = [entry for entry in entries if entry.name not in self.named]
+        self.report.garbage, self.report.garbage_bytes = len(left), sum(entry.length for entry in left)
+
+
+def manifest_file(number: int) -> str:
+    """What a manifest's file is called in its state."""
+    return f"manifests/{number:016d}"
+
+
+def blobs_named(record: Record) -> list[Blob]:
+    """The files of an inventory, as it names them.  O(inventory)."""
+    found: list[Blob] = []
+
+    def walk(value: object) -> None:
+        if isinstance(value, dict):
+            for each in value.values():
+                walk(each)
+        elif isinstance(value, list) and [type(each) for each in value] == [str, int, str]:
+            found.append(Record({"file": value}, record.what).blob("file"))
+        elif isinstance(value, list):
+            for each in value:
+                walk(each)
+
+    walk(record.given)
+    return found
+
+
+def output_schema(flow: Flow, name: str) -> pa.Schema | None:
+    """The columns of an output's table; None where the flow has none of that name."""
+    if name in flow.outputs:
+        return flow.outputs[name].updates_schema(flow.time_type)
+    side = flow.side_outputs().get(name)
+    return None if side is None else updates_schema(side[1], flow.time_type)
+
+
+def strangers(store: LocalStore) -> Iterator[str]:
+    """What lies in the folder of a state and is not ours.  O(names)."""
+    place = store.place
+    for name in sorted(store.disk.names(place.path)):
+        if name not in (*INSIDE, "spill"):
+            yield name
+    ours = {
+        "blobs": re.compile(rf"{_NAMED.pattern}|[0-9a-f]{{16}}-[0-9]+\.part"),
+        "marks": _NUMBER,
+        "manifests": re.compile(f"{_NUMBER.pattern}|{TEMPORARY.pattern}"),
+    }
+    for folder, known in ours.items():
+        names = store.disk.names(place.below(folder)) if folder in store.disk.names(place.path) else []
+        yield from (f"{folder}/{name}" for name in sorted(names) if not known.fullmatch(name))

@@ -1,0 +1,223 @@
+"""Inspect: what a state consists of, from its manifest and inventory alone.
+
+Invariant: no data file is read, so it takes the same few milliseconds however large the state is; what it says is what
+the newest manifest says.  Why that is not trivial: keys, versions, files and bytes of every collection are all in the
+inventory, merges half done included, or in those of its partitions, which are added up and told one by one, so that a
+glance shows which is the largest; whether the files are what it says is ``fsck``'s to tell.
+
+>>> import ddflow as dd, pyarrow as pa
+>>> from ddflow.storage.memory import MemoryStore
+>>> flow, store = dd.Flow(), MemoryStore()
+>>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id"))
+>>> _ = flow.output("by_city", people.project(["city"]).count())
+>>> with flow.open(store) as engine:
+...     _ = engine.step({"people": pa.table({"id": [1, 2], "city": ["Bern", "Bern"]})}, time=7)
+>>> found = inspect(store)
+>>> found["epoch"], found["last"], found["sources"]["people"]["keys"], found["outputs"]
+(1, 7, 2, {'by_city': "people.project(['city']).count(by=['city'])"})
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from ddflow.engine.snapshot import State, found
+from ddflow.errors import DdflowError
+from ddflow.plan.codec import columns, shown
+from ddflow.plan.rebuild import sources
+from ddflow.storage.feeding import Fed
+from ddflow.storage.manifest import Epoch, Manifest, at
+from ddflow.storage.opening import open_store
+from ddflow.storage.outputs import of
+from ddflow.storage.protocol import Store
+from ddflow.storage.record import Record
+from ddflow.tools.fsck import blobs_named
+
+
+def inspect(state: State, *, trust: Literal["owner", "group"] = "owner") -> dict[str, Any]:
+    """What a state consists of, as plain values that ``json.dumps`` takes.  O(its inventory).
+
+    ``state``, ``id``, ``manifest`` (its number), ``epoch``, ``written`` (ISO), ``note``, ``writer``, ``frontier``,
+    ``last``, ``since``; ``sources`` and ``counts``: keys, tombstones, versions, runs, merges, files, bytes of each, and
+    what a source's plan and pending events are, and how it was ``fed``: the last runs of calls alike, and how many of
+    each kind there were before them; ``verdicts``; ``outputs``: as text; ``folder``: of output files, and what is whose
+    in it; ``receipts``: of the last epochs; ``versions``: the manifests that are kept; ``files``, ``bytes``;
+    ``partitions``, ``levels``: how many, and ``parts``: of each level and partition the keys, pending events, files and
+    bytes; ``fed``: by which query in batches, and the last of them.
+
+    Raises `StateRefused` where there is none, `CorruptState` when the newest manifest or its inventory is damaged.
+    """
+    store = open_store(state, trust=trust, create=False, readonly=True)
+    try:
+        manifest = found(store)
+        out: dict[str, Any] = {
+            "state": store.where,
+            "id": manifest.id,
+            "manifest": manifest.number,
+            "epoch": manifest.epoch,
+            "written": iso(manifest.written),
+            "note": manifest.note,
+            "writer": manifest.nonce,
+            "frontier": manifest.frontier,
+            "last": manifest.last,
+            "since": manifest.since,
+            "sources": _plans(manifest, store.where),
+            "counts": {},
+            "verdicts": {},
+            "outputs": {},
+            "folder": _folder(manifest),
+            "receipts": [_receipt(each) for each in manifest.receipts],
+            "partitions": manifest.spread,
+            "levels": max(len(manifest.partitions) // manifest.spread, 1),
+            "parts": [],
+            "fed": None if manifest.feed is None else manifest.feed._asdict(),
+        }
+        whole = Record(manifest.plan, f"the plan of {store.where}")
+        outputs = whole.record("outputs")
+        out["outputs"] = {name: shown(manifest.plan, outputs.text(name), store.where) for name in outputs.names()}
+        named = {blob.name: blob.length for blob in (*manifest.outputs(), *manifest.partitions)}
+        for place, part in enumerate(manifest.partitions):
+            record = Record.parse(store.map(part).to_pybytes(), f"the file {part.name} of {store.where}")
+            files = {blob.name: blob.length for blob in blobs_named(record)}
+            level, number = divmod(place, manifest.spread)
+            within = {"level": level, "partition": number, "files": len(files), "bytes": sum(files.values())}
+            out["parts"].append(within | _fill(out, record, manifest, store.where))
+            named |= files
+        out["files"], out["bytes"] = len(named), sum(named.values())
+        out["versions"] = [_version(store, number) for number in reversed(store.numbers())]
+        return out
+    finally:
+        if store is not state:
+            store.close()
+
+
+def iso(milliseconds: int) -> str:
+    """A moment as text, in UTC."""
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
+    except (OverflowError, ValueError, OSError):
+        return f"{milliseconds} ms"
+
+
+def _plans(manifest: Manifest, where: str) -> dict[str, dict[str, Any]]:
+    """By source: its columns, its spec without what is default, and how it was fed."""
+    return {
+        name: {
+            "columns": columns(schema),
+            "spec": json.loads(spec.to_json()),
+            "fed": _fed(manifest.fed.get(name, Fed())),
+        }
+        for name, (schema, spec) in sources(manifest.plan, where).items()
+    }
+
+
+def _fed(fed: Fed) -> dict[str, Any]:
+    before = {"until": fed.until, "events": fed.events, "full": fed.full, "restated": fed.restated}
+    runs = [
+        {
+            "first": run.first,
+            "last": run.last,
+            "calls": run.calls,
+            "way": run.way.kind,
+            "scope": run.way.scope,
+            "order": run.way.order is not None,
+        }
+        for run in fed.runs
+    ]
+    return {"runs": runs, "before": before if fed.forgotten else None}
+
+
+def _folder(manifest: Manifest) -> dict[str, Any] | None:
+    if manifest.folder is None:
+        return None
+    return {"path": manifest.folder, "of": {name: of(name) for name in manifest.plan["outputs"]}}
+
+
+def _fill(out: dict[str, Any], record: Record, manifest: Manifest, where: str) -> dict[str, int]:
+    """Put in what an inventory says; the keys and pending events that it has."""
+    keys = pending = 0
+    for name, each in record.named("sources").items():
+        runs = each.records("runs")
+        figures = _arranged(each.record("rows")) | {
+            "arrived": each.number("arrived"),
+            "pending": sum(run.number("rows", 1) - run.number("begin") for run in runs),
+            "pending_files": len(runs),
+            "pending_bytes": sum(run.blob("file").length for run in runs),
+        }
+        _add(out["sources"].setdefault(name, {}), figures)
+        keys, pending = keys + figures["keys"], pending + figures["pending"]
+    for name, each in record.named("counts").items():
+        figures = _arranged(each)
+        _add(out["counts"].setdefault(shown(manifest.plan, name, where), {}), figures)
+        keys += figures["keys"]
+    totals = record.record("totals")
+    _add(out["verdicts"], {name: totals.number(name) for name in totals.names()})
+    return {"keys": keys, "pending": pending}
+
+
+def _add(to: dict[str, Any], figures: dict[str, int]) -> None:
+    for name, figure in figures.items():
+        to[name] = to.get(name, 0) + figure
+
+
+def _arranged(record: Record) -> dict[str, int]:
+    """The figures of one arrangement."""
+    items = record.records("items")
+    runs = [run for item in items for run in (item, *_within(item)) if "parts" in run]
+    parts = [part for run in runs for part in run.list("parts") if isinstance(part, list) and len(part) == 3]
+    files = {blob.name: blob.length for blob in blobs_named(record)}
+    lapsed = record.number("lapsed") if "lapsed" in record else 0
+    return {
+        "keys": record.number("keys"),
+        "tombstones": record.number("tombstones") - lapsed,
+        "versions": sum(end - begin for _, begin, end in parts),
+        "runs": sum(bool(run.list("parts")) for run in runs),
+        "merges": sum("inputs" in item for item in items),
+        "files": len(files),
+        "bytes": sum(files.values()),
+    }
+
+
+def _within(item: Record) -> list[Record]:
+    return [*item.records("inputs"), item.record("output")] if "inputs" in item else []
+
+
+def _receipt(receipt: Epoch) -> dict[str, Any]:
+    calls = [
+        {
+            "call": call.kind,
+            "time": call.time,
+            "frontier": call.frontier,
+            "digest": call.digest,
+            "verdicts": dict(call.counts),
+            "figures": dict(call.figures),
+            "outputs": {
+                name: {
+                    "rows": each.rows,
+                    "files": [blob.name for blob in each.blobs],
+                    "bytes": sum(blob.length for blob in each.blobs),
+                }
+                for name, each in call.outputs.items()
+            },
+        }
+        for call in receipt.calls
+    ]
+    return {"epoch": receipt.epoch, "batch": receipt.batch, "calls": calls}
+
+
+def _version(store: Store, number: int) -> dict[str, Any]:
+    """A manifest that is kept, or why it cannot be read."""
+    try:
+        manifest = at(store, number)
+    except DdflowError as error:
+        return {"manifest": number, "error": str(error)}
+    return {
+        "manifest": number,
+        "epoch": manifest.epoch,
+        "written": iso(manifest.written),
+        "age": round(max(0.0, time.time() - manifest.written / 1000), 3),
+        "note": manifest.note,
+    }

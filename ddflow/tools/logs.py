@@ -1,0 +1,218 @@
+"""A log of one source, told apart: which of its parts are events, and which are full contents that replaced what was.
+
+Invariant: `as_fed` gives the parts in their order, those that are not events marked as `Full` or `Restated`, in the way
+in which the state says that it was fed; or it refuses the log.  How events were split into calls does not matter, so
+they may be cut anyhow; full contents are one part each.  A log may begin with full contents of all, because nothing
+before those is held any more; but where keys keep the order that they were deleted by, events that follow would be
+judged by what came before, so then it is refused.  Parts are not looked into.
+
+>>> import pyarrow as pa
+>>> from ddflow.plan.bind import bind
+>>> from ddflow.plan.spec import Upsert
+>>> bound = bind("people", pa.schema({"id": pa.int64()}), Upsert(key="id"))
+>>> fed = Fed().after(1, EVENTS).after(2, Way(FULL)).after(3, EVENTS)
+>>> list(as_fed(["a", "b", "c"], fed, bound))
+['a', Full(rows='b', scope=None, order=None), 'c']
+>>> list(as_fed([Full("b"), "c", "d"], fed, bound))[0]
+Full(rows='b', scope=None, order=None)
+>>> list(as_fed(["b", "c"], fed, bound))
+Traceback (most recent call last):
+    ...
+ddflow.errors.LogUnclear: the log of 'people': the state was fed events (epoch 1), full contents (epoch 2), events ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any, Final
+
+from ddflow.engine.full_contents import given_order, ordered, spelled, unspelled
+from ddflow.errors import LogUnclear, NotArrow
+from ddflow.plan.bind import Bound
+from ddflow.storage.feeding import EVENTS, FULL, RESTATED, Fed, Run, Way
+
+
+@dataclass(frozen=True)
+class Full:
+    """A part of a log that is full contents, as for `Engine.replace`.  ``rows``: anything that speaks Arrow.
+
+    ``scope``, ``order``: those of the call; beside a state, None stands for what the state says of that call.
+    """
+
+    rows: Any
+    scope: str | None = None
+    order: Any = None
+
+
+@dataclass(frozen=True)
+class Restated:
+    """A part of a log that is a corrected history, as for `Engine.restate`.  ``rows``: its events; ``order``: as of
+    `Full`."""
+
+    rows: Any
+    order: Any = None
+
+
+MARKS: Final = (Full, Restated)
+SAY: Final = (
+    "give one part for each call that the state was fed by, in their order; or mark those that are no events: "
+    "dd.Full(rows), on the command line --full FILE"
+)
+"""What to do about a log that cannot be told apart."""
+
+
+def parts_of(log: Any, what: str) -> Iterator[Any]:
+    """The parts of a log, as they are.  ``log``: a part, or an iterable of parts; a part is anything that speaks Arrow,
+    or that in a mark.  O(1) a part.  Raises `NotArrow`."""
+    if isinstance(log, MARKS) or hasattr(log, "__arrow_c_stream__") or hasattr(log, "__arrow_c_array__"):
+        yield log
+    elif isinstance(log, Iterable) and not isinstance(log, str | bytes | dict):
+        yield from log
+    else:
+        raise NotArrow(
+            f"rows for {what}",
+            f"{type(log).__name__} does not speak Arrow",
+            "give a table, record batches, a reader, or an iterable of these",
+        )
+
+
+def as_fed(log: Iterable[Any], fed: Fed, bound: Bound, to: Bound | None = None) -> Iterator[Any]:
+    """The parts of a log of the source ``bound``, marked as the state was fed: see the header.
+
+    ``to``: the source that they are for, where that is another one.  Lazily, where the state was fed events only; else
+    all parts are held.  O(parts + runs of calls).  Raises `LogUnclear`.
+    """
+    telling = _Telling(fed, bound, to or bound)
+    if fed.plain:
+        return telling.events(log)
+    parts = list(log)
+    if any(isinstance(part, MARKS) for part in parts):
+        return iter(telling.by_marks(parts))
+    return iter(telling.by_number(parts))
+
+
+def way_of(part: Any) -> Way:
+    """How a part is marked, but for its order."""
+    return Way(FULL, part.scope) if isinstance(part, Full) else Way(RESTATED) if isinstance(part, Restated) else EVENTS
+
+
+class _Telling:
+    """The parts of a log beside what the state says of its source."""
+
+    def __init__(self, fed: Fed, bound: Bound, to: Bound) -> None:
+        self.fed, self.bound, self.to = fed, bound, to
+
+    def events(self, log: Iterable[Any]) -> Iterator[Any]:
+        """Where there is nothing else."""
+        for part in log:
+            if isinstance(part, MARKS):
+                raise self._no(
+                    f"a part of the log is marked {type(part).__name__}",
+                    "give it as events, without a mark (dd.Full, --full)",
+                )
+            yield part
+
+    def by_number(self, parts: Sequence[Any]) -> list[Any]:
+        """Each part is a call."""
+        if self.fed.forgotten or len(parts) != self.fed.calls:
+            raise self._no(
+                f"that is {self.fed.calls:,} calls; the log has {len(parts):,} parts, none of them marked", SAY
+            )
+        out: list[Any] = []
+        for run in self.fed.runs:
+            some = parts[len(out) : len(out) + run.calls]
+            out += some if run.way == EVENTS else [self._marked(part, run) for part in some]
+        return out
+
+    def by_marks(self, parts: Sequence[Any]) -> list[Any]:
+        """Events are cut anyhow, all else is marked; from the end to the beginning, which may be left out."""
+        groups: list[Any] = []
+        for marked, run_of in groupby(parts, lambda part: isinstance(part, MARKS)):
+            some = list(run_of)
+            groups += some if marked else [some]
+        out: list[Any] = []
+        for run in reversed(self.fed.runs):
+            for _ in range(1 if run.way == EVENTS else run.calls):
+                if not groups:
+                    break
+                if isinstance(groups[-1], MARKS) == (run.way == EVENTS):
+                    there = "events" if run.way != EVENTS else f"a part that is marked {type(groups[-1]).__name__}"
+                    raise self._no(f"the log has {there} where {run} were given", SAY)
+                last = groups.pop()
+                out.append(last if run.way == EVENTS else [self._marked(last, run)])
+        if groups:
+            self._forgotten(groups)
+            out += [[each] if isinstance(each, MARKS) else each for each in reversed(groups)]
+        told = [part for group in reversed(out) for part in group]
+        marks = sum(isinstance(part, MARKS) for part in told)
+        begun = self.fed.runs and not self.fed.forgotten and self.fed.runs[0].way == EVENTS
+        if marks < self.fed.wholes or (begun and isinstance(told[0], MARKS)):
+            self._later(told)
+        return told
+
+    def _forgotten(self, groups: Sequence[Any]) -> None:
+        """Refuse what can be none of the calls that are not kept one by one."""
+        marks = [type(each) for each in groups if isinstance(each, MARKS)]
+        for kind, calls in ((Full, self.fed.full), (Restated, self.fed.restated)):
+            if marks.count(kind) > calls:
+                raise self._no(
+                    f"the log has {marks.count(kind) - calls:,} parts more that are marked {kind.__name__}", SAY
+                )
+        if len(marks) < len(groups) and not self.fed.events:
+            raise self._no("the log has events before that", SAY)
+
+    def _later(self, told: Sequence[Any]) -> None:
+        """Refuse a log that begins later than what it is a log of, unless nothing before it matters."""
+        first = told[0]
+        if not isinstance(first, MARKS) or not way_of(first).whole:
+            raise self._no("the log begins later, and not with full contents of all", "give it from the beginning")
+        if self.to.spec.keeps_order and not all(isinstance(part, MARKS) for part in told):
+            raise self._no(
+                "the log begins later, and has events after its full contents, which are judged by the "
+                "orders that keys were deleted by before",
+                "give it from the beginning",
+            )
+
+    def _marked(self, part: Any, run: Run) -> Full | Restated:
+        """A part as the call that it was, whose mark may leave open what the state says."""
+        way = run.way
+        mark: Full | Restated = part if isinstance(part, MARKS) else (Full if way.kind == FULL else Restated)(part)
+        if way.kind != way_of(mark).kind:
+            raise self._no(f"the log has a part that is marked {type(mark).__name__} where {run} were given", SAY)
+        if isinstance(mark, Full) and mark.scope is not None and mark.scope != way.scope:
+            raise self._no(
+                f"a part of the log is marked with the scope {mark.scope!r} where {run} were given",
+                "leave scope= out, or give the one that the state says",
+            )
+        if isinstance(mark, Full):
+            mark = replace(mark, scope=way.scope)
+        if mark.order is None:
+            return replace(mark, order=self._order(run))
+        asked = f"the log of {self.bound.name!r}"
+        if self.to is self.bound:
+            given = given_order(mark.order, ordered(self.bound.spec), self.bound.schema, asked)
+            if spelled(given) != way.order:
+                raise self._no(
+                    f"a part of the log is marked with order={mark.order!r}, and {run} had "
+                    f"{'another' if way.order else 'none'}",
+                    "leave order= out",
+                )
+        return mark
+
+    def _order(self, run: Run) -> Any:
+        """The order that was given with a call, by column; None where there was none."""
+        if run.way.order is None:
+            return None
+        there, wanted = ordered(self.bound.spec), ordered(self.to.spec)
+        order = unspelled(run.way.order, there, self.bound.schema)
+        if set(wanted) - set(there):
+            raise self._no(
+                f"an order= by {there} was given with {run}, and here order is by {wanted}",
+                "mark that part with an order of its own: dd.Full(rows, order=...)",
+            )
+        return {name: order[name] for name in wanted} or None
+
+    def _no(self, found: str, remedy: str) -> LogUnclear:
+        return LogUnclear(f"the log of {self.bound.name!r}", f"the state was fed {self.fed}; {found}", remedy)

@@ -1,0 +1,144 @@
+"""The stateless fold: the rows that live after all events of a log, from the events alone (merge-on-read).
+
+Invariant: it gives the collection that an engine holds once it has taken in the same events, however those were split
+into calls, as far as docs/semantics.md promises that under "Schedule".  So it is what a state is compared with.  Why
+that is not trivial: it judges by the same kernels, but holds nothing: an engine in memory, all events in one call.  It
+cannot know what depends on when events came in: which were late (``late=``, ``lateness=``), which a refused call left
+out, what expired; nor, under ``noop_ignore=``, which of two rows that do not differ came first into the state.  Parts
+that are marked, `ddflow.Full` or `ddflow.Restated`, are not events: they replace what came before.  (TrinityLake,
+"Upsert", Reader Requirement.)
+
+>>> import pyarrow as pa
+>>> from ddflow.plan.spec import tombstone
+>>> log = pa.table({"order_id": [1, 1, 2, 2], "ts": [200, 100, 100, 200], "deleted": [False, False, False, True]})
+>>> merge_on_read(log, Upsert(key="order_id", order_by="ts", delete=tombstone("deleted"))).to_pylist()
+[{'order_id': 1, 'ts': 200}]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import chain, groupby
+from os import PathLike
+from typing import Any
+
+import pyarrow as pa
+
+from ddflow.columns.hashing import Secret
+from ddflow.columns.schema import conform, imported, to_schema, to_table
+from ddflow.dataflow.result import Step
+from ddflow.engine.engine import Engine
+from ddflow.errors import NotArrow
+from ddflow.plan.bind import Bound
+from ddflow.plan.flow import Flow
+from ddflow.plan.spec import Upsert
+from ddflow.time import CLOSED
+from ddflow.tools.logs import MARKS, Full, Restated, parts_of
+
+LOG = "log"
+"""The source, as messages call it."""
+
+
+def merge_on_read(
+    log: Any,
+    spec: Upsert,
+    schema: Any = None,
+    *,
+    memory: str | int | None = None,
+    spill: str | PathLike[str] | None = None,
+    secret: Secret | None = None,
+) -> pa.Table:
+    """The rows that live after all events of ``log``, in hash order; each is there once.
+
+    ``log``: a table, record batches, a reader, anything that speaks Arrow, or an iterable of these, in the order of
+    arrival; full contents in a mark, see `ddflow.tools.logs`.  ``schema``: of the events, by default that of the first
+    part; a part that lacks a column has null there.  ``memory``, ``spill``: as in `Flow.open`; with both, the log is
+    read as it goes and may be larger than memory, its live rows not.  ``secret``: decides the hash order.  O(events)
+    expected.
+
+    Raises `NotArrow`, `SchemaMismatch`, `SpecError`, `NullKey`, `BudgetExceeded`; `TieRefused` under ``tie="error"``
+    for two events that tie anywhere in the log; and for a part in a mark what `Engine.replace` raises.
+    """
+    with folded(log, spec, schema, memory=memory, spill=spill, secret=secret) as pieces:
+        tables = list(pieces)
+    return pa.concat_tables(tables)
+
+
+@contextmanager
+def folded(
+    log: Any,
+    spec: Upsert,
+    schema: Any = None,
+    *,
+    memory: str | int | None = None,
+    spill: str | PathLike[str] | None = None,
+    secret: Secret | None = None,
+) -> Iterator[Iterator[pa.Table]]:
+    """What `merge_on_read` gives, range by range of identities; one piece at least.  To be read within the ``with``."""
+    parts, first = _parts(log)
+    if schema is None and first is None:
+        raise NotArrow(f"rows for {LOG!r}", "there is no part that tells of columns", "give schema=")
+    declared = to_schema(first if schema is None else schema, f"the schema of {LOG!r}")
+    flow = Flow()
+    # What stale= adds is no part of the collection.
+    source = flow.upserts(LOG, declared, replace(spec, stale="drop", expiry=None, lateness=None))
+    # An engine has an output; this one asks for the least of each row.
+    flow.output("rows", source.count(by=[]))
+    with flow.open(memory=memory, spill=spill, secret=secret) as engine:
+        for time, part in enumerate(_calls(parts, declared, source.bound)):
+            take(engine, LOG, part, time)
+        if flow.holds_back:
+            engine.advance_to(CLOSED)
+        names = source.schema.names
+        yield (piece.select(names) for piece in engine.circuit.upserts[LOG].arranged.pieces())
+
+
+def take(engine: Engine, name: str, part: Any, time: int, epoch: int | None = None) -> Step:
+    """One call of an engine: a part of a log, as it is marked, for the source ``name``.  As those raise and cost."""
+    if isinstance(part, Full):
+        return engine.replace(name, part.rows, time, part.scope, order=part.order, epoch=epoch)
+    if isinstance(part, Restated):
+        return engine.restate(name, part.rows, time, order=part.order, epoch=epoch)
+    if engine.flow.holds_back:
+        return engine.push({name: part}, epoch=epoch)
+    return engine.step({name: part}, time, epoch=epoch)
+
+
+def _calls(parts: Iterator[Any], declared: pa.Schema, bound: Bound) -> Iterator[Any]:
+    """The parts as the fewest calls: events that follow one another are one."""
+    for marked, each in groupby(parts, lambda part: isinstance(part, MARKS)):
+        if marked or bound.merging is not None:
+            # Part by part, since a column that a part lacks is not null there; how events are split does not matter.
+            yield from each
+        else:
+            yield pa.RecordBatchReader.from_batches(declared, _conformed(each, declared, bound.required))
+
+
+def _parts(log: Any) -> tuple[Iterator[Any], Any]:
+    """The parts of a log, and what tells the schema of the first; None when there is none."""
+    parts = parts_of(log, repr(LOG))
+    for part in parts:
+        if isinstance(part, MARKS):
+            part = replace(part, rows=_streamed(part.rows))
+            return chain([part], parts), part.rows
+        part = _streamed(part)
+        return chain([part], parts), part
+    return parts, None
+
+
+def _streamed(part: Any) -> Any:
+    """A part as something that has a schema."""
+    if isinstance(part, pa.Table | pa.RecordBatch | pa.RecordBatchReader):
+        return part
+    if hasattr(part, "__arrow_c_stream__"):
+        return imported(pa.RecordBatchReader.from_stream, part, repr(LOG))
+    return to_table(part, repr(LOG), pa.schema([]))
+
+
+def _conformed(parts: Iterator[Any], schema: pa.Schema, required: list[str]) -> Iterator[pa.RecordBatch]:
+    for part in parts:
+        given = _streamed(part)
+        for rows in given if isinstance(given, pa.RecordBatchReader) else [given]:
+            yield from conform(to_table(rows, repr(LOG), schema), schema, repr(LOG), required).to_batches()

@@ -1,0 +1,300 @@
+"""Migration: a log is replayed into a new state under another plan, and what differs from the old one comes out.
+
+Invariant: the old state is as it was; the new one is complete when `migrate` returns, and not there when it does not;
+whoever held what the old state's output said, and takes the net difference in, holds what the new one's says.  Why that
+is not trivial: differences of a replay tell a history that was told before, so they are dropped, and contents are
+compared at the end; whoever follows has seen the old state's times, so the new state's last time is above them, as are
+all that will follow; and what cannot be compared, an output of other columns, is refused by name before anything is
+done.  An output that the old state has not comes out whole; one that the new plan has not is named.  The log is
+replayed as the old state was fed (``logs``): full contents as full contents, or deleted keys would come back.
+
+>>> import pyarrow as pa, ddflow as dd
+>>> from ddflow.storage.memory import MemoryStore
+>>> def plan(least):
+...     flow = dd.Flow()
+...     orders = flow.upserts("orders", {"id": pa.int64(), "amount": pa.int64()}, dd.Upsert(key="id"))
+...     _ = flow.output("large", orders.filter(f"amount >= {least}"))
+...     return flow
+>>> log, old = [{"orders": pa.table({"id": [1, 2], "amount": [10, 20]})}], MemoryStore()
+>>> with plan(20).open(old) as engine:
+...     _ = engine.step(log[0], time=7)
+>>> migrate(old.writer(), MemoryStore(), plan(10), log).tables["large"].to_pylist()
+[{'id': 1, 'amount': 10, '_time': 8, '_diff': 1}]
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.schema import DIFF, did_you_mean
+from ddflow.engine.engine import Engine
+from ddflow.engine.reads import told_only
+from ddflow.engine.snapshot import Snapshot
+from ddflow.errors import NotReadable, PlanChanged, StateRefused
+from ddflow.operators.updates import Updates, consolidated, ints
+from ddflow.plan.flow import Flow
+from ddflow.storage.feeding import Fed
+from ddflow.storage.local import LocalStore
+from ddflow.storage.opening import open_store
+from ddflow.storage.protocol import Store
+from ddflow.time import NEVER
+from ddflow.tools.logs import MARKS, as_fed
+from ddflow.tools.merge_on_read import take as taken
+
+State = str | PathLike[str] | Store
+Trust = Literal["owner", "group"]
+
+
+class Told:
+    """How the log of an old state is to be replayed under another plan, ``flow``."""
+
+    def __init__(self, old: Snapshot, flow: Flow) -> None:
+        self.old, self.flow = old, flow
+
+    @property
+    def plain(self) -> bool:
+        """Whether all that the old state was fed are events."""
+        return all(fed.plain for fed in self.old.fed.values())
+
+    def __call__(self, name: str, parts: Iterable[Any]) -> Iterator[Any]:
+        """The parts of the log of a source of the new plan, marked as the old state was fed; see
+        `ddflow.tools.logs.as_fed`.
+
+        A source that the old state has not is its only one by another name, or was never fed there: as it is marked.
+        """
+        sources = self.old.flow.sources
+        if name not in self.flow.sources:
+            return iter(parts)  # which the engine refuses
+        to = self.flow.sources[name].bound
+        if name not in sources and len(sources) == len(self.flow.sources) == 1:
+            name = next(iter(sources))
+        if name not in sources:
+            return iter(parts)
+        return as_fed(parts, self.old.fed.get(name, Fed()), sources[name].bound, to)
+
+
+Feed = Callable[[Engine, int, Told], None]
+"""Replays a log into an engine, committing as it goes.  The int: what the time of its last step must be, at least."""
+
+
+@dataclass(frozen=True)
+class Migrated:
+    """``tables``: by output, the net difference: rows, ``_time``, ``_diff``.  ``epoch``, ``last``: of the new state.
+    ``new``: outputs that the old state has not, which come out whole, and so do those in ``whole``, whose columns are
+    others.  ``gone``: those that the new plan has not."""
+
+    tables: dict[str, pa.Table]
+    epoch: int
+    last: int
+    new: list[str]
+    whole: list[str]
+    gone: list[str]
+
+
+def migrate(
+    old_state: State,
+    new_state: State,
+    flow: Flow,
+    log: Iterable[Mapping[str, Any]],
+    output: str | None = None,
+    *,
+    whole: bool = False,
+    old_flow: Flow | None = None,
+    memory: str | int | None = None,
+    trust: Trust = "owner",
+) -> Migrated:
+    """Replay ``log`` into a new state under ``flow``, and compare what both states' outputs hold.
+
+    ``log``: what `Engine.step` or `Engine.push` takes, call by call; each is an epoch.  What was no events is told by
+    the old state, where each source has a part for each call, or by a mark around the rows: see `ddflow.tools.logs`.
+    In epoch mode calls are at the times 1, 2, 3, ..., the last above all of the old state's.  In hold-back mode the
+    times that were seen are closed at the end (with ``lateness=``: those it closes), and all that the old state had
+    closed. ``output``: which one, by default all. ``whole``: an output whose columns differ comes out whole.
+    ``old_flow``: the old plan, where it has functions. ``memory``: of the new state, as in `Flow.open`.  O(log); memory
+    for both contents of an output.
+
+    Raises `StateRefused` unless the new state is not there yet, `PlanChanged` for columns that differ, `NotReadable`
+    for an unknown output, `LogUnclear` for a log that cannot be what the old state was fed, and what steps and states
+    raise; a new state in a folder is removed then.
+    """
+    done: list[Migrated] = []
+    replay(
+        old_state,
+        new_state,
+        flow,
+        _fed(log),
+        done.append,
+        output,
+        whole=whole,
+        old_flow=old_flow,
+        memory=memory,
+        trust=trust,
+    )
+    return done[0]
+
+
+def replay(
+    old_state: State,
+    new_state: State,
+    flow: Flow,
+    feed: Feed,
+    take: Callable[[Migrated], None],
+    output: str | None = None,
+    *,
+    whole: bool = False,
+    old_flow: Flow | None = None,
+    memory: str | int | None = None,
+    trust: Trust = "owner",
+) -> None:
+    """As `migrate`, of a log that ``feed`` replays; ``take`` gets the result before the new state is let stand."""
+    with Snapshot.open(old_state, flow=old_flow, trust=trust) as old:
+        wanted = _wanted(old, flow, output, whole)
+        with _fresh(new_state, trust) as store, flow.open(store, memory=memory, autocommit=False) as engine:
+            both = not flow.holds_back and not old.flow.holds_back
+            feed(engine, old.last + 1 if both and old.last > NEVER else 1, Told(old, flow))
+            _close(engine, old)
+            engine.commit()
+            tables = {name: _net(name, old if same else None, engine) for name, same in wanted.items()}
+            other = [name for name, same in wanted.items() if not same]
+            take(
+                Migrated(
+                    tables,
+                    engine.epoch,
+                    engine.last,
+                    [n for n in other if n not in old.flow.outputs],
+                    [n for n in other if n in old.flow.outputs],
+                    [n for n in old.flow.outputs if n not in flow.outputs],
+                )
+            )
+
+
+def _fed(log: Iterable[Mapping[str, Any]]) -> Feed:
+    def feed(engine: Engine, least: int, told: Told) -> None:
+        epochs, time = map(_calls, _marked(engine.flow, log, told)), 0
+        calls: list[Mapping[str, Any]] = next(epochs, [{}])
+        while calls:
+            following = next(epochs, [])
+            for number, inputs in enumerate(calls, 1):
+                time += 1
+                last = not following and number == len(calls)
+                _call(engine, inputs, max(time, least) if last else time)
+            engine.commit()
+            calls = following
+
+    return feed
+
+
+def _marked(flow: Flow, log: Iterable[Mapping[str, Any]], told: Told) -> Iterator[Mapping[str, Any]]:
+    """The log's calls, their rows marked; read as it goes where the old state was fed events only, else held."""
+    calls = log if told.plain else list(log)
+    parts = (
+        {}
+        if told.plain
+        else {name: told(name, [each[name] for each in calls if name in each]) for name in flow.sources}
+    )
+    for inputs in calls:
+        yield {name: next(parts.get(name) or told(name, [rows])) for name, rows in inputs.items()}
+
+
+def _calls(inputs: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """An epoch as calls: events of all sources together, what is no events each on its own."""
+    events = {name: rows for name, rows in inputs.items() if not isinstance(rows, MARKS)}
+    alone: list[Mapping[str, Any]] = [{name: rows} for name, rows in inputs.items() if isinstance(rows, MARKS)]
+    return [events, *alone] if events or not alone else alone
+
+
+def _call(engine: Engine, inputs: Mapping[str, Any], time: int) -> None:
+    if len(inputs) == 1:
+        ((name, part),) = inputs.items()
+        taken(engine, name, part, time)
+    elif engine.flow.holds_back:
+        engine.push(inputs)
+    else:
+        engine.step(inputs, time)
+
+
+def _close(engine: Engine, old: Snapshot) -> None:
+    """In hold-back mode, close what was seen, unless ``lateness=`` does, and what the old state had closed."""
+    if not engine.flow.holds_back:
+        return
+    to = old.frontier if old.flow.holds_back else NEVER
+    for name, source in engine.flow.sources.items():
+        if source.spec.lateness is None and engine.intakes[name].arrived:
+            to = max(to, engine.intakes[name].greatest + 1)
+    if to > engine.frontier:
+        engine.advance_to(to)
+
+
+def _wanted(old: Snapshot, flow: Flow, output: str | None, whole: bool) -> dict[str, bool]:
+    """The outputs to compare, and whether both states have them with the same columns."""
+    if output is not None and output in (sides := flow.side_outputs()):
+        raise told_only(f"compare the output {output!r}", output, sides[output][0])
+    if output is not None and output not in flow.outputs:
+        raise NotReadable(f"the output {output!r} of the new plan", "there is none", did_you_mean(output, flow.outputs))
+    out = {}
+    for name in flow.outputs if output is None else [output]:
+        was, now = (_columns(each, name) for each in (old.flow, flow))
+        out[name] = was == now
+        if was is not None and was != now and not whole:
+            raise PlanChanged(
+                f"migrate the output {name!r}",
+                f"its columns are {now}, and were {was}",
+                "give it another name, or take its new contents whole (whole=True, --whole)",
+            )
+    return out
+
+
+def _columns(flow: Flow, name: str) -> list[tuple[str, str]] | None:
+    node = flow.outputs.get(name)
+    return None if node is None else [(field.name, str(field.type)) for field in node.schema]
+
+
+def _net(name: str, old: Snapshot | None, engine: Engine) -> pa.Table:
+    """What an output holds now and did not before, and the reverse, as updates of the last time."""
+    now = engine.read(name)
+    parts, schema = [(now, 1)], engine.flow.outputs[name].schema
+    if old is not None:
+        before = old.read(name)
+        schema = pa.schema([f.with_nullable(f.nullable or before.schema.field(f.name).nullable) for f in schema])
+        parts.append((before, -1))
+    rows = pa.concat_tables([table.select(schema.names).cast(schema) for table, _ in parts])
+    diffs = np.concatenate([sign * table.column(DIFF).to_numpy() for table, sign in parts])
+    updates = Updates(rows, np.zeros(diffs.size, np.int32), diffs, ints(engine.last))
+    return consolidated(updates, engine.secret).to_table(schema, engine.flow.time_type)
+
+
+@contextmanager
+def _fresh(state: State, trust: Trust) -> Iterator[Store]:
+    """The store of a state that is not there yet; in a folder it is gone again when the block fails."""
+    there = not isinstance(state, Store) and os.path.lexists(state)
+    if _held(state, trust):
+        raise StateRefused(f"migrate to {state}", "there is a state already", "give a place where there is none")
+    store = open_store(state, trust=trust)
+    try:
+        yield store
+    except BaseException:
+        store.close()
+        if isinstance(store, LocalStore):
+            store.abandon(whole=not there)
+        raise
+
+
+def _held(state: State, trust: Trust) -> bool:
+    """Whether there is a state.  Raises what the store raises."""
+    try:
+        store = open_store(state, trust=trust, create=False, readonly=True)
+    except StateRefused:
+        return False  # and if it is for another reason, it is said when it is made
+    try:
+        return bool(store.numbers()) or store.marked() >= 0
+    finally:
+        if store is not state:
+            store.close()

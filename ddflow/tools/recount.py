@@ -1,0 +1,66 @@
+"""Counts made anew: of the rows that a state holds, compared with the counts that it has kept incrementally.
+
+Invariant: linearity.  A count kept over any history of updates is the count of what its input holds now.  Why that is
+not trivial: the rows may be more than memory takes, so they are counted range by range by an operator of its own, whose
+state is one row a group, as the kept one's is.  It looks at counts only; rows are ``verify``'s.
+
+>>> import ddflow as dd
+>>> from ddflow.storage.memory import MemoryStore
+>>> flow, store = dd.Flow(), MemoryStore()
+>>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id"))
+>>> _ = flow.output("by_city", people.project(["city"]).count())
+>>> with flow.open(store) as engine:
+...     _ = engine.step({"people": pa.table({"id": [1, 2], "city": ["Bern", "Bern"]})}, time=1)
+>>> with Snapshot.open(store) as snapshot:
+...     list(recounted(snapshot))
+[("people.project(['city']).count(by=['city'])", 0)]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.hashing import Secret, value_hashes
+from ddflow.engine.snapshot import Snapshot
+from ddflow.operators.back_node import forgetting
+from ddflow.operators.count import Count
+from ddflow.operators.updates import ints
+from ddflow.plan.codec import describe, node_ids, shown
+from ddflow.plan.flow import Count as Node
+from ddflow.tools.export import ranges
+from ddflow.trace.arrangement import Arrangement
+
+
+def recounted(snapshot: Snapshot) -> Iterator[tuple[str, int]]:
+    """For each count of a state: what it counts, and how many groups have another count than their rows give.
+
+    Not of counts that hold what their sources have forgotten.  O(rows); memory for the groups.  Raises `CountOverflow`.
+    """
+    ids, description = node_ids(snapshot.flow), describe(snapshot.flow)
+    for node, kept in snapshot.circuit.counts.items():
+        if forgetting(node):
+            continue
+        fresh = _counted(snapshot, node, kept)
+        secret = snapshot.circuit.secret
+        held, made = _hashes(kept.arranged, secret), _hashes(fresh.arranged, secret)
+        wrong = max(np.setdiff1d(held, made).size, np.setdiff1d(made, held).size)
+        yield shown(description, ids[node], "this state"), wrong
+
+
+def _counted(snapshot: Snapshot, node: Node, kept: Count) -> Count:
+    """The count of what its input holds, by another operator.  Each range has a time of its own."""
+    fresh = Count(kept.groups, kept.name, snapshot.circuit.secret)
+    for time, piece in enumerate(ranges(snapshot.circuit, node.inputs[0])):
+        if piece.diffs.size:
+            _, change = fresh.judge(piece._replace(times=ints(time)), time)
+            fresh.apply(change, time + 1, time)
+    return fresh
+
+
+def _hashes(arranged: Arrangement, secret: Secret) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
+    """A hash of each group with its count."""
+    tables: list[pa.Table] = list(arranged.pieces())
+    return np.concatenate([np.empty(0, np.uint64), *(value_hashes(table, secret) for table in tables)])

@@ -1,0 +1,98 @@
+"""A report on a state's files: what is wrong, in which file, and what lies beside them.
+
+Invariant: a report without problems is of a state whose every byte was read and found to be what was written.  Why that
+is not trivial to say: what is wrong is told apart from what is only there (garbage, files that are not ours) and from
+what could not be looked at (notes).  It is made by ``fsck``.
+
+>>> report = Report("state/orders", epoch=3)
+>>> report.problem("blobs/x.arrow", "it is missing")
+>>> report.ok, str(report).splitlines()[1]
+(False, '  blobs/x.arrow: it is missing')
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+from ddflow.dataflow.budget import shown_size
+
+
+class Problem(NamedTuple):
+    """``file``: its name in the state, or its path.  ``found``: what is wrong with it.  ``manifest``: the newest one
+    that names it, None for what concerns all."""
+
+    file: str
+    found: str
+    manifest: int | None = None
+
+
+@dataclass
+class Report:
+    """What `fsck` found.
+
+    ``epoch``: of the newest manifest that can be read, -1 for none.  ``manifests``: that are kept.  ``files``,
+    ``bytes``: that they name, read and compared.  ``problems``: all of them.  ``garbage``, ``garbage_bytes``: files
+    that no kept manifest names; None where that cannot be told.  ``ignored``: what is not ours.  ``notes``: what was
+    not looked at, and why.
+    """
+
+    where: str
+    epoch: int = -1
+    manifests: int = 0
+    files: int = 0
+    bytes: int = 0
+    garbage: int | None = 0
+    garbage_bytes: int | None = 0
+    problems: list[Problem] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+    def problem(self, file: str, found: str, manifest: int | None = None) -> None:
+        """Note that something is wrong with a file; the same is noted once."""
+        if not any(each.file == file and each.found == found for each in self.problems):
+            self.problems.append(Problem(file, found, manifest))
+
+    def note(self, text: str) -> None:
+        """Note what was not looked at; the same once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        problems = [each._asdict() for each in self.problems]
+        return {"ok": self.ok} | asdict(self) | {"problems": problems}
+
+    def __str__(self) -> str:
+        size = f"{self.files:,} files of {shown_size(self.bytes)} that {self.manifests:,} manifests name"
+        if self.ok:
+            lines = [f"{self.where}, epoch {self.epoch}: whole; {size}, each read and compared"]
+        else:
+            lines = [f"{self.where}: {len(self.problems):,} PROBLEMS in {size}"]
+        lines += [f"  {each.file}: {each.found}" for each in self.problems]
+        lines += [f"  note: {each}" for each in self.notes]
+        if self.garbage is None:
+            lines.append("  garbage: not known, as not all manifests and inventories can be read")
+        elif self.garbage:
+            lines.append(
+                f"  garbage: {self.garbage:,} files of {shown_size(self.garbage_bytes or 0)} that no manifest "
+                "names; ddflow gc removes them"
+            )
+        lines += [f"  ignored, since it is not ours: {each}" for each in self.ignored]
+        return "\n".join(lines)
+
+
+def as_text(row: Mapping[str, Any] | None) -> str:
+    """A row as a person reads it: ``(id=7, city='Bern', at=2024-01-01 08:00:00)``."""
+    if row is None:
+        return "no row"
+    shown = {
+        name: repr(v) if isinstance(v, str | bytes) else "null" if v is None else str(v) for name, v in row.items()
+    }
+    return f"({', '.join(f'{name}={text}' for name, text in shown.items())})"

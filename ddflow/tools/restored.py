@@ -1,0 +1,266 @@
+"""An inventory, restored and looked at: whether what its files hold is what ddflow would have written.
+
+Invariant: whatever is asserted here holds for every state that an engine commits.  Why that is not trivial: a checksum
+says that bytes are those that were written, not that they are right.  So the order of every batch is checked, the
+identities and hashes of its rows are computed anew, its sieve is made again, keys and deleted keys are counted, and
+every arrangement and batcher asserts its own invariants.  What is found goes to a guard, so that one thing which is
+wrong does not hide another; no file is read twice.
+
+>>> from ddflow.storage.memory import MemoryStore
+>>> vault = Memo(MemoryStore(), set())
+>>> blob = vault.put([pa.record_batch({"n": [1, 2]})], pa.schema({"n": pa.int64()}))
+>>> vault.open(blob, pa.schema({"n": pa.int64()}), 2) is vault.open(blob, pa.schema({"n": pa.int64()}), 2)
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.hashing import Words, identities, partition_of
+from ddflow.columns.rows import gather
+from ddflow.dataflow import batcher as pending
+from ddflow.dataflow.verdicts import NAMES
+from ddflow.engine.checkpoint import MEND, Inventories
+from ddflow.errors import CorruptState
+from ddflow.operators.count import Count
+from ddflow.operators.upsert.rehashed import identities_of, of_count, of_upsert
+from ddflow.operators.upsert.upsert import Upsert
+from ddflow.partitions.stages import Columns
+from ddflow.storage.batch_store import Kept, Vault
+from ddflow.storage.feeding import FULL, RESTATED
+from ddflow.storage.manifest import Manifest
+from ddflow.storage.protocol import Blob, Store
+from ddflow.storage.record import Record
+from ddflow.time import NEVER
+from ddflow.trace import checkpoint as inventory
+from ddflow.trace.arrangement import Arrangement
+from ddflow.trace.batch import Batch
+from ddflow.trace.batch_file import Made
+from ddflow.trace.merge import by_sorting
+from ddflow.trace.spill import WORDS, Sieve
+
+Guard = Callable[[], AbstractContextManager[None]]
+"""Notes whatever is raised inside, and goes on after it."""
+Place = Callable[[Batch], Words]
+"""The identities, their first words, that say which partition a batch's rows are of."""
+
+
+class Operators(NamedTuple):
+    """Of a plan, all of them new.  ``upserts``: by source.  ``counts``: by id, None where they are not known.  ``by``:
+    the columns by which those counts are cut into partitions that are not cut by their groups."""
+
+    upserts: Mapping[str, Upsert]
+    counts: Mapping[str, Count] | None
+    by: Mapping[str, Columns]
+
+
+class Known(CorruptState):
+    """A file is damaged, which has been told already."""
+
+
+class Memo(Vault):
+    """A vault that reads each file once, but for compressed ones, which would stay in memory.  ``damaged``: the names
+    of files that are not to be opened."""
+
+    def __init__(self, store: Store, damaged: set[str]) -> None:
+        super().__init__(store)
+        self.damaged = damaged
+        self.opened: dict[tuple[Blob, str, int], Kept] = {}
+
+    def open(self, blob: Blob, schema: pa.Schema, rows: int, compressed: bool = False) -> Kept:
+        """As `Vault.open`; raises `Known` for a file that is known to be damaged."""
+        if blob.name in self.damaged:
+            raise Known(f"the file {blob.name}", "it is damaged", "see there")
+        if compressed:
+            return super().open(blob, schema, rows, compressed)
+        key = (blob, str(schema), rows)
+        if key not in self.opened:
+            self.opened[key] = super().open(blob, schema, rows)
+        return self.opened[key]
+
+
+class Examination:
+    """Of one inventory of one manifest, that of the partition ``number``.  ``seen``: the files whose rows were looked
+    at, which grows.  ``whole``: whether all is asserted, or only what no other inventory shares."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        number: int,
+        operators: Operators,
+        vault: Memo,
+        guard: Guard,
+        seen: set[str],
+        whole: bool,
+    ) -> None:
+        self.manifest, self.number, self.operators = manifest, number, operators
+        self.vault, self.guard, self.seen, self.whole = vault, guard, seen, whole
+
+    def run(self, record: Record) -> None:
+        """Look at all of it.  O(bytes).  What is wrong goes to the guard."""
+        arrived = waiting = 0
+        complete, sources = False, dict[str, Record]()
+        with self.guard():
+            sources |= record.named("sources")
+            complete = True
+        for name, upsert in self.operators.upserts.items():
+            if name not in sources:
+                continue
+            with self.guard():
+                self._arrangement(upsert.arranged, sources[name].record("rows"), partial(of_upsert, upsert), True)
+            with self.guard():
+                complete = False
+                arrived += sources[name].number("arrived")
+                batcher = pending.restore(sources[name], upsert.bound.event_schema, self.vault, spilled=True)
+                batcher._check()
+                waiting += len(batcher)
+                self._pending(sources[name], upsert, batcher)
+                complete = True
+        with self.guard():
+            kept = record.named("counts")
+            for each, count in (self.operators.counts or {}).items():
+                if each in kept:
+                    with self.guard():
+                        self._arrangement(
+                            count.arranged, kept[each], partial(of_count, count), False, self._place(each, count)
+                        )
+        with self.guard():
+            totals = record.record("totals")
+            judged = sum(totals.number(name) for name in totals.names() if name in NAMES)
+            if complete and arrived != judged + waiting:
+                raise wrong(record, f"{arrived:,} events came in, {judged:,} were judged and {waiting:,} are pending")
+
+    def _pending(self, record: Record, upsert: Upsert, batcher: pending.Batcher) -> None:
+        """Whether what waits is of keys of this partition."""
+        for run in batcher.runs.by_least if self.manifest.spread > 1 else ():
+            high, _ = identities_of(upsert, run.waiting.events)
+            self._within(record, high, "a pending event")
+
+    def _within(self, record: Record, high: Words, what: str) -> None:
+        """Whether identities are in the range of this partition."""
+        at = partition_of(high, self.manifest.spread)
+        if (odd := np.flatnonzero(at != self.number)).size:
+            raise wrong(
+                record, f"{what} of partition {at[odd[0]]} is in partition {self.number} of {self.manifest.spread}"
+            )
+
+    def _place(self, name: str, count: Count) -> Place:
+        """What a group's partition is told by."""
+        if name not in self.operators.by:
+            return lambda batch: batch.high
+        by = list(self.operators.by[name])
+        return lambda batch: identities(pa.table(batch.rows.table).select(by), count.secret, len(batch))[0]
+
+    def _arrangement(
+        self, arranged: Arrangement, record: Record, rows: Made, told: bool, place: Place = lambda batch: batch.high
+    ) -> None:
+        """Look at one.  ``told``: whether its identities tell which partition its keys are of."""
+        inventory.restore(arranged, record, self.vault, indexed=False, made=rows, sieved=False)
+        if arranged.upper > self.manifest.frontier or arranged.since > max(self.manifest.since, NEVER):
+            raise wrong(
+                record,
+                f"it is complete up to {arranged.upper} and compacted up to {arranged.since}, the "
+                f"manifest says {self.manifest.frontier} and {self.manifest.since}",
+            )
+        for slot, begin, end in arranged.parts if self.manifest.spread > 1 else ():
+            batch = arranged.slots[slot]
+            # What a deletion was of may be gone; its identity is not.
+            mine = slice(None) if told else batch.live[begin:end] != 0
+            self._within(record, place(batch)[begin:end][mine], "a key")
+        by_file = {file.columns.blob.name: arranged.slots[slot] for slot, file in arranged.slots.files.items()}
+        for each in record.records("batches"):
+            with self.guard():
+                self._batch(each, by_file[each.blob("file").name], arranged, rows)
+        if self.whole:
+            live, dead = census(arranged, rows)
+            if live != arranged.keys or (arranged.keeps and arranged.lapse is None and dead != arranged.tombstones):
+                raise wrong(
+                    record,
+                    f"it says {arranged.keys:,} keys and {arranged.tombstones:,} tombstones, its files "
+                    f"have {live:,} and {dead:,}",
+                )
+            arranged._check()
+
+    def _batch(self, record: Record, batch: Batch, arranged: Arrangement, rows: Made) -> None:
+        """Whether rows are where their keys belong, and hashed as they are; and the sieve."""
+        name = record.blob("file").name
+        if name not in self.seen:
+            self.seen.add(name)
+            high, low, value = rows(pa.table(batch.rows.table))
+            # A version that was replaced before it was merged has no hash any more.
+            hashed = (batch.live != 0) & (batch.value != 0)
+            for what, there, expected, at in (
+                ("identity", batch.high, high, batch.live != 0),
+                ("identity", batch.low, low, batch.live != 0),
+                ("hash", batch.value, value, hashed),
+            ):
+                if there.size and (odd := np.flatnonzero(at & (there != expected))).size:
+                    raise self._odd(name, f"the {what} of row {odd[0]:,} is not that of its columns")
+        if "sieve" in record and (sieve := record.blob("sieve")).name not in self.seen:
+            self.seen.add(sieve.name)
+            words = Sieve.room(int(batch.high[0]), int(batch.high[-1]), len(batch))[2]
+            kept = self.vault.open(sieve, pa.schema({WORDS: pa.uint64()}), words)
+            if not np.array_equal(kept.batch.column(0).to_numpy(False), Sieve.over(batch.high, batch.low).words):
+                raise self._odd(sieve.name, f"it is not the sieve of {name}")
+
+    def _odd(self, name: str, found: str) -> CorruptState:
+        return CorruptState(f"the file {name} of {self.vault.store.where}", found, MEND)
+
+
+def holds_all(held: Inventories, operators: Operators) -> None:
+    """Raise `CorruptState` unless all inventories together hold each collection of the plan, and no other, whole.
+
+    O(inventories * collections).
+    """
+    for kind, plan in (("sources", operators.upserts), ("counts", operators.counts)):
+        there = {name for each in held.within[kind] for name in each.names()}
+        if plan is not None and there != set(plan):
+            raise wrong(held.records[0], f"it has the {kind} {sorted(there)}, the plan has {sorted(plan)}")
+        for name in plan or ():
+            held.of(kind, name)
+
+
+def wrongly_fed(manifest: Manifest) -> Iterator[str]:
+    """What a manifest says of how sources were fed, and cannot be true.  O(runs of calls * receipts)."""
+    plan = manifest.plan.get("sources")
+    if unknown := sorted(set(manifest.fed) - set(plan if isinstance(plan, dict) else ())):
+        yield f"it says how {unknown} were fed, which its plan has not"
+    for kind, way in (("replace", FULL), ("restate", RESTATED)):
+        runs = [run for fed in manifest.fed.values() for run in fed.runs if run.way.kind == way]
+        until = max((fed.until for fed in manifest.fed.values()), default=0)
+        for receipt in manifest.receipts:
+            here = any(run.first <= receipt.epoch <= run.last for run in runs) or receipt.epoch <= until
+            if any(call.kind == kind for call in receipt.calls) and not here:
+                yield f"epoch {receipt.epoch} had a {kind}, and it says of no source that it was fed so then"
+
+
+def census(arranged: Arrangement, rows: Made) -> tuple[int, int]:
+    """How many keys are live, and how many are there and deleted.  O(versions).
+
+    ``rows``: what the current versions should be hashed to.  Raises `CorruptState` for one that is not.
+    """
+    live = dead = 0
+    for parts in arranged.ranges():
+        picked = by_sorting(arranged.slots, parts, NEVER, droppable=False)
+        last = np.ones(picked.high.size, bool)
+        last[:-1] = picked.high[1:] != picked.high[:-1]
+        if picked.low.size:
+            last[:-1] |= picked.low[1:] != picked.low[:-1]
+        there = last & (picked.live != 0)
+        live, dead = live + int(there.sum()), dead + int((last & (picked.live == 0)).sum())
+        bare = np.flatnonzero(there & (picked.value == 0))
+        if bare.size and rows(gather(arranged.slots.sources, picked.references[bare], arranged.schema))[2].any():
+            raise CorruptState("the rows of an arrangement", "a current version has no hash", MEND)
+    return live, dead
+
+
+def wrong(record: Record, found: str) -> CorruptState:
+    """The error for an inventory that does not hold."""
+    return CorruptState(record.what, found, MEND)

@@ -1,0 +1,266 @@
+"""Going back: an older version of a state becomes its newest one.
+
+Invariant: either there is a new manifest, of the next number, that says what an older one said, or nothing has changed;
+nothing is deleted, and the one that is damaged stays to be looked into.  Why that is not trivial: a writer that is
+paused, and fenced by the new manifest, may still delete what it had found unnamed (``collect``), so the new one names
+copies of all files, put since; and the newest number may be one whose manifest is damaged, or lost with only its mark
+left, and must not be given twice.  Copies are made of bytes that were verified, and of nothing else.  It is never done
+by itself: what was committed after that version is lost to readers.
+
+>>> from ddflow.storage.memory import MemoryStore
+>>> import pyarrow as pa, ddflow as dd
+>>> flow = dd.Flow()
+>>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
+>>> with flow.open(store := MemoryStore()) as engine:
+...     for time in (1, 2):
+...         _ = engine.step({"people": pa.table({"id": [time]})}, time)
+>>> back = rollback(store.writer())
+>>> back.manifest.epoch, back.manifest.number, back.manifest.note, dd.read(store.writer(), "people").num_rows
+(1, 3, 'rollback to epoch 1 (manifest 1)', 1)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from os import PathLike
+from time import time
+from typing import Any, Literal, NamedTuple
+
+from ddflow.errors import CorruptState, DdflowError, Fenced, OutcomeUnknown, SnapshotExpired, StateRefused
+from ddflow.storage import leftovers
+from ddflow.storage.garbage import blobs_of, inside
+from ddflow.storage.manifest import Manifest, Output, at
+from ddflow.storage.manifest_log import digest
+from ddflow.storage.opening import open_store
+from ddflow.storage.outputs import OutputFolder
+from ddflow.storage.protocol import Blob, Store
+
+State = str | PathLike[str] | Store
+Trust = Literal["owner", "group"]
+
+
+class Version(NamedTuple):
+    """A version of a state: its ``number``, its ``manifest`` where that can be read, and what is ``wrong`` with it."""
+
+    number: int
+    manifest: Manifest | None
+    wrong: str | None
+
+
+@dataclass(frozen=True)
+class RolledBack:
+    """``manifest``: the newest one now.  ``version``: the number of the one it says the same as.  ``passed``: what is
+    wrong with later ones that were passed over.  ``hidden``: output files of epochs that are none any more, by the
+    names that they had."""
+
+    manifest: Manifest
+    version: int
+    passed: list[str]
+    hidden: list[str]
+
+
+def versions(state: State, *, trust: Trust = "owner") -> list[Version]:
+    """The versions that a state keeps, descending; a file that is missing or cut is told of, no file is read.
+
+    O(bytes of manifests and inventories + files).  Raises `StateRefused` where there is no state.
+    """
+    store = open_store(state, trust=trust, create=False, readonly=True)
+    try:
+        lengths = {entry.name: entry.length for entry in store.list()}
+        return [_looked_at(store, number, lengths) for number in _numbers(store)]
+    finally:
+        if store is not state:
+            store.close()
+
+
+def rollback(state: State, epoch: int | None = None, *, trust: Trust = "owner") -> RolledBack:
+    """Make an older version of a state its newest one; whoever writes to the state is `Fenced` then.
+
+    ``epoch``: which; by default the last one before the newest, or the newest one's own where an older version of it is
+    whole and the newest is not.  Where the newest is of that epoch, and whole, only outputs are hidden.  O(bytes of the
+    versions looked at).  Raises `SnapshotExpired` for an epoch that is not kept, `CorruptState` when a file of it, or
+    of every version, or ``outputs.json`` is damaged; `Fenced` when another commits meanwhile; what the store raises.
+    """
+    store = open_store(state, trust=trust, create=False)
+    try:
+        numbers = _numbers(store)
+        found, passed = _chosen(store, numbers, epoch)
+        # Nothing is published where it cannot be told which output files to hide; no file is deleted here.
+        named = {each.folder: each for each in _readable(store)}
+        folders = [folder for each in named.values() if (folder := leftovers.owned(store, each, deleting=False))]
+        made = found
+        if found.number != numbers[0]:
+            made = _copied(store, found, numbers[0] + 1)
+        return RolledBack(made, found.number, passed, _hidden(store, made, folders))
+    finally:
+        if store is not state:
+            store.close()
+
+
+def _numbers(store: Store) -> list[int]:
+    """The numbers of all manifests, descending, with that of one that is lost and has left its mark."""
+    marked, numbers = store.marked(), store.numbers()
+    if marked > max(numbers, default=-1):
+        numbers.append(marked)
+    if not numbers:
+        raise StateRefused(f"go back in {store.where}", "there is no state", "give the place of one")
+    return numbers[::-1]
+
+
+def _looked_at(store: Store, number: int, lengths: dict[str, int]) -> Version:
+    manifest = None
+    try:
+        manifest = at(store, number)
+        wrong = [
+            blob.name for blob in blobs_of(store, manifest) if lengths.get(blob.name) != blob.length and inside(blob)
+        ]
+    except CorruptState as error:
+        return Version(number, manifest, f"{error.asked}: {error.found}")
+    return Version(number, manifest, f"missing or cut: {', '.join(sorted(wrong))}" if wrong else None)
+
+
+def _chosen(store: Store, numbers: list[int], epoch: int | None) -> tuple[Manifest, list[str]]:
+    """The version to go back to, every file of which was read; what is wrong with those passed over."""
+    passed: list[str] = []
+    most: int | None = None
+    for number in numbers:
+        try:
+            manifest = at(store, number)
+        except CorruptState as error:
+            passed.append(f"{error.asked}: {error.found}")
+            continue
+        wanted = epoch if epoch is not None else most
+        if wanted is not None and (manifest.epoch > wanted or (epoch is not None and manifest.epoch < epoch)):
+            continue
+        try:
+            for blob in blobs_of(store, manifest):
+                if inside(blob):
+                    store.map(blob)
+        except CorruptState as error:
+            passed.append(f"manifest {number}, of epoch {manifest.epoch}: {error.asked}: {error.found}")
+            most = manifest.epoch if most is None else most
+            continue
+        if epoch is None and number == numbers[0]:
+            most = manifest.epoch - 1  # it is whole: what is asked for is the epoch before
+            continue
+        return manifest, passed
+    remedy = "restore it from a copy, or replay the log into a new state"
+    asked = f"go back to {'an older version' if epoch is None else f'epoch {epoch}'} of {store.where}"
+    if passed:
+        raise CorruptState(asked, "no version of it is whole: " + "; ".join(passed), remedy)
+    raise SnapshotExpired(
+        asked, f"none of the versions {numbers[::-1]} is one", f"see ddflow rollback --list; else {remedy}"
+    )
+
+
+def _copied(store: Store, old: Manifest, number: int) -> Manifest:
+    """Publish a manifest that says what an old one does, of copies of its files.  O(bytes)."""
+    made: dict[str, Blob] = {}
+    try:
+        for blob in [*blobs_of(store, old)]:
+            if blob.name not in made and inside(blob) and blob not in old.partitions:
+                made[blob.name] = _copy(store, blob)
+        parts = tuple(_rewritten(store, part, made) for part in old.partitions)
+        made |= {blob.name: blob for blob in parts}
+        receipts = tuple(
+            receipt._replace(
+                calls=tuple(
+                    call._replace(
+                        outputs={
+                            name: Output(tuple(made.get(b.name, b) for b in each.blobs), each.rows)
+                            for name, each in call.outputs.items()
+                        }
+                    )
+                    for call in receipt.calls
+                )
+            )
+            for receipt in old.receipts
+        )
+        new = replace(
+            old,
+            number=number,
+            nonce=store.nonce,
+            written=int(time() * 1000),
+            partitions=parts,
+            receipts=receipts,
+            previous=_digest(store, number - 1),
+            note=f"rollback to epoch {old.epoch} (manifest {old.number})",
+        )
+        store.sync()
+        data = new.encode()
+        if not store.publish(number, data) or _passed(store, number, data):
+            raise Fenced(
+                f"go back in {store.where}",
+                f"another writer has published manifest {number} meanwhile",
+                "stop the writer, look at what it wrote, and try again",
+            )
+    except OutcomeUnknown:
+        raise
+    except BaseException:
+        for blob in made.values():
+            with suppress(DdflowError):
+                store.delete(blob.name)
+        raise
+    store.mark(number)
+    return new
+
+
+def _digest(store: Store, number: int) -> str:
+    """The digest of a manifest, whatever it says; "" when it is lost."""
+    with suppress(CorruptState):
+        return digest(store.manifest(number))
+    return ""
+
+
+def _passed(store: Store, number: int, data: bytes) -> bool:
+    """Whether the number was free again since others had gone on (see ``Ledger``); what was published there is void."""
+    if max(store.numbers()) == number:
+        return False
+    with suppress(CorruptState):
+        if at(store, number + 1).previous == digest(data):
+            return False
+    store.expire(number)
+    return True
+
+
+def _copy(store: Store, blob: Blob) -> Blob:
+    whole = store.map(blob)
+    return store.put(blob.name.rpartition(".")[2], lambda sink: sink.write(whole))
+
+
+def _rewritten(store: Store, part: Blob, made: dict[str, Blob]) -> Blob:
+    """A partition's inventory, with the names of the copies."""
+
+    def renamed(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: renamed(each) for name, each in value.items()}
+        if not isinstance(value, list):
+            return value
+        if [type(each) for each in value] == [str, int, str]:
+            return made[value[0]].to_json()
+        return [renamed(each) for each in value]
+
+    data = json.dumps(renamed(json.loads(store.map(part).to_pybytes())), separators=(",", ":")).encode()
+    return store.put("json", lambda sink: sink.write(data))
+
+
+def _hidden(store: Store, made: Manifest, folders: list[OutputFolder]) -> list[str]:
+    """Hide the output files of epochs that are none any more, of all folders there were; what they were called."""
+    found = [(folder, *file) for folder in folders for file in leftovers.later(folder, made.epoch)]
+    # Somebody may have gone on by now; what he has shown he had committed before.
+    again = {blob.name for each in _readable(store) if each.number >= made.number for blob in each.outputs()}
+    done = [(folder, path, name) for folder, path, name in found if name not in again]
+    for folder, path, name in done:
+        folder.hide(name, path)
+    for folder in folders:
+        folder.sync()
+    return sorted(path for _, path, _ in done)
+
+
+def _readable(store: Store) -> Iterator[Manifest]:
+    for number in store.numbers():
+        with suppress(CorruptState):
+            yield at(store, number)

@@ -1,0 +1,308 @@
+"""Verify: a state's collections compared with the stateless fold of their logs, key by key.
+
+Invariant: a row that is in one of them and not in the other, or differs, is counted, and the first ones are named.  Why
+that is not trivial: both may be larger than memory, so both come range by range in the order of identities, mixed with
+the state's secret; and a state is not the fold of the whole log: in hold-back mode, events at or after its frontier are
+pending in it, so those before it are folded, and the others are compared by their number.  What depends on when events
+came in (which were late, which a refused call left out) no log can tell; `Compared.notes` says where that may be.
+
+>>> import ddflow as dd
+>>> from ddflow.storage.memory import MemoryStore
+>>> flow, store = dd.Flow(), MemoryStore()
+>>> _ = flow.output("out", flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id")))
+>>> log = pa.table({"id": [1, 2, 1], "city": ["Bern", "Basel", "Chur"]})
+>>> with flow.open(store) as engine:
+...     _ = engine.step({"people": log.slice(0, 2)}, time=1)
+>>> print(verify(store, {"people": log}).sources["people"].text)
+source 'people' DIFFERS from its log: 0 rows missing, 0 extra, 1 different; the state has 2, the log gives 2 of 3 events
+  different (id=1): the state has (id=1, city='Bern'), the log (id=1, city='Chur')
+  note: nothing but arrival decides which event wins: the log must be in the order of arrival
+  note: the state has taken in 2 events, the log has 3
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
+from os import PathLike
+from typing import Any, Final, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.hashing import Ints, Secret, identities, validity, words
+from ddflow.columns.rows import shown_row
+from ddflow.columns.schema import did_you_mean
+from ddflow.engine.snapshot import Snapshot, State
+from ddflow.errors import NotReadable
+from ddflow.operators.upsert.upsert import Upsert
+from ddflow.plan.flow import Flow
+from ddflow.storage.feeding import Fed
+from ddflow.storage.protocol import Store
+from ddflow.time import CLOSED, shown
+from ddflow.tools.compared import Piece, aligned, in_order
+from ddflow.tools.log_part import batches
+from ddflow.tools.logs import MARKS, as_fed, parts_of
+from ddflow.tools.merge_on_read import folded
+from ddflow.tools.recount import recounted
+from ddflow.tools.report import as_text
+
+FIRST: Final = 10
+"""How many rows that differ are named."""
+Look = Callable[[int], None]
+"""Is told how many events of a log were read, since the last call."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A key that a state and its log do not agree on.  ``what``: missing (in the state), extra, different.
+
+    ``state``, ``log``: the rows, None where there is none.
+    """
+
+    what: str
+    key: dict[str, Any]
+    state: dict[str, Any] | None
+    log: dict[str, Any] | None
+
+    def __str__(self) -> str:
+        key, state, log = map(as_text, (self.key, self.state, self.log))
+        return f"{self.what} {key}: the state has {state}, the log {log}"
+
+
+@dataclass
+class Compared:
+    """One source.  ``events``: of the log; ``later``: those at or after the state's frontier, ``pending``: events that
+    wait in the state for theirs.  ``rows``: in the state; ``expected``: of the log.  ``unknown``: keys that were not
+    compared.  ``first``: the first rows that differ.  ``notes``: what to know of it."""
+
+    source: str
+    events: int = 0
+    later: int = 0
+    pending: int = 0
+    rows: int = 0
+    expected: int = 0
+    missing: int = 0
+    extra: int = 0
+    different: int = 0
+    unknown: int = 0
+    first: list[Difference] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether state and log agree."""
+        return not (self.missing or self.extra or self.different) and self.later == self.pending
+
+    @property
+    def text(self) -> str:
+        """For people: a line, and one for each difference that is named, and for each note."""
+        said = f"source {self.source!r} agrees with its log: {self.rows:,} rows, {self.events:,} events"
+        if not self.ok:
+            said = (
+                f"source {self.source!r} DIFFERS from its log: {self.missing:,} rows missing, "
+                f"{self.extra:,} extra, {self.different:,} different; the state has {self.rows:,}, the log gives "
+                f"{self.expected:,} of {self.events:,} events"
+            )
+        if self.later != self.pending:
+            said += f"; {self.pending:,} events are pending, the log has {self.later:,} at or after the frontier"
+        return "\n".join([said, *(f"  {each}" for each in self.first), *(f"  note: {each}" for each in self.notes)])
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What `verify` found.  ``where``, ``epoch``: the state.  ``sources``: by name.  ``counts``: by a text that says
+    what is counted, how many groups have a count that is not that of the rows."""
+
+    where: str
+    epoch: int
+    sources: Mapping[str, Compared]
+    counts: Mapping[str, int]
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything agrees."""
+        return all(each.ok for each in self.sources.values()) and not any(self.counts.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        sources = {name: asdict(each) | {"ok": each.ok} for name, each in self.sources.items()}
+        return {
+            "state": self.where,
+            "epoch": self.epoch,
+            "ok": self.ok,
+            "sources": sources,
+            "counts": dict(self.counts),
+        }
+
+    def __str__(self) -> str:
+        lines = [f"{self.where}, epoch {self.epoch}", *(each.text for each in self.sources.values())]
+        lines += [f"{what}: {n:,} groups have a WRONG COUNT" for what, n in self.counts.items() if n]
+        return "\n".join(lines)
+
+
+def verify(
+    state: State,
+    logs: Mapping[str, Any],
+    *,
+    epoch: int | None = None,
+    flow: Flow | None = None,
+    memory: str | int | None = "1GB",
+    spill: str | PathLike[str] | None = None,
+    trust: Literal["owner", "group"] = "owner",
+    look: Look = lambda rows: None,
+) -> Verified:
+    """Compare sources of a state with their logs.  O(events of the logs + bytes of the state).
+
+    ``logs``: by source, as for `ddflow.merge_on_read`: everything that was given to the state, in the order of arrival
+    where that decides.  Where that was not all events, a part for each call, or those that are no events in a mark; a
+    log may begin with full contents that replaced all before: see `ddflow.tools.logs`.  ``epoch``, ``flow``, ``trust``:
+    as for `ddflow.read`.  ``memory``: a budget for the fold, which goes beyond it to ``spill``, by default a temporary
+    folder; None: all in memory.  ``look``: for progress.
+
+    Raises `NotReadable` for a source that is not there, `LogUnclear` for a log that cannot be what the state was fed,
+    what `ddflow.read` raises for the state, and what `ddflow.merge_on_read` raises for a log.
+    """
+    with Snapshot.open(state, epoch=epoch, flow=flow, trust=trust) as snapshot:
+        for name in logs:
+            if name not in snapshot.flow.sources:
+                raise NotReadable(
+                    f"verify the source {name!r}",
+                    "the state has none of that name",
+                    did_you_mean(name, snapshot.flow.sources),
+                )
+        found = {}
+        for name, log in logs.items():
+            with ExitStack() as stack:
+                folder = spill
+                if memory is not None and spill is None:
+                    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ddflow-verify-"))
+                found[name] = _Comparison(snapshot, name, look).run(log, memory, folder)
+        counts = dict(recounted(snapshot))
+        where = state.where if isinstance(state, Store) else str(state)
+        return Verified(where, snapshot.epoch, found, counts)
+
+
+class _Comparison:
+    """Of one source of a snapshot with its log."""
+
+    def __init__(self, snapshot: Snapshot, name: str, look: Look) -> None:
+        self.snapshot, self.look, self.out = snapshot, look, Compared(name)
+        self.upsert: Upsert = snapshot.circuit.upserts[name]
+        self.secret = Secret(*snapshot.manifest.secret)
+        self.bound = self.upsert.bound
+        self.unknown: set[tuple[int, int]] = set()
+
+    def run(self, log: Any, memory: str | int | None, spill: Any) -> Compared:
+        """Read both sides, once."""
+        self._pending()
+        bound = self.bound
+        fed = self.snapshot.fed.get(bound.name, Fed())
+        given = self._parts(as_fed(parts_of(log, repr(bound.name)), fed, bound))
+        with folded(given, bound.spec, bound.schema, memory=memory, spill=spill, secret=self.secret) as expected:
+            rows = in_order(self.upsert.arranged, bound, self.secret)
+            ours = (table.select(bound.row_schema.names) for table in rows)
+            for one, other in aligned(ours, expected, bound, self.secret):
+                self._compare(one, other)
+        self._note()
+        return self.out
+
+    def _parts(self, told: Iterator[Any]) -> Iterator[Any]:
+        """The parts of the log as the source takes them in, in their marks."""
+        for part in told:
+            marked = isinstance(part, MARKS)
+            seen = map(self._before, batches(part.rows if marked else part, self.bound))
+            if not marked:
+                yield from seen
+            elif (first := next(seen, None)) is not None:
+                yield replace(part, rows=pa.RecordBatchReader.from_batches(first.schema, chain([first], seen)))
+            else:
+                yield replace(part, rows=self.bound.schema.empty_table())
+
+    def _pending(self) -> None:
+        """Count what waits; keys of which an event was advanced may hold more by the log than they do yet."""
+        for run in self.snapshot.batchers[self.out.source].runs.by_least:
+            waiting = run.waiting
+            early = np.flatnonzero(waiting.original < self.snapshot.frontier)
+            self.out.pending += waiting.times.size - early.size
+            if early.size:
+                high, low = identities(self._keys(waiting.events.take(pa.array(early))), self.secret)
+                self.unknown.update(zip(high.tolist(), low.tolist() or [0] * high.size, strict=True))
+        self.out.unknown = len(self.unknown)
+
+    def _keys(self, rows: Any) -> pa.Table:
+        names = self.bound.key_schema.names
+        return pa.Table.from_arrays([rows.column(n) for n in names], schema=self.bound.key_schema)
+
+    def _before(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The events that are to be in the state: those before its frontier, and those that lack their key."""
+        self.out.events += batch.num_rows
+        self.look(batch.num_rows)
+        name, frontier = self.bound.spec.time, self.snapshot.frontier
+        if name is None or frontier == CLOSED or not batch.num_rows:
+            return batch
+        column = batch.column(name)
+        present = validity(column)
+        later = words(column).view(np.int64) >= frontier
+        if present.size:
+            later &= present != 0
+        if self.bound.spec.null_key != "keep":
+            later &= self.bound.keyless(batch) == 0
+        self.out.later += int(later.sum())
+        return batch.filter(pa.array(~later)) if later.any() else batch
+
+    def _compare(self, one: Piece, other: Piece) -> None:
+        """Count what differs in a range; ``one``: of the state, ``other``: of the log."""
+        out = self.out
+        out.rows, out.expected = out.rows + one.high.size, out.expected + other.high.size
+        extra, missing, ours, theirs = one.against(other)
+        wrong = one.value[ours] != other.value[theirs]
+        if self.bound.spec.expiry is not None:
+            out.unknown, missing = out.unknown + missing.size, missing[:0]
+        if self.unknown:
+            extra, missing = (at[~piece.among(self.unknown, at)] for piece, at in ((one, extra), (other, missing)))
+            wrong &= ~one.among(self.unknown, ours)
+        out.extra, out.missing = out.extra + extra.size, out.missing + missing.size
+        out.different += int(wrong.sum())
+        self._name("different", one, ours[wrong], other, theirs[wrong])
+        self._name("missing", None, missing, other, missing)
+        self._name("extra", one, extra, None, extra)
+
+    def _name(self, what: str, one: Piece | None, ours: Ints, other: Piece | None, theirs: Ints) -> None:
+        for a, b in zip(ours.tolist(), theirs.tolist(), strict=True):
+            if len(self.out.first) >= FIRST:
+                return
+            state, log = (None if p is None else shown_row(p.table, i) for p, i in ((one, a), (other, b)))
+            row = state if state is not None else log
+            assert row is not None
+            key = {name: row[name] for name in self.bound.spec.key}
+            self.out.first.append(Difference(what, key, state, log))
+
+    def _note(self) -> None:
+        out, spec, notes = self.out, self.bound.spec, self.out.notes
+        if not (spec.holds_back or spec.order_by or spec.seq):
+            notes.append("nothing but arrival decides which event wins: the log must be in the order of arrival")
+        if spec.track is not None:
+            notes.append(f"only the columns {list(spec.track)} count as changes, and are compared")
+        if spec.noop_ignore:
+            notes.append(f"the columns {list(spec.noop_ignore)} do not count as changes, and are not compared")
+        if spec.holds_back and out.later + out.pending:
+            notes.append(
+                f"events at or after the frontier {shown(self.snapshot.frontier)} are not in the collection "
+                f"yet: the log has {out.later:,}, {out.pending:,} are pending"
+            )
+        if spec.expiry is not None:
+            notes.append(
+                f"keys expire, which no log can tell: {out.unknown:,} rows are in the log only, and not "
+                "compared; it is folded with nothing forgotten"
+            )
+        elif out.unknown:
+            notes.append(f"{out.unknown:,} keys have a late event pending that was advanced, and are not compared")
+        if spec.late != "error" and (late := self.snapshot.totals.get("late", 0)):
+            notes.append(f"the state has refused {late:,} late events, which no log can tell: they are folded here")
+        arrived = self.snapshot.intakes[out.source].arrived
+        if arrived != out.events:
+            notes.append(f"the state has taken in {arrived:,} events, the log has {out.events:,}")

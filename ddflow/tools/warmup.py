@@ -1,0 +1,235 @@
+"""Warming up: compile every kernel for exactly the types that the engine calls it with, before anybody waits for it.
+
+Invariant: after `warm` no step of any flow compiles anything, in this process or, where the kernel cache can be
+written, in later ones.  Why that is not trivial: a kernel is compiled for the types of its arguments, and a list of
+types kept by hand would be wrong one day without a word.  So small real flows are run, chosen to lead through every
+kernel: keys of one word and of many, text, floats, lists and nulls, orders, ties, late events, enough keys for the
+index to grow, enough steps for batches to merge, state that was moved to files.  Each kernel then has one compiled
+form; tests/test_warmup.py holds that so.
+
+>>> from ddflow.kernels.warmup import entries, is_ready
+>>> warmed = warm()
+>>> warmed.kernels == len(entries()), all(map(is_ready, entries()))
+(True, True)
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+import ddflow as dd
+from ddflow.columns import threads as crew
+from ddflow.dataflow.budget import LEAST
+from ddflow.dataflow.spilling import make_room
+from ddflow.kernels.brackets import beyond
+from ddflow.kernels.compile import Interpreted, cache_directory
+from ddflow.kernels.warmup import entries, is_ready, watched
+from ddflow.storage.memory import MemoryStore
+
+Progress = Callable[[int, int, str], None]
+"""Called with how many kernels are ready, how many there are, and what is being compiled."""
+
+
+class Warmed(NamedTuple):
+    """What `warm` did."""
+
+    kernels: int
+    """How many there are, all ready now."""
+    compiled: int
+    """How many had to be compiled; the others were in the cache, or ready."""
+    directory: Path | None
+    """Where compiled kernels are kept for the next process; None where no directory can be written."""
+
+
+def warm(progress: Progress | None = None) -> Warmed:
+    """Compile, or load from the cache, every kernel: some ten seconds, or one.
+
+    ``progress`` is told of each compilation as it begins, and of each part that is done.  Where the compiler is off
+    there is nothing to do.
+    """
+    every = entries()
+    names, compiled = {kernel.py_func.__name__ for kernel in every}, 0
+
+    def tell(doing: str) -> None:
+        if progress is not None:
+            progress(sum(map(is_ready, every)), len(every), doing)
+
+    def compiling(name: str) -> None:
+        nonlocal compiled
+        if name in names:
+            compiled += 1
+            tell(name)
+
+    parts = iter(()) if all(isinstance(kernel, Interpreted) for kernel in every) else _parts()
+    with watched(compiling):
+        for part in parts:
+            tell(part)
+    return Warmed(len(every), compiled, cache_directory())
+
+
+def _parts() -> Iterator[str]:
+    """Run the flows; yields what was done after each."""
+    yield from _by_epochs()
+    yield from _by_time()
+    yield from _beneath()
+    yield from _reopened()
+    yield from _back()
+    yield from _merging()
+    beyond(np.zeros(1, np.uint8), 1, 1, np.zeros(4, np.int64))
+    yield "lines of JSON"
+
+
+def _by_epochs() -> Iterator[str]:
+    """Wide identities, order columns with nulls, deletes, every operator; merges and an index that grows."""
+    columns = {
+        "key": pa.string(),
+        "part": pa.float64(),
+        "city": pa.string(),
+        "tags": pa.list_(pa.int64()),
+        "paid": pa.bool_(),
+        "at": pa.float64(),
+        "gone": pa.bool_(),
+    }
+    flow = dd.Flow()
+    orders = flow.upserts("orders", columns, dd.Upsert(["key", "part"], "at", delete=dd.tombstone("gone")))
+    cities = orders.project(["city"])
+    flow.output("orders", orders)
+    flow.output("counts", orders.count(["paid", "tags"]))
+    flow.output("cities", cities.concat(cities.negate(), cities).consolidate())
+    with flow.open(verdicts="rows", retain=1) as engine:
+        for time in range(12):
+            engine.step({"orders": _orders(3000 if time == 1 else 100, time).cast(pa.schema(columns))}, time=time)
+            yield "flows by epochs"
+        for name in flow.outputs:
+            engine.read(name)
+        engine.read("orders", as_of=10)
+
+
+def _orders(n: int, seed: int) -> pa.Table:
+    """n events of made-up orders: all types, with nulls in all but the key."""
+    draw = np.random.default_rng(seed)
+    key = draw.integers(0, 5000, n)
+
+    def sometimes(values: list[object]) -> pa.Array:
+        return pa.array([value if there else None for value, there in zip(values, draw.random(n) < 0.9, strict=True)])
+
+    return pa.table(
+        {
+            "key": [f"order {k}" * (1 + k % 9) for k in key.tolist()],
+            "part": draw.integers(0, 2, n).astype(np.float64),
+            "city": sometimes([("Bern", "Basel", "Z" * 99)[c] for c in draw.integers(0, 3, n)]),
+            "tags": sometimes([[1, 2]] * n),
+            "paid": sometimes((draw.random(n) < 0.5).tolist()),
+            "at": sometimes(draw.random(n).tolist()),
+            "gone": sometimes((draw.random(n) < 0.2).tolist()),
+        }
+    )
+
+
+def _by_time() -> Iterator[str]:
+    """Identities of one word, events that wait, late ones that are advanced, ties; a step that threads share."""
+    columns = {"key": pa.int64(), "value": pa.int32(), "at": pa.timestamp("us")}
+    flow = dd.Flow()
+    readings = flow.upserts("readings", columns, dd.Upsert("key", time="at", late="advance", tie="greatest"))
+    flow.output("readings", readings)
+    flow.output("counts", readings.project(["value"]).count())
+    with flow.open(threads=2) as engine:
+        for time in range(0, 120, 10):
+            draw, n = np.random.default_rng(time), 400 if time else 4 * crew.LEAST
+            at = pa.array(draw.integers(max(time - 5, 0), time + 10, n)).cast(pa.timestamp("us"))
+            key, value = draw.integers(0, 2000, n), pa.array(draw.integers(0, 9, n), pa.int32())
+            engine.push({"readings": pa.table({"key": key, "value": value, "at": at})})
+            engine.advance_to(time + 5)
+            yield "flows by time"
+        engine.advance_to(dd.CLOSED)
+        engine.read("counts")
+
+
+def _beneath() -> Iterator[str]:
+    """State in files, searched there: keys that are there and keys that are not, of one word and of several."""
+    flow = dd.Flow()
+    text = flow.upserts("text", {"key": pa.string(), "at": pa.int64()}, dd.Upsert("key", "at"))
+    flow.output("text", text)
+    flow.output("numbers", flow.upserts("numbers", {"key": pa.int64(), "value": pa.int64()}, dd.Upsert("key")))
+    with tempfile.TemporaryDirectory() as place, flow.open(memory=4 * LEAST, spill=place) as engine:
+        for time in range(3):
+            key = np.arange(time * 100, time * 100 + 20_000)
+            names = pa.array(key).cast(pa.string())
+            engine.step(
+                {"text": pa.table({"key": names, "at": key}), "numbers": pa.table({"key": key, "value": key})}, time
+            )
+            make_room(engine.budget, engine.circuit, engine.batchers, 0)
+            yield "state in files"
+        engine.read("numbers")
+
+
+def _reopened() -> Iterator[str]:
+    """State that outlives its engine."""
+    flow, store = dd.Flow(), MemoryStore()
+    flow.output("numbers", flow.upserts("numbers", {"key": pa.int64(), "value": pa.int64()}, dd.Upsert("key")))
+    for time in range(2):
+        with flow.open(store.writer()) as engine:
+            engine.step({"numbers": pa.table({"key": range(1000), "value": range(1000)})}, time)
+        yield "state that is opened again"
+
+
+def _back() -> Iterator[str]:
+    """Updates that become upserts again, by each rule; keys of one row and of several."""
+    key = np.arange(60) // 2
+    updates = pa.table({"key": key, "value": np.arange(60), "_time": key * 0, "_diff": key * 0 + 1})
+    for rule in ("error", "greatest", "all"):
+        dd.to_upserts(updates.take(pa.array(range(0, 60, 2))) if rule == "error" else updates, "key", rule)
+        yield "updates that become upserts"
+
+
+def _merging() -> Iterator[str]:
+    """Partial rows, merged by row, by groups and by cells; keys that expire; machines of one state and of several."""
+    columns = pa.schema(
+        {
+            "key": pa.int64(),
+            "at": pa.int64(),
+            "by": pa.int64(),
+            "n": pa.int64(),
+            "u": pa.uint64(),
+            "f": pa.float64(),
+            "tags": pa.list_(pa.int64()),
+        }
+    )
+    added = dd.Merge({"n": dd.sum(), "u": dd.sum(), "f": dd.sum(), "tags": dd.union()})
+    specs = [
+        dd.Upsert("key", "at", merge=added, expiry=dd.Expiry(ttl=1)),
+        dd.Upsert("key", "at", groups={"by": ["n", "u"]}, merge=dd.Merge({"f": dd.max(), "tags": dd.append()})),
+        dd.Upsert("key", "at", versions="cell"),
+        dd.Upsert("key", "at", versions="cell", tie="greatest", value=["n", "f"]),
+    ]
+    for spec in specs:
+        flow = dd.Flow()
+        flow.output("rows", flow.upserts("rows", columns, spec))
+        with flow.open() as engine:
+            for time in range(4):
+                n = np.arange(6)
+                rows = {
+                    "key": n // 2,
+                    "at": n + 4 * time if time else [5, None, 4, 3, 2, 1],
+                    "by": n,
+                    "n": n,
+                    "u": n,
+                    "f": n / 2,
+                    "tags": [[1, 2, 2]] * 6,
+                }
+                engine.step({"rows": pa.table(rows).cast(columns)}, time)
+        yield "columns that are merged"
+    for table in ({("a", "x"): "b", ("b", "x"): "a"}, {("a", "x"): ["a", "b"], ("b", "x"): "b"}):
+        flow = dd.Flow()
+        machine, schema = dd.Machine("state", table, on="symbol", start="a"), {"key": pa.int64(), "symbol": pa.string()}
+        flow.output("states", flow.machine("events", schema, dd.Upsert("key"), machine))
+        with flow.open() as engine:
+            for time in range(2):
+                engine.step({"events": pa.table({"key": [1, 1, 2], "symbol": ["x"] * 3})}, time)
+        yield "machines"

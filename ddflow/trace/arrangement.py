@@ -1,0 +1,343 @@
+"""An arrangement: a collection with at most one live row a key, kept indexed by key; one writer, many readers.
+
+Invariant: for every t in [since, upper) a read at t is the collection that the applied changes define; ``since`` never
+retreats.  An operator uses it in two steps: ``seek`` what the keys of its step hold, and, when the whole step has been
+computed and nothing was refused, ``apply`` its changes.  Why that is not trivial: state is in two layers.  The newer
+one is in memory, and a resident index says what is current in it; when it outgrows its share of the budget it is merged
+into a run of files beneath, range by range, and the index lets go of those keys; there they are searched.  So a key is
+looked up in the index, then beneath from the newest run to the oldest.  An arrangement does not judge, and does not
+know its operator.
+
+>>> import numpy as np, pyarrow as pa
+>>> arranged = Arrangement(pa.schema({"k": pa.int64()}), wide=False, words=0)
+>>> zero = np.array([0])
+>>> batch = Batch.of([5], [3], [True], pa.table({"k": [1]}))
+>>> change = Change(batch, np.array([5], np.uint64), zero, zero, 0, born=1, buried=0)
+>>> arranged.apply([change], upper=4, since=3)
+>>> arranged.read().to_pylist(), arranged.since, arranged.upper, arranged.keys
+([{'k': 1}], 3, 4, 1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.arena import Arena
+from ddflow.columns.hashing import Ints, Narrow, Words
+from ddflow.columns.rows import Rows, Sources, gather
+from ddflow.errors import NotReadable
+from ddflow.kernels.gather import SLOT
+from ddflow.kernels.resolve import LIVE, OCCUPIED, Held
+from ddflow.storage.stored import Filing
+from ddflow.time import NEVER, Description, advance, shown
+from ddflow.trace.batch import Batch
+from ddflow.trace.index import Index
+from ddflow.trace.merge import END, Lapse, Merge, by_sorting
+from ddflow.trace.run import Part, Run, Slots
+from ddflow.trace.spill import find, spilled
+from ddflow.trace.spine import Spine
+
+FAN = 4
+"""How many runs of about one size are merged beneath: each is one more place to search."""
+PIECE = 1 << 19
+"""Versions that a read at an older time, or beneath, looks at together."""
+
+
+class Change(NamedTuple):
+    """What one step does to a range of identities: its versions, and which of them are current after it."""
+
+    batch: Batch
+    """The versions, in memory or in files."""
+    value: Words
+    """uint64[n]: what counts in "did it change", for the index."""
+    last: Ints
+    """int64[keys]: the place of each key's last version, ascending; -1 for a key that did not change."""
+    place: Ints
+    """int64[keys]: where `Arrangement.seek` found the keys in the index."""
+    built: int
+    """The number of the index's table at that time."""
+    born: int
+    """How many more keys are live than before."""
+    buried: int
+    """How many more hold an order and no row."""
+
+
+class Arrangement:
+    """``schema``: the columns of a version's payload.  ``wide``: identities of two words.  ``words``: order words an
+    entry.  ``keeps``: whether the order of a deleted key must stay."""
+
+    def __init__(self, schema: pa.Schema, wide: bool, words: int, keeps: bool = False) -> None:
+        self.schema, self.keeps = schema, keeps
+        self.index = Index(wide, words, keeps)
+        self.slots = Slots(schema)
+        self.spine, self.beneath = Spine(keeps=keeps), Spine(FAN, keeps)
+        self.since, self.upper, self.latest = NEVER, NEVER, NEVER
+        self.keys, self.buried, self.written, self.piece = 0, 0, 0, PIECE
+        self.lapse: Lapse | None = None
+
+    def seek(self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None) -> Held:
+        """What the keys that begin at ``starts`` of the sorted identities hold now, carved from ``arena``.
+
+        O(keys) expected; in memory but for those that are beneath, about 40 ns for each and run there.
+        """
+        held = self.index.seek(high, low, starts, arena, self.slots.sources.crew)
+        if self._lower():
+            self._seek_beneath(held, high, low, starts)
+        return held
+
+    def _lower(self) -> list[list[Part]]:
+        """What is not in the index's care, newest first: runs beneath, and before them one that is on its way."""
+        lower = [item.parts for item in reversed(self.beneath.items)]
+        if self.spine.items and isinstance(flush := self.spine.items[0], Merge) and flush.target is not None:
+            lower.insert(0, flush.output.parts)
+        return lower
+
+    def _seek_beneath(self, held: Held, high: Words, low: Words, starts: Narrow) -> None:
+        """Fill in what is held by the keys that the index does not know."""
+        wanted = np.flatnonzero(held.reference == 0)
+        for parts in self._lower():
+            ids = high.take(starts.take(wanted))
+            for part in parts:
+                batch = self.slots[part.slot]
+                first = int(np.searchsorted(ids, batch.high[part.begin], side="left"))
+                last = int(np.searchsorted(ids, batch.high[part.end - 1], side="right"))
+                if first == last:
+                    continue
+                groups, rows = find(batch, part.begin, high, low, starts, wanted[first:last])
+                live = batch.live.take(rows).astype(np.int64)
+                held.reference[groups] = rows | (OCCUPIED | part.slot << SLOT) | live * LIVE
+                held.value[groups] = batch.value.take(rows)
+                if held.order.shape[1]:
+                    held.order[groups] = batch.order[rows]
+            wanted = wanted[held.reference.take(wanted) == 0]
+
+    def sources(self, events: Rows | None = None) -> Sources:
+        """What references point into: the batches, and at 0 the step's own rows."""
+        return self.slots.sources if events is None else self.slots.sources.beside(events)
+
+    def apply(self, changes: Sequence[Change], upper: int, since: int) -> None:
+        """Take in the computed changes of a step, by ascending identities; times below ``upper`` are complete now.
+
+        O(versions).  The merging in memory that they pay for is done, what goes to files is `spill`'s.
+        """
+        lower = self._written_upper()
+        self.upper = advance(self.upper, upper)
+        self.since = max(self.since, since)
+        changes = [change for change in changes if len(change.batch)]
+        for change in changes:
+            self.latest = max(self.latest, int(change.batch.time.max()))
+            self.keys, self.buried = self.keys + change.born, self.buried + change.buried
+        paid = sum(len(change.batch) for change in changes)
+        self.written += paid
+        if changes:
+            self.index.room(sum(change.last.size for change in changes if change.batch.mapped is None))
+            run = Run(Description(lower, upper, NEVER), [self._put(change) for change in changes])
+            (self.spine if changes[0].batch.mapped is None else self.beneath).append(run)
+        self.spine.plan(len(self.index) if self.lapse is None else self._needed, not self._lower())
+        # A flush goes on in `spill`: the disk may refuse it, and nothing can be refused any more here.
+        self.spine.work(paid, self.slots, self.index, self.since, self.latest <= self.since, files=False)
+
+    def _put(self, change: Change) -> Part:
+        batch, value, last, place, built, _, _ = change
+        if self.slots.lasting and batch.mapped is None:
+            batch = replace(batch, value=value)  # for the file that a commit will write
+        part = self.slots.put(batch)
+        if batch.mapped is None:
+            self.index.write(place, built, last, batch.high, batch.low, value, batch.live, batch.order, part.slot)
+        return part
+
+    def shelved(self, change: Change, filing: Filing) -> Change:
+        """The same change in files, to go beneath at once; `spill` with no share must have come before the step.
+
+        O(versions).  Raises `SpillFull`, `SpillFailed`.
+        """
+        assert not self.spine.items, "what is in memory would be newer than what goes beneath"
+        if not len(change.batch):
+            return change
+        self.index.keep_deletions()
+        return change._replace(batch=spilled(replace(change.batch, value=change.value), filing))
+
+    def lapses(self, of: Callable[[Ints], Any]) -> None:
+        """Let merges drop the deletions that ``of`` tells by their orders, as soon as nothing older is held."""
+        self.lapse = self.spine.lapse = self.beneath.lapse = Lapse(of)
+
+    def useless(self, deletions: int, more: bool = False) -> None:
+        """Note how many deletions merges may drop, about; ``more``: how many more."""
+        if self.lapse is not None:
+            self.lapse.here = max(deletions + (self.lapse.here if more else 0), 0)
+
+    @property
+    def tombstones(self) -> int:
+        """How many deleted keys hold an order; about, where some of them lapse."""
+        return max(self.buried - (0 if self.lapse is None else self.lapse.gone), 0)
+
+    @property
+    def lapsed(self) -> int:
+        """How many of those need not be known any more, about: merges drop them."""
+        return 0 if self.lapse is None else min(self.lapse.here, self.tombstones)
+
+    @property
+    def _needed(self) -> int:
+        """Versions that a merge of all would leave, about."""
+        return self.keys + self.tombstones - self.lapsed
+
+    def _written_upper(self) -> int:
+        """The time from which on nothing was written yet: where the next run's description begins."""
+        uppers = (self.spine.upper, self.beneath.upper)
+        return next((upper for upper in uppers if upper is not None), NEVER)
+
+    def spill(self, filing: Filing, share: int, scratch: int = 1 << 26) -> None:
+        """Move what is in memory beneath, as far as ``share`` asks for, and go on with merges there.
+
+        ``share``: bytes that it may take in memory.  ``scratch``: bytes that a piece of a merge may take beside.
+        Beyond three quarters of the share a flush begins, which is paid for like any merge; beyond all of it the flush
+        is finished.  When a write fails nothing is lost: `SpillFull` and
+        `SpillFailed` leave all as it was, but for the pieces that were moved whole.
+        """
+        if not self.spine.items and not self.beneath.items:
+            return
+        width = max(
+            (self.slots.resident + self.slots.mapped) // max(self.spine.versions + self.beneath.versions, 1), 32
+        )
+        self.piece = self.spine.most = self.beneath.most = max(scratch // (4 * width + 128), 4096)
+        target = partial(spilled, filing=filing)
+        paid = self.written - self._paid_beneath
+        settled = self.latest <= self.since
+        self._flush(None if self.nbytes > share else paid)
+        # What came in while a flush was under way is another's.
+        if not self._flushing and self.nbytes * 4 > share * 3 and self.spine.items:
+            self.spine.work(None, self.slots, self.index, self.since, settled)
+            self.index.keep_deletions()
+            self.spine.keeps = True
+            runs = [item for item in self.spine.items if isinstance(item, Run)]
+            self.spine.items[:] = [Merge(runs, not self.beneath.items, target)]
+            self._flush(None if self.nbytes > share else paid)
+        self.beneath.plan(self._needed, True, target)
+        self.beneath.work(paid, self.slots, None, self.since, settled)
+        self._paid_beneath = self.written
+
+    _paid_beneath = 0
+
+    @property
+    def _flushing(self) -> bool:
+        item = self.spine.items[0] if self.spine.items else None
+        return isinstance(item, Merge) and item.target is not None
+
+    def _flush(self, paid: int | None) -> None:
+        """Go on with a flush that is under way, None: to its end.  Its run is beneath then, and not indexed."""
+        if self._flushing:
+            self.spine.work(paid, self.slots, self.index, self.since, self.latest <= self.since, files=True)
+            if isinstance(run := self.spine.items[0], Run):
+                self.beneath.append(run)
+                del self.spine.items[0]
+
+    def check_readable(self, as_of: int | None, what: str) -> None:
+        """Raise `NotReadable` unless ``as_of`` (None: now) is a time in [since, upper)."""
+        if as_of is not None and not self.since <= as_of < max(self.upper, NEVER + 1):
+            raise NotReadable(
+                f"{what} as of {as_of}",
+                f"it can be read from {shown(self.since)} up to, not including, {shown(self.upper)}",
+                "read at a closed time, or open with a larger retain=",
+            )
+
+    def read(self, as_of: int | None = None, what: str = "a read") -> pa.Table:
+        """The live rows as of a time, by default the last closed one, in hash order.
+
+        O(keys) now; O(versions) at an older time.  Raises `NotReadable` outside [since, upper), `CorruptState` when a
+        key has two values at one time.
+        """
+        tables = list(self.pieces(as_of, what))
+        return pa.concat_tables(tables) if tables else self.schema.empty_table()
+
+    def pieces(self, as_of: int | None = None, what: str = "a read") -> Iterator[pa.Table]:
+        """What `read` gives, range by range of identities; it must not change meanwhile."""
+        self.check_readable(as_of, what)
+        if (as_of is None or as_of >= self.latest) and not self._lower():
+            yield gather(self.slots.sources, self.index.walk(live=True)[0], self.schema)
+            return
+        # A merge stamps what it settles with a time up to since, which may be after the latest version's.
+        as_of = max(self.latest, self.since) if as_of is None else as_of
+        for parts in self.ranges():
+            yield gather(self.slots.sources, self._live_at(parts, as_of), self.schema)
+
+    def within(self, ends: Iterable[int]) -> Iterator[pa.Table]:
+        """The live rows now, of each of the ranges that end at such identities (their first words), ascending.
+
+        O(versions).
+        """
+        whole = [Run(Description(NEVER, NEVER, NEVER), [part]) for part in self.parts]
+        for end in ends:
+            parts = [part for run in whole for part in run.bite(self.slots, end)]
+            yield gather(self.slots.sources, self._live_at(parts, max(self.latest, self.since)), self.schema)
+
+    def ranges(self) -> Iterator[list[Part]]:
+        """All versions, a range of identities at a time, older ones of a key before newer ones."""
+        whole = [Run(Description(NEVER, NEVER, NEVER), [part]) for part in self.parts]
+        while any(whole):
+            left = sum(map(len, whole))
+            largest = max(whole, key=len)
+            part = largest.parts[0]
+            share = max(len(largest) * self.piece // left, 1)
+            last = END if left <= self.piece else int(self.slots[part.slot].high[min(part.begin + share, part.end) - 1])
+            yield [part for run in whole for part in run.bite(self.slots, last)]
+
+    def _live_at(self, parts: list[Part], as_of: int) -> Ints:
+        """References to the rows that were live at a time, of all versions of a range, which may be none."""
+        if not parts:
+            return np.empty(0, np.int64)
+        picked = by_sorting(self.slots, parts, NEVER, droppable=False)
+        same = picked.high[1:] == picked.high[:-1]
+        if picked.low.size:
+            same &= picked.low[1:] == picked.low[:-1]
+        early = picked.time <= as_of
+        last = early.copy()
+        # A version is the one in force when the next of its key is not yet.
+        last[:-1] &= ~(same & early[1:])
+        live: Ints = picked.references[last & (picked.live != 0)]
+        return live
+
+    @property
+    def parts(self) -> list[Part]:
+        """All versions, older ones of a key before newer ones."""
+        return [*self.beneath.parts, *self.spine.parts]
+
+    @property
+    def partitions(self) -> Sequence[Arrangement]:
+        """What holds the versions, each key in one: itself, or those that were joined (``joined``)."""
+        return (self,)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of index and batches in memory."""
+        return self.index.nbytes + self.slots.resident
+
+    def _check(self) -> None:
+        """Assert the invariants of index and spine, and that they fit each other."""
+        self.index._check()
+        for batch in self.slots.batches:
+            batch._check()
+        parts = self.parts
+        for spine in (self.spine, self.beneath):
+            spine._check(self.slots)
+        # Each batch is of one part, and slot 0 is the step's own.
+        assert sorted(part.slot for part in parts) == [i for i, b in enumerate(self.slots.held) if b is not None]
+        assert self.slots.resident == sum(b.nbytes for b in self.slots.batches if b.mapped is None)
+        where, alive = {part.slot: part for part in self.spine.parts}, 0
+        for word in self.index.table[self.index.table[:, 2] != 0, 2]:
+            slot, row = (int(word) >> SLOT) & ((1 << 20) - 1), int(word) & ((1 << SLOT) - 1)
+            alive += bool(int(word) & LIVE)
+            if slot:
+                # An entry points at a version that is live or not as it says.
+                assert slot in where and where[slot].begin <= row < where[slot].end, (slot, row)
+                assert bool(self.slots[slot].live[row]) == bool(int(word) & LIVE), (slot, row)
+            else:
+                assert not int(word) & LIVE and (not self.index.keeps or self.index.graves)
+        # Counted as they came and went, the keys are those that a read finds.
+        assert self.keys == sum(table.num_rows for table in self.pieces())
+        assert self._lower() or alive == self.keys

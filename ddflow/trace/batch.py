@@ -1,0 +1,102 @@
+"""A batch: immutable, hash-ordered, consolidated versions of a range of identities.
+
+Invariant: rows are sorted by (identity, time), and no (identity, time) occurs twice.  A *version* says what its key
+holds from its time on, until the next: a row, or nothing (a deletion).  That spells out the same updates as a list of
+diffs would, since a retraction's row is the version before it, at half the size; two versions of a key at one time
+would be two live values, and are refused as `CorruptState`.  Where the columns live (memory, a mapped file) does not
+change the class: they are numpy arrays and Arrow buffers either way.  Why that is not trivial: what all rows share (one
+time after compaction, all live) is one value, seen as a column by a stride of zero, and takes no memory.  A batch knows
+nothing of other batches, nor of the times it speaks for; that is its run's (``arrange.run``).
+
+>>> import pyarrow as pa
+>>> batch = Batch.of([7, 7], [1, 2], [True, False], pa.table({"k": [1, 1]}))
+>>> batch._check()
+>>> len(batch), batch.nbytes < 100
+(2, True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.hashing import NONE, Flags, Ints, Words
+from ddflow.columns.rows import Rows
+from ddflow.errors import CorruptState
+
+
+def same(value: int, n: int, kind: Any) -> np.ndarray[Any, Any]:
+    """A column of n times one value, in the memory of one."""
+    return np.ndarray(n, kind, np.array([value], kind), 0, (0,))
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """n versions; see the header.
+
+    ``high``, ``low``: uint64[n], identities (low of size 0 where one word is enough).  ``time``: int64[n].
+    ``live``: uint8[n].  ``value``: uint64[n], hashes of the rows, or of size 0 where an index holds them.  ``order``:
+    int64[n, w], the order words that each version was won with.  ``rows``: n rows of payload; a deletion's payload is
+    filler.  ``mapped``: the file the columns are in, None for memory.
+    """
+
+    high: Words
+    low: Words
+    time: Ints
+    live: Flags
+    value: Words
+    order: Ints
+    rows: Rows
+    mapped: Any = None
+
+    @classmethod
+    def of(cls, high: Sequence[int], time: Sequence[int], live: Sequence[bool], table: pa.Table) -> Batch:
+        """A small batch from lists, without orders: for examples and tests."""
+        n = len(high)
+        return cls(
+            np.array(high, np.uint64),
+            NONE,
+            np.array(time, np.int64),
+            np.array(live, np.uint8),
+            NONE,
+            np.empty((n, 0), np.int64),
+            Rows(table),
+        )
+
+    def __len__(self) -> int:
+        return int(self.high.size)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes held by columns and payload, in memory or in the file."""
+        own = (self.high, self.low, self.time, self.live, self.value, self.order)
+        payload: int = sum(b.size for c in self.rows.columns for b in c.buffers() if b is not None)
+        return sum(a.nbytes if all(a.strides) else a.itemsize for a in own) + payload
+
+    def _check(self) -> None:
+        """Assert the invariant; raise `CorruptState` for two values of a key at one time."""
+        n = len(self)
+        assert len(self.rows) == n == self.time.size == self.live.size == self.order.shape[0]
+        assert self.value.size in (0, n)
+        if n < 2:
+            return
+        low = self.low if self.low.size else np.zeros(n, np.uint64)
+        columns = (self.high, low, self.time)
+        equal, less = np.ones(n - 1, bool), np.zeros(n - 1, bool)
+        for column in columns:
+            less |= equal & (column[:-1] < column[1:])
+            equal &= column[:-1] == column[1:]
+        if equal.any():
+            at = int(np.flatnonzero(equal)[0])
+            raise CorruptState(
+                "a batch",
+                f"rows {at} and {at + 1} are two values of one key at time {self.time[at]}",
+                "do not use this state; replay the log into a new one",
+            )
+        # Sorted by identity, then time.
+        assert less.all(), "a batch is not in hash order"

@@ -1,0 +1,145 @@
+"""A batch as a file: its columns and payload as one Arrow record batch, and back.
+
+Invariant: `unfiled` gives the batch that `filed` was given, column for column.  Why that is not trivial: what all rows
+share (one time after a compaction, all of them live) takes no room, so it is not in the file but beside it; which
+columns are there, and what the others are, is said by a *layout*, plain values that a manifest can hold.  The first
+columns are ours and are found by their place, so a payload may call its own as it likes.  A *compressed* file, which is
+written to be kept and not to be read where it lies, leaves out what the rows say themselves: their identities and
+hashes, random bytes that nothing makes smaller.  Only deletions have theirs, since what they are of may be gone.
+
+>>> batch = Batch.of([4, 9], [1, 2], [True, True], pa.table({"k": ["a", "b"]}))
+>>> record, layout = filed(batch)
+>>> record.schema.names, layout.own, layout.words
+(['_high', '_time', '_live', 'k'], ('high', 'time', 'live'), 0)
+>>> unfiled(record, layout).rows.table.to_pylist()
+[{'k': 'a'}, {'k': 'b'}]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.hashing import NONE, Words
+from ddflow.columns.rows import Rows, plainly
+from ddflow.errors import CorruptState
+from ddflow.storage.record import I64, Record
+from ddflow.trace.batch import Batch, same
+
+KINDS: Final[dict[str, Any]] = {
+    "high": np.uint64,
+    "low": np.uint64,
+    "time": np.int64,
+    "live": np.uint8,
+    "value": np.uint64,
+}
+"""The columns that are ours, in their order, and the types of their words."""
+MADE: Final = ("high", "low", "value")
+"""Those of them that a live version's row says as well."""
+Made = Callable[[pa.Table], tuple[Words, Words, Words]]
+"""Identities (high, low) and value hashes, as rows have them; those of rows of deletions may be any."""
+MOST_WORDS: Final = 1 << 10
+"""Order words of a version, at most."""
+
+
+class Layout(NamedTuple):
+    """What a file's columns are.  ``own``: those of ours that it has.  ``time``, ``live``: what all versions share.
+    ``words``: order words a version.  ``compressed``: whether the identities and hashes of live versions are left to be
+    made again from their rows, and what lies there in their place is zero."""
+
+    own: tuple[str, ...]
+    time: int | None
+    live: int | None
+    words: int
+    compressed: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        plain = {"own": list(self.own), "time": self.time, "live": self.live, "words": self.words}
+        return plain | {"compressed": True} if self.compressed else plain
+
+    @classmethod
+    def of(cls, record: Record) -> Layout:
+        """From those again.  Raises `CorruptState`."""
+        own = record.texts("own")
+        time = record.number("time", -I64 - 1) if "time" in record else None
+        live = record.number("live", 0, 1) if "live" in record else None
+        layout = cls(
+            tuple(own),
+            time,
+            live,
+            record.number("words", 0, MOST_WORDS),
+            "compressed" in record and record.flag("compressed"),
+        )
+        there = [name for name in KINDS if name in own]
+        if (
+            own != there
+            or "high" not in own
+            or ("time" in own) == (time is not None)
+            or ("live" in own) == (live is not None)
+        ):
+            raise CorruptState(
+                record.what,
+                f"a file cannot have the columns {own} beside time {time} and live {live}",
+                "restore it from a copy, or go back with ddflow rollback",
+            )
+        return layout
+
+    def schema(self, payload: pa.Schema) -> pa.Schema:
+        """The columns of the file.  ``payload``: its own last ones."""
+        fields = [pa.field(f"_{name}", pa.from_numpy_dtype(KINDS[name])) for name in self.own]
+        if self.words:
+            fields.append(pa.field("_order", pa.list_(pa.int64(), self.words)))
+        return pa.schema([*fields, *payload])
+
+
+def filed(batch: Batch, compressed: bool = False) -> tuple[pa.RecordBatch, Layout]:
+    """The columns to write, without a copy unless they are ``compressed``, and what they are.  O(columns), or O(n)."""
+    kept = {name: column for name in KINDS if (column := getattr(batch, name)).size and all(column.strides)}
+    time = None if "time" in kept else int(batch.time[0])
+    live = None if "live" in kept else int(batch.live[0])
+    if compressed:
+        kept |= {name: np.where(batch.live != 0, np.uint64(0), kept[name]) for name in MADE if name in kept}
+    layout = Layout(tuple(kept), time, live, batch.order.shape[1], compressed)
+    arrays = [pa.array(column) for column in kept.values()]
+    if layout.words:
+        arrays.append(pa.FixedSizeListArray.from_arrays(pa.array(batch.order.reshape(-1)), layout.words))
+    arrays += batch.rows.columns
+    return pa.RecordBatch.from_arrays(arrays, schema=layout.schema(batch.rows.table.schema)), layout
+
+
+def unfiled(record: pa.RecordBatch, layout: Layout, mapped: Any = None) -> Batch:
+    """The batch again, over the same memory; a compressed one is to be made `whole`.  ``mapped``: the file that it is
+    in, to be remembered.  O(columns)."""
+    n, schema = record.num_rows, record.schema
+    own = {name: _numbers(record.column(i), KINDS[name]) for i, name in enumerate(layout.own)}
+    at = len(own)
+    order = np.empty((n, 0), np.int64)
+    if layout.words:
+        order = _numbers(record.column(at).values, np.int64).reshape(-1, layout.words)[:n]
+    payload = pa.schema([schema.field(i) for i in range(at + bool(layout.words), len(schema))])
+    rows = pa.RecordBatch.from_arrays(record.columns[at + bool(layout.words) :], schema=payload)
+    time = own["time"] if layout.time is None else same(layout.time, n, np.int64)
+    live = own["live"] if layout.live is None else same(layout.live, n, np.uint8)
+    low, value = own.get("low", NONE), own.get("value", NONE)
+    return Batch(own["high"], low, time, live, value, order, Rows(rows), mapped)
+
+
+def whole(batch: Batch, made: tuple[Words, Words, Words]) -> Batch:
+    """A compressed batch with the identities and hashes that were made of its rows, where these are live.  O(n)."""
+    live = batch.live != 0
+    high, low, value = (
+        np.where(live, each, was) if was.size else was
+        for each, was in zip(made, (batch.high, batch.low, batch.value), strict=True)
+    )
+    return replace(batch, high=high, low=low, value=value)
+
+
+def _numbers(column: pa.Array, kind: Any) -> Any:
+    """A column's values where they lie."""
+    size = np.dtype(kind).itemsize
+    return plainly(np.frombuffer(column.buffers()[1], kind, len(column), column.offset * size))

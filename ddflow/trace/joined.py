@@ -1,0 +1,83 @@
+"""Joined: the arrangements of a state's partitions, read as the one that they are a cut of.
+
+Invariant: it answers every read as one arrangement of all their versions would, at every time; partition by partition,
+each in hash order.  Why that is not trivial: no key is in two of them, whatever they are cut by (a count stays where
+the rows that it counts stand together); but a partition that a step brought nothing may have been left as it was, and
+its own ``upper``, which is behind then, says nothing of what can be read.  It is only read: it has no index, no batches
+and no runs of its own, and whoever looks into an arrangement looks into each of its `Arrangement.partitions`.
+
+>>> import pyarrow as pa
+>>> from ddflow.trace.batch import Batch
+>>> from ddflow.trace.run import Run
+>>> from ddflow.time import Description
+>>> def part(high):
+...     each = Arrangement(pa.schema({"k": pa.int64()}), wide=False, words=0)
+...     batch = Batch.of([high], [3], [True], pa.table({"k": [high % 1000]}))
+...     each.beneath.append(Run(Description(0, 4, 3), [each.slots.put(batch)]))
+...     each.keys, each.since, each.upper, each.latest = 1, 3, 4, 3
+...     return each
+>>> joined = Joined([part(7), part(2**63)], since=3, upper=9)
+>>> joined.read(8).to_pylist(), joined.keys, len(joined.partitions)
+([{'k': 7}, {'k': 808}], 2, 2)
+>>> astray(part(8), number=0, partitions=2)
+1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.hashing import partition_of
+from ddflow.trace.arrangement import Arrangement
+
+
+class Joined(Arrangement):
+    """``partitions``: one or more, not indexed; they are its own from here on.  ``since``, ``upper``: of the state."""
+
+    def __init__(self, partitions: Sequence[Arrangement], since: int, upper: int) -> None:
+        # Not that of an arrangement: what it would make is nobody's to look into.
+        self._partitions = tuple(partitions)
+        self.schema, self.keeps, self.lapse = partitions[0].schema, partitions[0].keeps, None
+        self.since, self.upper = since, upper
+        for each in partitions:
+            catch_up(each, since, upper)
+            each.index = partitions[0].index  # nothing is searched, and a thousand that are empty take memory
+        self.latest = max(each.latest for each in partitions)
+        self.keys, self.buried = sum(p.keys for p in partitions), sum(p.tombstones for p in partitions)
+
+    @property
+    def partitions(self) -> Sequence[Arrangement]:
+        """The arrangements of the partitions."""
+        return self._partitions
+
+    def pieces(self, as_of: int | None = None, what: str = "a read") -> Iterator[pa.Table]:
+        """As `Arrangement.pieces`: of all partitions, one after the other."""
+        self.check_readable(as_of, what)
+        for each in self._partitions:
+            yield from each.pieces(as_of, what)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory of all of them."""
+        return self._partitions[0].index.nbytes + sum(each.slots.resident for each in self._partitions)
+
+    def _check(self) -> None:
+        for each in self._partitions:
+            each._check()
+
+
+def catch_up(arranged: Arrangement, since: int, upper: int) -> None:
+    """Note that times below ``upper`` are complete, and compacted up to ``since``: no step since changed it.  O(1)."""
+    arranged.since, arranged.upper = max(arranged.since, since), max(arranged.upper, upper)
+
+
+def astray(arranged: Arrangement, number: int, partitions: int) -> int | None:
+    """Where the first key belongs that is not of partition ``number`` of so many; None where all are.  O(versions)."""
+    for part in arranged.parts:
+        of = partition_of(arranged.slots[part.slot].high[part.begin : part.end], partitions)
+        if (odd := np.flatnonzero(of != number)).size:
+            return int(of[odd[0]])
+    return None

@@ -1,0 +1,272 @@
+"""A merge in progress: runs that become one, a range of identities at a time, as far as was paid for.
+
+Invariant: at every moment what the inputs still hold and what the output holds already are together what the inputs
+held, less what no read at or after ``since`` can ask for; the ranges are disjoint, so nothing is told twice.  So a
+merge of any size goes on beside the steps, none pays for all of it, and memory comes free as it goes.  Why that is not
+trivial: the index must be right after each piece, for it points into the inputs.  Two ways to find what stays: where
+every version is at or before ``since``, the index itself names what lives, in hash order, and nothing is sorted; else
+the versions are sorted together and pruned.  It does not decide when to merge (``spine.choose``) nor where output goes
+(``Target``).
+
+>>> import pyarrow as pa
+>>> from ddflow.time import Description
+>>> slots, table = Slots(pa.schema({"k": pa.int64()})), pa.table({"k": [1, 2]})
+>>> old, new = (slots.put(Batch.of([4, 9], [time, time], [True, True], table)) for time in (0, 5))
+>>> merge = Merge([Run(Description(0, 5, 0), [old]), Run(Description(5, 9, 0), [new])], whole=True)
+>>> merge.advance(2, slots, None, since=5, settled=True, keeps=False)  # two of four, of which one stays
+(2, 1)
+>>> merge.owed, len(merge.output)
+(2, 1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ddflow.columns.hashing import NONE, Flags, Ints, Words
+from ddflow.columns.rows import Rows, gather
+from ddflow.columns.sorting import sort
+from ddflow.errors import CorruptState
+from ddflow.kernels.merge import prune
+from ddflow.kernels.resolve import LIVE
+from ddflow.time import NEVER
+from ddflow.trace.batch import Batch, same
+from ddflow.trace.index import Index
+from ddflow.trace.run import Part, Run, Slots
+
+END = 2**64 - 1
+"""The greatest identity."""
+Target = Callable[[Batch], Batch]
+"""Where output goes: gives the batch back, mapped, or as it is."""
+
+
+class Lapse:
+    """Which deleted keys need not be known any more, though orders are kept.
+
+    ``of``: of order words int64[m, w], bool[m].  ``gone``: how many merges have let go.  ``here``: how many are still
+    held, about.
+    """
+
+    def __init__(self, of: Callable[[Ints], Any]) -> None:
+        self.of, self.gone, self.here = of, 0, 0
+
+    def let_go(self, keys: int) -> None:
+        """Count keys that a merge has let go."""
+        self.gone, self.here = self.gone + keys, max(self.here - keys, 0)
+
+
+class Picked(NamedTuple):
+    """m versions that stay, in the order of identities, then times."""
+
+    references: Ints
+    """int64[m]: where they are, without flags."""
+    places: Ints
+    """int64[m]: the index's entries that point there, -1 for none."""
+    high: Words
+    low: Words
+    time: Ints
+    live: Flags
+    value: Words
+    order: Ints
+
+    def without(self, out: Any) -> Picked:
+        """They without some, by bool[m].  O(m)."""
+        stay, low = ~out, self.low[~out] if self.low.size else self.low
+        value = self.value[stay] if self.value.size else self.value
+        return Picked(
+            self.references[stay],
+            self.places[stay],
+            self.high[stay],
+            low,
+            self.time[stay],
+            self.live[stay],
+            value,
+            self.order[stay],
+        )
+
+    def batch(self, slots: Slots, values: bool) -> Batch:
+        """They as a batch of their own.  ``values``: whether it must hold the hashes.  O(m) a column."""
+        rows = Rows(gather(slots.sources, self.references, slots.sources.schema))
+        return Batch(self.high, self.low, self.time, self.live, self.value if values else NONE, self.order, rows)
+
+
+def by_index(
+    index: Index, slots: Slots, parts: list[Part], first: int, last: int, time: int, deletions: bool
+) -> Picked:
+    """What stays of ``parts``, the range [first, last] of some runs, when all versions are at or before since.
+
+    ``time``: what all of them are stamped with now: history before since is one.  ``deletions``: whether they stay.
+    O(slots of the range).
+    """
+    references, places = index.walk(not deletions, slots.members(parts), first, last)
+    high, low, value, order = index.entries(places)
+    m = references.size
+    live = (references & LIVE != 0).astype(np.uint8) if deletions else same(1, m, np.uint8)
+    return Picked(references & (LIVE - 1), places, high, low, same(time, m, np.int64), live, value, order)
+
+
+def by_sorting(
+    slots: Slots,
+    parts: list[Part],
+    since: int,
+    droppable: bool,
+    index: Index | None = None,
+    some: list[Ints] | None = None,
+) -> Picked:
+    """What stays of ``parts``, some runs' versions of one range, sorted together.  O(versions).
+
+    ``droppable``: whether a lone deletion may go.  ``index``: names their values' hashes and says which are current.
+    ``some``: for each part, which of its rows are looked at, by place; all of a key or none.  Raises `CorruptState`
+    where a key has two versions of one time.
+    """
+    cuts = [(slots[part.slot], part) for part in parts]
+
+    def chosen(columns: list[Any]) -> Any:
+        return np.concatenate(columns if some is None else [c[rows] for c, rows in zip(columns, some, strict=True)])
+
+    def joined(name: str) -> Any:
+        return chosen([getattr(batch, name)[part.begin : part.end] for batch, part in cuts])
+
+    by = sort(joined("high"), joined("low") if cuts[0][0].low.size else NONE)
+    times, live = joined("time"), joined("live")
+    kept, groups = np.empty(times.size, np.int64), np.empty(times.size, np.int64)
+    n = prune(by.permutation, by.starts, times, live, np.int64(since), droppable, kept, groups)
+    if n < 0:
+        raise CorruptState(
+            "a read or a merge",
+            f"a key has two values at one time, {times[-1 - n]}",
+            "do not use this state; replay the log into a new one",
+        )
+    kept, groups = kept[:n], groups[:n]
+    rows = by.permutation.take(kept)
+    references = chosen([part.references for part in parts]).take(rows)
+    low = by.low.take(kept) if by.low.size else NONE
+    value, places = NONE, np.full(n, -1)
+    if index is not None:
+        places = index.places(by.high, by.low, by.starts[:-1], references, groups)
+        value = np.where(places >= 0, index.entries(np.maximum(places, 0))[2], np.uint64(0))
+    elif all(batch.value.size for batch, _ in cuts):
+        value = joined("value").take(rows)
+    return Picked(
+        references, places, by.high.take(kept), low, times.take(rows), live.take(rows), value, joined("order")[rows]
+    )
+
+
+def useless(picked: Picked, since: int, lapse: Lapse) -> Any:
+    """bool[m]: which versions are deletions that hide nothing any more, of keys that need not be known.  O(m)."""
+    same = picked.high[1:] == picked.high[:-1]
+    if picked.low.size:
+        same &= picked.low[1:] == picked.low[:-1]
+    out = (picked.live == 0) & (picked.time <= since)
+    out[1:] &= ~same
+    out[:-1] &= ~same
+    out[out] &= lapse.of(picked.order[out])
+    return out
+
+
+class Merge:
+    """``inputs``: neighbouring runs, oldest first.  ``whole``: nothing older is held anywhere.  ``target``: where the
+    output is to live; None for memory.
+
+    ``output``: the run they become.  ``credit``: versions it may still go through.
+    """
+
+    def __init__(self, inputs: list[Run], whole: bool, target: Target | None = None) -> None:
+        description = inputs[0].description
+        for run in inputs[1:]:
+            description = description.joined(run.description)
+        self.inputs, self.whole, self.target, self.first, self.credit = inputs, whole, target, 0, 0
+        self.output = Run(description, [])
+
+    def __len__(self) -> int:
+        return self.owed + len(self.output)
+
+    @property
+    def owed(self) -> int:
+        """Versions it has still to go through."""
+        return sum(map(len, self.inputs))
+
+    @property
+    def parts(self) -> list[Part]:
+        """All versions, those merged and those not."""
+        return [*self.output.parts, *(part for run in self.inputs for part in run.parts)]
+
+    def advance(
+        self,
+        rows: int,
+        slots: Slots,
+        index: Index | None,
+        since: int,
+        settled: bool,
+        keeps: bool,
+        lapse: Lapse | None = None,
+    ) -> tuple[int, int]:
+        """Go through about ``rows`` versions; how many that were, and how many of them were copied.
+
+        ``index``: the one that points into the inputs, if any; it lets go of what moves to a target.  ``settled``:
+        every version anywhere is at or before ``since``.  ``keeps``: deletions must stay, whatever is older, but
+        for those of ``lapse``.  O(versions gone through).  When the target raises, nothing was changed.
+        """
+        target = self.target
+        last = self._until(rows, slots)
+        kept = [list(run.parts) for run in self.inputs]
+        parts = [part for run in self.inputs for part in run.bite(slots, last)]
+        try:
+            if index is not None and settled and (self.whole or keeps):
+                time = min(since, self.output.description.upper - 1)
+                picked = by_index(index, slots, parts, self.first, last, time, keeps)
+            else:
+                picked = by_sorting(slots, parts, since, self.whole and not keeps, index)
+            buried = picked.places[:0]
+            if lapse is not None and self.whole and keeps:
+                out = useless(picked, since, lapse)
+                buried, picked = picked.places[out], picked.without(out) if out.any() else picked
+            self._verify(parts, slots)
+            batch = picked.batch(slots, target is not None or slots.lasting) if picked.references.size else None
+            if target is not None and batch is not None:
+                batch = target(batch)
+        except BaseException:
+            for run, before in zip(self.inputs, kept, strict=True):
+                run.parts, run.size = before, sum(part.end - part.begin for part in before)
+            raise
+        if batch is not None:
+            part = slots.put(batch)
+            self.output.add(part)
+            if index is not None and target is None:
+                index.redirect(picked.places, part.references)
+        if lapse is not None and buried.size:
+            if index is not None and target is None:
+                index.bury(buried[buried >= 0])
+            lapse.let_go(buried.size if index is None else int((buried >= 0).sum()))
+        if index is not None and target is not None:
+            index.evict(self.first, last, slots.members(parts))
+        for part in parts:
+            if part.end == len(slots[part.slot]):
+                slots.drop(part.slot)
+        self.first = last + 1
+        if since > self.output.description.since:
+            description = self.output.description
+            since = min(since, description.upper - 1) if description.upper > NEVER else since
+            self.output.description = description._replace(since=max(since, description.since))
+        return sum(part.end - part.begin for part in parts), 0 if batch is None else len(batch)
+
+    def _verify(self, parts: list[Part], slots: Slots) -> None:
+        """Check the bytes of the files that are let go now, so that a flipped bit is found and not carried on."""
+        for part in parts:
+            batch = slots[part.slot]
+            file = batch.mapped or slots.files.get(part.slot)
+            if file is not None and part.end == len(batch):
+                file.verify()
+
+    def _until(self, rows: int, slots: Slots) -> int:
+        """The greatest identity of the next piece, of about ``rows`` versions: its share of the largest input."""
+        owed = self.owed
+        if owed <= rows + rows // 4:
+            return END
+        largest = max(self.inputs, key=len)
+        part = largest.parts[0]
+        at = min(part.begin + max(len(largest) * rows // owed, 1), part.end) - 1
+        return int(slots[part.slot].high[at])

@@ -1,0 +1,152 @@
+"""A run: what one step, or one merge, wrote: versions in hash order with a description, in one batch or several.
+
+Invariant: the parts are disjoint and ascending ranges of identities, and together they hold all that the run's
+description speaks of, but for what a merge has taken already: a merge eats its inputs from the least identity on,
+part by part, so that memory and disk come free as it goes.  Why that is not trivial: references name (slot, row), and
+must stay good while a run is half eaten; so parts remember where they now begin, and rows are never renumbered.
+`Slots` gives batches their numbers.  A run does not know what is current; the index does.
+
+>>> import pyarrow as pa
+>>> from ddflow.time import Description
+>>> slots = Slots(pa.schema({"k": pa.int64()}))
+>>> run = Run(Description(0, 3, 0), [slots.put(Batch.of([4, 7, 9], [1, 1, 2], [True] * 3, pa.table({"k": [1, 2, 3]})))])
+>>> run.bite(slots, 7), len(run), run.bite(slots, 2**64 - 1), len(run)
+([Part(slot=1, begin=0, end=2)], 1, [Part(slot=1, begin=2, end=3)], 0)
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.hashing import NONE, Flags, Ints
+from ddflow.columns.rows import Sources
+from ddflow.kernels.gather import SLOT
+from ddflow.time import Description
+from ddflow.trace.batch import Batch
+
+
+class Part(NamedTuple):
+    """Rows [begin, end) of the batch in a slot."""
+
+    slot: int
+    begin: int
+    end: int
+
+    @property
+    def references(self) -> Ints:
+        """int64[end - begin]: the references of the rows, without flags."""
+        return np.arange(self.slot << SLOT | self.begin, self.slot << SLOT | self.end, dtype=np.int64)
+
+
+class Slots:
+    """The batches of an arrangement by number; 0 is left to the events of the step at hand.
+
+    ``lasting``: whether commits write them to files.  ``files``: by number, those of resident ones that were written.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.held: list[Batch | None] = [None]
+        self.free: list[int] = []
+        self.sources = Sources(schema)
+        self.sources.put(0, None)
+        self.resident = self.mapped = 0
+        self.lasting = False
+        self.files: dict[int, Any] = {}
+
+    def __getitem__(self, slot: int) -> Batch:
+        batch = self.held[slot]
+        assert batch is not None, f"slot {slot} is empty"
+        return batch
+
+    @property
+    def batches(self) -> list[Batch]:
+        """All batches, in the order of slots."""
+        return [batch for batch in self.held if batch is not None]
+
+    def put(self, batch: Batch) -> Part:
+        """Give a batch a number; all its rows as a part.  O(columns)."""
+        if self.free:
+            slot = self.free.pop()
+            self.held[slot] = batch
+        else:
+            slot = len(self.held)
+            self.held.append(batch)
+        self.sources.put(slot, batch.rows)
+        self._weigh(batch, 1)
+        return Part(slot, 0, len(batch))
+
+    def drop(self, slot: int) -> None:
+        """Let a batch go: its memory when nobody looks at it any more, its file at once."""
+        batch = self[slot]
+        self._weigh(batch, -1)
+        self.held[slot] = None
+        self.sources.put(slot, None)
+        self.free.append(slot)
+        file = self.files.pop(slot, batch.mapped)
+        if file is not None:
+            file.drop()
+
+    def wrote(self, slot: int, file: Any) -> None:
+        """Note that a resident batch is in a file, too; the index holds the hashes of its values."""
+        self.files[slot] = file
+        self.swap(slot, replace(self[slot], value=NONE))
+
+    def swap(self, slot: int, batch: Batch) -> None:
+        """Put a batch of the same versions, row by row, in the place of a slot's.  O(columns)."""
+        self._weigh(self[slot], -1)
+        self.held[slot] = batch
+        self.sources.put(slot, batch.rows)
+        self._weigh(batch, 1)
+
+    def _weigh(self, batch: Batch, sign: int) -> None:
+        if batch.mapped is None:
+            self.resident += sign * batch.nbytes
+        else:
+            self.mapped += sign * batch.mapped.nbytes
+
+    def members(self, parts: list[Part]) -> Flags:
+        """uint8[slots]: 1 for those that the parts are of."""
+        out = np.zeros(len(self.held), np.uint8)
+        out[[part.slot for part in parts]] = 1
+        return out
+
+
+class Run:
+    """``description``: the times it speaks for.  ``parts``: ascending ranges of identities."""
+
+    def __init__(self, description: Description, parts: list[Part]) -> None:
+        self.description, self.parts = description, parts
+        self.size = sum(part.end - part.begin for part in parts)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def add(self, part: Part) -> None:
+        """Take in the next range of identities."""
+        self.parts.append(part)
+        self.size += part.end - part.begin
+
+    def bite(self, slots: Slots, last: int) -> list[Part]:
+        """Take the rows with identities up to ``last`` (its first word) off, and their batches when nothing is left.
+
+        O(parts taken + log rows).  The batches stay readable through what the caller holds of them.
+        """
+        taken = []
+        while self.parts:
+            part = self.parts[0]
+            high = slots[part.slot].high
+            end = part.end
+            if int(high[end - 1]) > last:
+                end = int(np.searchsorted(high[part.begin : end], np.uint64(last), side="right")) + part.begin
+            if end > part.begin:
+                taken.append(Part(part.slot, part.begin, end))
+                self.size -= end - part.begin
+            if end < part.end:
+                self.parts[0] = Part(part.slot, end, part.end)
+                break
+            del self.parts[0]
+        return taken

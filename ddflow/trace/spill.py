@@ -1,0 +1,130 @@
+"""Spilling: a batch's columns written to a file and read where they lie, with a filter that says what is not there.
+
+Invariant: the batch that comes back equals the one given, column for column; only where the bytes live has changed, and
+what all rows share still takes none.  Why that is not trivial: such a batch is searched, not indexed.  Identities are
+uniform, so a look-up interpolates, three cache lines a key; and a split-block Bloom filter, ten bits a key in a mapped
+file of its own, keeps most keys that are not there from touching it.  It does not decide what is spilled, or when.
+
+>>> import tempfile
+>>> from ddflow.storage.spill_folder import Folder
+>>> with tempfile.TemporaryDirectory() as place, Folder.open(place) as folder:
+...     batch = Batch.of([4, 9], [1, 2], [True, True], pa.table({"k": ["a", "b"]}))
+...     there = spilled(batch, folder)
+...     there._check()
+...     there.high.tolist(), there.rows.table.to_pylist(), there.mapped is not None
+([4, 9], [{'k': 'a'}, {'k': 'b'}], True)
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.hashing import Ints, Narrow, Words
+from ddflow.columns.rows import plainly
+from ddflow.errors import CorruptState
+from ddflow.kernels.bloom import BLOCK, blocks_for, fill, sift
+from ddflow.kernels.search import search
+from ddflow.storage.stored import Filed, Filing
+from ddflow.trace.batch import Batch
+from ddflow.trace.batch_file import Layout, filed, unfiled
+
+WORDS: Final = "words"
+"""The column of a sieve's file."""
+
+
+class Sieve(NamedTuple):
+    """Which identities of a batch's range may be in it."""
+
+    base: np.uint64
+    shift: np.uint64
+    words: Words
+
+    @classmethod
+    def over(cls, high: Words, low: Words) -> Sieve:
+        """Of sorted identities.  O(n)."""
+        base, shift, size = cls.room(int(high[0]), int(high[-1]), high.size)
+        words = np.zeros(size, np.uint64)
+        fill(high, low, base, shift, words)
+        return cls(base, shift, words)
+
+    @classmethod
+    def of(cls, batch: Batch, words: pa.RecordBatch) -> Sieve:
+        """The one over a batch's identities whose words were written.  Raises `CorruptState` where they are not its."""
+        over = cls.room(int(batch.high[0]), int(batch.high[-1]), len(batch))
+        column = words.column(0)
+        if len(column) != over[2]:
+            raise CorruptState("the sieve of a batch", f"it has {len(column)} words, not {over[2]}", "replay the log")
+        kept = plainly(np.frombuffer(column.buffers()[1], np.uint64, len(column), column.offset * 8))
+        return cls(over[0], over[1], kept)
+
+    @staticmethod
+    def room(first: int, last: int, n: int) -> tuple[np.uint64, np.uint64, int]:
+        """Base, shift, and how many words, for n identities from ``first`` to ``last``."""
+        reach = last - first
+        shift = 64 - max(reach.bit_length(), 1)
+        # Part of the shifted range may be empty: as many more blocks keep ten bits for each key.
+        blocks = -(-blocks_for(n) * 2**64 // ((reach + 1) << shift))
+        return np.uint64(first), np.uint64(shift), BLOCK * blocks
+
+
+class Files:
+    """The files of one batch: its columns, and its sieve.  ``layout``: what the columns are.  ``names``: the payload's.
+    ``plain``: as an inventory says it.
+    """
+
+    def __init__(self, columns: Filed, layout: Layout, words: Filed, sieve: Sieve) -> None:
+        self.columns, self.layout, self.words, self.sieve = columns, layout, words, sieve
+        self.nbytes = columns.nbytes + words.nbytes
+        self.plain: dict[str, Any] = {}
+        self.names = columns.batch.schema.names[len(layout.own) + bool(layout.words) :]
+
+    def drop(self) -> None:
+        """Let them go; what refers to their bytes stays valid."""
+        self.columns.drop()
+        self.words.drop()
+
+    def verify(self) -> None:
+        """Compare the bytes with their checksums.  O(bytes).  Raises `CorruptState`."""
+        self.columns.verify()
+        self.words.verify()
+
+
+def spilled(batch: Batch, filing: Filing) -> Batch:
+    """The same batch in files.  O(bytes).  Raises what the place raises; no file is left then."""
+    record, layout = filed(batch)
+    columns = filing.write(record)
+    try:
+        return sifted(columns, layout, filing)
+    except BaseException:
+        columns.drop()
+        raise
+
+
+def sifted(columns: Filed, layout: Layout, filing: Filing) -> Batch:
+    """A batch that is in a file already, with a sieve in another.  O(n).  Raises what the place raises."""
+    batch = unfiled(columns.batch, layout)
+    words = filing.write(pa.RecordBatch.from_arrays([pa.array(Sieve.over(batch.high, batch.low).words)], [WORDS]))
+    return replace(batch, mapped=Files(columns, layout, words, Sieve.of(batch, words.batch)))
+
+
+def find(batch: Batch, begin: int, high: Words, low: Words, starts: Narrow, wanted: Ints) -> tuple[Ints, Ints]:
+    """Which of the ``wanted`` groups have versions among a spilled batch's rows from ``begin`` on, and their last ones.
+
+    ``high``, ``low``, ``starts``: sorted identities and where each group begins.  ``wanted``: int64[m], ascending, in
+    the batch's range.  Both int64[found].  O(m) expected.
+    """
+    sieve = batch.mapped.sieve
+    maybe = np.empty(wanted.size, np.int64)
+    n = sift(high, low, starts, wanted, sieve.base, sieve.shift, sieve.words, maybe)
+    maybe = maybe[:n]
+    row = np.empty(n, np.int64)
+    second = np.uint64(batch.low.ctypes.data if low.size else 0)
+    search(
+        high, low, starts, maybe, np.uint64(batch.high.ctypes.data), second, np.int64(len(batch)), np.int64(begin), row
+    )
+    there = row >= 0
+    return maybe[there], row[there]

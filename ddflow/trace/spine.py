@@ -1,0 +1,168 @@
+"""The spine: the runs of one arrangement, oldest first, few and growing, and the merges that keep them so.
+
+Invariant: the descriptions of neighbours meet, and together they hold every version that a read at or after ``since``
+needs.  Why that is not trivial: no step may pay for a whole merge.  So a merge is paid for as versions come in,
+``EFFORT`` for each, piece by piece in the place of its inputs, and newer runs queue up behind it and may be merged
+among themselves meanwhile.  ``choose`` decides with sizes alone; `Spine.work` acts.
+
+>>> choose([1000, 10, 10], 900, 32) is None
+True
+>>> choose([1000] + [10] * 32, 1100, 32)
+1
+>>> choose([1000, 1100], 900, 32)
+0
+>>> choose([8000] + [1] * 31, 8000, 32) is None  # many small ones and a large one are not of one size
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from ddflow.trace.index import Index
+from ddflow.trace.merge import Lapse, Merge, Target
+from ddflow.trace.run import Part, Run, Slots
+
+FAN = 32
+"""How many runs of about one size are merged into one, in memory."""
+EFFORT = 8
+"""Versions that a merge goes through for each version that comes in."""
+PIECE, MOST = 1 << 14, 1 << 19
+"""The least versions that a merge goes through at once, since less would be spent on the way there, and the most."""
+GARBAGE = 2
+"""All is merged when there are so many times the versions needed."""
+
+
+def choose(sizes: Sequence[int], needed: int | None, fan: int) -> int | None:
+    """The first run of the newest ones that should be merged into one, or None.
+
+    ``sizes``: versions a run, oldest first.  ``needed``: how many versions a merge of all would leave, about; None
+    where that cannot be chosen.  All are merged when too much is garbage; else the newest ones when there are ``fan``
+    of about one size (the largest is a small part of all), so a version is copied about once for each power of
+    ``fan``.  Pure; O(runs).
+    """
+    if needed is not None and len(sizes) > 1 and sum(sizes) > GARBAGE * needed + 64:
+        return 0
+    total = largest = 0
+    for i in range(len(sizes) - 1, -1, -1):
+        total, largest = total + sizes[i], max(largest, sizes[i])
+        if len(sizes) - i >= fan and largest * max(fan // 4, 2) <= total:
+            return i
+    return None
+
+
+class Spine:
+    """``fan``: how many runs of about one size make a larger one.  ``keeps``: whether deletions must stay, whatever is
+    older, but for those of ``lapse``.  ``copied``: versions that merges wrote.  ``most``: versions that a merge goes
+    through at once."""
+
+    def __init__(self, fan: int = FAN, keeps: bool = False) -> None:
+        self.items: list[Run | Merge] = []
+        self.fan, self.keeps, self.copied, self.most = fan, keeps, 0, MOST
+        self.lapse: Lapse | None = None
+        # Runs when a plan was last made, and versions since: a few more of either change nothing.
+        self.planned = self.fresh = 0
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def versions(self) -> int:
+        """How many versions are held."""
+        return sum(map(len, self.items))
+
+    @property
+    def merges(self) -> list[Merge]:
+        """Those in progress."""
+        return [item for item in self.items if isinstance(item, Merge)]
+
+    @property
+    def owed(self) -> int:
+        """Versions that merges have still to go through."""
+        return sum(merge.owed for merge in self.merges)
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs, older versions of a key before newer ones; a merge has its output and what it has still to eat."""
+        return [
+            run for item in self.items for run in ([item] if isinstance(item, Run) else [item.output, *item.inputs])
+        ]
+
+    @property
+    def parts(self) -> list[Part]:
+        """All versions, older ones of a key before newer ones."""
+        return [part for item in self.items for part in item.parts]
+
+    @property
+    def upper(self) -> int | None:
+        """The time from which on nothing was written yet; None where nothing was."""
+        if not self.items:
+            return None
+        item = self.items[-1]
+        return (item if isinstance(item, Run) else item.output).description.upper
+
+    def append(self, run: Run) -> None:
+        """Take in the newest run.  O(1)."""
+        self.items.append(run)
+        self.fresh += len(run)
+
+    def plan(self, needed: int, alone: bool, target: Target | None = None) -> None:
+        """Begin merges while `choose` says so.
+
+        ``needed``: versions that a merge of all would leave, about.  ``alone``: nothing older is held elsewhere.
+        ``target``: where merged runs are to live, None for memory.  O(runs).
+        """
+        if len(self.items) - self.planned < self.fan // 8 and self.fresh * 16 <= needed:
+            return
+        while True:
+            self.planned, self.fresh = len(self.items), 0
+            start = next((i + 1 for i in range(len(self.items) - 1, -1, -1) if isinstance(self.items[i], Merge)), 0)
+            runs = [item for item in self.items[start:] if isinstance(item, Run)]
+            first = choose([len(run) for run in runs], needed if start == 0 else None, self.fan)
+            if first is None:
+                return
+            self.items[start + first :] = [Merge(runs[first:], alone and start + first == 0, target)]
+
+    def work(
+        self, paid: int | None, slots: Slots, index: Index | None, since: int, settled: bool, files: bool | None = None
+    ) -> None:
+        """Go on with the merges by what was paid, ``EFFORT`` for each version; None finishes them.
+
+        ``files``: only with those that write files, and may be refused by the disk, or only with the others; None: with
+        all.  The rest as in `Merge.advance`.  O(versions paid for), amortised.
+        """
+        if not self.merges:
+            return
+        for at, merge in [(i, item) for i, item in enumerate(self.items) if isinstance(item, Merge)]:
+            if files is not None and files != (merge.target is not None):
+                continue
+            owed = merge.owed
+            merge.credit = owed if paid is None else merge.credit + EFFORT * paid
+            while owed and merge.credit >= min(PIECE, owed):
+                done, copied = merge.advance(
+                    min(merge.credit, self.most), slots, index, since, settled, self.keeps, self.lapse
+                )
+                merge.credit -= done
+                self.copied += copied
+                owed = merge.owed
+            if not owed:
+                self.items[at] = merge.output
+
+    def _check(self, slots: Slots) -> None:
+        """Assert the invariant."""
+        descriptions = []
+        for item in self.items:
+            run = item.output if isinstance(item, Merge) else item
+            descriptions.append(run.description)
+            for part in item.parts:
+                batch, (lower, upper, _) = slots[part.slot], run.description
+                assert 0 <= part.begin < part.end <= len(batch)
+                # Every time is one the description speaks of.
+                assert int(batch.time.min()) >= lower and int(batch.time.max()) < upper, run.description
+            for each in [run, *(item.inputs if isinstance(item, Merge) else [])]:
+                # The parts of a run ascend, and share no identity.
+                ends = [(int(slots[p.slot].high[p.begin]), int(slots[p.slot].high[p.end - 1])) for p in each.parts]
+                assert all(a[1] < b[0] for a, b in pairwise(ends)), ends
+        # Neighbours meet: no time is covered twice or not at all.
+        assert all(older.meets(newer) for older, newer in pairwise(descriptions)), descriptions
