@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """The bar: every line that ddflow must reach, what it reached, its peer in the same run, and whether that is enough.
 
-Invariant: a bar is computed from the stored results of runs and from nothing else, and a ratio only from two figures
-of one run.  Why that is not trivial: a bar may say ``8 M/s where numpy does 1.55``, and then it is the ratio that
-decides (5.2 times numpy), on any machine; the rate it was said in stands beside it.  Figures of the Rust original were
-published for another machine and are shown, never required.  Nothing here measures.
+Invariant: a bar is computed from the stored results of runs and from nothing else, and a ratio only from two figures of
+one run. A bar may say ``8 M/s where numpy does 1.55``, and then it is the ratio that decides (5.2 times numpy), on any
+machine; the rate it was said in stands beside it. Figures of the Rust original were published for another machine and
+are shown, never required. Nothing here measures.
 
 As a program it takes result files, or the newest of each kind in ``bench/results``, and prints all bars in one table.
 

@@ -1,8 +1,8 @@
 """A fresh process for every measurement: a question goes in as JSON, an answer comes out as JSON.
 
 Invariant: the process has run nothing before, holds every library to the threads it was given, and imports the ddflow
-of the checkout the bench stands in.  Why that is not trivial: a process that has already run a contender gives the next
-one its allocator's warm pages, and its peak memory; and libraries read their number of threads once, when imported.
+of the checkout the bench stands in. A process that has already run a contender gives the next one its allocator's warm
+pages, and its peak memory; and libraries read their number of threads once, when imported.
 
 >>> environment(2)["POLARS_MAX_THREADS"], environment(2)["OMP_NUM_THREADS"]
 ('2', '2')

@@ -1,8 +1,8 @@
 """Who takes part: each contender by name, with its threads, what it can take and whether its output is in order.
 
 Invariant: a name stands for one way of doing the work with one number of threads, so a figure is never an average over
-settings.  Why that is not trivial: the ratio everybody quotes is to ``numpy``, the plain whole-array way; the
-contenders beside it show how much of that is numpy and how much the way it was written, and ``limit`` how much is left.
+settings. The ratio everybody quotes is to ``numpy``, the plain whole-array way; the contenders beside it show how much
+of that is numpy and how much the way it was written, and ``limit`` how much is left.
 
 >>> [name for name, contender in CONTENDERS.items() if contender.base]
 ['numpy']

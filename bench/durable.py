@@ -2,11 +2,11 @@
 """The durable bench: what a commit costs as the state grows from 10^5 keys to 10^7, and what it takes to open it again.
 
 Invariant: at every size all keys are loaded and committed first; then epochs of 10 k events on random keys are stepped
-and committed one by one, and only the commits are told of, apart from the steps.  Every answer is checked: the state
-that is opened again must hold the same rows.  Why that is not trivial: a commit writes the step's versions and what
-merges wrote since the last one, so there must be epochs enough for merges to come round; the mean counts, the median is
-told beside it.  A commit waits for the disk, whose syncs take as long as they like on a shared machine; so processor
-time stands beside wall time, and the bare cost of syncing as many files of as many bytes, with nothing in them, too.
+and committed one by one, and only the commits are told of, apart from the steps. Every answer is checked: the state
+that is opened again must hold the same rows. A commit writes the step's versions and what merges wrote since the last
+one, so there must be epochs enough for merges to come round; the mean counts, the median is told beside it. A commit
+waits for the disk, whose syncs take as long as they like on a shared machine; so processor time stands beside wall
+time, and the bare cost of syncing as many files of as many bytes, with nothing in them, too.
 
 >>> row = run(5_000, 3)
 >>> row["keys"], row["epochs"], row["commit_ms"] > 0, row["reopen_seconds"] > 0

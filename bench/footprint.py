@@ -2,9 +2,9 @@
 """The footprint bench: what a key takes in memory after a workload has gone through, by two accounts.
 
 Invariant: the engine's own account (``stats()``: index and batches) and the system's (private pages, RssAnon, after
-less before) are both told, for the same engine at the same moment, and divided by the keys it then holds.  Why that is
-not trivial: the first leaves out scratch, allocators' leftovers and whatever was forgotten; the second has them all,
-and the smaller the state the more of the second is none of the keys'.  Updates are dropped as they come.
+less before) are both told, for the same engine at the same moment, and divided by the keys it then holds. The first
+leaves out scratch, allocators' leftovers and whatever was forgotten; the second has them all, and the smaller the state
+the more of the second is none of the keys'. Updates are dropped as they come.
 
 >>> found = run("tiny")
 >>> found["keys"], found["bytes_per_key"] > 16

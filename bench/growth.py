@@ -2,11 +2,11 @@
 """The growth bench: what an event costs as the state grows from ten thousand keys to ten million.
 
 Invariant: at every size all keys are loaded first, then events of existing keys come in steps of 10 k until merging has
-come round more than once, and only those are counted; verdicts and updates are checked against the events.  Why that
-is not trivial: merges come seldom and are dear, so too few events would leave them out; cost is the mean over all
-steps.  It may grow by the logarithm of the state, no faster: the merges' share is that of the levels, and what the
-processor's caches no longer hold comes on top.  Write amplification is that of the counted steps too: versions written
-and copied for each one written.  In memory, and once more through a budget a tenth of the state.
+come round more than once, and only those are counted; verdicts and updates are checked against the events. Merges come
+seldom and are dear, so too few events would leave them out; cost is the mean over all steps. It may grow by the
+logarithm of the state, no faster: the merges' share is that of the levels, and what the processor's caches no longer
+hold comes on top. Write amplification is that of the counted steps too: versions written and copied for each one
+written. In memory, and once more through a budget a tenth of the state.
 
 >>> row = run(2_000, 10_000, None)
 >>> row["keys"], row["events"], row["ns_per_event"] > 0, row["write_amplification"] >= 1

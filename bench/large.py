@@ -2,10 +2,10 @@
 """The large bench: state ten times the budget, ddflow beside RocksDB and DuckDB, every update checked.
 
 Invariant: all contenders take the same upserts in the same steps inside the same budget, in one run, and at every mark
-their updates must have the count and checksum of the reference, or nothing is reported.  Why that is not trivial: a
-peer may need an hour for what ddflow does in a minute.  So everybody takes a prefix (``--events``), ddflow takes all of
-it too, and rates are compared over a *late window*, the last fifth of the prefix, where the state has been loaded.  A
-peer that runs out of the budget is reported as such; ddflow may not.
+their updates must have the count and checksum of the reference, or nothing is reported. A peer may need an hour for
+what ddflow does in a minute. So everybody takes a prefix (``--events``), ddflow takes all of it too, and rates are
+compared over a *late window*, the last fifth of the prefix, where the state has been loaded. A peer that runs out of
+the budget is reported as such; ddflow may not.
 
 >>> [run.contender for run in plan(parser().parse_args(["--workload", "tinyl", "--contender", "ddflow"]))]
 ['ddflow', 'ddflow', 'ddflow']

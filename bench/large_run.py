@@ -1,10 +1,10 @@
 """One measurement of a large workload: a contender takes its upserts in steps, inside a budget, in a fresh process.
 
 Invariant: only what the contender does is timed; making a piece and checking updates stand outside, even where pieces
-are made while the contender is reading them.  Updates are checked and dropped after each step.  Why that is not
-trivial: memory is watched all the while, and what the bench itself takes must not show: a piece is some megabytes and
-is gone before the next, and updates are looked at 64 k rows at a time.  Memory is told as private bytes over those of
-the idle contender, opened with the same arguments, and mapped and shared bytes beside it.  As a program: the child.
+are made while the contender is reading them. Updates are checked and dropped after each step. Memory is watched all
+the while, and what the bench itself takes must not show: a piece is some megabytes and is gone before the next, and
+updates are looked at 64 k rows at a time. Memory is told as private bytes over those of the idle contender, opened
+with the same arguments, and mapped and shared bytes beside it. As a program: the child.
 
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     sample = run(LargeJob("tinyl", "duckdb", 20_000, 60_000, "128MB", folder))

@@ -2,9 +2,9 @@
 """The latency bench: how long one small step takes when a million keys are loaded, merges and all.
 
 Invariant: a step is one ``push`` and one ``advance_to`` in hold-back mode, timed together, its updates in hand; no step
-is left out, and after the last the engine's rows are compared with those that the events leave.  Why that is not
-trivial: a median hides what a merge costs, so the 99th percentile and the longest step stand beside it; and the table
-that goes in is made before, or making it would be most of a small step.
+is left out, and after the last the engine's rows are compared with those that the events leave. A median hides what a
+merge costs, so the 99th percentile and the longest step stand beside it; and the table that goes in is made before, or
+making it would be most of a small step.
 
 The figures of the Rust original (``bars.RUST_LATENCY_US``) were published for another machine.
 

@@ -1,10 +1,9 @@
 """The yardstick: a bare loop, compiled, that keeps int64 -> int64 in open addressing and writes the updates.
 
-Invariant: it keeps the contract of ``peers.py`` and nothing beyond it.  It knows no other types, no columns, no
+Invariant: it keeps the contract of ``peers.py`` and nothing beyond it. It knows no other types, no columns, no
 batches, no history, no verdicts, no events out of time order, and gives up on the least int64, its mark for *nothing
-here*.  Why that is not trivial: what an engine could at most reach is only worth knowing when nobody can say the loop
-was slow.
-So there are two: ``limit``, the fastest we found, and ``limit_plain``, which takes events strictly one after another.
+here*. What an engine could at most reach is only worth knowing when nobody can say the loop was slow. So there are
+two: ``limit``, the fastest we found, and ``limit_plain``, which takes events strictly one after another.
 
 `limit` first finds the last event of each key of a time in a table small enough for the first-level cache, then looks
 at all their places in the big table before it needs any (the processor waits for memory once and not a thousand

@@ -1,10 +1,10 @@
 """One measurement: a contender, a workload and a line, in a fresh process of its own, timed and checked.
 
 Invariant: what is timed is Arrow in memory to Arrow in memory and nothing else; imports, compilation, loading and the
-check stand outside.  Why that is not trivial: on a virtual machine the first to touch a page pays the host for it, more
-or less by chance, so the job runs twice at full size.  Memory is that of the first run, its highest resident memory
-less what was resident before, so it contains the updates themselves (``output_mb`` says how many); time is that of the
-second.  Run as a program this is the child.
+check stand outside. On a virtual machine the first to touch a page pays the host for it, more or less by chance, so
+the job runs twice at full size. Memory is that of the first run, its highest resident memory less what was resident
+before, so it contains the updates themselves (``output_mb`` says how many); time is that of the second. Run as a
+program this is the child.
 
 >>> job = Job("tiny", "dict", "upsert")
 >>> sample = run(job)

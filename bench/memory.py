@@ -1,11 +1,11 @@
 """What this process holds of the machine's memory: now, at its highest, and by what kind of page.
 
-Invariant: nothing here adds to what it looks at but one small thread.  Why that is not trivial: *resident* counts what
-lies in the page cache anyway, so a mapped file looks like memory that was taken.  Linux tells the kinds apart: private
-pages (RssAnon), which nothing but this process can give back, pages of mapped files (RssFile, with those of the
-libraries), which the system drops when it needs the room, and shared memory (RssShmem), which is what files on a memory
-disk are.  A watch samples them; what comes and goes between two samples it does not see.  Elsewhere than on Linux only
-the resident size is known, and a watch sees nothing.
+Invariant: nothing here adds to what it looks at but one small thread. *resident* counts what lies in the page cache
+anyway, so a mapped file looks like memory that was taken. Linux tells the kinds apart: private pages (RssAnon), which
+nothing but this process can give back, pages of mapped files (RssFile, with those of the libraries), which the system
+drops when it needs the room, and shared memory (RssShmem), which is what files on a memory disk are. A watch samples
+them; what comes and goes between two samples it does not see. Elsewhere than on Linux only the resident size is known,
+and a watch sees nothing.
 
 >>> import time
 >>> with Watch(every=0.001) as watch:

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """The no-op bench: what of a real feed changes nothing, on a git history read twice over.
 
-Invariant: every figure is of the same commits.  As a *log* each raw line of ``git log`` is an event; as *full files*
-the whole tree stands at each commit, all paths, and goes through ``engine.replace``, as a nightly export would
-through ``ddflow replace``.  Both rows carry the commit's number, as feeds carry their "updated at"; it is ignored, or
-it is not. Both readings must end in the same tree.  Why that is not trivial: a log of changes has next to no no-ops,
-a feed of states has little else; what suppression is worth depends on which of the two one has.
+Invariant: every figure is of the same commits. As a *log* each raw line of ``git log`` is an event; as *full files*
+the whole tree stands at each commit, all paths, and goes through ``engine.replace``, as a nightly export would through
+``ddflow replace``. Both rows carry the commit's number, as feeds carry their "updated at"; it is ignored, or it is
+not. Both readings must end in the same tree. A log of changes has next to no no-ops, a feed of states has little else;
+what suppression is worth depends on which of the two one has.
 
 >>> log, files = read(None, 5)
 >>> row = run("full files", files, ignore=True)

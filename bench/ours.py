@@ -1,9 +1,9 @@
 """ddflow as a contender: steps of 100 k rows through ``push`` and ``advance_to``, or everything in one step.
 
 Invariant: the engine sees what a feed would give it and nothing else: slices in order of arrival, and after each a
-frontier at the first time of the next, so that no time is closed that could still receive events.  Why that is not
-trivial: whole-input peers sort once, this keeps state between 100 steps and still has to beat them.  It ends with
-``advance_to(CLOSED)`` and checks that every event got its verdict.  Nothing here measures.
+frontier at the first time of the next, so that no time is closed that could still receive events. Whole-input peers
+sort once, this keeps state between 100 steps and still has to beat them. It ends with ``advance_to(CLOSED)`` and
+checks that every event got its verdict. Nothing here measures.
 
 >>> events = pa.table({"key": [1, 1, 1], "val": [5, 6, None], "time": [0, 1, 1]})
 >>> for line in ("upsert", "backfill"):

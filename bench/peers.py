@@ -1,10 +1,10 @@
 """The peers that need nothing but Python and numpy: a dict loop, and two ways to write it as whole-array numpy.
 
-Invariant: every peer keeps the contract the engine keeps.  In: an Arrow table of (key, val or null, time) in memory,
-rows arriving in time order.  Out: Arrow tables of (key, val, ``_time``, ``_diff``), ordered by ``_time``, a key's
+Invariant: every peer keeps the contract the engine keeps. In: an Arrow table of (key, val or null, time) in memory,
+rows arriving in time order. Out: Arrow tables of (key, val, ``_time``, ``_diff``), ordered by ``_time``, a key's
 retraction before its assertion; of several events of a key at a time the last wins, a null deletes, and what changes
-nothing is silent.  Why that is not trivial: the cost of a peer hides in what it may leave out, so what each *assumes*
-and whether it orders its output is said beside its figure.  Nothing here measures.
+nothing is silent. The cost of a peer hides in what it may leave out, so what each *assumes* and whether it orders its
+output is said beside its figure. Nothing here measures.
 
 >>> events = pa.table({"key": [1, 1, 1], "val": [5, 6, None], "time": [0, 1, 1]})
 >>> for peer in (dict_loop, numpy_lexsort, numpy_arrival):

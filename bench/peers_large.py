@@ -1,9 +1,9 @@
 """The peers that keep their state on disk: RocksDB by way of rocksdict, and DuckDB on a file, both inside a budget.
 
 Invariant: the contract of ``peers.py``, step by step, and each gets the settings we found fastest for it (README.md
-names those that lost).  Neither keeps a log or syncs, because what ddflow spills is not durable either.  Why that is
-not trivial: with one Python call for each event RocksDB would measure Python; so all that can be done on whole arrays
-is, keys are asked for in one call a step, integers in order, and writes go in one batch.  Nothing here measures.
+names those that lost). Neither keeps a log or syncs, because what ddflow spills is not durable either. With one
+Python call for each event RocksDB would measure Python; so all that can be done on whole arrays is, keys are asked for
+in one call a step, integers in order, and writes go in one batch. Nothing here measures.
 
 >>> import tempfile
 >>> events = pa.table({"key": [1, 1, 1], "val": [5, 6, None], "time": [0, 0, 1]})

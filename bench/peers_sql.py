@@ -2,8 +2,8 @@
 
 Invariant: the contract is that of ``peers.py``, and each engine gets the fastest query we found for it (the ones that
 lost are named in README.md); inputs are handed over as Arrow and results taken as Arrow, by each engine's own door.
-Why that is not trivial: neither engine promises an order it was not asked for, so arrival is numbered inside the query,
-and what an ordered output costs is shown by a second contender that leaves it out.  Nothing here measures.
+Neither engine promises an order it was not asked for, so arrival is numbered inside the query, and what an ordered
+output costs is shown by a second contender that leaves it out. Nothing here measures.
 
 >>> import pyarrow as pa
 >>> events = pa.table({"key": [1, 1, 1], "val": [5, 6, None], "time": [0, 1, 1]})

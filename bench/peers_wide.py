@@ -1,9 +1,9 @@
 """The peer for wide rows: DuckDB in steps against a state table, whatever columns stand between ``key`` and ``time``.
 
 Invariant: the contract of ``peers.py`` with rows that are never deleted: a row that differs in any column from the one
-its key had replaces it, one that does not is silent.  Why that is not trivial: window functions carry every column of
-every row along, so only row numbers go through them, and the old row is joined back in (structs and a ``lag`` of every
-column were slower).  Nothing here measures.
+its key had replaces it, one that does not is silent. Window functions carry every column of every row along, so only
+row numbers go through them, and the old row is joined back in (structs and a ``lag`` of every column were slower).
+Nothing here measures.
 
 >>> events = pa.table({"key": [1, 1, 1], "name": ["a", "b", "b"], "time": [0, 1, 2]})
 >>> [tuple(row.values()) for table in duckdb_wide_steps(events, 1) for row in table.to_pylist()]

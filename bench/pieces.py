@@ -1,10 +1,10 @@
 """The large workloads: upserts that are made a piece at a time, so that they are nowhere whole, not even on disk.
 
 Invariant: piece ``i`` of a workload is drawn from a generator of its own, seeded by the workload and ``i``, so any
-prefix is the same upserts whoever asks, in whatever steps.  Why that is not trivial: inputs and updates of this size do
-not fit the memory that is being measured, so both are made, checked and dropped piece by piece, and the known answer is
-kept as *marks*: count and checksum of the updates after so many upserts.  They come from ``reference``, which knows
-that keys are small integers and keeps their values in one flat array.  Columns as in ``workloads``.
+prefix is the same upserts whoever asks, in whatever steps. Inputs and updates of this size do not fit the memory that
+is being measured, so both are made, checked and dropped piece by piece, and the known answer is kept as *marks*: count
+and checksum of the updates after so many upserts. They come from ``reference``, which knows that keys are small
+integers and keeps their values in one flat array. Columns as in ``workloads``.
 
 >>> shape = LARGE["tinyl"]
 >>> batch = piece(shape, 1)

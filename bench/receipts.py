@@ -2,9 +2,9 @@
 """The receipts bench: what the driver does of an epoch, begin and finish, from ten partitions to a thousand.
 
 Invariant: the receipts are those of real parts that took real rows and wrote real files, on both levels of a plan that
-counts behind a projection; after each commit the state is read, and must hold what was given.  Why that is not
-trivial: the parts run here one after the other, and only `Coordinator.begin` and `Coordinator.finish` are timed, which
-look whether every file is there, by name and length; what is in them is compared when somebody opens them.
+counts behind a projection; after each commit the state is read, and must hold what was given. The parts run here one
+after the other, and only `Coordinator.begin` and `Coordinator.finish` are timed, which look whether every file is
+there, by name and length; what is in them is compared when somebody opens them.
 
 >>> row = run(3, 2)
 >>> row["partitions"], row["receipts"], row["files"] > 6, row["finish_ms"][0] > 0

@@ -1,8 +1,8 @@
 """What a run leaves behind: tables on the terminal, the raw samples as JSON, tables in Markdown, and on request a plot.
 
 Invariant: the JSON holds every sample of every round and the machine they come from; the tables are computed from it
-alone, so a figure in a table can always be traced.  Why that is not trivial: a ratio is only meaningful within one run
-on one machine, hence the ratio is taken here, per workload, to the contender called the base.  Nothing here measures.
+alone, so a figure in a table can always be traced. A ratio is only meaningful within one run on one machine, hence the
+ratio is taken here, per workload, to the contender called the base. Nothing here measures.
 
 >>> row = Row("w1s", "upsert", "dict", 1, True, [4.0, 2.0, 3.0], [4.0], [5.0], [90.0], 50.0, 10**6, 7, "0a")
 >>> row.median_seconds, round(row.rate, 3)

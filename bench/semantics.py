@@ -2,10 +2,10 @@
 """The semantics bench: merges, groups, cells, lists, machines, tombstones and contents beside full rows, and peers.
 
 Invariant: a line is timed on a state that holds all keys, in steps of 100 k rows, each contender in a fresh process;
-and the rows that are left have the checksum that numpy or a dict found from the same events, or the run fails.  Why
-that is not trivial: what a line costs only means something beside full rows of the same table, in the same run; so a
-line brings its base along, and every round begins at another line.  What is put out is checked and dropped between the
-steps, outside of the time that counts.
+and the rows that are left have the checksum that numpy or a dict found from the same events, or the run fails. What a
+line costs only means something beside full rows of the same table, in the same run; so a line brings its base along,
+and every round begins at another line. What is put out is checked and dropped between the steps, outside of the time
+that counts.
 
 >>> found = run("overwrite", "ddflow", [500, 100, 1, 4])
 >>> found["rows"], found["checksum"] == run("overwrite", "expected", [500, 100, 1, 4])["checksum"]

@@ -1,8 +1,8 @@
 """ddflow in the semantics bench: the flow of each line, a step of it, and what its rows add up to.
 
 Invariant: a step takes one table and gives Arrow; beside the rows that are read at the end, the updates of all steps
-must add up to the same, so that differences are checked and not only states.  Why that is not trivial: what is put
-out is dropped after each step, so it is added up as it comes, outside of the time that counts.  Nothing here measures.
+must add up to the same, so that differences are checked and not only states. What is put out is dropped after each
+step, so it is added up as it comes, outside of the time that counts. Nothing here measures.
 
 >>> import semantics_work as work
 >>> size = work.Size(50, 20, 1, 3)

@@ -1,10 +1,9 @@
 """The peers of the semantics bench: DuckDB with a primary key or by ``merge into``, Polars, and a loop over a dict.
 
 Invariant: they end with the same rows in the same steps, and that is all they do: none gives differences, keeps a
-deleted key's order, or looks at the orders of what it holds (events come in order).  Why that is not trivial: SQL
-refuses a statement that touches a row twice, so the events of a step are first folded among themselves; Polars holds a
-frame that it joins with each step and makes anew, which costs what the state is, and not what the step is.  Nothing
-here measures.
+deleted key's order, or looks at the orders of what it holds (events come in order). SQL refuses a statement that
+touches a row twice, so the events of a step are first folded among themselves; Polars holds a frame that it joins with
+each step and makes anew, which costs what the state is, and not what the step is. Nothing here measures.
 
 >>> import semantics_work as work
 >>> size = work.Size(60, 20, 1, 3)

@@ -1,9 +1,9 @@
 """What the semantics bench is run on: tables made from a seed, the lines over them, and what each must end with.
 
 Invariant: a line is a spec, a kind of table and an answer: the checksum of the rows that are left, found by numpy or a
-dict from the same events, without the engine.  Why that is not trivial: the rows of one line must be those of all its
-contenders, and a ratio must be to full rows *of the same table*; so lines name their base.  Orders ascend with arrival
-but where a line is about late events, so a dict needs no orders; drawn values are never negative, so -1 is null.
+dict from the same events, without the engine. The rows of one line must be those of all its contenders, and a ratio
+must be to full rows *of the same table*; so lines name their base. Orders ascend with arrival but where a line is
+about late events, so a dict needs no orders; drawn values are never negative, so -1 is null.
 
 Kinds of table, all with ``id``: *plain* (``at``, six int64 columns, 30 % nulls), *late* (the same, orders shuffled
 within a window), *groups* (three order columns instead, two of them late and 30 % null), *deletes* (plain, 5 % delete),

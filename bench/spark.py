@@ -2,9 +2,9 @@
 """The Spark bench: ddflow on Spark beside what Spark has of its own, on the same files and with the same answers.
 
 Invariant: every contender runs in a process of its own with a session of its own on two cores; rounds begin at another
-contender each; and updates that are not the known ones fail the run.  Why that is not trivial: most of a streaming
-batch is Spark's own planning and book-keeping, so a rate says little without its neighbours ``ceiling`` and ``floor``,
-which do nothing but the shuffle.  What is slow takes a part of a workload, in one round; the tables say how many rows.
+contender each; and updates that are not the known ones fail the run. Most of a streaming batch is Spark's own planning
+and book-keeping, so a rate says little without its neighbours ``ceiling`` and ``floor``, which do nothing but the
+shuffle. What is slow takes a part of a workload, in one round; the tables say how many rows.
 
 >>> [job.contender for job in select(parser().parse_args(["--only", "small"]))]
 ['floor', 'ddflow']

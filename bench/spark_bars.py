@@ -1,9 +1,9 @@
 """The bars of the Spark bench: what ddflow must reach beside Spark's own, from the results of one run.
 
-Invariant: as in ``bars``: a ratio is of two figures of one run, and one that was not run is left out.  Why that is not
-trivial: the slow peers took a part of the workload that ddflow took whole, so their rate flatters them (their state is
-smaller) and stands as it is; what is told as "within so many times the floor" is the floor's rate turned round; and
-state on disk is compared after the same rows only.
+Invariant: as in ``bars``: a ratio is of two figures of one run, and one that was not run is left out. The slow peers
+took a part of the workload that ddflow took whole, so their rate flatters them (their state is smaller) and stands as
+it is; what is told as "within so many times the floor" is the floor's rate turned round; and state on disk is compared
+after the same rows only.
 
 >>> rows = [{"line": "stream-100k", "workload": "w1", "contender": name, "query": "upsert", "rows": 10**7,
 ...          "m_rows_per_s": rate, "median_batch_ms": 1.0, "live": [1]}

@@ -1,9 +1,9 @@
 """What the newest version of a state needs on disk, without what older versions keep there beside it.
 
 Invariant: bytes of files, each once: of ddflow's state those that the newest manifest names, of Spark's RocksDB store
-those that the newest checkpoint of every partition names, of folders of Parquet the newest.  Why that is not trivial:
-all of them keep older versions for a while (ddflow a minute, Spark a hundred batches), and a bench is over before
-anything is swept, so what lies there tells of times and not of size.  Nothing here is deleted.
+those that the newest checkpoint of every partition names, of folders of Parquet the newest. All of them keep older
+versions for a while (ddflow a minute, Spark a hundred batches), and a bench is over before anything is swept, so what
+lies there tells of times and not of size. Nothing here is deleted.
 
 >>> import tempfile, zipfile
 >>> with tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,9 @@
 """ddflow as a contender on Spark: the flow of a line, run over a whole frame or streamed batch by batch, committed.
 
 Invariant: state and updates are committed before the clock stops, as a user would have them: updates as Parquet in a
-folder, shown when their epoch is; and every row got its verdict.  Why that is not trivial: in hold-back mode a batch's
-own times close in the next one (``lateness=0``), so without closing at the end the last batch's updates would be
-missing, and with it the checksum.  Nothing here measures.
+folder, shown when their epoch is; and every row got its verdict. In hold-back mode a batch's own times close in the
+next one (``lateness=0``), so without closing at the end the last batch's updates would be missing, and with it the
+checksum. Nothing here measures.
 
 >>> flow("upsert", pa.schema({"key": pa.int64(), "val": pa.int64(), "time": pa.int64()})).holds_back
 True

@@ -1,10 +1,10 @@
 """What Spark has of its own for upserts in, updates out: a window over the whole, a join, and its stateful operators.
 
 Invariant: a peer reads the files the others read, brings keys together by one shuffle into ``PARTITIONS`` partitions,
-and leaves its updates as Parquet.  ``ceiling`` and ``floor`` do no work at all: the same shuffle and an identity
-``mapInArrow``, on everything at once and in an empty ``foreachBatch``; they say what is left to gain.  Why that is not
-trivial: arrival decides between events of one time, and ``monotonically_increasing_id`` before the shuffle is what is
-cheapest; and the slow peers are slow by their operator, so around it they get what is fastest.  Nothing here measures.
+and leaves its updates as Parquet. ``ceiling`` and ``floor`` do no work at all: the same shuffle and an identity
+``mapInArrow``, on everything at once and in an empty ``foreachBatch``; they say what is left to gain. Arrival decides
+between events of one time, and ``monotonically_increasing_id`` before the shuffle is what is cheapest; and the slow
+peers are slow by their operator, so around it they get what is fastest. Nothing here measures.
 
 >>> sorted(BATCH), sorted(STREAMS)
 (['ceiling', 'lag'], ['apply-pandas', 'floor', 'join', 'rows', 'transform-pandas'])

@@ -1,10 +1,9 @@
 """One measurement on Spark: a contender, its input and a session of its own in a fresh process, timed and checked.
 
-Invariant: a batch job runs over a few rows, then twice at full size, and the second counts; a stream runs once, and
-its first batches do not count, each batch being timed by Spark itself (``triggerExecution``: from planning to the
-commit of its offsets, alike for all).  Why that is not trivial: a JVM compiles what it runs often, workers are started
-by the first job, and a figure over all batches would be of that.  Answers are read back after the clock has stopped.
-Run as a program this is the child.
+Invariant: a batch job runs over a few rows, then twice at full size, and the second counts; a stream runs once, and its
+first batches do not count, each batch being timed by Spark itself (``triggerExecution``: from planning to the commit of
+its offsets, alike for all). A JVM compiles what it runs often, workers are started by the first job, and a figure over
+all batches would be of that. Answers are read back after the clock has stopped. Run as a program this is the child.
 
 >>> halves([{"numInputRows": 5, "durationMs": {"triggerExecution": 70}}, {"numInputRows": 0, "durationMs": {}}] * 3, 1)
 ([70, 70, 70], 10, 0.14)

@@ -1,9 +1,9 @@
 """Spark's own stateful operators doing the upsert job: what runs for each key in the Python workers.
 
 Invariant: all three keep a key's last value, take the last event of each time, and give the same rows of updates, with
-nothing for an event that changes nothing.  Why that is not trivial: a shuffle loses the order of rows, so ``seq`` is
-attached before it and sorted by here; and ``handleInputRows`` may get a key's rows in several pandas frames.  Workers
-import this file by name, so the folder is on their path.  Nothing here touches a session.
+nothing for an event that changes nothing. A shuffle loses the order of rows, so ``seq`` is attached before it and
+sorted by here; and ``handleInputRows`` may get a key's rows in several pandas frames. Workers import this file by
+name, so the folder is on their path. Nothing here touches a session.
 
 >>> rows = [(2, 1, None), (0, 0, 5), (1, 1, 6), (3, 2, None)]  # seq, time, val
 >>> updates(7, None, rows)

@@ -1,11 +1,11 @@
 """What the Spark bench works on: workloads as Parquet files, the updates they must come to, and who holds how much.
 
 Invariant: every contender reads the same files (a workload whole in one file, or cut into one file a batch), and what
-it wrote is read back from its own files and summed; nothing it says of itself is believed.  Why that is not trivial: a
-file stream orders files by the time they were changed, so these are set; a session is a Python process, a JVM, a daemon
-and its workers, and memory is that of all of them, added up (pages that workers share with the daemon count for each).
-Batches end with a time (1000 rows a time), so a contender that keeps nothing waiting gives the same updates as one that
-does.  Nothing here starts a session.
+it wrote is read back from its own files and summed; nothing it says of itself is believed. A file stream orders files
+by the time they were changed, so these are set; a session is a Python process, a JVM, a daemon and its workers, and
+memory is that of all of them, added up (pages that workers share with the daemon count for each). Batches end with a
+time (1000 rows a time), so a contender that keeps nothing waiting gives the same updates as one that does. Nothing
+here starts a session.
 
 >>> events("small", 8, step=2, keys=6)["key"].to_pylist()  # each key once, then others at random
 [2, 3, 0, 5, 4, 1, 5, 1]

@@ -1,8 +1,8 @@
 """What a program pays before its first update: ``import ddflow``, the first answer, and a compilation from nothing.
 
 Invariant: every figure is of a fresh process, and the caches it finds are said: *warm* is after one unmeasured run,
-*cold* is an empty cache directory made for the purpose.  Why that is not trivial: a lazy import looks free until
-the first step, so the time to the first answer stands beside it.  The interpreter's own start is not included.
+*cold* is an empty cache directory made for the purpose. A lazy import looks free until the first step, so the time to
+the first answer stands beside it. The interpreter's own start is not included.
 
 >>> seconds("import json") < 5
 True

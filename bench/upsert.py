@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """The bench: ddflow beside a dict loop, numpy, DuckDB and Polars on the same upserts, checked and then compared.
 
-Invariant: nothing is reported that is not right.  A contender whose number of updates, checksum or order of output is
-not the known one, or that does not finish, fails the whole run with exit code 1.  Why that is not trivial: the
-easiest way to be fast is to be wrong where nobody looks.  Contenders of a round run one after the other, and every
-round begins at another one, so that a busy minute of the machine does not fall on the same contender twice.
+Invariant: nothing is reported that is not right. A contender whose number of updates, checksum or order of output is
+not the known one, or that does not finish, fails the whole run with exit code 1. The easiest way to be fast is to be
+wrong where nobody looks. Contenders of a round run one after the other, and every round begins at another one, so that
+a busy minute of the machine does not fall on the same contender twice.
 
 >>> [job.contender for job in turns([Job("w1s", name, "upsert") for name in "abc"], 1)]
 ['b', 'c', 'a']

@@ -1,10 +1,9 @@
 """The benchmark's inputs: upsert workloads made from a seed, the answers they must give, and a checksum of updates.
 
-Invariant: a workload is the same bytes on every machine, and its known answer was found by several unrelated
-programs; a contender that gives another count or checksum is wrong, not different.  Why that is not free: the
-generator belongs to numpy, so ``fingerprint`` says whether the *input* changed before anybody doubts an answer.
-Columns: ``key``, ``val`` (null deletes), ``time`` (never decreasing, 1000 rows a time); the wide rows are in ``wide``.
-Nothing here runs a contender.
+Invariant: a workload is the same bytes on every machine, and its known answer was found by several unrelated programs;
+a contender that gives another count or checksum is wrong, not different. The generator belongs to numpy, so
+``fingerprint`` says whether the *input* changed before anybody doubts an answer. Columns: ``key``, ``val`` (null
+deletes), ``time`` (never decreasing, 1000 rows a time); the wide rows are in ``wide``. Nothing here runs a contender.
 
 >>> table = build(SHAPES["tiny"])
 >>> table.num_rows, table.column_names, table["time"][-1].as_py()

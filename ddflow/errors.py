@@ -1,9 +1,9 @@
 """Every exception ddflow raises on purpose: one class a remedy, one message template.
 
 Invariant: a message always says what was asked, what was found and what to do, in that order and with the values, so
-that whoever reads it at night need not open this package.  The three parts stay on the exception as fields, for
-programs.  Why that is not free: a class is chosen by *what the reader has to do next*, not by where it was raised;
-two places that need the same remedy raise the same class.  Nothing here formats data frames, logs or exits.
+that whoever reads it at night need not open this package. The three parts stay on the exception as fields, for
+programs. A class is chosen by *what the reader has to do next*, not by where it was raised; two places that need the
+same remedy raise the same class. Nothing here formats data frames, logs or exits.
 
 >>> error = TimeWentBack("cannot advance to 4", "the frontier is already 7", "times may not go back")
 >>> str(error)

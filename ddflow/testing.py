@@ -2,10 +2,10 @@
 
 Invariant: `invariance` returns when no split that it tried, and where the spec promises it no order of arrival, gave
 another collection, or differences that do not add up to it; else it raises with the fewest events it could find that
-show it.  Why that is not trivial: what may differ is ruled (columns that do not count, late events), an arrival
-is only irrelevant where ties are decided by something else, and a failure of ten thousand rows teaches nobody anything.
-It tries; it proves nothing.  Specs whose answers depend on when calls are made (``expiry=``) are refused.
-(The rulings: docs/semantics.md, section 6.)
+show it. What may differ is ruled (columns that do not count, late events), an arrival is only irrelevant where ties
+are decided by something else, and a failure of ten thousand rows teaches nobody anything. It tries; it proves
+nothing. Specs whose answers depend on when calls are made (``expiry=``) are refused. (The rulings: docs/semantics.md,
+section 6.)
 
 >>> import ddflow as dd
 >>> events = pa.table({"id": [1, 1, 2, 1], "at": [3, 1, 1, 2], "n": [1, 2, 3, 4]})

@@ -1,12 +1,12 @@
 """Time, frontier, description: what is known of the past and what may still come.
 
-Invariant: a batch with description (lower, upper, since) holds exactly the updates whose time t has
-``lower <= t < upper``; accumulated up to any ``t >= since`` they are right, before it they may have been collapsed.
-That is the one equation a batch guarantees, and neighbours in a spine meet: the upper of one is the lower of the next.
-Why that is not trivial: three different numbers are all called "the time so far" in other systems; here *frontier* is
-what may still appear in the input, *upper* what is complete, *since* what can still be told apart.  Times are int64
-and totally ordered; a time before which nothing was ever closed is ``NEVER``, a frontier past every time ``CLOSED``.
-Partially ordered times are not supported (nor does differential-dataflow's upsert operator support them).
+Invariant: a batch with description (lower, upper, since) holds exactly the updates whose time t has ``lower <= t <
+upper``; accumulated up to any ``t >= since`` they are right, before it they may have been collapsed. That is the one
+equation a batch guarantees, and neighbours in a spine meet: the upper of one is the lower of the next. Three different
+numbers are all called "the time so far" in other systems; here *frontier* is what may still appear in the input,
+*upper* what is complete, *since* what can still be told apart. Times are int64 and totally ordered; a time before
+which nothing was ever closed is ``NEVER``, a frontier past every time ``CLOSED``. Partially ordered times are not
+supported (nor does differential-dataflow's upsert operator support them).
 
 >>> advance(3, 7)
 7

@@ -2,10 +2,10 @@
 
 Invariant: whatever a body wrote is seen by nobody until the driver publishes it, so one that is retried, run twice,
 killed, or whose rows are thrown away is harmless; a partition is opened whether rows came or not, and its receipt is
-the last that a task gives.  Why that is not trivial: a task learns its partition from Spark, which promises the place
-of a row only by the shuffle, so what came is compared with what the task is; receipts of one level travel to the driver
-through the tasks of the next; and an executor may see another folder under the state's name, which must be found before
-any work is done.  What it does not do: commit (``ddflow.partitions.commit``), make frames (``job``).
+the last that a task gives. A task learns its partition from Spark, which promises the place of a row only by the
+shuffle, so what came is compared with what the task is; receipts of one level travel to the driver through the tasks of
+the next; and an executor may see another folder under the state's name, which must be found before any work is done.
+What it does not do: commit (``ddflow.partitions.commit``), make frames (``job``).
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()

@@ -1,11 +1,11 @@
 """Columns across the border: which type carries which, and the casts there and back that lose nothing or fail.
 
-Invariant: ``restored(carried(rows)) == rows``.  Each of a flow's types has one type that Spark hands over and takes
-(``carrier``); whatever Spark delivers in it becomes the flow's own again.  Why that is not trivial: Spark has no
-unsigned integers, one unit of time, no fixed widths, and hands timestamps over in the zone of the session;
-``mapInArrow`` fails late on a wrong type.  What travels is nullable throughout, and so is, inside a column, what a flow
-computes with: a null struct has children that are not there, whatever they are declared to be.  What a DataFrame's
-columns are in Arrow, and a flow's in Spark, is for ``schemas``.
+Invariant: ``restored(carried(rows)) == rows``. Each of a flow's types has one type that Spark hands over and takes
+(``carrier``); whatever Spark delivers in it becomes the flow's own again. Spark has no unsigned integers, one unit of
+time, no fixed widths, and hands timestamps over in the zone of the session; ``mapInArrow`` fails late on a wrong type.
+What travels is nullable throughout, and so is, inside a column, what a flow computes with: a null struct has children
+that are not there, whatever they are declared to be. What a DataFrame's columns are in Arrow, and a flow's in Spark,
+is for ``schemas``.
 
 >>> carrier(pa.struct({"n": pa.uint64(), "at": pa.timestamp("s", "Europe/Zurich")}))
 StructType(struct<n: decimal128(20, 0), at: timestamp[us, tz=UTC]>)

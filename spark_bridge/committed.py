@@ -1,9 +1,9 @@
 """What a committed epoch put out, as DataFrames: they read its files, and compute nothing a second time.
 
 Invariant: a frame holds what the epoch's files hold, whoever reads it and however often, as long as the state keeps
-them: until some epochs later (`ddflow.partitions.commit`), unless outputs go to a folder, where they stay.  Why
-that is not trivial: the plan that made them ran once and may not run again, and a frame of a plan is computed at every
-action; so a frame is made of the files' names, and its tasks read those.  It commits nothing.
+them: until some epochs later (`ddflow.partitions.commit`), unless outputs go to a folder, where they stay. The plan
+that made them ran once and may not run again, and a frame of a plan is computed at every action; so a frame is made of
+the files' names, and its tasks read those. It commits nothing.
 
 >>> ran = Ran({}, Done(7, 7, 8, {"applied": 3}, 0, {"orders": 3}, {}, {}, False), None)
 >>> list(ran), ran.epoch, str(ran.verdicts), ran.replayed

@@ -1,9 +1,9 @@
 """Settings for a session that runs ddflow often: how much Spark hands over together, and workers that start ready.
 
 Invariant: nothing here changes an answer, and a session without it works; a setting that the builder has already is
-left to it.  Why that is not trivial: Spark's Python workers are forked from a daemon, which Spark starts by a module's
-name; one that has ddflow's kernels loaded gives that to all its children, but must be importable where executors run,
-or no worker starts at all.  It sets, and starts nothing.
+left to it. Spark's Python workers are forked from a daemon, which Spark starts by a module's name; one that has
+ddflow's kernels loaded gives that to all its children, but must be importable where executors run, or no worker starts
+at all. It sets, and starts nothing.
 
 >>> for setting in SETTINGS:
 ...     print(setting.name)

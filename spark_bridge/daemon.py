@@ -1,10 +1,9 @@
 """The daemon that Spark's Python workers are forked from, with ddflow loaded and its kernels read from their cache.
 
 Invariant: a worker that is forked from here behaves as any other, and has nothing open: no store, no thread, no state
-of any flow.  Why that is not trivial: what a process has open or has running when it forks is broken in its children,
-so kernels are loaded in one thread and nothing else is; and a daemon that fails gives no worker at all, so whatever
-keeps kernels from loading is left for the worker to meet.  Spark starts it, by ``spark.python.daemon.module``; see
-``configuring``.
+of any flow. What a process has open or has running when it forks is broken in its children, so kernels are loaded in
+one thread and nothing else is; and a daemon that fails gives no worker at all, so whatever keeps kernels from loading
+is left for the worker to meet. Spark starts it, by ``spark.python.daemon.module``; see ``configuring``.
 
 >>> callable(main)
 True

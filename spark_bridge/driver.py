@@ -1,12 +1,11 @@
 """A run, as the driver sees it: frames in, frames out, every check made before a job runs.
 
 Invariant: the frames that ``run`` returns hold the rows that the local engine gives for the same input, whatever the
-number of partitions.  Why that is not trivial: arrival order does not survive a shuffle, so it is attached before;
-a key must reach one partition by an equality that is Arrow's and Spark's at once; and Spark resolves names its own way
-(case, dots), so that between here and the workers columns go by position.
-Frames are lazy: an action computes what its output needs, and another computes it again.  With a state, a run is
-another thing, see ``running``.  What it does not do: make a session (the frames have one), or read a stream, which
-``streaming`` does.
+number of partitions. Arrival order does not survive a shuffle, so it is attached before; a key must reach one
+partition by an equality that is Arrow's and Spark's at once; and Spark resolves names its own way (case, dots), so that
+between here and the workers columns go by position. Frames are lazy: an action computes what its output needs, and
+another computes it again. With a state, a run is another thing, see ``running``. What it does not do: make a session
+(the frames have one), or read a stream, which ``streaming`` does.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()

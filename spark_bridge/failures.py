@@ -1,10 +1,10 @@
 """ddflow's errors across Spark: what a task or a batch refused is raised again on the other side as what it was.
 
 Invariant: an error that a body raised inside `noted` comes out of a block `translated` as the same class with the same
-three parts; any other error of Spark's stays as it is.  Why that is not trivial: all that Spark carries from a worker
-to the driver, and from a batch to who awaits its query, is the text of a traceback, in which a message of several lines
-has no end; so each error carries itself along, in a note below its message, that only this module reads.  Nothing that
-comes back is run: a name is looked up among ddflow's errors, and the parts are text.
+three parts; any other error of Spark's stays as it is. All that Spark carries from a worker to the driver, and from a
+batch to who awaits its query, is the text of a traceback, in which a message of several lines has no end; so each error
+carries itself along, in a note below its message, that only this module reads. Nothing that comes back is run: a name
+is looked up among ddflow's errors, and the parts are text.
 
 >>> from ddflow.errors import NullKey
 >>> try:

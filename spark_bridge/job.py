@@ -1,9 +1,9 @@
 """A job: one epoch of a state as Spark runs it, from frames of rows to a commit.
 
 Invariant: nothing is committed but through the coordinator, by receipts of tasks that ran to their end; so an epoch is
-there whole, once, or not at all, whatever Spark repeats or kills.  Why that is not trivial: frames are checked before a
-task runs, since a failure of Spark's names no column; an epoch needs every partition, also where no row came and Spark
-leaves tasks out; and what the job needs of the session's settings is set around it only, and put back.
+there whole, once, or not at all, whatever Spark repeats or kills. Frames are checked before a task runs, since a
+failure of Spark's names no column; an epoch needs every partition, also where no row came and Spark leaves tasks out;
+and what the job needs of the session's settings is set around it only, and put back.
 
     rows --Route--> chunks --repartitionById--> Level 0 --repartitionById--> Level 1 ... --> receipts --> commit
 

@@ -1,8 +1,8 @@
 """Following a state so many epochs a batch, and to what is there now: what Spark asks of a source from 4.2 on.
 
 Invariant: as in ``following``; and no batch has more epochs than it may, but for the first, which is what there is.
-Why that is not trivial: Spark knows limits of rows, bytes and files, so epochs go for files; and a query that is to
-take what is available ends where the state was when it asked, though epochs are committed on.
+Spark knows limits of rows, bytes and files, so epochs go for files; and a query that is to take what is available ends
+where the state was when it asked, though epochs are committed on.
 
 >>> follower = Limited("nowhere", "owner", None, "people", pa.schema([]), "earliest", 3)
 >>> follower.initialOffset(), follower.getDefaultReadLimit()

@@ -1,10 +1,10 @@
 """A listener that joins what ddflow tells of a batch to what Spark tells of it, for any number of queries.
 
 Invariant: the progress of a query that feeds a state carries the epoch that its batch became, by the query's id and the
-batch's number; that of any other query is left alone.  Why that is not trivial: Spark sends progress late and from a
-thread of its own, when the query may be further, or gone; so accounts are kept by id in the process that commits, for a
-while longer than the queries.  On Spark Connect, where another process commits, they are read from the state.  It
-changes nothing, and no query waits for it.
+batch's number; that of any other query is left alone. Spark sends progress late and from a thread of its own, when the
+query may be further, or gone; so accounts are kept by id in the process that commits, for a while longer than the
+queries. On Spark Connect, where another process commits, they are read from the state. It changes nothing, and no
+query waits for it.
 
 >>> from types import SimpleNamespace
 >>> listener = Listener()

@@ -1,11 +1,11 @@
 """A local Spark session of one's own: for the demo, and for trying a plan without a cluster.
 
 Invariant: the session is made only where it is asked for by name, and leaving the block stops it and removes what it
-put on disk; one that is there already is refused, never borrowed and never stopped.  Why that is not trivial: Spark
-hands the one active session of a process to whoever builds the next, writes a warehouse folder into the working
-directory, looks the host's name up, and starts workers of whatever ``python3`` is on PATH.
-What it does not do: end the JVM, which PySpark keeps until the process ends (its own temporary folders stay where Spark
-puts them, and go with it: it remembers their place over sessions), or tune anything for large data.
+put on disk; one that is there already is refused, never borrowed and never stopped. Spark hands the one active session
+of a process to whoever builds the next, writes a warehouse folder into the working directory, looks the host's name up,
+and starts workers of whatever ``python3`` is on PATH. What it does not do: end the JVM, which PySpark keeps until the
+process ends (its own temporary folders stay where Spark puts them, and go with it: it remembers their place over
+sessions), or tune anything for large data.
 
 >>> settings(Path("scratch"), "2g")["spark.sql.warehouse.dir"]
 'scratch/warehouse'

@@ -2,9 +2,9 @@
 
 Invariant: every collection's updates are the sum, over the stages that contribute, of what each makes of its own part;
 and where an operator must see equal rows together (count, consolidate, an output), they have been brought into one
-partition.  Why that is not trivial: between two shuffles everything is linear, so a concat of two sources needs no
-stage of its own, each part goes its own way; and rows that stand together by columns they still have need not move
-again, a count by the key for one.  What moves is summed first: one update a row and time leaves a partition.
+partition. Between two shuffles everything is linear, so a concat of two sources needs no stage of its own, each part
+goes its own way; and rows that stand together by columns they still have need not move again, a count by the key for
+one. What moves is summed first: one update a row and time leaves a partition.
 
 A stage is data: it can be printed, compared, sent to executors.  Expressions travel as their SQL text and are compiled
 again over there.  What it does not do: touch Spark (``driver``) or rows (``task``).

@@ -1,9 +1,9 @@
 """Reading a version of a state as a batch: one task a partition where that is exact, else one for all.
 
 Invariant: every task reads the version that the driver looked at when it planned, and the rows of all tasks are what
-`ddflow.read` gives of it.  Why that is not trivial: a version may be swept away before its tasks run, which is an error
-that says so; and of filters only those are taken over from Spark whose answer is the same there and in Arrow, so
-neither floats, which have a NaN, nor what is null-safe; the others Spark applies itself.
+`ddflow.read` gives of it. A version may be swept away before its tasks run, which is an error that says so; and of
+filters only those are taken over from Spark whose answer is the same there and in Arrow, so neither floats, which have
+a NaN, nor what is null-safe; the others Spark applies itself.
 
 >>> fits(EqualTo(("id",), 7), pa.schema({"id": pa.int64()})), fits(EqualTo(("x",), 1.5), pa.schema({"x": pa.float64()}))
 (True, False)

@@ -1,9 +1,9 @@
 """Rescaling on Spark: a state's partitions split or joined by as many tasks, where it is too large for the driver.
 
-Invariant: the state says what it said, in another number of partitions, or nothing has changed.  Why that is not
-trivial: see ``ddflow.partitions.rescale``, whose tasks these are; a task that Spark runs twice wrote files that nobody
-names, and only the driver publishes.  What it does not do: decide when.  That is whoever calls it; opening a
-state never rewrites it.
+Invariant: the state says what it said, in another number of partitions, or nothing has changed. See
+``ddflow.partitions.rescale``, whose tasks these are; a task that Spark runs twice wrote files that nobody names, and
+only the driver publishes. What it does not do: decide when. That is whoever calls it; opening a state never rewrites
+it.
 
 >>> Rescaling.__call__.__doc__
 'Rows of the numbers of tasks in, what each made out.'

@@ -1,9 +1,9 @@
 """Running a batch of frames into a state: one epoch, committed, whose outputs are read from its files.
 
 Invariant: an epoch that was committed and is given again, by its number, with the same rows returns what it returned;
-with other rows it is refused.  Why that is not trivial: frames are computed anew by every action, so what they hold is
-compared by a digest that does not depend on how Spark cuts or orders them.  It runs when it is called, unlike a run
-without state, since it changes something.
+with other rows it is refused. Frames are computed anew by every action, so what they hold is compared by a digest that
+does not depend on how Spark cuts or orders them. It runs when it is called, unlike a run without state, since it
+changes something.
 
 >>> import ddflow as dd
 >>> run_into(dd.Flow(), {}, Options("a", None, None, None, "owner", None), None, close=True)

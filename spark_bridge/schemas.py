@@ -1,9 +1,9 @@
 """A DataFrame's columns in Arrow, and a flow's columns in Spark.
 
 Invariant: a type is named only if its values go to Python and come back as what they were; whatever cannot is an error
-that names the column, before a job runs.  Why that is not trivial: a variant arrives as a struct and would go back as
-one, a user-defined type as the type below it, and PySpark finds out about others when a worker fails.
-What it does not do: look at values, that is ``columns``; use what PySpark keeps to itself.
+that names the column, before a job runs. A variant arrives as a struct and would go back as one, a user-defined type
+as the type below it, and PySpark finds out about others when a worker fails. What it does not do: look at values, that
+is ``columns``; use what PySpark keeps to itself.
 
 >>> spark_schema(pa.schema({"n": pa.uint64(), "at": pa.timestamp("s")}), "the example").simpleString()
 'struct<n:decimal(20,0),at:timestamp_ntz>'

@@ -1,10 +1,10 @@
 """Reading a state back as a Spark data source: what an output holds, or held, or what changed; and its updates to come.
 
 Invariant: every option is understood or refused, and all that a state, a plan or a schema says against a read comes out
-before a task runs.  Why that is not trivial: Spark hands options over as text, asks for the columns before it says
-whether a query is a batch or a stream, makes a source anew in another process for every question, and lets the user
-give columns of his own.  So both kinds of query have the same columns, those of updates, and what is asked is looked at
-each time.  What tasks do is in ``reading`` and ``following``; nothing here writes.
+before a task runs. Spark hands options over as text, asks for the columns before it says whether a query is a batch or
+a stream, makes a source anew in another process for every question, and lets the user give columns of his own. So both
+kinds of query have the same columns, those of updates, and what is asked is looked at each time. What tasks do is in
+``reading`` and ``following``; nothing here writes.
 
 >>> DdflowSource({"path": "nowhere", "outptu": "by_city"}).schema()
 Traceback (most recent call last):

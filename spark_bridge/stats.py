@@ -1,10 +1,10 @@
 """What is told of the batches of a query: rows, verdicts, updates, bytes and times, in a table, a log and a listener.
 
 Invariant: what is told was committed, and is told by batch: one that Spark gave again is told again, marked, and counts
-in no total.  Why that is not trivial: Spark counts rows that a batch read, ddflow those that an epoch took, and the
-process that commits is not always the one that asks; so a state keeps the figures of its last epochs, and whoever sees
-the state can read them; and progress events come late, by a query's id, when the query may be gone.  Times of the
-driver are by the clock, those of tasks are sums over all tasks.  It measures nothing itself, and knows no Spark.
+in no total. Spark counts rows that a batch read, ddflow those that an epoch took, and the process that commits is not
+always the one that asks; so a state keeps the figures of its last epochs, and whoever sees the state can read them; and
+progress events come late, by a query's id, when the query may be gone. Times of the driver are by the clock, those of
+tasks are sums over all tasks. It measures nothing itself, and knows no Spark.
 
 >>> figures = {"rows of orders": 3, "bytes": 900, "take": 1500, "open": 0, "step": 400, "write": 2100, "hit": 2,
 ...            "miss": 0, "memory": 70}

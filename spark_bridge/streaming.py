@@ -1,11 +1,11 @@
 """A stream: every micro-batch of Spark's becomes one epoch of a state, exactly once from source offset to output.
 
 Invariant: the rows of a batch are in the state, and what they made of it in the outputs, once, whenever the query was
-killed and however often Spark gives the batch again.  Why that is not trivial: `foreachBatch` promises at least once;
-so the state itself remembers which query fed it up to which batch, a batch that is given again is compared by its rows
-and told from its files, and one that cannot follow (another query's, a restarted numbering, a gap) stops the query.
-Rows are packed in the streaming plan, before the batch, whose frame holds chunks only.  What it does not do: choose
-what a batch is, that is the source's and the trigger's.
+killed and however often Spark gives the batch again. `foreachBatch` promises at least once; so the state itself
+remembers which query fed it up to which batch, a batch that is given again is compared by its rows and told from its
+files, and one that cannot follow (another query's, a restarted numbering, a gap) stops the query. Rows are packed in
+the streaming plan, before the batch, whose frame holds chunks only. What it does not do: choose what a batch is, that
+is the source's and the trigger's.
 
 >>> until_the_end({"availableNow": True}), until_the_end({"processingTime": "1 minute"}), until_the_end(None)
 (True, False, False)

@@ -1,10 +1,10 @@
 """The body of a stage: what ``mapInArrow`` calls in a worker, once for each partition.
 
 Invariant: what a body yields depends on the rows of its partition and on nothing else: it is sent as data, builds its
-part of the flow anew, keeps nothing between calls, and no object of the driver is in it.  So a retried, speculative or
-repeated call, a partition without rows and a caller who stops early are all harmless.  Why that is not trivial: Arrow
-batches are matched by position on both sides, rows come out of a shuffle in no order, and a step must see all rows
-of a partition at once, so what is held is let go as soon as the next form of it exists.
+part of the flow anew, keeps nothing between calls, and no object of the driver is in it. So a retried, speculative or
+repeated call, a partition without rows and a caller who stops early are all harmless. Arrow batches are matched by
+position on both sides, rows come out of a shuffle in no order, and a step must see all rows of a partition at once, so
+what is held is let go as soon as the next form of it exists.
 
 The rows of a partition go through the engine's own rooms (intake, circuit), without what only matters for a next step.
 What it does not do: decide anything (``plan``), keep state, commit.

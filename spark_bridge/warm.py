@@ -1,10 +1,10 @@
 """Warm parts: what a worker keeps open of a state from one task to the next, so that it need not be opened again.
 
 Invariant: whether a part is found here changes nothing but the time that a task takes: one is given out only for the
-inventory that it holds, by name, and to one task at a time.  Why that is not trivial: Spark sends a partition to
-whichever worker is free, so another one may have gone on with it, and then what is held here is of the past; a task may
-be killed at any moment, so a part is back only once its receipt was given; and parts of several states share a worker,
-whose memory is bounded.  It is a cache of a process, and knows neither Spark nor what a part does.
+inventory that it holds, by name, and to one task at a time. Spark sends a partition to whichever worker is free, so
+another one may have gone on with it, and then what is held here is of the past; a task may be killed at any moment, so
+a part is back only once its receipt was given; and parts of several states share a worker, whose memory is bounded. It
+is a cache of a process, and knows neither Spark nor what a part does.
 
 >>> from types import SimpleNamespace
 >>> closed = []

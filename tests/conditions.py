@@ -1,8 +1,8 @@
 """SQL conditions and computed columns that the tests use, each beside the Python function that means the same.
 
 Invariant: every function follows SQL's three-valued logic (None is unknown) and Spark's order of doubles (NaN equals
-NaN and is the greatest).  Why that is not trivial: ``not (n > 1)`` of a null is null, ``f > 0.5`` of a NaN is true.
-The twin uses the functions, the engine the SQL.  No test of expressions as such: that is ``test_expressions``.
+NaN and is the greatest). ``not (n > 1)`` of a null is null, ``f > 0.5`` of a NaN is true. The twin uses the
+functions, the engine the SQL. No test of expressions as such: that is ``test_expressions``.
 
 >>> CONDITIONS["n > 1"]({"n": None}) is None
 True

@@ -1,7 +1,7 @@
 """Git repositories made for the tests of the demo, by git itself, with no configuration but what is given here.
 
-Invariant: two repositories made by the same calls have the same commits, since author, dates and branch are fixed.
-Why that is not trivial: a commit hash covers its date and its author, which git takes from whoever runs it.
+Invariant: two repositories made by the same calls have the same commits, since author, dates and branch are fixed. A
+commit hash covers its date and its author, which git takes from whoever runs it.
 """
 
 from __future__ import annotations

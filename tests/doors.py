@@ -2,8 +2,8 @@
 
 Invariant: a scenario is JSON (sources with columns and spec, outputs as nested lists, rows as lists), so whatever fails
 can be written down under ``tests/found`` and replayed; rows reach both sides through the same Arrow table, and what
-comes back is plain and canonical before anybody compares.  Why that is not trivial: Arrow's NaN, -0.0, decimals and
-timestamps each have a way to look different though they are equal.  What is right is decided in ``model``, not here.
+comes back is plain and canonical before anybody compares. Arrow's NaN, -0.0, decimals and timestamps each have a way
+to look different though they are equal. What is right is decided in ``model``, not here.
 
 >>> scenario = {"sources": {"a": {"columns": {"k": "int64", "v": "string"}, "spec": {"key": ["k"]}}},
 ...             "outputs": {"vs": ["count", ["project", ["source", "a"], ["v"]], None, "count"]}}

@@ -1,9 +1,9 @@
 """Stories that durable state is tested with: calls, one an epoch, and what the twin says must be there after each.
 
-Invariant: what is expected comes from the twin alone and is kept outside any store.  Keys return, are deleted and come
+Invariant: what is expected comes from the twin alone and is kept outside any store. Keys return, are deleted and come
 again, orders tie and fall behind, text repeats, and there is a side output; one story is in epoch mode, one holds
-events back.  Why that is not trivial: an engine that was reopened must also say again what an epoch gave, and go on as
-if nothing had been; so a `Case` tells both what may be read and what every later call must return.
+events back. An engine that was reopened must also say again what an epoch gave, and go on as if nothing had been; so a
+`Case` tells both what may be read and what every later call must return.
 
 >>> case = CASES["epochs"]
 >>> len(case.after) - 1 == len(case.calls), case.after[0].totals

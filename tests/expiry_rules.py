@@ -1,9 +1,9 @@
 """The twin's rules of expiry: which keys are forgotten when a step begins, and which events come too late for that.
 
-Invariant: reads as section 10 of docs/semantics.md does.  Every key is looked at in every step, the horizon is computed
+Invariant: reads as section 10 of docs/semantics.md does. Every key is looked at in every step, the horizon is computed
 from the orders themselves, and the collection that was put out is kept beside the one that is held: under
-``on_expire="forget"`` they part.  Why that is not trivial: null is below everything, NaN and the infinities are no
-points in time, so they never move the horizon.  Judging is in ``rules`` and ``merging_rules``.
+``on_expire="forget"`` they part. Null is below everything, NaN and the infinities are no points in time, so they never
+move the horizon. Judging is in ``rules`` and ``merging_rules``.
 
 >>> from ddflow.plan.spec import Upsert
 >>> from ddflow.plan.merge.expiry import Expiry

@@ -1,8 +1,8 @@
 """Mergers and projections of one's own and derived columns, each beside the function of one row that means the same.
 
-Invariant: both sides of a pair say the same of every row; the twin calls the one, the engine gets the other.  Why that
-is not trivial: the engine's works on whole columns, where a null is told apart by masks.  Spec texts name a merger by
-``{"function": name}`` here, since no JSON holds code; `with_function` puts it back.
+Invariant: both sides of a pair say the same of every row; the twin calls the one, the engine gets the other. The
+engine's works on whole columns, where a null is told apart by masks. Spec texts name a merger by ``{"function":
+name}`` here, since no JSON holds code; `with_function` puts it back.
 
 >>> MERGERS["inc or reset"][0]({"n": 5, "s": "set"}, {"n": 3, "s": "inc"})["n"]
 8

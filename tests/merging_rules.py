@@ -1,10 +1,10 @@
 """The twin's rules of merging: what a key holds, folded with its events one after the other, cell by cell.
 
 Invariant: `fold` reads as section 9 of docs/semantics.md does; all it knows when an event comes is what the events
-before it left, so no split into steps can matter.  Why that is not trivial: who decided each thing (the row, a group
-of columns, a single cell) must be remembered with its order, its seq and, for ``tie="greatest"``, what it gave; and a
-verdict tells whether an event lost to what was held when the step began or to an event of the step.
-Nothing here knows of times or outputs: that is ``model``.  Types are names ("int8"), structs a dict of them.
+before it left, so no split into steps can matter. Who decided each thing (the row, a group of columns, a single cell)
+must be remembered with its order, its seq and, for ``tie="greatest"``, what it gave; and a verdict tells whether an
+event lost to what was held when the step began or to an event of the step. Nothing here knows of times or outputs:
+that is ``model``. Types are names ("int8"), structs a dict of them.
 
 >>> from ddflow.plan.merge.strategy import sum, union
 >>> cell(sum(), "int8", 3, 5), cell(union(), "", ("a", "b"), ("b", "c"))

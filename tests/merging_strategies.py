@@ -1,9 +1,9 @@
 """What hypothesis draws of merging: specs with strategies, groups, versions of cells, and events that are partial.
 
-Invariant: a drawn scenario is valid JSON with a spec free of contradictions, as in ``strategies``.  Why that is not
-trivial: a strategy must fit its column's type, under versions of cells and deletes few are allowed, types without an
-order may not meet ``tie="greatest"``, and what is interesting (nulls, absent columns, equal orders, older events, a
-delete between two lives) must come up in few events of few keys.
+Invariant: a drawn scenario is valid JSON with a spec free of contradictions, as in ``strategies``. A strategy must fit
+its column's type, under versions of cells and deletes few are allowed, types without an order may not meet
+``tie="greatest"``, and what is interesting (nulls, absent columns, equal orders, older events, a delete between two
+lives) must come up in few events of few keys.
 
 >>> fits("list<int64>")
 ['last', 'last_non_null', 'first', 'first_non_null', 'append', 'union']

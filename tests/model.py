@@ -1,11 +1,11 @@
 """The twin: what ddflow means, said once in dicts and lists, so that everything faster can be compared with it.
 
-Invariant: nothing here is clever.  Every step judges event by event, every output is computed from nothing out of the
-sources' collections, and its updates are the difference of two neighbouring collections.  So the twin cannot have the
-bugs an incremental engine has; where the two disagree, the twin is right or docs/semantics.md is unclear.  Why that is
-not trivial: it must still cover every option of a spec, and equality is canonical (one NaN, -0.0 == 0.0, null is a
-value of its own), which plain Python gives only to values that went through `canonical`.
-It reads no Arrow, parses no SQL (predicates are Python functions here) and forgets nothing, so any time can be read.
+Invariant: nothing here is clever. Every step judges event by event, every output is computed from nothing out of the
+sources' collections, and its updates are the difference of two neighbouring collections. So the twin cannot have the
+bugs an incremental engine has; where the two disagree, the twin is right or docs/semantics.md is unclear. It must
+still cover every option of a spec, and equality is canonical (one NaN, -0.0 == 0.0, null is a value of its own), which
+plain Python gives only to values that went through `canonical`. It reads no Arrow, parses no SQL (predicates are
+Python functions here) and forgets nothing, so any time can be read.
 
 >>> from ddflow.plan.spec import Upsert, tombstone
 >>> source = Source(("id", "at", "op", "city"), Upsert(key="id", order_by="at", delete=tombstone("op", "D")))

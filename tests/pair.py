@@ -1,10 +1,10 @@
 """The engine beside the twin: every call goes to both, and they must agree on everything that can be seen.
 
 Invariant: after each call updates, verdicts (counts and rows), pending, totals and frontier are equal, and a call that
-the twin refuses is refused by the engine for a reason the twin gives and changes nothing.  A disagreement raises with
-the whole trace as JSON, ready to be put under ``tests/found``.  Why that is not trivial: a refused call must be shown
-to leave reads alone, which takes reading everything before the next call; and with each step since goes on to what
-the engine was asked to retain or the oldest that a reader holds, so after each call every reader reads its own time.
+the twin refuses is refused by the engine for a reason the twin gives and changes nothing. A disagreement raises with
+the whole trace as JSON, ready to be put under ``tests/found``. A refused call must be shown to leave reads alone,
+which takes reading everything before the next call; and with each step since goes on to what the engine was asked to
+retain or the oldest that a reader holds, so after each call every reader reads its own time.
 
 >>> scenario = {"sources": {"a": {"columns": {"k": "int64"}, "spec": {"key": ["k"]}}},
 ...             "outputs": {"out": ["source", "a"]}}

@@ -1,8 +1,8 @@
 """The twin's rules: what equals what, what comes before what, and which event of a key wins.
 
-Invariant: `judge` reads as the rulings in docs/semantics.md do, one event after the other in the order of arrival.
-Why that is not trivial: a winner must beat what the key holds and its rivals of the same time, and the verdict of each
-loser says which of the two it lost to, and how.  Nothing here knows of steps, times or outputs: that is ``model``.
+Invariant: `judge` reads as the rulings in docs/semantics.md do, one event after the other in the order of arrival. A
+winner must beat what the key holds and its rivals of the same time, and the verdict of each loser says which of the two
+it lost to, and how. Nothing here knows of steps, times or outputs: that is ``model``.
 
 >>> from ddflow.plan.spec import Upsert
 >>> canonical(-0.0), canonical(float("nan")) is NAN

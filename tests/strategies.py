@@ -1,8 +1,8 @@
 """What hypothesis draws: schemas, specs, plans and events, small enough that keys meet, orders tie and times repeat.
 
 Invariant: a drawn scenario is valid JSON (see ``doors``) with a spec free of contradictions, so a failing example is a
-trace already.  Why that is not trivial: options of a spec exclude each other, columns must exist for conditions to
-name them, and the interesting values (NaN, -0.0, null, equal orders, deletes of absent keys) must come up often.
+trace already. Options of a spec exclude each other, columns must exist for conditions to name them, and the
+interesting values (NaN, -0.0, null, equal orders, deletes of absent keys) must come up often.
 
 >>> sorted(VALUES["bool"])
 [False, True]

@@ -1,8 +1,8 @@
 """What other systems' documents and tests state of upserts, run through the twin and through the engine.
 
 Invariant: every fact under ``tests/conformance`` is either run or listed with the reason why it is not; the sum is 77.
-Why that is not trivial: each system says "time", "order" and "delete" in its own way; the files carry the facts over
-into our vocabulary, their README says how.  Cases of our own rulings (``ours.json``) have the same form.
+Each system says "time", "order" and "delete" in its own way; the files carry the facts over into our vocabulary, their
+README says how. Cases of our own rulings (``ours.json``) have the same form.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The demo from end to end: real input, the engine, the files it writes, what it says, and what its checks catch.
 
 Invariant: each kind of check is seen to fail here when what it looks at is wrong, by just the rows that are wrong.
-Why that is not trivial: "all checks held" is worth as much as the checks, and nobody sees one that cannot fail.
+"all checks held" is worth as much as the checks, and nobody sees one that cannot fail.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The demo's dpkg feed: logs that dpkg itself wrote, read, folded by a dictionary, and judged by what dpkg-query says.
 
-Invariant: the log below was written by dpkg, not by hand.  Why that is not trivial: what makes it hard (ties within a
-second, a package that changes its architecture, a purge) is just what one would not think of writing down.
+Invariant: the log below was written by dpkg, not by hand. What makes it hard (ties within a second, a package that
+changes its architecture, a purge) is just what one would not think of writing down.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Engines that spill with a few events: sizes that are megabytes made bytes, and what really happened, counted.
 
 ``tiny()`` makes merges, ranges, lots and pieces large from a few rows on, and yields a counter of the ways that were
-gone; ``tighten(engine)`` takes away an opened engine's shares of memory, so that everything it holds goes to files.
-Why that is not trivial: a test of spilling that never spills would pass; so the ways are counted where they are gone,
-in the functions that go them, and tests assert on the counts.
+gone; ``tighten(engine)`` takes away an opened engine's shares of memory, so that everything it holds goes to files. A
+test of spilling that never spills would pass; so the ways are counted where they are gone, in the functions that go
+them, and tests assert on the counts.
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
 Invariant: a verb either ends well (0) or says what is wrong in one message on stderr and ends with the code for it,
 without a traceback: 1 what ddflow refuses, 2 wrong usage, 70 a bug of ours, 130 interrupted, 141 whoever read our
-output has gone.  ``--debug``, anywhere in the line, adds the traceback and changes nothing else.  Why that is not
-trivial: ``ddflow --version`` must not wait for Arrow and a compiler, so nothing heavy is imported here nor at the top
-of a verb's file; and the guard must stand around every verb, so that none can forget it.  No verb's work is done
-here.
+output has gone. ``--debug``, anywhere in the line, adds the traceback and changes nothing else. ``ddflow --version``
+must not wait for Arrow and a compiler, so nothing heavy is imported here nor at the top of a verb's file; and the guard
+must stand around every verb, so that none can forget it. No verb's work is done here.
 
 A verb ``v`` is a function ``v`` in ``ddflow/cli/v.py``, with its options as Typer annotations.
 

@@ -1,11 +1,11 @@
 """A run that goes on from a state: its files as the next epochs, its columns as the state's.
 
 Invariant: the same files, given as the same epochs, give the same rows, whatever was committed of them before; and
-files are read as later files of the run that made the state would be.  Why that is not trivial: types of text files are
-guessed, so a column without a value on one day would be another type than the day before; columns may stand in another
-order, or be missing where there is nothing in them; times go on from the state's, but an epoch that is given again has
-the time that it had.  In hold-back mode the end of input closes the times that were seen, unless ``--lateness`` says
-what is closed: later files bring later events.  Whatever else differs from the state's plan is refused by `Flow.open`.
+files are read as later files of the run that made the state would be. Types of text files are guessed, so a column
+without a value on one day would be another type than the day before; columns may stand in another order, or be missing
+where there is nothing in them; times go on from the state's, but an epoch that is given again has the time that it
+had. In hold-back mode the end of input closes the times that were seen, unless ``--lateness`` says what is closed:
+later files bring later events. Whatever else differs from the state's plan is refused by `Flow.open`.
 
 >>> from ddflow.errors import NullKey
 >>> class Half:

@@ -1,8 +1,8 @@
 """``ddflow demo``: real upsert histories become differences, in process and on Spark, and each one is checked.
 
 Invariant: the exit code is 0 if every check held, 1 if one did not; an input that cannot be read or a missing program
-is an error like any other verb's.  Why that is not trivial: a demo that shows a wrong row in passing and ends well has
-shown nothing.  All the work is in `ddflow.demo`; here are the words of the command line.
+is an error like any other verb's. A demo that shows a wrong row in passing and ends well has shown nothing. All the
+work is in `ddflow.demo`; here are the words of the command line.
 
 >>> demo.__name__
 'demo'

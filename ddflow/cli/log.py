@@ -1,8 +1,8 @@
 """What the verbs that prove a state share: a source of the state, its log, a key of it, and progress.
 
 Invariant: a log's columns are read as the types that the source declares, whatever their files would be guessed to be,
-so that ``007`` of a text column is text on the command line too.  Why that is not trivial: a column may come in later
-files only, or not at all.  Nothing of a state is read here but its manifest.
+so that ``007`` of a text column is text on the command line too. A column may come in later files only, or not at
+all. Nothing of a state is read here but its manifest.
 
 >>> from ddflow.plan.spec import Upsert
 >>> key_of("7,Bern", bind("v", pa.schema({"id": pa.int64(), "city": pa.string()}), Upsert(key=["id", "city"])))

@@ -1,10 +1,9 @@
 """From what a command line asks to a flow: the words of options, interpreted.
 
-Invariant: every text that an option takes has one reading, and what the reading needs of the input's types is looked
-up in its schema, so that ``--lateness 10s`` is right for any unit of the time column.  Why that is not trivial:
-column names may hold commas (then in quotes, as in CSV) and a projection mixes names with expressions.  What
-contradicts itself is wrong usage (`typer.BadParameter`) where no data is needed to see it; the rest is refused by
-`ddflow.Upsert` and the flow.
+Invariant: every text that an option takes has one reading, and what the reading needs of the input's types is looked up
+in its schema, so that ``--lateness 10s`` is right for any unit of the time column. Column names may hold commas (then
+in quotes, as in CSV) and a projection mixes names with expressions. What contradicts itself is wrong usage
+(`typer.BadParameter`) where no data is needed to see it; the rest is refused by `ddflow.Upsert` and the flow.
 
 >>> names(["id,region", '"a,b"']), projection(["city", "total=price * 2"])
 (['id', 'region', 'a,b'], {'city': 'city', 'total': 'price * 2'})

@@ -1,7 +1,7 @@
 """Files as an engine takes them: told of as they are read, and named in what the engine refuses.
 
-Invariant: batches are those of the file, in their order; an error is the engine's own, of its own class.  Why that is
-not trivial: the engine's errors speak of rows of a step, so the file, and where the step began in it, is put in front.
+Invariant: batches are those of the file, in their order; an error is the engine's own, of its own class. The engine's
+errors speak of rows of a step, so the file, and where the step began in it, is put in front.
 
 >>> from ddflow.errors import NullKey
 >>> with within(Path("a.csv"), 9):

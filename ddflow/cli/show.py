@@ -1,8 +1,7 @@
 """What goes to stdout and stderr besides the output file: a table of the first rows, rows for a pipe, what was done.
 
-Invariant: stdout carries rows or one JSON object, never both; everything said to a person goes to stderr.  Why that is
-not trivial: the same command is read by people and by pipes.  `Preview` and `Piped` are written to like
-`ddflow.connectors.files.Output`.
+Invariant: stdout carries rows or one JSON object, never both; everything said to a person goes to stderr. The same
+command is read by people and by pipes. `Preview` and `Piped` are written to like `ddflow.connectors.files.Output`.
 
 >>> done = Done(["a.csv"], 4, 1, 6, 6, {"applied": 3, "noop": 1}, 0.5, "out.parquet")
 >>> done.text()

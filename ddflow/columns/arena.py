@@ -1,9 +1,9 @@
 """An arena: scratch arrays that a step carves out of memory which the step before it used.
 
-Invariant: arrays carved since the last `reset` do not overlap; after it they are void.  Why that is not trivial: fresh
-memory costs a page fault for each 4 KB, more than most kernels do with it; and arrays that begin at the same offset of
-a page compete for the same few lines of the cache, so that a loop over ten of them runs at a fifth of its speed.
-So all come from one block, each a few lines further on.  What outlives a step (batches, outputs) is not carved here.
+Invariant: arrays carved since the last `reset` do not overlap; after it they are void. Fresh memory costs a page fault
+for each 4 KB, more than most kernels do with it; and arrays that begin at the same offset of a page compete for the
+same few lines of the cache, so that a loop over ten of them runs at a fifth of its speed. So all come from one block,
+each a few lines further on. What outlives a step (batches, outputs) is not carved here.
 
 >>> arena = Arena()
 >>> a, b = arena.empty(100, np.int64), arena.empty((10, 2), np.uint8)

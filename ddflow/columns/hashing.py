@@ -1,11 +1,11 @@
 """Arrow columns to words: the identity of rows, the hash of values, the words that order compares.
 
-Invariant: canonical equality.  Two rows get the same identity exactly when their values are equal under the one rule of
+Invariant: canonical equality. Two rows get the same identity exactly when their values are equal under the one rule of
 docs/semantics.md: one NaN, -0.0 == 0.0, null distinct from "" and 0, encodings invisible (``schema.conform`` decoded
-them), decimals by value (a column has one scale).  Why that is not trivial: a key of one non-null word is mixed
-bijectively and cannot collide; a nullable one carries "is null" in a second word, so it cannot either; all other
-keys, and the values of rows, are hashed with the state's secret (see ``kernels.identity`` for the odds).  Which layout
-applies is decided by the schema alone, never by a batch, since it is fixed for the life of a state.
+them), decimals by value (a column has one scale). A key of one non-null word is mixed bijectively and cannot collide;
+a nullable one carries "is null" in a second word, so it cannot either; all other keys, and the values of rows, are
+hashed with the state's secret (see ``kernels.identity`` for the odds). Which layout applies is decided by the schema
+alone, never by a batch, since it is fixed for the life of a state.
 
 >>> import pyarrow as pa
 >>> keys = pa.table({"k": pa.array([0.0, -0.0, float("nan"), None])})

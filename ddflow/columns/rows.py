@@ -1,10 +1,10 @@
 """Rows: Arrow columns with their buffers' addresses, gathered by reference from any number of batches.
 
 Invariant: rows never change; a gathered column owns its memory and holds exactly the values that the references name,
-whichever batch each lives in.  Why that is not trivial: every Arrow type must work at the speed that its layout
-allows.  Fixed widths, bits and byte strings are moved by kernels over addresses; every other type by Arrow's ``take``.
-Arrays are brought to one chunk with a plain offset first, so that address and row are all a kernel needs.  What a row
-*means* (its key, its order) is not known here.
+whichever batch each lives in. Every Arrow type must work at the speed that its layout allows. Fixed widths, bits and
+byte strings are moved by kernels over addresses; every other type by Arrow's ``take``. Arrays are brought to one chunk
+with a plain offset first, so that address and row are all a kernel needs. What a row *means* (its key, its order) is
+not known here.
 
 >>> import numpy as np, pyarrow as pa
 >>> old, new = (Rows(pa.table({"city": [name], "n": [n]})) for name, n in (("Bern", 1), ("Basel", 2)))

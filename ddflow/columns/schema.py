@@ -1,11 +1,11 @@
 """What columns may be: the types a source declares, the names that are reserved, the casts that lose nothing.
 
 Invariant: after ``conform`` a table has exactly the declared columns, in the declared order, in their *normal* types
-(dictionary, run-end and view encodings are decoded), without a null where the schema forbids one.  Everything above
-relies on it and checks nothing again.  Why that is not trivial: producers disagree on encodings of the same values
-(``string``, ``large_string``, ``string_view``, dictionaries), and Arrow's own cast would also accept what loses
-information in meaning (int to float, timestamps across zones).  This module reads no values beyond those casts and
-knows nothing of keys, orders or deletes: that is ``spec``.
+(dictionary, run-end and view encodings are decoded), without a null where the schema forbids one. Everything above
+relies on it and checks nothing again. Producers disagree on encodings of the same values (``string``,
+``large_string``, ``string_view``, dictionaries), and Arrow's own cast would also accept what loses information in
+meaning (int to float, timestamps across zones). This module reads no values beyond those casts and knows nothing of
+keys, orders or deletes: that is ``spec``.
 
 >>> import pyarrow as pa
 >>> declared = to_schema({"id": pa.int64(), "city": pa.dictionary(pa.int32(), pa.string())})

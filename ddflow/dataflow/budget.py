@@ -2,9 +2,9 @@
 
 Invariant: what ddflow holds (indexes, batches, pending events, scratch, outputs on their way) stays inside the budget.
 Without a spill folder a step whose state would outgrow it is refused before anything changes; with one, state, pending
-events and outputs go to files, and large steps are taken in pieces.  Why that is not trivial: the parts compete, and
-none can be cut short while it works; so each has a share that it is brought under before and after every step, and
-what a step may add in between is a share as well.  Not counted: the input as it is given, and Python itself.
+events and outputs go to files, and large steps are taken in pieces. The parts compete, and none can be cut short while
+it works; so each has a share that it is brought under before and after every step, and what a step may add in between
+is a share as well. Not counted: the input as it is given, and Python itself.
 
 >>> parse_size("512MB"), parse_size("2 GiB"), parse_size(100)
 (512000000, 2147483648, 100)

@@ -1,10 +1,10 @@
 """The circuit: the operators of one opened plan, wired, with their state.
 
 Invariant: `judge` computes a whole step for all nodes and changes nothing; `apply` takes the computed changes in and
-cannot be refused any more.  So a step that fails, whichever node objects, leaves every arrangement as it was.  Why
-that is not trivial: outputs gather retracted rows from batches that ``apply`` may merge away, so they are made before
-it; and only columns that somebody downstream reads are gathered at all.  Each node is computed once a step, however
-many read it; all share one list of times.
+cannot be refused any more. So a step that fails, whichever node objects, leaves every arrangement as it was. Outputs
+gather retracted rows from batches that ``apply`` may merge away, so they are made before it; and only columns that
+somebody downstream reads are gathered at all. Each node is computed once a step, however many read it; all share one
+list of times.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.flow import Flow

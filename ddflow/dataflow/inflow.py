@@ -1,9 +1,9 @@
 """What a call brings: the rows of each source, admitted piece by piece and put with those that wait.
 
 Invariant: either all rows of all sources are taken in, or an error names what is wrong and every source is as before:
-batchers are changed in copies, which the engine adopts when nothing can be refused any more.  Why that is not trivial:
-under a budget the input is a stream that must never be in memory whole, so rows are admitted, numbered and, where they
-are many, spilled while more of them are still to come.
+batchers are changed in copies, which the engine adopts when nothing can be refused any more. Under a budget the input
+is a stream that must never be in memory whole, so rows are admitted, numbered and, where they are many, spilled while
+more of them are still to come.
 
 >>> import pyarrow as pa
 >>> parts = list(portions(pa.table({"v": range(10)}), "'v'", pa.schema({"v": pa.int64()}), 32))

@@ -1,10 +1,10 @@
 """Too many events to be judged together: sorted on disk into ranges of identities, and judged range by range.
 
-Invariant: all events of a key are in one range, in the order of times, then of arrival; ranges ascend.  So judging them
-one after the other gives what judging all at once would, and the changes of a step are ascending too.  Why that is not
-trivial: no more than one piece of the input and one range are ever in memory.  Each piece is brought into the order of
-ranges, stably, and written once; a range is then a slice of each, read where it lies.  (An external distribution sort:
-identities are uniform, so ranges are of one size.)
+Invariant: all events of a key are in one range, in the order of times, then of arrival; ranges ascend. So judging them
+one after the other gives what judging all at once would, and the changes of a step are ascending too. No more than one
+piece of the input and one range are ever in memory. Each piece is brought into the order of ranges, stably, and
+written once; a range is then a slice of each, read where it lies. (An external distribution sort: identities are
+uniform, so ranges are of one size.)
 
 >>> import tempfile, numpy as np
 >>> from ddflow.operators.upsert.events import Sealed

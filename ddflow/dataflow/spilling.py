@@ -1,9 +1,9 @@
 """Staying in the budget: what an engine moves to files, before and after a step, and how it takes a large step.
 
-Invariant: nothing here changes what can be read; state and pending events only change places.  Why that is not
-trivial: when the disk is full, the step that would have needed room fails before it has changed anything, and
-everything is as readable as before; so room is made before rows are admitted, not only after they were taken in.
-Shares are the budget's; how to spill is known to arrangements and batchers.
+Invariant: nothing here changes what can be read; state and pending events only change places. When the disk is full,
+the step that would have needed room fails before it has changed anything, and everything is as readable as before; so
+room is made before rows are admitted, not only after they were taken in. Shares are the budget's; how to spill is
+known to arrangements and batchers.
 
 >>> import tempfile, ddflow as dd
 >>> flow = dd.Flow()

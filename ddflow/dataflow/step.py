@@ -1,10 +1,10 @@
 """One step, computed: events become updates, updates flow through the operators, and nothing changes yet.
 
-Invariant: what comes out does not depend on how many pieces the events came in.  A piece is all events of some range of
-identities; most steps are one.  Operators without state pass pieces on as they come; a count, or a consolidation, sees
-equal rows of all pieces together, for which they are brought into ranges of their own.  Why that is not trivial:
-scratch is used again by the next piece, so what outlives one (updates for an output or for a keyed operator, changes of
-state) is laid on the shelf, in files where memory is short; and each node is computed once, however many read it.
+Invariant: what comes out does not depend on how many pieces the events came in. A piece is all events of some range of
+identities; most steps are one. Operators without state pass pieces on as they come; a count, or a consolidation, sees
+equal rows of all pieces together, for which they are brought into ranges of their own. Scratch is used again by the
+next piece, so what outlives one (updates for an output or for a keyed operator, changes of state) is laid on the shelf,
+in files where memory is short; and each node is computed once, however many read it.
 
 >>> import pyarrow as pa
 >>> from ddflow.dataflow.graph import Circuit

@@ -1,9 +1,9 @@
 """The demo: real upsert histories become differences, and other programs confirm them row by row.
 
 Invariant: what judges the engine is never the engine: git's raw log and tree, dpkg's own lines and `dpkg-query`, and
-Spark running the same plan.  Why that is not trivial: a history checked against itself always agrees.
-The rooms: `git` and `dpkg` read, `git_feed` and `dpkg_feed` hold the plans and the witnesses' words, `tally` counts
-checks, `job` runs, `report` and `plot` show.  Importing this imports none of them; `run` does.
+Spark running the same plan. A history checked against itself always agrees. The rooms: `git` and `dpkg` read,
+`git_feed` and `dpkg_feed` hold the plans and the witnesses' words, `tally` counts checks, `job` runs, `report` and
+`plot` show. Importing this imports none of them; `run` does.
 
 >>> run.__kwdefaults__["spark"]
 True

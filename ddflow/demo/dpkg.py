@@ -1,11 +1,11 @@
 """Reading a Debian machine's dpkg log as upserts: each status line sets a package to a (status, version).
 
 Invariant: events come in the order dpkg wrote them, over rotated and compressed logs too, with a running ``seq`` that
-settles the many ties within a second, and with times that never go back.  Why that is not trivial: the stamps are local
-time without a zone, so the clock may be set back (then the time stays at the greatest seen, and that is counted); logs
-rotate by number, oldest highest; and a package that changes its architecture (foo:all to foo:amd64) leaves its old
-name behind half-installed without a line that ends it, which is made up for here.  It does not look inside packages,
-and it cannot know what was installed before the log begins.
+settles the many ties within a second, and with times that never go back. The stamps are local time without a zone, so
+the clock may be set back (then the time stays at the greatest seen, and that is counted); logs rotate by number, oldest
+highest; and a package that changes its architecture (foo:all to foo:amd64) leaves its old name behind half-installed
+without a line that ends it, which is made up for here. It does not look inside packages, and it cannot know what was
+installed before the log begins.
 
 >>> log = ["2026-01-02 03:04:05 upgrade foo:all 1 2", "2026-01-02 03:04:05 status half-installed foo:all 1",
 ...        "2026-01-02 03:04:06 status unpacked foo:amd64 2", "2026-01-02 03:04:07 status not-installed bar:all <none>"]

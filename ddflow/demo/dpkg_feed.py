@@ -2,10 +2,10 @@
 
 Invariant: a retraction is judged by a line that is no event of the plan: before dpkg upgrades, removes or purges a
 package it writes which version the package has, and that must be the version that the package's next update retracts.
-Why that is not trivial: a second can hold a package's whole life, and the plan nets it to one change; so only actions
-on packages last heard of in an earlier second are judged.  The final collection is judged for the packages the log
-speaks of; what was installed before the log began (with the machine's image) is counted and said.
-The times are the log's local time, kept as timestamps without a zone.
+A second can hold a package's whole life, and the plan nets it to one change; so only actions on packages last heard of
+in an earlier second are judged. The final collection is judged for the packages the log speaks of; what was installed
+before the log began (with the machine's image) is counted and said. The times are the log's local time, kept as
+timestamps without a zone.
 
 >>> str(EVENTS.field("at").type), EVENTS.names[-1]
 ('timestamp[s]', 'seq')

@@ -1,9 +1,9 @@
 """What the demo asks of a real input: events, the plan to run over them, and an outside witness that judges the diffs.
 
 Invariant: a feed's slices end where a time ends and rise, so that after a slice the frontier can be advanced to its
-``closes`` and every update of its times is out, and can be judged at once and let go.  Why that is not trivial: the
-witness must be another program's own word on the same times (git's raw log line, dpkg's status file), never something
-worked out by the engine it is to judge.  A feed knows nothing of Spark, of files written, or of how results are shown.
+``closes`` and every update of its times is out, and can be judged at once and let go. The witness must be another
+program's own word on the same times (git's raw log line, dpkg's status file), never something worked out by the engine
+it is to judge. A feed knows nothing of Spark, of files written, or of how results are shown.
 
 >>> events = pa.record_batch({"path": ["a"], "commit": [1]})
 >>> Slice(events, closes=2, said={}).events.num_rows

@@ -1,10 +1,10 @@
 r"""Reading a git history as upserts: along the first parents, each commit sets paths to a (mode, blob) or removes them.
 
 Invariant: a path has at most one event a commit, times are 1, 2, 3, ... along the first parents, and every event
-carries both sides of git's own raw log line, the old one as the outside witness of the retraction it must cause.
-Why that is not trivial: paths are bytes, not text (see `path_text`); merges must be compared with their first parent
-and only that; and a shallow clone begins at its boundary, whose whole tree git shows as added, which is right here.
-It never checks anything out, writes nothing, and reads no file contents: modes and blob names are the values.
+carries both sides of git's own raw log line, the old one as the outside witness of the retraction it must cause. Paths
+are bytes, not text (see `path_text`); merges must be compared with their first parent and only that; and a shallow
+clone begins at its boundary, whose whole tree git shows as added, which is right here. It never checks anything out,
+writes nothing, and reads no file contents: modes and blob names are the values.
 
 >>> path_text(b"src/main.py"), path_text(b"caf\xe9\\menu.txt")
 ('src/main.py', 'caf\\xe9\\\\menu.txt')

@@ -1,10 +1,10 @@
 """A git history as a feed: path -> (mode, blob), judged by git's own raw log lines and by ``git ls-tree``.
 
 Invariant: what the witness says is computed from the *old* sides of the raw lines and from the tree, never from what an
-earlier event of the same path said; so a wrong retraction cannot be agreed with by making the same mistake twice.
-Why that is not trivial: each raw line answers for exactly one possible retraction and one possible assertion, so a
-retraction without a line, a line without its retraction, and a line whose two sides are equal (a no-op) are all seen.
-It does not read file contents or renames: a rename is a path that goes and a path that comes, as in git's own trees.
+earlier event of the same path said; so a wrong retraction cannot be agreed with by making the same mistake twice. Each
+raw line answers for exactly one possible retraction and one possible assertion, so a retraction without a line, a line
+without its retraction, and a line whose two sides are equal (a no-op) are all seen. It does not read file contents or
+renames: a rename is a path that goes and a path that comes, as in git's own trees.
 
 >>> from ddflow.demo.git import RAW
 >>> raw = pa.table({"path": ["a.py"], "extension": [".py"], "commit": [2], "old_mode": ["100644"], "old_blob": ["1f"],

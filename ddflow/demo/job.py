@@ -2,9 +2,9 @@
 
 Invariant: the exit code is 0 only if every check held, and each was asked of what was really put out: the witness
 judges the engine's updates slice by slice as they come, and Spark's rows are compared with the Parquet files that were
-written, not with something kept in memory.  Why that is not trivial: a history may be larger than one likes to hold, so
-nothing of it stays but running counts, and both engines read the very same events.  It knows no git, no dpkg and no
-Spark itself; those are the feeds' and the bridge's.  Files of an earlier run in the folder are replaced.
+written, not with something kept in memory. A history may be larger than one likes to hold, so nothing of it stays but
+running counts, and both engines read the very same events. It knows no git, no dpkg and no Spark itself; those are the
+feeds' and the bridge's. Files of an earlier run in the folder are replaced.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,9 @@
 """The picture of a run: counts over time, a step line for each of the largest groups.
 
 Invariant: a line is at a group's count at every time, because counts come as updates (the new count enters at the time
-it holds from) and a group that leaves is drawn down to zero, though no update says "0".  Why that is not trivial: the
-updates of a time may hold both an old and a new count, and a group's last word may be a retraction alone.
-It draws into a file and nowhere else, whatever display there is; nothing is read but the table of updates.
+it holds from) and a group that leaves is drawn down to zero, though no update says "0". The updates of a time may hold
+both an old and a new count, and a group's last word may be a retraction alone. It draws into a file and nowhere else,
+whatever display there is; nothing is read but the table of updates.
 
 >>> import pyarrow as pa
 >>> updates = pa.table({"extension": [".c", ".c", ".c", ".h", ".h"], "count": [1, 1, 2, 3, 3],

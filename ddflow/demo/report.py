@@ -1,9 +1,9 @@
 """What a run of the demo says on the terminal: how the groups changed, which checks held, how long each part took.
 
 Invariant: what is shown is counted from the diffs themselves, so that "added" + "edited" is the number of assertions
-and "edited" + "removed" that of retractions.  Why that is not trivial: an edit is two updates of one key at one time,
-and only seeing both tells it from a coming and a going.  Names from outside (paths may hold anything) are shown with
-their control characters escaped.  It computes nothing that is checked, and decides no exit code.
+and "edited" + "removed" that of retractions. An edit is two updates of one key at one time, and only seeing both tells
+it from a coming and a going. Names from outside (paths may hold anything) are shown with their control characters
+escaped. It computes nothing that is checked, and decides no exit code.
 
 >>> import pyarrow as pa
 >>> activity = Activity("extension", "path")

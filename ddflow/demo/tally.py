@@ -1,10 +1,10 @@
 """Checks that are counted one by one: two multisets of rows are compared, each row is a check that held or did not.
 
 Invariant: ``held`` and ``asked`` of a tally are sums over distinct rows of min and max of how often the row is in the
-expected and in the actual table, so that a missing, an extra and a doubled row each cost exactly one check, and
-``held == asked`` exactly when the two tables are equal up to the order of their rows.  Why that is not trivial: a
-check that only walks the expected rows does not see an extra one, and a comparison of sorted tables says no more than
-"different".  Nothing here knows where the rows come from; the witnesses are the feeds, `git_feed` and `dpkg_feed`.
+expected and in the actual table, so that a missing, an extra and a doubled row each cost exactly one check, and ``held
+== asked`` exactly when the two tables are equal up to the order of their rows. A check that only walks the expected
+rows does not see an extra one, and a comparison of sorted tables says no more than "different". Nothing here knows
+where the rows come from; the witnesses are the feeds, `git_feed` and `dpkg_feed`.
 
 >>> expected = pa.table({"path": ["a", "b"], "_diff": [1, 1]})
 >>> actual = pa.table({"_diff": [1, 1, 1], "path": ["b", "c", "b"]})

@@ -2,9 +2,8 @@
 
 Invariant: between `use` and the end of its ``with`` no other thread is in a call; an engine that was closed, or whose
 step was interrupted while it changed the state, lets nobody in again, and a forked child never: it has none of the
-threads, and a lock that was held when it was forked is held for ever.  Why that is not trivial: a step of one event
-takes so little that a context manager made by a generator would be a tenth of it, so the turn is its own context
-manager.
+threads, and a lock that was held when it was forked is held for ever. A step of one event takes so little that a
+context manager made by a generator would be a tenth of it, so the turn is its own context manager.
 
 >>> turns = Turns()
 >>> with turns.use("step"):

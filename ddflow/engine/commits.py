@@ -1,10 +1,10 @@
 """An engine's hold on durable state: what its calls did becomes an epoch, published whole, and told again when asked.
 
 Invariant: an epoch is one commit of state and outputs together; a committed epoch that is given again returns what it
-returned, and changes nothing.  Why that is not trivial: whoever feeds the engine may not know whether the epoch he
-gave was committed before one of the two died, so the rows of each call are digested and the outputs kept for as long as
-an epoch may be asked for again; and after a commit that failed nobody knows what the store holds, so the engine goes no
-further until it is opened anew.  What state consists of is ``recovery``'s, what is published the ``ledger``'s.
+returned, and changes nothing. Whoever feeds the engine may not know whether the epoch he gave was committed before one
+of the two died, so the rows of each call are digested and the outputs kept for as long as an epoch may be asked for
+again; and after a commit that failed nobody knows what the store holds, so the engine goes no further until it is
+opened anew. What state consists of is ``recovery``'s, what is published the ``ledger``'s.
 
 >>> import ddflow as dd
 >>> from ddflow.storage.memory import MemoryStore

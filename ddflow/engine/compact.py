@@ -1,14 +1,14 @@
 """Compaction to the present: history before ``since`` goes, and, where that is asked for, deleted rows for good.
 
-Invariant: no read at or after ``since`` changes.  After `Compacting.compact` with ``forget=True`` no file of the state
-holds a value of a row that is deleted or was replaced, whatever its type.  Why that is not trivial: rows live on in
-many places beside the newest run: in runs and merges half done; in the payload of a tombstone, which stays as the order
-that its key was deleted by, and whose own row is filler that nobody reads; beneath nulls; in what a batcher has
-released of a file; in the stored outputs of the last epochs, whose retractions name them; and in the versions before
-this one.  So all is rewritten, receipts go (an epoch cannot be given again after that), scopes and orders that were
-given with full contents are forgotten, and it is published twice: the two newest versions always stay, and both are
-clean then.  What was written to a folder of outputs, copied, or cached elsewhere is not ours to find; the keyed hash of
-a deleted key stays for as long as its order does.
+Invariant: no read at or after ``since`` changes. After `Compacting.compact` with ``forget=True`` no file of the state
+holds a value of a row that is deleted or was replaced, whatever its type. Rows live on in many places beside the
+newest run: in runs and merges half done; in the payload of a tombstone, which stays as the order that its key was
+deleted by, and whose own row is filler that nobody reads; beneath nulls; in what a batcher has released of a file; in
+the stored outputs of the last epochs, whose retractions name them; and in the versions before this one. So all is
+rewritten, receipts go (an epoch cannot be given again after that), scopes and orders that were given with full contents
+are forgotten, and it is published twice: the two newest versions always stay, and both are clean then. What was
+written to a folder of outputs, copied, or cached elsewhere is not ours to find; the keyed hash of a deleted key stays
+for as long as its order does.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> from ddflow.storage.memory import MemoryStore

@@ -1,10 +1,10 @@
 """The digest of a call's rows: whether two calls brought the same.
 
 Invariant: it depends on the rows and their order, by canonical equality, and not on how they were cut into batches, nor
-on what their buffers hold where a value is null.  Why that is not trivial: a batch that is read again from a file or a
-feed has other buffers, and a step larger than memory is never there whole; so rows are hashed one by one, with the
-state's secret, and the words hashed in turn as they come.  A source that brought no rows counts as not given.  What
-could not be read again from a file, text that is no UTF-8, is refused here, where all rows pass.
+on what their buffers hold where a value is null. A batch that is read again from a file or a feed has other buffers,
+and a step larger than memory is never there whole; so rows are hashed one by one, with the state's secret, and the
+words hashed in turn as they come. A source that brought no rows counts as not given. What could not be read again
+from a file, text that is no UTF-8, is refused here, where all rows pass.
 
 >>> secret, schema = Secret(1, 2), pa.schema({"k": pa.int64()})
 >>> one, two = Digest(secret), Digest(secret)

@@ -1,10 +1,10 @@
 """The engine: a plan, opened.  Steps in, differences and verdicts out; the collections can be read at any time.
 
-Invariant: a call either happens whole or not at all.  Everything is computed before anything changes, so a refused step
+Invariant: a call either happens whole or not at all. Everything is computed before anything changes, so a refused step
 (a null key, a tie, an overflow) leaves the engine as it was, and events in = judged + pending holds after every call.
-Why that is not trivial: a step touches several sources and several operators with state.  A step that is interrupted
-while it takes its changes in cannot be undone in memory; the engine then refuses to go on.  One thread at a time.
-On durable state calls become epochs, published whole (``durable``).
+A step touches several sources and several operators with state. A step that is interrupted while it takes its changes
+in cannot be undone in memory; the engine then refuses to go on. One thread at a time. On durable state calls become
+epochs, published whole (``durable``).
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()

@@ -1,9 +1,9 @@
 """Full contents of a source, as they come in: what they name, what they may not, and who is absent from them.
 
 Invariant: `Contents.absent` gives exactly the keys that are live, whose row lies within the scope, and that no row
-names; each once.  Why that is not trivial: contents may be larger than memory, and so may the state, so of the rows
-only identities are kept (8 bytes for a key of one number, else 16), and what is held is walked range by range in the
-same order; a row is only gathered where its key is missing.  Nothing is judged here, and nothing changes.
+names; each once. Contents may be larger than memory, and so may the state, so of the rows only identities are kept (8
+bytes for a key of one number, else 16), and what is held is walked range by range in the same order; a row is only
+gathered where its key is missing. Nothing is judged here, and nothing changes.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()

@@ -1,11 +1,11 @@
 """Readers: whoever follows a collection at a pace of its own, and what must stay readable for them.
 
-Invariant: a reader's own time can be read for as long as the reader lives; ``since`` is never above the least time
-that a reader holds, and never retreats.  Why that is not trivial: a reader may be forgotten without being closed, and
-then the garbage collector lets go of it, at any moment, in any thread, even while this registry is being changed; so
-letting go only puts a note into a queue, and whoever asks next reads the queue.  Several readers share one arrangement:
-what is held back is history, not a copy.  Where there is no reader, ``retain=`` alone says how much history stays.
-(differential-dataflow's ``TraceHandle``: readers hold compaction back by a frontier each, and downgrade it themselves.)
+Invariant: a reader's own time can be read for as long as the reader lives; ``since`` is never above the least time that
+a reader holds, and never retreats. A reader may be forgotten without being closed, and then the garbage collector lets
+go of it, at any moment, in any thread, even while this registry is being changed; so letting go only puts a note into a
+queue, and whoever asks next reads the queue. Several readers share one arrangement: what is held back is history, not
+a copy. Where there is no reader, ``retain=`` alone says how much history stays. (differential-dataflow's
+``TraceHandle``: readers hold compaction back by a frontier each, and downgrade it themselves.)
 
 >>> holds = Holds()
 >>> slow, fast = holds.add(3), holds.add(5)

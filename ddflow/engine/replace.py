@@ -1,11 +1,11 @@
 """Full contents in, differences out: a source's whole table, or its whole history corrected, against what it holds.
 
 Invariant: afterwards the source holds what it was given and nothing else (within the scope), whatever orders its keys
-had; what comes out is the difference, and events in = judged + pending holds.  Why that is not trivial: a key that is
-absent from the contents is deleted without an event, so these are counted apart; held orders must not decide, but
-those of the rows must stay; and a step of full contents is a step like any other: in pieces under a budget, an epoch on
-durable state, refused whole.  Restating is the same with a log of events, which are judged among themselves as if
-nothing had been held.  Who is absent is found by ``contents``.
+had; what comes out is the difference, and events in = judged + pending holds. A key that is absent from the contents
+is deleted without an event, so these are counted apart; held orders must not decide, but those of the rows must stay;
+and a step of full contents is a step like any other: in pieces under a budget, an epoch on durable state, refused
+whole. Restating is the same with a log of events, which are judged among themselves as if nothing had been held. Who
+is absent is found by ``contents``.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()

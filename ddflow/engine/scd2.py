@@ -1,12 +1,12 @@
 """Slowly changing dimension, type 2: each version that a key held, with the times from and to which it held it.
 
 Invariant: for every time t in [since, upper) the rows with ``valid_from <= t < valid_to`` (a null is open on its side)
-are the collection as of t; a key's rows do not overlap, and what changed nothing is no version.  Why that is not
-trivial: merges forget the times of what is at or before ``since``, each at its own moment, so such a time must not be
-told even where it still stands in memory: it would depend on how far merges have come.  Its ``valid_from`` is null:
-the version was there at ``since``, from then or from earlier.  And where orders are held, a winner that changed nothing
-has left a version of the state for its order's sake, which is none here: neighbours that are the same in what counts
-are one.  Only what is kept indexed by key has versions: a source, or a count; anything else made of them has no key.
+are the collection as of t; a key's rows do not overlap, and what changed nothing is no version. Merges forget the
+times of what is at or before ``since``, each at its own moment, so such a time must not be told even where it still
+stands in memory: it would depend on how far merges have come. Its ``valid_from`` is null: the version was there at
+``since``, from then or from earlier. And where orders are held, a winner that changed nothing has left a version of
+the state for its order's sake, which is none here: neighbours that are the same in what counts are one. Only what is
+kept indexed by key has versions: a source, or a count; anything else made of them has no key.
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()

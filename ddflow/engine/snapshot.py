@@ -1,11 +1,11 @@
 """A snapshot: one version of a state, for reading, in any process, while its writer goes on.
 
 Invariant: everything that a snapshot answers is of one manifest, whole; what the writer commits, merges or deletes
-meanwhile changes nothing.  Why that is not trivial: files that the manifest names may be deleted between its being read
-and their being mapped; then the newest is read instead, or, where a version was asked for, it is `SnapshotExpired`.
-Once mapped they stay readable whatever becomes of their names.  Nothing is indexed: a snapshot is read, not searched,
-so it costs what its files cost to verify; and what was cut into partitions, level by level, is read as one.  The plan
-is the state's own, unless it has functions; then give the flow.
+meanwhile changes nothing. Files that the manifest names may be deleted between its being read and their being mapped;
+then the newest is read instead, or, where a version was asked for, it is `SnapshotExpired`. Once mapped they stay
+readable whatever becomes of their names. Nothing is indexed: a snapshot is read, not searched, so it costs what its
+files cost to verify; and what was cut into partitions, level by level, is read as one. The plan is the state's own,
+unless it has functions; then give the flow.
 
 >>> import tempfile, os, ddflow as dd
 >>> flow = dd.Flow()

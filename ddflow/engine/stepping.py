@@ -1,10 +1,10 @@
 """A step, as whatever runs a plan takes it: rows admitted, judged by the circuit, and taken in.
 
 Invariant: nothing changes until `Stepping._take` is called, and that refuses only before its first change; after it,
-events in = judged + pending.  Why that is not trivial: a step touches several sources, pending events and several
-operators with state, and may not fit in memory, so room is made before rows are admitted and the budget is looked at
-before anything is taken in.  An engine is one of these with calls, epochs and durability around it (``engine``); a
-partition of a state is one with a base and a receipt (``partitions.part``).  What can be read of it is in `Reading`.
+events in = judged + pending. A step touches several sources, pending events and several operators with state, and may
+not fit in memory, so room is made before rows are admitted and the budget is looked at before anything is taken in. An
+engine is one of these with calls, epochs and durability around it (``engine``); a partition of a state is one with a
+base and a receipt (``partitions.part``). What can be read of it is in `Reading`.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> from ddflow.columns.hashing import Secret

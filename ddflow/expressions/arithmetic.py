@@ -1,9 +1,9 @@
 """Arithmetic under Spark 4's ANSI rules: overflow and division by zero are errors, decimals keep Spark's digits.
 
 Invariant: a result has the type Spark gives it, and either Spark's value or an error; it never wraps and is never
-infinite for a zero divisor.  Why that is not trivial: ``/`` divides integers as doubles and ``div`` as integers, a
-decimal result is computed exactly in 76 digits and then rounded half up to the digits Spark would give it, an integer
-literal beside a decimal counts with just its own digits, and ``%`` takes the sign of the dividend.
+infinite for a zero divisor. ``/`` divides integers as doubles and ``div`` as integers, a decimal result is computed
+exactly in 76 digits and then rounded half up to the digits Spark would give it, an integer literal beside a decimal
+counts with just its own digits, and ``%`` takes the sign of the dividend.
 
 >>> import pyarrow as pa
 >>> from ddflow.expressions.node import constant

@@ -1,10 +1,9 @@
 """CAST and TRY_CAST between working types, and the casts that Spark makes unasked, under Spark 4's ANSI rules.
 
 Invariant: one function a pair of types turns what cannot be cast into null; ``try_cast`` is that function, and ``cast``
-is the same with an error for a value that became null.  Why that is not trivial: Spark cuts a fraction where Arrow
-refuses it, rounds decimals half up, reads text its own way (``reading``), and takes every instant in a session's time
-zone, which is UTC here.  Refused at compile time: pairs that ANSI refuses, and floats as text, for Java's way of
-writing them is no contract.
+is the same with an error for a value that became null. Spark cuts a fraction where Arrow refuses it, rounds decimals
+half up, reads text its own way (``reading``), and takes every instant in a session's time zone, which is UTC here.
+Refused at compile time: pairs that ANSI refuses, and floats as text, for Java's way of writing them is no contract.
 
 >>> import pyarrow as pa
 >>> from ddflow.expressions.node import constant

@@ -1,8 +1,8 @@
 """Names in an expression to columns of a schema: exact first, else the one that differs only in case, as Spark does.
 
 Invariant: a name gives exactly one column or a Refusal that says why; the columns that were asked for are numbered in
-the order of their first mention, which is their order in the frame.  Why that is not trivial: ``a.b`` is a field of a
-struct and `` `a.b` `` a column with a dot in its name, and a column may be there twice.  No values are read.
+the order of their first mention, which is their order in the frame. ``a.b`` is a field of a struct and `` `a.b` `` a
+column with a dot in its name, and a column may be there twice. No values are read.
 
 >>> import pyarrow as pa
 >>> columns = Columns(pa.schema({"City": pa.string(), "at": pa.struct({"x": pa.int32()})}))

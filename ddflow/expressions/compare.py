@@ -1,8 +1,8 @@
 """Comparisons as Spark makes them: a null gives null, NaN equals NaN and is above every number, -0.0 equals 0.0.
 
-Invariant: for operands that are not null exactly one of <, =, > is true, floats included.  Why that is not trivial:
-Arrow compares floats by IEEE 754, where NaN has no place, and its membership test holds -0.0 and 0.0 apart; operands
-of two types must meet in one first, and decimals must do so without losing digits.
+Invariant: for operands that are not null exactly one of <, =, > is true, floats included. Arrow compares floats by
+IEEE 754, where NaN has no place, and its membership test holds -0.0 and 0.0 apart; operands of two types must meet in
+one first, and decimals must do so without losing digits.
 
 >>> import pyarrow as pa
 >>> from ddflow.expressions.node import Frame, column, constant

@@ -1,9 +1,9 @@
 """Functions of dates and timestamps: their parts, truncation, days between and days on.
 
 Invariant: every instant is taken in UTC, which stands for Spark's session time zone, whatever zone its column has;
-parts are ints.  Why that is not trivial: a part of a zoned timestamp asks a kernel for a database of zones that a slim
-machine lacks, so instants are read as wall-clock time of UTC first; weeks begin on Monday, but ``dayofweek`` counts
-from Sunday.  Intervals are refused, and so is the current time: a row must always give the same result.
+parts are ints. A part of a zoned timestamp asks a kernel for a database of zones that a slim machine lacks, so
+instants are read as wall-clock time of UTC first; weeks begin on Monday, but ``dayofweek`` counts from Sunday.
+Intervals are refused, and so is the current time: a row must always give the same result.
 
 >>> import pyarrow as pa
 >>> from ddflow.expressions.node import constant

@@ -1,9 +1,9 @@
 """Rounding and rescaling as Spark does it: half up on the decimal digits that are written, not on the binary value.
 
 Invariant: ``round_double(2.675, 2)`` is 2.68, since 2.675 is what is written, though the double lies below it; and a
-decimal that does not fit its precision becomes null, for the caller to accept or refuse.  Why that is not trivial:
-multiplying by a power of ten rounds already, and Arrow's own casts between decimals and doubles are off by a last bit
-in one case of four.  Functions take arrays and give arrays; nulls stay null; nothing fails here.
+decimal that does not fit its precision becomes null, for the caller to accept or refuse. Multiplying by a power of ten
+rounds already, and Arrow's own casts between decimals and doubles are off by a last bit in one case of four. Functions
+take arrays and give arrays; nulls stay null; nothing fails here.
 
 >>> import pyarrow as pa
 >>> round_double(pa.array([2.675, -2.5, 1.005, None]), 2).to_pylist()

@@ -1,9 +1,8 @@
 """Running what was compiled on a batch: check the batch, load its columns, compute, and word a failure.
 
 Invariant: the result is one array, of the type that was promised and of the batch's length, or an error; never a
-chunked array, a scalar, or an array of another type.  Why that is not trivial: users' functions return what they like,
-and a kernel that fails over a million rows does not say which row it was, so the row is searched for.  Nothing here
-compiles SQL.
+chunked array, a scalar, or an array of another type. Users' functions return what they like, and a kernel that fails
+over a million rows does not say which row it was, so the row is searched for. Nothing here compiles SQL.
 
 >>> import pyarrow as pa
 >>> batch = pa.record_batch({"a": [1, 2]})

@@ -1,9 +1,9 @@
 """Looking functions up by name, and saying what is wrong with a name that cannot be one.
 
 Invariant: every name gives a function or a Refusal that says why it is none: it sums over rows, it differs from call to
-call, it makes several rows, or nobody knows it, and then which known name is nearest.  Why that is not trivial: a
-misspelt name and a name that can never be row-wise ask for different remedies.  The functions themselves are in
-``strings``, ``numbers`` and ``dates``; those of choice (``coalesce``, ``if``) are entered here, and casts by name.
+call, it makes several rows, or nobody knows it, and then which known name is nearest. A misspelt name and a name that
+can never be row-wise ask for different remedies. The functions themselves are in ``strings``, ``numbers`` and
+``dates``; those of choice (``coalesce``, ``if``) are entered here, and casts by name.
 
 >>> find("Upper").name
 'upper'

@@ -1,8 +1,8 @@
 """Three-valued logic and choice: AND, OR, NOT, IS, CASE, COALESCE, each evaluating only what a row asks for.
 
 Invariant: a branch that would fail for a row is not to blame unless the row takes it, exactly as Spark's own AND, OR,
-IF, CASE and COALESCE stop early.  Why that is not trivial: columns are computed whole, so every branch is run under
-the mask of the rows that still want it, and only if something in it can fail.  Comparisons live in ``compare``.
+IF, CASE and COALESCE stop early. Columns are computed whole, so every branch is run under the mask of the rows that
+still want it, and only if something in it can fail. Comparisons live in ``compare``.
 
 >>> import pyarrow as pa, pyarrow.compute as pc
 >>> from ddflow.expressions.node import Frame, apply, column, constant

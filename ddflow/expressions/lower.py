@@ -1,9 +1,9 @@
 """A syntax tree to a node: every kind of syntax that is supported, each in a few lines, and a refusal for the rest.
 
-Invariant: what is not listed here is refused by name; no part of a tree is passed over.  Why that is not trivial:
-sqlglot's tree for one piece of SQL differs a little between its versions (NOT around a predicate or a mark on it), and
-a literal must be seen before its minus sign is an operation.  Chains of operators (a thousand ANDs) lean left and are
-gone through in a loop.  The meaning of each operation is in the other modules.
+Invariant: what is not listed here is refused by name; no part of a tree is passed over. Sqlglot's tree for one piece
+of SQL differs a little between its versions (NOT around a predicate or a mark on it), and a literal must be seen before
+its minus sign is an operation. Chains of operators (a thousand ANDs) lean left and are gone through in a loop. The
+meaning of each operation is in the other modules.
 
 >>> import pyarrow as pa
 >>> from ddflow.expressions.node import Frame

@@ -1,9 +1,9 @@
 """A compiled piece of an expression: its type, how to run it on a frame of columns, and whether that can fail.
 
 Invariant: a node's result has the node's type and either one value per row or one scalar for all of them, and depends
-on nothing but the row: so a node may be run on any subset of the rows.  Why that is not trivial: under ANSI rules a
-division or a cast may fail, yet ``if(b = 0, null, a / b)`` must not.  Kernels compute whole columns, so a node that
-failed on all rows is run again on just those whose value is wanted (``where``).  Nothing here knows SQL.
+on nothing but the row: so a node may be run on any subset of the rows. Under ANSI rules a division or a cast may fail,
+yet ``if(b = 0, null, a / b)`` must not. Kernels compute whole columns, so a node that failed on all rows is run again
+on just those whose value is wanted (``where``). Nothing here knows SQL.
 
 >>> import pyarrow as pa, pyarrow.compute as pc
 >>> twice = apply(lambda a: pc.multiply_checked(a, pa.scalar(2)), column(0, pa.int64()))

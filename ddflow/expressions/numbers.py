@@ -1,9 +1,9 @@
 """Functions of numbers: rounding, roots and logarithms, signs, the greatest and the least.
 
 Invariant: result types are Spark's: ``round`` keeps the type (decimals lose digits), ``floor`` and ``ceil`` of a double
-are bigints, logarithms of what has none are null.  Why that is not trivial: halves go up by the digits that are
-written (see ``digits``), NaN is the greatest float, and ``greatest`` passes over nulls.  Random functions are refused
-(in ``functions``): a row must always give the same result.
+are bigints, logarithms of what has none are null. Halves go up by the digits that are written (see ``digits``), NaN is
+the greatest float, and ``greatest`` passes over nulls. Random functions are refused (in ``functions``): a row must
+always give the same result.
 
 >>> import pyarrow as pa
 >>> from ddflow.expressions.node import constant

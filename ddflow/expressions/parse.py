@@ -1,10 +1,10 @@
 """SQL text to a syntax tree: sqlglot's Spark dialect, with functions left by the names they were written with.
 
-Invariant: the tree says what Spark would read, or there is an error with the place.  Why that is not trivial: sqlglot
-reads many dialects and forgives much.  It renames functions to its own (so that here none is known to it), takes
-``it''s`` for two texts, and binds a few operators otherwise than Spark: where the two readings differ, parentheses are
-asked for.  Its parser recurs, a score of frames for a bracket: what is nested deeper than Python's own limit is sure to
-allow is refused before it is parsed.  Nothing here knows columns or types.
+Invariant: the tree says what Spark would read, or there is an error with the place. Sqlglot reads many dialects and
+forgives much. It renames functions to its own (so that here none is known to it), takes ``it''s`` for two texts, and
+binds a few operators otherwise than Spark: where the two readings differ, parentheses are asked for. Its parser
+recurs, a score of frames for a bracket: what is nested deeper than Python's own limit is sure to allow is refused
+before it is parsed. Nothing here knows columns or types.
 
 >>> parsed = parse("upper(city) = 'Bern'")
 >>> type(parsed.tree).__name__, parsed.nested

@@ -1,9 +1,9 @@
 """Text to values, as Spark's casts read it: integers, numbers, booleans, dates and timestamps.
 
 Invariant: what Spark's cast refuses becomes null, so that ``try_cast`` is this and ``cast`` only has to count nulls.
-Why that is not trivial: Arrow's parsers take other languages (hexadecimal integers, no plus sign, no blanks around, no
-``2024-1-5``), so a pattern decides first and Arrow parses what is left.  Not read, and so refused or null: years of
-more than four digits, times without a date.  A zone that is a region (``Europe/Berlin``) fails rather than be null.
+Arrow's parsers take other languages (hexadecimal integers, no plus sign, no blanks around, no ``2024-1-5``), so a
+pattern decides first and Arrow parses what is left. Not read, and so refused or null: years of more than four digits,
+times without a date. A zone that is a region (``Europe/Berlin``) fails rather than be null.
 
 >>> import pyarrow as pa
 >>> read_integer(pa.array([" +7 ", "0x10", "1.5", None]), pa.int32()).to_pylist()

@@ -1,9 +1,9 @@
 """Functions of text: case, length, slices, padding, joining, searching, regular expressions.
 
 Invariant: positions and lengths count characters (code points) from 1, as in Spark, never bytes; a null argument gives
-null.  Why that is not trivial: Spark's slices reach before the start and keep counting, its upper case may lengthen a
-text (ß becomes SS), and its replacement texts are Java's.  Patterns, widths and counts must be literals: they are
-compiled once.  Regular expressions are RE2's.
+null. Spark's slices reach before the start and keep counting, its upper case may lengthen a text (ß becomes SS), and
+its replacement texts are Java's. Patterns, widths and counts must be literals: they are compiled once. Regular
+expressions are RE2's.
 
 >>> import pyarrow as pa
 >>> from ddflow.expressions.node import constant

@@ -1,8 +1,8 @@
 """A table of SQL functions: name, how many arguments, and how nodes of arguments become the node of the call.
 
-Invariant: a builder is only called with as many arguments as its entry allows, so it may unpack them.  Why that is not
-trivial: nothing much is, here; it is a place of its own so that each family of functions is one file that knows
-nothing of the others.  Lookup, and what to say of an unknown name, is in ``functions``.
+Invariant: a builder is only called with as many arguments as its entry allows, so it may unpack them. Nothing much is,
+here; it is a place of its own so that each family of functions is one file that knows nothing of the others. Lookup,
+and what to say of an unknown name, is in ``functions``.
 
 >>> table = Table()
 >>> @table.function("twice", arguments=(1, 1))

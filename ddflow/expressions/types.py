@@ -1,9 +1,9 @@
 """The types expressions compute in, and which type two operands meet in: Spark 4's ANSI rules, on Arrow types.
 
 Invariant: every node of a compiled expression has a type that ``working`` returns unchanged, so no kernel ever sees a
-dictionary, a view, a wide string, an unsigned integer or a foreign time zone.  Why that is not trivial: Spark has
-fewer types than Arrow, and its meeting points are not Arrow's (a string meets an integer in bigint, a float meets an
-integer in double, an instant meets a date at midnight UTC).  This module converts no values: that is ``casts``.
+dictionary, a view, a wide string, an unsigned integer or a foreign time zone. Spark has fewer types than Arrow, and
+its meeting points are not Arrow's (a string meets an integer in bigint, a float meets an integer in double, an instant
+meets a date at midnight UTC). This module converts no values: that is ``casts``.
 
 >>> import pyarrow as pa
 >>> working(pa.dictionary(pa.int32(), pa.large_string())), working(pa.uint16())

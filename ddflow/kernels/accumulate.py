@@ -1,9 +1,8 @@
 """Accumulating diffs: the net change of each row at each time, and the running count of each group.
 
-Invariant: nothing with a net diff of 0 comes out, and no (group, time) comes out twice.  Why that is not trivial:
-counts are int64 and numba wraps silently, so every sum is checked and the row that would overflow is returned; and a
-count's own output is a difference too: the old count leaves at the time at which the new one enters.  What equal
-rows are, the shell knows.
+Invariant: nothing with a net diff of 0 comes out, and no (group, time) comes out twice. Counts are int64 and numba
+wraps silently, so every sum is checked and the row that would overflow is returned; and a count's own output is a
+difference too: the old count leaves at the time at which the new one enters. What equal rows are, the shell knows.
 
 >>> import numpy as np
 >>> one, few = lambda *values: np.array(values, np.int64), lambda *values: np.array(values, np.int32)

@@ -1,9 +1,9 @@
 """Automata: what tables of transitions make of the events of each key, states and symbols as small numbers.
 
 Invariant: a key that holds nothing is in the start before its next event, whether it is new, was cleared, or dropped
-all it held; so cutting events into steps changes nothing.  Why that is not trivial: it does not, since what is skipped
-and what clears was decided by the walk before.  A set of states is a word with a bit for each, so an event costs as
-many turns as its key holds states.  A transition that is not there is told from one that leads nowhere.
+all it held; so cutting events into steps changes nothing. It does not, since what is skipped and what clears was
+decided by the walk before. A set of states is a word with a bit for each, so an event costs as many turns as its key
+holds states. A transition that is not there is told from one that leads nowhere.
 
 >>> few, flags = lambda *v: np.array(v, np.int32), lambda *v: np.array(v, np.uint8)
 >>> table, out = np.array([[1, REFUSED], [REFUSED, 0]], np.int32), few(-1)  # coin, push: locked, open

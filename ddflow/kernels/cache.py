@@ -1,14 +1,13 @@
 """Where compiled kernels stay between runs: one private directory for one exact set of sources, versions and processor.
 
 Invariant: what is read back is what this user's own process wrote for exactly the code that is running, or it is not
-read at all.  Why that is not trivial: numba's own cache looks at one source file, so a kernel that calls a helper in
-another file keeps running the old helper; it stops the program when a file is truncated; and it does not notice that
-bounds checks were asked for.  Here the directory is named by a digest of every source file of this package together
-with the versions and switches that shape machine code, so any change is another directory.  Every file names that
-directory and its kernel, so that one copied from elsewhere is not taken, and carries a checksum of all that; a damaged
-one costs a compilation, never a failure: the directory is emptied once, and if damage comes back, caching is off for
-the rest of the process.  The sources must also still be those that were imported, else nothing
-is read or written.
+read at all. Numba's own cache looks at one source file, so a kernel that calls a helper in another file keeps running
+the old helper; it stops the program when a file is truncated; and it does not notice that bounds checks were asked
+for. Here the directory is named by a digest of every source file of this package together with the versions and
+switches that shape machine code, so any change is another directory. Every file names that directory and its kernel,
+so that one copied from elsewhere is not taken, and carries a checksum of all that; a damaged one costs a compilation,
+never a failure: the directory is emptied once, and if damage comes back, caching is off for the rest of the process.
+The sources must also still be those that were imported, else nothing is read or written.
 
 A file holds a pickle, for that is how numba serialises its results, and whoever can write a pickle can run code.  It is
 acceptable under the conditions checked here at every opening, on the open directory itself and not on its name: the

@@ -1,8 +1,8 @@
 """Checking a batch that was read from a file: what kernels take for granted, looked at once.
 
 Invariant: a batch that passes is in hash order, and says of every version that it is live or not; so no search, merge
-or reference made from it can leave its bounds.  Why that is not trivial: a checksum tells that the bytes are those that
-were written, not that ddflow wrote them.  It takes as long as reading the columns.
+or reference made from it can leave its bounds. A checksum tells that the bytes are those that were written, not that
+ddflow wrote them. It takes as long as reading the columns.
 
 >>> import numpy as np
 >>> none = np.empty(0, np.uint64)

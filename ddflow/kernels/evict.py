@@ -1,9 +1,9 @@
 """Evicting: the index gives up the entries that point into some batches, and those are searched instead.
 
 Invariant: afterwards, as before, an entry stands at or after its home slot with no empty slot between, so `index.seek`
-and `index.write` work on; all other entries are still there, nearer to their homes or where they were.  Why that is
-not trivial: an emptied slot is a hole that cuts off entries beyond it from their homes, so those must move back; no
-second table is wanted, since eviction happens when memory has run out.
+and `index.write` work on; all other entries are still there, nearer to their homes or where they were. An emptied slot
+is a hole that cuts off entries beyond it from their homes, so those must move back; no second table is wanted, since
+eviction happens when memory has run out.
 
 It is done in place, in one walk.  Proof.  Let all slots before ``s`` be done: for each entry in them, no slot from its
 home to it is empty.  Of an entry at ``s`` that stays, the home is at or before ``s``; it goes to the first empty slot

@@ -1,10 +1,10 @@
 """Choosing cells: fold the events of each key over the cell that it holds, where the result is one of those cells.
 
 Invariant: the cell after each moment is named by a reference, an event's row or what was held, and what it names was
-neither skipped nor cleared since.  Why that is not trivial: most strategies differ only in when a given cell takes the
-place of the one that is there, so one loop does for all of them and for every type, and sees flags and order words,
-never payload; and whether a cell is *there* is another question than whether it is null.  Which events are folded, and
-in which order, the walk has decided before.
+neither skipped nor cleared since. Most strategies differ only in when a given cell takes the place of the one that is
+there, so one loop does for all of them and for every type, and sees flags and order words, never payload; and whether a
+cell is *there* is another question than whether it is null. Which events are folded, and in which order, the walk has
+decided before.
 
 >>> import numpy as np
 >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))

@@ -1,10 +1,10 @@
 """Gathering payload: a column's values by reference, across any number of batches, without a Python call a batch.
 
-Invariant: output row i is the value that ``references[i]`` names, whatever batch holds it.  A reference is a batch's
-number and a row in it, packed in one int64 (``SLOT`` bits up, ``ROW`` bits down, flags above); the batches' buffers
-are given as addresses, one a batch.  Why that is not trivial: Arrow's own ``take`` over a column of many chunks costs
-ten times as much a value, and a concatenation copies what is not asked for.  Types without a fixed width or a pair of
-offset and byte buffers are not handled here: ``rows`` takes those by Arrow.  Bounds are the caller's.
+Invariant: output row i is the value that ``references[i]`` names, whatever batch holds it. A reference is a batch's
+number and a row in it, packed in one int64 (``SLOT`` bits up, ``ROW`` bits down, flags above); the batches' buffers are
+given as addresses, one a batch. Arrow's own ``take`` over a column of many chunks costs ten times as much a value, and
+a concatenation copies what is not asked for. Types without a fixed width or a pair of offset and byte buffers are not
+handled here: ``rows`` takes those by Arrow. Bounds are the caller's.
 
 >>> import numpy as np
 >>> a, b = np.array([10, 11]), np.array([20])

@@ -1,9 +1,9 @@
 """Grouping: which rows are equal, as dense numbers in the order in which each group first appears.
 
-Invariant: two rows have one number exactly when their identities are equal; numbers count up from 0 without a gap.
-Why that is not trivial: a count has few groups and many updates, so rows are not sorted: each is looked up in a table
-of row numbers that holds no identity itself, and with few groups stays in the first level of the cache.  Groups are
-numbered, not ordered; whoever wants them in hash order sorts the groups, not the rows.
+Invariant: two rows have one number exactly when their identities are equal; numbers count up from 0 without a gap. A
+count has few groups and many updates, so rows are not sorted: each is looked up in a table of row numbers that holds no
+identity itself, and with few groups stays in the first level of the cache. Groups are numbered, not ordered; whoever
+wants them in hash order sorts the groups, not the rows.
 
 >>> import numpy as np
 >>> high, none = np.array([9, 2**63, 9], np.uint64), np.empty(0, np.uint64)

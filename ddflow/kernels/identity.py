@@ -1,12 +1,12 @@
 """Identities: one or two uniform words for every row, by a bijective mix or by SipHash-1-3 keyed with a secret.
 
 Invariant: equal values give equal identities and, for one integer word, different values give different ones; without
-the secret nobody can choose values whose identities agree or share leading bits.  Why that is not trivial: everything
-above trusts the leading bits to be uniform (buckets, slots, partitions), and trusts two rows with one identity to be
-one row.  One word is mixed bijectively, so it cannot collide.  Anything else is absorbed, word by word, into a SipHash
-state of four words a row (Aumasson and Bernstein, "SipHash", 2012; 128-bit output, 1 and 3 rounds): 1e10 rows collide
-with odds of about 1e-19.  The encoding is prefix-free: a text is its length, then its bytes; a null is a tweak of the
-state that no word can imitate.  Nothing here knows of Arrow; it reads memory by address.
+the secret nobody can choose values whose identities agree or share leading bits. Everything above trusts the leading
+bits to be uniform (buckets, slots, partitions), and trusts two rows with one identity to be one row. One word is mixed
+bijectively, so it cannot collide. Anything else is absorbed, word by word, into a SipHash state of four words a row
+(Aumasson and Bernstein, "SipHash", 2012; 128-bit output, 1 and 3 rounds): 1e10 rows collide with odds of about 1e-19.
+The encoding is prefix-free: a text is its length, then its bytes; a null is a tweak of the state that no word can
+imitate. Nothing here knows of Arrow; it reads memory by address.
 
 >>> import numpy as np
 >>> words, out = np.arange(3, dtype=np.uint64), np.empty(3, np.uint64)

@@ -1,11 +1,11 @@
 """The index: identity -> what a key holds, in a hash-ordered table with open addressing.
 
 Invariant: an entry stands at or after its home slot, ``high * capacity >> 64``, with no empty slot between; so a step
-sorted by identity walks the table front to back.  Why that is not trivial: there is no wrap-around (the table ends in
-spare slots), since wrapping would break the order; a probe that runs off the end reports so, and the shell rebuilds
-larger.  An entry is one row of words: identity, value hash, reference, then (for two-word identities) the second word,
-then the words of the order it was won with.  A reference of 0 is an empty slot.  It holds no payload and no history;
-those are in the batches that references point into.
+sorted by identity walks the table front to back. There is no wrap-around (the table ends in spare slots), since
+wrapping would break the order; a probe that runs off the end reports so, and the shell rebuilds larger. An entry is
+one row of words: identity, value hash, reference, then (for two-word identities) the second word, then the words of the
+order it was won with. A reference of 0 is an empty slot. It holds no payload and no history; those are in the batches
+that references point into.
 
 >>> import numpy as np
 >>> table = np.zeros((8 + 4, 3), np.uint64)

@@ -1,10 +1,10 @@
 """Lists of cells: which cells of a key make its list after each moment, and which of their elements are distinct.
 
 Invariant: what a key's list is made of stands together: the held cell and those folded since it was cleared, in order,
-are a *stretch*, and the list after each moment is a beginning of one.  So a list that grows over many moments is
-listed once, and duplicates, of which the first stays, are dropped once a stretch.  Why that is not trivial: one key may
-have all events of a step, so no list may cost quadratic when it is long; and a list that was too long for its limit
-must be seen though a later event clears it.  Elements are row numbers and hashes here; the payload is Arrow's.
+are a *stretch*, and the list after each moment is a beginning of one. So a list that grows over many moments is listed
+once, and duplicates, of which the first stays, are dropped once a stretch. One key may have all events of a step, so
+no list may cost quadratic when it is long; and a list that was too long for its limit must be seen though a later event
+clears it. Elements are row numbers and hashes here; the payload is Arrow's.
 
 >>> import numpy as np
 >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))

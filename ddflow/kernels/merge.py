@@ -1,9 +1,9 @@
 """Merging batches: of the versions of each key, sorted together, which are worth keeping.
 
-Invariant: what is left reads the same at every time from ``since`` on.  A version goes when its key has a later one at
-or before ``since``; a lone deletion that hides nothing older goes too, where its order need not be kept.  Why that is
-not trivial: the rule needs the next version of the key, so it holds only where the newest batches take part.  Payload
-is gathered afterwards, by what is kept; nothing is changed here.
+Invariant: what is left reads the same at every time from ``since`` on. A version goes when its key has a later one at
+or before ``since``; a lone deletion that hides nothing older goes too, where its order need not be kept. The rule
+needs the next version of the key, so it holds only where the newest batches take part. Payload is gathered afterwards,
+by what is kept; nothing is changed here.
 
 >>> import numpy as np
 >>> kept, groups = np.empty(2, np.int64), np.empty(2, np.int64)

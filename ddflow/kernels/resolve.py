@@ -1,11 +1,11 @@
 """Resolving upserts: fold the events of each key, in time order, over what the key holds; emit the differences.
 
 Invariant: for each key and time there is at most one net change, and it is spelled out: a retraction of exactly the row
-that was held, an assertion of exactly the row that won, nothing where they are equal.  Every event gets one verdict.
-Why that is not trivial: who wins is decided by order words and a tie rule, not by place; what a key holds includes
-the order of a deleted key; and the same event may lose to another of its step or to the past.  This is the loop of
-McSherry's "Upserts in differential dataflow" with the rulings of docs/semantics.md; this kernel is full-row
-replacement only.  It sees identities, orders, hashes and row numbers, never payload, and changes no state.
+that was held, an assertion of exactly the row that won, nothing where they are equal. Every event gets one verdict.
+Who wins is decided by order words and a tie rule, not by place; what a key holds includes the order of a deleted key;
+and the same event may lose to another of its step or to the past. This is the loop of McSherry's "Upserts in
+differential dataflow" with the rulings of docs/semantics.md; this kernel is full-row replacement only. It sees
+identities, orders, hashes and row numbers, never payload, and changes no state.
 
 >>> import numpy as np
 >>> one = lambda *values: np.array(values, np.int64)

@@ -1,13 +1,13 @@
 """Searching a hash-ordered batch for the keys of a step, where no index says which row is theirs.
 
-Invariant: what is found is the *last* row of the identity, the newest version that the batch has of the key.  Why that
-is not trivial: the batch may be mapped and far larger than any cache, so a binary search would miss at every one of its
-25 steps.  Identities are uniform, so where a key stands can be computed: from a row that is known, k rows away, to
-within some sqrt(k) rows.  The wanted keys are sorted, so the last one found is such a row.  Each key is guessed three
-times while those before it have their turns, each guess from what stands at the one before, and the machine is asked
-for the place in between, so that many misses are under way at once.  From the last guess, nearly always on the right
-cache line or the next, the search gallops: with many versions of a key, or identities that are not uniform at all, it
-is logarithmic in how wrong the guess was.
+Invariant: what is found is the *last* row of the identity, the newest version that the batch has of the key. The batch
+may be mapped and far larger than any cache, so a binary search would miss at every one of its 25 steps. Identities are
+uniform, so where a key stands can be computed: from a row that is known, k rows away, to within some sqrt(k) rows. The
+wanted keys are sorted, so the last one found is such a row. Each key is guessed three times while those before it have
+their turns, each guess from what stands at the one before, and the machine is asked for the place in between, so that
+many misses are under way at once. From the last guess, nearly always on the right cache line or the next, the search
+gallops: with many versions of a key, or identities that are not uniform at all, it is logarithmic in how wrong the
+guess was.
 
 Where the batch has but few rows for each wanted key, guessing is no use; then both are walked side by side, as when
 merging.  Columns come as addresses, so that resident and mapped (read-only) ones are one compiled form; the caller

@@ -1,10 +1,10 @@
 """Sorting by identity: one counting sort by leading bits, then a short sort inside each bucket.
 
-Invariant: the result is stable, so events of one key keep the order in which they came, and nothing above ever needs
-to sort by time or arrival again.  Why that is not trivial: identities are uniform, so a bucket holds about one event
-and the second sort is nearly free, until a feed has a hot key; then one bucket holds a fifth of all events, and an
-insertion sort there would be quadratic.  Large buckets are merged from their natural runs instead, which costs nothing
-for a bucket of one key.  It does not look at keys, times or payload.
+Invariant: the result is stable, so events of one key keep the order in which they came, and nothing above ever needs to
+sort by time or arrival again. Identities are uniform, so a bucket holds about one event and the second sort is nearly
+free, until a feed has a hot key; then one bucket holds a fifth of all events, and an insertion sort there would be
+quadratic. Large buckets are merged from their natural runs instead, which costs nothing for a bucket of one key. It
+does not look at keys, times or payload.
 
 >>> import numpy as np
 >>> high, none = np.array([3, 1, 3, 2], np.uint64) << np.uint64(62), np.empty(0, np.uint64)

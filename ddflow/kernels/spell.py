@@ -1,9 +1,9 @@
 """Spelling out: the verdict of each event as a word, and the updates that it causes, in the order of rows.
 
 Invariant: updates come in the order of the rows that caused them, a retraction before its assertion; rows are in the
-order of times, hence so are updates, and nothing has to be sorted.  Why that is not trivial: judging goes by key, and
-leaves with each row what became of it (``resolve.FATE``); here rows are read front to back, once.  Several threads
-write spans of them: `tally` says beforehand how many updates each will have.
+order of times, hence so are updates, and nothing has to be sorted. Judging goes by key, and leaves with each row what
+became of it (``resolve.FATE``); here rows are read front to back, once. Several threads write spans of them: `tally`
+says beforehand how many updates each will have.
 
 >>> one, few = lambda *values: np.array(values, np.int64), lambda *values: np.array(values, np.int32)
 >>> fate = one(APPLIED << FATE, RETRACTS | APPLIED << FATE)

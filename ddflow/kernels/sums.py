@@ -1,10 +1,10 @@
 """Adding up: fold the events of each key over the number that it holds, checked at each addition.
 
 Invariant: a sum that comes out never left its column's type on the way, and additions happen in the order of the fold
-and in no other, so that floats come out the same to the bit however the events are split into steps.  Why that is not
-trivial: numba wraps silently, a column's bounds are its own (8 bits, or 10 ** 5 for a decimal), and a sum that comes
-back into bounds must be refused all the same, since a step that ended in between would have been.  Three loops do for
-all types: 64 bits, 128 bits, floats; what the words stand for, the shell knows.
+and in no other, so that floats come out the same to the bit however the events are split into steps. Numba wraps
+silently, a column's bounds are its own (8 bits, or 10 ** 5 for a decimal), and a sum that comes back into bounds must
+be refused all the same, since a step that ended in between would have been. Three loops do for all types: 64 bits, 128
+bits, floats; what the words stand for, the shell knows.
 
 >>> import numpy as np
 >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))

@@ -1,11 +1,11 @@
 """Diffs back to upserts: what each key shows after each time, from the rows it held and the updates of a step.
 
 Invariant: a *candidate* is one row of one key that was held or is touched by an update; a key's candidates stand
-together, and its counts, runs of equal time applied in order, are what the collection holds.  Why that is not trivial:
-a run is netted before it is applied, so that a row which leaves and comes back at one time was never gone; a row hidden
-behind a greater one must show again when that one goes, for which a heap of candidates is kept and pruned only at its
-top; and one key may have all updates of a step, so no loop may look at all candidates for each of them.
-What a candidate's row is, and which of two is greater, the shell knows: it numbers them in that order.
+together, and its counts, runs of equal time applied in order, are what the collection holds. A run is netted before it
+is applied, so that a row which leaves and comes back at one time was never gone; a row hidden behind a greater one must
+show again when that one goes, for which a heap of candidates is kept and pruned only at its top; and one key may have
+all updates of a step, so no loop may look at all candidates for each of them. What a candidate's row is, and which of
+two is greater, the shell knows: it numbers them in that order.
 
 The rows held are *cells*: int64[m, 4] of NEXT (the next cell of its key or of the free ones, -1: none), COUNT (its
 multiplicity, 0 for a free one), HASH (of its values beside the key), REF (where its row is).

@@ -1,11 +1,11 @@
 """The walk: which events of a key are folded, which are skipped, which clear; whose order the key has then.
 
 Invariant: events are taken one after the other in the order given, each against the *running* order of its key, that of
-what it holds with the events before it; so cutting them into steps anywhere changes nothing.  Every event gets an
-action for each group of columns, and one that acts on none a reason why.  Why that is not trivial: groups of columns
-have orders of their own, the row (group 0) is accepted by its order or by that of its groups, a delete is of the row or
-of a group, and a skipped event must tell whether it lost to the past or to its own step.  Nothing here sees a cell:
-that is ``fold``.  Under versions of cells: ``walk_cells``.  (docs/semantics.md, section 9.)
+what it holds with the events before it; so cutting them into steps anywhere changes nothing. Every event gets an
+action for each group of columns, and one that acts on none a reason why. Groups of columns have orders of their own,
+the row (group 0) is accepted by its order or by that of its groups, a delete is of the row or of a group, and a skipped
+event must tell whether it lost to the past or to its own step. Nothing here sees a cell: that is ``fold``. Under
+versions of cells: ``walk_cells``. (docs/semantics.md, section 9.)
 
 >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
 >>> rule = Rule(LAST, True, True, False, False, False)

@@ -1,10 +1,10 @@
 """The walk under versions of cells: every cell is compared by the order of the event that set it.
 
 Invariant: a cell holds what the greatest order above the latest delete gave it, the row lives while an event above that
-delete was seen; so the outcome does not depend on the order of arrival, but for ties that the rule leaves to it.  Why
-that is not trivial: a late delete clears the older cells of a row that lives on, a late event fills the older cells of
-one that has moved on; and who wins a tie under GREATEST is known by the cells' values only, which are compared here as
-words.  What is kept of a key: the order of its row, that of its latest delete, that of each cell, side by side.
+delete was seen; so the outcome does not depend on the order of arrival, but for ties that the rule leaves to it. A
+late delete clears the older cells of a row that lives on, a late event fills the older cells of one that has moved on;
+and who wins a tie under GREATEST is known by the cells' values only, which are compared here as words. What is kept of
+a key: the order of its row, that of its latest delete, that of each cell, side by side.
 
 >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
 >>> taken = Taken(np.empty((3, 2), np.uint8), np.empty(2, np.uint8), np.empty((1, 4), np.int64), np.empty(1, np.uint8),

@@ -1,8 +1,8 @@
 """The walk where a row has one order and no groups: what `walk_groups` says of it, at a fraction of its cost.
 
-Invariant: it writes what `walk_groups` would, for every event; a test compares the two.  Why that is not trivial: it
-has no room of its own for codes and words but two rows, and an event that is alone with its key, as most are in large
-steps, must cost little more than it takes to find it.  Groups, their deletes and versions of cells are not for it.
+Invariant: it writes what `walk_groups` would, for every event; a test compares the two. It has no room of its own for
+codes and words but two rows, and an event that is alone with its key, as most are in large steps, must cost little more
+than it takes to find it. Groups, their deletes and versions of cells are not for it.
 
 >>> from ddflow.kernels.walk import LAST, Rule, Walked, Taken
 >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)

@@ -1,10 +1,9 @@
 """Which kernels there are to compile, and word of each one as it is compiled.
 
 Invariant: ``entries`` are exactly the kernels that Python calls, whether or not their modules were imported before;
-those whose name begins with an underscore are only called by kernels, and compiled into them.  Why that is not trivial:
-numba compiles by the types of the arguments, so what must be compiled is known only to the code that calls; this module
-watches while `ddflow.tools.warmup` runs that code.  A kernel that is loaded from the cache is not compiled, and not
-told of.
+those whose name begins with an underscore are only called by kernels, and compiled into them. Numba compiles by the
+types of the arguments, so what must be compiled is known only to the code that calls; this module watches while
+`ddflow.tools.warmup` runs that code. A kernel that is loaded from the cache is not compiled, and not told of.
 
 >>> [kernel.py_func.__name__ for kernel in entries() if kernel.py_func.__module__.endswith(".accumulate")]
 ['net', 'count']

@@ -1,10 +1,10 @@
 """Back: a collection's updates as upserts, one operator of a flow among others.
 
 Invariant: `Back.judge` changes nothing, and a change is taken in by `Back.apply` alone; so where another operator, or
-the budget, refuses a step after this one was judged, it holds what it held.  What it holds is what its input holds, so
-no file has it: `Back.fill` makes it of the input, and goes on as if never stopped.  Why that is not trivial: a large
-step comes in pieces, each with all updates of some keys, and all are judged before the first is kept.  How a key's rows
-are found and which one shows is ``upserting``'s; who merges the pieces to one table in the order of times, the shelf.
+the budget, refuses a step after this one was judged, it holds what it held. What it holds is what its input holds, so
+no file has it: `Back.fill` makes it of the input, and goes on as if never stopped. A large step comes in pieces, each
+with all updates of some keys, and all are judged before the first is kept. How a key's rows are found and which one
+shows is ``upserting``'s; who merges the pieces to one table in the order of times, the shelf.
 
 >>> import pyarrow as pa
 >>> schema = pa.schema({"id": pa.int64(), "city": pa.string()})

@@ -1,9 +1,9 @@
 """The node of a plan that gives upserts in place of differences, for whoever keeps the last of each key.
 
-Invariant: it is the last: an output is made of it and nothing else, for operators work on differences.  As a collection
+Invariant: it is the last: an output is made of it and nothing else, for operators work on differences. As a collection
 its rows are what keys show, each once; as an output its columns are those of upserts, ``_deleted`` and no ``_diff``.
-Why that is not trivial: everything else of a plan has one schema for both, so whoever makes, keeps or reads an output's
-table asks `ddflow.plan.flow.Collection.updates_schema`.  What it computes is ``operators.back``'s.
+Everything else of a plan has one schema for both, so whoever makes, keeps or reads an output's table asks
+`ddflow.plan.flow.Collection.updates_schema`. What it computes is ``operators.back``'s.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.flow import Flow

@@ -1,9 +1,9 @@
 """The node of a plan that makes a row of every element of a column of lists.
 
 Invariant: linear: a row of n elements is n rows, of the same multiplicity, with the element in the place of the list,
-or where elements are structs their fields; a list that is empty or null is none.  Why that is not trivial: equal
-elements of one row add up, and an element that stays while its list changes is retracted and asserted, until somebody
-consolidates, as every output does.  What it computes is ``operators.linear``'s.
+or where elements are structs their fields; a list that is empty or null is none. Equal elements of one row add up, and
+an element that stays while its list changes is retracted and asserted, until somebody consolidates, as every output
+does. What it computes is ``operators.linear``'s.
 
 >>> from ddflow.plan.flow import Flow
 >>> from ddflow.plan.spec import Upsert

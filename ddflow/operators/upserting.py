@@ -2,11 +2,11 @@
 
 Invariant: whoever keeps the last upsert of each key, a deleted one none, has after each time what the updates add up
 to, as far as one row a key can tell; and where a key holds several rows, that is an error which names them, unless
-``on_conflict`` says what shows.  Why that is not trivial: no update tells what else its key holds.  A row hidden behind
-a greater one must show again when that one goes, though no update at that time names it; so all rows that live are
-held here, the hidden ones too, with their multiplicities.  A collection that has no key is not given one by this; nor
-is anything written anywhere: that is whoever takes the upserts.  (The inverse of McSherry's "Upserts in differential
-dataflow", which leaves it open.)
+``on_conflict`` says what shows. No update tells what else its key holds. A row hidden behind a greater one must show
+again when that one goes, though no update at that time names it; so all rows that live are held here, the hidden ones
+too, with their multiplicities. A collection that has no key is not given one by this; nor is anything written
+anywhere: that is whoever takes the upserts. (The inverse of McSherry's "Upserts in differential dataflow", which
+leaves it open.)
 
 >>> import pyarrow as pa
 >>> diffs = pa.table({"id": [1, 1, 1, 1], "city": ["Bern", "Bern", "Chur", "Chur"], "_time": [0, 4, 4, 5],

@@ -1,11 +1,11 @@
 """Feeds: whether a batch that a query gives to a state is new, was committed, or is not to be taken.
 
 Invariant: a batch of the query that feeds the state is taken once, in its turn; a batch of any other, one that was left
-out and one whose numbers began anew are refused by name, before a row is looked at.  Why that is not trivial: a query
-numbers its batches in its checkpoint, and the checkpoint may be lost, copied, or belong to another state, so a number
-by itself says nothing; and where the query's id cannot be had, numbers are all there is: then the same rows under the
-same number are the same batch, and a numbering that began anew is told by its first batch that differs.  Pure; what is
-to be compared of rows is the ``coordinator``'s.
+out and one whose numbers began anew are refused by name, before a row is looked at. A query numbers its batches in its
+checkpoint, and the checkpoint may be lost, copied, or belong to another state, so a number by itself says nothing; and
+where the query's id cannot be had, numbers are all there is: then the same rows under the same number are the same
+batch, and a numbering that began anew is told by its first batch that differs. Pure; what is to be compared of rows is
+the ``coordinator``'s.
 
 >>> kept = (Epoch(7, (), 4), Epoch(8, (), 5))
 >>> told("shop", Feed("a", 5), Feed("a", 6), kept), told("shop", Feed("a", 5), Feed("a", 4), kept).epoch

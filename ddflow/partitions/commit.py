@@ -1,11 +1,11 @@
 """The coordinator: the driver's hold on a state of many partitions, which makes epochs out of what tasks tell.
 
 Invariant: an epoch is published whole or not at all, from one receipt of every task of one base, all of whose files are
-there; what was committed is told again and never made again.  Why that is not trivial: tasks run elsewhere, several
-times, and may see another folder than the driver does; the driver may die between any two of its steps and be started
-anew by whoever feeds it, who does not know how far it came; and two drivers may hold one state.  So nothing that tasks
-do is seen before the manifest that names it, files are looked for before it is written, and who loses the race for its
-number writes no more.  It runs no tasks (``part``), brings no rows to them (``router``) and knows no Spark.
+there; what was committed is told again and never made again. Tasks run elsewhere, several times, and may see another
+folder than the driver does; the driver may die between any two of its steps and be started anew by whoever feeds it,
+who does not know how far it came; and two drivers may hold one state. So nothing that tasks do is seen before the
+manifest that names it, files are looked for before it is written, and who loses the race for its number writes no
+more. It runs no tasks (``part``), brings no rows to them (``router``) and knows no Spark.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> from ddflow.storage.memory import MemoryStore

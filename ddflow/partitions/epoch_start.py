@@ -1,9 +1,9 @@
 """A base: what the tasks of an epoch start from, as one plain value that travels with them.
 
 Invariant: two tasks with equal bases start from the same version of the same state and stamp the same times, whenever
-and wherever they run, first or again.  Why that is not trivial: a task may be run twice, long after, or where another
-folder is mounted under the same name; so a base says which manifest it means by number and by digest, and every time
-that a step depends on is in it and is never asked for.  It holds no rows and does nothing.
+and wherever they run, first or again. A task may be run twice, long after, or where another folder is mounted under
+the same name; so a base says which manifest it means by number and by digest, and every time that a step depends on is
+in it and is never asked for. It holds no rows and does nothing.
 
 >>> base = Base(store="s3://shop/orders", trust="owner", number=3, digest="0" * 32, epoch=4, partitions=2,
 ...             secret=(1, 2), frontier=7, last=6, since=6, time=7, to=7, horizons={}, inventories=(), folder=None,

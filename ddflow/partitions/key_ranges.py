@@ -1,7 +1,7 @@
 """Which partitions have keys in common with which, when their number changes.
 
-Invariant: an identity of partition q of Q is of one of the partitions `overlapping` names, of those there were.  Why
-that is not trivial: partitions are equal ranges of a word of 32 bits, rounded down, so neighbours may share a value.
+Invariant: an identity of partition q of Q is of one of the partitions `overlapping` names, of those there were.
+Partitions are equal ranges of a word of 32 bits, rounded down, so neighbours may share a value.
 
 >>> list(overlapping(0, 2, 3)), list(overlapping(2, 3, 2)), first_of(1, 2, 3)
 ([0, 1], [1], 1)

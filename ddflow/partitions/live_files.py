@@ -1,11 +1,11 @@
 """Holdings: which inventory each part of a state has, and which files that names, from one commit to the next.
 
 Invariant: `Holdings.names` are the names of all files of the version, so that what is not among them may be deleted
-once the version before is; and a file that a receipt adds is there, as long as it says.  Why that is not trivial: the
-inventories of a thousand partitions cannot be read again with every commit, so each is read once and then followed by
-what receipts add and leave; a receipt that leaves a file which its part never had is refused, since another part may
-have it; and the files of tasks were written elsewhere, where another folder may be mounted under the same name.  A
-state that one engine made has one inventory for all levels, until every level has written its own.
+once the version before is; and a file that a receipt adds is there, as long as it says. The inventories of a thousand
+partitions cannot be read again with every commit, so each is read once and then followed by what receipts add and
+leave; a receipt that leaves a file which its part never had is refused, since another part may have it; and the files
+of tasks were written elsewhere, where another folder may be mounted under the same name. A state that one engine made
+has one inventory for all levels, until every level has written its own.
 
 >>> from ddflow.storage.memory import MemoryStore
 >>> store = MemoryStore()

@@ -1,10 +1,10 @@
 """What the receipts of an epoch add up to.
 
 Invariant: there is one receipt for every level and partition, all of one base, and what they add up to does not depend
-on how many partitions there were, in which order tasks were done, nor on which of two attempts at a task was taken.
-Why that is not trivial: a scheduler runs tasks again when it likes, so two receipts of one task are no error as long as
-they say the same of the same rows, and the first is taken; when they do not, something in the plan is no function of
-its rows, and either would be wrong for somebody.  It reads no files and publishes nothing.
+on how many partitions there were, in which order tasks were done, nor on which of two attempts at a task was taken. A
+scheduler runs tasks again when it likes, so two receipts of one task are no error as long as they say the same of the
+same rows, and the first is taken; when they do not, something in the plan is no function of its rows, and either would
+be wrong for somebody. It reads no files and publishes nothing.
 
 >>> def receipt(number, rows):
 ...     file = Blob(f"{number:016x}-1.json", 9, bytes(16))

@@ -1,9 +1,9 @@
 """A state, opened for many partitions: its ledger, what its plan has got, where outputs go, what was asked for.
 
 Invariant: what `opened` returns can be gone on with as it is; every mistake is an error that names the option or the
-difference, and then nothing was made that was not there, but for a state that is new.  Why that is not trivial: a new
-state is published by whoever is first, with his plan, so the plan is compared after that, too; and a state of many
-partitions can take up less than one engine's, since what a new source or output owes is nobody's task yet.
+difference, and then nothing was made that was not there, but for a state that is new. A new state is published by
+whoever is first, with his plan, so the plan is compared after that, too; and a state of many partitions can take up
+less than one engine's, since what a new source or output owes is nobody's task yet.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> from ddflow.storage.memory import MemoryStore

@@ -1,11 +1,11 @@
 """The router: the rows of one source, as they come, each on its way to the partition of its key.
 
 Invariant: every row is in exactly one chunk, whose partition is that of its key's identity, and which says where the
-row stood among those that came; so the partition can put them back into the order of their arrival.  What no step
-would take (unknown columns, casts that lose something, text that is no UTF-8) is refused here, before it travels.  Why
-that is not trivial: order within a shuffle is no contract, so where rows come from goes along: the task that read them,
-or, where the rows say it themselves, the partition and offset of a Kafka topic.  Keys, orders and times are not looked
-at: that is for the step (``intake``).
+row stood among those that came; so the partition can put them back into the order of their arrival. What no step would
+take (unknown columns, casts that lose something, text that is no UTF-8) is refused here, before it travels. Order
+within a shuffle is no contract, so where rows come from goes along: the task that read them, or, where the rows say it
+themselves, the partition and offset of a Kafka topic. Keys, orders and times are not looked at: that is for the step
+(``intake``).
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()

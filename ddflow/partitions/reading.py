@@ -1,10 +1,10 @@
 """What an output or a source of a state holds, read as updates: partition by partition, where that is exact.
 
 Invariant: the rows of all shares together are what one read of the whole state gives: no row is in two of them, so that
-none need be consolidated with another.  Why that is not trivial: it holds where what a collection is made of is on one
-level and equal rows stand in one partition, which a projection may undo, or a sum of two sources; such a collection is
-read whole.  Whoever reads may sit elsewhere and come later than who asked, so a version is named by its number and its
-digest, and one that was swept away meanwhile is `SnapshotExpired`, never another one.  Nothing is written.
+none need be consolidated with another. It holds where what a collection is made of is on one level and equal rows
+stand in one partition, which a projection may undo, or a sum of two sources; such a collection is read whole. Whoever
+reads may sit elsewhere and come later than who asked, so a version is named by its number and its digest, and one that
+was swept away meanwhile is `SnapshotExpired`, never another one. Nothing is written.
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()

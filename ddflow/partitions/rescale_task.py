@@ -1,12 +1,12 @@
 """One partition of a state that is split or joined: what it takes over from the partitions there were.
 
 Invariant: the partitions made, all together, read at every time from ``since`` on as those before did, go on as those
-would have, and each holds its own keys (`identity.partition_of`) and no others.  It is a pure task: it reads files that
-do not change, and writes new ones that no manifest names; whoever runs it twice has garbage, and no harm.  Why that is
-not trivial: its versions lie in many runs and in merges half done, of several partitions, and become one run; a count
-that stands with the keys it was made of lies where *those* are, which its groups' identities do not say, so its rows
-are asked; pending events get new arrival numbers, of which a partition has its own; and events that were judged are
-accounted for in one place, the first partition with a share.  It publishes nothing (``rescale``).
+would have, and each holds its own keys (`identity.partition_of`) and no others. It is a pure task: it reads files that
+do not change, and writes new ones that no manifest names; whoever runs it twice has garbage, and no harm. Its versions
+lie in many runs and in merges half done, of several partitions, and become one run; a count that stands with the keys
+it was made of lies where *those* are, which its groups' identities do not say, so its rows are asked; pending events
+get new arrival numbers, of which a partition has its own; and events that were judged are accounted for in one place,
+the first partition with a share. It publishes nothing (``rescale``).
 
 >>> import ddflow as dd
 >>> from ddflow.partitions.stages import cut

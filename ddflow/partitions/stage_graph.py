@@ -1,9 +1,9 @@
 """The circuit of one level: the whole plan's operators, of which those of the level run.
 
 Invariant: what is put out, held and sent on by the tasks of all levels and partitions, added up, is what the whole
-circuit would put out and hold.  Why that is not trivial: a collection may be computed on several levels, on each from
-what has come so far; a keyed operator reads what came together through a shuffle, where its input is computed by
-others; and what is sent on is summed first, so that one update a row and time leaves a partition.
+circuit would put out and hold. A collection may be computed on several levels, on each from what has come so far; a
+keyed operator reads what came together through a shuffle, where its input is computed by others; and what is sent on is
+summed first, so that one update a row and time leaves a partition.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> from ddflow.partitions.stages import cut

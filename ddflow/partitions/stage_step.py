@@ -1,11 +1,11 @@
 """A part: what one task holds of a state, one partition of one level, and its share of an epoch.
 
-Invariant: a part changes nothing that anybody sees.  It opens the inventory that its base names, takes in rows, writes
+Invariant: a part changes nothing that anybody sees. It opens the inventory that its base names, takes in rows, writes
 files that no manifest names, and tells in a receipt what they are; a part that was run twice, or whose receipt nobody
-took, is as if it had never been.  Why that is not trivial: a part may be kept open from one epoch to the next, and
-whether that happens must not matter: what it holds is the inventory that it wrote last, by name (``at``), and whoever
-goes on with it compares that with what the next base says.  All times come from the base, since the other parts have
-the same: no task knows what others were given.
+took, is as if it had never been. A part may be kept open from one epoch to the next, and whether that happens must not
+matter: what it holds is the inventory that it wrote last, by name (``at``), and whoever goes on with it compares that
+with what the next base says. All times come from the base, since the other parts have the same: no task knows what
+others were given.
 
 >>> import os, tempfile, ddflow as dd
 >>> from ddflow.partitions.commit import Coordinator

@@ -2,10 +2,10 @@
 
 Invariant: every collection's updates are the sum, over the levels that compute it, of what each makes of its own part;
 and where an operator must see equal rows together (count, consolidate, an output), they have been brought into one
-partition.  Why that is not trivial: between two shuffles everything is linear, so a concat may be computed on several
-levels, each with what has come so far; and rows that stand together by columns that they still have need not move
-again, a count by the key for one.  A `Meeting` is where rows of a collection come together by some columns; who needs
-the same one shares it.  It is a plan's shape only: it does not touch rows (``part``).
+partition. Between two shuffles everything is linear, so a concat may be computed on several levels, each with what has
+come so far; and rows that stand together by columns that they still have need not move again, a count by the key for
+one. A `Meeting` is where rows of a collection come together by some columns; who needs the same one shares it. It is
+a plan's shape only: it does not touch rows (``part``).
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()

@@ -1,10 +1,9 @@
 """A version of a state, named so that whoever opens it elsewhere knows whether it is the one that is meant.
 
 Invariant: what `Version.opened` gives is the state that the version was taken of, and still has it; never another one
-under the same address.  Why that is not trivial: a task may run on a host where another folder, or none, is mounted
-under the name, or long after; so a manifest is named by its number and by the digest of its bytes.  Where that number
-is gone and greater ones are there it is `SnapshotExpired`: the version is old, or the state another.  It reads no
-rows.
+under the same address. A task may run on a host where another folder, or none, is mounted under the name, or long
+after; so a manifest is named by its number and by the digest of its bytes. Where that number is gone and greater ones
+are there it is `SnapshotExpired`: the version is old, or the state another. It reads no rows.
 
 >>> import ddflow as dd, pyarrow as pa
 >>> from ddflow.storage.manifest import newest

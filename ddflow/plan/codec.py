@@ -1,10 +1,10 @@
 """A plan written down: a flow as JSON, with an id for each of its collections.
 
 Invariant: equal plans have equal descriptions, whoever built them, in which order, in which process; a collection's id
-is a hash of how it is made down to its sources' names, so what is kept under it finds its place again.  Why that is not
-trivial: columns and specs of sources are not in ids, since a source may get another column; nor is ``consolidate``,
-which changes no collection and comes and goes with such a column; and a plan is a graph, whose tree may be too large
-to write.  ``rebuilt`` makes the flow again; what may change between two plans is told by ``reopening``.
+is a hash of how it is made down to its sources' names, so what is kept under it finds its place again. Columns and
+specs of sources are not in ids, since a source may get another column; nor is ``consolidate``, which changes no
+collection and comes and goes with such a column; and a plan is a graph, whose tree may be too large to write.
+``rebuilt`` makes the flow again; what may change between two plans is told by ``reopening``.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.spec import Upsert

@@ -1,9 +1,9 @@
 """Reopening: what it means to open a state, made by one plan, with another one.
 
 Invariant: what `compare` allows can be run on the state as it is, and gives what a state made by the new plan would;
-everything else is refused by name, with both values.  Why that is not trivial: an option that is absent has a value, a
-column that is added takes part in what wins a tie, in what "all columns" are, and in what an output is; and a function
-of the same name need not be the same.  Nothing is changed here: what is added is named, for the engine to make.
+everything else is refused by name, with both values. An option that is absent has a value, a column that is added
+takes part in what wins a tie, in what "all columns" are, and in what an output is; and a function of the same name need
+not be the same. Nothing is changed here: what is added is named, for the engine to make.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.codec import describe

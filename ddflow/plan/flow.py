@@ -1,9 +1,9 @@
 """The plan: sources of upserts, operators on their differences, named outputs.
 
 Invariant: a collection is immutable and knows its schema; every mistake that can be seen without data is an error where
-it is written down, naming the column.  A flow runs nothing: ``open`` makes an engine of it, the Spark bridge
-stages, the command line both.  Why that is not trivial: whether a collection is already consolidated decides if
-an output must be, and that follows from which columns still determine a row.
+it is written down, naming the column. A flow runs nothing: ``open`` makes an engine of it, the Spark bridge stages,
+the command line both. Whether a collection is already consolidated decides if an output must be, and that follows from
+which columns still determine a row.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.spec import Upsert

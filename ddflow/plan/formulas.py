@@ -1,9 +1,9 @@
 """Formulas of a plan as JSON: SQL by its text; functions and pyarrow expressions by a name, with a digest beside it.
 
-Invariant: within one plan a name stands for one formula.  Why that is not trivial: every lambda of a module has the
-same name, and Arrow's text of an expression leaves out what is long; so each such formula is kept to be compared with
-the next of its name.  A digest tells of a change of code under the same name, but only to whoever has the same Python
-(or pyarrow): who made it stands beside it.  It does not see what a function calls, nor objects that it holds.
+Invariant: within one plan a name stands for one formula. Every lambda of a module has the same name, and Arrow's text
+of an expression leaves out what is long; so each such formula is kept to be compared with the next of its name. A
+digest tells of a change of code under the same name, but only to whoever has the same Python (or pyarrow): who made it
+stands beside it. It does not see what a function calls, nor objects that it holds.
 
 >>> one, other = (lambda batch: batch.column("a")), (lambda batch: batch.column("b"))
 >>> digest_of(one) == digest_of(other), digest_of(one) == digest_of(lambda rows: rows.column("a"))

@@ -1,9 +1,9 @@
 """A plan read back: the flow of a description that came from a store.
 
 Invariant: `rebuild` gives a flow whose description is the one that was given, id by id, or an error; so nothing of a
-description is believed that is not checked by making it again.  Why that is not trivial: descriptions are read with
-suspicion (types of values, schemas of any bytes, collections made of themselves), and what is wrong in one must not
-come out as an error of the user's.  A formula that is not SQL cannot be read back; nothing here is ever run as code.
+description is believed that is not checked by making it again. Descriptions are read with suspicion (types of values,
+schemas of any bytes, collections made of themselves), and what is wrong in one must not come out as an error of the
+user's. A formula that is not SQL cannot be read back; nothing here is ever run as code.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.codec import describe

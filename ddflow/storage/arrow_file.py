@@ -2,13 +2,13 @@
 
 Invariant: what `read_batches` returns has exactly the schema that was asked for, lies within the bytes that were given
 or is what their `compressed` buffers hold, and passed Arrow's full validation; anything else is `CorruptState`, never a
-signal, and nothing else is allocated but metadata.  Why that is not trivial: a checksum proves that bytes are those a
-manifest names, not who wrote the manifest; Arrow aborts the process on some malformed arrays, decompresses what a file
-says is compressed to whatever size it says, and runs the readers of extension types on their text.  So Arrow never
-parses such a file: messages are walked here, the file's schema is only compared with the expected one, and arrays are
-made of slices that were checked first.  Every buffer lies behind the one before it, so that bytes are never told twice.
-Dates, times and decimals may have any bytes, as they may in a step; text must be UTF-8.  It knows no encodings
-(`readable`); nulls may be anywhere.
+signal, and nothing else is allocated but metadata. A checksum proves that bytes are those a manifest names, not who
+wrote the manifest; Arrow aborts the process on some malformed arrays, decompresses what a file says is compressed to
+whatever size it says, and runs the readers of extension types on their text. So Arrow never parses such a file:
+messages are walked here, the file's schema is only compared with the expected one, and arrays are made of slices that
+were checked first. Every buffer lies behind the one before it, so that bytes are never told twice. Dates, times and
+decimals may have any bytes, as they may in a step; text must be UTF-8. It knows no encodings (`readable`); nulls may
+be anywhere.
 
 >>> sink, batch = pa.BufferOutputStream(), pa.record_batch({"n": [1, 2]})
 >>> with new_file(sink, batch.schema) as writer:

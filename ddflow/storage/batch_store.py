@@ -1,9 +1,9 @@
 """The vault of one engine: batches that go into a store, and are read where they lie.
 
 Invariant: a file that a manifest of ours named, or may have named, is never deleted from here; one that none did is
-deleted as soon as nobody needs it.  Why that is not trivial: most batches are merged into others before they are ever
-committed, and would otherwise be garbage for a collector to find; but a commit whose answer was lost may have happened,
-so files count as named from just before it is tried.  A forked child deletes nothing: its parent goes on.
+deleted as soon as nobody needs it. Most batches are merged into others before they are ever committed, and would
+otherwise be garbage for a collector to find; but a commit whose answer was lost may have happened, so files count as
+named from just before it is tried. A forked child deletes nothing: its parent goes on.
 
 >>> from ddflow.storage.memory import MemoryStore
 >>> vault = Vault(MemoryStore())

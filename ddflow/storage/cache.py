@@ -1,11 +1,11 @@
 """A cache of blobs on the local disk: files named by the checksum of what they hold, capped in size.
 
 Invariant: what `Cache.map` gives is the blob that was asked for, whatever happened to its file; a file that is not is
-dropped, and counts as missing.  Why that is not trivial: several processes share the folder without a lock, so a file
-gets its name only when it is whole, by a rename, and may be unlinked by another at any moment; whoever mapped it keeps
-its bytes.  The least recently used go first when the files with names pass the cap (a process notices within 1/16 of
-it what others add); files that are mapped but unlinked are not counted.  Blobs are in the clear: the folder is this
-user's own, its files are readable by this user only.  It does not know where blobs come from.
+dropped, and counts as missing. Several processes share the folder without a lock, so a file gets its name only when it
+is whole, by a rename, and may be unlinked by another at any moment; whoever mapped it keeps its bytes. The least
+recently used go first when the files with names pass the cap (a process notices within 1/16 of it what others add);
+files that are mapped but unlinked are not counted. Blobs are in the clear: the folder is this user's own, its files
+are readable by this user only. It does not know where blobs come from.
 
 >>> import tempfile, xxhash
 >>> blob = Blob("00ff00ff00ff00ff-1.arrow", 4, xxhash.xxh3_128(b"wxyz").digest())

@@ -1,10 +1,10 @@
 """Compressed files: Arrow files whose buffers are LZ4, one by one, for what is written often and seldom read.
 
 Invariant: `decompressed` gives exactly the bytes that were compressed, or raises `Malformed`; it never takes more than
-``MOST`` times the bytes that it is given.  Why that is not trivial: a buffer says itself how much it holds, and whoever
-wrote it may be hostile.  LZ4 cannot hold more than 255 bytes in one, so a greater claim is a lie that is told before
-there is room for it; a buffer that holds less than it says would end in whatever lay in memory, so a claim that is too
-great by one byte is found out as well.  Other codecs have no such bound, and are not read.
+``MOST`` times the bytes that it is given. A buffer says itself how much it holds, and whoever wrote it may be
+hostile. LZ4 cannot hold more than 255 bytes in one, so a greater claim is a lie that is told before there is room for
+it; a buffer that holds less than it says would end in whatever lay in memory, so a claim that is too great by one byte
+is found out as well. Other codecs have no such bound, and are not read.
 
 >>> sink, batch = pa.BufferOutputStream(), pa.record_batch({"n": [7] * 1000})
 >>> with pa.ipc.new_file(sink, batch.schema, options=OPTIONS) as writer:

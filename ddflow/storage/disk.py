@@ -1,10 +1,10 @@
 """The disk: the few system calls that a local state is made of, each a thin method.
 
 Invariant: a method does one thing to one path or descriptor, or raises `OSError` and leaves the rest to its caller;
-none retries, syncs or cleans up on the side.  Why that is not trivial: what survives a power loss depends on the order
-of these calls alone, so nothing else may touch a state's folder; a disk in memory that takes the place of this one sees
-every call, loses what was not synced, and fails when told to (`tests/simdisk.py`).  Links in the last part of a path
-are never followed, and what is not a regular file is never read.  It does not know what files mean.
+none retries, syncs or cleans up on the side. What survives a power loss depends on the order of these calls alone, so
+nothing else may touch a state's folder; a disk in memory that takes the place of this one sees every call, loses what
+was not synced, and fails when told to (`tests/simdisk.py`). Links in the last part of a path are never followed, and
+what is not a regular file is never read. It does not know what files mean.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as place:

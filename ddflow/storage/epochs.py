@@ -1,9 +1,9 @@
 """What a manifest keeps of the last epochs: their calls, what came of each, and the files that its outputs gained.
 
-Invariant: what `written` made, `read` gives back, or raises `CorruptState` with the path to what is wrong.  Why that is
-not trivial: an epoch that is given again is told from these, so a batch number must never be of another query than the
-one that feeds the state, and a file must never be named twice.  It does not know what files hold, nor who fed them;
-``manifest`` says where it stands.
+Invariant: what `written` made, `read` gives back, or raises `CorruptState` with the path to what is wrong. An epoch
+that is given again is told from these, so a batch number must never be of another query than the one that feeds the
+state, and a file must never be named twice. It does not know what files hold, nor who fed them; ``manifest`` says
+where it stands.
 
 >>> blob = Blob("00ff00ff00ff00ff-1.arrow", 4, bytes(16))
 >>> call = Call("step", 7, "0" * 32, 8, {"applied": 3}, {"rows": Output((blob,), 3)}, {"step": 1200})

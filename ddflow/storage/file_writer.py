@@ -1,11 +1,11 @@
 """A part: a file being written, as an uncompressed Arrow IPC file, hashed on its way.
 
-Invariant: it either gets its final name with every byte of every batch in it, or leaves no file.  Why that is not
-trivial: a write may be short, or fail half way (a full disk), in the middle of Arrow's own code; what was written so
-far then goes, and the caller learns how much room was wanted and how much there was.  Arrow hands over its buffers one
-by one and they go to the descriptor in slices, so no second copy of a batch is ever made; the xxh3-128 of the bytes is
-computed from the same slices, while they are in the processor's cache.  Nothing is synced: spilled bytes need not
-survive.  Buffers begin at multiples of 8 bytes.
+Invariant: it either gets its final name with every byte of every batch in it, or leaves no file. A write may be short,
+or fail half way (a full disk), in the middle of Arrow's own code; what was written so far then goes, and the caller
+learns how much room was wanted and how much there was. Arrow hands over its buffers one by one and they go to the
+descriptor in slices, so no second copy of a batch is ever made; the xxh3-128 of the bytes is computed from the same
+slices, while they are in the processor's cache. Nothing is synced: spilled bytes need not survive. Buffers begin at
+multiples of 8 bytes.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as place:

@@ -1,9 +1,9 @@
 """A flatbuffer, read with suspicion: the metadata of an Arrow file before Arrow itself looks at it.
 
-Invariant: a value that comes out lies within the bytes that were given; what would lie outside is `Malformed`.  Why
-that is not trivial: a flatbuffer is offsets all the way down, each of which may point anywhere, backwards too, and two
-of them at the same place; so nothing here recurs by itself, and whoever walks a tree brings its shape.  It knows
-tables, vectors and texts, no schema; it copies vectors of structs and texts, nothing else.
+Invariant: a value that comes out lies within the bytes that were given; what would lie outside is `Malformed`. A
+flatbuffer is offsets all the way down, each of which may point anywhere, backwards too, and two of them at the same
+place; so nothing here recurs by itself, and whoever walks a tree brings its shape. It knows tables, vectors and texts,
+no schema; it copies vectors of structs and texts, nothing else.
 
 >>> data = memoryview(bytes([10, 0, 0, 0, 6, 0, 5, 0, 4, 0, 6, 0, 0, 0, 9]))  # a table of one field, a byte
 >>> root(data).number(0, "B"), root(data).number(1, "q", 7)

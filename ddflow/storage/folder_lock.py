@@ -1,11 +1,11 @@
 """A claim: one engine's hold on a folder, and the names of the files it has there.
 
 Invariant: at any moment at most one claim holds a folder, and every file named by our pattern in it belongs to that
-claim; so what else carries such a name when a claim begins was left by a crash, and is removed.  Why that is not
-trivial: the lock file goes when its holder does, and a second engine may have opened it just before, so a lock counts
-only on the file that still has the name.  A forked child inherits the descriptor and would keep the lock, or delete its
-parent's files when it exits: it lets go of both at once.  Names are made here, of random bits and a number; nothing a
-user wrote becomes a path.  A claim does not know what files hold.
+claim; so what else carries such a name when a claim begins was left by a crash, and is removed. The lock file goes
+when its holder does, and a second engine may have opened it just before, so a lock counts only on the file that still
+has the name. A forked child inherits the descriptor and would keep the lock, or delete its parent's files when it
+exits: it lets go of both at once. Names are made here, of random bits and a number; nothing a user wrote becomes a
+path. A claim does not know what files hold.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as place:

@@ -1,10 +1,10 @@
 """A state in a local folder.
 
 Invariant: a blob is whole and durable before `LocalStore.put` returns, its name before `sync` does; a manifest is whole
-under its number or not there, and durable when `publish` returns True.  Why that is not trivial: until a folder is
-synced any of its names may be lost in a power failure, and a failed sync cannot be repeated: the system may have thrown
-the bytes away and say nothing the next time.  So a manifest is written under another name, synced, and linked to its
-number, which only one writer can; after a failure of which the outcome is unknown this store takes nothing more.
+under its number or not there, and durable when `publish` returns True. Until a folder is synced any of its names may
+be lost in a power failure, and a failed sync cannot be repeated: the system may have thrown the bytes away and say
+nothing the next time. So a manifest is written under another name, synced, and linked to its number, which only one
+writer can; after a failure of which the outcome is unknown this store takes nothing more.
 
     blobs/00112233aabbccdd-1.arrow      manifests/0000000000000007      marks/0000000000000007      spill/
 

@@ -1,11 +1,11 @@
 """A manifest: what one version of a state consists of, as numbered, checksummed bytes.
 
 Invariant: `Manifest.decode` gives back what `Manifest.encode` was called on, or raises `CorruptState` with the number
-and the place; one flipped bit or one missing byte is never another manifest.  Why that is not trivial: a checksum tells
-of accidents only, so whatever passes it is still read with suspicion, field by field; a format of a later ddflow must
-be told from damage, so the format stands in the header and again under the checksum; and the newest manifest may be the
-one that is lost, which only a mark can tell: then nothing steps back to the one before by itself.  A manifest names
-blobs; it does not read them, does not know what a plan says, and publishes nothing.
+and the place; one flipped bit or one missing byte is never another manifest. A checksum tells of accidents only, so
+whatever passes it is still read with suspicion, field by field; a format of a later ddflow must be told from damage, so
+the format stands in the header and again under the checksum; and the newest manifest may be the one that is lost, which
+only a mark can tell: then nothing steps back to the one before by itself. A manifest names blobs; it does not read
+them, does not know what a plan says, and publishes nothing.
 
 The bytes: one line ``ddflow manifest <format> <length of body> <xxh3-128 of body>``, then the body, compact JSON.
 

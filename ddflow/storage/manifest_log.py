@@ -1,13 +1,13 @@
 """The ledger of a state: its manifests, one after the other, and what may be deleted after each.
 
 Invariant: a commit publishes the manifest with the next number or nothing, and whoever is not the one who published the
-newest is `Fenced` and never writes again.  Why that is not trivial: every file must be durable before the manifest that
-names it, and a file may be deleted only when no manifest that is kept names it: a manifest goes first, then what it
-alone named.  A number whose manifest is gone is free again, so a writer that slept may find its next number free long
-after others went on: who publishes looks whether greater numbers are there, and unless the next one was made from his
-manifest (`Manifest.previous`), what he published is void.  Manifests are kept for ``grace`` seconds after their
-successor, so that readers find the files they are opening: all of the last few, of older ones one a second or so.  A
-ledger does not know what partitions hold, but for which files they name.
+newest is `Fenced` and never writes again. Every file must be durable before the manifest that names it, and a file may
+be deleted only when no manifest that is kept names it: a manifest goes first, then what it alone named. A number whose
+manifest is gone is free again, so a writer that slept may find its next number free long after others went on: who
+publishes looks whether greater numbers are there, and unless the next one was made from his manifest
+(`Manifest.previous`), what he published is void. Manifests are kept for ``grace`` seconds after their successor, so
+that readers find the files they are opening: all of the last few, of older ones one a second or so. A ledger does not
+know what partitions hold, but for which files they name.
 
 >>> from ddflow.storage.memory import MemoryStore
 >>> store = MemoryStore()

@@ -1,10 +1,10 @@
 """A mapped batch: a record batch whose columns are the bytes of a file.
 
 Invariant: `Mapped.batch` equals the batch that was written, for as long as anybody refers to it or to one of its
-columns.  Why that is not trivial: Arrow trusts the offsets it finds in a file, and one flipped bit can crash the
-process, so size and checksum are compared before a byte is parsed; and a file is unlinked as soon as its `Mapped` is
-dropped, while arrays that outlive it still read it: the mapping keeps the bytes, the name is gone.  No descriptor stays
-open, so thousands may live at once.  Mapped bytes are not private memory: the system takes their pages back at will.
+columns. Arrow trusts the offsets it finds in a file, and one flipped bit can crash the process, so size and checksum
+are compared before a byte is parsed; and a file is unlinked as soon as its `Mapped` is dropped, while arrays that
+outlive it still read it: the mapping keeps the bytes, the name is gone. No descriptor stays open, so thousands may
+live at once. Mapped bytes are not private memory: the system takes their pages back at will.
 
 >>> import os, tempfile
 >>> from ddflow.storage.file_writer import Part

@@ -1,9 +1,9 @@
 """A state in memory: for tests and examples, gone with the process.
 
 Invariant: all stores over the same `Shelf` see the same blobs and manifests, and a manifest's number is given once.
-Why that is not trivial: the same steps must run on it as on the others, so a blob that was deleted stays readable for
-whoever has mapped it, what a failed `put` wrote is gone, and every opener has a nonce of its own.  It proves nothing
-about durability, and it is not for several threads.
+The same steps must run on it as on the others, so a blob that was deleted stays readable for whoever has mapped it,
+what a failed `put` wrote is gone, and every opener has a nonce of its own. It proves nothing about durability, and it
+is not for several threads.
 
 >>> one = MemoryStore()
 >>> other = one.writer()

@@ -1,12 +1,12 @@
 """A bucket: objects by key below a prefix, over ``obstore``, with what it fails by typed as a store's errors.
 
 Invariant: `Bucket.create` says True only when the object there is ours, and False only when it is another's for good.
-Why that is not trivial: an answer may be lost, a request may arrive after its sender gave up, and a put that was tried
-again is refused because of its own first success; so after anything but a plain yes the object is read back and
-compared, and what stays unclear is `OutcomeUnknown`.  That put is never repeated where we do not see it, which is why
-there are two clients.  What obstore repeats by itself are requests that do no harm twice.  Keys are the caller's.
-obstore's threads do not survive a fork, and who waits for them waits for ever:
-in a child of a process that has had a bucket every method raises `EngineClosed`.
+An answer may be lost, a request may arrive after its sender gave up, and a put that was tried again is refused because
+of its own first success; so after anything but a plain yes the object is read back and compared, and what stays unclear
+is `OutcomeUnknown`. That put is never repeated where we do not see it, which is why there are two clients. What
+obstore repeats by itself are requests that do no harm twice. Keys are the caller's. obstore's threads do not survive
+a fork, and who waits for them waits for ever: in a child of a process that has had a bucket every method raises
+`EngineClosed`.
 
 >>> line(ValueError("no answer\\n in 30 s\\n\\nDebug source:\\nGeneric {...}"))
 'no answer in 30 s'

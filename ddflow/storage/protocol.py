@@ -1,11 +1,11 @@
 """Where state lives: immutable blobs by name, and numbered manifests of which each number is published once.
 
 Invariant: a blob is never changed once it was put, and a manifest's number is given to at most one writer; so a reader
-that has a manifest sees one version exactly, and of two writers one wins.  Why that is not trivial: a store may fail
-with the answer lost, so every failure says whether the thing *did not happen* (`StorageFull`, `StorageFailed`) or *may
-have happened* (`OutcomeUnknown`, only from `Store.publish`).  Names are made by the store, of this writer's nonce and a
-number: nothing a user wrote becomes a name.  A store knows neither what blobs hold nor what manifests say; what no
-manifest names is garbage, whose collection is another's.
+that has a manifest sees one version exactly, and of two writers one wins. A store may fail with the answer lost, so
+every failure says whether the thing *did not happen* (`StorageFull`, `StorageFailed`) or *may have happened*
+(`OutcomeUnknown`, only from `Store.publish`). Names are made by the store, of this writer's nonce and a number:
+nothing a user wrote becomes a name. A store knows neither what blobs hold nor what manifests say; what no manifest
+names is garbage, whose collection is another's.
 
 >>> Blob("00ff-1.arrow", 4, bytes(16)).to_json()
 ['00ff-1.arrow', 4, '00000000000000000000000000000000']

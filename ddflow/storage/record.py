@@ -1,9 +1,8 @@
 """A record: a JSON object from a store, read with suspicion.
 
 Invariant: a value that comes out is of the type and in the range that was asked for; anything else is `CorruptState`
-with the path to it.  Why that is not trivial: checksums tell of accidents, not of intent, and whatever a number says
-may be allocated, sliced or mapped later; so nothing is taken from JSON but through here.  It does not know what fields
-mean.
+with the path to it. Checksums tell of accidents, not of intent, and whatever a number says may be allocated, sliced or
+mapped later; so nothing is taken from JSON but through here. It does not know what fields mean.
 
 >>> blob = b'["00ff00ff00ff00ff-1.arrow", 4, "00000000000000000000000000000000"]'
 >>> record = Record.parse(b'{"rows": 3, "blob": ' + blob + b"}", "m")

@@ -1,12 +1,11 @@
 """A store in an object store: S3, or what speaks like it.
 
 Invariant: a number is published by one writer at most, and a blob that `S3Store.map` gives is the one that was put.
-Why that is not trivial: requests over a network end in doubt (``bucket`` tells how that is resolved), and bytes over a
-network cannot be mapped; so blobs pass through a cache on the local disk, are verified there every time, and what was
-put here is mapped from what was written here.  Blobs have names of their own, so a put of one may be repeated; one that
-failed may still turn up, as garbage.  Keys under the prefix: ``blobs/<name>``, ``manifests/<16 digits>``, ``marks/<16
-digits>``, and two objects in ``probes/``.  Uploads in pieces that were broken off are not listed: let the bucket's
-rules remove those.
+Requests over a network end in doubt (``bucket`` tells how that is resolved), and bytes over a network cannot be mapped;
+so blobs pass through a cache on the local disk, are verified there every time, and what was put here is mapped from
+what was written here. Blobs have names of their own, so a put of one may be repeated; one that failed may still turn
+up, as garbage. Keys under the prefix: ``blobs/<name>``, ``manifests/<16 digits>``, ``marks/<16 digits>``, and two
+objects in ``probes/``. Uploads in pieces that were broken off are not listed: let the bucket's rules remove those.
 
 >>> S3Store("s3://KEY:SECRET@bucket/orders")
 Traceback (most recent call last):

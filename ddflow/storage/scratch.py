@@ -1,9 +1,9 @@
 """Folders to spill to, inside a state: private to one open store, gone with it.
 
 Invariant: a folder that `Scratch.folder` gave is used by nobody else, and whatever is in ``spill/`` belongs to a store
-that is open, or is removed when the next one opens.  Why that is not trivial: whether a store is open is told by a lock
-that its process holds, which the sweeper may take in the moment before the owner does; the owner then takes another
-name.  A forked child removes nothing of its parent's.  Nothing here is synced: spilled bytes need not survive.
+that is open, or is removed when the next one opens. Whether a store is open is told by a lock that its process holds,
+which the sweeper may take in the moment before the owner does; the owner then takes another name. A forked child
+removes nothing of its parent's. Nothing here is synced: spilled bytes need not survive.
 
     spill/00112233aabbccdd/ddflow-spill.lock      spill/00112233aabbccdd/0/
 

@@ -1,9 +1,9 @@
 """Filing: what the rooms above ask of where batches go; one goes in, and is read where it lies.
 
-Invariant: the batch that comes back equals the one given, for as long as anybody refers to it.  A spill folder
+Invariant: the batch that comes back equals the one given, for as long as anybody refers to it. A spill folder
 (``folder``) is one, whose files are worthless once their engine is gone; a vault (``vault``) is another, whose files
-outlive it when a manifest names them.  Why that is not trivial: an arrangement that moves what has no room in memory
-must not know which of the two it writes to, or every merge would be written twice.  Nothing is done here.
+outlive it when a manifest names them. An arrangement that moves what has no room in memory must not know which of the
+two it writes to, or every merge would be written twice. Nothing is done here.
 
 >>> import tempfile
 >>> from ddflow.storage.spill_folder import Folder

@@ -1,9 +1,9 @@
 """A table written piece by piece, for a result that has no room in memory.
 
 Invariant: the table returned is the user's: it holds every batch written, in order, and never changes, whatever becomes
-of the engine, its folder or the next steps.  Why that is not trivial: its columns are mapped from a file of a folder
-that will be emptied; so the file loses its name at once, and the disk takes its room back when the table goes.  Batches
-become chunks as they are; nothing is joined.
+of the engine, its folder or the next steps. Its columns are mapped from a file of a folder that will be emptied; so
+the file loses its name at once, and the disk takes its room back when the table goes. Batches become chunks as they
+are; nothing is joined.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as place:

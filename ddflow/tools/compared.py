@@ -1,10 +1,9 @@
 """Two collections side by side: tables in the order of identities, cut so that what is compared stands together.
 
 Invariant: `in_order` gives the rows of a source in that order, from however many partitions; `aligned` gives every row
-of both sides once, and rows of one key in the same pair.  Why that is not trivial: the sides come in pieces of their
-own sizes, either may be at its end, and a piece is only worth anything if its rows really are in order, so that is
-looked at: a row that stands where its key does not belong is `CorruptState`, for no look-up would find it.  What rows
-mean is not known here.
+of both sides once, and rows of one key in the same pair. The sides come in pieces of their own sizes, either may be at
+its end, and a piece is only worth anything if its rows really are in order, so that is looked at: a row that stands
+where its key does not belong is `CorruptState`, for no look-up would find it. What rows mean is not known here.
 
 >>> from ddflow.plan.bind import bind
 >>> from ddflow.plan.spec import Upsert

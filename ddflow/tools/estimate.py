@@ -1,11 +1,11 @@
 """Estimates: what the state of a source will take, said before anything is run.
 
 Invariant: keys are counted exactly, by the identities that the engine would give them; bytes come from the weights and
-rules of ``layout``, put through the same steps.  Why that is not trivial: what an arrangement takes depends on its
-past, not only on its keys: on how many versions each step writes (a key that comes twice in a step writes one, a no-op
-none) and on when they are merged.  Payload is never copied: the rows are looked at once, batch by batch, and some 50
-bytes are kept for each.  Left out: history that ``retain=`` or readers keep, events that wait for their time, operators
-behind the source (a count holds its groups), and which of two events of a key has the greater order: the later wins.
+rules of ``layout``, put through the same steps. What an arrangement takes depends on its past, not only on its keys:
+on how many versions each step writes (a key that comes twice in a step writes one, a no-op none) and on when they are
+merged. Payload is never copied: the rows are looked at once, batch by batch, and some 50 bytes are kept for each.
+Left out: history that ``retain=`` or readers keep, events that wait for their time, operators behind the source (a
+count holds its groups), and which of two events of a key has the greater order: the later wins.
 
 >>> import ddflow as dd, pyarrow as pa
 >>> orders = pa.table({"id": pa.array(range(5000)), "total": pa.array([1.5] * 5000)})

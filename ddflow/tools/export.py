@@ -1,10 +1,10 @@
 """Export: a collection of a state as tables, range by range, for whoever writes them to a file.
 
-Invariant: the tables together are the collection as of one time, each row once for each time it is there.  Why that is
-not trivial: a collection may be larger than memory.  Sources and counts are read a range of identities at a time, and
-what filters, projects, negates or puts such together passes each range on; where equal rows may come from several
-places (a projection without its key, a concatenation) they have to be brought together, which takes all of them in
-memory, and a column ``_diff`` says how often each is there.  It writes nothing itself.
+Invariant: the tables together are the collection as of one time, each row once for each time it is there. A collection
+may be larger than memory. Sources and counts are read a range of identities at a time, and what filters, projects,
+negates or puts such together passes each range on; where equal rows may come from several places (a projection without
+its key, a concatenation) they have to be brought together, which takes all of them in memory, and a column ``_diff``
+says how often each is there. It writes nothing itself.
 
 >>> import ddflow as dd
 >>> from ddflow.storage.memory import MemoryStore

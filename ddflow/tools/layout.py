@@ -1,11 +1,10 @@
 """What an arrangement weighs, and how that goes up and down over steps, in numbers alone: no row is ever made.
 
 Invariant: the rules are the arrangement's own (``choose`` of its spine, the growth of its index), and the weights stand
-in `weigh` and nowhere else; so when a layout changes, this file is where estimates learn of it.  Why that is not
-trivial: state is not proportional to keys.  The index grows by half when it is full; batches fill with versions that
-were replaced, until all are merged, and while that goes on both copies take memory; so the same keys take twice as much
-just before a merge as after one, and how much exactly depends on what each step wrote.  It looks at no data: ``sizing``
-counts, and asks here.
+in `weigh` and nowhere else; so when a layout changes, this file is where estimates learn of it. State is not
+proportional to keys. The index grows by half when it is full; batches fill with versions that were replaced, until all
+are merged, and while that goes on both copies take memory; so the same keys take twice as much just before a merge as
+after one, and how much exactly depends on what each step wrote. It looks at no data: ``sizing`` counts, and asks here.
 
 >>> rise = Rise(Weights(entry=24, written=33.0, merged=24.0, keeps=False))
 >>> for step in range(4):  # four times the same 1000 keys

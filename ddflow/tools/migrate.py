@@ -1,12 +1,12 @@
 """Migration: a log is replayed into a new state under another plan, and what differs from the old one comes out.
 
 Invariant: the old state is as it was; the new one is complete when `migrate` returns, and not there when it does not;
-whoever held what the old state's output said, and takes the net difference in, holds what the new one's says.  Why that
-is not trivial: differences of a replay tell a history that was told before, so they are dropped, and contents are
-compared at the end; whoever follows has seen the old state's times, so the new state's last time is above them, as are
-all that will follow; and what cannot be compared, an output of other columns, is refused by name before anything is
-done.  An output that the old state has not comes out whole; one that the new plan has not is named.  The log is
-replayed as the old state was fed (``logs``): full contents as full contents, or deleted keys would come back.
+whoever held what the old state's output said, and takes the net difference in, holds what the new one's says.
+Differences of a replay tell a history that was told before, so they are dropped, and contents are compared at the end;
+whoever follows has seen the old state's times, so the new state's last time is above them, as are all that will follow;
+and what cannot be compared, an output of other columns, is refused by name before anything is done. An output that the
+old state has not comes out whole; one that the new plan has not is named. The log is replayed as the old state was fed
+(``logs``): full contents as full contents, or deleted keys would come back.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> from ddflow.storage.memory import MemoryStore

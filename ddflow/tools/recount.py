@@ -1,8 +1,8 @@
 """Counts made anew: of the rows that a state holds, compared with the counts that it has kept incrementally.
 
-Invariant: linearity.  A count kept over any history of updates is the count of what its input holds now.  Why that is
-not trivial: the rows may be more than memory takes, so they are counted range by range by an operator of its own, whose
-state is one row a group, as the kept one's is.  It looks at counts only; rows are ``verify``'s.
+Invariant: linearity. A count kept over any history of updates is the count of what its input holds now. The rows may
+be more than memory takes, so they are counted range by range by an operator of its own, whose state is one row a group,
+as the kept one's is. It looks at counts only; rows are ``verify``'s.
 
 >>> import ddflow as dd
 >>> from ddflow.storage.memory import MemoryStore

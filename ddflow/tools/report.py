@@ -1,8 +1,8 @@
 """A report on a state's files: what is wrong, in which file, and what lies beside them.
 
-Invariant: a report without problems is of a state whose every byte was read and found to be what was written.  Why that
-is not trivial to say: what is wrong is told apart from what is only there (garbage, files that are not ours) and from
-what could not be looked at (notes).  It is made by ``fsck``.
+Invariant: a report without problems is of a state whose every byte was read and found to be what was written. What is
+wrong is told apart from what is only there (garbage, files that are not ours) and from what could not be looked at
+(notes). It is made by ``fsck``.
 
 >>> report = Report("state/orders", epoch=3)
 >>> report.problem("blobs/x.arrow", "it is missing")

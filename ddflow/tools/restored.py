@@ -1,10 +1,10 @@
 """An inventory, restored and looked at: whether what its files hold is what ddflow would have written.
 
-Invariant: whatever is asserted here holds for every state that an engine commits.  Why that is not trivial: a checksum
-says that bytes are those that were written, not that they are right.  So the order of every batch is checked, the
-identities and hashes of its rows are computed anew, its sieve is made again, keys and deleted keys are counted, and
-every arrangement and batcher asserts its own invariants.  What is found goes to a guard, so that one thing which is
-wrong does not hide another; no file is read twice.
+Invariant: whatever is asserted here holds for every state that an engine commits. A checksum says that bytes are those
+that were written, not that they are right. So the order of every batch is checked, the identities and hashes of its
+rows are computed anew, its sieve is made again, keys and deleted keys are counted, and every arrangement and batcher
+asserts its own invariants. What is found goes to a guard, so that one thing which is wrong does not hide another; no
+file is read twice.
 
 >>> from ddflow.storage.memory import MemoryStore
 >>> vault = Memo(MemoryStore(), set())

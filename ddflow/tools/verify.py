@@ -1,10 +1,10 @@
 """Verify: a state's collections compared with the stateless fold of their logs, key by key.
 
-Invariant: a row that is in one of them and not in the other, or differs, is counted, and the first ones are named.  Why
-that is not trivial: both may be larger than memory, so both come range by range in the order of identities, mixed with
-the state's secret; and a state is not the fold of the whole log: in hold-back mode, events at or after its frontier are
-pending in it, so those before it are folded, and the others are compared by their number.  What depends on when events
-came in (which were late, which a refused call left out) no log can tell; `Compared.notes` says where that may be.
+Invariant: a row that is in one of them and not in the other, or differs, is counted, and the first ones are named.
+Both may be larger than memory, so both come range by range in the order of identities, mixed with the state's secret;
+and a state is not the fold of the whole log: in hold-back mode, events at or after its frontier are pending in it, so
+those before it are folded, and the others are compared by their number. What depends on when events came in (which
+were late, which a refused call left out) no log can tell; `Compared.notes` says where that may be.
 
 >>> import ddflow as dd
 >>> from ddflow.storage.memory import MemoryStore

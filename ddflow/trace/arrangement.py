@@ -1,12 +1,11 @@
 """An arrangement: a collection with at most one live row a key, kept indexed by key; one writer, many readers.
 
 Invariant: for every t in [since, upper) a read at t is the collection that the applied changes define; ``since`` never
-retreats.  An operator uses it in two steps: ``seek`` what the keys of its step hold, and, when the whole step has been
-computed and nothing was refused, ``apply`` its changes.  Why that is not trivial: state is in two layers.  The newer
-one is in memory, and a resident index says what is current in it; when it outgrows its share of the budget it is merged
-into a run of files beneath, range by range, and the index lets go of those keys; there they are searched.  So a key is
-looked up in the index, then beneath from the newest run to the oldest.  An arrangement does not judge, and does not
-know its operator.
+retreats. An operator uses it in two steps: ``seek`` what the keys of its step hold, and, when the whole step has been
+computed and nothing was refused, ``apply`` its changes. State is in two layers. The newer one is in memory, and a
+resident index says what is current in it; when it outgrows its share of the budget it is merged into a run of files
+beneath, range by range, and the index lets go of those keys; there they are searched. So a key is looked up in the
+index, then beneath from the newest run to the oldest. An arrangement does not judge, and does not know its operator.
 
 >>> import numpy as np, pyarrow as pa
 >>> arranged = Arrangement(pa.schema({"k": pa.int64()}), wide=False, words=0)

@@ -1,12 +1,12 @@
 """A batch: immutable, hash-ordered, consolidated versions of a range of identities.
 
-Invariant: rows are sorted by (identity, time), and no (identity, time) occurs twice.  A *version* says what its key
-holds from its time on, until the next: a row, or nothing (a deletion).  That spells out the same updates as a list of
+Invariant: rows are sorted by (identity, time), and no (identity, time) occurs twice. A *version* says what its key
+holds from its time on, until the next: a row, or nothing (a deletion). That spells out the same updates as a list of
 diffs would, since a retraction's row is the version before it, at half the size; two versions of a key at one time
-would be two live values, and are refused as `CorruptState`.  Where the columns live (memory, a mapped file) does not
-change the class: they are numpy arrays and Arrow buffers either way.  Why that is not trivial: what all rows share (one
-time after compaction, all live) is one value, seen as a column by a stride of zero, and takes no memory.  A batch knows
-nothing of other batches, nor of the times it speaks for; that is its run's (``arrange.run``).
+would be two live values, and are refused as `CorruptState`. Where the columns live (memory, a mapped file) does not
+change the class: they are numpy arrays and Arrow buffers either way. What all rows share (one time after compaction,
+all live) is one value, seen as a column by a stride of zero, and takes no memory. A batch knows nothing of other
+batches, nor of the times it speaks for; that is its run's (``arrange.run``).
 
 >>> import pyarrow as pa
 >>> batch = Batch.of([7, 7], [1, 2], [True, False], pa.table({"k": [1, 1]}))

@@ -1,11 +1,11 @@
 """An inventory: an arrangement as plain values and files, for a commit; and the arrangement that it stands for.
 
 Invariant: `restore` gives an arrangement that reads, at every time, as the one that `take` was asked of, and goes on
-with the merges that were under way where they were.  Why that is not trivial: a commit must cost what changed, so a
-batch is written once, when it is new, and named from then on; and a merge half done is kept half done: what it has
-eaten of its inputs is said by where their parts begin.  The index is not kept: it is made again from the versions,
-oldest run first, unless there is a budget; then all runs go beneath, where they are searched.  Whatever comes from a
-file is looked at before a kernel sees it.
+with the merges that were under way where they were. A commit must cost what changed, so a batch is written once, when
+it is new, and named from then on; and a merge half done is kept half done: what it has eaten of its inputs is said by
+where their parts begin. The index is not kept: it is made again from the versions, oldest run first, unless there is a
+budget; then all runs go beneath, where they are searched. Whatever comes from a file is looked at before a kernel sees
+it.
 
 >>> from ddflow.storage.memory import MemoryStore
 >>> vault, schema = Vault(MemoryStore()), pa.schema({"k": pa.int64()})

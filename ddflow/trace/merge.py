@@ -1,12 +1,11 @@
 """A merge in progress: runs that become one, a range of identities at a time, as far as was paid for.
 
 Invariant: at every moment what the inputs still hold and what the output holds already are together what the inputs
-held, less what no read at or after ``since`` can ask for; the ranges are disjoint, so nothing is told twice.  So a
-merge of any size goes on beside the steps, none pays for all of it, and memory comes free as it goes.  Why that is not
-trivial: the index must be right after each piece, for it points into the inputs.  Two ways to find what stays: where
-every version is at or before ``since``, the index itself names what lives, in hash order, and nothing is sorted; else
-the versions are sorted together and pruned.  It does not decide when to merge (``spine.choose``) nor where output goes
-(``Target``).
+held, less what no read at or after ``since`` can ask for; the ranges are disjoint, so nothing is told twice. So a
+merge of any size goes on beside the steps, none pays for all of it, and memory comes free as it goes. The index must
+be right after each piece, for it points into the inputs. Two ways to find what stays: where every version is at or
+before ``since``, the index itself names what lives, in hash order, and nothing is sorted; else the versions are sorted
+together and pruned. It does not decide when to merge (``spine.choose``) nor where output goes (``Target``).
 
 >>> import pyarrow as pa
 >>> from ddflow.time import Description

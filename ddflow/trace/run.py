@@ -1,10 +1,10 @@
 """A run: what one step, or one merge, wrote: versions in hash order with a description, in one batch or several.
 
 Invariant: the parts are disjoint and ascending ranges of identities, and together they hold all that the run's
-description speaks of, but for what a merge has taken already: a merge eats its inputs from the least identity on,
-part by part, so that memory and disk come free as it goes.  Why that is not trivial: references name (slot, row), and
-must stay good while a run is half eaten; so parts remember where they now begin, and rows are never renumbered.
-`Slots` gives batches their numbers.  A run does not know what is current; the index does.
+description speaks of, but for what a merge has taken already: a merge eats its inputs from the least identity on, part
+by part, so that memory and disk come free as it goes. References name (slot, row), and must stay good while a run is
+half eaten; so parts remember where they now begin, and rows are never renumbered. `Slots` gives batches their
+numbers. A run does not know what is current; the index does.
 
 >>> import pyarrow as pa
 >>> from ddflow.time import Description

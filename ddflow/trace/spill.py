@@ -1,9 +1,9 @@
 """Spilling: a batch's columns written to a file and read where they lie, with a filter that says what is not there.
 
 Invariant: the batch that comes back equals the one given, column for column; only where the bytes live has changed, and
-what all rows share still takes none.  Why that is not trivial: such a batch is searched, not indexed.  Identities are
-uniform, so a look-up interpolates, three cache lines a key; and a split-block Bloom filter, ten bits a key in a mapped
-file of its own, keeps most keys that are not there from touching it.  It does not decide what is spilled, or when.
+what all rows share still takes none. Such a batch is searched, not indexed. Identities are uniform, so a look-up
+interpolates, three cache lines a key; and a split-block Bloom filter, ten bits a key in a mapped file of its own, keeps
+most keys that are not there from touching it. It does not decide what is spilled, or when.
 
 >>> import tempfile
 >>> from ddflow.storage.spill_folder import Folder

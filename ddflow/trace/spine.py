@@ -1,9 +1,9 @@
 """The spine: the runs of one arrangement, oldest first, few and growing, and the merges that keep them so.
 
 Invariant: the descriptions of neighbours meet, and together they hold every version that a read at or after ``since``
-needs.  Why that is not trivial: no step may pay for a whole merge.  So a merge is paid for as versions come in,
-``EFFORT`` for each, piece by piece in the place of its inputs, and newer runs queue up behind it and may be merged
-among themselves meanwhile.  ``choose`` decides with sizes alone; `Spine.work` acts.
+needs. No step may pay for a whole merge. So a merge is paid for as versions come in, ``EFFORT`` for each, piece by
+piece in the place of its inputs, and newer runs queue up behind it and may be merged among themselves meanwhile.
+``choose`` decides with sizes alone; `Spine.work` acts.
 
 >>> choose([1000, 10, 10], 900, 32) is None
 True

@@ -1,10 +1,9 @@
 """Rows as JSON text, a whole column at a time.
 
 Invariant: each line is one JSON object whose values read back, as the columns' own types, are the rows; keys come in
-column order, nulls are written.  Not a number, and the infinities, are written bare as ``NaN`` and ``Infinity``, as
-Python and Arrow write and read them; a float without a fraction gets ``.0``, so that it stays one.  Why that is not
-trivial: no value passes through a Python object, but bytes on their way to base64; lists are joined by Arrow over
-text of their elements.
+column order, nulls are written. Not a number, and the infinities, are written bare as ``NaN`` and ``Infinity``, as
+Python and Arrow write and read them; a float without a fraction gets ``.0``, so that it stays one. No value passes
+through a Python object, but bytes on their way to base64; lists are joined by Arrow over text of their elements.
 
 >>> table = pa.table({"id": [1, 2], "tags": [["a", 'b"'], None], "p": [{"x": 1.0}, {"x": None}]})
 >>> print(bytes(json_lines(table.to_batches()[0])).decode(), end="")

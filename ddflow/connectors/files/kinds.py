@@ -1,10 +1,10 @@
 """Which files an input is, and what kind each is: by name alone.
 
 Invariant: every file given is listed once for each time it is given, in the order given, a folder's in the order of
-their names; and nothing in a folder is passed over in silence but what is hidden.  Why that is not trivial: in epoch
-mode the order of files is the order of time, and a file that was not looked at is a wrong answer.  So a folder that
-holds a folder, or a file of no known kind, is refused.  Hidden is what begins with ``.`` or ``_``, as what Spark
-writes beside its data does.  Names sort by code points: ``day-10`` comes before ``day-9``.  No file is opened here.
+their names; and nothing in a folder is passed over in silence but what is hidden. In epoch mode the order of files is
+the order of time, and a file that was not looked at is a wrong answer. So a folder that holds a folder, or a file of
+no known kind, is refused. Hidden is what begins with ``.`` or ``_``, as what Spark writes beside its data does. Names
+sort by code points: ``day-10`` comes before ``day-9``. No file is opened here.
 
 >>> kind_of(Path("orders.csv.gz")), kind_of(Path("Orders.PARQUET"))
 (Kind(name='CSV', gzipped=True), Kind(name='Parquet', gzipped=False))

@@ -1,9 +1,9 @@
 """The output of a run: one file, there under its name only when it is whole.
 
-Invariant: a file of the output's name is either the one that was there before, or the complete new one.  Tables go to a
-hidden file beside it, which is renamed at the end and removed when anything fails.  Why that is not trivial: another
-program may have put a file there while this one ran, and is not overwritten unless that was asked for; and small tables
-are gathered, or a Parquet file would have a row group for each step.  Memory stays bounded by what is gathered.
+Invariant: a file of the output's name is either the one that was there before, or the complete new one. Tables go to a
+hidden file beside it, which is renamed at the end and removed when anything fails. Another program may have put a file
+there while this one ran, and is not overwritten unless that was asked for; and small tables are gathered, or a Parquet
+file would have a row group for each step. Memory stays bounded by what is gathered.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as folder:

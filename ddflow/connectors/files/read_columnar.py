@@ -1,10 +1,10 @@
 """Parquet and Arrow files: formats that know their own types, read a batch at a time.
 
-Invariant: what is handed on can be relied upon by code that follows addresses: every batch is
-validated in full, since an Arrow file's offsets are the file's own; and a file of the stream format must have its end
-mark, at its end.  Why that is not trivial: an Arrow stream that was cut between two batches, or runs into zeros,
-reads as a shorter one without a word.  Arrow files are read, not mapped: a file that shrinks while it is mapped kills
-the process. ``.arrow`` and ``.feather`` may hold either format of Arrow's, as its first bytes say.
+Invariant: what is handed on can be relied upon by code that follows addresses: every batch is validated in full, since
+an Arrow file's offsets are the file's own; and a file of the stream format must have its end mark, at its end. An
+Arrow stream that was cut between two batches, or runs into zeros, reads as a shorter one without a word. Arrow files
+are read, not mapped: a file that shrinks while it is mapped kills the process. ``.arrow`` and ``.feather`` may hold
+either format of Arrow's, as its first bytes say.
 
 >>> import tempfile
 >>> from pathlib import Path

@@ -1,11 +1,10 @@
 """JSON lines files, parsed block by block: one object a line.
 
 Invariant: one schema for all rows of all files; a line that does not fit it is an error naming its file, line and
-column.  A member that is missing is null; one that the schema has not is an error, for what is left out in silence is
-lost.  Why that is not trivial: Arrow's parser says for some failures which row of a block it was, for others nothing,
-and lets text pass that is not UTF-8; so a failure is looked for once more, line by line.  Numbers are parsed as
-numbers, quoted dates and times guessed from heads (``guess``); inside lists and objects they stay text.  No parser sees
-a line that ``lines`` refuses.
+column. A member that is missing is null; one that the schema has not is an error, for what is left out in silence is
+lost. Arrow's parser says for some failures which row of a block it was, for others nothing, and lets text pass that is
+not UTF-8; so a failure is looked for once more, line by line. Numbers are parsed as numbers, quoted dates and times
+guessed from heads (``guess``); inside lists and objects they stay text. No parser sees a line that ``lines`` refuses.
 
 >>> import tempfile
 >>> from pathlib import Path

@@ -1,10 +1,10 @@
 """What every input file can be asked, and how its failures are worded.
 
 Invariant: whatever goes wrong while a file is read (missing rights, truncation, damage, a value that does not parse)
-becomes `UnreadableInput` or `SchemaMismatch` naming the file, never an error of a library.  Why that is not trivial:
-Arrow, gzip and the system each raise their own, and an error raised inside a reader that Arrow drives must come out as
-itself.  A file is asked for little without being read (`columns`, `rows`), so that all files of a run can be checked
-before the first row is taken.
+becomes `UnreadableInput` or `SchemaMismatch` naming the file, never an error of a library. Arrow, gzip and the system
+each raise their own, and an error raised inside a reader that Arrow drives must come out as itself. A file is asked
+for little without being read (`columns`, `rows`), so that all files of a run can be checked before the first row is
+taken.
 
 >>> with reading(Path("orders.parquet"), "Parquet"):
 ...     raise OSError("Corrupt snappy compressed data.")

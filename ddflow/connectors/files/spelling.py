@@ -1,9 +1,8 @@
 """How the values of a type are spelled in text: one pattern a type, for guesses and for what comes later.
 
 Invariant: texts become values only if each matches its type's pattern, and means exactly the value that it becomes.
-Why that is not free: Arrow's parsers take `` 7``, ``007``, ``0x7`` and 17 digits of a double as well, and one code
-that is read as a number overwrites another one's row.  A column whose type the user declared does not come here: that
-is a wish to convert.
+Arrow's parsers take `` 7``, ``007``, ``0x7`` and 17 digits of a double as well, and one code that is read as a number
+overwrites another one's row. A column whose type the user declared does not come here: that is a wish to convert.
 
 A number has no sign ``+``, no zeros in front, no spaces.  A double has 15 significant digits at most, which it keeps
 all, and neither overflows nor underflows.  Decimals have no exponent.

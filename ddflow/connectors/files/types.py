@@ -1,9 +1,8 @@
 """Types as text: what ``--types amount=decimal(12,2)`` means.
 
-Invariant: a text means one type everywhere, and Arrow's own spelling of a type (``str(type)``) means that type.  Why
-that is not trivial: the names come from three places (SQL, Arrow, Spark) that agree on most of them.  ``int`` has 32
-bits as in SQL; ``timestamp`` has no zone, as in the SQL standard, and ``timestamptz`` is UTC.  Nothing is parsed here
-but types.
+Invariant: a text means one type everywhere, and Arrow's own spelling of a type (``str(type)``) means that type. The
+names come from three places (SQL, Arrow, Spark) that agree on most of them. ``int`` has 32 bits as in SQL;
+``timestamp`` has no zone, as in the SQL standard, and ``timestamptz`` is UTC. Nothing is parsed here but types.
 
 >>> parse_type("bigint"), parse_type("decimal(12, 2)"), parse_type("timestamp[ms, tz=Europe/Zurich]")
 (DataType(int64), Decimal128Type(decimal128(12, 2)), TimestampType(timestamp[ms, tz=Europe/Zurich]))

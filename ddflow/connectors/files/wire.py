@@ -1,10 +1,10 @@
 """Types that a text format cannot hold as such: what is written or parsed instead, and the way back.
 
-Invariant: a value written to CSV or JSON lines and read back as its own type is the same value.  ``plain`` makes of a
+Invariant: a value written to CSV or JSON lines and read back as its own type is the same value. ``plain`` makes of a
 column one that the format has (instants in UTC, bytes in base64); ``wire`` says as which type Arrow's reader must parse
-a column, ``restored`` makes of that the type meant.  Why that is not trivial: Arrow's readers know some types and not
-others, differently for each format and inside lists; dates in JSON must come through text, durations through
-integers.  Numbers keep all their digits: decimals are quoted in JSON, where a number would be rounded by most readers.
+a column, ``restored`` makes of that the type meant. Arrow's readers know some types and not others, differently for
+each format and inside lists; dates in JSON must come through text, durations through integers. Numbers keep all their
+digits: decimals are quoted in JSON, where a number would be rounded by most readers.
 
 >>> column = pa.array([b"\\xff", None])
 >>> plain(column).to_pylist(), restored(plain(column), pa.binary()).equals(column)

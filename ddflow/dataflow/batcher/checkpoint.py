@@ -1,8 +1,8 @@
 """An inventory of pending events: runs as plain values and files, for a commit; and the batcher they stand for.
 
-Invariant: `restore` gives a batcher that releases, at every seal, what the one that `take` was asked of would have.
-Why that is not trivial: a commit must cost what changed, so a run is written once, when it is new, and what has been
-released of it since is said by where it begins; runs that are merged are written anew, each event once a size class.
+Invariant: `restore` gives a batcher that releases, at every seal, what the one that `take` was asked of would have. A
+commit must cost what changed, so a run is written once, when it is new, and what has been released of it since is said
+by where it begins; runs that are merged are written anew, each event once a size class.
 
 >>> import numpy as np, pyarrow as pa
 >>> from ddflow.operators.upsert.events import Sealed

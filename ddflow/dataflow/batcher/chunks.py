@@ -1,9 +1,9 @@
 """Lots: the events of several runs, cut by time into pieces of one size.
 
 Invariant: the lots hold every event of the runs once and in order, and none is much larger than asked, whatever the
-times are.  Why that is not trivial: runs overlap in time, and joining them all to cut the whole would take their memory
-once more.  So all are cut at the same times, one lot's worth between two cuts, and joined lot by lot.  Where one time
-alone has more events than a lot, no cut by time helps: they are given run by run.  It does not keep or write anything.
+times are. Runs overlap in time, and joining them all to cut the whole would take their memory once more. So all are
+cut at the same times, one lot's worth between two cuts, and joined lot by lot. Where one time alone has more events
+than a lot, no cut by time helps: they are given run by run. It does not keep or write anything.
 
 >>> import pyarrow as pa
 >>> from ddflow.operators.upsert.events import Sealed

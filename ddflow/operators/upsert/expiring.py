@@ -2,11 +2,11 @@
 
 Invariant: when a step begins, every key whose order is below the horizon (the greatest order of all steps before, less
 the time to live) holds nothing, whether the step has events of it or not; the horizon only rises, so what is forgotten
-once stays forgotten.  Why that is not trivial: nobody may look at all keys in every step.  A deleted key needs no
-work at all: its tombstone's order says that it is forgotten, whoever meets it (a step, a merge) compares.  A live key
-gets a deletion of its own, by its own order, so that nothing older shows through; to find them, all orders are looked
-at once in an eighth of the time to live, and those that will be due until the next time are kept aside, sorted.  So a
-key costs a few looks in its life.  It emits nothing: the deletion is an event that nobody gave, judged like any other.
+once stays forgotten. Nobody may look at all keys in every step. A deleted key needs no work at all: its tombstone's
+order says that it is forgotten, whoever meets it (a step, a merge) compares. A live key gets a deletion of its own, by
+its own order, so that nothing older shows through; to find them, all orders are looked at once in an eighth of the time
+to live, and those that will be due until the next time are kept aside, sorted. So a key costs a few looks in its
+life. It emits nothing: the deletion is an event that nobody gave, judged like any other.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow, spec = dd.Flow(), dd.Upsert(key="id", order_by="at", expiry=dd.Expiry(ttl=30))

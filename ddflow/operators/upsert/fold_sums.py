@@ -1,9 +1,9 @@
 """Sums of a column: numbers of any Arrow type as the words that kernels add, and back.
 
 Invariant: a sum has its column's type, and so has every sum on the way to it; `MergeOverflow` names the key, what was
-held and what was added.  Why that is not trivial: integers, durations and decimals of up to 18 digits are one word of
-64 bits with bounds of their own; unsigned 64-bit integers and longer decimals are two; and floats have no bounds, but
-an order in which they are added.  Decimals are added unscaled: a column has one scale.
+held and what was added. Integers, durations and decimals of up to 18 digits are one word of 64 bits with bounds of
+their own; unsigned 64-bit integers and longer decimals are two; and floats have no bounds, but an order in which they
+are added. Decimals are added unscaled: a column has one scale.
 
 >>> import pyarrow as pa
 >>> from decimal import Decimal

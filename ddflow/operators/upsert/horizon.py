@@ -1,10 +1,10 @@
 """Horizons: which orders are too old, for keys that are live, for deleted ones and for events.
 
 Invariant: an order is below a horizon as its value is below the greatest order less the time to live; null is below
-every horizon, and NaN and the infinities, which are no points in time, never move one.  Why that is not trivial: keys
-keep words, not values, some types need a second word for null, subtracting may leave the type, and under versions of
-cells a key keeps two orders that count (its row's and its latest delete's), the greater of which is its own.
-It knows no keys and no steps; that is ``expiring``.
+every horizon, and NaN and the infinities, which are no points in time, never move one. Keys keep words, not values,
+some types need a second word for null, subtracting may leave the type, and under versions of cells a key keeps two
+orders that count (its row's and its latest delete's), the greater of which is its own. It knows no keys and no steps;
+that is ``expiring``.
 
 >>> from ddflow.plan.bind import bind
 >>> from ddflow.plan.merge.expiry import Expiry

@@ -1,8 +1,8 @@
 """Machines in a step: what they make of the events that the walk folds.
 
 Invariant: a key's row after a moment is what its machine holds then, and a key that holds nothing has none; its order
-stays, as a deleted key's does.  Why that is not trivial: the walk, which knows of orders only, calls a key live whose
-last event was no delete, and a machine may have dropped all it held.  What comes out is judged like any other row.
+stays, as a deleted key's does. The walk, which knows of orders only, calls a key live whose last event was no delete,
+and a machine may have dropped all it held. What comes out is judged like any other row.
 
 >>> from ddflow.plan.merge.machine import Machine
 >>> from ddflow.plan.merge.machines import bind_machine

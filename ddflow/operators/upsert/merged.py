@@ -2,10 +2,9 @@
 
 Invariant: for each key and time with events one full row comes out of the fold, or a deletion; it wins over what is
 held by definition, so from there on all is as with full rows: one net change, the retraction takes the stored row, a
-row that is equal is a no-op.  The journey: walk (who is folded, who is skipped), fold column by column, gather each
-cell from where it is, derive, judge.  Why that is not trivial: a cell may come from any event of the step or from any
-batch of the state, columns of one row from different ones; and of the events it is the last folded one that gets the
-row's verdict.
+row that is equal is a no-op. The journey: walk (who is folded, who is skipped), fold column by column, gather each
+cell from where it is, derive, judge. A cell may come from any event of the step or from any batch of the state,
+columns of one row from different ones; and of the events it is the last folded one that gets the row's verdict.
 
 >>> import pyarrow as pa
 >>> from ddflow.operators.upsert.events import Sealed

@@ -1,11 +1,11 @@
 """Which event wins, as words: the order of events and of what keys hold, comparable left to right as int64.
 
 Invariant: comparing the words of two events, or of an event and what its key holds, gives what docs/semantics.md says
-of ``order_by``, ``seq`` and ``tie``; null is smallest, NaN largest.  The first ``base`` words are the original time
+of ``order_by``, ``seq`` and ``tie``; null is smallest, NaN largest. The first ``base`` words are the original time
 (where late events are advanced) and the order columns; the rest break ties: the sequence, its complement under "first",
-what counts of the row itself under "greatest".  Why that is not trivial: numbers and times become words once and for
-all, and are kept in the index; text and decimals have no such word, so their columns are kept beside the payload and
-ranked anew in each step, together with those of the keys it touches.  Deciding is the kernel's; nothing is stored here.
+what counts of the row itself under "greatest". Numbers and times become words once and for all, and are kept in the
+index; text and decimals have no such word, so their columns are kept beside the payload and ranked anew in each step,
+together with those of the keys it touches. Deciding is the kernel's; nothing is stored here.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.bind import bind

@@ -1,10 +1,10 @@
 """The orders of a merge: words for each group of columns, of events and of what keys hold.
 
 Invariant: words compare left to right as docs/semantics.md says of ``order_by``, ``seq`` and ``tie``, within their
-group; null is smallest.  Why that is not trivial: numbers and times become words for good, while text and decimals
-are kept as columns beside the payload (`hidden`) and ranked anew in each step, with those of the keys it touches, a
-column at a time, since one column may inherit and its neighbour not.  Under versions of cells a key keeps the order
-of its row, of its latest delete and of each cell, each of them like the event's.  Deciding is the kernels'.
+group; null is smallest. Numbers and times become words for good, while text and decimals are kept as columns beside
+the payload (`hidden`) and ranked anew in each step, with those of the keys it touches, a column at a time, since one
+column may inherit and its neighbour not. Under versions of cells a key keeps the order of its row, of its latest
+delete and of each cell, each of them like the event's. Deciding is the kernels'.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.bind import bind

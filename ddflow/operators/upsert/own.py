@@ -1,9 +1,9 @@
 """Mergers of one's own in a step: what the function is given, and the columns that come of it.
 
 Invariant: it sees rows as they are or would be stored: keys, orders that are inherited where the event has none, merged
-columns; derived ones are null, for they are made of what it gives.  So the same events in other steps give it the same.
-Why that is not trivial: the running order is a word, or a column that is ranked, and the event that set it may be a
-delete, or of an earlier step.  Calling it is ``merging.rounds``', or a compiled loop's.
+columns; derived ones are null, for they are made of what it gives. So the same events in other steps give it the
+same. The running order is a word, or a column that is ranked, and the event that set it may be a delete, or of an
+earlier step. Calling it is ``merging.rounds``', or a compiled loop's.
 
 >>> import pyarrow.compute as pc
 >>> from ddflow.operators.upsert.events import Sealed

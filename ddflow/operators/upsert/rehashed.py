@@ -1,9 +1,9 @@
 """What the rows of a state say of themselves: their identities and hashes, made again as an operator made them.
 
 Invariant: for a live version both are those that the operator keeps with it; for a deletion, whose row may be filler,
-they may be any.  Why that is not trivial: filler may be null where a key never is, and what is null there must not be
-hashed as a null would be, or keys of one word would get two.  Files leave out what is made here (``arrange.filed``),
-and an examination compares it with what files have (``proof.restored``).
+they may be any. Filler may be null where a key never is, and what is null there must not be hashed as a null would be,
+or keys of one word would get two. Files leave out what is made here (``arrange.filed``), and an examination compares
+it with what files have (``proof.restored``).
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()

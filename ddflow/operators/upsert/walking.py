@@ -1,10 +1,10 @@
 """A step's events, walked: what is folded of them, in which order, and where their cells and the held ones are.
 
 Invariant: events stand by key and time (a *moment*), within it in the order of the fold; the walk has said of each what
-it does to each group of columns, and which order words its key goes on with.  Why that is not trivial: which kernel
-walks depends on what the orders are (one row's, of groups, of cells), all of them must say the same; words that last
-for one step only are ranked here, together with those of the keys that are held; and cells are gathered from events,
-batches of the state, and nothing at all.  What becomes of the columns is ``merged``'s.
+it does to each group of columns, and which order words its key goes on with. Which kernel walks depends on what the
+orders are (one row's, of groups, of cells), all of them must say the same; words that last for one step only are ranked
+here, together with those of the keys that are held; and cells are gathered from events, batches of the state, and
+nothing at all. What becomes of the columns is ``merged``'s.
 
 >>> sorted(LATER)
 ['first', 'first_non_null']

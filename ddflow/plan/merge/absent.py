@@ -1,8 +1,8 @@
 """A function that is known by name only: what a plan that was read back has in the place of code.
 
-Invariant: it stands for a function in whatever is said of it (its name, and a digest of its code), and is never called.
-Why that is not trivial: a plan that is compared with another has to hold the same things, and nothing that is read is
-run.  A digest is only worth comparing where the same Python made it; so who made it stands beside it.
+Invariant: it stands for a function in whatever is said of it (its name, and a digest of its code), and is never
+called. A plan that is compared with another has to hold the same things, and nothing that is read is run. A digest is
+only worth comparing where the same Python made it; so who made it stands beside it.
 
 >>> told = told_of(len)
 >>> told["function"], Absent.of_json(told).name

@@ -1,9 +1,9 @@
 """A table of transitions, compiled for one source: states and symbols as numbers, and back.
 
 Invariant: what the kernels say in numbers is what the table says in values, and a symbol that it does not have, null
-too, has a number of its own.  Why that is not trivial: symbols come in any flat type, most of all in few small whole
-numbers or short texts, and to look each up must cost less than the fold; and states that a key holds come from state,
-which is believed only as far as the table has them.
+too, has a number of its own. Symbols come in any flat type, most of all in few small whole numbers or short texts, and
+to look each up must cost less than the fold; and states that a key holds come from state, which is believed only as far
+as the table has them.
 
 >>> from ddflow.plan.merge.machine import Machine
 >>> door = Machine("door", {("locked", "coin"): "open", ("open", "push"): "locked"}, on="symbol", start="locked")

@@ -1,10 +1,10 @@
 """The plan of a merge: a spec that merges, joined with a schema: which column is folded how, by whose order.
 
 Invariant: every column of the row is exactly one of: key, order (it follows its group's running order), derived, or
-merged by a strategy that works on its type, in one group.  Group 0 is the row itself; under versions of cells every
-merged column is a group of its own.  Why that is not trivial: the row's types may differ from the events'
-(``dd.collect``); whether a batch had a column must travel with its events where null is not the same; and all that can
-be refused is refused here, before any data.
+merged by a strategy that works on its type, in one group. Group 0 is the row itself; under versions of cells every
+merged column is a group of its own. The row's types may differ from the events' (``dd.collect``); whether a batch had
+a column must travel with its events where null is not the same; and all that can be refused is refused here, before any
+data.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.bind import bind

@@ -1,10 +1,10 @@
 """Chains: the events of each key one after the other, the k-th of every key together.
 
 Invariant: a round holds one event of each key that has one more, and the keys of a round are the first of those of the
-round before it; so what keys have become in one is a slice away from what the next begins with.  Why that is not
-trivial: a function of columns must see every key at most once a call, so there are as many calls as the longest chain
-has events, and whatever is done in a call must cost the keys that are still in it, not all there are.  Who is folded
-the walk has decided; what is made of it is ``rounds``' and ``machines``'.
+round before it; so what keys have become in one is a slice away from what the next begins with. A function of columns
+must see every key at most once a call, so there are as many calls as the longest chain has events, and whatever is done
+in a call must cost the keys that are still in it, not all there are. Who is folded the walk has decided; what is made
+of it is ``rounds``' and ``machines``'.
 
 >>> few = lambda *values: np.array(values, np.int32)
 >>> walked = Walked(few(0, 1, 2), few(0, 1, 2, 3), few(0, 1, 3))  # one event of a key, two of another

@@ -1,8 +1,8 @@
 """Checks: what of merging and expiry contradicts itself in a spec, seen before there is any schema.
 
-Invariant: a spec that passed has no option of merging without effect, and no two that say different things.  Why that
-is not trivial: ``groups``, ``versions``, ``merge`` and ``derive`` each imply or exclude another, and what is order-free
-without deletes is not with them.  What needs names and types of columns is seen by ``plan``.
+Invariant: a spec that passed has no option of merging without effect, and no two that say different things.
+``groups``, ``versions``, ``merge`` and ``derive`` each imply or exclude another, and what is order-free without deletes
+is not with them. What needs names and types of columns is seen by ``plan``.
 
 >>> from ddflow.plan.spec import Upsert
 >>> Upsert("id", derive={"total": "score + bonus"})

@@ -1,10 +1,10 @@
 """Machine: what a key's events do to the values that it holds: a table of transitions, or a function.
 
 Invariant: a machine that exists says of every state what it may become; a table is a value that is compared and written
-down as it is, a function stands in JSON by its name and a digest of its code.  Why that is not trivial: a table of one
-start and one target for each symbol holds one value a key, any other a set; a target outside of ``states`` is seen
-here, and not when the first event comes.  What needs the columns of the events is seen by ``machines``.
-(Features: M16.  Rulings: docs/semantics.md, section 11.)
+down as it is, a function stands in JSON by its name and a digest of its code. A table of one start and one target for
+each symbol holds one value a key, any other a set; a target outside of ``states`` is seen here, and not when the first
+event comes. What needs the columns of the events is seen by ``machines``. (Features: M16. Rulings:
+docs/semantics.md, section 11.)
 
 >>> door = Machine("door", {("locked", "coin"): "open", ("open", "push"): "locked"}, on="symbol", start="locked")
 >>> door.table, door.several, Machine.of_json(door.to_json(), door.schema) == door

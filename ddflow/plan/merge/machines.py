@@ -1,9 +1,9 @@
 """Machines of a source: a machine joined with the columns of the events, and its functions called.
 
 Invariant: the values of a key are a set: those that come back are sorted by their columns, each once, whatever the
-order in which a function gave them; so equal sets are equal lists, and a set that stays is no change.  Why that is not
-trivial: a function of columns sees one event of every key at once, with as many values as each key has, and may give
-any rows for any of them; and it may do anything wrong that a merger may.  Who is folded the walk decides, as always.
+order in which a function gave them; so equal sets are equal lists, and a set that stays is no change. A function of
+columns sees one event of every key at once, with as many values as each key has, and may give any rows for any of them;
+and it may do anything wrong that a merger may. Who is folded the walk decides, as always.
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()

@@ -1,9 +1,9 @@
 """Rounds: a merger of one's own, called with whole columns: the next event of every key together.
 
 Invariant: what comes out is what calling it key by key, event by event, would give; a key that holds nothing takes its
-event as it is, and no call is made for it.  Why that is not trivial: a function of somebody else's may give other
-columns, another number of rows, another key, a null where none may be, or raise; each of these refuses the step, with
-words that say which, before anything has changed.  As many calls as the longest chain, so a hot key costs calls.
+event as it is, and no call is made for it. A function of somebody else's may give other columns, another number of
+rows, another key, a null where none may be, or raise; each of these refuses the step, with words that say which, before
+anything has changed. As many calls as the longest chain, so a hot key costs calls.
 
 >>> import pyarrow.compute as pc
 >>> from ddflow.kernels.fold import TAKE, Walked

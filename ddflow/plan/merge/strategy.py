@@ -1,9 +1,9 @@
 """Strategies: what becomes of a cell that is held and a cell that is given.
 
 Invariant: a strategy is a value (frozen, comparable, with a JSON form) that says what to do and does nothing; the folds
-are in ``folds`` and ``kernels.fold``.  Why that is not trivial: a name must mean the same in a spec, in its JSON, in
-messages and in the twin; and which types it works on is part of it, so that a spec is refused, and not a step.
-(Pinot, "Upsert", Partial upsert strategies; Paimon, aggregation functions.  The rulings: docs/semantics.md, section 9.)
+are in ``folds`` and ``kernels.fold``. A name must mean the same in a spec, in its JSON, in messages and in the twin;
+and which types it works on is part of it, so that a spec is refused, and not a step. (Pinot, "Upsert", Partial upsert
+strategies; Paimon, aggregation functions. The rulings: docs/semantics.md, section 9.)
 
 >>> union(limit=10)
 dd.union(limit=10)
