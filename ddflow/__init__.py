@@ -42,11 +42,12 @@ if TYPE_CHECKING:
     from ddflow.dataflow.result import Step
     from ddflow.dataflow.verdicts import Verdicts
     from ddflow.engine.engine import Engine
+    from ddflow.engine.flow import Flow
     from ddflow.engine.readers import Reader
     from ddflow.engine.snapshot import Snapshot, read
     from ddflow.engine.stats import Stats
     from ddflow.operators.upserting import ToUpserts, to_upserts
-    from ddflow.plan.flow import Collection, Flow
+    from ddflow.plan.collection import Collection
     from ddflow.plan.merge.expiry import Expiry
     from ddflow.plan.merge.machine import Machine
     from ddflow.plan.merge.merge import Merge
@@ -87,7 +88,8 @@ _HOMES = {
     "engine.snapshot": "Snapshot read",
     "engine.stats": "Stats",
     "operators.upserting": "ToUpserts to_upserts",
-    "plan.flow": "Collection Flow",
+    "engine.flow": "Flow",
+    "plan.collection": "Collection",
     "plan.merge.expiry": "Expiry",
     "plan.merge.machine": "Machine",
     "plan.merge.merge": "Merge",

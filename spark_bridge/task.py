@@ -38,7 +38,7 @@ from ddflow.dataflow.side_outputs import Sides
 from ddflow.dataflow.step import Released
 from ddflow.operators.updates import Updates, time_column
 from ddflow.partitions.stage_graph import as_updates
-from ddflow.plan import flow as plan
+from ddflow.plan import collection as plan
 from ddflow.plan.merge.machines import bind_machine
 from ddflow.plan.spec import Upsert
 from ddflow.time import CLOSED, NEVER
@@ -129,7 +129,7 @@ class Body:
         return pa.Table.from_arrays([*table.columns, pa.array(to)], schema=self.schema)
 
 
-class Region(plan.Flow):
+class Region(plan.Plan):
     """The part of a flow that one stage computes: one source, or the sums that came; one output, ``""``."""
 
     def __init__(self, stage: Stage) -> None:
@@ -160,15 +160,17 @@ class Region(plan.Flow):
 class Arrived(plan.Collection):
     """A collection whose updates other stages have summed."""
 
+    verb = "arrived"
+
 
 class RegionCircuit(Circuit):
     """The circuit of a region.  ``arrived``: the updates of its `Arrived` collection."""
 
     arrived: Updates
 
-    def stateless(self, node: plan.Collection, inputs: list[Updates]) -> Updates:
-        """What arrived, and else as ever."""
-        return self.arrived if isinstance(node, Arrived) else super().stateless(node, inputs)
+    def arrive(self, node: plan.Collection) -> Updates:
+        """What arrived."""
+        return self.arrived
 
 
 def in_order(table: pa.Table) -> pa.Table:

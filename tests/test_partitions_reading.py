@@ -267,8 +267,8 @@ def _swapped(manifest: Manifest, given_: list[Any]) -> None:
 
 
 def _lost(manifest: Manifest, given_: list[Any]) -> None:
-    name = next(iter(given_[4]["counts"]))
-    del given_[4]["counts"][name]
+    name = next(iter(given_[4]["operators"]))
+    del given_[4]["operators"][name]
 
 
 def _doubled(manifest: Manifest, given_: list[Any]) -> None:
@@ -277,7 +277,7 @@ def _doubled(manifest: Manifest, given_: list[Any]) -> None:
 
 def _unknown(manifest: Manifest, given_: list[Any]) -> None:
     for each in given_[3:]:
-        each["counts"]["none of ours"] = next(iter(each["counts"].values()))
+        each["operators"]["none of ours"] = next(iter(each["operators"].values()))
 
 
 def _fewer(manifest: Manifest, given_: list[Any]) -> None:
@@ -342,7 +342,7 @@ def test_inspect_tells_how_partitions_differ(folder: str) -> None:
     assert (found["partitions"], found["levels"], len(found["parts"])) == (4, 2, 8)
     keys = dd.read(folder, "orders").num_rows, dd.read(folder, "by_city").num_rows
     assert [sum(each["keys"] for each in found["parts"] if each["level"] == n) for n in (0, 1)] == list(keys)
-    assert (found["sources"]["orders"]["keys"], *(each["keys"] for each in found["counts"].values())) == keys
+    assert (found["sources"]["orders"]["keys"], *(each["keys"] for each in found["operators"].values())) == keys
     assert sum(found["verdicts"].values()) == found["sources"]["orders"]["arrived"] == 84
     shown = run("inspect", folder)
     assert "4, on 2 levels" in shown and "median" in shown and "largest, number" in shown

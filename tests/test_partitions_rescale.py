@@ -231,7 +231,7 @@ def test_a_group_that_left_and_came_again_stays_with_its_key_though_nothing_says
         assert manifest is not None and len(manifest.partitions) == number
         for blob in manifest.partitions:
             inventory = json.loads(store.map(blob).to_pybytes())
-            (groups,) = inventory["counts"].values()
+            ((groups,),) = (each["arrangements"] for each in inventory["operators"].values())
             assert groups["keys"] == inventory["sources"]["a"]["rows"]["keys"] > 0
 
 

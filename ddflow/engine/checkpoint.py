@@ -25,7 +25,6 @@ contents, which the next step gives before its own updates. It does not publish 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import pyarrow as pa
@@ -33,9 +32,6 @@ import pyarrow as pa
 from ddflow.dataflow import batcher as pending
 from ddflow.dataflow.verdicts import NAMES
 from ddflow.errors import CorruptState
-from ddflow.operators.back_node import Back
-from ddflow.operators.updates import consolidated, ints
-from ddflow.operators.upsert.rehashed import of_count, of_upsert
 from ddflow.plan.codec import node_ids
 from ddflow.storage.batch_store import Vault
 from ddflow.storage.record import Record
@@ -49,8 +45,7 @@ if TYPE_CHECKING:
     from ddflow.dataflow.admission import Intake
     from ddflow.dataflow.batcher import Batcher
     from ddflow.dataflow.graph import Circuit
-    from ddflow.engine.engine import Engine
-    from ddflow.plan.flow import Flow
+    from ddflow.plan.collection import Plan
 
 MEND: Final = "restore it from a copy, or go back with ddflow rollback"
 
@@ -71,14 +66,18 @@ def take(engine: Fillable, vault: Vault) -> dict[str, Any]:
         }
         for name, upsert in circuit.upserts.items()
     }
-    counts = {ids[node]: inventory.take(count.arranged, vault) for node, count in circuit.counts.items()}
-    return {"sources": sources, "counts": counts, "totals": engine.totals}
+    operators = {
+        ids[node]: {"arrangements": [inventory.take(arranged, vault) for arranged in each.arrangements]}
+        for node, each in circuit.keeping.items()
+        if each.arrangements
+    }
+    return {"sources": sources, "operators": operators, "totals": engine.totals}
 
 
 class Fillable(Protocol):
     """What is filled: an engine, or a snapshot."""
 
-    flow: Flow
+    flow: Plan
     circuit: Circuit
     batchers: dict[str, Batcher]
     intakes: dict[str, Intake]
@@ -104,8 +103,8 @@ def fill(
         intake = engine.intakes[name]
         intake.arrived = sum(each.number("arrived") for each in given)
         intake.greatest = max(each.number("greatest", NEVER, CLOSED) for each in given)
-        made, rows = partial(of_upsert, upsert), [each.record("rows") for each in given]
-        upsert.arranged = _restored(engine, upsert.arranged, rows, vault, indexed, made, sieved)
+        made, rows = upsert.rehashed, [each.record("rows") for each in given]
+        upsert.arrangements = (_restored(engine, upsert.arranged, rows, vault, indexed, made, sieved),)
         for number, each in enumerate(upsert.arranged.partitions):
             if spread > 1 and (odd := astray(each, number, spread)) is not None:
                 raise CorruptState(given[number].what, f"partition {number} of {spread} has a key of {odd}", MEND)
@@ -116,13 +115,17 @@ def fill(
         engine.batchers[name] = _waiting(given, upsert.bound.event_schema, vault, not indexed, home)
     engine.totals = held.totals()
     ids = node_ids(engine.flow)
-    for node, count in circuit.counts.items():
-        if given := held.of("counts", ids[node]):
-            count.arranged = _restored(engine, count.arranged, given, vault, indexed, partial(of_count, count), sieved)
-        elif engine.last > NEVER:
-            now = circuit.held(node.inputs[0])._replace(times=ints(engine.last))
-            _, change = count.judge(now, engine.since)
-            count.apply(change, engine.frontier, engine.since)
+    for node, running in circuit.keeping.items():
+        if given := held.of("operators", ids[node]) if running.arrangements else []:
+            parts = [record.records("arrangements") for record in given]
+            if any(len(part) != len(running.arrangements) for part in parts):
+                raise CorruptState(records[0].what, f"a {node.verb} has {len(parts[0])} arrangements", MEND)
+            running.arrangements = tuple(
+                _restored(engine, empty, list(records), vault, indexed, running.rehashed, sieved)
+                for empty, records in zip(running.arrangements, zip(*parts, strict=True), strict=True)
+            )
+        elif running.arrangements and engine.last > NEVER:
+            circuit.refill(node, engine.last, engine.frontier, engine.since)
     arrived = sum(intake.arrived for intake in engine.intakes.values())
     if records and arrived != sum(engine.totals.values()) + sum(map(len, engine.batchers.values())):
         raise CorruptState(records[0].what, f"{arrived:,} events came in, and others are judged or pending", MEND)
@@ -133,7 +136,7 @@ class Inventories:
 
     def __init__(self, records: Sequence[Record], spread: int) -> None:
         self.records, self.spread = records, spread
-        self.within = {kind: [each.record(kind) for each in records] for kind in ("sources", "counts", "totals")}
+        self.within = {kind: [each.record(kind) for each in records] for kind in ("sources", "operators", "totals")}
 
     def of(self, kind: str, name: str) -> list[Record]:
         """What the partitions say of a source or a count, in their order; [] where none has it.  O(inventories).
@@ -195,13 +198,3 @@ def reached(engine: Fillable) -> tuple[dict[str, int], dict[str, int]]:
     expiring = {name: each.expiring for name, each in engine.circuit.upserts.items() if each.expiring is not None}
     orders = {name: greatest for name, each in expiring.items() if (greatest := each.horizons.greatest) is not None}
     return times, orders
-
-
-def contents(engine: Engine, name: str) -> pa.Table:
-    """All that an output holds, as updates of the last closed time, or as upserts of it.  O(rows)."""
-    node = engine.flow.outputs[name]
-    if isinstance(node, Back):
-        back, held = engine.circuit.backs[node], engine.circuit.held(node.inputs[0])
-        return back.told.told(back.shown(held._replace(times=ints(engine.last))))
-    held = consolidated(engine.circuit.held(node), engine.secret)._replace(times=ints(engine.last))
-    return held.to_table(node.schema, engine.flow.time_type)

@@ -44,8 +44,8 @@ from ddflow.errors import (
     StorageFailed,
     StorageFull,
 )
-from ddflow.operators.back_node import Back
 from ddflow.plan.codec import describe, fingerprint
+from ddflow.plan.collection import widened
 from ddflow.plan.compatibility import Change, compare
 from ddflow.storage.arrow_file import readable
 from ddflow.storage.batch_store import Vault
@@ -59,7 +59,7 @@ from ddflow.time import NEVER, shown
 
 if TYPE_CHECKING:
     from ddflow.engine.engine import Engine
-    from ddflow.plan.flow import Flow
+    from ddflow.plan.collection import Plan
     from ddflow.plan.options import Options
 
 _NAMED: Final = re.compile(rb'"([0-9a-f]{16}-[0-9]{1,12}\.arrow)"')
@@ -102,7 +102,7 @@ class Durable:
         """The epoch that is being given again, and how many of its calls were."""
 
     @classmethod
-    def open(cls, flow: Flow, options: Options) -> Durable:
+    def open(cls, flow: Plan, options: Options) -> Durable:
         """Take hold of the state that ``options`` name, or make a new one there.
 
         Raises `CorruptState`, `PlanChanged`, and what the store raises.
@@ -180,8 +180,11 @@ class Durable:
         self.outputs.show(manifest.receipts)
         if manifest.last == NEVER:
             return {}
-        engine.circuit.refill(manifest.last)
-        return {name: recovery.contents(engine, name) for name in self.change.outputs}
+        circuit = engine.circuit
+        for node, each in circuit.keeping.items():
+            if not each.arrangements:
+                circuit.refill(node, manifest.last, engine.frontier, engine.since)
+        return {name: circuit.output(engine.flow.outputs[name], engine.last) for name in self.change.outputs}
 
     def replayed(self, asked: Asked, epoch: int | None, inputs: Mapping[str, Any], engine: Engine) -> Step | None:
         """What a committed epoch's call returned, when this is one; None when it is new.
@@ -229,9 +232,9 @@ class Durable:
         schema = engine.output_schema(name)
         added = {column for columns in self.change.columns.values() for column in columns}
         there = pa.schema([field for field in schema if field.name not in added])
-        node = engine.flow.outputs.get(name)
-        if isinstance(node, Back):
-            there = node.before(added)
+        node, time_type = engine.flow.outputs.get(name), engine.flow.time_type
+        if node is not None:
+            there = node.before(added, time_type)
         parts = [
             self.vault.table(blob, there, None)
             if not blob.name.endswith(PARQUET)
@@ -245,10 +248,7 @@ class Durable:
                 f"they have {table.num_rows:,} rows, the manifest says {output.rows:,}",
                 "restore them from a copy, or go back with ddflow rollback",
             )
-        if isinstance(node, Back):
-            return node.since(table)
-        columns = [table.column(f.name) if f.name in there.names else pa.nulls(table.num_rows, f.type) for f in schema]
-        return pa.Table.from_arrays(columns, schema=schema)
+        return widened(table, schema) if node is None else node.since(table, time_type)
 
     def record(self, asked: Asked, digest: str, step: Step) -> None:
         """Write what a call put out to files, for the commit to come.  O(updates).  Raises as `commit` does."""
@@ -329,7 +329,7 @@ class Durable:
         return Output((self.vault.put(table.to_batches(), table.schema),), table.num_rows)
 
 
-def check_types(flow: Flow) -> None:
+def check_types(flow: Plan) -> None:
     """Raise `SpecError` for a column that a file of a state cannot have.  O(columns)."""
     schemas = {f"source {name!r}": source.bound.schema for name, source in flow.sources.items()}
     schemas |= {f"output {name!r}": node.schema for name, node in flow.outputs.items()}

@@ -68,7 +68,7 @@ class Compacting:
             _refuse(engine, forget)
             if forget:
                 since = max(engine.since, engine.last)
-                engine.circuit.apply(Stepped({}, {}, {}, {}, {}, {}), engine.frontier, since)
+                engine.circuit.apply(Stepped({}, {}, {}, {}, {}), engine.frontier, since)
                 engine.since = since
             hidden = {
                 name: {each.name for each in upsert.order.hidden} for name, upsert in engine.circuit.upserts.items()

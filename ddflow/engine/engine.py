@@ -43,7 +43,7 @@ from ddflow.errors import (
     TimeWentBack,
     WrongMode,
 )
-from ddflow.plan.flow import Flow
+from ddflow.plan.collection import Plan
 from ddflow.plan.options import Options
 from ddflow.storage.feeding import EVENTS, Way, fed_by
 from ddflow.time import CLOSED, advance, shown
@@ -52,7 +52,7 @@ from ddflow.time import CLOSED, advance, shown
 class Engine(Compacting, Replacing, Stepping):
     """Runs a flow; `Flow.open` makes it.  Its options are there, what can be read of it is in `Reading`."""
 
-    def __init__(self, flow: Flow, options: Options) -> None:
+    def __init__(self, flow: Plan, options: Options) -> None:
         if not flow.sources or not flow.outputs:
             raise SpecError(
                 "open a flow",

@@ -34,7 +34,7 @@ from ddflow.errors import CorruptState, DuplicateKeys, OutOfScope, SpecError, cu
 from ddflow.expressions import compile as compile_expression
 from ddflow.operators.upsert.events import Sealed
 from ddflow.operators.upsert.ordering import value_of
-from ddflow.operators.upsert.upsert import Upsert
+from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.plan.spec import Upsert as Spec
 from ddflow.storage.feeding import Word
 from ddflow.time import NEVER
@@ -56,7 +56,7 @@ class Contents:
     Raises `SpecError` and `ExpressionError` for an order or a scope that does not fit the source.
     """
 
-    def __init__(self, upsert: Upsert, asked: str, scope: str | None = None, order: Any = None) -> None:
+    def __init__(self, upsert: RunningUpsert, asked: str, scope: str | None = None, order: Any = None) -> None:
         self.upsert, self.bound, self.asked, self.rows = upsert, upsert.bound, asked, 0
         self.text, self.scope = scope, None
         if self.bound.merging is not None and self.bound.merging.machine is not None:

@@ -32,7 +32,7 @@ from ddflow.engine.history import changes, check_readable
 from ddflow.engine.readers import Holds, Reader
 from ddflow.engine.stats import Arranged, Stats
 from ddflow.errors import NotReadable, SchemaMismatch
-from ddflow.plan.flow import Collection, Flow, Source
+from ddflow.plan.collection import Collection, Input, Plan
 from ddflow.storage.feeding import Fed
 from ddflow.time import CLOSED, NEVER
 
@@ -47,7 +47,7 @@ class Reading:
     the last closed one.  ``since``: reads at it and later are exact.  ``fed``: by source, how it was fed.
     """
 
-    flow: Flow
+    flow: Plan
     circuit: Circuit
     budget: Budget
     batchers: dict[str, Batcher]
@@ -155,7 +155,7 @@ class Reading:
         return check_readable(asked, time, self.since, self.frontier)
 
 
-def told_only(asked: str, name: str, source: Source) -> NotReadable:
+def told_only(asked: str, name: str, source: Input) -> NotReadable:
     """The error for an output that ``stale=`` adds to a source's: it tells of events, which no state holds."""
     return NotReadable(
         asked,

@@ -37,8 +37,8 @@ from ddflow.engine.commits import files_named
 from ddflow.engine.readers import Holds
 from ddflow.engine.reads import Reading
 from ddflow.errors import CorruptState, DdflowError, SnapshotExpired, StateRefused
+from ddflow.plan.collection import Plan
 from ddflow.plan.compatibility import compare
-from ddflow.plan.flow import Flow
 from ddflow.plan.rebuild import rebuild
 from ddflow.storage.batch_store import Vault
 from ddflow.storage.manifest import Manifest, at, newest
@@ -54,7 +54,7 @@ TRIES = 10
 class Snapshot(Reading):
     """One version of a state, open for reading; `Snapshot.open` makes it.  ``manifest``: which it is."""
 
-    def __init__(self, store: Store, manifest: Manifest, flow: Flow) -> None:
+    def __init__(self, store: Store, manifest: Manifest, flow: Plan) -> None:
         self.manifest, self.flow = manifest, flow
         records = []
         store.ahead(part.name for part in manifest.partitions)
@@ -78,7 +78,7 @@ class Snapshot(Reading):
         state: State,
         *,
         epoch: int | None = None,
-        flow: Flow | None = None,
+        flow: Plan | None = None,
         trust: Literal["owner", "group"] = "owner",
     ) -> Snapshot:
         """Open a state for reading; nothing is written there.  O(bytes): every file is verified.
@@ -94,7 +94,7 @@ class Snapshot(Reading):
                 store.close()
 
     @classmethod
-    def _opened(cls, store: Store, epoch: int | None, flow: Flow | None) -> Snapshot:
+    def _opened(cls, store: Store, epoch: int | None, flow: Plan | None) -> Snapshot:
         for tried in range(TRIES):
             manifest = found(store, epoch)
             if flow is None:
@@ -139,7 +139,7 @@ def read(
     as_of: int | None = None,
     *,
     epoch: int | None = None,
-    flow: Flow | None = None,
+    flow: Plan | None = None,
     trust: Literal["owner", "group"] = "owner",
 ) -> pa.Table:
     """An output or a source of a state as its last commit left it: its rows, and ``_diff``, consolidated.

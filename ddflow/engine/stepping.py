@@ -45,7 +45,7 @@ from ddflow.engine.readers import Holds
 from ddflow.engine.reads import Reading
 from ddflow.errors import SpillFailed, SpillFull, StorageFailed, StorageFull
 from ddflow.operators.upsert.upsert import Judgement
-from ddflow.plan.flow import Flow
+from ddflow.plan.collection import Plan
 from ddflow.time import CLOSED, NEVER
 
 Look = Callable[[pa.RecordBatch], None]
@@ -65,7 +65,7 @@ class Stepping(Reading):
     """``circuit``: of the flow.  ``lists``: whether verdicts are listed row by row.  ``retain``: times of history."""
 
     def __init__(
-        self, flow: Flow, circuit: Circuit, budget: Budget, lists: bool = False, retain: int = 0, crew: Crew = ALONE
+        self, flow: Plan, circuit: Circuit, budget: Budget, lists: bool = False, retain: int = 0, crew: Crew = ALONE
     ) -> None:
         self.flow, self.circuit, self.budget, self.crew = flow, circuit, budget, crew
         self.secret, self.lists, self.retain = circuit.secret, lists, retain

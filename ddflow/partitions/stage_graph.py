@@ -32,7 +32,7 @@ from ddflow.dataflow.graph import Circuit
 from ddflow.dataflow.step import Computation, Observe, Released, Stepped, nothing
 from ddflow.operators.updates import Updates, consolidated, few, ints
 from ddflow.partitions.stages import Cut, Meeting
-from ddflow.plan import flow as plan
+from ddflow.plan.collection import Collection
 
 
 class LevelCircuit(Circuit):
@@ -43,7 +43,7 @@ class LevelCircuit(Circuit):
         super().__init__(cut.flow, secret, winners=False, crew=crew)
         self.cut, self.level = cut, level
         self.here = frozenset(cut.flow.nodes[n] for n in cut.active[level])
-        self.counts = {node: count for node, count in self.counts.items() if node in self.here}
+        self.keeping = {node: each for node, each in self.keeping.items() if node in self.here}
         if level:
             self.upserts = {}
         self.came: dict[int, Updates] = {}
@@ -79,12 +79,12 @@ class LevelComputation(Computation):
         self.level.sent = {each.number: self._sum(each) for each in cut.sent(self.level.level)}
         return stepped
 
-    def outputs(self) -> Iterable[tuple[str, plan.Collection]]:
+    def outputs(self) -> Iterable[tuple[str, Collection]]:
         """Those of this level."""
         here = self.level.cut.outputs[self.level.level]
         return [(name, node) for name, node in self.level.plan.outputs.items() if name in here]
 
-    def arrived(self, node: plan.Collection, by: Sequence[str] | None) -> list[Updates]:
+    def arrived(self, node: Collection, by: Sequence[str] | None) -> list[Updates]:
         """What came together for it, where it is computed by others; else its own updates."""
         came = self.came.get((node, tuple(node.schema.names if by is None else by)))
         return super().arrived(node, by) if came is None else [came]

@@ -266,12 +266,12 @@ def idle(cut: Cut, base: Base, level: int, number: int) -> Receipt | None:
 def _own(record: Record, cut: Cut, level: int) -> dict[str, Any]:
     """What of an inventory is a level's: a local engine's holds all of them."""
     ids = node_ids(cut.flow)
-    here = {ids[node] for node in cut.counts(level)}
-    counts = {name: each for name, each in record.record("counts").given.items() if name in here}
+    here = {ids[node] for node in cut.keeping(level)}
+    operators = {name: each for name, each in record.record("operators").given.items() if name in here}
     first = level == 0
     return {
         "sources": record.record("sources").given if first else {},
-        "counts": counts,
+        "operators": operators,
         "totals": record.record("totals").given if first else {},
     }
 

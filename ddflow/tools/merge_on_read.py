@@ -30,9 +30,9 @@ from ddflow.columns.hashing import Secret
 from ddflow.columns.schema import conform, imported, to_schema, to_table
 from ddflow.dataflow.result import Step
 from ddflow.engine.engine import Engine
+from ddflow.engine.flow import Flow
 from ddflow.errors import NotArrow
 from ddflow.plan.bind import Bound
-from ddflow.plan.flow import Flow
 from ddflow.plan.spec import Upsert
 from ddflow.time import CLOSED
 from ddflow.tools.logs import MARKS, Full, Restated, parts_of

@@ -36,11 +36,12 @@ import pyarrow as pa
 
 from ddflow.columns.schema import DIFF, did_you_mean
 from ddflow.engine.engine import Engine
+from ddflow.engine.flow import Flow
 from ddflow.engine.reads import told_only
 from ddflow.engine.snapshot import Snapshot
 from ddflow.errors import NotReadable, PlanChanged, StateRefused
 from ddflow.operators.updates import Updates, consolidated, ints
-from ddflow.plan.flow import Flow
+from ddflow.plan.collection import Plan
 from ddflow.storage.feeding import Fed
 from ddflow.storage.local import LocalStore
 from ddflow.storage.opening import open_store
@@ -192,7 +193,7 @@ def _fed(log: Iterable[Mapping[str, Any]]) -> Feed:
     return feed
 
 
-def _marked(flow: Flow, log: Iterable[Mapping[str, Any]], told: Told) -> Iterator[Mapping[str, Any]]:
+def _marked(flow: Plan, log: Iterable[Mapping[str, Any]], told: Told) -> Iterator[Mapping[str, Any]]:
     """The log's calls, their rows marked; read as it goes where the old state was fed events only, else held."""
     calls = log if told.plain else list(log)
     parts = (
@@ -233,7 +234,7 @@ def _close(engine: Engine, old: Snapshot) -> None:
         engine.advance_to(to)
 
 
-def _wanted(old: Snapshot, flow: Flow, output: str | None, whole: bool) -> dict[str, bool]:
+def _wanted(old: Snapshot, flow: Plan, output: str | None, whole: bool) -> dict[str, bool]:
     """The outputs to compare, and whether both states have them with the same columns."""
     if output is not None and output in (sides := flow.side_outputs()):
         raise told_only(f"compare the output {output!r}", output, sides[output][0])
@@ -252,7 +253,7 @@ def _wanted(old: Snapshot, flow: Flow, output: str | None, whole: bool) -> dict[
     return out
 
 
-def _columns(flow: Flow, name: str) -> list[tuple[str, str]] | None:
+def _columns(flow: Plan, name: str) -> list[tuple[str, str]] | None:
     node = flow.outputs.get(name)
     return None if node is None else [(field.name, str(field.type)) for field in node.schema]
 

@@ -38,8 +38,8 @@ from ddflow.columns.rows import shown_row
 from ddflow.columns.schema import did_you_mean
 from ddflow.engine.snapshot import Snapshot, State
 from ddflow.errors import NotReadable
-from ddflow.operators.upsert.upsert import Upsert
-from ddflow.plan.flow import Flow
+from ddflow.operators.upsert.upsert import RunningUpsert
+from ddflow.plan.collection import Plan
 from ddflow.storage.feeding import Fed
 from ddflow.storage.protocol import Store
 from ddflow.time import CLOSED, shown
@@ -114,18 +114,18 @@ class Compared:
 
 @dataclass(frozen=True)
 class Verified:
-    """What `verify` found.  ``where``, ``epoch``: the state.  ``sources``: by name.  ``counts``: by a text that says
+    """What `verify` found.  ``where``, ``epoch``: the state.  ``sources``: by name.  ``operators``: by a text that says
     what is counted, how many groups have a count that is not that of the rows."""
 
     where: str
     epoch: int
     sources: Mapping[str, Compared]
-    counts: Mapping[str, int]
+    operators: Mapping[str, int]
 
     @property
     def ok(self) -> bool:
         """Whether everything agrees."""
-        return all(each.ok for each in self.sources.values()) and not any(self.counts.values())
+        return all(each.ok for each in self.sources.values()) and not any(self.operators.values())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -135,12 +135,12 @@ class Verified:
             "epoch": self.epoch,
             "ok": self.ok,
             "sources": sources,
-            "counts": dict(self.counts),
+            "operators": dict(self.operators),
         }
 
     def __str__(self) -> str:
         lines = [f"{self.where}, epoch {self.epoch}", *(each.text for each in self.sources.values())]
-        lines += [f"{what}: {n:,} groups have a WRONG COUNT" for what, n in self.counts.items() if n]
+        lines += [f"{what}: {n:,} rows are WRONG" for what, n in self.operators.items() if n]
         return "\n".join(lines)
 
 
@@ -149,7 +149,7 @@ def verify(
     logs: Mapping[str, Any],
     *,
     epoch: int | None = None,
-    flow: Flow | None = None,
+    flow: Plan | None = None,
     memory: str | int | None = "1GB",
     spill: str | PathLike[str] | None = None,
     trust: Literal["owner", "group"] = "owner",
@@ -191,7 +191,7 @@ class _Comparison:
 
     def __init__(self, snapshot: Snapshot, name: str, look: Look) -> None:
         self.snapshot, self.look, self.out = snapshot, look, Compared(name)
-        self.upsert: Upsert = snapshot.circuit.upserts[name]
+        self.upsert: RunningUpsert = snapshot.circuit.upserts[name]
         self.secret = Secret(*snapshot.manifest.secret)
         self.bound = self.upsert.bound
         self.unknown: set[tuple[int, int]] = set()

@@ -46,7 +46,7 @@ from ddflow.engine.reads import Reading
 from ddflow.errors import NotReadable
 from ddflow.operators.updates import ints, time_column
 from ddflow.operators.upsert.events import Sealed, joined
-from ddflow.operators.upsert.upsert import Upsert
+from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.plan.bind import Bound, bind
 from ddflow.plan.spec import Upsert as Spec
 from ddflow.storage.feeding import Fed
@@ -57,7 +57,7 @@ from ddflow.tools.report import as_text
 
 if TYPE_CHECKING:
     from ddflow.engine.snapshot import State
-    from ddflow.plan.flow import Flow
+    from ddflow.plan.collection import Plan
 
 HELD: Final = ("deleted", "held")
 """What a version is called in a story, by whether it is live."""
@@ -176,7 +176,7 @@ def why_of(
     key: Any,
     log: Any = None,
     *,
-    flow: Flow | None = None,
+    flow: Plan | None = None,
     trust: Literal["owner", "group"] = "owner",
 ) -> Story:
     """As `why`, of a state that nobody has open.  O(bytes of the state).  Raises what `ddflow.read` raises too."""
@@ -259,7 +259,7 @@ class _Telling:
         high, low = identities(self.row, secret, 1)
         return high[0], low[0] if low.size else None
 
-    def versions(self, upsert: Upsert, since: int) -> dict[str, Any] | None:
+    def versions(self, upsert: RunningUpsert, since: int) -> dict[str, Any] | None:
         """Tell what the key held, older before newer; what it holds now."""
         (high, low), now = self._identity(upsert.secret), None
         for arranged, part in ((each, part) for each in upsert.arranged.partitions for part in each.parts):
@@ -317,7 +317,7 @@ class _Telling:
         """Judge the log's events of this key, by an operator of its own, and tell of each.  ``log``: marked parts."""
         spec: Spec = replace(self.bound.spec, stale="drop", lateness=None, late=_lateless(self.bound.spec))
         bound = bind(self.bound.name, self.bound.schema, spec)
-        upsert, intake, batcher = Upsert(bound, Secret.fresh()), Intake(bound), Batcher()
+        upsert, intake, batcher = RunningUpsert(bound, Secret.fresh()), Intake(bound), Batcher()
         seen = 0
         for number, part in enumerate(log, 1):
             mine, places = [], []
@@ -351,7 +351,7 @@ class _Telling:
             verdict = pa.array(["pending"] * later.times.size, pa.string())
             self._tell("event", later.times, later.events, None, verdict, later.arrival)
 
-    def _contents(self, upsert: Upsert, part: Full | Restated, number: int) -> Contents:
+    def _contents(self, upsert: RunningUpsert, part: Full | Restated, number: int) -> Contents:
         scope = part.scope if isinstance(part, Full) else None
         return Contents(upsert, f"part {number} of the log of {self.bound.name!r}", scope, part.order)
 
@@ -364,7 +364,7 @@ class _Telling:
             self.scopes.append(whole.text)
         return out
 
-    def _judge(self, upsert: Upsert, sealed: Sealed, times: Ints, contents: int | None = None) -> None:
+    def _judge(self, upsert: RunningUpsert, sealed: Sealed, times: Ints, contents: int | None = None) -> None:
         """Judge events and tell of them.  ``contents``: in full contents, from which arrival on nobody gave them."""
         upsert.contents = contents
         judgement = upsert.judge(sealed, times, int(times[-1]))
