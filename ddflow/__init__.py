@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ddflow.dataflow.verdicts import Verdicts
     from ddflow.engine.engine import Engine
     from ddflow.engine.flow import Flow
+    from ddflow.engine.logs import Full, Restated
     from ddflow.engine.readers import Reader
     from ddflow.engine.snapshot import Snapshot, read
     from ddflow.engine.stats import Stats
@@ -73,7 +74,6 @@ if TYPE_CHECKING:
     from ddflow.tools.estimate import Estimate, estimate
     from ddflow.tools.fsck import fsck
     from ddflow.tools.inspect import inspect
-    from ddflow.tools.logs import Full, Restated
     from ddflow.tools.merge_on_read import merge_on_read
     from ddflow.tools.migrate import migrate
     from ddflow.tools.rollback import rollback
@@ -101,7 +101,7 @@ _HOMES = {
     "tools.estimate": "Estimate estimate",
     "tools.fsck": "fsck",
     "tools.inspect": "inspect",
-    "tools.logs": "Full Restated",
+    "engine.logs": "Full Restated",
     "tools.merge_on_read": "merge_on_read",
     "tools.migrate": "migrate",
     "tools.rollback": "rollback",

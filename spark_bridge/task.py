@@ -33,9 +33,9 @@ import pyarrow as pa
 from ddflow.columns.hashing import Ints, Secret, identities
 from ddflow.columns.schema import DIFF, TIME, updates_schema
 from ddflow.dataflow.admission import Intake
-from ddflow.dataflow.graph import Circuit
+from ddflow.dataflow.graph import Circuit, Released
 from ddflow.dataflow.side_outputs import Sides
-from ddflow.dataflow.step import Released
+from ddflow.dataflow.step import compute
 from ddflow.operators.updates import Updates, time_column
 from ddflow.partitions.stage_graph import as_updates
 from ddflow.plan import collection as plan
@@ -96,13 +96,13 @@ class Body:
             intake = Intake(flow.sources[stage.reads.source].bound)
             sealed, sides = intake.admit(table, NEVER, None if flow.holds_back else EPOCH).sealed, Sides(flow)
             del table
-            stepped = circuit.judge({stage.reads.source: Released.of(sealed)}, CLOSED - 1, observe=sides.add)
+            stepped = compute(circuit, {stage.reads.source: Released.of(sealed)}, CLOSED - 1, observe=sides.add)
             if stage.gives == "side":
                 return self._stamped(sides.tables()[stage.name])
         else:
             circuit.arrived = as_updates(table, stage.reads.schema)
             del table
-            stepped = circuit.judge({}, CLOSED - 1)
+            stepped = compute(circuit, {}, CLOSED - 1)
         out = stepped.outputs[""]
         return self._routed(out) if stage.gives == "sums" else self._stamped(out)
 

@@ -96,16 +96,16 @@ def alike(cut: Any, whole: Any, flow: dd.Flow | None = None) -> None:
             assert exported(one, name) == exported(other, name), name
             told = [scd2(each, name) for each in (one, other)]
             assert told[0] == told[1] or one.since < other.since, name
-        for name in one.circuit.arrangements:
+        for name in one.dataflow.circuit.arrangements:
             figures = [each.stats()["arrangements"][name]["keys"] for each in (one, other)]
-            assert figures[0] == figures[1] == one.circuit.arrangements[name].keys
-        for name, upsert in one.circuit.upserts.items():
-            assert one.intakes[name].arrived == other.intakes[name].arrived
-            assert one.intakes[name].greatest == other.intakes[name].greatest
-            if upsert.expiring is not None and (beside := other.circuit.upserts[name].expiring) is not None:
+            assert figures[0] == figures[1] == one.dataflow.circuit.arrangements[name].keys
+        for name, upsert in one.dataflow.circuit.upserts.items():
+            assert one.dataflow.intakes[name].arrived == other.dataflow.intakes[name].arrived
+            assert one.dataflow.intakes[name].greatest == other.dataflow.intakes[name].greatest
+            if upsert.expiring is not None and (beside := other.dataflow.circuit.upserts[name].expiring) is not None:
                 assert upsert.expiring.horizons.greatest == beside.horizons.greatest
         assert one.stats()["pending"] == other.stats()["pending"]
-        one.circuit._check()
+        one.dataflow.circuit._check()
 
 
 def exported(snapshot: Snapshot, name: str) -> Any:

@@ -1,10 +1,8 @@
-"""The circuit: the operators of one opened plan, wired, with their state.
+"""The operators of one opened plan, wired, with their state.
 
-Invariant: `judge` computes a whole step for all nodes and changes nothing; `apply` takes the computed changes in and
-cannot be refused any more. So a step that fails, whichever node objects, leaves every arrangement as it was. Outputs
-gather retracted rows from batches that ``apply`` may merge away, so they are made before it; and only columns that
-somebody downstream reads are gathered at all. Each node is computed once a step, however many read it; all share one
-list of times.
+Invariant: a step is computed whole (``step``) before `Circuit.apply` takes its changes in, which cannot be refused any
+more; so a step that fails, whichever operator objects, leaves every arrangement as it was. Only columns that somebody
+downstream reads are gathered at all.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.collection import Plan
@@ -18,21 +16,61 @@ list of times.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import NONE, Secret
+from ddflow.columns.hashing import NONE, Ints, Secret
 from ddflow.columns.threads import ALONE, Crew
-from ddflow.dataflow.buffer import Shelf
-from ddflow.dataflow.step import Computation, Observe, Released, Stepped, nothing
 from ddflow.operators.base import Context, Readable, Running, held
 from ddflow.operators.held_rows import HeldRows
 from ddflow.operators.updates import Updates, consolidated, ints
+from ddflow.operators.upsert.events import Sealed
+from ddflow.operators.upsert.expiring import Seen
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.plan.collection import Collection, Plan
-from ddflow.trace.arrangement import Arrangement
+from ddflow.trace.arrangement import Arrangement, Change
+
+
+class Released(NamedTuple):
+    """Events of one source whose time has come."""
+
+    total: int
+    times: Ints
+    """int64: the distinct times, ascending."""
+    pieces: Iterable[Sealed]
+    """All events of some range of identities each, ranges ascending."""
+
+    @classmethod
+    def of(cls, sealed: Sealed | None) -> Released:
+        """All events in one piece."""
+        if sealed is None or not sealed.times.size:
+            return cls(0, ints(), ())
+        times = sealed.times
+        first = np.flatnonzero(times[1:] != times[:-1])
+        return cls(times.size, np.concatenate([times[:1], times[1:][first]]), [sealed])
+
+
+class Stepped(NamedTuple):
+    """A computed step: what it puts out, and what it will change."""
+
+    outputs: dict[str, pa.Table]
+    changes: dict[str, list[Change]]
+    """By source."""
+    kept: dict[Collection, list[Any]]
+    """By operator that holds a state, what `Running.apply` takes in."""
+    counts: dict[str, Ints]
+    """By source, int64[8]: events by verdict."""
+    seen: dict[str, Seen]
+    """By source that expires, what it brings for the next step."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the changes will add to the state."""
+        every = [change for changes in (*self.changes.values(), *self.kept.values()) for change in changes]
+        return sum(change.nbytes for change in every)
 
 
 class Circuit:
@@ -96,17 +134,6 @@ class Circuit:
             pieces = upsert.expiring.woven(given.pieces, due, time, (most or total) if many else None)
             out[name] = Released(total, np.union1d(given.times, [time]), pieces if many else list(pieces))
         return out
-
-    def judge(
-        self, released: Mapping[str, Released], since: int, shelf: Shelf | None = None, observe: Observe = nothing
-    ) -> Stepped:
-        """Compute a step from the events released of each source.  O(events and updates); nothing changes.
-
-        ``shelf``: where updates of a large step lie.  ``observe``: is shown each judgement once, when its events have
-        been judged.
-        """
-        given = {name: each for name, each in released.items() if each.total}
-        return Computation(self, given, since, shelf or Shelf(None, 0), observe).run()
 
     def arrive(self, node: Collection) -> Updates:
         """The updates of a collection without inputs that is no input of the plan.  O(1)."""

@@ -7,16 +7,16 @@ next piece, so what outlives one (updates for an output or for a keyed operator,
 in files where memory is short; and each node is computed once, however many read it.
 
 >>> import pyarrow as pa
->>> from ddflow.dataflow.graph import Circuit
 >>> from ddflow.plan.collection import Plan
 >>> from ddflow.columns.hashing import Secret
 >>> from ddflow.plan.spec import Upsert
 >>> flow = Plan()
 >>> v = flow.upserts("v", {"k": pa.int64()}, Upsert(key="k"))
 >>> _ = flow.output("n", v.count([]))
+>>> from ddflow.operators.upsert.events import Sealed
 >>> events = pa.record_batch({"k": [1, 2]}, schema=v.schema)
 >>> sealed = Sealed(events, np.zeros(2, np.int64), np.zeros(2, np.int64), np.arange(2))
->>> stepped = Circuit(flow, Secret(1, 2)).judge({"v": Released.of(sealed)}, since=0)
+>>> stepped = compute(Circuit(flow, Secret(1, 2)), {"v": Released.of(sealed)}, since=0)
 >>> stepped.outputs["n"].to_pylist()
 [{'count': 2, '_time': 0, '_diff': 1}]
 """
@@ -24,7 +24,6 @@ in files where memory is short; and each node is computed once, however many rea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -32,15 +31,12 @@ import pyarrow as pa
 from ddflow.columns.hashing import Ints, identities
 from ddflow.columns.schema import DIFF, empty
 from ddflow.dataflow.buffer import Shelf
+from ddflow.dataflow.graph import Circuit, Released, Stepped
 from ddflow.operators.updates import Updates, concat, consolidated, few, ints
-from ddflow.operators.upsert.events import Sealed
 from ddflow.operators.upsert.expiring import Seen
 from ddflow.operators.upsert.upsert import Judgement
 from ddflow.plan.collection import Collection
 from ddflow.trace.arrangement import Arrangement, Change
-
-if TYPE_CHECKING:
-    from ddflow.dataflow.graph import Circuit
 
 Observe = Callable[[Judgement], None]
 GATHERED = 1 << 18
@@ -51,51 +47,13 @@ def nothing(_: Judgement) -> None:
     """Look at nothing."""
 
 
-class Released(NamedTuple):
-    """Events of one source whose time has come."""
-
-    total: int
-    times: Ints
-    """int64: the distinct times, ascending."""
-    pieces: Iterable[Sealed]
-    """All events of some range of identities each, ranges ascending."""
-
-    @classmethod
-    def of(cls, sealed: Sealed | None) -> Released:
-        """All events in one piece."""
-        if sealed is None or not sealed.times.size:
-            return cls(0, ints(), ())
-        times = sealed.times
-        first = np.flatnonzero(times[1:] != times[:-1])
-        return cls(times.size, np.concatenate([times[:1], times[1:][first]]), [sealed])
-
-
-class Stepped(NamedTuple):
-    """A computed step: what it puts out, and what it will change."""
-
-    outputs: dict[str, pa.Table]
-    changes: dict[str, list[Change]]
-    """By source."""
-    kept: dict[Collection, list[Any]]
-    """By operator that holds a state, what `Running.apply` takes in."""
-    counts: dict[str, Ints]
-    """By source, int64[8]: events by verdict."""
-    seen: dict[str, Seen]
-    """By source that expires, what it brings for the next step."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory that the changes will add to the state."""
-        every = [change for changes in (*self.changes.values(), *self.kept.values()) for change in changes]
-        return sum(change.nbytes for change in every)
-
-
 class Computation:
     """``circuit``: the operators.  ``released``: the events, by source.  ``since``: what it will be after the step."""
 
     def __init__(
         self, circuit: Circuit, released: Mapping[str, Released], since: int, shelf: Shelf, observe: Observe
     ) -> None:
+        released = {name: each for name, each in released.items() if each.total}
         self.circuit, self.released, self.since, self.shelf, self.observe = circuit, released, since, shelf, observe
         times = [each.times for each in released.values()]
         self.times = times[0] if len(times) == 1 else np.unique(np.concatenate([ints(), *times]))
@@ -245,3 +203,18 @@ class Computation:
 def _meets(node: Collection) -> bool:
     """Whether a node must see all pieces together: equal rows meet there, or it has several inputs."""
     return len(node.inputs) > 1 or any(by is not None for by in node.exchange())
+
+
+def compute(
+    circuit: Circuit,
+    released: Mapping[str, Released],
+    since: int,
+    shelf: Shelf | None = None,
+    observe: Observe = nothing,
+) -> Stepped:
+    """Compute a step from the events released of each source.  O(events and updates); nothing changes.
+
+    ``shelf``: where updates of a large step lie.  ``observe``: is shown each judgement once, when its events have been
+    judged.
+    """
+    return Computation(circuit, released, since, shelf or Shelf(None, 0), observe).run()

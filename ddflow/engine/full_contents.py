@@ -10,7 +10,7 @@ gathered where its key is missing. Nothing is judged here, and nothing changes.
 >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id")))
 >>> with flow.open() as engine:
 ...     _ = engine.step({"people": pa.table({"id": [1, 2, 3], "city": ["Bern", "Basel", "Bern"]})}, 1)
-...     contents = Contents(engine.circuit.upserts["people"], "a replace", "city = 'Bern'")
+...     contents = Contents(engine.dataflow.circuit.upserts["people"], "a replace", "city = 'Bern'")
 ...     contents.look(pa.record_batch({"id": [1], "city": ["Bern"]}))
 ...     [batch.to_pylist() for batch in contents.absent(contents.sorted())]
 [[{'id': 3, 'city': 'Bern'}]]

@@ -12,8 +12,8 @@ for two reads and subtracts them; it keeps nothing, and what is held back for wh
 >>> with flow.open(retain=9) as engine:
 ...     for time, city in enumerate(["Bern", "Basel", "Bern", "Chur"]):
 ...         _ = engine.step({"people": pa.table({"id": [1], "city": [city]})}, time)
-...     away = changes(engine.circuit, people, 0, 3).to_pylist()
-...     back = changes(engine.circuit, people, 0, 2).to_pylist()
+...     away = changes(engine.dataflow.circuit, people, 0, 3).to_pylist()
+...     back = changes(engine.dataflow.circuit, people, 0, 2).to_pylist()
 >>> away
 [{'id': 1, 'city': 'Bern', '_diff': -1}, {'id': 1, 'city': 'Chur', '_diff': 1}]
 >>> back  # it was away in between, and nothing has changed

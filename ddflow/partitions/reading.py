@@ -27,17 +27,13 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Secret, identities, partition_of
 from ddflow.columns.schema import DIFF, updates_schema
-from ddflow.dataflow.admission import Intake
-from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget
-from ddflow.engine import checkpoint as recovery
-from ddflow.engine.call_guard import Turns
+from ddflow.dataflow.dataflow import Dataflow
 from ddflow.engine.checkpoint import MEND
 from ddflow.engine.commits import files_named
 from ddflow.engine.history import changes
-from ddflow.engine.readers import Holds
 from ddflow.engine.reads import Reading
-from ddflow.engine.snapshot import Snapshot
+from ddflow.engine.snapshot import Snapshot, fill_version
 from ddflow.errors import CorruptState, SpecError
 from ddflow.operators.updates import time_column
 from ddflow.partitions.stage_graph import LevelCircuit
@@ -118,21 +114,17 @@ class Share(Reading):
     """
 
     def __init__(self, store: Store, manifest: Manifest, flow: Plan, level: int, number: int) -> None:
-        self.flow, blob = flow, manifest.partitions[level * manifest.spread + number]
+        blob = manifest.partitions[level * manifest.spread + number]
         whole = store.map(blob).to_pybytes()
         store.ahead(files_named(whole))
         record = Record.parse(whole, f"the file {blob.name} of {store.where}")
-        self.turns, self.holds, self.budget = Turns(), Holds(), Budget(None, None)
-        self.circuit = LevelCircuit(cut(flow), level, Secret(*manifest.secret))
-        self.intakes = {name: Intake(source.bound) for name, source in flow.sources.items()}
-        self.batchers = {name: Batcher() for name in flow.sources}
-        self.totals = {}
-        self.frontier, self.last, self.since = manifest.frontier, manifest.last, manifest.since
+        circuit = LevelCircuit(cut(flow), level, Secret(*manifest.secret))
+        super().__init__(Dataflow(flow, circuit, Budget(None, None)))
         ids, kept = node_ids(flow), record.record("operators")
-        if missing := sorted(ids[node] for node in self.circuit.keeping if ids[node] not in kept):
+        if missing := sorted(ids[node] for node in circuit.keeping if ids[node] not in kept):
             raise CorruptState(record.what, f"it lacks the operators {missing}", MEND)
-        recovery.fill(self, [record], Vault(store), indexed=False, sieved=False)
-        for upsert in self.circuit.upserts.values():
+        fill_version(self.dataflow, manifest, [record], Vault(store))
+        for upsert in circuit.upserts.values():
             if (odd := astray(upsert.arranged, number, manifest.spread)) is not None:
                 raise CorruptState(record.what, f"partition {number} of {manifest.spread} has a key of {odd}", MEND)
 
@@ -172,11 +164,11 @@ def contents(reading: Reading, name: str, as_of: int | None = None, after: int |
     What is turned into upserts comes as those, of which there are no changes.  O(rows of the sources it depends on).
     Raises `NotReadable`, `SpecError`.
     """
-    node, circuit = reading._node(name), reading.circuit
-    time = reading._closed(f"read {name!r} as of {as_of!r}", as_of)
+    node, circuit = reading.node(name), reading.dataflow.circuit
+    time = reading.closed(f"read {name!r} as of {as_of!r}", as_of)
     if after is None:
         return circuit.output(node, time, as_of)
-    table = changes(circuit, node, reading._closed(f"changes of {name!r} after {after!r}", after), time)
+    table = changes(circuit, node, reading.closed(f"changes of {name!r} after {after!r}", after), time)
     return stamped(table, time, node.updates_schema(reading.flow.time_type))
 
 

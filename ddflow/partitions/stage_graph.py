@@ -13,7 +13,7 @@ summed first, so that one update a row and time leaves a partition.
 >>> circuit = LevelCircuit(cut(flow), 1, Secret(1, 2))
 >>> rows = pa.table({"city": ["Bern", "Bern"], "_time": [7, 7], "_diff": [2, 1]})
 >>> circuit.came = {0: as_updates(rows, circuit.cut.meetings[0].schema)}
->>> circuit.judge({}, since=7).outputs["by_city"].to_pylist()
+>>> LevelComputation(circuit, {}, 7, Shelf(None, 0), print).run().outputs["by_city"].to_pylist()
 [{'city': 'Bern', 'count': 3, '_time': 7, '_diff': 1}]
 """
 
@@ -28,8 +28,8 @@ from ddflow.columns.hashing import Ints, Secret
 from ddflow.columns.schema import DIFF, TIME
 from ddflow.columns.threads import ALONE, Crew
 from ddflow.dataflow.buffer import Shelf
-from ddflow.dataflow.graph import Circuit
-from ddflow.dataflow.step import Computation, Observe, Released, Stepped, nothing
+from ddflow.dataflow.graph import Circuit, Released, Stepped
+from ddflow.dataflow.step import Computation, Observe
 from ddflow.operators.updates import Updates, consolidated, few, ints
 from ddflow.partitions.stages import Cut, Meeting
 from ddflow.plan.collection import Collection
@@ -49,21 +49,15 @@ class LevelCircuit(Circuit):
         self.came: dict[int, Updates] = {}
         self.sent: dict[int, pa.Table] = {}
 
-    def judge(
-        self, released: Mapping[str, Released], since: int, shelf: Shelf | None = None, observe: Observe = nothing
-    ) -> Stepped:
-        """As `Circuit.judge`, of this level; ``sent`` is what it sends on."""
-        given = {name: each for name, each in released.items() if each.total}
-        return LevelComputation(self, given, since, shelf or Shelf(None, 0), observe).run()
-
 
 class LevelComputation(Computation):
-    """One step of a level."""
+    """One step of a level; ``sent`` of its circuit is what it sends on."""
 
     def __init__(
-        self, circuit: LevelCircuit, released: Mapping[str, Released], since: int, shelf: Shelf, observe: Observe
+        self, circuit: Circuit, released: Mapping[str, Released], since: int, shelf: Shelf, observe: Observe
     ) -> None:
         super().__init__(circuit, released, since, shelf, observe)
+        assert isinstance(circuit, LevelCircuit)
         self.level = circuit
         cut, nodes = circuit.cut, circuit.plan.nodes
         self.nodes = [node for node in self.nodes if node in circuit.here]

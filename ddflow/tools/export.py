@@ -42,13 +42,15 @@ def contents(snapshot: Snapshot, name: str, as_of: int | None = None) -> tuple[p
     ``as_of``: at a time not before ``since``.  Rows that may be there more than once are there once, with ``_diff``.
     O(rows); memory for one range, or for all where rows have to be brought together.  Raises `NotReadable`.
     """
-    node = snapshot._node(name)
+    node = snapshot.node(name)
     if as_of is not None:
-        as_of = snapshot._closed(f"export {name!r} as of {as_of!r}", as_of)
+        as_of = snapshot.closed(f"export {name!r} as of {as_of!r}", as_of)
     if node.unique:
-        return node.schema, (piece.rows.select(node.schema.names) for piece in ranges(snapshot.circuit, node, as_of))
+        return node.schema, (
+            piece.rows.select(node.schema.names) for piece in ranges(snapshot.dataflow.circuit, node, as_of)
+        )
     schema = pa.schema([*node.schema, pa.field(DIFF, pa.int64(), nullable=False)])
-    return schema, iter([snapshot.circuit.read(node, as_of)])
+    return schema, iter([snapshot.dataflow.circuit.read(node, as_of)])
 
 
 def ranges(circuit: Circuit, node: Collection, as_of: int | None = None) -> Iterator[Updates]:
