@@ -39,7 +39,7 @@ from ddflow.dataflow.step import compute
 from ddflow.operators.updates import Updates, time_column
 from ddflow.partitions.stage_graph import as_updates
 from ddflow.plan import collection as plan
-from ddflow.plan.merge.machines import bind_machine
+from ddflow.plan.merge.bind_machine import bind_machine
 from ddflow.plan.spec import Upsert
 from ddflow.time import CLOSED, NEVER
 from spark_bridge.columns import carried, restored

@@ -24,8 +24,9 @@ import pyarrow as pa
 from ddflow.columns.schema import check_names, to_schema, updates_schema
 from ddflow.errors import SpecError
 from ddflow.plan.bind import Bound, bind
+from ddflow.plan.merge.bind_machine import bind_machine
 from ddflow.plan.merge.machine import Machine
-from ddflow.plan.merge.machines import VALUES, bind_machine
+from ddflow.plan.merge.machines import VALUES
 from ddflow.plan.registry import operator
 from ddflow.plan.spec import Upsert
 from ddflow.storage.record import Record

@@ -32,8 +32,8 @@ from ddflow.plan.bind import Bound, bind
 from ddflow.plan.codec import Written, columns, shown
 from ddflow.plan.collection import Collection, Input, Plan
 from ddflow.plan.merge.absent import Absent
+from ddflow.plan.merge.bind_machine import bind_machine
 from ddflow.plan.merge.machine import Machine
-from ddflow.plan.merge.machines import bind_machine
 from ddflow.plan.merge.merge import Merge
 from ddflow.plan.registry import operator, operators
 from ddflow.plan.spec import Upsert

@@ -5,7 +5,7 @@ stays, as a deleted key's does. The walk, which knows of orders only, calls a ke
 and a machine may have dropped all it held. What comes out is judged like any other row.
 
 >>> from ddflow.plan.merge.machine import Machine
->>> from ddflow.plan.merge.machines import bind_machine
+>>> from ddflow.plan.merge.bind_machine import bind_machine
 >>> from ddflow.operators.upsert.events import Sealed
 >>> from ddflow.columns.hashing import Secret
 >>> from ddflow.operators.upsert.upsert import RunningUpsert, ints
