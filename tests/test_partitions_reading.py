@@ -181,7 +181,7 @@ def test_why_and_verify_find_every_key_wherever_it_is(kind: str) -> None:
         assert stories[0] == stories[1], (str(number), stories)
     found = dd.verify(cut, {"orders": log})
     assert found.sources["orders"].ok and found.sources["orders"].rows == dd.read(cut, "orders").num_rows
-    assert list(found.counts.values()) == [0]
+    assert list(found.operators.values()) == [0]
     short = dd.verify(cut, {"orders": log[:3]})
     assert kind == "held back" or not short.sources["orders"].ok
 
@@ -288,7 +288,7 @@ LIES = {
     "swapped": (_swapped, "a key of partition 1", "partition 0 of 3"),
     "lost": (_lost, "inventories", "a level has 3"),
     "doubled": (_doubled, "inventories", "a level has 3"),
-    "unknown": (_unknown, "it has the counts", "none of ours"),
+    "unknown": (_unknown, "it has the operators", "none of ours"),
     "fewer": (_fewer, "events came in", "were judged"),
 }
 

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 import ddflow as dd
-from ddflow.engine.why import Story, why_of
+from ddflow.engine.why import Story
+from ddflow.tools.why import why_of
 from ddflow.storage.memory import MemoryStore
 from tests.proof_case import EPOCH, HELD, WIDE, events, feed, plan
 

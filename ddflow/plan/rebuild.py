@@ -179,8 +179,10 @@ def _made(node: Record, inputs: list[Collection], flow: Plan) -> Collection:
     verb = node.text("op")
     if verb == Input.verb:
         return flow.sources[node.text("name")]
-    if not inputs or verb not in operators():
-        raise _corrupt(node.what, f"it is a {verb!r} of {len(inputs)} collections")
+    if verb not in operators():
+        raise _corrupt(node.what, f"its operator is {verb!r}")
+    if not inputs:
+        raise _corrupt(node.what, f"it is a {verb} of 0 collections")
     made: Collection = operator(verb).from_json(inputs, node)
     return made
 
