@@ -65,5 +65,9 @@ TABLE: Mapping[str, Law] = {
     "consolidate": Law(lambda c: c.project(["city"]).consolidate(), each(lambda row: [row[:1]])),
     "unnest": Law(lambda c: c.unnest("tags"), each(lambda row: [(*row[:2], tag) for tag in row[2] or ()])),
     "count": Law(lambda c: c.count("city"), groups),
+    "distinct": Law(
+        lambda c: c.project(["city"]).distinct(),
+        lambda rows: Counter({(city,): 1 for city, *_ in rows}),
+    ),
     "to_upserts": Law(lambda c: c.count("city").to_upserts("city"), groups, local=True),
 }

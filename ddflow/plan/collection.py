@@ -76,6 +76,10 @@ class Collection:
         """
         return self._then("count", by, name)
 
+    def distinct(self) -> Collection:
+        """Each row of positive multiplicity, once.  Asked for twice it is one collection, with one arrangement."""
+        return self._then("distinct")
+
     def consolidate(self) -> Collection:
         """The same collection with the diffs of equal rows of a time added up and zeros dropped."""
         return self if self.consolidated else self._then("consolidate")
