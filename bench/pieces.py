@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import wide
 from workloads import Answer, checksum, columns
 
 CHECKED = 65_536  # rows of updates looked at together, so that checking takes no memory to speak of
@@ -103,7 +104,7 @@ def schema(shape: Large) -> pa.Schema:
 
 def pieces(shape: Large, start: int, stop: int) -> Iterator[pa.RecordBatch]:
     """Upserts [start, stop), in pieces; ``start`` is where a piece begins."""
-    for number in range(start // shape.piece, -(-stop // shape.piece)):
+    for number in _covering(shape, start, stop):
         batch = piece(shape, number)
         yield batch.slice(0, stop - number * shape.piece)
 
@@ -122,11 +123,11 @@ def reference(shape: Large, events: int, every: int) -> tuple[list[Mark], Answer
     state: Any = np.full(shape.keys, -1, np.int16 if shape.values < 2**15 else np.int64)
     marks = Marks(every)
     for start in range(0, events, every):
-        chunk = [_numbers(shape, number) for number in _numbered(shape, start, min(start + every, events))]
+        chunk = [_numbers(shape, number) for number in _covering(shape, start, min(start + every, events))]
         key, val, gone = (np.concatenate(parts)[: events - start] for parts in zip(*chunk, strict=True))
         val = np.where(gone, -1, val)
         time = (start + np.arange(len(key))) // shape.per_time
-        marks.add([_judged(state, key, val, time)], len(key))
+        marks.add([updates(state, key, val, time)], len(key))
     if events % every:
         marks.seen.append(marks.mark)
     live = np.flatnonzero(state >= 0)
@@ -136,12 +137,12 @@ def reference(shape: Large, events: int, every: int) -> tuple[list[Mark], Answer
     return marks.seen, Answer(one_epoch.mark.updates, one_epoch.mark.checksum)
 
 
-def _numbered(shape: Large, start: int, stop: int) -> range:
+def _covering(shape: Large, start: int, stop: int) -> range:
     return range(start // shape.piece, -(-stop // shape.piece))
 
 
-def _judged(state: Any, key: Any, val: Any, time: Any) -> pa.Table:
-    """The updates of some upserts in order of arrival; ``state`` is brought up to date."""
+def updates(state: Any, key: Any, val: Any, time: Any) -> pa.Table:
+    """The updates of some upserts in order of arrival, -1 deletes; ``state`` (val[key]) is brought up to date."""
     order = np.argsort(key, kind="stable")
     key, val, time = key[order], val[order], time[order]
     same = key[1:] == key[:-1]
@@ -154,6 +155,15 @@ def _judged(state: Any, key: Any, val: Any, time: Any) -> pa.Table:
     out, into = (old >= 0) & (old != val), (val >= 0) & (old != val)
     retracted = _table(key[out], old[out], time[out], -1)
     return pa.concat_tables([retracted, _table(key[into], val[into], time[into], 1)])
+
+
+def wide_updates(shape: wide.Wide) -> pa.Table:
+    """The updates that wide rows must give, found from versions alone, without comparing a column.  O(n log n)."""
+    found = updates(np.full(shape.keys, -1), *wide.events(shape))
+    table = wide.rows(found["key"].to_numpy(), found["val"].to_numpy())
+    for name in ("_time", "_diff"):
+        table = table.append_column(name, found[name])
+    return table
 
 
 def _table(key: Any, val: Any, time: Any, diff: int) -> pa.Table:
