@@ -43,8 +43,8 @@ class Durable(Bench):
     columns = (
         "keys {keys:,} | epochs {epochs:,} | step ms {step_ms:.1f} | commit ms, mean {commit_ms:.1f} | "
         "median {commit_median_ms:.1f} | longest {commit_longest_ms:.1f} | CPU ms {commit_cpu_ms:.1f} | "
-        "written MB {bytes_per_commit!M:.2f} | bare ms {bare_ms:.1f} | files {files:,} | reopen s {reopen_seconds:.2f} | "
-        "CPU s {reopen_cpu_seconds:.2f} | first step ms {first_step_ms:.1f}"
+        "written MB {bytes_per_commit!M:.2f} | bare ms {bare_ms:.1f} | files {files:,} | "
+        "reopen s {reopen_seconds:.2f} | CPU s {reopen_cpu_seconds:.2f} | first step ms {first_step_ms:.1f}"
     )
 
     def jobs(self) -> list[Job]:

@@ -43,9 +43,9 @@ class Growth(Bench):
     about = f"Growth: updates of existing keys in steps of {STEP:,}."
     quick = ({"keys": "10000,100000"}, {})
     columns = (
-        "keys {keys:,} | budget {budget} | events {events:,} | ns an event {ns_per_event:.0f} | longest step ms {longest_ms:.1f} | "
-        "write ampl. {write_amplification:.2f} | batches {batches:,} | resident MB {bytes_resident!M:,.1f} | "
-        "mapped MB {bytes_mapped!M:,.1f} | owed {effort_owed:,}"
+        "keys {keys:,} | budget {budget} | events {events:,} | ns an event {ns_per_event:.0f} | "
+        "longest step ms {longest_ms:.1f} | write ampl. {write_amplification:.2f} | batches {batches:,} | "
+        "resident MB {bytes_resident!M:,.1f} | mapped MB {bytes_mapped!M:,.1f} | owed {effort_owed:,}"
     )
 
     def jobs(self) -> list[Job]:
@@ -53,7 +53,7 @@ class Growth(Bench):
         return [Job({"keys": keys, "budget": budget}) for keys, budget in budgets]
 
     def measure(self, keys: int, budget: str | None, least: int = LEAST) -> dict[str, Any]:
-        """Load ``keys`` keys, take as many events or ``least`` (at most 100 a key); AssertionError for missing updates."""
+        """Load the keys, take as many events or ``least`` (at most 100 a key); AssertionError for missing updates."""
         events = -(-max(keys, min(least, 100 * keys)) // STEP) * STEP
         ours.warm()
         rng = np.random.default_rng(keys)

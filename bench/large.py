@@ -211,7 +211,6 @@ class LargeState(Bench):
         if row["failed"] is None:
             row["m_events"] = row["events"] / 1e6
             row["write_amplification"] = row["stats"].get("write_amplification")
-            row["budget"] = budget(row["memory"])
             row["m_per_s"] = row["events"] / row["seconds"] / 1e6
             row["late_m_per_s"] = row["late_events"] / row["late_seconds"] / 1e6
             row["private_over_idle"] = row["peak"][0] - row["idle"][0]
@@ -221,8 +220,8 @@ class LargeState(Bench):
     def tables(self, result: Row) -> Iterator[tuple[str, Sequence[Row]]]:
         """A table a workload and step."""
         done = [row for row in result["results"] if row["failed"] is None]
-        for (workload, steps, memory), rows in report.grouped(done, "workload", "steps", "memory"):
-            yield f"{workload} {steps}, {memory}", rows
+        for (workload, steps, size), rows in report.grouped(done, "workload", "steps", "memory"):
+            yield f"{workload} {steps}, {size}", rows
 
     def notes(self, result: Row) -> list[str]:
         """Who failed, and why."""
@@ -240,7 +239,7 @@ class LargeState(Bench):
                     if row["contender"] == peer and all(row[name] == mine[name] for name in asked):
                         rates = mine["late_m_per_s"], peer, row["late_m_per_s"]
                         yield at_least(title, *rates, times, digits=(2, 3))
-            over, most = mine["private_over_idle"], OVER_BUDGET * mine["budget"]
+            over, most = mine["private_over_idle"], OVER_BUDGET * budget(mine["memory"])
             said = f"{over / 1e6:.0f} MB; mapped {mine['mapped_over_idle'] / 1e6:,.0f}"
             line = f"{title}, private memory, {mine['contender']}, {mine['events'] / 1e6:g} M"
             yield within(line, said, f"{most / 1e6:.0f} MB", over <= most)

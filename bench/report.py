@@ -5,7 +5,7 @@ computed from it alone; so a figure in a table can be traced, and a stored resul
 current file a bench, ``results/<bench>.json`` with the ``.md`` and ``.png`` beside it; git keeps the older ones.
 Limits: nothing here measures.
 
->>> print(table("keys {keys:,} | MB {bytes!M:.1f} | s {s!m:.0f}", [{"keys": 10_000, "bytes": 2_500_000, "s": [1, 5, 2]}]))
+>>> print(table("keys {keys:,} | MB {bytes!M:.1f} | s {s!m}", [{"keys": 10_000, "bytes": 2_500_000, "s": [1, 2, 9]}]))
 | keys | MB | s |
 | --- | ---: | ---: |
 | 10,000 | 2.5 | 2 |

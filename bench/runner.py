@@ -11,7 +11,7 @@ Limits: one child at a time.
 A bench is a `Bench`: its jobs are data, of which ``--only`` chooses and in which ``--set`` changes fields, so that
 every bench has the same options; it says how a sample is taken and checked, and has columns and bars.
 
->>> [job.what["n"] for job in turns([Job({"n": n}) for n in range(4)], 1, 2)]
+>>> [job.what["n"] for job in turns([Job({"n": n}, rounds=2) for n in range(4)], 1, 2)]
 [2, 3, 0, 1]
 >>> environment(2)["POLARS_MAX_THREADS"], environment(2)["OMP_NUM_THREADS"]
 ('2', '2')

@@ -91,7 +91,7 @@ class Semantics(Bench):
         return {**row, "base": line.base, "what": line.what, "cpu_m_per_s": row["rows"] / cpu / 1e6}
 
     def compared(self, rows: list[Row]) -> list[Row]:
-        """``over_base``: of ours to the base's of the same run, of a peer's to ours on the same line; and of CPU time."""
+        """``over_base``: our rate over the base's of this run, a peer's over ours on its line; and of CPU time."""
         mine = {row["line"]: row for row in rows if row["contender"] == "ddflow"}
         for row in rows:
             base = mine.get(row["base"] if row["contender"] == "ddflow" else row["line"])

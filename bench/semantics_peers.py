@@ -88,7 +88,10 @@ class Polars(Peer):
 
         column, both = pl.col(*CELLS), [(pl.col(cell), pl.col(f"{cell}_right")) for cell in NAMES[1:]]
         among, over = {
-            "full": (column.last(), lambda held, given: pl.when(pl.col("at_right").is_null()).then(held).otherwise(given)),
+            "full": (
+                column.last(),
+                lambda held, given: pl.when(pl.col("at_right").is_null()).then(held).otherwise(given),
+            ),
             "overwrite": (column.drop_nulls().last(), lambda held, given: pl.coalesce(given, held)),
             "ignore": (column.drop_nulls().first(), lambda held, given: pl.coalesce(held, given)),
             "max": (column.max(), pl.max_horizontal),
@@ -127,7 +130,10 @@ def _added(held: Any, given: Any) -> list[Any]:
 FOLDS: dict[str, Callable[[Any, Any], Any]] = {
     "full": lambda held, given: given,
     "overwrite": lambda held, given: [o if n is None else n for o, n in zip(held, given, strict=True)],
-    "ignore": lambda held, given: [given[0], *(n if o is None else o for o, n in zip(held[1:], given[1:], strict=True))],
+    "ignore": lambda held, given: [
+        given[0],
+        *(n if o is None else o for o, n in zip(held[1:], given[1:], strict=True)),
+    ],
     "max": lambda held, given: [
         o if n is None or (o is not None and o > n) else n for o, n in zip(held, given, strict=True)
     ],
