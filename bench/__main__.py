@@ -11,7 +11,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import bars
 import report
 import runner
 from rich.console import Console
@@ -33,13 +32,13 @@ NAMES = [
 
 def show_bars(names: Sequence[str]) -> int:
     """Print the bars of result files, or of all that are stored; 1 when one is not reached."""
-    out, every = Console(width=max(Console().width, 150)), list[bars.Bar]()
+    out, every = Console(width=max(Console().width, 150)), list[report.Bar]()
     for path in [Path(name) for name in names] or sorted(report.RESULTS.glob("*.json")):
         result = json.loads(path.read_text())
         about = result["machine"]
         out.print(f"{path.name}: {about['cpu']}, commit {about['commit']}, {about['date']}", style="dim")
         every += runner.load(result["bench"]).bars(result)
-    bars.show(out, every)
+    report.print_bars(out, every)
     return 0 if all(bar.met for bar in every) else 1
 
 

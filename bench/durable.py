@@ -25,8 +25,7 @@ import numpy as np
 import ours
 import pyarrow as pa
 import pyarrow.compute as pc
-from bars import Bar, within
-from report import Row
+from report import Bar, Row, within
 from runner import Bench, Job
 
 SIZES = (10**5, 10**6, 10**7)

@@ -18,8 +18,7 @@ from typing import Any
 import memory
 import ours
 import workloads
-from bars import Bar, within
-from report import Row
+from report import Bar, Row, within
 from runner import Bench, Job
 
 BYTES_PER_KEY = 100

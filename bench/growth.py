@@ -26,8 +26,7 @@ import ours
 import pieces
 import pyarrow as pa
 import report
-from bars import Bar, within
-from report import Row
+from report import Bar, Row, within
 from runner import Bench, Job
 
 SIZES = (10**4, 10**5, 10**6, 10**7)

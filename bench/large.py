@@ -23,16 +23,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
-from typing import Any, Protocol
+from typing import Any
 
 import memory
 import ours
 import pyarrow as pa
 import report
-from bars import Bar, at_least, within
 from peers_large import Duck, Rocks
 from pieces import KNOWN, LARGE, Large, Marks, pieces, reference, schema
-from report import Row
+from report import Bar, Row, at_least, within
 from runner import Bench, Job
 
 PREFIX = {"w1l": 20_000_000, "w3l": 10_000_000}  # upserts that everybody takes; other workloads are taken whole
@@ -59,19 +58,6 @@ class Feed:
             if batch is None:
                 return
             yield batch
-
-
-class Contender(Protocol):
-    """A contender, opened in a folder."""
-
-    def take(self, events: Feed, frontier: int | None) -> pa.Table:
-        """The updates of a step; ``frontier``: no time below it comes any more, None when none comes at all."""
-
-    def stats(self) -> dict[str, Any]:
-        """Figures of its own."""
-
-    def close(self) -> None:
-        """Close it."""
 
 
 class Ours:
@@ -121,7 +107,9 @@ class Theirs:
         self._peer.close()
 
 
-CONTENDERS: dict[str, Callable[..., Contender]] = {
+# By name, how one is opened; `take` gives the updates of a step, up to a frontier below which no time comes any more
+# (None: none comes at all), `stats` its own figures.
+CONTENDERS: dict[str, Callable[..., Any]] = {
     "ddflow": Ours,
     "ddflow-epoch": lambda *where: Ours(*where, epoch=True),
     "rocksdict": lambda *where: Theirs(Rocks, *where),
@@ -265,7 +253,7 @@ def _warm(workload: str, contender: str, memory: str) -> None:
         state.close()
 
 
-def _measured(shape: Large, state: Contender, step: int, events: int, folder: str) -> dict[str, Any]:
+def _measured(shape: Large, state: Any, step: int, events: int, folder: str) -> dict[str, Any]:
     """Take every step; seconds, bytes, and for each mark what the updates came to so far."""
     marks, pace = Marks(_every(shape)), [[0.0, 0.0]]
     seconds = late = cpu = 0.0

@@ -22,8 +22,7 @@ import numpy as np
 import ours
 import pyarrow as pa
 import workloads
-from bars import Bar, within
-from report import Row
+from report import Bar, Row, within
 from runner import Bench, Job
 
 KEYS, PER_TIME = 1_000_000, 1_000

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import wide
 from workloads import Answer, checksum, columns
 
 CHECKED = 65_536  # rows of updates looked at together, so that checking takes no memory to speak of
@@ -155,15 +154,6 @@ def updates(state: Any, key: Any, val: Any, time: Any) -> pa.Table:
     out, into = (old >= 0) & (old != val), (val >= 0) & (old != val)
     retracted = _table(key[out], old[out], time[out], -1)
     return pa.concat_tables([retracted, _table(key[into], val[into], time[into], 1)])
-
-
-def wide_updates(shape: wide.Wide) -> pa.Table:
-    """The updates that wide rows must give, found from versions alone, without comparing a column.  O(n log n)."""
-    found = updates(np.full(shape.keys, -1), *wide.events(shape))
-    table = wide.rows(found["key"].to_numpy(), found["val"].to_numpy())
-    for name in ("_time", "_diff"):
-        table = table.append_column(name, found[name])
-    return table
 
 
 def _table(key: Any, val: Any, time: Any, diff: int) -> pa.Table:

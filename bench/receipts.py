@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 import ours
 import pyarrow as pa
-from bars import Bar, within
-from report import Row
+from report import Bar, Row, within
 from runner import Bench, Job
 
 SIZES = (10, 100, 1000)

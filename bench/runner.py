@@ -32,8 +32,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import machine
 import report
-from bars import Bar
-from report import Row
+from report import Bar, Row
 from rich.console import Console
 from rich.markup import escape
 

@@ -22,8 +22,7 @@ import ours
 import pyarrow as pa
 import semantics_ours
 import semantics_peers
-from bars import Bar, at_least, within
-from report import Row
+from report import Bar, Row, at_least, within
 from runner import Bench, Job
 from semantics_work import LINES, Size, expected, loaded, tables
 

@@ -30,8 +30,7 @@ import memory
 import ours
 import report
 import spark_files
-from bars import Bar, at_least, within
-from report import Row
+from report import Bar, Row, at_least, within
 from runner import Bench, Job
 from spark_files import KEYS, Task
 

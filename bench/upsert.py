@@ -23,9 +23,8 @@ import ours
 import pyarrow as pa
 import report
 import workloads
-from bars import Bar, at_least
 from contenders import CONTENDERS
-from report import Row
+from report import Bar, Row, at_least
 from runner import Bench, Job
 
 WARM_ROWS = 50_000

@@ -2,7 +2,7 @@
 
 Invariant: a row is a pure function of its key and its *version*, the number of changes its key has seen, and a change
 touches exactly one of the 19 columns after the key, in turn. So the events need no state to be made, and the updates
-they must give follow from versions alone (``pieces.wide_updates``), without comparing a single column.
+they must give follow from versions alone, without comparing a single column.
 
 The first events bring every key once, in random order, at version 0.  Each event after them takes a key at random and,
 as often as not, changes it; else it repeats the row as it is, as feeds do.  There are no deletes.
