@@ -77,4 +77,4 @@ def check_verdicts(engine: dd.Engine, events: int) -> None:
     """AssertionError unless every one of the events has its verdict."""
     judged, pending = engine.verdicts.total, engine.verdicts.pending
     if judged != events or pending:
-        raise AssertionError(f"{events} events in, {judged} judged and {pending} pending: verdicts are lost")
+        raise AssertionError(f"{events} events in, {judged} with a verdict and {pending} pending: verdicts are lost")

@@ -158,27 +158,22 @@ def turns(jobs: Sequence[Job], number: int, rounds: int) -> Iterator[Job]:
 
 
 def run(bench: Bench, jobs: Sequence[Job], progress: Console) -> tuple[list[Row], list[str]]:
-    """Measure all rounds of all jobs; returns the rows and what failed."""
+    """Measure all rounds of all jobs; returns the rows and what failed.  ChildFailed when `expected` fails."""
     samples: dict[str, list[dict[str, Any]]] = {str(job): [] for job in jobs}
     known, failures, rounds = dict[str, Any](), list[str](), max(job.rounds for job in jobs)
     for number in range(rounds):
         for job in turns(jobs, number, rounds):
             with progress.status(f"round {number + 1} of {rounds}: {job}"):
-                problem = None
+                question = bench.question(job)
+                key = json.dumps(question)
+                if key not in known:
+                    known[key] = None if question is None else ask(bench, "expected", question)
                 try:
-                    expected, question = None, bench.question(job)
-                    if question is not None:
-                        key = json.dumps(question)
-                        if key not in known:
-                            known[key] = ask(bench, "expected", question)
-                        expected = known[key]
                     sample = ask(bench, "measure", job.what, job.threads, job.timeout)
-                    problem = bench.wrong(job, sample, expected)
+                    problem = bench.wrong(job, sample, known[key])
                 except ChildFailed as failed:
-                    sample, problem = (
-                        {"failed": str(failed)[-300:]},
-                        None if job.may_fail else f"did not finish: {failed}",
-                    )
+                    sample = {"failed": str(failed)[-300:]}
+                    problem = None if job.may_fail else f"did not finish: {failed}"
             if problem is not None:
                 failures.append(f"{job}: {problem}")
             if "failed" not in sample or job.may_fail:
@@ -253,7 +248,11 @@ def main(bench: Bench, arguments: Sequence[str]) -> int:
         progress.print(f"[yellow]the machine is busy (load {about['load_at_start']}); trust ratios, not seconds")
     before = machine.calibration()
     ask(load("startup"), "compile_kernels", {})  # by a process that measures nothing: compilers leave memory behind
-    rows, failures = run(bench, jobs, progress)
+    try:
+        rows, failures = run(bench, jobs, progress)
+    except ChildFailed as failed:
+        progress.print(f"the known answer was not found: {failed}", style="bold red", markup=False, soft_wrap=True)
+        return 1
     result = {"bench": bench.name, "machine": about, "results": bench.compared(rows)}
     about["calibration"] = [before, machine.calibration()]
     if options.json:

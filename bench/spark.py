@@ -319,9 +319,8 @@ def _run(frame: Any, folder: str, query: str) -> dict[str, int]:
 def _figures(query: Any, rows: int) -> dict[str, int]:
     """The medians of what a query's epochs took, once it has ended; AssertionError where a row has no verdict."""
     epochs = query.ddflow.stats()
-    judged, came = (
-        sum(sum(each.values()) for each in some) for some in zip(*((e.counts, e.rows) for e in epochs), strict=True)
-    )
+    judged = sum(sum(epoch.counts.values()) for epoch in epochs)
+    came = sum(sum(epoch.rows.values()) for epoch in epochs)
     if judged != came and came == rows:  # else it does not keep all epochs any more
         raise AssertionError(f"{rows} rows came, {judged} have a verdict")
     names = {name for epoch in epochs for name in epoch.figures}

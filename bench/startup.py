@@ -30,8 +30,8 @@ with flow.open() as engine:
 COMPILE = "from ddflow.tools.warmup import warm; warm(None)"
 PROGRAMS = {
     "import ddflow": "import ddflow",
-    "the first answer: import, open, push, advance": FIRST_ANSWER,
-    "every kernel compiled into an empty cache": COMPILE,
+    "first answer": FIRST_ANSWER,
+    "cold compilation": COMPILE,
 }
 
 
@@ -47,7 +47,7 @@ class Startup(Bench):
     """The jobs: a program each, warm ones in several rounds, the cold compilation in one."""
 
     name = "startup"
-    about = "Start-up: seconds before the first update, caches warm but for the compilation."
+    about = "Start-up: import, the first answer (import, open, push, advance), every kernel compiled from nothing."
     sampled = ("seconds",)
     columns = "what {program} | seconds {seconds!m:.3f} | min-max {seconds!l:.3f}-{seconds!g:.3f}"
 

@@ -52,7 +52,7 @@ def test_the_latency_bench_notices_a_row_too_few() -> None:
         latency.check(pa.table({"key": [2], "val": [7]}), [given])
 
 
-def test_the_footprint_is_told_by_both_accounts() -> None:
+def test_the_footprint_is_found_by_both_accounts() -> None:
     found = footprint.BENCH.measure("tiny")
     assert found["keys"] == 1_920
     assert found["bytes_per_key"] == found["bytes_resident"] / 1_920 > 16

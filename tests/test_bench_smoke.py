@@ -86,6 +86,19 @@ def test_an_input_that_is_another_one_is_noticed(monkeypatch: pytest.MonkeyPatch
         runner.load("upsert").expected("tiny")
 
 
+def test_a_run_without_a_known_answer_stores_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ask(bench: Any, method: str, *_: Any) -> Any:
+        if method == "expected":
+            raise runner.ChildFailed("out of memory")
+
+    monkeypatch.setattr(runner, "ask", ask)
+    assert upsert(tmp_path) == 1
+    assert "the known answer was not found: out of memory" in capsys.readouterr().err
+    assert not list(tmp_path.glob("upsert*"))
+
+
 def test_results_of_code_that_is_not_committed_are_printed_and_not_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
