@@ -95,6 +95,7 @@ class Durable:
         self, ledger: Ledger, plan: Mapping[str, Any], change: Change, outputs: Outputs, autocommit: bool
     ) -> None:
         self.ledger, self.plan, self.change, self.outputs, self.autocommit = ledger, plan, change, outputs, autocommit
+        self.fingerprint = fingerprint(plan)
         self.vault = Vault(ledger.store)
         self.calls: list[Call] = []
         """Made since the last commit; their outputs are in files."""
@@ -308,7 +309,7 @@ class Durable:
             manifest,
             epoch=epoch,
             plan=self.plan,
-            fingerprint=fingerprint(self.plan),
+            fingerprint=self.fingerprint,
             frontier=engine.frontier,
             last=engine.last,
             since=engine.since,

@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import pyarrow as pa
@@ -77,7 +77,14 @@ class Replacing:
 
 
 def _whole(
-    engine: Engine, kind: str, name: str, rows: Any, time: int, scope: str | None, order: Any, epoch: int | None
+    engine: Engine,
+    kind: Literal["replace", "restate"],
+    name: str,
+    rows: Any,
+    time: int,
+    scope: str | None,
+    order: Any,
+    epoch: int | None,
 ) -> Step:
     """Either of the two: a step of one source, in which what is absent is deleted."""
     with engine.turns.use(kind):

@@ -28,7 +28,7 @@ from msgspec import Meta
 from msgspec.json import Decoder
 
 from ddflow.errors import CorruptState
-from ddflow.storage.epochs import Output
+from ddflow.storage.epochs import Output, check_files
 from ddflow.storage.fields import (
     FileName,
     Hex,
@@ -108,15 +108,21 @@ class Receipt(Strict, frozen=True):
     def from_json(cls, data: bytes, what: str) -> Receipt:
         """The receipt that these bytes are.  ``what``: whose, for messages.  O(bytes).  Raises `CorruptState`."""
         receipt = decoded(_DECODER, data, what, AGAIN)
-        own = f"{receipt.nonce}-"
-        for blob in (*receipt.added, *(blob for output in receipt.outputs.values() for blob in output.blobs)):
-            if not (receipt.nonce and blob.name.startswith(own)):
-                found = f"it names the file {blob.name}, which {receipt.nonce or 'nobody'} did not write"
-                raise CorruptState(what, found, AGAIN)
-        if receipt.nonce and not receipt.inventory.name.startswith(own):
-            found = f"its inventory {receipt.inventory.name} is not of its writer {receipt.nonce}"
-            raise CorruptState(what, found, AGAIN)
+        try:
+            check_files(receipt.outputs)
+            receipt._look()
+        except ValueError as error:
+            raise CorruptState(what, str(error), AGAIN) from None
         return receipt
+
+    def _look(self) -> None:
+        """Raise `ValueError` unless all files that are new are its writer's own."""
+        own = f"{self.nonce}-"
+        for blob in (*self.added, *(blob for output in self.outputs.values() for blob in output.blobs)):
+            if not (self.nonce and blob.name.startswith(own)):
+                raise ValueError(f"it names the file {blob.name}, which {self.nonce or 'nobody'} did not write")
+        if self.nonce and not self.inventory.name.startswith(own):
+            raise ValueError(f"its inventory {self.inventory.name} is not of its writer {self.nonce}")
 
 
 _DECODER: Final = Decoder(Receipt)

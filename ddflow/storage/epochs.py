@@ -6,6 +6,7 @@ one that feeds the state, and no file is named twice by an output. It does not k
 
 >>> blob = Blob("00ff00ff00ff00ff-1.arrow", 4, bytes(16))
 >>> call = Call("step", 7, "0" * 32, 8, {"applied": 3}, {"rows": Output((blob,), 3)}, {"step": 1200})
+>>> from ddflow.storage.fields import Decoder, decoded, encoded
 >>> decoded(Decoder(Epoch), encoded(Epoch(1, (call,), batch=0)), "m") == Epoch(1, (call,), 0)
 True
 """
@@ -15,13 +16,10 @@ from __future__ import annotations
 from typing import Annotated, Final, Literal
 
 from msgspec import Meta
-from msgspec.json import Decoder
 
 from ddflow.errors import CorruptState
-from ddflow.storage.fields import Hex, Instant, Natural, Strict, decoded, encoded
+from ddflow.storage.fields import Hex, Instant, Natural, Strict
 from ddflow.storage.protocol import Blob
-
-__all__ = ["QUERY", "REMEDY", "Call", "Decoder", "Epoch", "Feed", "Kind", "Output", "damaged", "decoded", "encoded"]
 
 Kind = Literal["step", "push", "advance_to", "replace", "restate"]
 REMEDY: Final = "go back with ddflow rollback, restore it from a copy, or replay the log into a new state"
@@ -34,10 +32,6 @@ class Output(Strict, frozen=True):
 
     blobs: Annotated[tuple[Blob, ...], Meta(min_length=1)]
     rows: Natural
-
-    def __post_init__(self) -> None:
-        if len(self.blobs) > 1 and len({blob.name for blob in self.blobs}) < len(self.blobs):
-            raise ValueError(f"two of its {len(self.blobs)} files are the same")
 
 
 class Call(Strict, frozen=True):
@@ -70,6 +64,13 @@ class Feed(Strict, frozen=True):
 
     query: Annotated[str, Meta(max_length=QUERY)]
     batch: Natural
+
+
+def check_files(outputs: dict[str, Output]) -> None:
+    """Raise `ValueError` where an output names a file twice.  O(files)."""
+    for output in outputs.values():
+        if len(output.blobs) > 1 and len({blob.name for blob in output.blobs}) < len(output.blobs):
+            raise ValueError(f"two of the {len(output.blobs)} files of an output are the same")
 
 
 def damaged(what: str, found: str) -> CorruptState:

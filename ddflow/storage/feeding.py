@@ -9,6 +9,7 @@ are forgotten, and only how many calls of each kind they were is kept.  It does 
 ...     fed = fed.after(epoch, way)
 >>> print(fed)
 events (epochs 1 to 2), full contents (epoch 3), full contents of the scope "region = 'EU'" (epoch 4)
+>>> from ddflow.storage.fields import Decoder, decoded, encoded
 >>> decoded(Decoder(Fed), encoded(fed), "m") == fed, fed.plain, Fed().after(1, EVENTS).plain
 (True, False, True)
 >>> print(fed.blind())
@@ -21,25 +22,9 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Final, Literal, NamedTuple
 
 from msgspec import Meta
-from msgspec.json import Decoder
 from msgspec.structs import replace
 
-from ddflow.storage.fields import Instant, Natural, Positive, Strict, decoded, encoded
-
-__all__ = [
-    "EVENTS",
-    "FULL",
-    "RESTATED",
-    "ROOM",
-    "Decoder",
-    "Fed",
-    "FedCalls",
-    "Way",
-    "Word",
-    "decoded",
-    "encoded",
-    "fed_by",
-]
+from ddflow.storage.fields import Instant, Natural, Positive, Strict
 
 EVENTS_KIND: Final = "events"
 FULL: Final = "full"
@@ -102,9 +87,11 @@ class Fed(Strict, frozen=True):
     full: Natural = 0
     restated: Natural = 0
 
-    def __post_init__(self) -> None:
-        if (self.until == 0) != (self.forgotten == 0):
-            raise ValueError(f"it has forgotten {self.forgotten:,} calls up to epoch {self.until}")
+    def check(self, epoch: int) -> None:
+        """Raise `ValueError` unless calls up to an epoch can have made it.  O(runs)."""
+        gone = self.events + self.full + self.restated
+        if (self.until == 0) != (gone == 0):
+            raise ValueError(f"it has forgotten {gone:,} calls up to epoch {self.until}")
         last, before, size = self.until, None, 0
         for number, run in enumerate(self.runs):
             first, to, calls, way = run
@@ -112,6 +99,8 @@ class Fed(Strict, frozen=True):
             if odd or way == before or not last <= first <= to or calls < (1 if first == to else 2):
                 raise ValueError(f"runs[{number}] is no run of calls that follows the one before")
             last, before, size = to, way, size + run.size
+        if last > epoch:
+            raise ValueError(f"it tells of calls up to epoch {last}, and the last one is {epoch}")
         if size > ROOM:
             raise ValueError(f"its runs take {size:,} characters, of which there may be {ROOM:,}")
 

@@ -26,7 +26,6 @@ ddflow.errors.CorruptState: manifest 0 of memory: its body has 341 bytes, its he
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Annotated, Any, Final
 
 import xxhash
@@ -35,7 +34,7 @@ from msgspec.json import Decoder
 
 from ddflow.aside import aside
 from ddflow.errors import CorruptState, StateRefused, cut
-from ddflow.storage.epochs import REMEDY, Call, Epoch, Feed, Output, damaged
+from ddflow.storage.epochs import REMEDY, Call, Epoch, Feed, Output, check_files, damaged
 from ddflow.storage.feeding import Fed
 from ddflow.storage.fields import REFUSALS, Hex, HexOrNone, Instant, Natural, Nonce, Path, Strict, Word, encoded
 from ddflow.storage.protocol import GREATEST, MANIFEST, Blob, Store
@@ -108,12 +107,14 @@ class Manifest(Strict, frozen=True, kw_only=True):
     feed: Feed | None
     fed: dict[str, Fed]
 
-    def outputs(self) -> Iterator[Blob]:
+    def outputs(self) -> list[Blob]:
         """The files of all outputs of all receipts, in order."""
+        out: list[Blob] = []
         for receipt in self.receipts:
             for call in receipt.calls:
                 for output in call.outputs.values():
-                    yield from output.blobs
+                    out += output.blobs
+        return out
 
     def encode(self) -> bytes:
         """Header and body.  O(bytes).  Raises `StateRefused` for what `decode` would refuse, or read as another."""
@@ -231,9 +232,11 @@ def _read(body: bytes) -> Manifest:
         if not last < receipt.epoch <= manifest.epoch:
             raise ValueError(f"the epochs of its {len(manifest.receipts)} receipts do not ascend to {manifest.epoch}")
         last = receipt.epoch
-    for name, fed in manifest.fed.items():
-        if max(fed.until, fed.runs[-1].last if fed.runs else 0) > manifest.epoch:
-            raise ValueError(f"it says of {cut(repr(name))} how it was fed after epoch {manifest.epoch}")
+        for call in receipt.calls:
+            if call.outputs:
+                check_files(call.outputs)
+    for fed in manifest.fed.values():
+        fed.check(manifest.epoch)
     partitions = manifest.partitions
     if len({blob.name for blob in partitions}) < len(partitions):
         raise ValueError("two of its partitions are the same file")

@@ -60,7 +60,7 @@ class Layout(Strict, frozen=True):
     def __post_init__(self) -> None:
         own = self.own
         if (
-            own != tuple(name for name in KINDS if name in own)
+            own != tuple([name for name in KINDS if name in own])
             or "high" not in own
             or ("time" in own) == (self.time is not None)
             or ("live" in own) == (self.live is not None)

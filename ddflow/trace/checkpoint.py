@@ -13,6 +13,7 @@ it.
 >>> arranged.slots.lasting, zero = True, np.array([0])
 >>> batch = Batch.of([5], [3], [True], pa.table({"k": [1]}))
 >>> arranged.apply([Change(batch, np.array([5], np.uint64), zero, zero, 0, born=1, buried=0)], upper=4, since=3)
+>>> from ddflow.storage.fields import encoded
 >>> record = Record.parse(encoded(take(arranged, vault)), "an example")
 >>> again = Arrangement(schema, wide=False, words=0)
 >>> restore(again, record, vault, indexed=True, made=lambda rows: (NONE, NONE, NONE))  # nothing is compressed
@@ -38,19 +39,17 @@ from ddflow.errors import CorruptState, cut
 from ddflow.kernels.check import first_wrong
 from ddflow.kernels.gather import SLOTS
 from ddflow.storage.batch_store import Deposit, Kept, Vault
-from ddflow.storage.fields import MEND, Instant, Natural, Positive, Strict, Word, encoded
+from ddflow.storage.fields import MEND, Instant, Natural, Positive, Strict, Word
 from ddflow.storage.protocol import Blob
 from ddflow.storage.record import Record
 from ddflow.storage.stored import Filed, Filing
 from ddflow.time import Description
-from ddflow.trace.arrangement import Arrangement, Change
+from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch
 from ddflow.trace.batch_file import Layout, Made, filed, unfiled, whole
 from ddflow.trace.merge import Merge
 from ddflow.trace.run import Part, Run, Slots
 from ddflow.trace.spill import WORDS, Files, Sieve, sifted, spilled
-
-__all__ = ["ArrangementRecord", "Batch", "BatchRecord", "Change", "encoded", "restore", "take"]
 
 CHUNK = 1 << 16
 """Versions that go into the index together."""
@@ -132,10 +131,17 @@ def take(arranged: Arrangement, vault: Vault) -> ArrangementRecord:
     for slot, batch in enumerate(slots.held):
         if batch is not None:
             numbers[slot] = len(batches)
-            batches.append(_batch(slots, slot, batch, vault, shapes))
+            file = batch.mapped or slots.files.get(slot)
+            record = None if file is None else file.record
+            if file is None or record is None or shapes[record.shape : record.shape + 1] != [file.names]:
+                record = _batch(slots, slot, batch, vault, shapes)
+            batches.append(record)
 
     def run(run: Run) -> RunRecord:
-        return RunRecord(*run.description, [(numbers[slot], begin, end) for slot, begin, end in run.parts])
+        parts = []
+        for slot, begin, end in run.parts:
+            parts.append((numbers[slot], begin, end))
+        return RunRecord(*run.description, parts)
 
     items = list[RunRecord | MergeRecord]()
     for item in (*arranged.beneath.items, *arranged.spine.items):

@@ -12,6 +12,7 @@ by where it begins; runs that are merged are written anew, each event once a siz
 >>> batcher.add(Sealed(rows, times, times, np.array([0, 1])))
 >>> batcher.seal(4).events.to_pylist()
 [{'k': 'early'}]
+>>> from ddflow.storage.fields import encoded
 >>> record = Record.parse(encoded({"runs": take(batcher, vault)}), "an example")
 >>> again = restore(record, rows.schema, vault, spilled=False)
 >>> again.seal(6).events.to_pylist()
@@ -26,12 +27,10 @@ from ddflow.dataflow.batcher.batcher import Batcher
 from ddflow.dataflow.batcher.run import Run, filed, unfiled
 from ddflow.errors import CorruptState, cut
 from ddflow.storage.batch_store import Deposit, Vault
-from ddflow.storage.fields import MEND, Natural, Positive, Strict, encoded
+from ddflow.storage.fields import MEND, Natural, Positive, Strict
 from ddflow.storage.protocol import Blob
 from ddflow.storage.record import Record
 from ddflow.storage.stored import Filing
-
-__all__ = ["PendingRecord", "encoded", "restore", "take"]
 
 
 class PendingRecord(Strict, frozen=True):
