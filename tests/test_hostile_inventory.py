@@ -7,7 +7,6 @@ so that a signal is told with its seed.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import json
 import os
 import random
@@ -20,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from chance import seeded
+from msgspec.structs import replace
 
 import ddflow as dd
 from ddflow.errors import DdflowError
@@ -115,7 +115,7 @@ def attack(kind: str, folder: Path, seeds: range) -> None:
         memory = MemoryStore()
         memory.shelf.blobs = dict(shelf.blobs)
         blob: Blob = memory.put("json", lambda sink, data=data: sink.write(data))
-        assert memory.publish(0, dataclasses.replace(manifest, number=0, partitions=(blob,)).encode())
+        assert memory.publish(0, replace(manifest, number=0, partitions=(blob,)).encode())
         memory.mark(0)
         try:
             with dd.Snapshot.open(memory) as snapshot:

@@ -251,13 +251,12 @@ def _read(body: bytes) -> Manifest:
 
 def _too_deep(plan: dict[str, Any]) -> bool:
     level: list[Any] = [plan]
-    for _ in range(DEPTH + 1):
+    for _ in range(DEPTH):
         below: list[Any] = []
         for each in level:
-            if isinstance(each, dict):
-                below.extend(each.values())
-            elif isinstance(each, list):
-                below.extend(each)
+            for child in each.values() if isinstance(each, dict) else each:
+                if isinstance(child, dict | list):
+                    below.append(child)
         if not below:
             return False
         level = below

@@ -8,6 +8,7 @@ budget; then all runs go beneath, where they are searched. Whatever comes from a
 it.
 
 >>> from ddflow.storage.memory import MemoryStore
+>>> from ddflow.trace.arrangement import Change
 >>> vault, schema = Vault(MemoryStore()), pa.schema({"k": pa.int64()})
 >>> arranged = Arrangement(schema, wide=False, words=0)
 >>> arranged.slots.lasting, zero = True, np.array([0])
