@@ -36,7 +36,7 @@ import pyarrow.parquet as pq
 import xxhash
 from msgspec.json import Decoder
 
-from ddflow.errors import SpecError, StateRefused
+from ddflow.errors import SpecError, StateRefused, cut
 from ddflow.storage import address
 from ddflow.storage.disk import Disk
 from ddflow.storage.fields import Hex, Path, Strict, decoded, encoded
@@ -121,13 +121,18 @@ class OutputFolder:
         """Take the folder for a state's, and make what is missing of it, durably.  O(names).
 
         ``at``: where the state is.  Of several states that do so at the same time one gets it.  Raises as `look` does,
-        `StorageFull`.
+        `StateRefused` for a name that is no UTF-8, `StorageFull`.
         """
+        wanted = {name: of(name) for name in sorted(names)}
+        try:
+            encoded([self.path, at, wanted])
+        except UnicodeEncodeError as error:
+            found = f"the name of a folder or an output is no UTF-8 ({error.reason}): {error.object!r}"
+            raise self.site.refused(cut(found), "give it another name") from None
         self.look(state)
         with self.site.guarded("make it", opening=True):
             self.site.make()
             self.site.look(self.path)
-            wanted = {name: of(name) for name in sorted(names)}
             found = self.mark() or self._first(Mark(state, at, wanted))
             self._must_be_of(state, found)
             for name in wanted:
