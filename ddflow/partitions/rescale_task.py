@@ -58,8 +58,9 @@ from ddflow.time import CLOSED, NEVER, Description
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch, same
 from ddflow.trace.batch_file import Made, filed, unfiled
-from ddflow.trace.checkpoint import ArrangementRecord, Written, restore, take
+from ddflow.trace.checkpoint import Written, restore, take
 from ddflow.trace.merge import Picked, by_sorting, useless
+from ddflow.trace.records import ArrangementRecord
 from ddflow.trace.run import Part, Run
 
 CHUNK: Final = 1 << 20

@@ -127,8 +127,8 @@ class OutputFolder:
         try:
             encoded([self.path, at, wanted])
         except UnicodeEncodeError as error:
-            found = f"the name of a folder or an output is no UTF-8 ({error.reason}): {error.object!r}"
-            raise self.site.refused(cut(found), "give it another name") from None
+            odd = f"the name of a folder or an output is no UTF-8 ({error.reason}): {error.object!r}"
+            raise self.site.refused(cut(odd), "give it another name") from None
         self.look(state)
         with self.site.guarded("make it", opening=True):
             self.site.make()

@@ -37,7 +37,7 @@ from ddflow.storage.opening import open_store
 from ddflow.storage.outputs import of
 from ddflow.storage.protocol import Store
 from ddflow.storage.record import Record
-from ddflow.trace.checkpoint import ArrangementRecord, RunRecord
+from ddflow.trace.records import ArrangementRecord, RunRecord
 
 
 def inspect(state: State, *, trust: Literal["owner", "group"] = "owner") -> dict[str, Any]:

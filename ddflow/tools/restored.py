@@ -44,6 +44,7 @@ from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch
 from ddflow.trace.batch_file import Made
 from ddflow.trace.merge import by_sorting
+from ddflow.trace.records import ArrangementRecord, BatchRecord
 from ddflow.trace.spill import WORDS, Sieve
 
 Guard = Callable[[], AbstractContextManager[None]]
@@ -175,7 +176,7 @@ class Examination:
             mine = slice(None) if told else batch.live[begin:end] != 0
             self._within(record, place(batch)[begin:end][mine], "a key")
         by_file = {file.columns.blob.name: arranged.slots[slot] for slot, file in arranged.slots.files.items()}
-        for each in record.to(inventory.ArrangementRecord).batches:
+        for each in record.to(ArrangementRecord).batches:
             with self.guard():
                 self._batch(each, by_file[each.file.name], arranged, rows)
         if self.whole:
@@ -188,7 +189,7 @@ class Examination:
                 )
             arranged._check()
 
-    def _batch(self, record: inventory.BatchRecord, batch: Batch, arranged: Arrangement, rows: Made) -> None:
+    def _batch(self, record: BatchRecord, batch: Batch, arranged: Arrangement, rows: Made) -> None:
         """Whether rows are where their keys belong, and hashed as they are; and the sieve."""
         name, sieve = record.file.name, record.sieve
         if name not in self.seen:

@@ -24,23 +24,22 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from msgspec import Meta, structs
+from msgspec.structs import replace as changed
 
-from ddflow.columns.hashing import NONE, Ints
+from ddflow.columns.hashing import NONE
 from ddflow.columns.rows import Rows
 from ddflow.errors import CorruptState, cut
 from ddflow.kernels.check import first_wrong
 from ddflow.kernels.gather import SLOTS
 from ddflow.storage.batch_store import Deposit, Kept, Vault
-from ddflow.storage.fields import MEND, Instant, Natural, Positive, Strict, Word
+from ddflow.storage.fields import MEND
 from ddflow.storage.protocol import Blob
 from ddflow.storage.record import Record
 from ddflow.storage.stored import Filed, Filing
@@ -49,60 +48,9 @@ from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch
 from ddflow.trace.batch_file import Layout, Made, filed, unfiled, whole
 from ddflow.trace.merge import Merge
-from ddflow.trace.run import Part, Run, Slots
+from ddflow.trace.records import ArrangementRecord, BatchRecord, MergeRecord, RunRecord
+from ddflow.trace.run import LASTS, Part, Run, Slots, lasts
 from ddflow.trace.spill import WORDS, Files, Sieve, sifted, spilled
-
-CHUNK = 1 << 16
-"""Versions that go into the index together."""
-
-
-class RunRecord(Strict, frozen=True, tag="run"):
-    """A run.  ``parts``: of each the number of its batch, and where its rows begin and end."""
-
-    lower: Instant
-    upper: Instant
-    since: Instant
-    parts: list[tuple[Natural, Natural, Natural]]
-
-
-class MergeRecord(Strict, frozen=True, tag="merge"):
-    """A merge under way, as `Merge` has it.  ``first``: a uint64."""
-
-    inputs: Annotated[list[RunRecord], Meta(min_length=1)]
-    output: RunRecord
-    whole: bool
-    first: Word
-    credit: Instant
-
-    def __post_init__(self) -> None:
-        if self.first >= 1 << 64:
-            raise ValueError(f"its first identity is {self.first}, of which there is none")
-
-
-class BatchRecord(Strict, frozen=True):
-    """The file of a batch.  ``rows``: how many.  ``sieve``: the file of its sieve.  ``shape``: which of the
-    arrangement's ``shapes`` its payload has."""
-
-    file: Blob
-    rows: Positive
-    sieve: Blob | None
-    layout: Layout
-    shape: Natural
-
-
-class ArrangementRecord(Strict, frozen=True):
-    """An arrangement.  ``shapes``: the columns that payloads have.  ``batches``: by number.  ``items``: runs and merges
-    in the order of their times."""
-
-    since: Instant
-    upper: Instant
-    latest: Instant
-    keys: Natural
-    tombstones: Natural
-    lapsed: Natural
-    shapes: list[list[str]]
-    batches: list[BatchRecord]
-    items: list[RunRecord | MergeRecord]
 
 
 class Written:
@@ -178,7 +126,7 @@ def _batch(slots: Slots, slot: int, batch: Batch, vault: Vault, shapes: list[lis
         sieve = _blob(file.words) if isinstance(file, Files) else None
         file.record = BatchRecord(_blob(file.columns), len(batch), sieve, file.layout, shape)
     elif file.record.shape != shape:
-        file.record = structs.replace(file.record, shape=shape)
+        file.record = changed(file.record, shape=shape)
     return file.record
 
 
@@ -365,13 +313,13 @@ def _index(arranged: Arrangement) -> None:
     """Make the index of all versions, older runs first, so that the newest of a key stays."""
     index, slots = arranged.index, arranged.slots
     versions = sum(part.end - part.begin for part in arranged.spine.parts)
-    index.room(arranged.keys + arranged.tombstones + min(CHUNK, versions))
+    index.room(arranged.keys + arranged.tombstones + min(LASTS, versions))
     for run in arranged.spine.runs:
         # Deletions that need not be kept stand in the index all the same until newer runs are told.
-        index.room(sum(last.size for part in run.parts for last in _lasts(slots[part.slot], part)))
+        index.room(sum(last.size for part in run.parts for last in lasts(slots[part.slot], part)))
         for part in run.parts:
             batch = slots[part.slot]
-            for last in _lasts(batch, part):
+            for last in lasts(batch, part):
                 index.write(
                     np.full(last.size, -1),
                     index.built,
@@ -385,23 +333,6 @@ def _index(arranged: Arrangement) -> None:
                 )
             if batch.value.size:
                 slots.wrote(part.slot, slots.files[part.slot])
-
-
-def _lasts(batch: Batch, part: Part) -> Iterator[Ints]:
-    """The rows that are the last of their keys in a part, some at a time."""
-    for begin in range(part.begin, part.end, CHUNK):
-        yield _last(batch, begin, min(begin + CHUNK, part.end), part.end)
-
-
-def _last(batch: Batch, begin: int, end: int, of: int) -> Ints:
-    """The rows of [begin, end) that are the last of their keys in the part, which ends at ``of``."""
-    to = min(end + 1, of)
-    same = batch.high[begin + 1 : to] == batch.high[begin : to - 1]
-    if batch.low.size:
-        same &= batch.low[begin + 1 : to] == batch.low[begin : to - 1]
-    last = np.ones(end - begin, bool)
-    last[: same.size] = ~same
-    return np.flatnonzero(last) + begin
 
 
 def _wrong(what: str, found: str) -> CorruptState:
