@@ -8,11 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from msgspec.structs import replace
 from chance import effort
 from doors import to_arrow
 from hypothesis import event, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from parts_by_hand import Hands
 from spark_session import counted
 from strategies import events

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import builtins
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from msgspec.json import Decoder
@@ -102,15 +102,23 @@ class Record:
 
     def files(self) -> builtins.list[Blob]:
         """All files that it names, wherever in it they stand.  O(values).  Raises `CorruptState` for what is none."""
-        found, ahead = list[Any](), list[Any]([self.given])
+        return converted([file for _, _, file in self._files()], builtins.list[Blob], f"{self.what}, its files")
+
+    def rename(self, files: Mapping[str, Blob]) -> None:
+        """Name other files in the place of those that it names.  O(values)."""
+        for holder, at, file in builtins.list(self._files()):
+            holder[at] = files[file[0]]
+
+    def _files(self) -> Iterator[tuple[Any, Any, Any]]:
+        """Each value that names a file: what holds it, at which name or number, and the value."""
+        ahead: builtins.list[Any] = [self.given]
         while ahead:
-            value = ahead.pop()
-            if isinstance(value, dict):
-                ahead.extend(value.values())
-            elif isinstance(value, list):
-                is_file = [type(each) for each in value] == [str, int, str]
-                (found.append(value) if is_file else ahead.extend(value))
-        return converted(found, list[Blob], f"{self.what}, its files")
+            holder = ahead.pop()
+            for at, value in holder.items() if isinstance(holder, dict) else enumerate(holder):
+                if isinstance(value, builtins.list) and [type(each) for each in value] == [str, int, str]:
+                    yield holder, at, value
+                elif isinstance(value, dict | builtins.list):
+                    ahead.append(value)
 
     def _wrong(self, name: str, value: Any, wanted: str) -> CorruptState:
         shown = _SHORT.repr(value)

@@ -26,7 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
 from time import time
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
@@ -234,18 +234,9 @@ def _copy(store: Store, blob: Blob) -> Blob:
 
 def _rewritten(store: Store, part: Blob, made: dict[str, Blob]) -> Blob:
     """A partition's inventory, with the names of the copies."""
-
-    def renamed(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: renamed(each) for name, each in value.items()}
-        if not isinstance(value, list):
-            return value
-        if [type(each) for each in value] == [str, int, str]:
-            return made[value[0]]
-        return [renamed(each) for each in value]
-
     record = Record.parse(store.map(part), f"the file {part.name} of {store.where}")
-    return store.put("json", lambda sink: sink.write(encoded(renamed(record.given))))
+    record.rename(made)
+    return store.put("json", lambda sink: sink.write(encoded(record.given)))
 
 
 def _hidden(store: Store, made: Manifest, folders: list[OutputFolder]) -> list[str]:
