@@ -32,6 +32,7 @@ lint: setup ## style, formatting and types
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
+	$(RUN)/lint-imports --no-logo --cache-dir .ruff_cache/imports
 
 bench: setup ## ddflow beside its peers on the same upserts
 	$(RUN)/python bench upsert

@@ -1,6 +1,20 @@
 """Full rows: what a step's events weigh where they replace what their keys hold.
 
-Invariant: rows are compared by hashes and order words only, so a no-op never touches payload.
+Invariant: rows are compared by hashes and order words only, so a no-op never touches payload. Order columns without
+words of their own (text, decimals) are ranked among the events of the step and what their keys hold.
+
+>>> from ddflow.columns.hashing import Secret
+>>> from ddflow.operators.updates import ints
+>>> from ddflow.operators.upsert.events import Sealed
+>>> from ddflow.plan.bind import bind
+>>> from ddflow.plan.spec import Upsert
+>>> schema = pa.schema({"k": pa.int64(), "v": pa.string()})
+>>> state = UpsertState(bind("rows", schema, Upsert("k")), Secret(1, 2))
+>>> events = pa.record_batch({"k": [7, 8, 7], "v": ["a", "b", "c"]}, schema=schema)
+>>> keyed = state.keyed(Sealed(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
+>>> full = FullRows(state, keyed, since=0)
+>>> full.value[0] == full.value[1], full.rows.num_rows
+(np.False_, 3)
 """
 
 from __future__ import annotations

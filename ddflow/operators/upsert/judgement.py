@@ -2,6 +2,20 @@
 
 Invariant: nothing of the state changes here. `resolve` gives each row a verdict and each key its versions, without
 touching payload; `emit` writes the updates, in the order of rows; columns are gathered when somebody reads them.
+
+>>> from ddflow.columns.hashing import Secret
+>>> from ddflow.operators.updates import ints
+>>> from ddflow.operators.upsert.events import Sealed
+>>> from ddflow.operators.upsert.full_rows import FullRows
+>>> from ddflow.plan.bind import bind
+>>> from ddflow.plan.spec import Upsert
+>>> schema = pa.schema({"k": pa.int64(), "v": pa.string()})
+>>> state = UpsertState(bind("rows", schema, Upsert("k")), Secret(1, 2))
+>>> events = pa.record_batch({"k": [7, 8, 7], "v": ["a", "b", "c"]}, schema=schema)
+>>> keyed = state.keyed(Sealed(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
+>>> judgement = Judgement(state, keyed, FullRows(state, keyed, 0), winners=False)
+>>> judgement.updates(schema).to_table(schema, None).to_pylist()
+[{'k': 8, 'v': 'b', '_diff': 1}, {'k': 7, 'v': 'c', '_diff': 1}]
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 Invariant: nothing is decided yet. An event that nobody gave (a key that full contents do not name, or that is
 forgotten) deletes its key and stands among the others.
+
+>>> Seen(3, 1).plus(Seen(None, 2))
+Seen(greatest=3, forgotten=3, useless=0)
 """
 
 from __future__ import annotations

@@ -1,5 +1,20 @@
 """The state of the upsert operator: one live row a key, with the order that it was won by; and what is known when a
 plan is opened.
+
+Invariant: the arrangement is the collection that the updates of all steps add up to. It does not change in a step until
+all of the step is computed.
+
+>>> from ddflow.columns.hashing import Secret
+>>> from ddflow.operators.updates import ints
+>>> from ddflow.operators.upsert.events import Sealed
+>>> from ddflow.plan.bind import bind
+>>> from ddflow.plan.spec import Upsert
+>>> schema = pa.schema({"k": pa.int64(), "v": pa.string()})
+>>> state = UpsertState(bind("rows", schema, Upsert("k")), Secret(1, 2))
+>>> events = pa.record_batch({"k": [7, 8, 7], "v": ["a", "b", "c"]}, schema=schema)
+>>> keyed = state.keyed(Sealed(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
+>>> keyed.by.starts.tolist(), keyed.held.reference.tolist()  # two keys, of which nothing is held
+([0, 2, 3], [0, 0])
 """
 
 from __future__ import annotations
