@@ -35,8 +35,11 @@ from rich.console import Console
 
 import ddflow as dd
 from ddflow.columns.hashing import value_hashes
-from ddflow.demo import git
-from ddflow.demo.git_feed import EVENTS, GitFeed
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "git"))
+
+import git_log as git
+from git_feed import EVENTS, GitFeed
 
 HEADINGS = ("feed", "commit ignored", "rows in", "updates out", "no-ops", "share", "s", "rows/s")
 TREE = pa.schema([("path", pa.string()), ("mode", pa.string()), ("blob", pa.string()), ("commit", pa.int64())])
