@@ -32,12 +32,11 @@ from typing import Any, Final, NamedTuple, overload
 
 from ddflow.dataflow.budget import shown_size
 from ddflow.dataflow.verdicts import SHOWN, Verdicts
-from ddflow.engine.stats import as_html, as_text
 from ddflow.partitions.commit import Committed
 from ddflow.partitions.merged_receipts import ROWS
 from ddflow.storage.manifest import Epoch, newest
 from ddflow.storage.opening import open_store
-from ddflow.terminal import printable
+from ddflow.terminal import as_html, as_text, printable
 from ddflow.time import NEVER, shown
 
 TOLD: Final = 100

@@ -449,7 +449,7 @@ USAGE = {
     "stale without its file": ([*DIFF, "--stale", "side"], "need each other"),
     "a file without stale": ([*DIFF, "--stale-output", "a.csv"], "need each other"),
     "one file for both": ([*DIFF, *SIDE, "-o", "a.csv"], "the same file"),
-    "an epoch below 1": ([*DIFF, "--state", "s", "--epoch", "0"], "0 is not in the range x>=1"),
+    "an epoch below 1": ([*DIFF, "--state", "s", "--epoch", "0"], "greater than or equal to 1"),
 }
 
 

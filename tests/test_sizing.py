@@ -214,9 +214,9 @@ def test_it_prints_as_a_table_with_sizes_as_a_person_reads_them() -> None:
         keys=950_000, tombstones=1_200, bytes_index=47_300_000, bytes_batches=55_000_000, bytes_most=131_000_000
     )
     lines = str(found).splitlines()
-    assert lines[0] == "keys        950,000, and 1,200 tombstones"
-    assert lines[3] == "together   102.3 MB, 107.7 bytes a key"
-    assert lines[4].startswith("at most    131.0 MB, while batches")
+    assert lines[0] == "950,000 keys, 1,200 tombstones, 107.7 bytes a key"
+    assert lines[4].split() == ["together", "102.3", "MB"]
+    assert lines[5].startswith("at most, while batches are merged  131.0 MB")
     page = found._repr_html_()
     assert page.count("<tr>") == page.count("</tr>") == 5 and "<td>102.3 MB</td>" in page
     back = json.loads(json.dumps(found.to_dict()))

@@ -11,11 +11,12 @@ count holds its groups), and which of two events of a key has the greater order:
 >>> import ddflow as dd, pyarrow as pa
 >>> orders = pa.table({"id": pa.array(range(5000)), "total": pa.array([1.5] * 5000)})
 >>> print(dd.estimate(orders, dd.Upsert(key="id")))
-keys          5,000
-index      177.6 KB
-batches    125.0 KB
-together   302.6 KB, 60.5 bytes a key
-at most    302.6 KB, while batches are merged
+5,000 keys, 60.5 bytes a key
+part                                   size
+index                              177.6 KB
+batches                            125.0 KB
+together                           302.6 KB
+at most, while batches are merged  302.6 KB
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from html import escape
 from itertools import chain
 from typing import Any, Final
 
@@ -42,6 +42,7 @@ from ddflow.operators.linear import one_batch
 from ddflow.operators.upsert.orders import orders
 from ddflow.plan.bind import Bound, bind
 from ddflow.plan.spec import Upsert
+from ddflow.terminal import as_html, as_text
 from ddflow.trace.index import LEAST, LOAD, SPARE
 from ddflow.trace.spine import EFFORT, GARBAGE
 
@@ -91,25 +92,24 @@ class Estimate:
         return asdict(self) | {"bytes_resident": self.bytes_resident, "bytes_per_key": self.bytes_per_key}
 
     def __str__(self) -> str:
-        lines = self._lines()
-        size = max(len(figure) for _, figure, _ in lines)
-        return "\n".join(f"{what:<9}{figure:>{size + 2}}{', ' if more else ''}{more}" for what, figure, more in lines)
+        return as_text(self._above(), self._table(), [])
 
     def _repr_html_(self) -> str:
-        def row(what: str, figure: str, more: str) -> str:
-            return f"<tr><th>{escape(what)}</th><td>{escape(figure)}</td><td>{escape(more)}</td></tr>"
+        return as_html(self._above(), self._table(), [])
 
-        return f"<table><tbody>{''.join(row(*line) for line in self._lines())}</tbody></table>"
+    def _above(self) -> str:
+        tombstones = f", {self.tombstones:,} tombstones" if self.tombstones else ""
+        per_key = "" if self.bytes_per_key is None else f", {self.bytes_per_key:,.1f} bytes a key"
+        return f"{self.keys:,} keys{tombstones}{per_key}"
 
-    def _lines(self) -> list[tuple[str, str, str]]:
-        per_key = "" if self.bytes_per_key is None else f"{self.bytes_per_key:,.1f} bytes a key"
-        return [
-            ("keys", f"{self.keys:,}", f"and {self.tombstones:,} tombstones" if self.tombstones else ""),
-            ("index", shown_size(self.bytes_index), ""),
-            ("batches", shown_size(self.bytes_batches), ""),
-            ("together", shown_size(self.bytes_resident), per_key),
-            ("at most", shown_size(self.bytes_most), "while batches are merged"),
-        ]
+    def _table(self) -> list[list[str]]:
+        sizes = {
+            "index": self.bytes_index,
+            "batches": self.bytes_batches,
+            "together": self.bytes_resident,
+            "at most, while batches are merged": self.bytes_most,
+        }
+        return [["part", "size"], *([part, shown_size(size)] for part, size in sizes.items())]
 
 
 def estimate(table: Any, spec: Upsert, *, keys: int | None = None, step: int = 100_000) -> Estimate:
