@@ -60,7 +60,7 @@ from ddflow.time import NEVER, shown
 if TYPE_CHECKING:
     from ddflow.engine.engine import Engine
     from ddflow.plan.flow import Flow
-    from ddflow.plan.options import Options
+    from ddflow.plan.options import EngineOptions
 
 _NAMED: Final = re.compile(rb'"([0-9a-f]{16}-[0-9]{1,12}\.arrow)"')
 KEPT: Final = 8
@@ -102,7 +102,7 @@ class Durable:
         """The epoch that is being given again, and how many of its calls were."""
 
     @classmethod
-    def open(cls, flow: Flow, options: Options) -> Durable:
+    def open(cls, flow: Flow, options: EngineOptions) -> Durable:
         """Take hold of the state that ``options`` name, or make a new one there.
 
         Raises `CorruptState`, `PlanChanged`, and what the store raises.

@@ -44,7 +44,7 @@ from ddflow.errors import (
     WrongMode,
 )
 from ddflow.plan.flow import Flow
-from ddflow.plan.options import Options
+from ddflow.plan.options import EngineOptions
 from ddflow.storage.feeding import EVENTS, Way, fed_by
 from ddflow.time import CLOSED, advance, shown
 
@@ -52,7 +52,7 @@ from ddflow.time import CLOSED, advance, shown
 class Engine(Compacting, Replacing, Stepping):
     """Runs a flow; `Flow.open` makes it.  Its options are there, what can be read of it is in `Reading`."""
 
-    def __init__(self, flow: Flow, options: Options) -> None:
+    def __init__(self, flow: Flow, options: EngineOptions) -> None:
         if not flow.sources or not flow.outputs:
             raise SpecError(
                 "open a flow",

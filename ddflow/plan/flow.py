@@ -17,8 +17,7 @@ which columns still determine a row.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -26,17 +25,16 @@ from ddflow.columns.names import column_names
 from ddflow.columns.schema import check_names, did_you_mean, to_schema, updates_schema
 from ddflow.errors import SpecError
 from ddflow.plan.bind import Bound, bind
+from ddflow.plan.options import EngineOptions, opened_with
 from ddflow.plan.spec import Upsert
 
 if TYPE_CHECKING:
-    from ddflow.columns.hashing import Secret
     from ddflow.engine.engine import Engine
     from ddflow.expressions import Expression
     from ddflow.operators.back_node import Back
     from ddflow.operators.unnest import Unnest
     from ddflow.operators.upserting import Conflicts
     from ddflow.plan.merge.machine import Machine
-    from ddflow.storage.protocol import Store
 
 Formula = Any
 """An SQL string, a ``pyarrow.compute.Expression``, or a function from a record batch to an array."""
@@ -316,45 +314,9 @@ class Flow:
         out.nodes, out.sources, out.outputs = list(self.nodes), dict(self.sources), dict(self.outputs)
         return out
 
-    def open(
-        self,
-        state: str | PathLike[str] | Store | None = None,
-        *,
-        memory: str | int | None = None,
-        spill: str | PathLike[str] | None = None,
-        verdicts: Literal["counts", "rows"] = "counts",
-        retain: int = 0,
-        threads: int = 1,
-        secret: Secret | None = None,
-        outputs: str | PathLike[str] | None = None,
-        autocommit: bool = True,
-        trust: Literal["owner", "group"] = "owner",
-        grace: float = 60.0,
-        verify: Literal["open", "lazy"] = "open",
-    ) -> Engine:
-        """An engine that runs this plan; use it in a ``with``.
-
-        ``state``: a folder, or ``s3://bucket/prefix``, that the state lives in and is continued from; without one it is
-        in memory and gone with the engine.  ``memory``: a budget such as ``"512MB"``.  ``spill``: a folder of this
-        engine's own for what does not fit in it (a state brings its own); without one, a step whose state would pass
-        the budget is refused.  ``verdicts``: "rows" also lists every event with its verdict.  ``retain``: how many
-        times of history reads may go back.  ``threads``: how many share the kernels of a step; results do not depend
-        on it.  ``secret``: for identities; a fresh one by default, a state's own where there is one.
-
-        For a state: ``outputs``: a folder, of this state alone, in which each epoch's updates appear as Parquet once it
-        is committed; else they are kept in the state for as long as an epoch may be given again.  ``autocommit``:
-        whether every call is an epoch, or `Engine.commit` makes one.  ``trust``: "group" accepts a folder of another
-        user, or that others can write to.  ``grace``: seconds that a version outlives its successor, for readers.
-        ``verify``: "lazy" compares the checksums of files in the background, before the first commit, instead of
-        before all else.
-
-        Raises `SpecError` for a flow without sources or outputs, `SpillRefused` and `SpillInUse` for the spill folder;
-        `StateRefused`, `PlanChanged`, `CorruptState`, `StorageFailed` for the state.
-        """
+    @opened_with(EngineOptions)
+    def open(self, options: EngineOptions) -> Engine:
+        """An engine that runs this plan; use it in a ``with``."""
         from ddflow.engine.engine import Engine
-        from ddflow.plan.options import Options
 
-        return Engine(
-            self,
-            Options(memory, spill, verdicts, retain, threads, secret, state, outputs, autocommit, trust, grace, verify),
-        )
+        return Engine(self, options)
