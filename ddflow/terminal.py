@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import unicodedata
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -67,12 +67,22 @@ def guard_log() -> None:
     warnings.formatwarning = lambda *given, **named: lines(plain(*given, **named))
 
 
-def as_text(first: str, table: list[list[str]], rest: list[str]) -> str:
+def as_text(row: Mapping[str, Any] | None) -> str:
+    """A row as a person reads it: ``(id=7, city='Bern', at=2024-01-01 08:00:00)``."""
+    if row is None:
+        return "no row"
+    shown = {
+        name: repr(v) if isinstance(v, str | bytes) else "null" if v is None else str(v) for name, v in row.items()
+    }
+    return f"({', '.join(f'{name}={text}' for name, text in shown.items())})"
+
+
+def text_table(first: str, table: list[list[str]], rest: list[str]) -> str:
     """A table for a terminal, its head and rows between lines: the first column is text, the others are numbers.
 
     O(cells of the table).  Pure.
 
-    >>> print(as_text("two kinds", [["kind", "rows"], ["a", "7"], ["日本", "1,200"]], ["1,207 in all"]))
+    >>> print(text_table("two kinds", [["kind", "rows"], ["a", "7"], ["日本", "1,200"]], ["1,207 in all"]))
     two kinds
     kind   rows
     a         7
@@ -87,7 +97,7 @@ def as_text(first: str, table: list[list[str]], rest: list[str]) -> str:
     return "\n".join([first, *lines, *rest])
 
 
-def as_html(first: str, table: list[list[str]], rest: list[str]) -> str:
+def html_table(first: str, table: list[list[str]], rest: list[str]) -> str:
     """The same for a notebook.  O(cells of the table).  Pure."""
     # The first column is text; notebooks align all others, which are numbers, to the right by themselves.
     left = ' style="text-align: left"'

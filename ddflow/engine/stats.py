@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 from ddflow.dataflow.budget import shown_size
 from ddflow.dataflow.verdicts import Verdicts
 from ddflow.operators.held_rows import FIRST, HeldRows
-from ddflow.terminal import as_html, as_text, printable
+from ddflow.terminal import html_table, printable, text_table
 from ddflow.time import shown
 from ddflow.trace.arrangement import Arrangement
 
@@ -179,13 +179,13 @@ class Stats(Mapping[str, Any]):
 
     def __str__(self) -> str:
         first, *rest = self._lines()
-        return as_text(first, self._table(), rest)
+        return text_table(first, self._table(), rest)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         first, *rest = self._lines()
-        return as_html(first, self._table(), rest)
+        return html_table(first, self._table(), rest)
 
     def _table(self) -> list[list[str]]:
         """The head and a row for each arrangement, then their total where there are several."""

@@ -34,15 +34,14 @@ import pyarrow.types as pat
 
 from ddflow.columns.hashing import Secret, identities, is_wide
 from ddflow.columns.rows import offset_width, width
-from ddflow.columns.schema import conform, empty, to_schema, to_table
+from ddflow.columns.schema import conform, empty, one_batch, to_schema, to_table
 from ddflow.columns.sorting import sort
 from ddflow.dataflow.budget import shown_size
 from ddflow.errors import SpecError
-from ddflow.operators.linear import one_batch
 from ddflow.operators.upsert.orders import orders
 from ddflow.plan.bind import Bound, bind
 from ddflow.plan.spec import Upsert
-from ddflow.terminal import as_html, as_text
+from ddflow.terminal import html_table, text_table
 from ddflow.trace.index import LEAST, LOAD, SPARE
 from ddflow.trace.spine import EFFORT, GARBAGE
 
@@ -92,10 +91,10 @@ class Estimate:
         return asdict(self) | {"bytes_resident": self.bytes_resident, "bytes_per_key": self.bytes_per_key}
 
     def __str__(self) -> str:
-        return as_text(self._above(), self._table(), [])
+        return text_table(self._above(), self._table(), [])
 
     def _repr_html_(self) -> str:
-        return as_html(self._above(), self._table(), [])
+        return html_table(self._above(), self._table(), [])
 
     def _above(self) -> str:
         tombstones = f", {self.tombstones:,} tombstones" if self.tombstones else ""

@@ -1,0 +1,33 @@
+"""A flow: a plan that can be opened.
+
+>>> import pyarrow as pa
+>>> from ddflow.plan.spec import Upsert
+>>> flow = Flow()
+>>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
+>>> _ = flow.output("by_city", people.project(["city"]).count())
+>>> with flow.open() as engine:
+...     print(engine.step({"people": pa.table({"id": [1], "city": ["Bern"]})}, time=1))
+Step(by_city: 1 updates; applied 1)
+"""
+
+from __future__ import annotations
+
+from ddflow.engine.engine import Engine
+from ddflow.plan.collection import Plan
+from ddflow.plan.options import EngineOptions, opened_with
+
+
+class Flow(Plan):
+    """A plan under construction, and `open`, which runs it.  ``sources`` and ``outputs``: by name."""
+
+    @classmethod
+    def of(cls, plan: Plan) -> Flow:
+        """A plan, such as one that was read back, as a flow: to be opened.  O(nodes)."""
+        flow = cls()
+        flow.nodes, flow.sources, flow.outputs = list(plan.nodes), dict(plan.sources), dict(plan.outputs)
+        return flow
+
+    @opened_with(EngineOptions)
+    def open(self, options: EngineOptions) -> Engine:
+        """An engine that runs this plan; use it in a ``with``."""
+        return Engine(self, options)
