@@ -160,7 +160,7 @@ class _Cutter:
     def output(self, name: str, node: plan.Collection) -> int:
         """The stage that gives an output: after one more shuffle where equal rows may be apart."""
         place = self.places[node]
-        if node.distinct or place.by is not None:
+        if node.consolidated or place.by is not None:
             return self.exit(place.roots[0], node, "output", name, node.schema)
         return self._add(Stage(Sums(self.sums(node, node.schema), node.schema), (), "output", name, node.schema))
 

@@ -182,7 +182,7 @@ class Circuit:
             if each in wanted:
                 own = self.opened[each]
                 if own.arrangements:
-                    done[each] = held(own.arrangements[0].read(as_of).select(each.schema.names))
+                    done[each] = held(own.rows(own.arranged.read(as_of)).select(each.schema.names))
                 else:
                     done[each] = self.running[each].read([done[of] for of in each.inputs], as_of)
         return done[node]

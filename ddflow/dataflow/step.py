@@ -83,7 +83,7 @@ class Computation:
                 self._judge(name, self.circuit.plan.sources[name])
         time_type = self.circuit.plan.time_type
         for name, node in self.outputs():
-            pieces = self._pieces(node) if node.distinct else self._consolidated(node)
+            pieces = self._pieces(node) if node.consolidated else self._consolidated(node)
             self.out.outputs[name] = self._table(node, pieces, time_type)
         return self.out
 
