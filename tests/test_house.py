@@ -168,7 +168,7 @@ def test_files_and_functions_are_short() -> None:
 
 def test_every_module_opens_with_a_header_and_a_longer_one_with_a_real_header() -> None:
     bare = []
-    for path in [*sources(), *sources("tests", "bench", ".ci")]:
+    for path in [*sources(), *sources("tests", "bench", "examples", ".ci")]:
         header = ast.get_docstring(tree(path)) or ""
         packaged = name(path).startswith(PACKAGES)
         if not header or (packaged and text(path).count("\n") > 60 and len(header) < SHORTEST_HEADER):
@@ -196,7 +196,7 @@ def test_kernels_and_public_names_have_docstrings() -> None:
 
 
 def test_no_words_that_should_not_stay() -> None:
-    assert places(WORDS, sources(*PACKAGES, "tests", "bench", ".ci")) == []
+    assert places(WORDS, sources(*PACKAGES, "tests", "bench", "examples", ".ci")) == []
 
 
 def test_one_word_for_each_idea() -> None:

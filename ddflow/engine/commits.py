@@ -48,7 +48,7 @@ from ddflow.errors import (
 from ddflow.plan.codec import describe, fingerprint
 from ddflow.plan.collection import Plan, widened
 from ddflow.plan.compatibility import Change, compare
-from ddflow.plan.options import Options
+from ddflow.plan.options import EngineOptions
 from ddflow.storage.arrow_file import readable
 from ddflow.storage.batch_store import Vault
 from ddflow.storage.epochs import Kind
@@ -102,7 +102,7 @@ class Durable:
         """The epoch that is being given again, and how many of its calls were."""
 
     @classmethod
-    def open(cls, flow: Plan, options: Options) -> Durable:
+    def open(cls, flow: Plan, options: EngineOptions) -> Durable:
         """Take hold of the state that ``options`` name, or make a new one there.
 
         Raises `CorruptState`, `PlanChanged`, and what the store raises.
