@@ -599,7 +599,7 @@ def test_a_step_that_fails_after_it_was_taken_in_is_not_gone_on_from(monkeypatch
         if len(calls) == 2:  # the room that is made after the step, not before it
             raise MemoryError
 
-    monkeypatch.setattr("ddflow.engine.stepping.make_room", no_memory)
+    monkeypatch.setattr("ddflow.dataflow.dataflow.make_room", no_memory)
     with pytest.raises(OutOfMemory, match="the engine goes no further: open a new one"):
         case.play(door, 2)
     with pytest.raises(EngineClosed, match="a step was interrupted"):
