@@ -77,6 +77,7 @@ class Dataflow:
     ) -> None:
         self.flow, self.circuit, self.budget, self.crew, self.computation = flow, circuit, budget, crew, step
         self.secret, self.lists, self.retain = circuit.secret, lists, retain
+        self.holds_back, self.time_type = flow.holds_back, flow.time_type
         self.turns, self.holds = Turns(), Holds()
         self.intakes = {name: Intake(source.bound) for name, source in flow.sources.items()}
         self.batchers = {name: Batcher() for name in flow.sources}
@@ -178,7 +179,7 @@ class Dataflow:
         more = sum(inflow.batcher.nbytes - self.batchers[name].nbytes for name, inflow in inflows.items())
         if judged is not None:
             more += judged.stepped.nbytes
-            if not self.flow.holds_back:
+            if not self.holds_back:
                 more = judged.stepped.nbytes
         self.budget.check(self.nbytes + more)
 
@@ -195,7 +196,7 @@ class Dataflow:
             rows.setdefault(name, []).extend(more)
         self.turns.state = "interrupted"
         for name, inflow in inflows.items():
-            if self.flow.holds_back:
+            if self.holds_back:
                 self.batchers[name] = inflow.batcher
             self.intakes[name].arrived += inflow.rows
             self.intakes[name].greatest = max(self.intakes[name].greatest, inflow.greatest)

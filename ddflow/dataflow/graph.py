@@ -90,6 +90,12 @@ class Circuit:
                 self.running[node] = node.open(Context(secret, plan.time_type, wanted, crew))
         self.keeping = {node: each for node, each in self.running.items() if node.keeps}
         """The operators that hold a state."""
+        self.nodes = [node for node in plan.nodes if node in self.needed]
+        """What a step computes: a collection stands behind what it is made of."""
+        self.meeting = {node for node in self.nodes if _meets(node)}
+        """The operators that must see all pieces of a step together."""
+        self.whole = {each for node in self.meeting for each in node.inputs} | set(plan.outputs.values())
+        """The collections whose pieces are kept until they are all there."""
         self.opened: dict[Collection, Readable] = {each: self.upserts[each.name] for each in plan.sources.values()}
         """All of it, by collection."""
         self.opened |= self.running
@@ -203,3 +209,8 @@ def _needed(plan: Plan) -> dict[Collection, set[str]]:
             for each, read in zip(node.inputs, node.needs(mine), strict=True):
                 needed.setdefault(each, set()).update(read)
     return needed
+
+
+def _meets(node: Collection) -> bool:
+    """Whether equal rows of all pieces of a step meet there, or it has several inputs."""
+    return len(node.inputs) > 1 or any(by is not None for by in node.exchange())

@@ -59,11 +59,7 @@ class Computation:
         self.times = times[0] if len(times) == 1 else np.unique(np.concatenate([ints(), *times]))
         self.done: dict[Collection, list[Updates]] = {}
         self.out = Stepped({}, {}, {}, {}, {})
-        nodes = [node for node in circuit.plan.nodes if node in circuit.needed]
-        kept = set(circuit.plan.outputs.values())
-        self.nodes, self.meeting = nodes, {node for node in nodes if _meets(node)}
-        kept.update(each for node in self.meeting for each in node.inputs)
-        self.kept = kept
+        self.nodes, self.meeting, self.kept = circuit.nodes, circuit.meeting, circuit.whole
         self.many = any(each.total and not isinstance(each.pieces, list) for each in released.values())
 
     def run(self) -> Stepped:
@@ -198,11 +194,6 @@ class Computation:
         at = (high >> np.uint64(64 - bits)).astype(np.uint16)
         ends = np.concatenate([ints(0), np.cumsum(np.bincount(at, minlength=1 << bits))])
         return self.shelf.lay(piece.picked(np.argsort(at, kind="stable"))), ends
-
-
-def _meets(node: Collection) -> bool:
-    """Whether a node must see all pieces together: equal rows meet there, or it has several inputs."""
-    return len(node.inputs) > 1 or any(by is not None for by in node.exchange())
 
 
 def compute(

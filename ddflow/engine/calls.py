@@ -40,7 +40,7 @@ class Calls:
 
     def check_mode(self, what: str, holds_back: bool) -> None:
         """Raise `WrongMode` for a call of the other mode."""
-        if self.dataflow.flow.holds_back == holds_back:
+        if self.dataflow.holds_back == holds_back:
             return
         mode, why, instead = (
             ("epoch", "its sources name no time column", "call step(inputs, time=...)")

@@ -133,14 +133,16 @@ class Arrangement:
         lower = self._written_upper()
         self.upper = advance(self.upper, upper)
         self.since = max(self.since, since)
-        changes = [change for change in changes if len(change.batch)]
+        changes = [change for change in changes if change.batch.high.size]
+        paid = entries = 0
         for change in changes:
             self.latest = max(self.latest, int(change.batch.time.max()))
             self.keys, self.buried = self.keys + change.born, self.buried + change.buried
-        paid = sum(len(change.batch) for change in changes)
+            paid += change.batch.high.size
+            entries += change.last.size if change.batch.mapped is None else 0
         self.written += paid
         if changes:
-            self.index.room(sum(change.last.size for change in changes if change.batch.mapped is None))
+            self.index.room(entries)
             run = Run(Description(lower, upper, NEVER), [self._put(change) for change in changes])
             (self.spine if changes[0].batch.mapped is None else self.beneath).append(run)
         self.spine.plan(len(self.index) if self.lapse is None else self._needed, not self._lower())
@@ -193,8 +195,8 @@ class Arrangement:
 
     def _written_upper(self) -> int:
         """The time from which on nothing was written yet: where the next run's description begins."""
-        uppers = (self.spine.upper, self.beneath.upper)
-        return next((upper for upper in uppers if upper is not None), NEVER)
+        upper = self.spine.upper if self.spine.items else self.beneath.upper
+        return NEVER if upper is None else upper
 
     def spill(self, filing: Filing, share: int, scratch: int = 1 << 26) -> None:
         """Move what is in memory beneath, as far as ``share`` asks for, and go on with merges there.

@@ -74,9 +74,13 @@ class Batch:
     @cached_property
     def nbytes(self) -> int:
         """Bytes held by columns and payload, in memory or in the file."""
-        own = (self.high, self.low, self.time, self.live, self.value, self.order)
-        payload: int = sum(b.size for c in self.rows.columns for b in c.buffers() if b is not None)
-        return sum(a.nbytes if all(a.strides) else a.itemsize for a in own) + payload
+        total = 0
+        for column in (self.high, self.low, self.time, self.live, self.value, self.order):
+            total += column.nbytes if 0 not in column.strides else column.itemsize
+        for values in self.rows.columns:
+            for buffer in values.buffers():
+                total += 0 if buffer is None else buffer.size
+        return total
 
     def _check(self) -> None:
         """Assert the invariant; raise `CorruptState` for two values of a key at one time."""

@@ -119,7 +119,7 @@ class Spine:
             self.planned, self.fresh = len(self.items), 0
             start = next((i + 1 for i in range(len(self.items) - 1, -1, -1) if isinstance(self.items[i], Merge)), 0)
             runs = [item for item in self.items[start:] if isinstance(item, Run)]
-            first = choose([len(run) for run in runs], needed if start == 0 else None, self.fan)
+            first = choose([run.size for run in runs], needed if start == 0 else None, self.fan)
             if first is None:
                 return
             self.items[start + first :] = [Merge(runs[first:], alone and start + first == 0, target)]
