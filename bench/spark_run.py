@@ -81,7 +81,7 @@ def run(**fields: Any) -> dict[str, Any]:
 
         warm(None)
         os.environ["PYSPARK_SUBMIT_ARGS"] = spark_ours.session_settings()
-    from spark_bridge.local import local_session
+    from spark_bridge.session import local_session
 
     with local_session("bench", cores=CORES, memory=JVM) as spark, spark_work.Tree() as tree:
         sample = measured(job, spark)

@@ -5,7 +5,7 @@ there whole, once, or not at all, whatever Spark repeats or kills. Frames are ch
 failure of Spark's names no column; an epoch needs every partition, also where no row came and Spark leaves tasks out;
 and what the job needs of the session's settings is set around it only, and put back.
 
-    rows --Route--> chunks --repartitionById--> Level 0 --repartitionById--> Level 1 ... --> receipts --> commit
+    rows --Route--> chunks --repartitionById--> stage 0 --repartitionById--> stage 1 ... --> receipts --> commit
 
 What it does not do: choose what an epoch is (``running`` and ``streaming`` do), keep state in this process.
 
@@ -16,7 +16,7 @@ What it does not do: choose what an epoch is (``running`` and ``streaming`` do),
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial, reduce
 from time import perf_counter_ns
@@ -27,6 +27,7 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from ddflow.columns.hashing import Secret
 from ddflow.columns.schema import conform, did_you_mean
@@ -44,11 +45,9 @@ from ddflow.plan.rebuild import rebuild
 from ddflow.storage import address
 from ddflow.storage.manifest import Epoch
 from ddflow.storage.opening import located
-from spark_bridge.bodies import Level, Route
-from spark_bridge.columns import loose, restored
-from spark_bridge.committed import shapes
-from spark_bridge.failures import translated
-from spark_bridge.schemas import arrow_schema, spark_schema
+from spark_bridge.errors import translated
+from spark_bridge.tasks import EpochStage, Route
+from spark_bridge.types import arrow_schema, loose, restored, shapes, spark_schema
 
 ROWS: Final = spark_schema(PACKED, "packed rows")
 BATCH_ROWS: Final = 100_000
@@ -67,11 +66,11 @@ KEEP: Final = 100
 """How many epochs can be told again, and followed by others, if nobody says."""
 
 
-class Options(NamedTuple):
+class StateOptions(NamedTuple):
     """How a state is opened and its tasks run.  ``partitions``: None for the state's own.  ``outputs``: a folder of
-    Parquet files, or None.  ``memory``: a size, of a task.  ``trust``: as in `Flow.open`.  ``warm``: a size, what a
-    worker keeps open.  ``adopt``: whether another query may go on feeding the state.  ``name``: what Spark's pages and
-    the log call it, by default its sources.  ``keep``: how many epochs can be told again, and followed.
+    Parquet files, or None.  ``memory``: a size, of a task.  ``trust``: as in `Flow.open`.  ``part_cache``: a size,
+    what a worker keeps open.  ``adopt``: whether another query may go on feeding the state.  ``name``: what Spark's
+    pages and the log call it, by default its sources.  ``keep``: how many epochs can be told again, and followed.
     ``checkpoint``: of the query, for messages."""
 
     state: str
@@ -79,7 +78,7 @@ class Options(NamedTuple):
     outputs: str | None
     memory: str | int | None
     trust: Literal["owner", "group"]
-    warm: str | int | None
+    part_cache: str | int | None
     adopt: bool = False
     name: str | None = None
     keep: int = KEEP
@@ -93,9 +92,9 @@ class Job:
     `Coordinator.open` raises.
     """
 
-    def __init__(self, flow: Flow, columns: Mapping[str, tuple[str, ...]], options: Options, session: Any) -> None:
+    def __init__(self, flow: Flow, columns: Mapping[str, tuple[str, ...]], options: StateOptions, session: Any) -> None:
         self.flow, self.options, self.shapes, self.columns = flow.frozen(), options, shapes(flow), columns
-        self.memory, self.warm = parse_size(options.memory), parse_size(options.warm) or 0
+        self.memory, self.part_cache = parse_size(options.memory), parse_size(options.part_cache) or 0
         self.stamp = _stamp(flow)
         self.name = options.name or ", ".join(flow.sources)
         self.coordinator = Coordinator.open(
@@ -120,28 +119,14 @@ class Job:
 
         Raises `MissingExtra` where pandas is missing or does not fit, which PySpark asks for.
         """
-        manifest = self.coordinator.manifest
+        manifest, partitions = self.coordinator.manifest, self.coordinator.partitions
         secret = Secret(*manifest.secret)
         version = Version(self.store, self.options.trust, manifest.number, self.coordinator.ledger.digest)
-        routed = []
-        for name, frame in frames.items():
-            schema = loose(self.flow.sources[name].bound.schema)
-            restore = partial(restored, schema=schema, what=f"rows for {name!r}")
-            most = held(self.coordinator.partitions)[1]
-            if self.memory is not None:
-                most = min(most, max(self.memory // 16, 1 << 20))
-            router = Router(
-                self.flow,
-                name,
-                self.coordinator.partitions,
-                secret,
-                self.columns[name],
-                restore=restore,
-                chunk_bytes=most,
-            )
-            numbered = frame.toDF(*(f"c{i}" for i in range(len(frame.columns))))  # Spark minds case, dots and quotes
-            routed.append(mapped(numbered, Route(router, version, tuple(frame.columns))))
-        return reduce(lambda one, other: one.union(other), routed)
+        most = held(partitions)[1]
+        if self.memory is not None:
+            most = min(most, max(self.memory // 16, 1 << 20))
+        routers = (router(self.flow, name, partitions, secret, self.columns[name], most) for name in frames)
+        return joined(routed(frames[each.source], each, version) for each in routers)
 
     def epoch(
         self, session: Any, packed: DataFrame | None, *, close: bool = False, feed: Any = None, epoch: int | None = None
@@ -194,8 +179,8 @@ class Job:
         """Run all levels; what their tasks tell."""
         frame = packed
         for level in range(self.coordinator.cut.levels):
-            body = Level(self.coordinator.cut, base, level, self.columns, self.stamp, self.warm)
-            frame = mapped(frame.repartitionById(base.partitions, "to"), body)
+            task = EpochStage(self.coordinator.cut, base, level, self.columns, self.stamp, self.part_cache)
+            frame = mapped(frame.repartitionById(base.partitions, "to"), task)
         told = [bytes(row[0]) for row in frame.select("payload").collect()]
         return [Receipt.from_json(each, "the receipt of a task") for each in told]
 
@@ -213,10 +198,32 @@ class Job:
             yield
 
 
-def mapped(frame: DataFrame, body: Any) -> DataFrame:
-    """A frame through a body that gives chunks.  Raises `MissingExtra` where PySpark cannot do that here."""
+def router(
+    flow: Flow, name: str, partitions: int, secret: Secret, columns: tuple[str, ...], chunk_bytes: int | None = None
+) -> Router:
+    """What brings a source's rows to their partitions, in the types in which Spark hands them over."""
+    restore = partial(restored, schema=loose(flow.sources[name].bound.schema), what=f"rows for {name!r}")
+    return Router(flow, name, partitions, secret, columns, restore=restore, chunk_bytes=chunk_bytes)
+
+
+def routed(frame: DataFrame, by: Router, version: Version | None) -> DataFrame:
+    """The rows of a source as chunks.  ``version``: of the state that tasks must see.  Raises `MissingExtra`."""
+    numbered = frame.toDF(*(f"c{i}" for i in range(len(frame.columns))))  # Spark minds case, dots and quotes
+    return mapped(numbered, Route(by, version, tuple(frame.columns)))
+
+
+def joined(frames: Iterable[DataFrame]) -> DataFrame:
+    """The chunks of some sources together."""
+    return reduce(lambda one, other: one.union(other), frames)
+
+
+def mapped(frame: DataFrame, task: Any, schema: StructType = ROWS) -> DataFrame:
+    """A frame through a task; what it gives are chunks, or rows of a ``schema``.
+
+    Raises `MissingExtra` where PySpark cannot do that here: where pandas is missing or does not fit.
+    """
     try:
-        return frame.mapInArrow(body, ROWS)
+        return frame.mapInArrow(task, schema)
     except ImportError as error:
         raise MissingExtra("run a flow on Spark", str(error), "pip install 'ddflow[spark]'") from None
 

@@ -24,7 +24,7 @@ from ddflow.partitions.rescale import Rescaled, Rescaler
 from ddflow.partitions.rescale_task import Move, Moved, task
 from ddflow.partitions.stages import Cut
 from ddflow.plan.flow import Flow
-from spark_bridge.failures import noted, translated
+from spark_bridge.errors import noted, translated
 from spark_bridge.job import check_address, described, settings
 
 LARGE: Final = 64 << 20

@@ -34,8 +34,8 @@ from ddflow.storage.opening import open_store
 from ddflow.storage.protocol import Store
 from ddflow.time import shown
 from spark_bridge.following import Follower
-from spark_bridge.reading import Read, Reader, Searcher
-from spark_bridge.schemas import spark_schema
+from spark_bridge.reading import BatchReader, Read, Searcher
+from spark_bridge.types import spark_schema
 
 BATCH: Final = ("asOf", "epoch", "changesFrom", "changesTo", "pushdown")
 STREAM: Final = ("startingEpoch", "maxEpochsPerTrigger")
@@ -107,7 +107,7 @@ class DdflowSource(DataSource):
                 raise TimeWentBack(f"changes from {after}", f"they end at {shown(last)}", "give an earlier time")
             version = Version.of(store, manifest, self._trust())
             columns = self._columns(columns_of(plan, name), schema, name)
-            kind = Searcher if self._flag("pushdown") else Reader
+            kind = Searcher if self._flag("pushdown") else BatchReader
             return kind(Read(version, self.flow, name, columns, as_of, after), plan, manifest)
         finally:
             store.close()

@@ -23,11 +23,12 @@ from ddflow.errors import SpecError, WrongMode
 from ddflow.partitions.commit import Committed, Feed
 from ddflow.plan.flow import Flow
 from ddflow.time import CLOSED
-from spark_bridge.failures import noted, translated
-from spark_bridge.job import KEEP, Job, Options, check_address, checked, context_of, settings
+from spark_bridge.errors import noted, translated
+from spark_bridge.job import KEEP, Job, StateOptions, check_address, checked, context_of, settings
+from spark_bridge.monitoring import ACCOUNTS, Account, log
 from spark_bridge.running import ran, session_of
-from spark_bridge.schemas import check_frames
-from spark_bridge.stats import ACCOUNTS, Account, Batch, Stats, log
+from spark_bridge.stats import EpochStats, QueryStats
+from spark_bridge.types import check_frames
 
 Then = Callable[[Mapping[str, DataFrame], int], Any]
 """Is called with the outputs of an epoch and its number."""
@@ -48,7 +49,7 @@ def stream(
     memory: str | int | None = None,
     name: str | None = None,
     trust: Literal["owner", "group"] = "owner",
-    warm: str | int | None = "512MB",
+    part_cache: str | int | None = "512MB",
     keep: int = KEEP,
 ) -> Stream:
     """A query to `Stream.start`, that feeds streaming DataFrames into a state, an epoch a batch.
@@ -61,8 +62,8 @@ def stream(
     epochs can be told again, and be followed by other jobs.  ``checkpoint``: Spark's, by default the state's folder
     with ``.checkpoint`` behind it.  ``trigger``: what ``writeStream.trigger`` takes.  ``close``: whether the end of the
     input closes all times, in hold-back mode, with a trigger that has an end.  ``adopt``: let this query go on with a
-    state that another one has fed.  ``memory``: what a task may take.  ``warm``: what a worker may keep open of the
-    state between batches.
+    state that another one has fed.  ``memory``: what a task may take.  ``part_cache``: what a worker may keep open of
+    the state between batches.
 
     Runs nothing yet.  Raises `SpecError`, `SchemaMismatch`, `NotArrow`, and `WrongMode` for a DataFrame that is no
     stream.
@@ -93,7 +94,7 @@ def stream(
             "give trigger={'availableNow': True}, or leave close= out",
         )
     folder, then = (None, outputs) if callable(outputs) else (outputs, None)
-    options = Options(place, partitions, folder, memory, trust, warm, adopt, name, keep, checkpoint)
+    options = StateOptions(place, partitions, folder, memory, trust, part_cache, adopt, name, keep, checkpoint)
     return Stream(Feeder(flow, columns, options, then), frames, checkpoint, trigger, name, close)
 
 
@@ -107,7 +108,9 @@ class Feeder:
 
     ``account``: what this process committed."""
 
-    def __init__(self, flow: Flow, columns: Mapping[str, tuple[str, ...]], options: Options, then: Then | None) -> None:
+    def __init__(
+        self, flow: Flow, columns: Mapping[str, tuple[str, ...]], options: StateOptions, then: Then | None
+    ) -> None:
         self.flow, self.columns, self.options, self.then = flow, columns, options, then
         self.account = Account()
         self._job: Job | None = None
@@ -160,7 +163,7 @@ class Feeder:
 
     def _tell(self, job: Job, session: Any, committed: Committed, number: int | None) -> None:
         """Say what was committed, to whoever wants to know."""
-        batch = Batch.of(committed, number)
+        batch = EpochStats.of(committed, number)
         self.account.add(batch)
         log(job.name, batch)
         if self.then is not None:
@@ -219,25 +222,25 @@ class Stream:
         return Query(started, feeder, session, self.close)
 
 
-class Told:
+class Epochs:
     """What a query tells of its epochs.  ``elsewhere``: whether another process commits them, as on Spark Connect."""
 
     def __init__(self, feeder: Feeder, elsewhere: bool) -> None:
         self._feeder, self._elsewhere = feeder, elsewhere
 
-    def stats(self) -> Stats:
+    def stats(self) -> QueryStats:
         """The last epochs that the query committed since it was started, oldest first, and the total: rows, verdicts,
         updates, bytes, times.  Prints as a table.  O(epochs told).
 
         Where another process commits, those that the state keeps, whoever fed it; then raises `StateRefused` where the
-        state cannot be seen from here, and what `Stats.read` raises.
+        state cannot be seen from here, and what `QueryStats.read` raises.
         """
         if not self._elsewhere:
             return self._feeder.account.stats()
-        return Stats.read(self._feeder.options.state, self._feeder.options.trust)
+        return QueryStats.read(self._feeder.options.state, self._feeder.options.trust)
 
     @property
-    def recent(self) -> tuple[Batch, ...]:
+    def recent(self) -> tuple[EpochStats, ...]:
         """The epochs that `stats` tells of.  Raises as that does."""
         return tuple(self.stats())
 
@@ -250,7 +253,7 @@ class Query:
 
     def __init__(self, started: Any, feeder: Feeder, session: Any, close: bool) -> None:
         self._query, self._feeder, self._session, self._close = started, feeder, session, close
-        self.ddflow = Told(feeder, elsewhere=context_of(session) is None)
+        self.ddflow = Epochs(feeder, elsewhere=context_of(session) is None)
         ACCOUNTS.put(str(started.id), self.ddflow if context_of(session) is None else feeder.account)
 
     def __getattr__(self, name: str) -> Any:

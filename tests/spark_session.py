@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import ddflow as dd
 from spark_bridge.columns import carried, carried_schema, loose, restored
-from spark_bridge.local import local_session
+from spark_bridge.session import local_session
 from spark_bridge.schemas import spark_schema
 
 SETTINGS = {

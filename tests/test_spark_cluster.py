@@ -25,7 +25,7 @@ import spark_bridge
 from ddflow.errors import NullKey, StateRefused
 from spark_bridge import job
 from spark_bridge.configuring import configure
-from spark_bridge.local import settings
+from spark_bridge.session import settings
 
 pytestmark = pytest.mark.together("cluster")
 

@@ -45,7 +45,7 @@ def _session(console: Console) -> Iterator[Any]:
     """A local Spark session of the demo's own, stopped afterwards."""
     remedy = "pip install 'ddflow[spark,java]', or leave Spark out with --no-spark"
     try:
-        from spark_bridge.local import local_session
+        from spark_bridge.session import local_session
     except ImportError as error:
         raise MissingExtra("run the plan on local Spark", str(error), remedy) from None
     with ExitStack() as stack:
