@@ -9,18 +9,15 @@ tasks are sums over all tasks. It measures nothing itself, and knows no Spark.
 >>> figures = {"rows of orders": 3, "bytes": 900, "take": 1500, "open": 0, "step": 400, "write": 2100, "hit": 2,
 ...            "miss": 0, "memory": 70}
 >>> batch = EpochStats(6, 7, 8, {"orders": 3}, {"applied": 2, "noop": 1}, 0, {"by_city": 4}, 1100, figures, False)
->>> batch.progress()["numInputRows"], batch.progress()["durationMs"]["write"], batch.warm
+>>> batch.progress()["numInputRows"], batch.progress()["durationMs"]["write"], batch.cached
 (3, 2.1, (2, 2))
->>> account = Account()
->>> account.add(batch)
->>> account.add(batch._replace(replayed=True))
->>> print(account.stats())
+>>> print(QueryStats([batch, batch._replace(replayed=True)], batch, 1))
 1 epoch, 3 rows in, 4 updates out, 1.1 KB written; frontier 8
-epoch    batch  rows in  applied  noop  by_city  written  take  open  step  write  warm
-7            6        3        2     1        4   1.1 KB     2     0     0      2   2/2
-7 again      6        3        2     1        4   1.1 KB     2     0     0      2   2/2
-total                 3        2     1        4   1.1 KB     2     0     0      2   2/2
-times in ms: take, open, step, write summed over tasks; warm: parts found open, of all that were needed
+epoch    batch  rows in  applied  noop  by_city  written  take  open  step  write  cached
+7            6        3        2     1        4   1.1 KB     2     0     0      2     2/2
+7 again      6        3        2     1        4   1.1 KB     2     0     0      2     2/2
+total                 3        2     1        4   1.1 KB     2     0     0      2     2/2
+times in ms: take, open, step, write summed over tasks; cached: parts found open, of all that were needed
 """
 
 from __future__ import annotations
@@ -93,7 +90,7 @@ class EpochStats(NamedTuple):
         return summed(each)
 
     @property
-    def warm(self) -> tuple[int, int]:
+    def cached(self) -> tuple[int, int]:
         """How many parts were found open in a worker, and how many were needed: those that nothing came for are not."""
         hits = self.figures.get("hit", 0)
         return hits, hits + self.figures.get("miss", 0)
@@ -106,7 +103,7 @@ class EpochStats(NamedTuple):
 
     def progress(self) -> dict[str, Any]:
         """The same in the words of Spark's ``StreamingQueryProgress``, as ``json.dumps`` takes it.  O(names)."""
-        hits, parts = self.warm
+        hits, parts = self.cached
         return {
             "batchId": self.batch,
             "epoch": self.epoch,
@@ -121,7 +118,7 @@ class EpochStats(NamedTuple):
             "sinks": [{"description": name, "numOutputRows": n} for name, n in self.updates.items()],
             "bytesWritten": self.nbytes,
             "bytesMemory": self.figures.get("memory", 0),
-            "partsWarm": hits,
+            "partsCached": hits,
             "partsOpened": parts - hits,
         }
 
@@ -132,11 +129,11 @@ class EpochStats(NamedTuple):
         stages = self.stages
         driver = ", ".join(f"{name} {stages[name] / 1000:,.0f}" for name in DRIVER if name in stages)
         tasks = ", ".join(f"{name} {stages[name] / 1000:,.0f}" for name in TASKS if name in stages)
-        warm = f"{self.warm[0]} of {self.warm[1]} parts warm"
+        cached = f"{self.cached[0]} of {self.cached[1]} parts cached"
         return (
             f"{what}: epoch {self.epoch}{', committed before' if self.replayed else ''}; numInputRows {rows}; "
             f"{Verdicts.of(self.counts, self.pending)}; numOutputRows {updates}, {shown_size(self.nbytes)}; "
-            f"durationMs {driver or '-'} (tasks: {tasks or '-'}); {warm}"
+            f"durationMs {driver or '-'} (tasks: {tasks or '-'}); {cached}"
         )
 
 
@@ -233,7 +230,7 @@ class QueryStats(Sequence[EpochStats]):
         clock = [f"{', '.join(driver)} by the driver's clock"] if driver else []
         if tasks:
             clock.append(f"{', '.join(tasks)} summed over tasks")
-        return [f"times in ms: {'; '.join([*clock, 'warm: parts found open, of all that were needed'])}"]
+        return [f"times in ms: {'; '.join([*clock, 'cached: parts found open, of all that were needed'])}"]
 
     def _table(self) -> list[list[str]]:
         """A row for each of the last batches, then the total; columns of verdicts and outputs where there are some."""
@@ -254,7 +251,7 @@ class QueryStats(Sequence[EpochStats]):
                 *(f"{each.updates.get(name, 0):,}" for name in outputs),
                 shown_size(each.nbytes),
                 *("" if micros is None else f"{micros / 1000:,.0f}" for micros in times),
-                "/".join(map(str, each.warm)),
+                "/".join(map(str, each.cached)),
             ]
 
         head = [
@@ -266,7 +263,7 @@ class QueryStats(Sequence[EpochStats]):
             *map(printable, outputs),
             "written",
             *stages,
-            "warm",
+            "cached",
         ]
         rows = [
             row(f"{each.epoch}{' again' if each.replayed else ''}", "" if each.batch is None else str(each.batch), each)

@@ -24,8 +24,7 @@ import ddflow as dd
 import spark_bridge
 from ddflow.errors import NullKey, StateRefused
 from spark_bridge import job
-from spark_bridge.configuring import configure
-from spark_bridge.session import settings
+from spark_bridge.session import configure, local_settings
 
 pytestmark = pytest.mark.together("cluster")
 
@@ -47,7 +46,7 @@ MORE = {
 def cluster(alone: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     spark_bridge.ensure_java()
     builder = SparkSession.builder.appName("faults").master("local-cluster[2,1,1024]")
-    for name, value in {**settings(tmp_path_factory.mktemp("spark"), "1g"), **MORE, **SETTINGS}.items():
+    for name, value in {**local_settings(tmp_path_factory.mktemp("spark"), "1g"), **MORE, **SETTINGS}.items():
         if name != "spark.driver.extraJavaOptions":
             builder = builder.config(name, value)
     session = configure(builder).getOrCreate()
