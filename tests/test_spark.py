@@ -389,6 +389,19 @@ def test_a_frame_may_be_read_in_part_and_again(orders: DataFrame) -> None:
     frames["paid"].write.format("noop").mode("overwrite").save()
 
 
+def test_outputs_may_be_joined_and_their_tasks_too(orders: DataFrame) -> None:
+    flow = city_flow()
+    frames = spark_bridge.run(flow, {"orders": orders}, partitions=3)
+    expected = {name: counted(table) for name, table in locally(flow, {"orders": orders_of(400)}).items()}
+    assert counted(frames["paid"].coalesce(1).toArrow()) == expected["paid"]
+    both = frames["by_city"].union(frames["by_city"])
+    assert counted(both.toArrow()) == expected["by_city"] + expected["by_city"]
+    with setting(orders.sparkSession, "spark.sql.adaptive.enabled", "false"):
+        cities, sizes = (frames[name].selectExpr("_diff as n") for name in ("by_city", "sizes"))
+        planned = cities.union(sizes)._jdf.queryExecution().executedPlan().toString()
+    assert "ReusedExchange" in planned  # what both depend on is computed once
+
+
 def test_what_spark_computed_before_and_computes_after_fits(spark: SparkSession, orders: DataFrame) -> None:
     flow = city_flow()
     latest = orders.selectExpr("*", "max(at) over (partition by id) as top").where("at = top").drop("top")
@@ -428,6 +441,10 @@ def no_jobs(spark: SparkSession) -> Iterator[None]:
 def refused(flow: dd.Flow, frames: dict[str, Any], error: type[Exception], match: str, partitions: Any = 2) -> None:
     with pytest.raises(error, match=match):
         spark_bridge.run(flow, frames, partitions=partitions)
+
+
+def test_a_run_without_a_state_runs_no_job_itself(no_jobs: None, orders: DataFrame) -> None:
+    assert spark_bridge.run(city_flow(), {"orders": orders}, partitions=2)["paid"].columns[-2:] == ["_time", "_diff"]
 
 
 def test_sources_and_frames_must_belong_together(no_jobs: None, orders: DataFrame) -> None:
