@@ -63,14 +63,14 @@ _DESCRIPTION: Final = "spark.job.description"
 
 
 KEEP: Final = 100
-"""How many epochs can be told again, and followed by others, if nobody says."""
+"""How many epochs can be replayed, and followed by others, by default."""
 
 
 class StateOptions(NamedTuple):
     """How a state is opened and its tasks run.  ``partitions``: None for the state's own.  ``outputs``: a folder of
     Parquet files, or None.  ``memory``: a size, of a task.  ``trust``: as in `Flow.open`.  ``part_cache``: a size,
     what a worker keeps open.  ``adopt``: whether another query may go on feeding the state.  ``name``: what Spark's
-    pages and the log call it, by default its sources.  ``keep``: how many epochs can be told again, and followed.
+    pages and the log call it, by default its sources.  ``keep``: how many epochs can be replayed, and followed.
     ``checkpoint``: of the query, for messages."""
 
     state: str
@@ -86,7 +86,7 @@ class StateOptions(NamedTuple):
 
 
 class Job:
-    """A flow on a state, opened by the driver.  ``columns``: by source, those that its rows have, as `checked` tells.
+    """A flow on a state, opened by the driver.  ``columns``: by source, those of its rows, as `checked` gives them.
 
     Raises `SpecError` for what cannot run, as on a state of another number of partitions than the options say, and what
     `Coordinator.open` raises.
@@ -111,7 +111,7 @@ class Job:
         self.store = self.coordinator.ledger.store.where
 
     def close(self) -> None:
-        """Let go of the state; twice is harmless."""
+        """Close the state; twice is harmless."""
         self.coordinator.close()
 
     def routed(self, frames: Mapping[str, DataFrame]) -> DataFrame:
@@ -138,7 +138,7 @@ class Job:
         levels = "level 0" if self.coordinator.cut.levels == 1 else f"levels 0 to {self.coordinator.cut.levels - 1}"
         batch = "" if feed is None else f"batch {feed.batch}, "
         with self.around(session, f"{batch}epoch {base.epoch}, {levels}"):
-            receipts = self._told(session, packed, base)
+            receipts = self._run(session, packed, base)
         ran = perf_counter_ns()
         committed = self.coordinator.finish(base, receipts, feed=feed)
         driver = {"begin": ready - began, "tasks": ran - ready, "commit": perf_counter_ns() - ran}
@@ -146,7 +146,7 @@ class Job:
         return committed._replace(figures={**committed.figures, **more})
 
     def again(self, session: Any, packed: DataFrame | None, epoch: Epoch) -> Committed:
-        """What a committed epoch returned, told its rows again.  Raises `ReplayMismatch` for others."""
+        """What a committed epoch returned; its rows are compared.  Raises `ReplayMismatch` for others."""
         chunks: list[Any] = []
         if packed is not None:
             with self.around(session, f"epoch {epoch.epoch}, again"):
@@ -159,7 +159,7 @@ class Job:
             digests[name] = added(digests.get(name, bytes(16)), bytes(digest))
         return self.coordinator.replayed(epoch, rows, {name: digest.hex() for name, digest in digests.items()})
 
-    def _told(self, session: Any, packed: DataFrame | None, base: Base) -> list[Receipt]:
+    def _run(self, session: Any, packed: DataFrame | None, base: Base) -> list[Receipt]:
         """Run all levels, for every partition.  All of it again, a few times, where Spark gives a job up.
 
         Receipts name files and differ from attempt to attempt, so when an executor is lost while the last level runs,
@@ -176,16 +176,16 @@ class Job:
         raise AssertionError
 
     def _receipts(self, packed: DataFrame, base: Base) -> list[Receipt]:
-        """Run all levels; what their tasks tell."""
+        """Run all levels; the receipts of their tasks."""
         frame = packed
         for level in range(self.coordinator.cut.levels):
             task = EpochStage(self.coordinator.cut, base, level, self.columns, self.stamp, self.part_cache)
             frame = mapped(frame.repartitionById(base.partitions, "to"), task)
-        told = [bytes(row[0]) for row in frame.select("payload").collect()]
-        return [Receipt.from_json(each, "the receipt of a task") for each in told]
+        collected = frame.select("payload").collect()
+        return [Receipt.from_json(bytes(row[0]), "the receipt of a task") for row in collected]
 
     def _called(self, session: Any) -> DataFrame:
-        """A row for each partition that only calls it."""
+        """A row for each partition, which makes its task run and brings nothing."""
         to = F.col("id").cast("int").alias("to")
         nothing = [F.lit(None).cast(field.dataType).alias(field.name) for field in ROWS.fields[1:]]
         called: DataFrame = session.range(self.coordinator.partitions).select(to, *nothing)

@@ -25,7 +25,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from spark_bridge.stats import NOTHING, EpochStats, QueryStats, summed
 
 KEPT: Final = 100
-"""How many of the last epochs a query can tell of."""
+"""How many of the last epochs of a query are kept."""
 QUERIES: Final = 64
 """Of how many queries a process keeps accounts for listeners."""
 LOG: Final = logging.getLogger("ddflow.spark")
@@ -48,12 +48,12 @@ class Listener(StreamingQueryListener):
         self.recent: deque[Any] = deque(maxlen=self.RECENT)
 
     def onQueryProgress(self, event: Any) -> None:
-        """Join, keep and call back.  O(epochs that are told)."""
+        """Join, keep and call back.  O(epochs that are kept)."""
         progress = event.progress
-        teller = ACCOUNTS.of(str(progress.id))
-        if teller is None:
+        account = ACCOUNTS.of(str(progress.id))
+        if account is None:
             return
-        found = [each for each in teller.stats() if each.batch == progress.batchId]
+        found = [each for each in account.stats() if each.batch == progress.batchId]
         progress.ddflow = found[-1] if found else None
         self.recent.append(progress)
         if self.callback is not None:
@@ -88,7 +88,7 @@ class Account:
 
 
 class Accounts:
-    """Whoever can tell of a query, by its id: the last `QUERIES`.
+    """Accounts of queries by their ids: the last `QUERIES`.
 
     >>> accounts = Accounts()
     >>> accounts.put("a", Account())
@@ -97,19 +97,19 @@ class Accounts:
     """
 
     def __init__(self) -> None:
-        self._tellers: OrderedDict[str, Any] = OrderedDict()
+        self._accounts: OrderedDict[str, Any] = OrderedDict()
 
-    def put(self, query: str, teller: Any) -> None:
-        """Keep who has ``stats()`` of a query from now on.  O(1).  A query without an id is left out."""
+    def put(self, query: str, account: Any) -> None:
+        """Keep what has ``stats()`` of a query.  O(1).  A query without an id is left out."""
         if query:
-            self._tellers.pop(query, None)
-            self._tellers[query] = teller
-            while len(self._tellers) > QUERIES:
-                self._tellers.popitem(last=False)
+            self._accounts.pop(query, None)
+            self._accounts[query] = account
+            while len(self._accounts) > QUERIES:
+                self._accounts.popitem(last=False)
 
     def of(self, query: str) -> Any:
-        """Who has ``stats()`` of a query; None for one that is not known.  O(1)."""
-        return self._tellers.get(query)
+        """What has ``stats()`` of a query; None for one that is not known.  O(1)."""
+        return self._accounts.get(query)
 
 
 ACCOUNTS: Final = Accounts()

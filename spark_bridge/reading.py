@@ -89,7 +89,7 @@ class BatchReader(DataSourceReader):
 
 
 class Searcher(BatchReader):
-    """A reader that takes filters over: of the rows, and of the partitions where they tell of the key."""
+    """A reader that takes filters over: of the rows, and of the partitions where they say what the key is."""
 
     def __init__(self, read: Read, plan: Flow, manifest: Manifest) -> None:
         super().__init__(read, plan, manifest)
@@ -116,7 +116,7 @@ class Searcher(BatchReader):
         return rest
 
     def _values(self) -> dict[str, list[Any]]:
-        """By column, the values of which a row must have one, as far as filters tell."""
+        """By column, the values of which a row must have one, as far as filters say."""
         out: dict[str, list[Any]] = {}
         for each in self.filters:
             given = [each.value] if isinstance(each, EqualTo) else list(each.value) if isinstance(each, In) else None

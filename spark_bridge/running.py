@@ -126,7 +126,7 @@ def run(
     number; one that is committed returns what it returned.  ``outputs``: a folder in which its updates appear as
     Parquet.  ``close``: close all times after it, in hold-back mode.  ``memory``: what a task may take.  ``trust``: as
     in `Flow.open`.  ``part_cache``: what a worker may keep open of the
-    state.  ``keep``: how many epochs can be told again,
+    state.  ``keep``: how many epochs can be replayed,
     and be followed.  Raises then also `StateRefused`, `PlanChanged`, `EpochSkipped`, `ReplayMismatch`, `Fenced`,
     `NullKey` and what else a step raises, as `Flow.open` and `Engine.step` do.
 
@@ -139,7 +139,7 @@ def run(
     Raises `SpecError` for a flow without outputs, an output that Spark has no type for, or a bad ``partitions``;
     `SchemaMismatch` for a source or column that is missing, unknown, or of another type; `NotArrow` for what is
     no DataFrame; `WrongMode` for a stream; `MissingExtra` where pandas is missing, which PySpark asks for.  What only
-    rows can tell (null keys, ties) fails the job that reads them, with ddflow's message inside Spark's.
+    rows can show (null keys, ties) fails the job that reads them, with ddflow's message inside Spark's.
     """
     check_frames(flow, frames)
     if state is not None:

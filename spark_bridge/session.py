@@ -4,8 +4,8 @@ Invariant: no setting changes an answer, and a session without them works; what 
 session is made only where it is asked for by name, and leaving the block stops it and removes what it put on disk; one
 that is there already is refused, never borrowed and never stopped. Spark's Python workers are forked from a daemon,
 which Spark starts by a module's name: one that has ddflow's kernels loaded gives that to all its children, but must be
-importable where executors run, or no worker starts at all. Spark hands the one active session of a process to whoever
-builds the next, writes a warehouse folder into the working directory, looks the host's name up, and starts workers of
+importable where executors run, or no worker starts at all. Spark hands the one active session of a process to the
+next builder, writes a warehouse folder into the working directory, looks the host's name up, and starts workers of
 whatever ``python3`` is on PATH. The JVM of a local session goes on until the process ends; it is not tuned for large
 data.
 

@@ -56,7 +56,7 @@ class DdflowSource(DataSource):
 
     @classmethod
     def of(cls, flow: Flow) -> type[DdflowSource]:
-        """The source of states of one plan, whose functions no state can tell: to be registered instead."""
+        """The source of states of one plan, whose functions no state holds: to be registered instead."""
         given = flow.frozen()
 
         class Given(cls):  # type: ignore[misc, valid-type]
@@ -162,7 +162,7 @@ class DdflowSource(DataSource):
         return open_store(self.options["path"], trust=self._trust(), create=False, readonly=True)
 
     def _plan(self, manifest: Manifest, where: str) -> Flow:
-        """The state's plan.  Raises `SpecError` where it has functions, which no state can tell."""
+        """The state's plan.  Raises `SpecError` where it has functions, which no state holds."""
         try:
             return plan_of(manifest, self.flow, where)
         except SpecError as error:

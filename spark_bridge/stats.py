@@ -1,8 +1,8 @@
-"""What is told of the batches of a query: rows, verdicts, updates, bytes and times, in a table, a log and a listener.
+"""Statistics of the epochs of a query: rows, verdicts, updates, bytes and times, as a table, one line, or JSON.
 
-Invariant: what is told was committed, and is told by batch: one that Spark gave again is told again, marked, and counts
-in no total. Spark counts rows that a batch read, ddflow those that an epoch took, and the process that commits is not
-always the one that asks; so a state keeps the figures of its last epochs, and whoever sees the state can read them; and
+Invariant: every epoch that is counted was committed; one that Spark gave again is listed again, marked, and counts in
+no total. Spark counts rows that a batch read, ddflow those that an epoch took, and the process that commits is not
+always the one that asks; so a state keeps the figures of its last epochs, for everybody who can read the state; and
 progress events come late, by a query's id, when the query may be gone. Times of the driver are by the clock, those of
 tasks are sums over all tasks. It measures nothing itself, and knows no Spark.
 
@@ -170,7 +170,7 @@ class QueryStats(Sequence[EpochStats]):
 
     @classmethod
     def read(cls, state: str, trust: str = "owner") -> QueryStats:
-        """Of the last epochs that a state keeps, whoever committed them.  O(files of those).
+        """Of the last epochs that a state keeps, of every writer.  O(files of those).
 
         ``trust``: as in `Flow.open`.  Raises `StateRefused`, `CorruptState`, and what the store raises.
         """
@@ -235,10 +235,10 @@ class QueryStats(Sequence[EpochStats]):
     def _table(self) -> list[list[str]]:
         """A row for each of the last batches, then the total; columns of verdicts and outputs where there are some."""
         last = self._batches[-LINES:]
-        whole = summed((*last, self.total))
-        verdicts = [name for name in (*SHOWN, "absent") if whole.counts.get(name)]
+        all_of = summed((*last, self.total))
+        verdicts = [name for name in (*SHOWN, "absent") if all_of.counts.get(name)]
         waits = any(each.pending for each in last)
-        outputs, stages = list(whole.updates), [name for name in (*DRIVER, *TASKS) if name in whole.stages]
+        outputs, stages = list(all_of.updates), [name for name in (*DRIVER, *TASKS) if name in all_of.stages]
 
         def row(label: str, batch: str, each: EpochStats) -> list[str]:
             times = (each.stages.get(name) for name in stages)
