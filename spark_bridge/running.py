@@ -30,8 +30,8 @@ from ddflow.dataflow.verdicts import Verdicts
 from ddflow.errors import SchemaMismatch, SpecError, WrongMode
 from ddflow.partitions.commit import Committed
 from ddflow.partitions.stages import Cut, cut
-from ddflow.plan.flow import Collection, Flow
-from spark_bridge.job import KEEP, Job, StateOptions, check_address, checked, joined, mapped, routed, router
+from ddflow.plan.flow import Flow
+from spark_bridge.job import KEEP, ROWS, Job, StateOptions, check_address, checked, joined, mapped, routed, router
 from spark_bridge.monitoring import log
 from spark_bridge.stats import EpochStats
 from spark_bridge.tasks import OnlyStage, ReadFiles, RunStage
@@ -125,12 +125,11 @@ def run(
     frames read the committed files.  ``partitions``: of a new state; one of another number is refused.  ``epoch``: its
     number; one that is committed returns what it returned.  ``outputs``: a folder in which its updates appear as
     Parquet.  ``close``: close all times after it, in hold-back mode.  ``memory``: what a task may take.  ``trust``: as
-    in `Flow.open`.  ``part_cache``: what a worker may keep open of the
-    state.  ``keep``: how many epochs can be replayed,
-    and be followed.  Raises then also `StateRefused`, `PlanChanged`, `EpochSkipped`, `ReplayMismatch`, `Fenced`,
-    `NullKey` and what else a step raises, as `Flow.open` and `Engine.step` do.
+    in `Flow.open`.  ``part_cache``: what a worker may keep open of the state.  ``keep``: how many epochs can be
+    replayed, and be followed.  Raises then also `StateRefused`, `PlanChanged`, `EpochSkipped`, `ReplayMismatch`,
+    `Fenced`, `NullKey` and what else a step raises, as `Flow.open` and `Engine.step` do.
 
-    Without one, frames are lazy, and all that follows holds.
+    Without one, the plan runs from an empty start, frames are lazy, and all that follows holds.
 
     Epoch mode is one step, stamped 0; hold-back mode takes all events in and closes the input.  ``partitions``: of each
     shuffle, by default Spark's ``spark.sql.shuffle.partitions``.  Columns are matched by name.  Where arrival decides
@@ -214,31 +213,26 @@ def _lazily(flow: Flow, frames: Mapping[str, DataFrame], partitions: int | None)
     made: dict[tuple[Any, ...], DataFrame] = {}
     out = {}
     for name, shape in known.items():
-        stages = cut(flow, only=name)
-        known_by: tuple[Any, ...] = tuple(_read_by(flow, name))
-        frame = made.setdefault(known_by, joined(chunks[each] for each in known_by))
+        stages, key = cut(flow, only=name), _read_by(flow, name)
+        frame = made.setdefault(key, joined(chunks[each] for each in key))
         for level in range(stages.levels):
             last = level == stages.levels - 1
-            known_by = (*known_by, stages.active[level], *([name] if last else stages.sent(level)))
-            if known_by not in made:
+            key = (*key, stages.active[level], *([name] if last else stages.sent(level)))
+            if key not in made:
                 task = RunStage(stages, level, secret, wide, columns, name if last else None)
-                brought = frame.repartitionById(wide, "to")
-                made[known_by] = mapped(brought, task, shape.spark) if last else mapped(brought, task)
-            frame = made[known_by]
+                made[key] = mapped(frame.repartitionById(wide, "to"), task, shape.spark if last else ROWS)
+            frame = made[key]
         out[name] = frame
     return out
 
 
-def _read_by(flow: Flow, name: str) -> list[str]:
-    """The sources that an output depends on."""
-    node = flow.outputs[name] if name in flow.outputs else flow.side_outputs()[name][0]
-    walk, found = [node], set[Collection]()
-    while walk:
-        each = walk.pop()
-        if each not in found:
-            found.add(each)
-            walk.extend(each.inputs)
-    return [name for name, source in flow.sources.items() if source in found]
+def _read_by(flow: Flow, name: str) -> tuple[Any, ...]:
+    """The names of the sources that an output depends on."""
+    read = {flow.outputs[name] if name in flow.outputs else flow.side_outputs()[name][0]}
+    for node in reversed(flow.nodes):  # a collection stands behind what it is made of
+        if node in read:
+            read.update(node.inputs)
+    return tuple(name for name, source in flow.sources.items() if source in read)
 
 
 def _partitions(given: int | None, frame: DataFrame) -> int:

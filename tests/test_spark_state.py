@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pytest
 import test_spark
 from pyspark.sql import SparkSession
-from spark_session import assert_same, counted, frame_of, setting
+from spark_session import assert_same, counted, frame_of, locally, setting
 from test_spark import city_flow, halves, orders_of
 
 import ddflow as dd
@@ -187,9 +187,11 @@ def test_rows_of_a_topic_arrive_as_their_offsets_say(spark: SparkSession, state:
         "offset", pa.array(range(200))
     )
     told = told.append_column("topic", pa.array(["orders"] * 200)).take(pa.array([i * 77 % 200 for i in range(200)]))
-    ran = spark_bridge.run(flow, {"orders": frame_of(spark, *halves(told))}, 2, state=state)
+    frames = {"orders": frame_of(spark, *halves(told))}
+    ran = spark_bridge.run(flow, frames, 2, state=state)
     with flow.open() as engine:
         same_epoch(ran, engine.step({"orders": rows}, time=1))
+    assert_same(spark_bridge.run(flow, frames, 2), locally(flow, {"orders": rows}))
 
 
 def test_functions_travel_and_are_known_by_their_names(spark: SparkSession, state: str) -> None:
@@ -375,7 +377,7 @@ def test_errors_come_back_as_what_they_were() -> None:
     with pytest.raises(NullKey) as caught, errors.noted(), errors.noted():
         raise NullKey('a "step"', "two\nlines", "mend: it; now")
     assert len(caught.value.__notes__) == 1
-    found = errors.told(f"nothing\n{caught.value.__notes__[0]}\nmore")
+    found = errors.parsed(f"nothing\n{caught.value.__notes__[0]}\nmore")
     assert isinstance(found, NullKey) and found.args == ('a "step"', "two\nlines", "mend: it; now")
     for text in (
         "",
@@ -384,5 +386,5 @@ def test_errors_come_back_as_what_they_were() -> None:
         errors.MARK + '["print", "", "", ""]',
         errors.MARK + '["DdflowError", 1, "", ""]',
     ):
-        assert errors.told(text) is None
-    assert type(errors.told(errors.MARK + '["DdflowError", "a", "b", "c"] SQLSTATE: 1')) is DdflowError
+        assert errors.parsed(text) is None
+    assert type(errors.parsed(errors.MARK + '["DdflowError", "a", "b", "c"] SQLSTATE: 1')) is DdflowError
