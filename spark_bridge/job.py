@@ -32,6 +32,7 @@ from pyspark.sql.types import StructType
 from ddflow.columns.hashing import Secret
 from ddflow.columns.schema import conform, did_you_mean
 from ddflow.dataflow.budget import parse_size
+from ddflow.engine.flow import Flow
 from ddflow.errors import DdflowError, MissingExtra, SchemaMismatch, SpecError, WrongMode
 from ddflow.partitions.chunks import PACKED, added, held
 from ddflow.partitions.commit import Committed, Coordinator
@@ -40,7 +41,7 @@ from ddflow.partitions.partitioner import Router, carried_only, columns_there
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.version import Version
 from ddflow.plan.codec import describe, fingerprint
-from ddflow.plan.flow import Flow
+from ddflow.plan.collection import Plan
 from ddflow.plan.rebuild import rebuild
 from ddflow.storage import address
 from ddflow.storage.manifest import Epoch
@@ -199,7 +200,7 @@ class Job:
 
 
 def router(
-    flow: Flow, name: str, partitions: int, secret: Secret, columns: tuple[str, ...], chunk_bytes: int | None = None
+    flow: Plan, name: str, partitions: int, secret: Secret, columns: tuple[str, ...], chunk_bytes: int | None = None
 ) -> Router:
     """What brings a source's rows to their partitions, in the types in which Spark hands them over."""
     restore = partial(restored, schema=loose(flow.sources[name].bound.schema), what=f"rows for {name!r}")
@@ -228,7 +229,7 @@ def mapped(frame: DataFrame, task: Any, schema: StructType = ROWS) -> DataFrame:
         raise MissingExtra("run a flow on Spark", str(error), "pip install 'ddflow[spark]'") from None
 
 
-def checked(flow: Flow, name: str, frame: Any, streaming: bool) -> tuple[str, ...]:
+def checked(flow: Plan, name: str, frame: Any, streaming: bool) -> tuple[str, ...]:
     """The declared columns that a frame has; everything about it that shows without its rows is looked at.
 
     Raises `SchemaMismatch`, and `WrongMode` for a stream where none is wanted, and the reverse.

@@ -27,10 +27,11 @@ from pyspark.sql.types import StructType
 
 from ddflow.columns.hashing import Secret
 from ddflow.dataflow.verdicts import Verdicts
+from ddflow.engine.flow import Flow
 from ddflow.errors import SchemaMismatch, SpecError, WrongMode
 from ddflow.partitions.commit import Committed
 from ddflow.partitions.stages import Cut, cut
-from ddflow.plan.flow import Flow
+from ddflow.plan.collection import Plan
 from spark_bridge.job import KEEP, ROWS, Job, StateOptions, check_address, checked, joined, mapped, routed, router
 from spark_bridge.monitoring import log
 from spark_bridge.stats import EpochStats
@@ -172,7 +173,7 @@ def schema(flow: Flow) -> StructType:
     return shapes(flow)[next(iter(flow.outputs))].spark
 
 
-def _only(flow: Flow) -> Cut:
+def _only(flow: Plan) -> Cut:
     """A flow that is a single stage, cut.  Raises `SpecError`, naming what is too much."""
     asked, run_it = "a flow as one stage", "use spark_bridge.run(flow, frames)"
     stages = cut(flow)
@@ -194,7 +195,7 @@ def _only(flow: Flow) -> Cut:
     return stages
 
 
-def _lazily(flow: Flow, frames: Mapping[str, DataFrame], partitions: int | None) -> dict[str, DataFrame]:
+def _lazily(flow: Plan, frames: Mapping[str, DataFrame], partitions: int | None) -> dict[str, DataFrame]:
     """A frame for each output, of the stages from an empty start; stages that outputs have in common are one frame."""
     cut(flow)
     flow, known = flow.frozen(), shapes(flow)
@@ -226,7 +227,7 @@ def _lazily(flow: Flow, frames: Mapping[str, DataFrame], partitions: int | None)
     return out
 
 
-def _read_by(flow: Flow, name: str) -> tuple[Any, ...]:
+def _read_by(flow: Plan, name: str) -> tuple[Any, ...]:
     """The names of the sources that an output depends on."""
     read = {flow.outputs[name] if name in flow.outputs else flow.side_outputs()[name][0]}
     for node in reversed(flow.nodes):  # a collection stands behind what it is made of

@@ -30,7 +30,7 @@ from pyspark.sql.types import TimeType  # by name: where it is missing, PySpark 
 
 from ddflow.columns.schema import updates_schema
 from ddflow.errors import NotArrow, SchemaMismatch, SpecError
-from ddflow.plan.flow import Flow
+from ddflow.plan.collection import Plan
 
 _ITSELF: tuple[Callable[[pa.DataType], bool], ...] = (
     pat.is_null,
@@ -174,7 +174,7 @@ def check_frames(flow: Any, frames: Any) -> None:
 
     Raises `SpecError`, `NotArrow`.
     """
-    if not isinstance(flow, Flow) or not isinstance(frames, Mapping):
+    if not isinstance(flow, Plan) or not isinstance(frames, Mapping):
         found = f"it is given a {type(flow).__name__} and a {type(frames).__name__}"
         raise SpecError("a flow on Spark", found, "give the dd.Flow, then {source: DataFrame}")
     for name, frame in frames.items():
@@ -225,7 +225,7 @@ class Shape(NamedTuple):
     spark: T.StructType
 
 
-def shapes(flow: Flow) -> dict[str, Shape]:
+def shapes(flow: Plan) -> dict[str, Shape]:
     """The shape of every output, side outputs included.  Raises `SpecError` where Spark has no type for a column."""
     schemas = {name: node.updates_schema(flow.time_type) for name, node in flow.outputs.items()}
     for name, (_, schema) in flow.side_outputs().items():

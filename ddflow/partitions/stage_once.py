@@ -25,9 +25,10 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Secret
 from ddflow.dataflow.admission import Intake
+from ddflow.dataflow.buffer import Shelf
+from ddflow.dataflow.graph import Released
 from ddflow.dataflow.side_outputs import Sides
-from ddflow.dataflow.step import Released
-from ddflow.partitions.stage_graph import LevelCircuit, as_updates
+from ddflow.partitions.stage_graph import LevelCircuit, LevelComputation, as_updates
 from ddflow.partitions.stages import Cut
 from ddflow.time import CLOSED, NEVER
 
@@ -54,6 +55,6 @@ def computed(cut: Cut, level: int, secret: Secret, rows: dict[str, Any], sums: M
     for name in list(rows):
         released[name] = Released.of(Intake(flow.sources[name].bound).admit(rows.pop(name), NEVER, time).sealed)
     circuit.came = {n: as_updates(table, cut.meetings[n].schema) for n, table in sums.items()}
-    stepped = circuit.judge(released, CLOSED - 1, observe=sides.add)
+    stepped = LevelComputation(circuit, released, CLOSED - 1, Shelf(None, 0), sides.add).run()
     sent = {number: table for number, table in circuit.sent.items() if table.num_rows}
     return Computed({**stepped.outputs, **sides.tables()}, sent)
