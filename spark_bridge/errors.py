@@ -29,7 +29,7 @@ from pyspark.errors import PySparkException
 from ddflow import errors
 from ddflow.errors import DdflowError
 
-MARK: Final = "as ddflow told it: "
+MARK: Final = "as an error of ddflow: "
 
 
 @contextmanager
