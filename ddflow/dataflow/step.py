@@ -33,8 +33,8 @@ from ddflow.columns.schema import DIFF, empty
 from ddflow.dataflow.buffer import Shelf
 from ddflow.dataflow.graph import Circuit, Released, Stepped
 from ddflow.operators.updates import Updates, concat, consolidated, few, ints
-from ddflow.operators.upsert.expiring import Seen
-from ddflow.operators.upsert.upsert import Judgement
+from ddflow.operators.upsert.judgement import Judgement
+from ddflow.operators.upsert.keyed import Seen
 from ddflow.plan.collection import Collection
 from ddflow.trace.arrangement import Arrangement, Change
 
@@ -79,7 +79,7 @@ class Computation:
                 self._judge(name, self.circuit.plan.sources[name])
         time_type = self.circuit.plan.time_type
         for name, node in self.outputs():
-            pieces = self._pieces(node) if node.distinct else self._consolidated(node)
+            pieces = self._pieces(node) if node.consolidated else self._consolidated(node)
             self.out.outputs[name] = self._table(node, pieces, time_type)
         return self.out
 
@@ -103,7 +103,7 @@ class Computation:
             judgement = upsert.judge(sealed, self.times, self.since, self.circuit.winners)
             counts += judgement.counts
             if upsert.expiring is not None:
-                self.out.seen[name] = judgement.seen.plus(self.out.seen.get(name, Seen()))
+                self.out.seen[name] = judgement.keyed.seen.plus(self.out.seen.get(name, Seen()))
             self.observe(judgement)
             if wanted is not None:
                 self._spread(node, judgement.updates(schema))

@@ -34,7 +34,7 @@ class Filter(Operator):
 
     def __init__(self, of: Collection, predicate: Formula) -> None:
         self.predicate = compile_expression(predicate, of.schema, boolean=True, what="filter")
-        super().__init__(of.flow, of.schema, [of], of.distinct)
+        super().__init__(of.flow, of.schema, [of], of.consolidated)
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """The condition."""

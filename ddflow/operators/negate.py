@@ -14,7 +14,7 @@ class Negate(Operator):
     verb = "negate"
 
     def __init__(self, of: Collection) -> None:
-        super().__init__(of.flow, of.schema, [of], of.distinct)
+        super().__init__(of.flow, of.schema, [of], of.consolidated)
         self.unique = False
 
     def needs(self, wanted: set[str]) -> list[set[str]]:

@@ -53,7 +53,7 @@ class Project(Operator):
                 raise SpecError("project", f"there is no column {name!r}", did_you_mean(name, of.schema.names))
         schema = pa.schema(fields)
         kept = {c for c in self.columns if isinstance(c, str)}
-        super().__init__(of.flow, schema, [of], of.distinct and set(of.schema.names) <= kept)
+        super().__init__(of.flow, schema, [of], of.consolidated and set(of.schema.names) <= kept)
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """The columns."""

@@ -78,7 +78,7 @@ def shared(flow: Plan, name: str) -> Shared | None:
     roots, by = places[node]
     at = {root: n for n, root in enumerate(flow.nodes) if root in roots}
     on = {level for level, active in enumerate(levels.active) for n in at.values() if n in active}
-    return Shared(on.pop(), by) if len(on) == 1 and (node.distinct or by is not None) else None
+    return Shared(on.pop(), by) if len(on) == 1 and (node.consolidated or by is not None) else None
 
 
 def partitions_with(by: Sequence[str], values: Mapping[str, Sequence[Any]], manifest: Manifest) -> list[int] | None:

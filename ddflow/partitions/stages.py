@@ -145,7 +145,7 @@ class _Cutter:
             if node.inputs and node in self.needed and self.places[node].roots == (node,):
                 self.level[node] = self._meeting(node.inputs[0], node.exchange()[0] or ()).level
         for name, node in self.flow.outputs.items():
-            direct = node.distinct or self.places[node].by is not None
+            direct = node.consolidated or self.places[node].by is not None
             level = self.level[self.places[node].roots[0]] if direct else self._meeting(node, _every(node)).level
             outputs.append((level, name))
         levels = 1 + max(level for level, _ in outputs)

@@ -39,7 +39,7 @@ Columns = tuple[str, ...]
 class Collection:
     """A multiset of rows that changes over time: an input, or an operator's output.
 
-    ``schema``: its rows' columns.  ``inputs``: what it is made of.  ``distinct``: whether its updates come
+    ``schema``: its rows' columns.  ``inputs``: what it is made of.  ``consolidated``: whether its updates come
     consolidated.  ``unique``: whether each row is there once, whatever the inputs hold.
     """
 
@@ -51,10 +51,10 @@ class Collection:
     transparent: ClassVar[bool] = False
     """Whether it is the same collection as its input, and so has no id of its own."""
 
-    def __init__(self, flow: Plan, schema: pa.Schema, inputs: Sequence[Collection], distinct: bool) -> None:
-        self.flow, self.schema, self.distinct = flow, schema, distinct
+    def __init__(self, flow: Plan, schema: pa.Schema, inputs: Sequence[Collection], consolidated: bool) -> None:
+        self.flow, self.schema, self.consolidated = flow, schema, consolidated
         self.inputs = tuple(each.operand() for each in inputs)
-        self.unique: bool = self.keeps or (distinct and all(each.unique for each in self.inputs))
+        self.unique: bool = self.keeps or (consolidated and all(each.unique for each in self.inputs))
         flow.nodes.append(self)
 
     def filter(self, predicate: Formula) -> Collection:
@@ -76,9 +76,13 @@ class Collection:
         """
         return self._then("count", by, name)
 
+    def distinct(self) -> Collection:
+        """Each row of positive multiplicity, once.  Asked for twice it is one collection, with one arrangement."""
+        return self._then("distinct")
+
     def consolidate(self) -> Collection:
         """The same collection with the diffs of equal rows of a time added up and zeros dropped."""
-        return self if self.distinct else self._then("consolidate")
+        return self if self.consolidated else self._then("consolidate")
 
     def concat(self, *others: Collection) -> Collection:
         """The rows of this and the others, multiplicities added.  Raises `SpecError` where their columns differ."""

@@ -73,13 +73,13 @@ class Sieve(NamedTuple):
 
 class Files:
     """The files of one batch: its columns, and its sieve.  ``layout``: what the columns are.  ``names``: the payload's.
-    ``plain``: as an inventory says it.
+    ``record``: as an inventory says it.
     """
 
     def __init__(self, columns: Filed, layout: Layout, words: Filed, sieve: Sieve) -> None:
         self.columns, self.layout, self.words, self.sieve = columns, layout, words, sieve
         self.nbytes = columns.nbytes + words.nbytes
-        self.plain: dict[str, Any] = {}
+        self.record: Any = None
         self.names = columns.batch.schema.names[len(layout.own) + bool(layout.words) :]
 
     def drop(self) -> None:
