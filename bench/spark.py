@@ -139,7 +139,7 @@ class Spark(Bench):
         if task.contender == "ddflow":
             ours.warm()
             os.environ["PYSPARK_SUBMIT_ARGS"] = _settings()
-        from spark_bridge.local import local_session
+        from spark_bridge.session import local_session
 
         with local_session("bench", cores=CORES, memory=JVM) as spark, memory.Watch(0.25, tree=True) as watch:
             found = measured(task, spark)

@@ -5,12 +5,12 @@
     spark_bridge.stream(flow, {"orders": stream_df}, state="orders.state").start()
     df.repartition(8, "id").mapInArrow(spark_bridge.stage(flow), schema=spark_bridge.schema(flow))
 
-Rooms: ``plan`` cuts a flow into stages, ``task`` is what workers run, ``columns`` and ``schemas`` know the types on
-both sides, ``driver`` makes frames of it all.  With state: ``job`` is an epoch, made by ``bodies``, which keep parts in
-``warm`` and tell errors by ``failures``; ``running`` and ``streaming`` say what an epoch is, ``committed`` what it put
-out, ``stats`` and ``listener`` what it took; ``rescaling`` changes how many partitions it has.  ``source`` reads a
-state back, as ``reading`` and ``following`` do.  ``configuring`` and ``daemon`` make workers start fast; ``java`` finds
-a Java, ``local`` starts a session where one is asked for by name: none is ever made behind the caller's back.
+A plan is cut into stages by ``ddflow.partitions``; ``tasks`` is what workers run of them, ``types`` which type carries
+which.  ``running`` makes frames of a plan and a batch, ``streaming`` of a plan and streams; with a state, each epoch is
+a ``job``, whose tasks keep parts of the state open in a ``part_cache`` and tell ``errors`` to the driver; ``stats`` and
+``monitoring`` say what it took.  ``rescaling`` changes how many partitions a state has.  ``source`` reads a state back,
+as ``reading`` and ``following`` do.  ``session`` has settings, and starts a local session where one is asked for by
+name: none is ever made behind the caller's back; ``daemon`` makes workers start fast, ``java`` finds a Java.
 Importing this imports nothing of Spark.  docs/spark.md has the rest.
 
 >>> import spark_bridge
@@ -26,25 +26,25 @@ from typing import TYPE_CHECKING, Any
 from ddflow.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from spark_bridge.configuring import configure
-    from spark_bridge.driver import run, schema, stage
     from spark_bridge.java import ensure_java
-    from spark_bridge.listener import Listener
+    from spark_bridge.monitoring import Listener
     from spark_bridge.rescaling import rescale
-    from spark_bridge.schemas import arrow_schema
+    from spark_bridge.running import run, schema, stage
+    from spark_bridge.session import configure
     from spark_bridge.source import DdflowSource
     from spark_bridge.streaming import stream
+    from spark_bridge.types import arrow_schema
 
 _HOMES = {
     "DdflowSource": "source",
-    "Listener": "listener",
-    "arrow_schema": "schemas",
-    "configure": "configuring",
+    "Listener": "monitoring",
+    "arrow_schema": "types",
+    "configure": "session",
     "ensure_java": "java",
     "rescale": "rescaling",
-    "run": "driver",
-    "schema": "driver",
-    "stage": "driver",
+    "run": "running",
+    "schema": "running",
+    "stage": "running",
     "stream": "streaming",
 }
 

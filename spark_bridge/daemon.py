@@ -3,7 +3,7 @@
 Invariant: a worker that is forked from here behaves as any other, and has nothing open: no store, no thread, no state
 of any flow. What a process has open or has running when it forks is broken in its children, so kernels are loaded in
 one thread and nothing else is; and a daemon that fails gives no worker at all, so whatever keeps kernels from loading
-is left for the worker to meet. Spark starts it, by ``spark.python.daemon.module``; see ``configuring``.
+is left for the worker to meet. Spark starts it, by ``spark.python.daemon.module``; see ``session``.
 
 >>> callable(main)
 True
@@ -23,7 +23,7 @@ LOG = logging.getLogger("ddflow")
 def prepare() -> None:
     """Import what tasks import, and load the kernels.  About a second, once a machine ten or more; never fails."""
     try:
-        import spark_bridge.bodies  # noqa: F401
+        import spark_bridge.tasks  # noqa: F401
         from ddflow.tools.warmup import warm
 
         warm()

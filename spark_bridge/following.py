@@ -43,7 +43,7 @@ from spark_bridge.reading import parts_of, sent
 
 Offset = dict[str, Any]
 BYTES: Final = 32 << 20
-"""Files of a batch are read together, by one task, up to so many bytes."""
+"""FileSplit of a batch are read together, by one task, up to so many bytes."""
 AGAIN: Final = (
     "follow it more often; have the state keep more epochs (keep=); or let its outputs go to a folder "
     "(outputs=), where they stay, and follow its Parquet files; or start again, with a new checkpoint"
@@ -51,7 +51,7 @@ AGAIN: Final = (
 
 
 @dataclass(frozen=True)
-class File:
+class UpdatesFile:
     """A file of updates.  ``folder``: where it is a Parquet file of an output folder, else None."""
 
     epoch: int
@@ -60,16 +60,16 @@ class File:
 
 
 @dataclass(frozen=True)
-class Files(InputPartition):
+class FileSplit(InputPartition):
     """The updates of some files, in their order.  ``schema``: of all columns."""
 
     version: Version
-    files: tuple[File, ...]
+    files: tuple[UpdatesFile, ...]
     schema: pa.Schema
 
 
 @dataclass(frozen=True)
-class Held(InputPartition):
+class SnapshotSplit(InputPartition):
     """What a version holds, or a ``share`` of it, less the updates of ``files``, stamped with a time.  ``schema``: of
     all columns; None for upserts, which carry their own times."""
 
@@ -77,7 +77,7 @@ class Held(InputPartition):
     share: tuple[int, int] | None
     time: int
     schema: pa.Schema | None
-    less: tuple[File, ...] = field(default=())
+    less: tuple[UpdatesFile, ...] = field(default=())
 
 
 class Follower(DataSourceStreamReader):
@@ -131,7 +131,7 @@ class Follower(DataSourceStreamReader):
             return self._contents(manifest, plan, schema, end)
         self._compare(manifest, end)
         version = Version.of(self._opened(), manifest, self.trust)
-        groups: list[list[File]] = []
+        groups: list[list[UpdatesFile]] = []
         room = 0
         for file in self._files(manifest, self._epochs(manifest, start, end["epoch"])):
             if room <= 0:
@@ -139,14 +139,14 @@ class Follower(DataSourceStreamReader):
                 room = BYTES
             groups[-1].append(file)
             room -= file.blob.length
-        return [Files(version, tuple(group), schema) for group in groups]
+        return [FileSplit(version, tuple(group), schema) for group in groups]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The updates of one, in the types that travel.  O(bytes).  Raises `SnapshotExpired`, `CorruptState`."""
-        if isinstance(partition, Files):
+        if isinstance(partition, FileSplit):
             tables = self._read(partition.version, partition.files, partition.schema)
         else:
-            assert isinstance(partition, Held), partition
+            assert isinstance(partition, SnapshotSplit), partition
             tables = iter([self._held(partition)])
         for table in tables:
             yield from sent(table, self.columns, self.output)
@@ -163,11 +163,11 @@ class Follower(DataSourceStreamReader):
             if upserts or forgetting(node):
                 raise
             less = tuple(self._files(manifest, self._epochs(manifest, end, manifest.epoch)))
-            return [Held(Version.of(store, manifest, self.trust), None, end["time"], schema, less)]
+            return [SnapshotSplit(Version.of(store, manifest, self.trust), None, end["time"], schema, less)]
         self._compare(then, end)
         version = Version.of(store, then, self.trust)
         parts = parts_of(plan, self.output, then)
-        return [Held(version, part.share, end["time"], None if upserts else schema) for part in parts]
+        return [SnapshotSplit(version, part.share, end["time"], None if upserts else schema) for part in parts]
 
     def _epochs(self, manifest: Manifest, start: Offset, last: int) -> list[Epoch]:
         """The epochs after an offset and up to the last one.  Raises `SnapshotExpired`."""
@@ -196,13 +196,13 @@ class Follower(DataSourceStreamReader):
                 "start again, with a new checkpoint",
             )
 
-    def _files(self, manifest: Manifest, epochs: Sequence[Epoch]) -> Iterator[File]:
+    def _files(self, manifest: Manifest, epochs: Sequence[Epoch]) -> Iterator[UpdatesFile]:
         for epoch in epochs:
             for call in epoch.calls:
                 for blob in call.outputs[self.output].blobs if self.output in call.outputs else ():
-                    yield File(epoch.epoch, blob, None if inside(blob) else manifest.folder)
+                    yield UpdatesFile(epoch.epoch, blob, None if inside(blob) else manifest.folder)
 
-    def _read(self, version: Version, files: Sequence[File], schema: pa.Schema) -> Iterator[pa.Table]:
+    def _read(self, version: Version, files: Sequence[UpdatesFile], schema: pa.Schema) -> Iterator[pa.Table]:
         """The updates of files, one after the other."""
         store = open_store(version.store, trust=version.trust, create=False, readonly=True)
         try:
@@ -224,7 +224,7 @@ class Follower(DataSourceStreamReader):
         finally:
             store.close()
 
-    def _held(self, held: Held) -> pa.Table:
+    def _held(self, held: SnapshotSplit) -> pa.Table:
         """What a version holds, less what came since."""
         table = read_updates(held.version, self.flow, self.output, held.share)
         if held.schema is None:

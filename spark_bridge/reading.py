@@ -36,8 +36,8 @@ from ddflow.partitions.reading import partitions_with, read_updates, shared
 from ddflow.partitions.version import Version
 from ddflow.plan.collection import Plan
 from ddflow.storage.manifest import Manifest
-from spark_bridge.columns import carried, carrier
-from spark_bridge.task import sliced
+from spark_bridge.tasks import travelling
+from spark_bridge.types import carrier
 
 _COMPARE: Final[dict[type[Filter], Any]] = {
     EqualTo: pc.equal,
@@ -63,13 +63,13 @@ class Read(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Part(InputPartition):
+class Split(InputPartition):
     """``share``: a level and a partition, or None for all of the state."""
 
     share: tuple[int, int] | None
 
 
-class Reader(DataSourceReader):
+class BatchReader(DataSourceReader):
     """See `DdflowSource.reader`.  Travels to the tasks, which read."""
 
     def __init__(self, read: Read, plan: Plan, manifest: Manifest) -> None:
@@ -82,14 +82,14 @@ class Reader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one, in the types that travel.  O(bytes of it).  Raises what `read_updates` does."""
-        assert isinstance(partition, Part), partition
+        assert isinstance(partition, Split), partition
         version, flow, name, columns, as_of, after = self.asked
         table = read_updates(version, flow, name, partition.share, as_of, after)
         yield from sent(table, columns, name, self.filters)
 
 
-class Searcher(Reader):
-    """A reader that takes filters over: of the rows, and of the partitions where they tell of the key."""
+class Searcher(BatchReader):
+    """A reader that takes filters over: of the rows, and of the partitions where they say what the key is."""
 
     def __init__(self, read: Read, plan: Plan, manifest: Manifest) -> None:
         super().__init__(read, plan, manifest)
@@ -112,11 +112,11 @@ class Searcher(Reader):
             assert by is not None, "it has several parts"
             numbers = partitions_with(by.by or (), self._values(), manifest)
             if numbers is not None:
-                self.parts = [Part((by.level, number)) for number in numbers]
+                self.parts = [Split((by.level, number)) for number in numbers]
         return rest
 
     def _values(self) -> dict[str, list[Any]]:
-        """By column, the values of which a row must have one, as far as filters tell."""
+        """By column, the values of which a row must have one, as far as filters say."""
         out: dict[str, list[Any]] = {}
         for each in self.filters:
             given = [each.value] if isinstance(each, EqualTo) else list(each.value) if isinstance(each, In) else None
@@ -129,17 +129,16 @@ class Searcher(Reader):
         return out
 
 
-def parts_of(plan: Plan, name: str, manifest: Manifest) -> list[Part]:
+def parts_of(plan: Plan, name: str, manifest: Manifest) -> list[Split]:
     """What tasks read of an output or a source.  O(nodes + partitions)."""
     if manifest.spread == 1 or not manifest.partitions or (found := shared(plan, name)) is None:
-        return [Part(None)]
-    return [Part((found.level, number)) for number in range(manifest.spread)]
+        return [Split(None)]
+    return [Split((found.level, number)) for number in range(manifest.spread)]
 
 
 def sent(table: pa.Table, columns: pa.Schema, name: str, filters: Iterable[Any] = ()) -> Iterator[pa.RecordBatch]:
     """Updates as Spark takes them: some columns, those rows that pass, in the types that travel.  O(rows)."""
-    for batch in sliced(table.select(columns.names)):
-        out = carried(batch, f"output {name!r}")
+    for out in travelling(table.select(columns.names), name):
         for each in filters:
             out = out.filter(_passes(each, out))
         if out.num_rows:

@@ -2,7 +2,7 @@
 
 Invariant: the state says what it said, in another number of partitions, or nothing has changed. See
 ``ddflow.partitions.rescale``, whose tasks these are; a task that Spark runs twice wrote files that nobody names, and
-only the driver publishes. What it does not do: decide when. That is whoever calls it; opening a state never rewrites
+only the driver publishes. The caller decides when; opening a state never rewrites
 it.
 
 >>> Rescaling.__call__.__doc__
@@ -24,17 +24,17 @@ from ddflow.errors import SpecError
 from ddflow.partitions.rescale import Rescaled, Rescaler
 from ddflow.partitions.rescale_task import Move, Moved, task
 from ddflow.partitions.stages import Cut
-from spark_bridge.failures import noted, translated
+from spark_bridge.errors import noted, translated
 from spark_bridge.job import check_address, described, settings
 
 LARGE: Final = 64 << 20
 """Bytes of a state from which on tasks are worth their start."""
-_TOLD: Final = pa.schema([("told", pa.binary())])
+_MADE: Final = pa.schema([("made", pa.binary())])
 
 
 @dataclass(frozen=True)
 class Rescaling:
-    """The body: makes partitions.  ``tasks``: (level, number) of each, by number."""
+    """The task: makes partitions.  ``tasks``: (level, number) of each, by number."""
 
     cut: Cut
     move: Move
@@ -46,7 +46,7 @@ class Rescaling:
             for batch in batches:
                 for each in batch.column(0).to_pylist():
                     made = task(self.cut, self.move, *self.tasks[each])
-                    yield pa.RecordBatch.from_arrays([pa.array([made.to_json()], pa.binary())], schema=_TOLD)
+                    yield pa.RecordBatch.from_arrays([pa.array([made.to_json()], pa.binary())], schema=_MADE)
 
 
 def rescale(
@@ -78,11 +78,11 @@ def rescale(
             if sum(entry.length for entry in rescaler.store.list()) < LARGE:
                 made += [task(rescaler.cut, rescaler.move, *each, rescaler.store) for each in rescaler.tasks]
             elif rescaler.tasks:
-                body = Rescaling(rescaler.cut, rescaler.move, tuple(rescaler.tasks))
+                each_of = Rescaling(rescaler.cut, rescaler.move, tuple(rescaler.tasks))
                 n = len(rescaler.tasks)
                 with translated():
-                    told = session.range(0, n, 1, n).mapInArrow(body, "told binary").collect()
-                made += [Moved.from_json(bytes(each), "what a task made") for (each,) in told]
+                    collected = session.range(0, n, 1, n).mapInArrow(each_of, "made binary").collect()
+                made += [Moved.from_json(bytes(each), "what a task made") for (each,) in collected]
             return rescaler.finish(made)
         except BaseException:
             if not rescaler.publishing:

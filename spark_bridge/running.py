@@ -1,33 +1,250 @@
-"""Running a batch of frames into a state: one epoch, committed, whose outputs are read from its files.
+"""Running a plan on batches of rows: lazily, from nothing; or as one epoch of a state, committed when it returns.
 
-Invariant: an epoch that was committed and is given again, by its number, with the same rows returns what it returned;
-with other rows it is refused. Frames are computed anew by every action, so what they hold is compared by a digest that
-does not depend on how Spark cuts or orders them. It runs when it is called, unlike a run without state, since it
-changes something.
+Invariant: what a run puts out are the rows that the local engine gives for the same input, whatever the number of
+partitions. It is one road: the same stages, partitioner and chunks, from an empty start or from a state's last commit.
+Without a state, frames are lazy: an action computes what its output needs, another computes it again, and nothing is
+written; so whatever shows without rows is checked before a job runs. With a state, an epoch that was committed and is
+given again, by its number, with the same rows returns what it returned, and with other rows is refused (a digest
+compares them that does not depend on how Spark cuts or orders them); its frames read committed files, as long as the
+state keeps them, or outputs go to a folder, where they stay. No session is made: the frames have one. Streams are read
+by ``streaming``.
 
->>> import ddflow as dd
->>> run_into(dd.Flow(), {}, Options("a", None, None, None, "owner", None), None, close=True)
-Traceback (most recent call last):
-    ...
-ddflow.errors.WrongMode: run with close=True: the flow is in epoch mode, where every epoch closes its own time; ...
+>>> import pyarrow as pa, ddflow as dd
+>>> flow = dd.Flow()
+>>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id"))
+>>> by_city = flow.output("by_city", people.project("city").count())
+>>> schema(flow).simpleString()
+'struct<city:string,count:bigint,_time:bigint,_diff:bigint>'
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple, overload
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
+from ddflow.columns.hashing import Secret
+from ddflow.dataflow.verdicts import Verdicts
 from ddflow.engine.flow import Flow
-from ddflow.errors import SpecError, WrongMode
+from ddflow.errors import SchemaMismatch, SpecError, WrongMode
 from ddflow.partitions.commit import Committed
-from spark_bridge.committed import Done, Place, Ran
-from spark_bridge.job import Job, Options, checked
-from spark_bridge.stats import Batch, log
+from ddflow.partitions.stages import Cut, cut
+from ddflow.plan.collection import Plan
+from spark_bridge.job import KEEP, ROWS, Job, StateOptions, check_address, checked, joined, mapped, routed, router
+from spark_bridge.monitoring import log
+from spark_bridge.stats import EpochStats
+from spark_bridge.tasks import OnlyStage, ReadFiles, RunStage
+from spark_bridge.types import Shape, check_frames, shapes
+
+_NAMES = "name string, length bigint, digest binary"
 
 
-def run_into(flow: Flow, frames: Mapping[str, DataFrame], options: Options, epoch: int | None, close: bool) -> Ran:
+class OutputFiles(NamedTuple):
+    """Where committed files are, and who reads them.  ``folder``: of Parquet outputs, else None."""
+
+    session: Any
+    store: str
+    trust: str
+    folder: str | None
+
+
+class Ran(Mapping[str, DataFrame]):
+    """The outputs of an epoch by name, as DataFrames of its files.  ``frontier``: the least time still open.
+    ``rows``: that came, by source.  ``figures``: microseconds and bytes, over all tasks, and of the driver."""
+
+    def __init__(self, shapes: Mapping[str, Shape], done: Committed, files: OutputFiles) -> None:
+        self._shapes, self._done, self._files = shapes, done, files
+        self.epoch, self.time, self.frontier, self.replayed = done.epoch, done.time, done.frontier, done.replayed
+        self.verdicts = Verdicts.of(done.counts, done.figures.get("pending", 0))
+        self.rows, self.figures = done.rows, done.figures
+
+    def __getitem__(self, name: str) -> DataFrame:
+        shape, place = self._shapes[name], self._files
+        output = self._done.outputs.get(name)
+        files = [(blob.name, blob.length, blob.digest) for blob in output.blobs] if output is not None else []
+        task = ReadFiles(place.store, place.trust, place.folder, name, self.epoch, shape.arrow)
+        named: DataFrame = place.session.createDataFrame(files, _NAMES)
+        return named.mapInArrow(task, shape.spark)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    def __repr__(self) -> str:
+        sizes = (f"{name}: {self.updates(name):,} updates" for name in self)
+        return f"Ran(epoch {self.epoch}; {', '.join(sizes)}; {self.verdicts})"
+
+    def updates(self, name: str) -> int:
+        """How many updates an output gained, without reading them.  O(1)."""
+        output = self._done.outputs.get(name)
+        return 0 if output is None else output.rows
+
+
+@overload
+def run(flow: Flow, frames: Mapping[str, DataFrame], partitions: int | None = None) -> dict[str, DataFrame]: ...
+
+
+@overload
+def run(
+    flow: Flow,
+    frames: Mapping[str, DataFrame],
+    partitions: int | None = None,
+    *,
+    state: str,
+    epoch: int | None = None,
+    outputs: str | None = None,
+    close: bool = False,
+    memory: str | int | None = None,
+    trust: Literal["owner", "group"] = "owner",
+    part_cache: str | int | None = "512MB",
+    keep: int = KEEP,
+) -> Ran: ...
+
+
+def run(
+    flow: Flow,
+    frames: Mapping[str, DataFrame],
+    partitions: int | None = None,
+    *,
+    state: str | None = None,
+    epoch: int | None = None,
+    outputs: str | None = None,
+    close: bool = False,
+    memory: str | int | None = None,
+    trust: Literal["owner", "group"] = "owner",
+    part_cache: str | int | None = "512MB",
+    keep: int = KEEP,
+) -> Mapping[str, DataFrame]:
+    """Run a flow over batch DataFrames, one for each source; gives a DataFrame for each output.
+
+    With a ``state``, a folder that driver and executors see or ``s3://bucket/prefix``, it runs at once, as one epoch of
+    that state, committed when it returns; sources without a DataFrame have no rows.  What it gives is a `Ran`, whose
+    frames read the committed files.  ``partitions``: of a new state; one of another number is refused.  ``epoch``: its
+    number; one that is committed returns what it returned.  ``outputs``: a folder in which its updates appear as
+    Parquet.  ``close``: close all times after it, in hold-back mode.  ``memory``: what a task may take.  ``trust``: as
+    in `Flow.open`.  ``part_cache``: what a worker may keep open of the state.  ``keep``: how many epochs can be
+    replayed, and be followed.  Raises then also `StateRefused`, `PlanChanged`, `EpochSkipped`, `ReplayMismatch`,
+    `Fenced`, `NullKey` and what else a step raises, as `Flow.open` and `Engine.step` do.
+
+    Without one, the plan runs from an empty start, frames are lazy, and all that follows holds.
+
+    Epoch mode is one step, stamped 0; hold-back mode takes all events in and closes the input.  ``partitions``: of each
+    shuffle, by default Spark's ``spark.sql.shuffle.partitions``.  Columns are matched by name.  Where arrival decides
+    (``tie="last"`` or ``"first"``), it is by partition of the frame, then by row in the partition.  Runs no job itself.
+
+    Raises `SpecError` for a flow without outputs, an output that Spark has no type for, or a bad ``partitions``;
+    `SchemaMismatch` for a source or column that is missing, unknown, or of another type; `NotArrow` for what is
+    no DataFrame; `WrongMode` for a stream; `MissingExtra` where pandas is missing, which PySpark asks for.  What only
+    rows can show (null keys, ties) fails the job that reads them, with ddflow's message inside Spark's.
+    """
+    check_frames(flow, frames)
+    if state is not None:
+        options = StateOptions(check_address(state, outputs), partitions, outputs, memory, trust, part_cache, keep=keep)
+        return run_into(flow, frames, options, epoch, close)
+    for name, given in (("epoch", epoch), ("outputs", outputs), ("memory", memory), ("close", close or None)):
+        if given is not None:
+            raise SpecError(f"run with {name}=", "there is no state", "give state=, or leave it out")
+    return _lazily(flow, frames, partitions)
+
+
+def stage(flow: Flow) -> OnlyStage:
+    """The one stage of a flow as a function for ``mapInArrow``; the caller has brought each key into one partition.
+
+        df.repartition(8, "id").mapInArrow(spark_bridge.stage(flow), schema=spark_bridge.schema(flow))
+
+    Raises `SpecError` for a flow that takes more than that: several sources or outputs, a second shuffle, or a tie
+    that arrival decides, since nothing can carry it through the caller's shuffle.
+    """
+    return OnlyStage(_only(flow.frozen()), Secret.fresh())
+
+
+def schema(flow: Flow) -> StructType:
+    """The columns of a flow's one output, as Spark types.  Raises `SpecError` where there is not one, or no type."""
+    if len(flow.outputs) != 1:
+        raise SpecError(
+            "the schema of a flow",
+            f"it has the outputs {list(flow.outputs)}",
+            "name one output; run(flow, ...) gives frames, which have their schemas",
+        )
+    return shapes(flow)[next(iter(flow.outputs))].spark
+
+
+def _only(flow: Plan) -> Cut:
+    """A flow that is a single stage, cut.  Raises `SpecError`, naming what is too much."""
+    asked, run_it = "a flow as one stage", "use spark_bridge.run(flow, frames)"
+    stages = cut(flow)
+    for what, names in (("sources", [*flow.sources]), ("outputs", [*flow.outputs, *flow.side_outputs()])):
+        if len(names) != 1:
+            raise SpecError(asked, f"it has {len(names)} {what}, {names}", f"keep one, or {run_it}")
+    if stages.meetings:
+        by = ", ".join(stages.meetings[-1].by)
+        found = f"its output takes another shuffle, since equal rows must meet again by [{by}]"
+        raise SpecError(asked, found, f"keep the key in them, or {run_it}")
+    spec = next(iter(flow.sources.values())).spec
+    if (spec.tie in ("last", "first") and spec.seq is None) or (spec.merges and not spec.order_free):
+        by = "merge= folds in the order of" if spec.merges else f"tie={spec.tie!r} goes by"
+        raise SpecError(
+            asked,
+            f"{by} arrival, which the shuffle before it loses",
+            f"name a sequence column with seq=, choose tie='greatest' or 'error', or {run_it}",
+        )
+    return stages
+
+
+def _lazily(flow: Plan, frames: Mapping[str, DataFrame], partitions: int | None) -> dict[str, DataFrame]:
+    """A frame for each output, of the stages from an empty start; stages that outputs have in common are one frame."""
+    cut(flow)
+    flow, known = flow.frozen(), shapes(flow)
+    columns = {name: checked(flow, name, frame, streaming=False) for name, frame in frames.items()}
+    for name in flow.sources:
+        if name not in frames:
+            raise SchemaMismatch(
+                f"rows for {name!r}",
+                f"there is no DataFrame among {list(frames)}",
+                "give one for every source; it may be empty",
+            )
+    wide, secret = _partitions(partitions, next(iter(frames.values()))), Secret.fresh()
+    chunks = {
+        name: routed(frames[name], router(flow, name, wide, secret, columns[name]), None) for name in flow.sources
+    }
+    made: dict[tuple[Any, ...], DataFrame] = {}
+    out = {}
+    for name, shape in known.items():
+        stages, key = cut(flow, only=name), _read_by(flow, name)
+        frame = made.setdefault(key, joined(chunks[each] for each in key))
+        for level in range(stages.levels):
+            last = level == stages.levels - 1
+            key = (*key, stages.active[level], *([name] if last else stages.sent(level)))
+            if key not in made:
+                task = RunStage(stages, level, secret, wide, columns, name if last else None)
+                made[key] = mapped(frame.repartitionById(wide, "to"), task, shape.spark if last else ROWS)
+            frame = made[key]
+        out[name] = frame
+    return out
+
+
+def _read_by(flow: Plan, name: str) -> tuple[Any, ...]:
+    """The names of the sources that an output depends on."""
+    read = {flow.outputs[name] if name in flow.outputs else flow.side_outputs()[name][0]}
+    for node in reversed(flow.nodes):  # a collection stands behind what it is made of
+        if node in read:
+            read.update(node.inputs)
+    return tuple(name for name, source in flow.sources.items() if source in read)
+
+
+def _partitions(given: int | None, frame: DataFrame) -> int:
+    if given is None:
+        return int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or 0)
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise SpecError(f"partitions={given!r}", "that is no number of partitions", "give a whole number, 1 or more")
+    return given
+
+
+def run_into(flow: Flow, frames: Mapping[str, DataFrame], options: StateOptions, epoch: int | None, close: bool) -> Ran:
     """Run and commit one epoch of rows of some sources.  ``close``: all times after it, in hold-back mode.
 
     Raises what `spark_bridge.run` says.
@@ -48,7 +265,7 @@ def run_into(flow: Flow, frames: Mapping[str, DataFrame], options: Options, epoc
             committed = job.epoch(session, packed, close=close, epoch=epoch)
         else:
             committed = job.again(session, packed, before)
-        log(job.name, Batch.of(committed, None))
+        log(job.name, EpochStats.of(committed, None))
         return ran(job, session, committed)
     finally:
         job.close()
@@ -56,19 +273,8 @@ def run_into(flow: Flow, frames: Mapping[str, DataFrame], options: Options, epoc
 
 def ran(job: Job, session: Any, committed: Committed) -> Ran:
     """What an epoch put out, and what became of its rows."""
-    figures = committed.figures
-    done = Done(
-        committed.epoch,
-        committed.time,
-        committed.frontier,
-        committed.counts,
-        figures.get("pending", 0),
-        committed.rows,
-        committed.outputs,
-        figures,
-        committed.replayed,
-    )
-    return Ran(job.shapes, done, Place(session, job.store, job.options.trust, job.coordinator.manifest.folder))
+    folder = job.coordinator.manifest.folder
+    return Ran(job.shapes, committed, OutputFiles(session, job.store, job.options.trust, folder))
 
 
 def session_of(frames: Mapping[str, DataFrame]) -> Any:

@@ -34,8 +34,8 @@ from ddflow.storage.opening import open_store
 from ddflow.storage.protocol import Store
 from ddflow.time import shown
 from spark_bridge.following import Follower
-from spark_bridge.reading import Read, Reader, Searcher
-from spark_bridge.schemas import spark_schema
+from spark_bridge.reading import BatchReader, Read, Searcher
+from spark_bridge.types import spark_schema
 
 BATCH: Final = ("asOf", "epoch", "changesFrom", "changesTo", "pushdown")
 STREAM: Final = ("startingEpoch", "maxEpochsPerTrigger")
@@ -56,7 +56,7 @@ class DdflowSource(DataSource):
 
     @classmethod
     def of(cls, flow: Plan) -> type[DdflowSource]:
-        """The source of states of one plan, whose functions no state can tell: to be registered instead."""
+        """The source of states of one plan, whose functions no state holds: to be registered instead."""
         given = flow.frozen()
 
         class Given(cls):  # type: ignore[misc, valid-type]
@@ -107,7 +107,7 @@ class DdflowSource(DataSource):
                 raise TimeWentBack(f"changes from {after}", f"they end at {shown(last)}", "give an earlier time")
             version = Version.of(store, manifest, self._trust())
             columns = self._columns(columns_of(plan, name), schema, name)
-            kind = Searcher if self._flag("pushdown") else Reader
+            kind = Searcher if self._flag("pushdown") else BatchReader
             return kind(Read(version, self.flow, name, columns, as_of, after), plan, manifest)
         finally:
             store.close()
@@ -162,7 +162,7 @@ class DdflowSource(DataSource):
         return open_store(self.options["path"], trust=self._trust(), create=False, readonly=True)
 
     def _plan(self, manifest: Manifest, where: str) -> Plan:
-        """The state's plan.  Raises `SpecError` where it has functions, which no state can tell."""
+        """The state's plan.  Raises `SpecError` where it has functions, which no state holds."""
         try:
             return plan_of(manifest, self.flow, where)
         except SpecError as error:

@@ -1,32 +1,27 @@
-"""What is told of the batches of a query: rows, verdicts, updates, bytes and times, in a table, a log and a listener.
+"""Statistics of the epochs of a query: rows, verdicts, updates, bytes and times, as a table, one line, or JSON.
 
-Invariant: what is told was committed, and is told by batch: one that Spark gave again is told again, marked, and counts
-in no total. Spark counts rows that a batch read, ddflow those that an epoch took, and the process that commits is not
-always the one that asks; so a state keeps the figures of its last epochs, and whoever sees the state can read them; and
+Invariant: every epoch that is counted was committed; one that Spark gave again is listed again, marked, and counts in
+no total. Spark counts rows that a batch read, ddflow those that an epoch took, and the process that commits is not
+always the one that asks; so a state keeps the figures of its last epochs, for everybody who can read the state; and
 progress events come late, by a query's id, when the query may be gone. Times of the driver are by the clock, those of
 tasks are sums over all tasks. It measures nothing itself, and knows no Spark.
 
 >>> figures = {"rows of orders": 3, "bytes": 900, "take": 1500, "open": 0, "step": 400, "write": 2100, "hit": 2,
 ...            "miss": 0, "memory": 70}
->>> batch = Batch(6, 7, 8, {"orders": 3}, {"applied": 2, "noop": 1}, 0, {"by_city": 4}, 1100, figures, False)
->>> batch.progress()["numInputRows"], batch.progress()["durationMs"]["write"], batch.warm
+>>> batch = EpochStats(6, 7, 8, {"orders": 3}, {"applied": 2, "noop": 1}, 0, {"by_city": 4}, 1100, figures, False)
+>>> batch.progress()["numInputRows"], batch.progress()["durationMs"]["write"], batch.cached
 (3, 2.1, (2, 2))
->>> account = Account()
->>> account.add(batch)
->>> account.add(batch._replace(replayed=True))
->>> print(account.stats())
+>>> print(QueryStats([batch, batch._replace(replayed=True)], batch, 1))
 1 epoch, 3 rows in, 4 updates out, 1.1 KB written; frontier 8
-epoch    batch  rows in  applied  noop  by_city  written  take  open  step  write  warm
-7            6        3        2     1        4   1.1 KB     2     0     0      2   2/2
-7 again      6        3        2     1        4   1.1 KB     2     0     0      2   2/2
-total                 3        2     1        4   1.1 KB     2     0     0      2   2/2
-times in ms: take, open, step, write summed over tasks; warm: parts found open, of all that were needed
+epoch    batch  rows in  applied  noop  by_city  written  take  open  step  write  cached
+7            6        3        2     1        4   1.1 KB     2     0     0      2     2/2
+7 again      6        3        2     1        4   1.1 KB     2     0     0      2     2/2
+total                 3        2     1        4   1.1 KB     2     0     0      2     2/2
+times in ms: take, open, step, write summed over tasks; cached: parts found open, of all that were needed
 """
 
 from __future__ import annotations
 
-import logging
-from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, overload
 
@@ -39,20 +34,15 @@ from ddflow.storage.opening import open_store
 from ddflow.terminal import html_table, printable, text_table
 from ddflow.time import NEVER, shown
 
-TOLD: Final = 100
-"""How many of the last epochs a query can tell of."""
 LINES: Final = 10
 """How many of them a table shows."""
-QUERIES: Final = 64
-"""Of how many queries a process keeps accounts for listeners."""
-LOG: Final = logging.getLogger("ddflow.spark")
 DRIVER: Final = {"begin": "driver_begin", "job": "driver_tasks", "commit": "driver_commit"}
 """Stages by the driver's clock, and their figures: ``job`` is Spark's, from routing rows to the last receipt."""
 TASKS: Final = ("take", "open", "step", "write")
 """Stages within the job, summed over its tasks: rows from the shuffle, opening parts, judging, writing files."""
 
 
-class Batch(NamedTuple):
+class EpochStats(NamedTuple):
     """A batch that became an epoch.  ``batch``: its number to its query; None where none gave it.  ``rows``: that came,
     by source.  ``counts``: events by verdict.  ``pending``: events that wait.  ``updates``: by output, where not empty.
     ``nbytes``: of all files written.  ``figures``: microseconds and bytes.  ``replayed``: whether it was committed
@@ -70,7 +60,7 @@ class Batch(NamedTuple):
     replayed: bool
 
     @classmethod
-    def of(cls, done: Committed, batch: int | None) -> Batch:
+    def of(cls, done: Committed, batch: int | None) -> EpochStats:
         """Of an epoch that this process committed.  O(files)."""
         written = sum(blob.length for output in done.outputs.values() for blob in output.blobs)
         return cls(
@@ -87,7 +77,7 @@ class Batch(NamedTuple):
         )
 
     @classmethod
-    def kept(cls, epoch: Epoch) -> Batch:
+    def kept(cls, epoch: Epoch) -> EpochStats:
         """Of an epoch as a state keeps it: without the driver's own times.  O(files)."""
         each = []
         for call in epoch.calls:
@@ -99,7 +89,7 @@ class Batch(NamedTuple):
         return summed(each)
 
     @property
-    def warm(self) -> tuple[int, int]:
+    def cached(self) -> tuple[int, int]:
         """How many parts were found open in a worker, and how many were needed: those that nothing came for are not."""
         hits = self.figures.get("hit", 0)
         return hits, hits + self.figures.get("miss", 0)
@@ -112,7 +102,7 @@ class Batch(NamedTuple):
 
     def progress(self) -> dict[str, Any]:
         """The same in the words of Spark's ``StreamingQueryProgress``, as ``json.dumps`` takes it.  O(names)."""
-        hits, parts = self.warm
+        hits, parts = self.cached
         return {
             "batchId": self.batch,
             "epoch": self.epoch,
@@ -127,7 +117,7 @@ class Batch(NamedTuple):
             "sinks": [{"description": name, "numOutputRows": n} for name, n in self.updates.items()],
             "bytesWritten": self.nbytes,
             "bytesMemory": self.figures.get("memory", 0),
-            "partsWarm": hits,
+            "partsCached": hits,
             "partsOpened": parts - hits,
         }
 
@@ -138,20 +128,20 @@ class Batch(NamedTuple):
         stages = self.stages
         driver = ", ".join(f"{name} {stages[name] / 1000:,.0f}" for name in DRIVER if name in stages)
         tasks = ", ".join(f"{name} {stages[name] / 1000:,.0f}" for name in TASKS if name in stages)
-        warm = f"{self.warm[0]} of {self.warm[1]} parts warm"
+        cached = f"{self.cached[0]} of {self.cached[1]} parts cached"
         return (
             f"{what}: epoch {self.epoch}{', committed before' if self.replayed else ''}; numInputRows {rows}; "
             f"{Verdicts.of(self.counts, self.pending)}; numOutputRows {updates}, {shown_size(self.nbytes)}; "
-            f"durationMs {driver or '-'} (tasks: {tasks or '-'}); {warm}"
+            f"durationMs {driver or '-'} (tasks: {tasks or '-'}); {cached}"
         )
 
 
-def summed(batches: Iterable[Batch]) -> Batch:
+def summed(batches: Iterable[EpochStats]) -> EpochStats:
     """What several batches add up to; epoch, frontier and what waits are the last one's.  O(names).  Pure."""
     total = NOTHING
     for each in batches:
         most = max(total.figures.get("memory", 0), each.figures.get("memory", 0))
-        total = Batch(
+        total = EpochStats(
             each.batch,
             each.epoch,
             each.frontier,
@@ -166,20 +156,20 @@ def summed(batches: Iterable[Batch]) -> Batch:
     return total
 
 
-NOTHING: Final = Batch(None, 0, NEVER, {}, {}, 0, {}, 0, {}, False)
+NOTHING: Final = EpochStats(None, 0, NEVER, {}, {}, 0, {}, 0, {}, False)
 
 
-class Stats(Sequence[Batch]):
+class QueryStats(Sequence[EpochStats]):
     """The last batches of a query, oldest first, and ``total``, of all ``epochs`` that were committed.
 
     Prints as a table; equal where the batches are."""
 
-    def __init__(self, batches: Iterable[Batch], total: Batch, epochs: int) -> None:
+    def __init__(self, batches: Iterable[EpochStats], total: EpochStats, epochs: int) -> None:
         self._batches, self.total, self.epochs = tuple(batches), total, epochs
 
     @classmethod
-    def read(cls, state: str, trust: str = "owner") -> Stats:
-        """Of the last epochs that a state keeps, whoever committed them.  O(files of those).
+    def read(cls, state: str, trust: str = "owner") -> QueryStats:
+        """Of the last epochs that a state keeps, of every writer.  O(files of those).
 
         ``trust``: as in `Flow.open`.  Raises `StateRefused`, `CorruptState`, and what the store raises.
         """
@@ -188,22 +178,22 @@ class Stats(Sequence[Batch]):
             manifest = newest(store)
         finally:
             store.close()
-        batches = [] if manifest is None else [Batch.kept(epoch) for epoch in manifest.receipts]
+        batches = [] if manifest is None else [EpochStats.kept(epoch) for epoch in manifest.receipts]
         return cls(batches, summed(batches), len(batches))
 
     @overload
-    def __getitem__(self, at: int) -> Batch: ...
+    def __getitem__(self, at: int) -> EpochStats: ...
 
     @overload
-    def __getitem__(self, at: slice) -> tuple[Batch, ...]: ...
+    def __getitem__(self, at: slice) -> tuple[EpochStats, ...]: ...
 
-    def __getitem__(self, at: int | slice) -> Batch | tuple[Batch, ...]:
+    def __getitem__(self, at: int | slice) -> EpochStats | tuple[EpochStats, ...]:
         return self._batches[at]
 
     def __len__(self) -> int:
         return len(self._batches)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[EpochStats]:
         return iter(self._batches)
 
     def __eq__(self, other: object) -> bool:
@@ -239,17 +229,17 @@ class Stats(Sequence[Batch]):
         clock = [f"{', '.join(driver)} by the driver's clock"] if driver else []
         if tasks:
             clock.append(f"{', '.join(tasks)} summed over tasks")
-        return [f"times in ms: {'; '.join([*clock, 'warm: parts found open, of all that were needed'])}"]
+        return [f"times in ms: {'; '.join([*clock, 'cached: parts found open, of all that were needed'])}"]
 
     def _table(self) -> list[list[str]]:
         """A row for each of the last batches, then the total; columns of verdicts and outputs where there are some."""
         last = self._batches[-LINES:]
-        whole = summed((*last, self.total))
-        verdicts = [name for name in (*SHOWN, "absent") if whole.counts.get(name)]
+        all_of = summed((*last, self.total))
+        verdicts = [name for name in (*SHOWN, "absent") if all_of.counts.get(name)]
         waits = any(each.pending for each in last)
-        outputs, stages = list(whole.updates), [name for name in (*DRIVER, *TASKS) if name in whole.stages]
+        outputs, stages = list(all_of.updates), [name for name in (*DRIVER, *TASKS) if name in all_of.stages]
 
-        def row(label: str, batch: str, each: Batch) -> list[str]:
+        def row(label: str, batch: str, each: EpochStats) -> list[str]:
             times = (each.stages.get(name) for name in stages)
             return [
                 label,
@@ -260,7 +250,7 @@ class Stats(Sequence[Batch]):
                 *(f"{each.updates.get(name, 0):,}" for name in outputs),
                 shown_size(each.nbytes),
                 *("" if micros is None else f"{micros / 1000:,.0f}" for micros in times),
-                "/".join(map(str, each.warm)),
+                "/".join(map(str, each.cached)),
             ]
 
         head = [
@@ -272,66 +262,13 @@ class Stats(Sequence[Batch]):
             *map(printable, outputs),
             "written",
             *stages,
-            "warm",
+            "cached",
         ]
         rows = [
             row(f"{each.epoch}{' again' if each.replayed else ''}", "" if each.batch is None else str(each.batch), each)
             for each in last
         ]
         return [head, *rows, row("total", "", self.total)]
-
-
-class Account:
-    """What a process keeps of a query's epochs: the last `TOLD`, and the total.  One thread adds, others may read."""
-
-    def __init__(self) -> None:
-        self._batches: deque[Batch] = deque(maxlen=TOLD)
-        self._total, self._epochs = NOTHING, 0
-
-    def add(self, batch: Batch) -> None:
-        """Take in an epoch that is committed; one that was before counts in no total.  O(names)."""
-        self._batches.append(batch)
-        if not batch.replayed:
-            self._total, self._epochs = summed((self._total, batch)), self._epochs + 1
-
-    def stats(self) -> Stats:
-        """All of it, as it is now.  O(batches)."""
-        return Stats(self._batches.copy(), self._total, self._epochs)
-
-
-class Accounts:
-    """Whoever can tell of a query, by its id: the last `QUERIES`.
-
-    >>> accounts = Accounts()
-    >>> accounts.put("a", Account())
-    >>> accounts.of("a") is not None, accounts.of("b")
-    (True, None)
-    """
-
-    def __init__(self) -> None:
-        self._tellers: OrderedDict[str, Any] = OrderedDict()
-
-    def put(self, query: str, teller: Any) -> None:
-        """Keep who has ``stats()`` of a query from now on.  O(1).  A query without an id is left out."""
-        if query:
-            self._tellers.pop(query, None)
-            self._tellers[query] = teller
-            while len(self._tellers) > QUERIES:
-                self._tellers.popitem(last=False)
-
-    def of(self, query: str) -> Any:
-        """Who has ``stats()`` of a query; None for one that is not known.  O(1)."""
-        return self._tellers.get(query)
-
-
-ACCOUNTS: Final = Accounts()
-"""Of this process."""
-
-
-def log(name: str, batch: Batch) -> None:
-    """One line to the log ``ddflow.spark``, at INFO; the record's ``ddflow`` has it in Spark's words.  O(names)."""
-    if LOG.isEnabledFor(logging.INFO):
-        LOG.info("%s: %s", name, batch, extra={"ddflow": {"name": name, **batch.progress()}})
 
 
 def _by_name(numbers: Mapping[str, int]) -> str:

@@ -2,7 +2,7 @@
 
 Invariant: the rows of a batch are in the state, and what they made of it in the outputs, once, whenever the query was
 killed and however often Spark gives the batch again. `foreachBatch` promises at least once; so the state itself
-remembers which query fed it up to which batch, a batch that is given again is compared by its rows and told from its
+remembers which query fed it up to which batch, a batch that is given again is compared by its rows and read from its
 files, and one that cannot follow (another query's, a restarted numbering, a gap) stops the query. Rows are packed in
 the streaming plan, before the batch, whose frame holds chunks only. What it does not do: choose what a batch is, that
 is the source's and the trigger's.
@@ -23,11 +23,12 @@ from ddflow.engine.flow import Flow
 from ddflow.errors import SpecError, WrongMode
 from ddflow.partitions.commit import Committed, Feed
 from ddflow.time import CLOSED
-from spark_bridge.failures import noted, translated
-from spark_bridge.job import KEEP, Job, Options, check_address, checked, context_of, settings
+from spark_bridge.errors import noted, translated
+from spark_bridge.job import KEEP, Job, StateOptions, check_address, checked, context_of, settings
+from spark_bridge.monitoring import ACCOUNTS, Account, log
 from spark_bridge.running import ran, session_of
-from spark_bridge.schemas import check_frames
-from spark_bridge.stats import ACCOUNTS, Account, Batch, Stats, log
+from spark_bridge.stats import EpochStats, QueryStats
+from spark_bridge.types import check_frames
 
 Then = Callable[[Mapping[str, DataFrame], int], Any]
 """Is called with the outputs of an epoch and its number."""
@@ -48,7 +49,7 @@ def stream(
     memory: str | int | None = None,
     name: str | None = None,
     trust: Literal["owner", "group"] = "owner",
-    warm: str | int | None = "512MB",
+    part_cache: str | int | None = "512MB",
     keep: int = KEEP,
 ) -> Stream:
     """A query to `Stream.start`, that feeds streaming DataFrames into a state, an epoch a batch.
@@ -58,11 +59,11 @@ def stream(
     cores, at most ``spark.sql.shuffle.partitions``; a state of another number is refused.  ``outputs``: a folder in
     which every epoch's updates appear as Parquet, or a function that is called with the outputs and the number of each
     epoch once it is committed, again if the batch is given again, or the end is come to again.  ``keep``: how many
-    epochs can be told again, and be followed by other jobs.  ``checkpoint``: Spark's, by default the state's folder
+    epochs can be replayed, and be followed by other jobs.  ``checkpoint``: Spark's, by default the state's folder
     with ``.checkpoint`` behind it.  ``trigger``: what ``writeStream.trigger`` takes.  ``close``: whether the end of the
     input closes all times, in hold-back mode, with a trigger that has an end.  ``adopt``: let this query go on with a
-    state that another one has fed.  ``memory``: what a task may take.  ``warm``: what a worker may keep open of the
-    state between batches.
+    state that another one has fed.  ``memory``: what a task may take.  ``part_cache``: what a worker may keep open of
+    the state between batches.
 
     Runs nothing yet.  Raises `SpecError`, `SchemaMismatch`, `NotArrow`, and `WrongMode` for a DataFrame that is no
     stream.
@@ -93,7 +94,7 @@ def stream(
             "give trigger={'availableNow': True}, or leave close= out",
         )
     folder, then = (None, outputs) if callable(outputs) else (outputs, None)
-    options = Options(place, partitions, folder, memory, trust, warm, adopt, name, keep, checkpoint)
+    options = StateOptions(place, partitions, folder, memory, trust, part_cache, adopt, name, keep, checkpoint)
     return Stream(Feeder(flow, columns, options, then), frames, checkpoint, trigger, name, close)
 
 
@@ -107,7 +108,9 @@ class Feeder:
 
     ``account``: what this process committed."""
 
-    def __init__(self, flow: Flow, columns: Mapping[str, tuple[str, ...]], options: Options, then: Then | None) -> None:
+    def __init__(
+        self, flow: Flow, columns: Mapping[str, tuple[str, ...]], options: StateOptions, then: Then | None
+    ) -> None:
         self.flow, self.columns, self.options, self.then = flow, columns, options, then
         self.account = Account()
         self._job: Job | None = None
@@ -120,11 +123,11 @@ class Feeder:
             with noted():
                 self._take(packed, int(batch))
         except BaseException:
-            self.let_go()  # the query ends by it, and another one reads the state anew
+            self.release()  # the query ends by it, and another one reads the state anew
             raise
 
     def _take(self, packed: DataFrame, batch: int) -> None:
-        """A batch becomes an epoch, or is told as the one that it was."""
+        """A batch becomes an epoch, or is recognised as the one that it was."""
         session = packed.sparkSession
         context = context_of(session)
         feed = Feed("" if context is None else context.getLocalProperty(_QUERY) or "", batch)
@@ -135,11 +138,11 @@ class Feeder:
         else:
             committed = job.epoch(session, packed, feed=feed)
         ACCOUNTS.put(feed.query, self.account)
-        self._tell(job, session, committed, feed.batch)
+        self._report(job, session, committed, feed.batch)
 
     def finish(self, session: Any) -> None:
-        """Close all times that are open; or tell again how they were closed, since whoever did that may have died
-        before he told it.  Raises as an epoch does."""
+        """Close all times that are open; or report again how they were closed, since the process that did it may have
+        died before its report.  Raises as an epoch does."""
         job = self.job(session)
         manifest = job.coordinator.manifest
         closing = [
@@ -156,11 +159,11 @@ class Feeder:
             committed = job.again(session, None, closing[-1])
         else:
             return
-        self._tell(job, session, committed, None)
+        self._report(job, session, committed, None)
 
-    def _tell(self, job: Job, session: Any, committed: Committed, number: int | None) -> None:
-        """Say what was committed, to whoever wants to know."""
-        batch = Batch.of(committed, number)
+    def _report(self, job: Job, session: Any, committed: Committed, number: int | None) -> None:
+        """Report what was committed: to the account, the log and the caller's function."""
+        batch = EpochStats.of(committed, number)
         self.account.add(batch)
         log(job.name, batch)
         if self.then is not None:
@@ -172,7 +175,7 @@ class Feeder:
             self._job = Job(self.flow, self.columns, self.options, session)
         return self._job
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Close the state; it is opened again when it is needed."""
         if self._job is not None:
             self._job.close()
@@ -210,47 +213,47 @@ class Stream:
             if self.name is not None:
                 writer = writer.queryName(self.name)
             if context_of(session) is None:
-                feeder.let_go()
+                feeder.release()
             with settings(session, job.memory):  # a query keeps those that it was started with
                 started = writer.start()
         except BaseException:
-            feeder.let_go()
+            feeder.release()
             raise
         return Query(started, feeder, session, self.close)
 
 
-class Told:
-    """What a query tells of its epochs.  ``elsewhere``: whether another process commits them, as on Spark Connect."""
+class Epochs:
+    """The epochs of a query.  ``elsewhere``: whether another process commits them, as on Spark Connect."""
 
     def __init__(self, feeder: Feeder, elsewhere: bool) -> None:
         self._feeder, self._elsewhere = feeder, elsewhere
 
-    def stats(self) -> Stats:
+    def stats(self) -> QueryStats:
         """The last epochs that the query committed since it was started, oldest first, and the total: rows, verdicts,
-        updates, bytes, times.  Prints as a table.  O(epochs told).
+        updates, bytes, times.  Prints as a table.  O(epochs that are kept).
 
-        Where another process commits, those that the state keeps, whoever fed it; then raises `StateRefused` where the
-        state cannot be seen from here, and what `Stats.read` raises.
+        Where another process commits, those that the state keeps, of every writer; then raises `StateRefused` where the
+        state cannot be seen from here, and what `QueryStats.read` raises.
         """
         if not self._elsewhere:
             return self._feeder.account.stats()
-        return Stats.read(self._feeder.options.state, self._feeder.options.trust)
+        return QueryStats.read(self._feeder.options.state, self._feeder.options.trust)
 
     @property
-    def recent(self) -> tuple[Batch, ...]:
-        """The epochs that `stats` tells of.  Raises as that does."""
+    def recent(self) -> tuple[EpochStats, ...]:
+        """The epochs of `stats`.  Raises as that does."""
         return tuple(self.stats())
 
 
 class Query:
-    """A running query: Spark's own ``StreamingQuery``, and what ddflow has to tell of it, under ``ddflow``.
+    """A running query: Spark's own ``StreamingQuery``, and ddflow's statistics of it, under ``ddflow``.
 
     An error of ddflow's that ended it is raised as that, by `awaitTermination` and `processAllAvailable`.
     """
 
     def __init__(self, started: Any, feeder: Feeder, session: Any, close: bool) -> None:
         self._query, self._feeder, self._session, self._close = started, feeder, session, close
-        self.ddflow = Told(feeder, elsewhere=context_of(session) is None)
+        self.ddflow = Epochs(feeder, elsewhere=context_of(session) is None)
         ACCOUNTS.put(str(started.id), self.ddflow if context_of(session) is None else feeder.account)
 
     def __getattr__(self, name: str) -> Any:
@@ -269,7 +272,7 @@ class Query:
                     self._close = False
                     self._feeder.finish(self._session)
             finally:
-                self._feeder.let_go()
+                self._feeder.release()
         return ended
 
     def processAllAvailable(self) -> None:
@@ -281,4 +284,4 @@ class Query:
         """Stop it; a batch that is running is given again when a query goes on.  Nothing is closed."""
         self._close = False
         self._query.stop()
-        self._feeder.let_go()
+        self._feeder.release()

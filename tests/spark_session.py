@@ -18,9 +18,8 @@ from doors import plain
 from pyspark.sql import DataFrame, SparkSession
 
 import ddflow as dd
-from spark_bridge.columns import carried, carried_schema, loose, restored
-from spark_bridge.local import local_session
-from spark_bridge.schemas import spark_schema
+from spark_bridge.session import local_session
+from spark_bridge.types import carried, carried_schema, loose, restored, spark_schema
 
 SETTINGS = {
     "spark.sql.execution.arrow.pyspark.validateSchema.enabled": "true",

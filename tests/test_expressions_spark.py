@@ -140,7 +140,7 @@ def ask() -> dict[str, Any]:
     from pyspark.errors import PySparkException
     from spark_session import stop_shared
 
-    from spark_bridge.local import local_session
+    from spark_bridge.session import local_session
 
     def raised(make: Callable[[], Any]) -> str:
         """Why Spark does not compute a frame."""

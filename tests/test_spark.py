@@ -389,6 +389,19 @@ def test_a_frame_may_be_read_in_part_and_again(orders: DataFrame) -> None:
     frames["paid"].write.format("noop").mode("overwrite").save()
 
 
+def test_outputs_may_be_joined_and_their_tasks_too(orders: DataFrame) -> None:
+    flow = city_flow()
+    frames = spark_bridge.run(flow, {"orders": orders}, partitions=3)
+    expected = {name: counted(table) for name, table in locally(flow, {"orders": orders_of(400)}).items()}
+    assert counted(frames["paid"].coalesce(1).toArrow()) == expected["paid"]
+    both = frames["by_city"].union(frames["by_city"])
+    assert counted(both.toArrow()) == expected["by_city"] + expected["by_city"]
+    with setting(orders.sparkSession, "spark.sql.adaptive.enabled", "false"):
+        cities, sizes = (frames[name].selectExpr("_diff as n") for name in ("by_city", "sizes"))
+        planned = cities.union(sizes)._jdf.queryExecution().executedPlan().toString()
+    assert "ReusedExchange" in planned  # what both depend on is computed once
+
+
 def test_what_spark_computed_before_and_computes_after_fits(spark: SparkSession, orders: DataFrame) -> None:
     flow = city_flow()
     latest = orders.selectExpr("*", "max(at) over (partition by id) as top").where("at = top").drop("top")
@@ -430,6 +443,10 @@ def refused(flow: dd.Flow, frames: dict[str, Any], error: type[Exception], match
         spark_bridge.run(flow, frames, partitions=partitions)
 
 
+def test_a_run_without_a_state_runs_no_job_itself(no_jobs: None, orders: DataFrame) -> None:
+    assert spark_bridge.run(city_flow(), {"orders": orders}, partitions=2)["paid"].columns[-2:] == ["_time", "_diff"]
+
+
 def test_sources_and_frames_must_belong_together(no_jobs: None, orders: DataFrame) -> None:
     flow = city_flow()
     refused(flow, {}, SchemaMismatch, "rows for 'orders': there is no DataFrame among")
@@ -466,7 +483,7 @@ def test_a_stream_is_not_run_as_a_batch(no_jobs: None, spark: SparkSession) -> N
     flow = dd.Flow()
     stream = spark.readStream.format("rate").load()
     flow.output("out", flow.upserts("s", spark_bridge.arrow_schema(stream), dd.Upsert("value")))
-    refused(flow, {"s": stream}, WrongMode, "is a stream.*foreachBatch")
+    refused(flow, {"s": stream}, WrongMode, "is a stream.*give it to spark_bridge.stream")
 
 
 @pytest.mark.parametrize(
@@ -494,7 +511,7 @@ def test_an_output_that_spark_has_no_type_for_is_named_before_a_job_runs(no_jobs
     source = flow.upserts("orders", ORDERS, dd.Upsert("id"))
     flow.output("fine", source)
     flow.output("odd", source.project({"half": lambda batch: batch.column("amount").cast(pa.float16())}).count())
-    refused(flow, {"orders": orders}, SpecError, r"column 'c0' of a shuffle.*halffloat|column 'half' of.*halffloat")
+    refused(flow, {"orders": orders}, SpecError, r"column 'half' of output 'odd'.*halffloat")
 
 
 def test_without_pandas_the_error_says_what_to_install(

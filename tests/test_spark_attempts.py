@@ -62,7 +62,7 @@ def test_a_late_attempt_of_the_first_epoch_wakes_in_the_third(tmp_path: Path) ->
             rows = orders_of(20, seed=epoch)
             if epoch == 6:
                 asleep = len(hands.late)
-                wake()  # and keep their parts warm, of the past
+                wake()  # and leave parts of the past in the cache
             _, outputs = hands.epoch({"orders": rows})
             assert counted(outputs["o"]) == counted(engine.step({"orders": rows}, time=epoch)["o"])
         assert counted(dd.read(str(tmp_path / "state"), "o")) == counted(engine.read("o"))

@@ -21,7 +21,7 @@ JOB = """
 import json, os, sys
 import pyarrow as pa, pyarrow.parquet as pq
 import ddflow as dd, spark_bridge
-from spark_bridge.local import local_session
+from spark_bridge.session import local_session
 
 state, place = sys.argv[1:]
 flow = dd.Flow()

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 from spark_faults.faulty import Elsewhere, Faulty, attempts
-from spark_session import SETTINGS, counted, frame_of
+from spark_session import SETTINGS, counted, frame_of, locally
 from test_spark import city_flow, halves, orders_of
 from test_spark_state import same_epoch
 from test_spark_stream import Fed
@@ -23,9 +23,8 @@ from test_spark_stream import Fed
 import ddflow as dd
 import spark_bridge
 from ddflow.errors import NullKey, StateRefused
-from spark_bridge import job
-from spark_bridge.configuring import configure
-from spark_bridge.local import settings
+from spark_bridge import job, running
+from spark_bridge.session import configure, local_settings
 
 pytestmark = pytest.mark.together("cluster")
 
@@ -47,7 +46,7 @@ MORE = {
 def cluster(alone: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     spark_bridge.ensure_java()
     builder = SparkSession.builder.appName("faults").master("local-cluster[2,1,1024]")
-    for name, value in {**settings(tmp_path_factory.mktemp("spark"), "1g"), **MORE, **SETTINGS}.items():
+    for name, value in {**local_settings(tmp_path_factory.mktemp("spark"), "1g"), **MORE, **SETTINGS}.items():
         if name != "spark.driver.extraJavaOptions":
             builder = builder.config(name, value)
     session = configure(builder).getOrCreate()
@@ -82,7 +81,12 @@ def story(cluster: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> It
 def dying(monkeypatch: pytest.MonkeyPatch, folder: Path, death: str, level: int) -> None:
     """Let one attempt at a task of a level die."""
     mapped = job.mapped
-    monkeypatch.setattr(job, "mapped", lambda frame, body: mapped(frame, Faulty(body, str(folder), death, level)))
+    for module in (job, running):
+        monkeypatch.setattr(
+            module,
+            "mapped",
+            lambda frame, task, *schema: mapped(frame, Faulty(task, str(folder), death, level), *schema),
+        )
 
 
 CASES = [("fails", -1), ("worker", 0), ("executor", 2)]
@@ -124,6 +128,21 @@ def test_whatever_dies_wherever_each_diff_is_there_once(
     story: Story, cluster: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: str, level: int
 ) -> None:
     goes_on(story, cluster, tmp_path, monkeypatch, death, level)
+
+
+@pytest.mark.parametrize(("death", "level"), [("worker", 0), ("executor", 2)])
+def test_a_run_without_a_state_gives_the_same_when_something_dies(
+    cluster: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: str, level: int
+) -> None:
+    dying(monkeypatch, tmp_path, death, level)
+    flow, rows = city_flow(), orders_of(300)
+    frames = spark_bridge.run(flow, {"orders": frame_of(cluster, *halves(rows))}, 3)
+    expected = counted(locally(flow, {"orders": rows})["sizes"])
+    assert counted(frames["sizes"].toArrow()) == expected
+    assert (tmp_path / "died").exists()
+    made = attempts(str(tmp_path))
+    assert level in {at for at, _ in made if made.count((at, _)) > 1}
+    assert counted(frames["sizes"].toArrow()) == expected
 
 
 def test_a_state_that_executors_cannot_see_is_refused_before_they_work(

@@ -26,7 +26,7 @@ import spark_bridge
 from ddflow.errors import DdflowError, EpochSkipped, FeedChanged, Fenced, PlanChanged, StorageFull
 from ddflow.storage.local import LocalStore
 from spark_bridge.job import Job
-from spark_bridge.warm import PARTS
+from spark_bridge.part_cache import PARTS
 
 pytestmark = pytest.mark.together("spark")
 

@@ -1,33 +1,31 @@
 """The Spark law: the same plan on Spark, whatever the number of partitions, gives the rows of the local engine.
 
 Sources, specs, plans and events are drawn as everywhere else (``strategies``), cut into partitions at random, and run.
-A Spark job costs a second or so, hence few examples there.  The many go by hand: the same stages and bodies, with
-shuffles that are lists in this process and deliver rows in the worst order.
+A Spark job costs a second or so, hence few examples there.  The many go by hand (``stages_by_hand``): the same stages
+and tasks, with shuffles that are lists in this process and deliver chunks in the worst order.
 """
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
 import merging_strategies
 import pyarrow as pa
 import pytest
 from chance import effort
-from doors import plain, plan, schema_of, spec_of, to_arrow
+from doors import plan, schema_of, spec_of, to_arrow
 from hypothesis import given, note
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from spark_session import assert_same, counted, frame_of, locally
+from stages_by_hand import by_hand
 from strategies import events, row_of, scenarios, some, splits
 
 import ddflow as dd
 import spark_bridge
-from ddflow.columns.hashing import Secret
 from ddflow.errors import DdflowError
-from spark_bridge.columns import carried, loose, restored
-from spark_bridge.plan import Events, Plan, planned
-from spark_bridge.task import Body
+from ddflow.partitions.stages import cut
+from spark_bridge.types import loose, restored
 
 pytestmark = pytest.mark.together("spark")
 
@@ -71,7 +69,7 @@ def opened(case: Case) -> tuple[dd.Flow, Parts, dict[str, pa.Table]]:
         sources[name] = flow.upserts(name, schema_of(source["columns"]), spec_of(source["spec"]))
     for name, expression in scenario["outputs"].items():
         flow.output(name, plan(expression, sources, False))
-    note(str(planned(flow)))
+    note(str(cut(flow)))
     given_ = {name: [to_arrow(scenario["sources"][name]["columns"], rows) for rows in parts[name]] for name in parts}
     return flow, given_, locally(flow, {name: pa.concat_tables(tables) for name, tables in given_.items()})
 
@@ -80,7 +78,7 @@ def opened(case: Case) -> tuple[dd.Flow, Parts, dict[str, pa.Table]]:
 @given(case=shuffled_more())
 def test_stages_by_hand_give_what_the_local_engine_gives(case: Case) -> None:
     flow, given_, expected = opened(case)
-    found = by_hand(planned(flow), given_, case[2])
+    found = by_hand(flow, given_, case[2])
     assert list(found) == list(expected)
     for name, table in expected.items():
         assert counted(restored(found[name], loose(table.schema), name)) == counted(table), name
@@ -102,7 +100,7 @@ def test_stages_by_hand_merge_as_the_local_engine_does(case: Case) -> None:
         flow, given_, expected = opened(case)
     except DdflowError:  # a sum that leaves its type, a list that outgrows its limit
         return
-    found = by_hand(planned(flow), given_, case[2])
+    found = by_hand(flow, given_, case[2])
     for name, table in expected.items():
         assert counted(restored(found[name], loose(table.schema), name)) == counted(table), name
 
@@ -113,34 +111,3 @@ def test_a_plan_on_spark_gives_what_the_local_engine_gives(spark: SparkSession, 
     flow, given_, expected = opened(case)
     frames = {name: frame_of(spark, *tables) for name, tables in given_.items()}
     assert_same(spark_bridge.run(flow, frames, partitions=case[2]), expected)
-
-
-def by_hand(planned_: Plan, given_: Parts, partitions: int) -> dict[str, pa.Table]:
-    """A run without Spark: each stage's bodies one after the other, rows reversed by every shuffle."""
-    secret, made = Secret(5, 6), []
-    for stage in planned_.stages:
-        reads = stage.reads
-        if isinstance(reads, Events):
-            table = pa.concat_tables(given_[reads.source])
-            to = [zlib.crc32(repr(key).encode()) for key in plain(table.select(reads.key))]
-            names = tuple(table.column_names)
-            if reads.arrival:
-                table = table.append_column("arrival", pa.array(range(table.num_rows), pa.int64()))
-            table = pa.table(carried(whole(table), "a test"))
-        else:
-            table = pa.concat_tables([made[number] for number in reads.stages])
-            names, to = (*reads.schema.names, "_time", "_diff"), table.column("_partition").to_pylist()
-            table = table.drop_columns(["_partition"])
-        body = Body(stage, planned_.time_type, secret, names, partitions)
-        out = []
-        for number in range(partitions):
-            rows = [row for row, each in enumerate(to) if each % partitions == number]
-            out += body(table.take(pa.array(rows[::-1], pa.int64())).to_batches(max_chunksize=3))
-        made.append(pa.Table.from_batches(out or [carried(whole(body.schema.empty_table()), "a test")]))
-    return {name: made[number] for name, number in planned_.outputs.items()}
-
-
-def whole(table: pa.Table) -> pa.RecordBatch:
-    """A table as one record batch, with rows or without."""
-    columns = [column.combine_chunks() for column in table.columns]
-    return pa.RecordBatch.from_arrays(columns, schema=table.schema)

@@ -1,4 +1,4 @@
-"""Flows cut into stages, the types that cross the border, and bodies called by hand: all that needs no session."""
+"""Flows cut into stages, the types that cross the border, and tasks called by hand: all that needs no session."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from doors import TYPES, plain
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 from spark_session import counted, locally
+from stages_by_hand import by_hand
 
 import ddflow as dd
 import spark_bridge
 from ddflow.columns.hashing import Secret
-from ddflow.errors import NullKey, SchemaMismatch, SpecError, TieRefused
-from spark_bridge.columns import carried, carrier, loose, restored
-from spark_bridge.plan import Events, planned
-from spark_bridge.schemas import arrow_schema
-from spark_bridge.task import BATCH_ROWS, Body
+from ddflow.errors import Misrouted, NullKey, SchemaMismatch, SpecError, TieRefused
+from ddflow.partitions.stage_once import computed
+from ddflow.partitions.stages import cut
+from spark_bridge.job import router
+from spark_bridge.tasks import BATCH_ROWS, OnlyStage, RunStage
+from spark_bridge.types import arrow_schema, carried, carrier, loose, restored
 
 ORDERS = {"id": pa.int64(), "city": pa.string(), "at": pa.int64(), "paid": pa.bool_()}
 ROWS = pa.table(
@@ -43,9 +45,8 @@ def flow_of(spec: dd.Upsert | None = None) -> tuple[dd.Flow, dd.Collection]:
 
 
 def shuffles(flow: dd.Flow) -> list[tuple[str, ...]]:
-    """By what each stage's input is brought together."""
-    stages = planned(flow).stages
-    return [tuple(s.reads.key if isinstance(s.reads, Events) else s.reads.schema.names) for s in stages]
+    """By what rows are brought together after the shuffle by key."""
+    return [each.by for each in cut(flow).meetings]
 
 
 def batches(table: pa.Table, rows: int = 2) -> list[pa.RecordBatch]:
@@ -55,49 +56,47 @@ def batches(table: pa.Table, rows: int = 2) -> list[pa.RecordBatch]:
 def test_a_filter_of_a_source_is_one_stage() -> None:
     flow, orders = flow_of()
     flow.output("paid", orders.filter("paid"))
-    assert shuffles(flow) == [("id",)]
+    assert (shuffles(flow), cut(flow).levels) == ([], 1)
 
 
 def test_a_count_by_the_key_needs_no_second_shuffle_whatever_the_key_is_called_by_then() -> None:
     flow, orders = flow_of()
     flow.output("n", orders.project({"order": "id", "city": "city"}).count(by=["city", "order"]).project(["order"]))
-    assert shuffles(flow) == [("id",)]
+    assert shuffles(flow) == []
 
 
 def test_a_key_that_was_computed_anew_is_no_longer_the_key() -> None:
     flow, orders = flow_of()
     flow.output("n", orders.project({"id": "id + 0"}).count())
-    assert shuffles(flow) == [("id",), ("id",)]
+    assert shuffles(flow) == [("id",)]
 
 
 def test_a_projection_that_keeps_the_key_is_summed_where_it_is() -> None:
     flow, orders = flow_of()
     flow.output("ids", orders.project(["id"]))
-    assert shuffles(flow) == [("id",)]
+    assert shuffles(flow) == []
 
 
 def test_a_projection_that_drops_the_key_meets_again_by_whole_rows() -> None:
     flow, orders = flow_of()
     flow.output("cities", orders.project(["city", "paid"]))
-    assert shuffles(flow) == [("id",), ("city", "paid")]
+    assert shuffles(flow) == [("city", "paid")]
 
 
 def test_a_count_of_counts_takes_a_shuffle_each_and_shares_the_first() -> None:
     flow, orders = flow_of()
     cities = flow.output("cities", orders.project(["city"]).count())
     flow.output("sizes", cities.count(by=["count"], name="n"))
-    assert shuffles(flow) == [("id",), ("city",), ("city",), ("count",)]
+    assert shuffles(flow) == [("city",), ("count",)]
 
 
 def test_a_count_of_everything_brings_one_update_a_time_together() -> None:
     flow, orders = flow_of()
     flow.output("n", orders.count(by=[]))
-    first, last = planned(flow).stages
-    assert len(first.schema) == 1
-    body = Body(first, flow.time_type, SECRET, tuple(ORDERS))
-    events = ROWS.append_column("arrival", pa.array(range(4)))
-    assert [row["_diff"] for batch in body(batches(events)) for row in batch.to_pylist()] == [3]
-    assert last.operators[0].told == {"by": [], "name": "count"}
+    assert shuffles(flow) == [()]
+    (sums,) = computed(cut(flow), 0, SECRET, {"orders": ROWS}, {}).sent.values()
+    assert sums.column("_diff").to_pylist() == [3]
+    assert plain(by_hand(flow, {"orders": [ROWS]}, 3)["n"]) == [(3, 0, 1)]
 
 
 def test_a_column_that_is_called_all_is_not_the_count_of_everything() -> None:
@@ -106,10 +105,9 @@ def test_a_column_that_is_called_all_is_not_the_count_of_everything() -> None:
     named = source.project(["all"])
     flow.output("each", named.count(by=["all"]))
     flow.output("n", named.count(by=[]))
-    plan = planned(flow)
-    fed = [plan.stages[plan.outputs[name]].reads for name in ("each", "n")]
-    assert [reads.schema.field(0).type for reads in fed] == [pa.string(), pa.bool_()]
-    assert fed[0].stages != fed[1].stages  # type: ignore[union-attr]
+    assert [each.schema.field(0).type for each in cut(flow).meetings] == [pa.string(), pa.bool_()]
+    rows = pa.table({"k": [1, 2, 3], "all": ["a", "b", "a"]})
+    assert_by_hand(flow, {"s": [rows]})
 
 
 def test_each_part_of_a_concat_goes_its_own_way_to_the_next_shuffle() -> None:
@@ -117,14 +115,8 @@ def test_each_part_of_a_concat_goes_its_own_way_to_the_next_shuffle() -> None:
     a, b = (flow.upserts(name, ORDERS, dd.Upsert("id")) for name in "ab")
     both = a.filter("paid").concat(b.negate(), a).project(["city"]).filter("city <> 'Bern'")
     flow.output("by_city", both.count())
-    stages = planned(flow).stages
-    assert [str(stage) for stage in stages] == [
-        "events of a by [id], in order of arrival; filter(0, paid); concat(1, 0); project(2, [city]); "
-        "filter(3, city <> 'Bern'); sums of [city]",
-        "events of b by [id], in order of arrival; negate(0); concat(1); project(2, [city]); "
-        "filter(3, city <> 'Bern'); sums of [city]",
-        "sums of stage 0 and stage 1 by [city]; count(0, [city], count); output by_city",
-    ]
+    assert shuffles(flow) == [("city",)]
+    assert_by_hand(flow, {"a": [ROWS], "b": [ROWS.slice(2), ROWS.slice(0, 2)]})
 
 
 def test_parts_that_call_the_key_differently_do_not_count_as_together() -> None:
@@ -132,41 +124,33 @@ def test_parts_that_call_the_key_differently_do_not_count_as_together() -> None:
     source = flow.upserts("s", {"a": pa.int64(), "b": pa.int64()}, dd.Upsert(["a", "b"]))
     turned = source.project({"a": "b", "b": "a"})
     flow.output("n", source.concat(turned).count(by=["a", "b"]))
-    assert shuffles(flow) == [("a", "b"), ("a", "b")]
+    assert shuffles(flow) == [("a", "b")]
 
 
-@pytest.mark.parametrize(
-    ("spec", "carries"),
-    [
-        (dd.Upsert("id"), True),
-        (dd.Upsert("id", order_by="at"), True),
-        (dd.Upsert("id", order_by="at", tie="first"), True),
-        (dd.Upsert("id", order_by="at", tie="error"), False),
-        (dd.Upsert("id", order_by="at", tie="greatest"), False),
-        (dd.Upsert("id", order_by="at", tie="greatest", noop_ignore="city"), True),
-        (dd.Upsert("id", order_by="at", tie="greatest", track="city"), True),
-        (dd.Upsert("id", seq="at"), True),
-    ],
-)
-def test_arrival_is_carried_where_it_can_decide(spec: dd.Upsert, carries: bool) -> None:
-    flow, orders = flow_of(spec)
-    flow.output("orders", orders)
-    reads = planned(flow).stages[0].reads
-    assert isinstance(reads, Events)
-    assert reads.arrival == carries
-
-
-def test_every_plan_of_the_flow_is_the_same_text() -> None:
-    flow, orders = flow_of()
-    flow.output("n", orders.filter(pc.field("at") > 1).project(["city"]).count())
-    assert str(planned(flow)) == str(planned(flow))
-    assert "filter(0, <filter: a function -> boolean>)" in str(planned(flow))
+def test_an_output_alone_takes_no_stage_that_only_others_need() -> None:
+    flow, orders = flow_of(dd.Upsert("id", order_by="at", stale="mark"))
+    paid = flow.output("paid", orders.filter("paid"))
+    cities = flow.output("cities", paid.project(["city"]).count())
+    flow.output("sizes", cities.count(by=["count"], name="n"))
+    levels = {name: cut(flow, only=name).levels for name in (*flow.outputs, *flow.side_outputs())}
+    assert levels == {"paid": 1, "cities": 2, "sizes": 3, "orders.events": 1}
+    assert_by_hand(flow, {"orders": [ROWS.slice(0, 1), ROWS.slice(1)]})
 
 
 def test_a_flow_without_outputs_is_refused() -> None:
     flow, _ = flow_of()
-    with pytest.raises(SpecError, match="1 sources and 0 outputs"):
-        planned(flow)
+    for only in (None, "out"):
+        with pytest.raises(SpecError, match="1 sources and 0 outputs"):
+            cut(flow, only)
+
+
+def assert_by_hand(flow: dd.Flow, given: dict[str, list[pa.Table]]) -> None:
+    """Three partitions give what the local engine gives."""
+    found = by_hand(flow, given, 3)
+    expected = locally(flow, {name: pa.concat_tables(tables) for name, tables in given.items()})
+    assert list(found) == list(expected)
+    for name, table in expected.items():
+        assert counted(restored(found[name], loose(table.schema), name)) == counted(table), name
 
 
 # -- types ------------------------------------------------------------------------------------------------------------
@@ -255,21 +239,21 @@ def test_the_schema_of_a_flow_is_in_sparks_types() -> None:
     assert spark_bridge.schema(flow).simpleString() == shown
 
 
-# -- bodies -----------------------------------------------------------------------------------------------------------
+# -- tasks ------------------------------------------------------------------------------------------------------------
 
 
-def only_body(flow: dd.Flow) -> Body:
-    plan = planned(flow)
-    assert len(plan.stages) == 1
-    return Body(plan.stages[0], plan.time_type, SECRET)
+def only_stage(flow: dd.Flow) -> OnlyStage:
+    stages = cut(flow)
+    assert stages.levels == 1
+    return OnlyStage(stages, SECRET)
 
 
-def test_a_body_gives_what_the_engine_gives_and_gives_it_again() -> None:
+def test_a_stage_gives_what_the_engine_gives_and_gives_it_again() -> None:
     flow, orders = flow_of()
     flow.output("paid", orders.filter("paid"))
-    body = only_body(flow)
+    task = only_stage(flow)
     for _ in range(2):
-        out = pa.Table.from_batches(body(iter(batches(ROWS))))
+        out = pa.Table.from_batches(task(iter(batches(ROWS))))
         assert counted(out) == counted(locally(flow, {"orders": ROWS})["paid"])
 
 
@@ -277,26 +261,26 @@ def test_a_partition_without_rows_gives_none() -> None:
     flow, orders = flow_of()
     flow.output("n", orders.count(by="id"))
     empty = ROWS.slice(0, 0).to_batches()
-    assert list(only_body(flow)(iter([]))) == []
-    assert list(only_body(flow)(iter(empty))) == []
+    assert list(only_stage(flow)(iter([]))) == []
+    assert list(only_stage(flow)(iter(empty))) == []
 
 
-def test_a_body_that_is_not_read_to_its_end_is_harmless() -> None:
+def test_a_stage_that_is_not_read_to_its_end_is_harmless() -> None:
     flow, orders = flow_of()
     flow.output("orders", orders)
     many = pa.table({"id": range(3 * BATCH_ROWS)}).append_column("at", pa.array(range(3 * BATCH_ROWS)))
-    body = only_body(flow)
-    started = body(iter([many.to_batches()[0]]))
+    task = only_stage(flow)
+    started = task(iter([many.to_batches()[0]]))
     assert next(started).num_rows == BATCH_ROWS
     started.close()  # type: ignore[attr-defined]
-    assert sum(batch.num_rows for batch in body(iter(many.to_batches()))) == 3 * BATCH_ROWS
+    assert sum(batch.num_rows for batch in task(iter(many.to_batches()))) == 3 * BATCH_ROWS
 
 
 def test_batches_that_are_yielded_are_bounded_in_bytes_too() -> None:
     flow = dd.Flow()
     flow.output("out", flow.upserts("s", {"k": pa.int64(), "v": pa.string()}, dd.Upsert("k")))
     long = pa.record_batch({"k": range(200), "v": ["x" * 1_000_000] * 200})
-    sizes = [batch.num_rows for batch in only_body(flow)(iter([long]))]
+    sizes = [batch.num_rows for batch in only_stage(flow)(iter([long]))]
     assert sum(sizes) == 200
     assert max(sizes) <= 40
 
@@ -305,16 +289,16 @@ def test_columns_are_matched_by_name_in_any_order() -> None:
     flow, orders = flow_of()
     flow.output("orders", orders)
     turned = ROWS.select(["paid", "at", "city", "id"])
-    out = pa.Table.from_batches(only_body(flow)(batches(turned)))
+    out = pa.Table.from_batches(only_stage(flow)(batches(turned)))
     assert out.column_names == ["id", "city", "at", "paid", "_time", "_diff"]
     assert counted(out) == counted(locally(flow, {"orders": ROWS})["orders"])
 
 
-def test_functions_and_arrow_expressions_are_computed_in_the_body() -> None:
+def test_functions_and_arrow_expressions_are_computed_in_the_task() -> None:
     flow, orders = flow_of()
     late = orders.filter(lambda batch: pc.greater(batch.column("at"), 1)).filter(pc.field("id") < 3)
     flow.output("late", late.project({"twice": lambda batch: pc.multiply(batch.column("id"), 2), "id": "id"}))
-    out = pa.Table.from_batches(only_body(flow)(batches(ROWS)))
+    out = pa.Table.from_batches(only_stage(flow)(batches(ROWS)))
     assert plain(out) == [(2, 1, 0, 1)]
 
 
@@ -327,34 +311,35 @@ def test_functions_and_arrow_expressions_are_computed_in_the_body() -> None:
         (SchemaMismatch, dd.Upsert("id"), {"id": [1], "town": ["Bern"]}),
     ],
 )
-def test_a_body_refuses_what_a_step_refuses(error: type[Exception], spec: dd.Upsert, rows: dict[str, Any]) -> None:
+def test_a_stage_refuses_what_a_step_refuses(error: type[Exception], spec: dd.Upsert, rows: dict[str, Any]) -> None:
     flow, orders = flow_of(spec)
     flow.output("orders", orders)
     kinds = {name: ORDERS.get(name) for name in rows if error is not SchemaMismatch}
     table = pa.table(rows, pa.schema(list(kinds.items()))) if kinds else pa.table(rows)
     with pytest.raises(error):
-        list(only_body(flow)(batches(table)))
+        list(only_stage(flow)(batches(table)))
 
 
 def test_partial_sums_meet_in_the_partition_of_their_row() -> None:
     flow = dd.Flow()
     source = flow.upserts("s", {"k": pa.int64(), "f": pa.float64()}, dd.Upsert("k", null_key="keep"))
     flow.output("by_f", source.count(by="f"))
-    first, last = planned(flow).stages
     values = [0.0, -0.0, float("nan"), -float("nan"), None, 1.5, 2.5] * 3
-    events = pa.table({"k": range(21), "f": values}).append_column("arrival", pa.array(range(21)))
-    parts: dict[int, list[pa.RecordBatch]] = {}
-    for begin in range(0, 21, 7):  # three partitions of events, then one body for each partition of sums
-        for batch in Body(first, flow.time_type, SECRET, ("k", "f"), partitions=5)(events.slice(begin, 7).to_batches()):
-            assert Counter(batch.column("_diff").to_pylist()) == {2: 2, 1: 3}
-            sums = batch.drop_columns(["_partition"])
-            for i, number in enumerate(batch.column("_partition").to_pylist()):
-                parts.setdefault(number, []).append(sums.slice(i, 1))
-    assert all(0 <= number < 5 for number in parts)
-    body = Body(last, flow.time_type, SECRET, ("f", "_time", "_diff"))
-    counts = [row for each in parts.values() for batch in body(each) for row in plain(pa.table(batch))]
+    events = pa.table({"k": range(21), "f": values})
+    (sums,) = computed(cut(flow), 0, SECRET, {"s": events.slice(0, 7)}, {}).sent.values()
+    assert Counter(sums.column("_diff").to_pylist()) == {2: 2, 1: 3}
     expected = pa.table({"f": [0.0, float("nan"), None, 1.5, 2.5], "n": [6, 6, 3, 3, 3], "t": [0] * 5, "d": [1] * 5})
-    assert Counter(counts) == counted(expected)
+    found = by_hand(flow, {"s": [events.slice(begin, 7) for begin in range(0, 21, 7)]}, 5)["by_f"]
+    assert counted(found) == counted(expected)
+
+
+def test_a_chunk_of_another_partition_is_refused() -> None:
+    flow, orders = flow_of()
+    flow.output("orders", orders)
+    chunks = list(router(flow, "orders", 2, SECRET, ("id",))([pa.record_batch({"id": range(99)})], 0))
+    assert {to for chunk in chunks for to in chunk.column("to").to_pylist()} == {0, 1}
+    with pytest.raises(Misrouted, match="came to it"):
+        list(RunStage(cut(flow), 0, SECRET, 2, {"orders": ("id",)}, "orders")(iter(chunks)))
 
 
 # -- the package ------------------------------------------------------------------------------------------------------

@@ -37,10 +37,9 @@ from ddflow.partitions.reading import contents
 from ddflow.storage.local import LocalStore
 from ddflow.storage.s3 import S3Store
 from ddflow.tools.rollback import rollback
-from spark_bridge.columns import carried, carried_schema
 from spark_bridge.following import Follower
-from spark_bridge.schemas import spark_schema
 from spark_bridge.source import DdflowSource
+from spark_bridge.types import carried, carried_schema, spark_schema
 
 __all__ = ["moto"]
 

@@ -1,10 +1,9 @@
-"""Runs into a state on real Spark: epochs beside the local engine, replays, refusals, rescaling, warm parts."""
+"""Runs into a state on real Spark: epochs beside the local engine, replays, refusals, rescaling, cached parts."""
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 import test_spark
-from pyspark.sql import DataFrame, SparkSession
-from spark_session import assert_same, counted, frame_of, setting
+from pyspark.sql import SparkSession
+from spark_session import assert_same, counted, frame_of, locally, setting
 from test_spark import city_flow, halves, orders_of
 
 import ddflow as dd
@@ -36,9 +35,9 @@ from ddflow.partitions.commit import Coordinator
 from ddflow.partitions.partitioner import Router
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.version import Version
-from spark_bridge import failures, rescaling
-from spark_bridge.bodies import Level, Route, look
-from spark_bridge.warm import PARTS
+from spark_bridge import errors, rescaling
+from spark_bridge.part_cache import PARTS
+from spark_bridge.tasks import EpochStage, Route, look
 
 pytestmark = pytest.mark.together("spark")
 
@@ -180,41 +179,6 @@ def test_sources_meet_over_epochs_and_may_be_absent(spark: SparkSession, state: 
             same_epoch(ran, engine.step(given, time=epoch))
 
 
-AGAIN = [
-    "test_ties_across_partitions_go_by_arrival_as_they_do_locally[first]",
-    "test_every_type_that_spark_sends_goes_through_as_payload",
-    "test_a_null_struct_has_no_children_whatever_they_are_declared_to_be",
-    "test_every_flat_type_that_spark_sends_is_a_key",
-    "test_types_that_a_flow_has_and_spark_has_not_travel_and_come_back",
-    "test_keys_that_are_equal_meet_whatever_their_bits",
-    "test_columns_go_by_name_whatever_they_are_called",
-    "test_a_narrower_column_is_widened_and_a_missing_one_is_null",
-    "test_stale_events_have_an_output_of_their_own",
-    "test_one_file_arrives_in_its_own_order_however_it_is_split",
-]
-
-
-@pytest.mark.parametrize("name", AGAIN)
-def test_what_holds_of_a_run_holds_of_one_into_a_state(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    numbers, run = itertools.count(), spark_bridge.run
-
-    def into(flow: dd.Flow, frames: Mapping[str, DataFrame], partitions: int | None = None) -> Any:
-        return run(flow, frames, partitions, state=str(tmp_path / f"state {next(numbers)}"))
-
-    def locally(flow: dd.Flow, inputs: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
-        with flow.open() as engine:
-            return dict(engine.step(inputs, time=1))
-
-    monkeypatch.setattr(spark_bridge, "run", into)
-    monkeypatch.setattr(test_spark, "locally", locally)
-    test, _, case = name.partition("[")
-    more = {"tie": case[:-1]} if case else {"tmp_path": tmp_path} if "one_file" in test else {}
-    getattr(test_spark, test)(spark, **more)
-    assert next(numbers) > 0
-
-
 def test_rows_of_a_topic_arrive_as_their_offsets_say(spark: SparkSession, state: str) -> None:
     rows = orders_of(200, keys=9).drop_columns(["at"])
     flow = dd.Flow()
@@ -223,9 +187,11 @@ def test_rows_of_a_topic_arrive_as_their_offsets_say(spark: SparkSession, state:
         "offset", pa.array(range(200))
     )
     told = told.append_column("topic", pa.array(["orders"] * 200)).take(pa.array([i * 77 % 200 for i in range(200)]))
-    ran = spark_bridge.run(flow, {"orders": frame_of(spark, *halves(told))}, 2, state=state)
+    frames = {"orders": frame_of(spark, *halves(told))}
+    ran = spark_bridge.run(flow, frames, 2, state=state)
     with flow.open() as engine:
         same_epoch(ran, engine.step({"orders": rows}, time=1))
+    assert_same(spark_bridge.run(flow, frames, 2), locally(flow, {"orders": rows}))
 
 
 def test_functions_travel_and_are_known_by_their_names(spark: SparkSession, state: str) -> None:
@@ -366,7 +332,7 @@ def receipts_of(batches: list[pa.RecordBatch]) -> list[Receipt]:
     return [Receipt.from_json(row["payload"], "a test") for row in rows if row["what"] == RECEIPT]
 
 
-def test_a_task_that_is_run_twice_or_left_half_way_is_harmless_and_a_warm_one_tells(state: str) -> None:
+def test_a_task_that_is_run_twice_or_left_half_way_is_harmless_and_a_cached_part_tells(state: str) -> None:
     flow = dd.Flow()
     flow.output("o", flow.upserts("orders", test_spark.ORDERS, dd.Upsert("id", order_by="at")))
     coordinator = Coordinator.open(flow, state, partitions=1)
@@ -378,47 +344,47 @@ def test_a_task_that_is_run_twice_or_left_half_way_is_harmless_and_a_warm_one_te
             router = Router(flow, "orders", 1, Secret(*coordinator.manifest.secret))
             chunks = list(Route(router, None, columns["orders"])(rows.to_batches()))
             base = coordinator.begin()
-            body = Level(coordinator.cut, base, 0, columns, "a test", 1 << 30 if epoch < 4 else 0)
-            left = body(iter(chunks))
+            task = EpochStage(coordinator.cut, base, 0, columns, "a test", 1 << 30 if epoch < 4 else 0)
+            left = task(iter(chunks))
             next(left)
             left.close()  # type: ignore[attr-defined]
-            told = receipts_of(list(body(iter(chunks)))) + receipts_of(list(body(iter(chunks))))
+            told = receipts_of(list(task(iter(chunks)))) + receipts_of(list(task(iter(chunks))))
             hits.append([each.figures["hit"] for each in told])
             committed = coordinator.finish(base, told)
             step = engine.step({"orders": rows}, time=epoch)
             assert committed.outputs["o"].rows == step["o"].num_rows, epoch
             assert committed.counts == {name: n for name, n in step.verdicts.counts.items() if n}
         assert counted(dd.read(state, "o")) == counted(engine.read("o"))
-    # Each epoch a warm part goes to the attempt that is left; those after it open the state anew, as it was.
+    # Each epoch a cached part goes to the attempt that is left; those after it open the state anew, as it was.
     assert hits == [[0, 0]] * 4
     base = coordinator.begin()
-    body = Level(coordinator.cut, base, 0, columns, "a test", 1 << 30)
+    task = EpochStage(coordinator.cut, base, 0, columns, "a test", 1 << 30)
     chunks = list(Route(router, None, columns["orders"])(orders_of(5, seed=9).to_batches()))
-    coordinator.finish(base, receipts_of(list(body(iter(chunks)))))
+    coordinator.finish(base, receipts_of(list(task(iter(chunks)))))
     base = coordinator.begin()
-    body = Level(coordinator.cut, base, 0, columns, "a test", 1 << 30)
-    assert receipts_of(list(body(iter(chunks))))[0].figures["hit"] == 1 and PARTS.nbytes > 0
+    task = EpochStage(coordinator.cut, base, 0, columns, "a test", 1 << 30)
+    assert receipts_of(list(task(iter(chunks))))[0].figures["hit"] == 1 and PARTS.nbytes > 0
     bad = orders_of(5).set_column(0, "id", pa.nulls(5, pa.int64()))
-    coordinator.finish(base, receipts_of(list(body(iter(chunks)))))
-    body = Level(coordinator.cut, coordinator.begin(), 0, columns, "a test", 1 << 30)
+    coordinator.finish(base, receipts_of(list(task(iter(chunks)))))
+    task = EpochStage(coordinator.cut, coordinator.begin(), 0, columns, "a test", 1 << 30)
     with pytest.raises(NullKey):
-        list(body(Route(router, None, columns["orders"])(bad.to_batches())))
+        list(task(Route(router, None, columns["orders"])(bad.to_batches())))
     assert PARTS.nbytes == 0  # who failed is not kept
     coordinator.close()
 
 
 def test_errors_come_back_as_what_they_were() -> None:
-    with pytest.raises(NullKey) as caught, failures.noted(), failures.noted():
+    with pytest.raises(NullKey) as caught, errors.noted(), errors.noted():
         raise NullKey('a "step"', "two\nlines", "mend: it; now")
     assert len(caught.value.__notes__) == 1
-    found = failures.told(f"nothing\n{caught.value.__notes__[0]}\nmore")
+    found = errors.parsed(f"nothing\n{caught.value.__notes__[0]}\nmore")
     assert isinstance(found, NullKey) and found.args == ('a "step"', "two\nlines", "mend: it; now")
     for text in (
         "",
-        failures.MARK,
-        failures.MARK + "[1]",
-        failures.MARK + '["print", "", "", ""]',
-        failures.MARK + '["DdflowError", 1, "", ""]',
+        errors.MARK,
+        errors.MARK + "[1]",
+        errors.MARK + '["print", "", "", ""]',
+        errors.MARK + '["DdflowError", 1, "", ""]',
     ):
-        assert failures.told(text) is None
-    assert type(failures.told(failures.MARK + '["DdflowError", "a", "b", "c"] SQLSTATE: 1')) is DdflowError
+        assert errors.parsed(text) is None
+    assert type(errors.parsed(errors.MARK + '["DdflowError", "a", "b", "c"] SQLSTATE: 1')) is DdflowError

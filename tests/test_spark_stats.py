@@ -17,8 +17,9 @@ from test_spark_stream import FIRST, SECOND, THIRD, Fed
 
 import ddflow as dd
 import spark_bridge
-from spark_bridge import stats, streaming
-from spark_bridge.stats import Account, Accounts, Batch, Stats
+from spark_bridge import monitoring, stats, streaming
+from spark_bridge.monitoring import Account, Accounts
+from spark_bridge.stats import EpochStats, QueryStats
 
 pytestmark = pytest.mark.together("spark")
 
@@ -86,12 +87,12 @@ def test_the_figures_of_batches_are_those_of_the_local_engine_and_add_up(
     for each in told:
         assert {"begin", "job", "commit", "take", "open", "step", "write"} == set(each.stages)
         assert 0 < each.stages["step"] + each.stages["write"] < 2 * each.stages["job"]  # two threads
-        assert each.nbytes > 0 and each.warm[1] in range(1, 5)
+        assert each.nbytes > 0 and each.cached[1] in range(1, 5)
     total = told.total
     assert told.epochs == 3 and total.rows == {"orders": 10} and sum(total.counts.values()) == 10
     assert total.updates == sum((Counter(each.updates) for each in told), Counter())
     assert total.nbytes == sum(each.nbytes for each in told)
-    assert 0 <= total.warm[0] <= total.warm[1] == sum(each.warm[1] for each in told)
+    assert 0 <= total.cached[0] <= total.cached[1] == sum(each.cached[1] for each in told)
     text = str(told).splitlines()
     assert text[0].startswith("3 epochs, 10 rows in, ") and text[-2].startswith("total") and len(text) == 7
     assert query.lastProgress["numInputRows"] == told[-1].progress()["numInputRows"]
@@ -108,16 +109,16 @@ def test_the_figures_of_batches_are_those_of_the_local_engine_and_add_up(
 def test_a_state_tells_its_last_epochs_to_another_process(fed: Fed, monkeypatch: pytest.MonkeyPatch) -> None:
     fed.give(FIRST, SECOND)
     query = fed.run()
-    told, read = query.ddflow.stats(), Stats.read(fed.state)
+    told, read = query.ddflow.stats(), QueryStats.read(fed.state)
     for ours, theirs in zip(told, read, strict=True):
         assert theirs._replace(figures={}) == ours._replace(figures={})
-        assert {name: ours.stages[name] for name in theirs.stages} == theirs.stages and theirs.warm == ours.warm
+        assert {name: ours.stages[name] for name in theirs.stages} == theirs.stages and theirs.cached == ours.cached
         assert set(theirs.stages) == {"take", "open", "step", "write"}
     assert read.total.rows == told.total.rows and read.epochs == 2
     assert "driver" not in str(read) and str(read).splitlines()[0] == str(told).splitlines()[0]
     monkeypatch.setattr(streaming, "context_of", lambda session: None)  # as on Spark Connect
     elsewhere = streaming.Query(query._query, query._feeder, fed.spark, close=False)
-    assert elsewhere.ddflow.stats() == read and stats.ACCOUNTS.of(query.id) is elsewhere.ddflow
+    assert elsewhere.ddflow.stats() == read and monitoring.ACCOUNTS.of(query.id) is elsewhere.ddflow
 
 
 def test_what_is_given_again_is_marked_and_counts_once(fed: Fed) -> None:
@@ -177,18 +178,18 @@ def test_a_batch_run_is_logged_too(spark: SparkSession, tmp_path: Path, caplog: 
     assert caplog.messages[0].startswith("orders: an epoch without a batch: epoch 1; numInputRows 1 (orders 1); ")
 
 
-def batch(number: int, **figures: int) -> Batch:
+def batch(number: int, **figures: int) -> EpochStats:
     rows = {"a <b>": 2, "c\n": 1}
-    return Batch(number, number + 1, number + 2, rows, {"applied": 3}, 0, {"o\t<i>": 1000}, 10, figures, False)
+    return EpochStats(number, number + 1, number + 2, rows, {"applied": 3}, 0, {"o\t<i>": 1000}, 10, figures, False)
 
 
 def test_a_table_breaks_neither_a_line_nor_a_page_and_shows_the_last_batches() -> None:
     account = Account()
-    for number in range(stats.TOLD + 5):
+    for number in range(monitoring.KEPT + 5):
         account.add(batch(number, driver_tasks=2000, memory=number))
     told = account.stats()
-    assert len(told) == stats.TOLD and told.epochs == told.total.epoch == stats.TOLD + 5
-    assert told.total.figures["memory"] == stats.TOLD + 4
+    assert len(told) == monitoring.KEPT and told.epochs == told.total.epoch == monitoring.KEPT + 5
+    assert told.total.figures["memory"] == monitoring.KEPT + 4
     text = str(told).splitlines()
     assert len(text) == stats.LINES + 4 and {len(line) for line in text[1:-1]} == {len(text[1])}
     assert r"o\t<i>" in text[1] and "job by the driver's clock" in text[-1]
@@ -208,13 +209,13 @@ def test_nothing_yet_is_shown_as_nothing() -> None:
 
 def test_accounts_are_kept_of_the_last_queries_only() -> None:
     accounts, one = Accounts(), Account()
-    for query in ("", *map(str, range(stats.QUERIES)), "0", "new"):
+    for query in ("", *map(str, range(monitoring.QUERIES)), "0", "new"):
         accounts.put(query, one)
     assert [accounts.of(query) for query in ("", "1", "0", "new")] == [None, None, one, one]
 
 
 def test_progress_without_an_epoch_is_passed_on_as_that() -> None:
-    stats.ACCOUNTS.put("a query", Account())
+    monitoring.ACCOUNTS.put("a query", Account())
     listener = spark_bridge.Listener()
     listener.onQueryProgress(SimpleNamespace(progress=SimpleNamespace(id="a query", batchId=0)))
     assert [each.ddflow for each in listener.recent] == [None]
@@ -222,5 +223,5 @@ def test_progress_without_an_epoch_is_passed_on_as_that() -> None:
 
 def test_one_line_a_batch_costs_nothing_where_nobody_reads_it(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="ddflow.spark"):
-        stats.log("orders", batch(1))
+        monitoring.log("orders", batch(1))
     assert caplog.messages == []

@@ -19,8 +19,8 @@ import ddflow as dd
 import spark_bridge
 from ddflow.errors import EpochSkipped, FeedChanged, NullKey, ReplayMismatch, SchemaMismatch, SpecError, WrongMode
 from ddflow.storage.outputs import of
-from spark_bridge import configuring
 from spark_bridge.job import context_of
+from spark_bridge.session import SETTINGS, configure
 
 pytestmark = pytest.mark.together("spark")
 
@@ -314,8 +314,8 @@ class Builder:
 def test_settings_are_offered_and_explained(capsys: pytest.CaptureFixture[str]) -> None:
     builder = Builder()
     builder.config("spark.sql.execution.arrow.maxRecordsPerBatch", "5")
-    assert configuring.configure(builder, cache="kernels", explain=True) is builder
+    assert configure(builder, cache="kernels", explain=True) is builder
     assert builder._options["spark.sql.execution.arrow.maxRecordsPerBatch"] == "5"
     assert builder._options["spark.python.daemon.module"] == "spark_bridge.daemon"
     assert builder._options["spark.executorEnv.DDFLOW_CACHE_DIR"] == "kernels"
-    assert len(capsys.readouterr().out.splitlines()) == len(configuring.SETTINGS) + 1
+    assert len(capsys.readouterr().out.splitlines()) == len(SETTINGS) + 1

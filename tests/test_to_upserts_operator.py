@@ -39,11 +39,11 @@ from ddflow.errors import (
     SchemaMismatch,
     SpecError,
 )
+from ddflow.partitions.stages import cut
 from ddflow.plan.codec import describe, node_id, shown
 from ddflow.plan.rebuild import rebuild
 from ddflow.storage.memory import MemoryStore
 from ddflow.tools.export import contents
-from spark_bridge.plan import planned
 
 RULES = ["error", "greatest", "all"]
 
@@ -448,4 +448,4 @@ def test_spark_does_not_run_it() -> None:
     flow = dd.Flow()
     flow.output("out", orders(flow).to_upserts("id"))
     with pytest.raises(SpecError, match=r"dd\.to_upserts"):
-        planned(flow)
+        cut(flow)

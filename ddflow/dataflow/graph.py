@@ -141,10 +141,6 @@ class Circuit:
             out[name] = Released(total, np.union1d(given.times, [time]), pieces if many else list(pieces))
         return out
 
-    def arrive(self, node: Collection) -> Updates:
-        """The updates of a collection without inputs that is no input of the plan.  O(1)."""
-        raise NotImplementedError
-
     def apply(self, stepped: Stepped, upper: int, since: int) -> None:
         """Take a computed step into the state.  Amortised O(versions written)."""
         for name, upsert in self.upserts.items():

@@ -69,10 +69,6 @@ class Computation:
                 self._compute(node)
             elif node in self.circuit.names:
                 self._judge(self.circuit.names[node], node)
-            elif not node.inputs:
-                arrived = self.circuit.arrive(node)
-                self.times = arrived.times
-                self._spread(node, arrived)
         # A source whose columns nobody reads is judged all the same.
         for name in self.released:
             if name not in self.out.changes:

@@ -90,10 +90,10 @@ def _sums(meeting: Meeting) -> str:
     return f"sums {meeting.number} by [{', '.join(meeting.by)}]"
 
 
-def cut(flow: Plan) -> Cut:
-    """Cut a flow into levels.  Pure; O(nodes * meetings).
+def cut(flow: Plan, only: str | None = None) -> Cut:
+    """Cut a flow into levels.  ``only``: the output that is wanted, as if there were no other.  O(nodes * meetings).
 
-    Raises `SpecError` for a flow without sources or outputs, or an operator that has no place in partitions.
+    Pure.  Raises `SpecError` for a flow without sources or outputs, or an operator that has no place in partitions.
     """
     if not flow.sources or not flow.outputs:
         raise SpecError(
@@ -101,6 +101,9 @@ def cut(flow: Plan) -> Cut:
             f"it has {len(flow.sources)} sources and {len(flow.outputs)} outputs",
             "give it at least one of each: flow.upserts(...), flow.output(...)",
         )
+    if only is not None:
+        outputs, flow = flow.outputs, flow.frozen()
+        flow.outputs = {name: node for name, node in outputs.items() if name == only}
     return _Cutter(flow).cut()
 
 

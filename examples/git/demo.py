@@ -47,7 +47,7 @@ def local_spark(console: Console) -> Iterator[Any]:
     """A local Spark session of the demo's own, stopped afterwards.  Raises `MissingExtra` without PySpark or Java."""
     asked = "run the plan on local Spark"
     try:
-        from spark_bridge.local import local_session
+        from spark_bridge.session import local_session
     except ImportError as error:
         remedy = "pip install 'ddflow[spark,java]', or leave Spark out with --no-spark"
         raise MissingExtra(asked, str(error), remedy) from None

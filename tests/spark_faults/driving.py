@@ -19,7 +19,7 @@ from spark_faults.deaths import dies
 
 import ddflow as dd
 import spark_bridge
-from spark_bridge.local import local_session
+from spark_bridge.session import local_session
 
 SCHEMA = pa.schema({"id": pa.int64(), "city": pa.string(), "at": pa.int64()})
 

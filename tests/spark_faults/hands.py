@@ -1,6 +1,6 @@
-"""A cluster by hand: workers that keep parts warm, a shuffle in the worst order, and attempts at tasks that go wrong.
+"""A cluster by hand: workers that cache parts, a shuffle in the worst order, and attempts at tasks that go wrong.
 
-Bodies are called as Spark calls them, in this process.  An attempt is run whole, twice, left after some chunks, cut off
+Tasks are called as Spark calls them, in this process.  An attempt is run whole, twice, left after some chunks, cut off
 from its rows, hindered by a full disk, or sleeps until its epoch is committed and works on then.
 """
 
@@ -25,9 +25,9 @@ from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.version import Version
 from ddflow.storage.batch_store import Vault
 from ddflow.storage.local import LocalStore
-from spark_bridge import bodies
-from spark_bridge.bodies import Level, Route
-from spark_bridge.warm import Warm
+from spark_bridge import tasks
+from spark_bridge.part_cache import PartCache
+from spark_bridge.tasks import EpochStage, Route
 
 Chunks = list[pa.RecordBatch]
 FAILS = ("left", "cut off", "full disk", "late")
@@ -54,8 +54,8 @@ class Hands:
     ) -> None:
         self.flow, self.state, self.chance, self.memory = flow, state, chance, memory
         self.coordinator = Coordinator.open(flow, state, partitions=partitions, memory=memory)
-        self.workers = [Warm() for _ in range(workers)]
-        self.late: list[tuple[Warm, int, Iterator[pa.RecordBatch]]] = []
+        self.workers = [PartCache() for _ in range(workers)]
+        self.late: list[tuple[PartCache, int, Iterator[pa.RecordBatch]]] = []
         self.seen: dict[str, int] = {}
 
     def close(self) -> None:
@@ -69,8 +69,8 @@ class Hands:
         columns = {name: tuple(source.bound.schema.names) for name, source in self.flow.sources.items()}
         maps = [[chunk] for chunk in self._routed(inputs)]
         for level in range(self.coordinator.cut.levels):
-            body = Level(self.coordinator.cut, base, level, columns, "a test", 1 << 30)
-            told = [self.task(body, number, maps) for number in range(base.partitions)]
+            task = EpochStage(self.coordinator.cut, base, level, columns, "a test", 1 << 30)
+            told = [self.task(task, number, maps) for number in range(base.partitions)]
             maps = [[pa.Table.from_batches(each, PACKED) for each in attempts] for attempts in told]
         receipts = [
             Receipt.from_json(row["payload"], "a test")
@@ -83,7 +83,7 @@ class Hands:
         self.wake()
         return committed, self._outputs(committed)
 
-    def task(self, body: Level, number: int, maps: Iterable[list[pa.Table]]) -> list[Chunks]:
+    def task(self, task: EpochStage, number: int, maps: Iterable[list[pa.Table]]) -> list[Chunks]:
         """Attempts at one task: what each that came to its end gave.  Each reads what some attempt before it wrote."""
         told: list[Chunks] = []
         wanted = self.chance.choice([1, 1, 2])
@@ -91,7 +91,7 @@ class Hands:
             worker = self.chance.choice(self.workers)
             rows = self._shuffled(maps, number)
             kind = self.chance.choice(["whole", "whole", "whole", *FAILS])
-            given = self._attempt(kind, worker, body, number, rows)
+            given = self._attempt(kind, worker, task, number, rows)
             self.seen[kind] = self.seen.get(kind, 0) + 1
             if given is not None:
                 told.append(given)
@@ -111,24 +111,24 @@ class Hands:
                 list(attempt)
         self.late.clear()
 
-    def _attempt(self, kind: str, worker: Warm, body: Level, number: int, rows: Chunks) -> Chunks | None:
+    def _attempt(self, kind: str, worker: PartCache, task: EpochStage, number: int, rows: Chunks) -> Chunks | None:
         """One attempt; what it gave, None where nobody takes that."""
         with as_task(worker, number):
             if kind == "whole":
-                return list(body(iter(rows)))
+                return list(task(iter(rows)))
             if kind == "cut off":
                 with pytest.raises(FetchFailed):
-                    list(body(cut_off(rows, self.chance.randrange(len(rows) + 1))))
+                    list(task(cut_off(rows, self.chance.randrange(len(rows) + 1))))
             elif kind == "full disk":
                 with full(self.chance.randrange(8)) as was_full:
                     given = None
                     try:
-                        given = list(body(iter(rows)))
+                        given = list(task(iter(rows)))
                     except StorageFull:
                         assert was_full
                 return None if was_full else given
             else:
-                attempt = body(iter(rows))
+                attempt = task(iter(rows))
                 # What it gave so far is gone with it: Spark takes the output of an attempt that ended, or none.
                 list(islice(attempt, self.chance.randrange(3)))
                 if kind == "late":
@@ -144,14 +144,14 @@ class Hands:
         for name, table in inputs.items():
             columns = tuple(table.column_names)
             router = Router(self.flow, name, self.coordinator.partitions, Secret(*manifest.secret), columns)
-            body, third = Route(router, sight, columns), -(-table.num_rows // 3)
+            task, third = Route(router, sight, columns), -(-table.num_rows // 3)
             for origin in range(3):
                 rows = table.slice(origin * third, third).to_batches(max_chunksize=7)
                 with as_task(self.workers[0], origin):
-                    left = body(iter(rows))
+                    left = task(iter(rows))
                     list(islice(left, 1))
                     left.close()  # type: ignore[attr-defined]
-                    out.append(pa.Table.from_batches(list(body(iter(rows))), PACKED))
+                    out.append(pa.Table.from_batches(list(task(iter(rows))), PACKED))
         return out
 
     def _shuffled(self, maps: Iterable[list[pa.Table]], number: int) -> Chunks:
@@ -181,11 +181,11 @@ class Hands:
 
 
 @contextmanager
-def as_task(worker: Warm, number: int) -> Iterator[None]:
+def as_task(worker: PartCache, number: int) -> Iterator[None]:
     """As a task of a partition, in a worker's process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bodies, "PARTS", worker)
-        patch.setattr(bodies, "_number", lambda: number)
+        patch.setattr(tasks, "PARTS", worker)
+        patch.setattr(tasks, "_number", lambda: number)
         yield
 
 

@@ -1,11 +1,12 @@
-"""The bodies of an epoch's tasks: route rows to their partitions, run a part on them, read what was committed.
+"""What tasks run: bring rows to their partitions, compute a stage, with a state or without, read committed files.
 
-Invariant: whatever a body wrote is seen by nobody until the driver publishes it, so one that is retried, run twice,
-killed, or whose rows are thrown away is harmless; a partition is opened whether rows came or not, and its receipt is
-the last that a task gives. A task learns its partition from Spark, which promises the place of a row only by the
-shuffle, so what came is compared with what the task is; receipts of one level travel to the driver through the tasks of
-the next; and an executor may see another folder under the state's name, which must be found before any work is done.
-What it does not do: commit (``ddflow.partitions.commit``), make frames (``job``).
+Invariant: whatever a task wrote is seen by nobody until the driver publishes it, so one that is retried, run twice,
+killed, or whose rows are thrown away is harmless. With a state, a partition is opened whether rows came or not, its
+receipt is the last that a task gives, and receipts of one stage travel to the driver through the tasks of the next.
+Without one, what a task gives depends on the rows of its partition only, and nothing is written or kept. Spark promises
+the place of a row only by the shuffle, so what came is compared with what the task is. An executor may see another
+folder under the state's name: that is found before any work is done. Nothing is committed here
+(``ddflow.partitions.commit``), and no frames are made (``job``, ``running``).
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()
@@ -38,6 +39,7 @@ from ddflow.partitions.epoch_start import Base
 from ddflow.partitions.partitioner import Router
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.shuffle_reader import Spool
+from ddflow.partitions.stage_once import computed
 from ddflow.partitions.stage_step import Part, idle
 from ddflow.partitions.stages import Cut
 from ddflow.partitions.version import Version
@@ -45,14 +47,13 @@ from ddflow.storage.batch_store import Vault
 from ddflow.storage.opening import open_store
 from ddflow.storage.outputs import OutputFolder
 from ddflow.storage.protocol import Blob
-from spark_bridge.columns import carried
-from spark_bridge.failures import noted
-from spark_bridge.task import sliced
-from spark_bridge.warm import PARTS, close
+from spark_bridge.errors import noted
+from spark_bridge.part_cache import PARTS, close
+from spark_bridge.types import carried, loose, restored
 
 Batches = Iterable[pa.RecordBatch]
-
-
+BATCH_ROWS, BATCH_BYTES = 65_536, 32 << 20
+"""What one yielded batch holds at most (a single row may be larger)."""
 _SEEN: Final = set[Version]()
 """What was seen from this process already."""
 
@@ -86,12 +87,12 @@ class Route:
 
 
 @dataclass(frozen=True)
-class Level:
-    """One part's share of an epoch: chunks in, sums for later levels and receipts out.
+class EpochStage:
+    """One part's share of an epoch: chunks in, sums for later stages and receipts out.
 
     ``columns``: by source, those that the rows have.  ``stamp``: what parts have in common that may be kept open for
-    each other, beside state and place.  ``warm``: bytes that a worker may keep open.  O(rows and updates).  Raises what
-    `Part` raises.
+    each other, beside state and place.  ``most``: bytes of parts that a worker may keep open.  O(rows and updates).
+    Raises what `Part` raises.
     """
 
     cut: Cut
@@ -99,7 +100,7 @@ class Level:
     level: int
     columns: Mapping[str, tuple[str, ...]]
     stamp: str
-    warm: int
+    most: int
 
     def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
         with noted():
@@ -111,15 +112,8 @@ class Level:
         with ExitStack() as stack:
             scratch = None if base.memory is None else stack.enter_context(_scratch())
             spool = stack.enter_context(Spool(self.cut, self.level, number, base.memory, scratch, self.columns))
-            for batch in batches:
-                spool.take(batch)
+            inputs, sums = _read(spool, batches)
             taken = (perf_counter_ns() - began) // 1000
-            inputs = {name: reader for name in self.cut.flow.sources if (reader := spool.source(name)) is not None}
-            sums = {
-                each.number: table
-                for each in self.cut.meetings
-                if each.level == self.level and (table := spool.sums(each.number)).num_rows
-            }
             yield from spool.forwarded
             receipt = None if inputs or sums else idle(self.cut, base, self.level, number)
             if receipt is None:
@@ -138,7 +132,7 @@ class Level:
                 except BaseException:
                     close(part)  # half way through, or nobody wants the rest
                     raise
-                PARTS.put(self._key(number), part, figures["memory"], self.warm)
+                PARTS.put(self._key(number), part, figures["memory"], self.most)
             else:
                 yield self._receipts(spool, receipt, number)
 
@@ -158,7 +152,64 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Files:
+class RunStage:
+    """One partition of a stage of a run without a state: chunks in, sums for later stages out, or updates.
+
+    ``output``: the one whose updates the last stage gives, in types that travel; None for stages before it.
+    ``columns``: as of `EpochStage`.  O(rows and updates).  Raises what `computed` raises, and `SchemaMismatch` for
+    values that Spark cannot take.
+    """
+
+    cut: Cut
+    level: int
+    secret: Secret
+    partitions: int
+    columns: Mapping[str, tuple[str, ...]]
+    output: str | None
+
+    def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
+        with noted():
+            settle()
+            batches = (batch for batch in batches if batch.num_rows)
+            for first in batches:
+                # The rows say which partition it is: the caller may have joined tasks, or put others before them.
+                yield from self._run(itertools.chain([first], batches), first.column("to")[0].as_py())
+
+    def _run(self, batches: Batches, number: int) -> Iterator[pa.RecordBatch]:
+        with Spool(self.cut, self.level, number, columns=self.columns) as spool:
+            inputs, sums = _read(spool, batches)
+            rows = {name: reader.read_all() for name, reader in inputs.items()}
+            yield from spool.forwarded
+        done = computed(self.cut, self.level, self.secret, rows, sums)
+        if self.output is None:
+            yield from packed_sums(done.sent, self.cut, self.partitions, self.secret)
+        else:
+            yield from travelling(done.outputs[self.output], self.output)
+
+
+@dataclass(frozen=True)
+class OnlyStage:
+    """The stage of a flow that has one, of one source and one output: rows in, updates out.
+
+    Each key is in one partition, and columns have their names.  O(rows) expected.  Raises as `RunStage`.
+    """
+
+    cut: Cut
+    secret: Secret
+
+    def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
+        with noted():
+            flow, parts = self.cut.flow, [batch for batch in batches if batch.num_rows]
+            (name,), (output,) = flow.sources, flow.outputs
+            if parts:
+                schema = loose(flow.sources[name].bound.schema)
+                rows = {name: restored(pa.Table.from_batches(parts), schema, f"rows for {name!r}")}
+                del parts
+                yield from travelling(computed(self.cut, 0, self.secret, rows, {}).outputs[output], output)
+
+
+@dataclass(frozen=True)
+class ReadFiles:
     """The rows of committed files of one output: batches of (name, length, digest) in, rows out in types that travel.
 
     ``folder``: of Parquet files, else None.  O(bytes).  Raises `CorruptState`, and what the store raises.
@@ -186,20 +237,35 @@ class Files:
                             stack.callback(store.close)
                             vault = Vault(store)
                         table = vault.table(blob, self.schema, None)
-                    for part in sliced(table):
-                        yield carried(part, f"output {self.name!r}")
+                    yield from travelling(table, self.name)
+
+
+def _read(spool: Spool, batches: Batches) -> tuple[dict[str, pa.RecordBatchReader], dict[int, pa.Table]]:
+    """Take all chunks in; the rows of each source and the sums of each exchange that came for this stage."""
+    for batch in batches:
+        spool.take(batch)
+    inputs = {name: reader for name in spool.cut.flow.sources if (reader := spool.source(name)) is not None}
+    here = [each.number for each in spool.cut.meetings if each.level == spool.level]
+    return inputs, {number: table for number in here if (table := spool.sums(number)).num_rows}
+
+
+def travelling(table: pa.Table, output: str) -> Iterator[pa.RecordBatch]:
+    """Updates in types that travel, in batches of bounded size; none for no rows.  O(rows that are cast)."""
+    width = max(table.nbytes // max(table.num_rows, 1), 1)
+    for batch in table.to_batches(max_chunksize=max(min(BATCH_ROWS, BATCH_BYTES // width), 1)):
+        yield carried(batch, f"output {output!r}")
 
 
 def settle() -> None:
     """Spare this worker's garbage collector what will never be garbage: Spark calls it after every task, which took
     0.1 s with all that is imported by then.  Twice in a process: with what the first task loaded, too."""
-    if TaskContext.get() is not None and next(_LEVELS) < 2:
+    if TaskContext.get() is not None and next(_BEGUN) < 2:
         gc.collect()
         gc.freeze()
 
 
-_LEVELS: Final = itertools.count()
-"""Bodies of levels that began in this process."""
+_BEGUN: Final = itertools.count()
+"""Stages that began in this process."""
 
 
 def _number() -> int:

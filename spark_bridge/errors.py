@@ -1,6 +1,6 @@
 """ddflow's errors across Spark: what a task or a batch refused is raised again on the other side as what it was.
 
-Invariant: an error that a body raised inside `noted` comes out of a block `translated` as the same class with the same
+Invariant: an error that a task raised inside `noted` comes out of a block `translated` as the same class with the same
 three parts; any other error of Spark's stays as it is. All that Spark carries from a worker to the driver, and from a
 batch to who awaits its query, is the text of a traceback, in which a message of several lines has no end; so each error
 carries itself along, in a note below its message, that only this module reads. Nothing that comes back is run: a name
@@ -12,7 +12,7 @@ is looked up among ddflow's errors, and the parts are text.
 ...         raise NullKey("a step", "row 7 has no key", "mend it")
 ... except NullKey as error:
 ...     text = "".join(traceback.format_exception(error))
->>> told(text)
+>>> parsed(text)
 NullKey('a step', 'row 7 has no key', 'mend it')
 """
 
@@ -29,7 +29,7 @@ from pyspark.errors import PySparkException
 from ddflow import errors
 from ddflow.errors import DdflowError
 
-MARK: Final = "as ddflow told it: "
+MARK: Final = "as an error of ddflow: "
 
 
 @contextmanager
@@ -45,17 +45,17 @@ def noted() -> Iterator[None]:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """An error of Spark's that leaves the block, and tells one of ddflow's, becomes that one."""
+    """An error of Spark's that leaves the block, and carries one of ddflow's, becomes that one."""
     try:
         yield
     except PySparkException as error:
-        own = told("".join(traceback.format_exception_only(error)))
+        own = parsed("".join(traceback.format_exception_only(error)))
         if own is None:
             raise
         raise own from error
 
 
-def told(text: str) -> DdflowError | None:
+def parsed(text: str) -> DdflowError | None:
     """The last error that a text of tracebacks carries; None for none, and for what is no error of ddflow's."""
     found = None
     for line in text.splitlines():

@@ -1,19 +1,19 @@
-"""Warm parts: what a worker keeps open of a state from one task to the next, so that it need not be opened again.
+"""The part cache: parts of a state that a worker keeps open from one task to the next.
 
 Invariant: whether a part is found here changes nothing but the time that a task takes: one is given out only for the
 inventory that it holds, by name, and to one task at a time. Spark sends a partition to whichever worker is free, so
-another one may have gone on with it, and then what is held here is of the past; a task may be killed at any moment, so
-a part is back only once its receipt was given; and parts of several states share a worker, whose memory is bounded. It
-is a cache of a process, and knows neither Spark nor what a part does.
+another one may have gone on with it, and then the part here is out of date; a task may be killed at any moment, so a
+part is put back only once its receipt was given; and parts of several states share a worker, whose memory is bounded.
+The cache is a process's own, and knows neither Spark nor what a part does.
 
 >>> from types import SimpleNamespace
 >>> closed = []
 >>> def part(name: str) -> Part:
 ...     return SimpleNamespace(at=name, close=lambda: closed.append(name))
->>> warm = Warm()
->>> warm.put(("state", 0, 0), part("first"), 10, most=100)
->>> warm.put(("state", 0, 1), part("second"), 95, most=100)
->>> warm.take(("state", 0, 1), "second").at, warm.take(("state", 0, 0), "first"), closed
+>>> cache = PartCache()
+>>> cache.put(("state", 0, 0), part("first"), 10, most=100)
+>>> cache.put(("state", 0, 1), part("second"), 95, most=100)
+>>> cache.take(("state", 0, 1), "second").at, cache.take(("state", 0, 0), "first"), closed
 ('second', None, ['first'])
 """
 
@@ -30,18 +30,18 @@ Key = tuple[Any, ...]
 """Which part of which state, and whatever else it was opened by."""
 
 
-class Lying(NamedTuple):
+class CachedPart(NamedTuple):
     """A part, and how many bytes it takes."""
 
     part: Part
     nbytes: int
 
 
-class Warm:
+class PartCache:
     """Parts by key, least recently used first.  One thread at a time, as a worker has."""
 
     def __init__(self) -> None:
-        self._parts: OrderedDict[Key, Lying] = OrderedDict()
+        self._parts: OrderedDict[Key, CachedPart] = OrderedDict()
 
     @property
     def nbytes(self) -> int:
@@ -50,12 +50,12 @@ class Warm:
 
     def take(self, key: Key, at: str) -> Part | None:
         """The part of a key, if it holds the inventory called ``at``; else it is closed, and None.  O(1)."""
-        lying = self._parts.pop(key, None)
-        if lying is None:
+        cached = self._parts.pop(key, None)
+        if cached is None:
             return None
-        if lying.part.at == at:
-            return lying.part
-        close(lying.part)
+        if cached.part.at == at:
+            return cached.part
+        close(cached.part)
         return None
 
     def put(self, key: Key, part: Part, nbytes: int, most: int) -> None:
@@ -63,7 +63,7 @@ class Warm:
         old = self._parts.pop(key, None)
         if old is not None:
             close(old.part)
-        self._parts[key] = Lying(part, nbytes)
+        self._parts[key] = CachedPart(part, nbytes)
         while self._parts and self.nbytes > most:
             close(self._parts.popitem(last=False)[1].part)
 
@@ -79,5 +79,5 @@ def close(part: Part) -> None:
         part.close()
 
 
-PARTS: Final = Warm()
+PARTS: Final = PartCache()
 """Of this process."""

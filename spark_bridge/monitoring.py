@@ -1,0 +1,122 @@
+"""What became of a query's batches: kept in the process that commits, logged, and joined to Spark's own progress.
+
+Invariant: the progress of a query that feeds a state carries the epoch that its batch became, by the query's id and the
+batch's number; that of any other query is left alone. Spark sends progress late and from a thread of its own, when the
+query may be further, or gone; so accounts are kept by id in the process that commits, for a while longer than the
+queries. On Spark Connect, where another process commits, they are read from the state. It changes nothing, and no
+query waits for it.
+
+>>> from types import SimpleNamespace
+>>> listener = Listener()
+>>> listener.onQueryProgress(SimpleNamespace(progress=SimpleNamespace(id="somebody else's", batchId=3)))
+>>> list(listener.recent)
+[]
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from spark_bridge.stats import NOTHING, EpochStats, QueryStats, summed
+
+KEPT: Final = 100
+"""How many of the last epochs of a query are kept."""
+QUERIES: Final = 64
+"""Of how many queries a process keeps accounts for listeners."""
+LOG: Final = logging.getLogger("ddflow.spark")
+Callback = Callable[[Any], Any]
+"""Is called with a ``StreamingQueryProgress`` that has ``ddflow`` too."""
+
+
+class Listener(StreamingQueryListener):
+    """To be given to ``spark.streams.addListener``.
+
+    ``callback``: is called with every progress of a query that feeds a state: Spark's ``StreamingQueryProgress`` with
+    one attribute more, ``ddflow``: a `spark_bridge.stats.EpochStats`, or None where no epoch is known of it, as for a
+    trigger that found no rows.  ``recent``: the last `RECENT` of them.  What it raises, Spark logs.
+    """
+
+    RECENT: Final = KEPT
+
+    def __init__(self, callback: Callback | None = None) -> None:
+        self.callback = callback
+        self.recent: deque[Any] = deque(maxlen=self.RECENT)
+
+    def onQueryProgress(self, event: Any) -> None:
+        """Join, keep and call back.  O(epochs that are kept)."""
+        progress = event.progress
+        account = ACCOUNTS.of(str(progress.id))
+        if account is None:
+            return
+        found = [each for each in account.stats() if each.batch == progress.batchId]
+        progress.ddflow = found[-1] if found else None
+        self.recent.append(progress)
+        if self.callback is not None:
+            self.callback(progress)
+
+    def onQueryStarted(self, event: Any) -> None:
+        """Nothing: what feeds a state is known by its first batch."""
+
+    def onQueryIdle(self, event: Any) -> None:
+        """Nothing."""
+
+    def onQueryTerminated(self, event: Any) -> None:
+        """Nothing: its last progress may be still to come."""
+
+
+class Account:
+    """What a process keeps of a query's epochs: the last `KEPT`, and the total.  One thread adds, others may read."""
+
+    def __init__(self) -> None:
+        self._batches: deque[EpochStats] = deque(maxlen=KEPT)
+        self._total, self._epochs = NOTHING, 0
+
+    def add(self, batch: EpochStats) -> None:
+        """Take in an epoch that is committed; one that was before counts in no total.  O(names)."""
+        self._batches.append(batch)
+        if not batch.replayed:
+            self._total, self._epochs = summed((self._total, batch)), self._epochs + 1
+
+    def stats(self) -> QueryStats:
+        """All of it, as it is now.  O(batches)."""
+        return QueryStats(self._batches.copy(), self._total, self._epochs)
+
+
+class Accounts:
+    """Accounts of queries by their ids: the last `QUERIES`.
+
+    >>> accounts = Accounts()
+    >>> accounts.put("a", Account())
+    >>> accounts.of("a") is not None, accounts.of("b")
+    (True, None)
+    """
+
+    def __init__(self) -> None:
+        self._accounts: OrderedDict[str, Any] = OrderedDict()
+
+    def put(self, query: str, account: Any) -> None:
+        """Keep what has ``stats()`` of a query.  O(1).  A query without an id is left out."""
+        if query:
+            self._accounts.pop(query, None)
+            self._accounts[query] = account
+            while len(self._accounts) > QUERIES:
+                self._accounts.popitem(last=False)
+
+    def of(self, query: str) -> Any:
+        """What has ``stats()`` of a query; None for one that is not known.  O(1)."""
+        return self._accounts.get(query)
+
+
+ACCOUNTS: Final = Accounts()
+"""Of this process."""
+
+
+def log(name: str, batch: EpochStats) -> None:
+    """One line to the log ``ddflow.spark``, at INFO; the record's ``ddflow`` has it in Spark's words.  O(names)."""
+    if LOG.isEnabledFor(logging.INFO):
+        LOG.info("%s: %s", name, batch, extra={"ddflow": {"name": name, **batch.progress()}})

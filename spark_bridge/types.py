@@ -1,0 +1,262 @@
+"""Types across the border: which carries which between a flow and Spark, the casts, and the columns of frames.
+
+Invariant: ``restored(carried(rows)) == rows``, and a type is named only if its values come back as what they were.
+Each of a flow's types has one type that Spark hands over and takes (``carrier``); whatever Spark delivers in it becomes
+the flow's own again. Spark has no unsigned integers, one unit of time, no fixed widths, and hands timestamps over in
+the zone of the session; a variant arrives as a struct and would go back as one; ``mapInArrow`` fails late on a wrong
+type. So what cannot travel is an error that names the column, before a job runs. What travels is nullable throughout,
+and so is, inside a column, what a flow computes with: a null struct has children that are not there, whatever they are
+declared to be. Nothing that PySpark keeps to itself is used.
+
+>>> carrier(pa.struct({"n": pa.uint64(), "at": pa.timestamp("s", "Europe/Zurich")}))
+StructType(struct<n: decimal128(20, 0), at: timestamp[us, tz=UTC]>)
+>>> there = carried(pa.record_batch({"n": pa.array([2**64 - 1], pa.uint64())}), "the example")
+>>> there.column(0).type, restored(pa.table(there), pa.schema({"n": pa.uint64()}), "the example").to_pylist()
+(Decimal128Type(decimal128(20, 0)), [{'n': 18446744073709551615}])
+>>> spark_schema(pa.schema({"n": pa.uint64(), "at": pa.timestamp("s")}), "the example").simpleString()
+'struct<n:decimal(20,0),at:timestamp_ntz>'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.types as pat
+from pyspark.sql import DataFrame
+from pyspark.sql import types as T
+from pyspark.sql.types import TimeType  # by name: where it is missing, PySpark is too old, and that is an ImportError
+
+from ddflow.columns.schema import updates_schema
+from ddflow.errors import NotArrow, SchemaMismatch, SpecError
+from ddflow.plan.collection import Plan
+
+_ITSELF: tuple[Callable[[pa.DataType], bool], ...] = (
+    pat.is_null,
+    pat.is_boolean,
+    pat.is_int8,
+    pat.is_int16,
+    pat.is_int32,
+    pat.is_int64,
+    pat.is_float32,
+    pat.is_float64,
+)
+_FIXED: tuple[tuple[Callable[[pa.DataType], bool], pa.DataType], ...] = (
+    (pat.is_uint8, pa.int16()),
+    (pat.is_uint16, pa.int32()),
+    (pat.is_uint32, pa.int64()),
+    (pat.is_uint64, pa.decimal128(20)),
+    (pat.is_date, pa.date32()),
+    (pat.is_time, pa.time64("ns")),
+    (pat.is_duration, pa.duration("us")),
+    (pat.is_string, pa.string()),
+    (pat.is_large_string, pa.string()),
+    (pat.is_binary, pa.binary()),
+    (pat.is_large_binary, pa.binary()),
+    (pat.is_fixed_size_binary, pa.binary()),
+)
+
+
+def carrier(kind: pa.DataType) -> pa.DataType | None:
+    """The Arrow type in which values of ``kind`` travel to and from Spark; None where Spark has none.  Pure."""
+    if any(test(kind) for test in _ITSELF):
+        return kind
+    for test, fixed in _FIXED:
+        if test(kind):
+            return fixed
+    if pat.is_decimal(kind):
+        fits = kind.precision <= 38 and 0 <= kind.scale <= kind.precision
+        return pa.decimal128(kind.precision, kind.scale) if fits else None
+    if pat.is_timestamp(kind):
+        return pa.timestamp("us", None if kind.tz is None else "UTC")
+    if pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind):
+        element = carrier(kind.value_type)
+        return None if element is None else pa.list_(pa.field("element", element))
+    if pat.is_map(kind):
+        key, value = carrier(kind.key_type), carrier(kind.item_type)
+        return None if key is None or value is None else pa.map_(key, value)
+    if pat.is_struct(kind):
+        children = [(field.name, carrier(field.type)) for field in kind]
+        return None if any(child is None for _, child in children) else pa.struct(children)
+    return None
+
+
+def loose(schema: pa.Schema) -> pa.Schema:
+    """The same columns, with all that is inside them nullable."""
+    return pa.schema([field.with_type(_loose(field.type)) for field in schema])
+
+
+def _loose(kind: pa.DataType) -> pa.DataType:
+    if pat.is_struct(kind):
+        return pa.struct([(field.name, _loose(field.type)) for field in kind])
+    if pat.is_map(kind):
+        return pa.map_(_loose(kind.key_type), _loose(kind.item_type))
+    if pat.is_fixed_size_list(kind):
+        return pa.list_(_loose(kind.value_type), kind.list_size)
+    if pat.is_large_list(kind):
+        return pa.large_list(_loose(kind.value_type))
+    return pa.list_(_loose(kind.value_type)) if pat.is_list(kind) else kind
+
+
+def carried_schema(schema: pa.Schema, what: str) -> pa.Schema:
+    """The columns in which rows of ``schema`` travel.  Raises `SpecError` naming the column that cannot."""
+    fields = []
+    for field in schema:
+        kind = carrier(field.type)
+        if kind is None:
+            raise SpecError(
+                f"column {field.name!r} of {what}",
+                f"it is {field.type}, for which Spark has no type",
+                "project it to another type, or leave it out",
+            )
+        fields.append(pa.field(field.name, kind))
+    return pa.schema(fields)
+
+
+def carried(batch: pa.RecordBatch, what: str) -> pa.RecordBatch:
+    """A batch in the types that travel.  O(rows) for the columns that need it.  Raises `SchemaMismatch`."""
+    schema = carried_schema(batch.schema, what)
+    columns = [_cast(c, f.type, f.name, what) for c, f in zip(batch.columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def restored(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
+    """What came from Spark, by name: each column that came in the carrier of its type in ``schema`` in that type again,
+    the others as they are, for `ddflow.columns.schema.conform` to judge.  O(rows) for the columns that need it.
+
+    ``schema``: loose.  Raises `SchemaMismatch` where a value does not fit.
+    """
+    for i, name in enumerate(table.column_names):
+        at = schema.get_field_index(name)
+        if at < 0:
+            continue
+        kind, came = schema.field(at).type, table.column(i).type
+        if came != kind and carrier(came) == carrier(kind) is not None:
+            table = table.set_column(i, name, _cast(table.column(i), kind, name, what))
+    return table
+
+
+def _cast(column: Any, kind: pa.DataType, name: str, what: str) -> Any:
+    if column.type == kind:
+        return column
+    try:
+        return column.cast(kind, safe=True)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        found = f"{column.type} does not fit {kind} ({str(error).splitlines()[0]})"
+        raise SchemaMismatch(f"column {name!r} of {what}", found, "mend the rows, or use a wider type") from None
+
+
+_PAIRS: Final[tuple[tuple[type[T.DataType], pa.DataType], ...]] = (
+    (T.NullType, pa.null()),
+    (T.BooleanType, pa.bool_()),
+    (T.ByteType, pa.int8()),
+    (T.ShortType, pa.int16()),
+    (T.IntegerType, pa.int32()),
+    (T.LongType, pa.int64()),
+    (T.FloatType, pa.float32()),
+    (T.DoubleType, pa.float64()),
+    (T.StringType, pa.string()),
+    (T.VarcharType, pa.string()),
+    (T.CharType, pa.string()),
+    (T.BinaryType, pa.binary()),
+    (T.DateType, pa.date32()),
+    (T.TimestampType, pa.timestamp("us", "UTC")),
+    (T.TimestampNTZType, pa.timestamp("us")),
+    (T.DayTimeIntervalType, pa.duration("us")),
+    (TimeType, pa.time64("ns")),
+)
+"""Both ways, for all but decimals and nested types; the first of equal ones is what a flow's columns become."""
+
+
+def check_frames(flow: Any, frames: Any) -> None:
+    """Refuse what is no flow, or are no Spark DataFrames by source, saying what to write.
+
+    Raises `SpecError`, `NotArrow`.
+    """
+    if not isinstance(flow, Plan) or not isinstance(frames, Mapping):
+        found = f"it is given a {type(flow).__name__} and a {type(frames).__name__}"
+        raise SpecError("a flow on Spark", found, "give the dd.Flow, then {source: DataFrame}")
+    for name, frame in frames.items():
+        _check_frame(frame, f"rows for {name!r}")
+
+
+def _check_frame(frame: Any, asked: str) -> None:
+    """Raise `NotArrow` for what is no Spark DataFrame."""
+    if isinstance(frame, DataFrame):
+        return
+    found, remedy = f"{type(frame).__name__} is no Spark DataFrame", "give a DataFrame"
+    if isinstance(frame, str):
+        found, remedy = f"{frame!r:.200} is text", f"give spark.table({frame!r:.200}), or spark.readStream.table(...)"
+    elif type(frame).__module__.startswith("pyspark.pandas"):
+        found, remedy = "it is a pandas-on-Spark frame", "give frame.to_spark()"
+    elif hasattr(frame, "__arrow_c_stream__") or hasattr(frame, "__dataframe__"):
+        remedy = "give spark.createDataFrame(...) of it, or take it in without Spark: flow.open().step(...)"
+    raise NotArrow(asked, found, remedy)
+
+
+def arrow_schema(frame: Any) -> pa.Schema:
+    """The columns of a Spark DataFrame as the Arrow schema that ``flow.upserts`` takes; timestamps are in UTC.
+
+    Raises `NotArrow` for what is no DataFrame, `SchemaMismatch` for a column of a type that Spark cannot hand over and
+    take back.
+    """
+    _check_frame(frame, "the columns of a DataFrame")
+    fields = []
+    for field in frame.schema:
+        kind = _arrow_type(field.dataType)
+        if kind is None:
+            asked, remedy = f"column {field.name!r} of a DataFrame", "cast it, or drop it, in the DataFrame"
+            found = f"it is {field.dataType.simpleString()}, which does not go to Python and back unchanged"
+            raise SchemaMismatch(asked, found, remedy)
+        fields.append(pa.field(field.name, kind, field.nullable))
+    return pa.schema(fields)
+
+
+def spark_schema(schema: pa.Schema, what: str) -> T.StructType:
+    """The Spark columns, all nullable, for rows of an Arrow schema.  Raises `SpecError` where there is none."""
+    return T.StructType([T.StructField(f.name, _spark_type(f.type)) for f in carried_schema(schema, what)])
+
+
+class Shape(NamedTuple):
+    """An output's columns in the flow's types and in Spark's."""
+
+    arrow: pa.Schema
+    spark: T.StructType
+
+
+def shapes(flow: Plan) -> dict[str, Shape]:
+    """The shape of every output, side outputs included.  Raises `SpecError` where Spark has no type for a column."""
+    schemas = {name: node.updates_schema(flow.time_type) for name, node in flow.outputs.items()}
+    for name, (_, schema) in flow.side_outputs().items():
+        schemas[name] = updates_schema(schema, flow.time_type)
+    return {name: Shape(each, spark_schema(each, f"output {name!r}")) for name, each in schemas.items()}
+
+
+def _arrow_type(kind: T.DataType) -> pa.DataType | None:
+    """What Spark sends values of a type as, all inside it nullable; None where that loses what they are."""
+    if isinstance(kind, T.DecimalType):
+        return pa.decimal128(kind.precision, kind.scale)
+    if isinstance(kind, T.ArrayType):
+        element = _arrow_type(kind.elementType)
+        return None if element is None else pa.list_(element)
+    if isinstance(kind, T.MapType):
+        key, value = _arrow_type(kind.keyType), _arrow_type(kind.valueType)
+        return None if key is None or value is None else pa.map_(key, value)
+    if isinstance(kind, T.StructType):
+        children = [(field.name, _arrow_type(field.dataType)) for field in kind]
+        return None if any(child is None for _, child in children) else pa.struct(children)
+    return next((arrow for spark, arrow in _PAIRS if type(kind) is spark), None)
+
+
+def _spark_type(kind: pa.DataType) -> T.DataType:
+    """The Spark type of a carrier."""
+    if pat.is_decimal(kind):
+        return T.DecimalType(kind.precision, kind.scale)
+    if pat.is_list(kind):
+        return T.ArrayType(_spark_type(kind.value_type))
+    if pat.is_map(kind):
+        return T.MapType(_spark_type(kind.key_type), _spark_type(kind.item_type))
+    if pat.is_struct(kind):
+        return T.StructType([T.StructField(field.name, _spark_type(field.type)) for field in kind])
+    return next(spark() for spark, arrow in _PAIRS if arrow == kind)

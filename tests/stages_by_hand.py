@@ -1,0 +1,56 @@
+"""A run on Spark without Spark: each stage's tasks one after the other, in this process.
+
+Shuffles are lists that bring chunks in the reverse order, a few at a time, and every task is run twice: both attempts
+must give the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+from doors import plain
+
+import ddflow as dd
+from ddflow.columns.hashing import Secret
+from ddflow.partitions.chunks import PACKED
+from ddflow.partitions.stages import cut
+from spark_bridge.job import router
+from spark_bridge.tasks import RunStage
+from spark_bridge.types import carried, shapes
+
+SECRET = Secret(5, 6)
+
+
+def by_hand(flow: dd.Flow, given: Mapping[str, Sequence[pa.Table]], partitions: int) -> dict[str, pa.Table]:
+    """What each output is given, in the types that travel.  ``given``: by source, its rows by task that reads them."""
+    packed, columns = [], {name: tuple(tables[0].column_names) for name, tables in given.items()}
+    for name, tables in given.items():
+        by = router(flow, name, partitions, SECRET, columns[name])
+        for origin, table in enumerate(tables):
+            packed += by((carried(batch, "a test") for batch in table.to_batches(max_chunksize=3)), origin)
+    out = {}
+    for name, shape in shapes(flow).items():
+        stages, chunks = cut(flow, only=name), packed
+        for level in range(stages.levels):
+            last = level == stages.levels - 1
+            task = RunStage(stages, level, SECRET, partitions, columns, name if last else None)
+            chunks = [batch for number in range(partitions) for batch in attempted(task, chunks, number)]
+        out[name] = pa.Table.from_batches(chunks or [carried(whole(shape.arrow.empty_table()), "a test")])
+    return out
+
+
+def attempted(task: RunStage, chunks: Sequence[pa.RecordBatch], number: int) -> list[pa.RecordBatch]:
+    """What a task makes of the chunks of its partition, whichever attempt it is."""
+    table = pa.Table.from_batches(chunks, PACKED)
+    mine = [row for row, to in enumerate(table.column("to").to_pylist()) if to == number]
+    rows = table.take(pa.array(mine[::-1], pa.int64())).combine_chunks().to_batches(max_chunksize=2)
+    first, second = (list(task(iter(each))) for each in (rows, rows))
+    assert [plain(pa.table(each)) for each in first] == [plain(pa.table(each)) for each in second]
+    return first
+
+
+def whole(table: pa.Table) -> pa.RecordBatch:
+    """A table as one record batch, with rows or without."""
+    columns = [column.combine_chunks() for column in table.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=table.schema)
