@@ -22,6 +22,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
+import pyarrow as pa
+
 from ddflow.columns.hashing import Secret
 from ddflow.columns.threads import Crew
 from ddflow.dataflow.budget import Budget, parse_size
@@ -89,6 +91,10 @@ class Engine(Reading):
     def epoch(self) -> int:
         """The last epoch that was committed; 0 before the first, and where state is not durable."""
         return self.calls.epoch
+
+    def output_schema(self, name: str) -> pa.Schema:
+        """The columns of an output's table.  Raises `KeyError`."""
+        return self.dataflow.output_schema(name)
 
     def step(self, inputs: Mapping[str, Any], time: int, *, epoch: int | None = None) -> Step:
         """Epoch mode: take in rows of any sources as one epoch, stamped ``time``, above that of the last step.
