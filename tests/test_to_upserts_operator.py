@@ -407,7 +407,7 @@ def test_nothing_can_be_made_of_upserts_but_an_output() -> None:
         with pytest.raises(SpecError, match="apply it before to_upserts"):
             act()
     flow.output("out", last)
-    assert [type(node).__name__ for node in flow.nodes] == ["Source", "Back"]
+    assert [type(node).__name__ for node in flow.nodes] == ["Input", "AsUpserts"]
 
 
 def test_what_it_cannot_do_is_said_when_the_plan_is_made() -> None:

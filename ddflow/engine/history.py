@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from ddflow.columns.schema import DIFF, empty
 from ddflow.dataflow.graph import Circuit
-from ddflow.errors import NotReadable, SpecError, TimeWentBack
+from ddflow.errors import NotReadable, TimeWentBack
 from ddflow.operators.updates import concat, consolidated, negate
 from ddflow.plan.collection import Collection
 from ddflow.time import NEVER, shown
@@ -55,8 +55,6 @@ def changes(circuit: Circuit, node: Collection, t1: int, t2: int) -> pa.Table:
     Raises `TimeWentBack` when ``t2`` is before ``t1``, `NotReadable` when one of them cannot be read, `CountOverflow`
     when a multiplicity or a difference of two leaves int64.
     """
-    if DIFF not in node.updates_schema(circuit.plan.time_type).names:
-        raise SpecError(f"changes of {node!r}", "it gives upserts", "read the collection that they are made of")
     if t2 < t1:
         raise TimeWentBack(
             f"changes from {shown(t1)} to {shown(t2)}",

@@ -59,6 +59,10 @@ _TYPE_NAMES = {
 }
 
 
+NO_VALUE = (exp.Star, exp.Distinct)
+"""What may stand among the arguments of a call and is none."""
+
+
 class Lowering:
     """Lowers trees over one schema; the columns read gather in ``columns``."""
 
@@ -239,7 +243,7 @@ class Lowering:
     def _call(self, tree: Tree) -> Node:
         function = find(tree.name)
         for argument in tree.expressions:
-            if isinstance(argument, exp.Star | exp.Distinct):
+            if isinstance(argument, NO_VALUE):
                 raise _unsupported(argument)
         return function.call([self.lower(argument) for argument in tree.expressions])
 

@@ -146,7 +146,7 @@ class AsUpserts(Operator):
         """See `Operator.open`."""
         return RunningToUpserts(self.inputs[0].schema, self, context.time_type, context.secret)
 
-    _then = operand
+    _then = consolidate = operand
 
 
 class RunningToUpserts(Running):

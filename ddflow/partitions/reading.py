@@ -168,6 +168,8 @@ def contents(reading: Reading, name: str, as_of: int | None = None, after: int |
     time = reading.closed(f"read {name!r} as of {as_of!r}", as_of)
     if after is None:
         return circuit.output(node, time, as_of)
+    if DIFF not in node.updates_schema(reading.flow.time_type).names:
+        raise SpecError(f"changes of {name!r}", "it gives upserts", "read the collection that they are made of")
     table = changes(circuit, node, reading.closed(f"changes of {name!r} after {after!r}", after), time)
     return stamped(table, time, node.updates_schema(reading.flow.time_type))
 
