@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from chance import effort
+from ddflow.storage.spill_folder import Folder
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +20,6 @@ from ddflow.columns.hashing import NONE
 from ddflow.columns.rows import Rows, gather
 from ddflow.errors import CorruptState, NotReadable, SpillFull, TimeWentBack
 from ddflow.kernels.resolve import LIVE
-from ddflow.storage.spill_folder import Folder
 from ddflow.time import NEVER, Description
 from ddflow.trace import spine as spines
 from ddflow.trace.arrangement import Arrangement, Change

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from chance import effort
+from ddflow.storage.spill_folder import Folder
 from hypothesis import given
 from hypothesis import strategies as st
 from kinds import PLAIN
@@ -28,7 +29,6 @@ from ddflow.dataflow.batcher import chunks as lots
 from ddflow.errors import SpillFull
 from ddflow.operators.upsert.events import FEW, Sealed, by_time, joined
 from ddflow.storage.folder_lock import LOCK
-from ddflow.storage.spill_folder import Folder
 
 Event = tuple[int, int]
 """Time and number of arrival."""

@@ -32,8 +32,8 @@ from ddflow.errors import DdflowError, EpochSkipped, Fenced, OutcomeUnknown
 from ddflow.storage.batch_store import Vault
 from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest_log import Ledger
-from ddflow.storage.output_site import Site
 from ddflow.storage.protocol import Blob
+from ddflow.storage.site import Site
 
 PATH = "/data/orders"
 IMAGES, CHUNKS = 250, 2

@@ -29,9 +29,9 @@ from ddflow.storage import leftovers
 from ddflow.storage.garbage import gc
 from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest import newest
-from ddflow.storage.output_site import Site
 from ddflow.storage.outputs import OutputFolder, of
 from ddflow.storage.showing import Outputs
+from ddflow.storage.site import Site
 
 PATH, FOLDER = "/data/orders", "/data/out"
 LAST, IMAGES, CHUNKS = 13, 50, 2

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from ddflow.storage.mapped import Mapped
+from ddflow.storage.spill_folder import Folder
 from hypothesis import given
 from hypothesis import strategies as st
 from kinds import ENCODED, PLAIN
@@ -24,8 +26,6 @@ from kinds import ENCODED, PLAIN
 from ddflow.errors import CorruptState, EngineClosed, SpillInUse, SpillRefused
 from ddflow.storage.file_writer import Part
 from ddflow.storage.folder_lock import LOCK, Claim
-from ddflow.storage.mapped import Mapped
-from ddflow.storage.spill_folder import Folder
 
 KINDS = PLAIN | {name: array for name, (array, _) in ENCODED.items()}
 INTS = pa.record_batch({"n": [1, 2, 3], "s": ["a", None, "ccc"]})

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from ddflow.storage.spill_folder import Folder
 from s3_server import Moto, moto, options
 
 from ddflow.errors import CorruptState, EngineClosed
@@ -20,7 +21,6 @@ from ddflow.storage.local import LocalStore
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import NAME, Blob, Store
 from ddflow.storage.s3 import S3Store
-from ddflow.storage.spill_folder import Folder
 
 __all__ = ["moto"]
 Opener = Callable[[], Store]

@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from ddflow.storage.spill_folder import Folder
 from simdisk import Faulty, SimDisk
 
 from ddflow.errors import (
@@ -28,7 +29,6 @@ from ddflow.storage.disk import Disk
 from ddflow.storage.local import MANIFEST, LocalStore
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob, Store
-from ddflow.storage.spill_folder import Folder
 
 NUMBER = "0000000000000000"
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ddflow.storage.table import TableWriter
 
 from ddflow.columns.threads import Crew
 from ddflow.dataflow import step as computation
@@ -28,7 +29,6 @@ from ddflow.dataflow.spilling import make_room
 from ddflow.engine.engine import Engine
 from ddflow.kernels.gather import SLOT, SLOTS
 from ddflow.storage.folder_lock import LOCK
-from ddflow.storage.table import TableWriter
 from ddflow.trace import arrangement, spine
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.merge import Merge

@@ -239,7 +239,7 @@ class Computation:
             yield pieces[0]
             return
         total = sum(piece.diffs.size for piece in pieces)
-        bits = (total // GATHERED).bit_length() if self.shelf.folder is not None else 0
+        bits = (total // GATHERED).bit_length() if self.shelf.scratch is not None else 0
         ranged = [self._ranged(piece, by, bits) for piece in pieces]
         for number in range(1 << bits):
             parts = [piece.between(int(ends[number]), int(ends[number + 1])) for piece, ends in ranged]

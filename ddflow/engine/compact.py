@@ -38,8 +38,8 @@ from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.batcher.run import Run as Waiting
 from ddflow.dataflow.step import Stepped
 from ddflow.errors import SpecError
+from ddflow.storage.batch_store import Vault
 from ddflow.storage.garbage import gc
-from ddflow.storage.stored import Filing
 from ddflow.time import shown
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch
@@ -96,7 +96,7 @@ def _refuse(engine: Engine, forget: bool) -> None:
         )
 
 
-def merge(arranged: Arrangement, home: Filing | None, hidden: Iterable[str] = ()) -> None:
+def merge(arranged: Arrangement, home: Vault | None, hidden: Iterable[str] = ()) -> None:
     """Make one run of all versions that reads at or after ``since`` need.  O(versions).
 
     ``home``: where runs beneath live, None where all is in memory.  ``hidden``: columns that tombstones need.
@@ -119,7 +119,7 @@ def merge(arranged: Arrangement, home: Filing | None, hidden: Iterable[str] = ()
             slots.swap(part.slot, cleared(slots[part.slot], hidden))
 
 
-def _filed(batch: Batch, filing: Filing, hidden: Iterable[str]) -> Batch:
+def _filed(batch: Batch, filing: Vault, hidden: Iterable[str]) -> Batch:
     return spilled(cleared(batch, hidden), filing)
 
 
@@ -141,7 +141,7 @@ def cleared(batch: Batch, hidden: Iterable[str]) -> Batch:
     return replace(batch, rows=Rows(pa.RecordBatch.from_arrays(columns, schema=table.schema)))
 
 
-def rewrite(batcher: Batcher, home: Filing | None) -> None:
+def rewrite(batcher: Batcher, home: Vault | None) -> None:
     """Copy the events that still wait out of runs of which some were released.  O(their bytes)."""
     for run in [each for each in batcher.runs.by_least if each.begin]:
         if run.file is None or home is None:

@@ -67,10 +67,7 @@ class Engine(Compacting, Replacing, Stepping):
         secret = (options.secret or Secret.fresh()) if self.durable is None else self.durable.secret
         lists, crew, memory = options.verdicts == "rows", Crew(options.threads), parse_size(options.memory)
         try:
-            spill = options.spill
-            if spill is None and memory is not None and self.durable is not None:
-                spill = self.durable.ledger.store.scratch()
-            budget = Budget(memory, spill)
+            budget = Budget(memory, options.spill, None if self.durable is None else self.durable.ledger.store)
             super().__init__(flow, Circuit(flow, secret, lists, crew), budget, lists, options.retain, crew)
             if self.durable is not None:
                 self.budget.home = self.durable.vault if self.budget.spills else None
@@ -97,8 +94,7 @@ class Engine(Compacting, Replacing, Stepping):
             self.turns.state = "closed"
             self.circuit, self.batchers = Circuit(self.flow, Secret(0, 0)), {}
             self.crew.close()
-            if self.budget.folder is not None:
-                self.budget.folder.close()
+            self.budget.close()
             if self.durable is not None:
                 self.durable.close()
 

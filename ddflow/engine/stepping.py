@@ -122,7 +122,7 @@ class Stepping(Reading):
         given = self.circuit.expiring(given, last, self.budget.rows(64) if self.budget.spills else None)
         if any(not isinstance(each.pieces, list) for each in given.values() if each.total):
             make_room(self.budget, self.circuit, {}, 0)
-        shelf = Shelf(self.budget.folder, self.budget.shelf, self.budget.home)
+        shelf = Shelf(self.budget.scratch, self.budget.shelf, self.budget.home)
         stepped = self.circuit.judge(given, self._since_after(last), shelf, observe)
         return Judged(stepped, sides.tables(), rows)
 

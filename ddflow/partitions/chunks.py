@@ -36,7 +36,7 @@ from ddflow.columns.schema import one_chunk, plain_size, updates_schema
 from ddflow.errors import Misrouted
 from ddflow.operators.linear import one_batch
 from ddflow.partitions.stages import Cut, Meeting
-from ddflow.storage.mapped import restored
+from ddflow.storage.arrow_file import restored
 
 PACKED: Final = pa.schema(
     [

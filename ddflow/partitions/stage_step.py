@@ -63,26 +63,23 @@ class Done(NamedTuple):
 class Part(Stepping):
     """``at``: the name of the inventory that it holds, "" for none.  ``level``, ``number``: which part it is."""
 
-    def __init__(self, cut: Cut, base: Base, level: int, number: int, scratch: str | None = None) -> None:
+    def __init__(self, cut: Cut, base: Base, level: int, number: int) -> None:
         """Open what the base says that this part holds.  O(bytes of it); every file is verified.
 
-        ``scratch``: a folder for what does not fit into the base's budget, by default one within the state.  Raises
-        `StateRefused` where the state cannot be seen from here, `CorruptState`, and what stores raise.
+        Raises `StateRefused` where the state cannot be seen from here, `CorruptState`, and what stores raise.
         """
         began = perf_counter_ns()
         self.cut, self.level, self.number = cut, level, number
         store = base.version.opened("open a partition of", readonly=False)
         try:
-            if base.memory is not None and scratch is None:
-                scratch = store.scratch()
             circuit = LevelCircuit(cut, level, Secret(*base.secret))
             super().__init__(
                 cut.flow,
                 circuit,
-                Budget(None if base.memory is None else own(base.memory), scratch),
+                Budget(None if base.memory is None else own(base.memory), None, store),
                 retain=base.retain,
             )
-            self.levelled, self.vault = circuit, Vault(store, compresses=base.memory is None)
+            self.levelled, self.store, self.vault = circuit, store, Vault(store, compresses=base.memory is None)
             self.budget.home = self.vault if self.budget.spills else None
             for arranged in circuit.arrangements.values():
                 arranged.slots.lasting = True
@@ -97,8 +94,8 @@ class Part(Stepping):
     def _fill(self, base: Base) -> None:
         """Take up what the inventory says."""
         blob = base.inventories[self.level][self.number]
-        what = f"the file {blob.name} of {self.vault.store.where}"
-        given = Record.parse(self.vault.store.map(blob).to_pybytes(), what)
+        what = f"the file {blob.name} of {self.store.where}"
+        given = Record.parse(self.store.map(blob).to_pybytes(), what)
         own = _own(given, self.cut, self.level)
         self.frontier, self.last, self.since = base.frontier, base.last, base.since
         recovery.fill(self, [Record(own, what)], self.vault, indexed=self.budget.memory is None)
@@ -110,9 +107,8 @@ class Part(Stepping):
         with self.turns.alone("close"):
             self.turns.state = "closed"
             self.circuit, self.batchers = LevelCircuit(self.cut, self.level, Secret(0, 0)), {}
-            if self.budget.folder is not None:
-                self.budget.folder.close()
-            self.vault.store.close()
+            self.budget.close()
+            self.store.close()
 
     def step(
         self,
@@ -178,7 +174,7 @@ class Part(Stepping):
 
     def _written(self, base: Base, step: Step) -> Receipt:
         """Write what is in no file yet; the receipt for all of it."""
-        store, before = self.vault.store, self.names
+        store, before = self.store, self.names
         outputs = self._put(base, step)
         inventory = _own(Record(recovery.take(self, self.vault), "an inventory"), self.cut, self.level)
         data = json.dumps(inventory, separators=(",", ":")).encode()
@@ -218,7 +214,7 @@ class Part(Stepping):
         out, here = {}, {name: step[name] for name in self.cut.outputs[self.level] if step[name].num_rows}
         if base.folder is not None and here:
             if self.folder is None or self.folder.path != base.folder:  # one for all epochs, since it numbers its files
-                self.folder = OutputFolder(base.folder, self.vault.store.nonce, base.trust, disk_of(self.vault.store))
+                self.folder = OutputFolder(base.folder, self.store.nonce, base.trust, disk_of(self.store))
             out = {name: Output((self.folder.put(name, table),), table.num_rows) for name, table in here.items()}
             self.folder.sync()
             return out

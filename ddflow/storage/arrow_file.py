@@ -109,6 +109,14 @@ def new_file(sink: Any, schema: pa.Schema, compresses: bool = False) -> pa.ipc.R
     return pa.ipc.new_file(sink, schema, options=OPTIONS if compresses else options)
 
 
+def restored(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """A batch read with the types it was written with: Arrow forgets extension types that nobody registered."""
+    if batch.schema.equals(schema, check_metadata=True):
+        return batch
+    columns = [c if c.type.equals(f.type) else c.view(f.type) for c, f in zip(batch.columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
 @cache
 def readable(kind: pa.DataType) -> bool:
     """Whether a file may have columns of a type: whatever `ddflow.columns.schema.normal_type` leaves as it is, all

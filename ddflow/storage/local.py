@@ -24,7 +24,6 @@ from __future__ import annotations
 import builtins
 import contextlib
 import errno
-import itertools
 import os
 import re
 import shutil
@@ -35,10 +34,11 @@ from typing import Final
 import pyarrow as pa
 
 from ddflow.errors import CorruptState, EngineClosed, OutcomeUnknown, StateRefused, StorageFailed, StorageFull
+from ddflow.storage.blob_folder import BlobFolder
 from ddflow.storage.disk import Disk
-from ddflow.storage.protocol import MANIFEST, NAME, Blob, Entry, Store, Write, lost, numbered, sized, verified
-from ddflow.storage.scratch import Scratch, clear
-from ddflow.storage.state_folder import INSIDE, Place
+from ddflow.storage.protocol import MANIFEST, NAME, Entry, Store, numbered
+from ddflow.storage.scratch import ScratchStore, sweep
+from ddflow.storage.state_folder import INSIDE, StateFolder
 
 FEW: Final = 64
 """Fewer files than these are deleted one after the other."""
@@ -48,7 +48,7 @@ _NUMBER = re.compile(r"[0-9]{16}")
 _DISK = Disk()
 
 
-class LocalStore(Store):
+class LocalStore(BlobFolder, Store):
     """``path``: the folder, made if ``create`` and missing.  ``trust``: "owner", or "group" where others write too.
 
     ``readonly``: nothing is made, proved or swept, and nothing can be put; for readers, also on a read-only mount.
@@ -66,32 +66,19 @@ class LocalStore(Store):
         readonly: bool = False,
         disk: Disk = _DISK,
     ) -> None:
-        self.place, self.readonly = Place(disk, path, trust), readonly
-        self.nonce = os.urandom(8).hex()
-        self._numbers, self._process = itertools.count(3), os.getpid()  # the first three are the proof's
+        place = StateFolder(disk, path, trust)
+        place.enter(create, readonly)
+        super().__init__(place, "blobs", first=3)  # the first three are the proof's
+        self.place: StateFolder = place
+        self.readonly, self._process = readonly, os.getpid()
         self._closed, self._broken = False, ""
-        self._scratch: Scratch | None = None
         self._held: dict[str, pa.Buffer] = {}
-        self.place.enter(create, readonly)
-        self.where = self.place.path
         if not readonly:
             self.place.prove(self.nonce)
             self.place.sweep(self.place.below("manifests"))
             with self.place.guarded("remove what a crash left"):
                 if "spill" in disk.names(self.where):
-                    clear(self.place.below("spill"))
-
-    @property
-    def disk(self) -> Disk:
-        """The disk that it is on."""
-        return self.place.disk
-
-    def put(self, ending: str, write: Write) -> Blob:
-        """A new blob in a file of its own.  O(bytes) and a sync; no second copy of them.  See `Store.put`."""
-        self._must_write()
-        name = f"{self.nonce}-{next(self._numbers)}.{ending}"
-        sink = self.place.written(self._blob(name), f"write the file {name}", write)
-        return Blob(name, sink.size, sink.state.digest())
+                    sweep(self.place.below("spill"))
 
     def sync(self) -> None:
         """One sync of the folder of blobs."""
@@ -102,12 +89,6 @@ class LocalStore(Store):
         except (StorageFailed, StorageFull):
             self._broken = "a sync of its files failed"
             raise
-
-    def map(self, blob: Blob, check: bool = True) -> pa.Buffer:
-        """The bytes where they lie.  O(bytes), for the checksum; no descriptor stays open.  See `Store.map`."""
-        with self.place.reading(f"file {blob.name}", lost(blob.name, self.where), REMEDY):
-            whole = self._held.pop(blob.name, None) or self.disk.map(self._blob(blob.name))
-            return verified(whole, blob, self.where) if check else sized(whole, blob, self.where)
 
     def ahead(self, names: Iterable[str]) -> None:
         """Map them now, look at their bytes later.  O(blobs)."""
@@ -131,11 +112,6 @@ class LocalStore(Store):
                     found = self.disk.status(self._blob(name))
                     out |= {name: found.size} if found.kind == "file" else {}
         return out
-
-    def delete(self, name: str) -> None:
-        """Unlink a blob.  O(1); not synced, so it may be back after a power failure."""
-        self._must_write()
-        self._unlink(self._blob(name), f"delete the file {name}")
 
     def discard(self, names: Iterable[str]) -> None:
         """Unlink blobs.  O(names); some file systems take 3 ms for one and no more for eight at once."""
@@ -195,7 +171,7 @@ class LocalStore(Store):
     def expire(self, number: int) -> None:
         """Unlink a manifest.  O(1); not synced."""
         self._must_write()
-        self._unlink(self._path("manifests", number), f"delete manifest {number}")
+        self.place.unlink(self._path("manifests", number), f"delete manifest {number}")
 
     def mark(self, number: int) -> None:
         """An empty file of that number, instead of those before.  O(1); not synced."""
@@ -205,25 +181,19 @@ class LocalStore(Store):
                 self.disk.close(self.disk.create(self._path("marks", number), self.place.file_mode))
             for other in self._numbered("marks"):
                 if other < number:
-                    self._unlink(self._path("marks", other), f"mark {number}")
+                    self.place.unlink(self._path("marks", other), f"mark {number}")
 
     def marked(self) -> int:
         """The greatest number marked, or -1.  O(marks), of which there is one as a rule."""
         return max(self._numbered("marks"), default=-1)
 
-    def scratch(self) -> str:
-        """A fresh folder to spill to (`ddflow.storage.spill_folder.Folder.open`), this store's own; gone when it is
-        closed.
-
-        O(1).  Raises `StorageFull`, `StorageFailed`.
-        """
+    def scratch(self) -> ScratchStore:
+        """As `Store.scratch`, below ``spill/``.  O(1).  Raises `StorageFull`, `StorageFailed` too."""
         self._must_write()
         with self.place.guarded("make a folder to spill to"):
-            if self._scratch is None:
-                with contextlib.suppress(FileExistsError):
-                    self.disk.mkdir(self.place.below("spill"), self.place.folder_mode)
-                self._scratch = Scratch(self.place.below("spill"))
-            return self._scratch.folder()
+            with contextlib.suppress(FileExistsError):
+                self.disk.mkdir(self.place.below("spill"), self.place.folder_mode)
+            return ScratchStore.within(self.place.below("spill"))
 
     def abandon(self, whole: bool) -> None:
         """Remove a state that was only just made, with its folder if ``whole``.  Never fails: what stays is garbage."""
@@ -231,11 +201,9 @@ class LocalStore(Store):
             shutil.rmtree(path, ignore_errors=True)
 
     def close(self) -> None:
-        """Nothing can be put any more, its folders to spill to are removed; blobs stay mapped.  Twice is harmless."""
+        """Nothing can be put any more; blobs stay mapped.  Twice is harmless."""
         self._closed = True
         self._held.clear()
-        if self._scratch is not None:
-            self._scratch.close()
 
     def _must_write(self) -> None:
         """Raise unless this store may still change the state."""
@@ -267,10 +235,6 @@ class LocalStore(Store):
                     return False
                 raise
 
-    def _unlink(self, path: str, what: str) -> None:
-        with self.place.guarded(what), contextlib.suppress(FileNotFoundError):
-            self.disk.unlink(path)
-
     def _numbered(self, folder: str) -> builtins.list[int]:
         """The numbers that are names in a folder, ascending."""
         names: builtins.list[str] = []
@@ -284,7 +248,5 @@ class LocalStore(Store):
             raise ValueError(f"{number} is no number of a manifest")
         return self.place.below(folder, name)
 
-    def _blob(self, name: str) -> str:
-        if not NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is no name of a blob")
-        return self.place.below("blobs", name)
+    def _mapping(self, name: str) -> pa.Buffer:
+        return self._held.pop(name, None) or super()._mapping(name)

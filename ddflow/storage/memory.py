@@ -16,18 +16,17 @@ b'four'
 from __future__ import annotations
 
 import builtins
-import contextlib
 import itertools
 import os
 import tempfile
 import time
-from typing import Any
 
 import pyarrow as pa
-import xxhash
 
 from ddflow.errors import CorruptState, EngineClosed
+from ddflow.storage.file_writer import Sink
 from ddflow.storage.protocol import NAME, Blob, Entry, Store, Write, lost, sized, verified
+from ddflow.storage.scratch import ScratchStore
 
 
 class Shelf:
@@ -45,7 +44,6 @@ class MemoryStore(Store):
     def __init__(self, shelf: Shelf | None = None) -> None:
         self.shelf, self.where, self.nonce = shelf or Shelf(), "memory", os.urandom(8).hex()
         self._numbers, self._closed = itertools.count(), False
-        self._folders: builtins.list[str] = []
 
     def writer(self) -> MemoryStore:
         """Another opener of the same state.  O(1)."""
@@ -57,11 +55,17 @@ class MemoryStore(Store):
         name = f"{self.nonce}-{next(self._numbers)}.{ending}"
         if not NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no name of a blob")
-        sink = _Bytes()
+        whole = bytearray()
+
+        def take(piece: memoryview) -> int:
+            whole.extend(piece)
+            return piece.nbytes
+
+        sink = Sink(take)
         write(sink)
-        whole = b"".join(sink.pieces)
-        self.shelf.blobs[name] = whole, time.time()
-        return Blob(name, len(whole), xxhash.xxh3_128(whole).digest())
+        sink.finish()
+        self.shelf.blobs[name] = bytes(whole), time.time()
+        return Blob(name, sink.size, sink.state.digest())
 
     def sync(self) -> None:
         """Nothing is durable here."""
@@ -120,44 +124,15 @@ class MemoryStore(Store):
         """The greatest number marked, or -1.  O(1)."""
         return self.shelf.marked
 
-    def scratch(self) -> str:
-        """A new folder among the system's temporary ones."""
+    def scratch(self) -> ScratchStore:
+        """As `Store.scratch`, among the system's temporary folders."""
         self._must_be_open()
-        self._folders.append(tempfile.mkdtemp(prefix="ddflow-"))
-        return self._folders[-1]
+        return ScratchStore(tempfile.mkdtemp(prefix="ddflow-"), whole=True)
 
     def close(self) -> None:
         """Nothing can be put any more; others go on.  Twice is harmless."""
         self._closed = True
-        while self._folders:
-            with contextlib.suppress(OSError):
-                os.rmdir(self._folders.pop())
 
     def _must_be_open(self) -> None:
         if self._closed:
             raise EngineClosed("write to the state in memory", "it was closed", "open it again with writer()")
-
-
-class _Bytes:
-    """A sink that keeps what it is given."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self.pieces: list[bytes] = []
-        self._size = 0
-
-    def write(self, data: Any) -> int:
-        """Keep a copy of a buffer.  O(bytes)."""
-        self.pieces.append(bytes(memoryview(data).cast("B")))
-        self._size += len(self.pieces[-1])
-        return len(self.pieces[-1])
-
-    def tell(self) -> int:
-        return self._size
-
-    def flush(self) -> None:
-        """Nothing is held back."""
-
-    def close(self) -> None:
-        """There is nothing to close."""

@@ -38,9 +38,9 @@ import xxhash
 from ddflow.errors import CorruptState, SpecError, StateRefused
 from ddflow.storage import address
 from ddflow.storage.disk import Disk
-from ddflow.storage.output_site import Site
 from ddflow.storage.protocol import Blob, Store, lost, verified
 from ddflow.storage.record import Record
+from ddflow.storage.site import Site
 
 MARK: Final = "outputs.json"
 MARK_BYTES: Final = 1 << 24

@@ -27,10 +27,10 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ddflow.errors import CorruptState, EngineClosed, OutcomeUnknown, StateRefused, StorageFailed
-from ddflow.storage.cache import Cache, CacheSink, refused
+from ddflow.storage.cache import Cache
 from ddflow.storage.object_store import Bucket
-from ddflow.storage.protocol import MANIFEST, NAME, Blob, Entry, Store, Write, lost, numbered
-from ddflow.storage.scratch import Scratch, clear
+from ddflow.storage.protocol import MANIFEST, NAME, RESTORE, Blob, Entry, Store, Write, lost, numbered
+from ddflow.storage.scratch import ScratchStore, sweep
 
 MANY: Final = 2_000
 """Of more blobs than these, sizes are taken from a list of all."""
@@ -62,7 +62,6 @@ class S3Store(Store):
         self._bucket = Bucket(url, options)
         self._names, self._marks = itertools.count(), set[int]()
         self._closed, self._broken = False, ""
-        self._scratch: Scratch | None = None
         self._look(create and not readonly)
         if not readonly:
             self._bucket.prove("probes/put-if-absent")
@@ -72,25 +71,12 @@ class S3Store(Store):
         """As `Store.put`: written to the cache's disk, then uploaded.  O(bytes); memory for a few pieces."""
         self._may_write()
         name = f"{self.nonce}-{next(self._names)}.{ending}"
-        path, file = self.cache.create()
+        what = f"write the file {name} of {self.where}"
+        path, sink = self.cache.written(what, write)
         try:
-            sink = CacheSink(file)
-            try:
-                write(sink)
-                sink.finish()
-            except BaseException:
-                if sink.failure is None:
-                    raise
-            finally:
-                os.close(file)
-            if sink.failure is not None:  # whatever became of it on its way through others' code
-                raise sink.failure
             blob = Blob(name, sink.size, sink.state.digest())
-            self._bucket.upload(f"blobs/{name}", path, blob.length)
-        except OSError as error:
-            self.cache.drop(path)
-            place = self.cache.path
-            raise refused(place, f"write the file {name} of {self.where} in {place}", error) from None
+            with self.cache.site.guarded(what):
+                self._bucket.upload(f"blobs/{name}", path, blob.length)
         except BaseException:
             self.cache.drop(path)
             raise
@@ -195,24 +181,18 @@ class S3Store(Store):
         self._marks = set(self._numbers("marks"))
         return max(self._marks, default=-1)
 
-    def scratch(self) -> str:
-        """As `Store.scratch`: below the cache.  Raises `StorageFull` too."""
+    def scratch(self) -> ScratchStore:
+        """As `Store.scratch`: below the cache.  Raises `StorageFull`, `StorageFailed` too."""
         self._may_write()
-        try:
-            if self._scratch is None:
-                spill = os.path.join(self.cache.path, "spill")
-                os.makedirs(spill, mode=0o700, exist_ok=True)
-                clear(spill)
-                self._scratch = Scratch(spill)
-            return self._scratch.folder()
-        except OSError as error:
-            raise refused(self.cache.path, f"make a folder to spill to in {self.cache.path}", error) from None
+        with self.cache.site.guarded("make a folder to spill to"):
+            spill = os.path.join(self.cache.path, "spill")
+            os.makedirs(spill, mode=0o700, exist_ok=True)
+            sweep(spill)
+            return ScratchStore.within(spill)
 
     def close(self) -> None:
-        """Nothing can be put any more, its folders to spill to are removed; blobs stay mapped.  Twice is harmless."""
+        """Nothing can be put any more; blobs stay mapped.  Twice is harmless."""
         self._closed = True
-        if self._scratch is not None:
-            self._scratch.close()
 
     def _look(self, create: bool) -> None:
         """Raise `StateRefused` unless there is a state, or, to make one, nothing else."""
@@ -236,7 +216,7 @@ class S3Store(Store):
                 raise CorruptState(
                     f"the file {blob.name} of {self.where}",
                     f"it has {length:,} bytes, the manifest says {blob.length:,}",
-                    "restore it from a copy, go back with ddflow rollback, or replay the log into a new state",
+                    RESTORE,
                 )
             yield from pieces
         except FileNotFoundError:

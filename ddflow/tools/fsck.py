@@ -49,11 +49,11 @@ from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest import Epoch, Manifest
 from ddflow.storage.manifest_log import digest
 from ddflow.storage.opening import open_store
-from ddflow.storage.output_site import TEMPORARY
 from ddflow.storage.outputs import MARK, OutputFolder, disk_of
 from ddflow.storage.protocol import Blob, Entry, Store
 from ddflow.storage.record import Record
 from ddflow.storage.showing import PARQUET
+from ddflow.storage.site import TEMPORARY
 from ddflow.storage.state_folder import INSIDE
 from ddflow.tools.report import Report
 from ddflow.tools.restored import Examination, Known, Memo, Operators, holds_all, wrongly_fed

@@ -33,7 +33,7 @@ from ddflow.columns.rows import Rows, Sources, gather
 from ddflow.errors import NotReadable
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Held
-from ddflow.storage.stored import Filing
+from ddflow.storage.batch_store import Vault
 from ddflow.time import NEVER, Description, advance, shown
 from ddflow.trace.batch import Batch
 from ddflow.trace.index import Index
@@ -151,7 +151,7 @@ class Arrangement:
             self.index.write(place, built, last, batch.high, batch.low, value, batch.live, batch.order, part.slot)
         return part
 
-    def shelved(self, change: Change, filing: Filing) -> Change:
+    def shelved(self, change: Change, filing: Vault) -> Change:
         """The same change in files, to go beneath at once; `spill` with no share must have come before the step.
 
         O(versions).  Raises `SpillFull`, `SpillFailed`.
@@ -191,7 +191,7 @@ class Arrangement:
         uppers = (self.spine.upper, self.beneath.upper)
         return next((upper for upper in uppers if upper is not None), NEVER)
 
-    def spill(self, filing: Filing, share: int, scratch: int = 1 << 26) -> None:
+    def spill(self, filing: Vault, share: int, scratch: int = 1 << 26) -> None:
         """Move what is in memory beneath, as far as ``share`` asks for, and go on with merges there.
 
         ``share``: bytes that it may take in memory.  ``scratch``: bytes that a piece of a merge may take beside.

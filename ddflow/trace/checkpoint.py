@@ -39,7 +39,6 @@ from ddflow.kernels.check import first_wrong
 from ddflow.kernels.gather import SLOTS
 from ddflow.storage.batch_store import Deposit, Kept, Vault
 from ddflow.storage.record import Record
-from ddflow.storage.stored import Filed, Filing
 from ddflow.time import CLOSED, NEVER, Description
 from ddflow.trace.arrangement import Arrangement, Change
 from ddflow.trace.batch import Batch
@@ -57,7 +56,7 @@ CHUNK = 1 << 16
 class Written:
     """The file of a resident batch.  ``names``: of its payload's columns.  ``plain``: as an inventory says it."""
 
-    def __init__(self, columns: Deposit | Filed, layout: Layout, names: list[str]) -> None:
+    def __init__(self, columns: Deposit, layout: Layout, names: list[str]) -> None:
         self.columns, self.layout, self.names = columns, layout, names
         self.plain: dict[str, Any] = {}
 
@@ -125,7 +124,7 @@ def _batch(slots: Slots, slot: int, batch: Batch, vault: Vault, shapes: list[lis
     return file.plain | {"shape": shapes.index(shape)}
 
 
-def _blob(file: Filed | Deposit) -> list[Any]:
+def _blob(file: Deposit) -> list[Any]:
     assert isinstance(file, Deposit), "what is durable is in the vault"
     return file.blob.to_json()
 
@@ -137,7 +136,7 @@ def restore(
     indexed: bool,
     made: Made,
     sieved: bool = True,
-    home: Filing | None = None,
+    home: Vault | None = None,
 ) -> None:
     """Fill an empty arrangement with what an inventory says.  O(bytes); every file is verified.
 
@@ -255,7 +254,7 @@ def _load(
     arranged: Arrangement,
     made: Made,
     sieved: bool,
-    home: Filing | None,
+    home: Vault | None,
 ) -> tuple[Batch, Any]:
     """A batch from its file, and the file where the batch does not hold it."""
     layout, fields = Layout.of(record), shapes[record.number("shape", 0, len(shapes) - 1)]

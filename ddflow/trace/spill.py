@@ -6,10 +6,10 @@ interpolates, three cache lines a key; and a split-block Bloom filter, ten bits 
 most keys that are not there from touching it. It does not decide what is spilled, or when.
 
 >>> import tempfile
->>> from ddflow.storage.spill_folder import Folder
->>> with tempfile.TemporaryDirectory() as place, Folder.open(place) as folder:
+>>> from ddflow.storage.scratch import ScratchStore
+>>> with tempfile.TemporaryDirectory() as place, Vault(ScratchStore(place)) as files:
 ...     batch = Batch.of([4, 9], [1, 2], [True, True], pa.table({"k": ["a", "b"]}))
-...     there = spilled(batch, folder)
+...     there = spilled(batch, files)
 ...     there._check()
 ...     there.high.tolist(), there.rows.table.to_pylist(), there.mapped is not None
 ([4, 9], [{'k': 'a'}, {'k': 'b'}], True)
@@ -28,7 +28,7 @@ from ddflow.columns.rows import plainly
 from ddflow.errors import CorruptState
 from ddflow.kernels.bloom import BLOCK, blocks_for, fill, sift
 from ddflow.kernels.search import search
-from ddflow.storage.stored import Filed, Filing
+from ddflow.storage.batch_store import Kept, Vault
 from ddflow.trace.batch import Batch
 from ddflow.trace.batch_file import Layout, filed, unfiled
 
@@ -76,7 +76,7 @@ class Files:
     ``plain``: as an inventory says it.
     """
 
-    def __init__(self, columns: Filed, layout: Layout, words: Filed, sieve: Sieve) -> None:
+    def __init__(self, columns: Kept, layout: Layout, words: Kept, sieve: Sieve) -> None:
         self.columns, self.layout, self.words, self.sieve = columns, layout, words, sieve
         self.nbytes = columns.nbytes + words.nbytes
         self.plain: dict[str, Any] = {}
@@ -93,7 +93,7 @@ class Files:
         self.words.verify()
 
 
-def spilled(batch: Batch, filing: Filing) -> Batch:
+def spilled(batch: Batch, filing: Vault) -> Batch:
     """The same batch in files.  O(bytes).  Raises what the place raises; no file is left then."""
     record, layout = filed(batch)
     columns = filing.write(record)
@@ -104,7 +104,7 @@ def spilled(batch: Batch, filing: Filing) -> Batch:
         raise
 
 
-def sifted(columns: Filed, layout: Layout, filing: Filing) -> Batch:
+def sifted(columns: Kept, layout: Layout, filing: Vault) -> Batch:
     """A batch that is in a file already, with a sieve in another.  O(n).  Raises what the place raises."""
     batch = unfiled(columns.batch, layout)
     words = filing.write(pa.RecordBatch.from_arrays([pa.array(Sieve.over(batch.high, batch.low).words)], [WORDS]))

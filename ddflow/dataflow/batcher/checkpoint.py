@@ -28,7 +28,6 @@ from ddflow.dataflow.batcher.run import Run, filed, unfiled
 from ddflow.errors import CorruptState
 from ddflow.storage.batch_store import Deposit, Vault
 from ddflow.storage.record import Record
-from ddflow.storage.stored import Filing
 
 
 def take(batcher: Batcher, vault: Vault) -> list[dict[str, Any]]:
@@ -56,7 +55,7 @@ def take(batcher: Batcher, vault: Vault) -> list[dict[str, Any]]:
     return out
 
 
-def restore(record: Record, schema: pa.Schema, vault: Vault, spilled: bool, home: Filing | None = None) -> Batcher:
+def restore(record: Record, schema: pa.Schema, vault: Vault, spilled: bool, home: Vault | None = None) -> Batcher:
     """The batcher that an inventory's ``runs`` stand for.  O(bytes); every file is verified.
 
     ``schema``: of the events.  ``spilled``: whether runs count as files, and not as memory.  ``home``: where what is
