@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ddflow.storage.table import TableWriter
 
 from ddflow.columns.threads import Crew
 from ddflow.dataflow import step as computation
@@ -28,6 +27,7 @@ from ddflow.dataflow.ranges import Ranges
 from ddflow.dataflow.spilling import make_room
 from ddflow.engine.engine import Engine
 from ddflow.kernels.gather import SLOT, SLOTS
+from ddflow.storage.batch_store import Vault
 from ddflow.storage.folder_lock import LOCK
 from ddflow.trace import arrangement, spine
 from ddflow.trace.arrangement import Arrangement
@@ -122,7 +122,7 @@ WATCHED: list[tuple[Any, str, Callable[..., list[str]]]] = [
     (Arrangement, "shelved", lambda out, *_: ["a change that went beneath at once"] if out.batch.mapped else []),
     (arrangement, "find", lambda out, *_: ["a key found beneath"] if out[0].size else []),
     (computation.Computation, "_ranged", lambda _, __, ___, by, bits: ["updates brought into ranges"] if bits else []),
-    (TableWriter, "finish", lambda *_: ["a table that was mapped"]),
+    (Vault, "mapped", lambda *_: ["a table that was mapped"]),
     (Batcher, "spill", lambda _, waiting, *__: ["pending events that were spilled"] if waiting.mapped else []),
     (Crew, "each", lambda _, __, ___, spans: ["work shared by threads"] if len(spans) > 1 else []),
     (Intake, "admit", lambda *given: ["an input taken in portions"] if given[5] else []),

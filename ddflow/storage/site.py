@@ -126,7 +126,9 @@ class Site:
                 if sink.failure is None:
                     raise
             if sink.failure is not None:  # whatever became of it on its way through others' code
-                raise self.failure(what, sink.failure, max(sink.wanted, sink.size)) from None
+                # Its traceback holds Arrow's writer, which holds the sink where the collector does not see it.
+                failure, sink.failure = sink.failure, None
+                raise self.failure(what, failure, max(sink.wanted, sink.size)) from None
             with self.guarded(what):
                 if self.durable:
                     self.disk.fsync(file)
