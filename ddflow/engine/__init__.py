@@ -1,0 +1,1 @@
+"""A dataflow with calls, times, readers and commits around it."""
