@@ -4,6 +4,14 @@ Invariant: a file is whole, has the bytes that its blob says, and is durable whe
 `put` returns; one that fails leaves no file. Both stores on a disk are such a folder: a state's, whose manifests name
 the files, and a scratch folder, whose files nobody needs once its engine is gone. It does not know which files are
 needed.
+
+>>> import tempfile
+>>> from ddflow.storage.scratch import ScratchStore
+>>> with tempfile.TemporaryDirectory() as folder:
+...     blobs: BlobFolder = ScratchStore(folder)
+...     blob = blobs.put("arrow", lambda sink: sink.write(b"four"))
+...     blobs.map(blob).to_pybytes(), blobs.delete(blob.name), blobs.close()
+(b'four', None, None)
 """
 
 from __future__ import annotations
