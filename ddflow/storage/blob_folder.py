@@ -16,8 +16,6 @@ needed.
 
 from __future__ import annotations
 
-import itertools
-import os
 import re
 from typing import ClassVar
 
@@ -35,11 +33,10 @@ class BlobFolder(Blobs):
     """
 
     pattern: ClassVar[re.Pattern[str]] = NAME
-    prefix: ClassVar[str] = ""
 
     def __init__(self, place: Site, *below: str, first: int = 0) -> None:
-        self.place, self.where, self.nonce = place, place.path, os.urandom(8).hex()
-        self._folder, self._numbers = place.below(*below), itertools.count(first)
+        super().__init__(place.path, first)
+        self.place, self._folder = place, place.below(*below)
 
     @property
     def disk(self) -> Disk:
@@ -48,8 +45,7 @@ class BlobFolder(Blobs):
 
     def put(self, ending: str, write: Write) -> Blob:
         """A new blob in a file of its own.  O(bytes); no second copy of them.  See `Blobs.put`."""
-        self._must_write()
-        name = f"{self.prefix}{self.nonce}-{next(self._numbers)}.{ending}"
+        name = self._new_name(ending)
         sink = self.place.written(self._blob(name), f"write the file {name}", write)
         return Blob(name, sink.size, sink.state.digest())
 
@@ -66,10 +62,6 @@ class BlobFolder(Blobs):
 
     def _mapping(self, name: str) -> pa.Buffer:
         return self.disk.map(self._blob(name))
-
-    def _must_write(self) -> None:
-        """Raise unless this store may still change the folder."""
-        raise NotImplementedError
 
     def _blob(self, name: str) -> str:
         if not self.pattern.fullmatch(name):

@@ -33,7 +33,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from ddflow.errors import CorruptState, EngineClosed, OutcomeUnknown, StateRefused, StorageFailed, StorageFull
+from ddflow.errors import CorruptState, EngineClosed, OutcomeUnknown, StorageFailed, StorageFull
 from ddflow.storage.blob_folder import BlobFolder
 from ddflow.storage.disk import Disk
 from ddflow.storage.protocol import MANIFEST, NAME, Entry, Store, numbered
@@ -71,7 +71,6 @@ class LocalStore(BlobFolder, Store):
         super().__init__(place, "blobs", first=3)  # the first three are the proof's
         self.place: StateFolder = place
         self.readonly, self._process = readonly, os.getpid()
-        self._closed, self._broken = False, ""
         self._held: dict[str, pa.Buffer] = {}
         if not readonly:
             self.place.prove(self.nonce)
@@ -201,25 +200,18 @@ class LocalStore(BlobFolder, Store):
             shutil.rmtree(path, ignore_errors=True)
 
     def close(self) -> None:
-        """Nothing can be put any more; blobs stay mapped.  Twice is harmless."""
-        self._closed = True
+        """As `Blobs.close`."""
+        super().close()
         self._held.clear()
 
     def _must_write(self) -> None:
-        """Raise unless this store may still change the state."""
-        asked = f"write to the state {self.where}"
-        if self.readonly:
-            raise StateRefused(asked, "it was opened for reading", "open it without readonly=True")
-        if self._closed:
-            raise EngineClosed(asked, "it was closed", "open it again")
+        super()._must_write()
         if os.getpid() != self._process:  # two processes would give the same names
             raise EngineClosed(
-                asked,
+                f"write to the state {self.where}",
                 f"it was opened by process {self._process}, before this one was forked from it",
                 "open it again in this process",
             )
-        if self._broken:
-            raise StorageFailed(asked, self._broken, "open the state again")
 
     def _linked(self, temporary: str, target: str, data: bytes) -> bool:
         """Whether the manifest has its number now.  If it is taken, it may be by ourselves: a file server may forget

@@ -16,14 +16,12 @@ b'four'
 from __future__ import annotations
 
 import builtins
-import itertools
-import os
 import tempfile
 import time
 
 import pyarrow as pa
 
-from ddflow.errors import CorruptState, EngineClosed
+from ddflow.errors import CorruptState
 from ddflow.storage.file_writer import Sink
 from ddflow.storage.protocol import NAME, Blob, Entry, Store, Write, lost, sized, verified
 from ddflow.storage.scratch import ScratchStore
@@ -42,8 +40,8 @@ class MemoryStore(Store):
     """``shelf``: where things are; a new one if none is given.  See `Store`; it refuses only once closed."""
 
     def __init__(self, shelf: Shelf | None = None) -> None:
-        self.shelf, self.where, self.nonce = shelf or Shelf(), "memory", os.urandom(8).hex()
-        self._numbers, self._closed = itertools.count(), False
+        super().__init__("memory")
+        self.shelf = shelf or Shelf()
 
     def writer(self) -> MemoryStore:
         """Another opener of the same state.  O(1)."""
@@ -51,8 +49,7 @@ class MemoryStore(Store):
 
     def put(self, ending: str, write: Write) -> Blob:
         """A new blob.  O(bytes).  See `Store.put`."""
-        self._must_be_open()
-        name = f"{self.nonce}-{next(self._numbers)}.{ending}"
+        name = self._new_name(ending)
         if not NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no name of a blob")
         whole = bytearray()
@@ -69,7 +66,7 @@ class MemoryStore(Store):
 
     def sync(self) -> None:
         """Nothing is durable here."""
-        self._must_be_open()
+        self._must_write()
 
     def map(self, blob: Blob, check: bool = True) -> pa.Buffer:
         """The bytes that were put.  O(bytes), for the checksum.  See `Store.map`."""
@@ -90,7 +87,7 @@ class MemoryStore(Store):
 
     def delete(self, name: str) -> None:
         """Forget a blob.  O(1)."""
-        self._must_be_open()
+        self._must_write()
         self.shelf.blobs.pop(name, None)
 
     def numbers(self) -> builtins.list[int]:
@@ -107,17 +104,17 @@ class MemoryStore(Store):
 
     def publish(self, number: int, data: bytes) -> bool:
         """Whether the number was free.  O(1).  See `Store.publish`."""
-        self._must_be_open()
+        self._must_write()
         return self.shelf.manifests.setdefault(number, data) is data
 
     def expire(self, number: int) -> None:
         """Forget a manifest.  O(1)."""
-        self._must_be_open()
+        self._must_write()
         self.shelf.manifests.pop(number, None)
 
     def mark(self, number: int) -> None:
         """Keep the greatest.  O(1)."""
-        self._must_be_open()
+        self._must_write()
         self.shelf.marked = max(self.shelf.marked, number)
 
     def marked(self) -> int:
@@ -126,13 +123,5 @@ class MemoryStore(Store):
 
     def scratch(self) -> ScratchStore:
         """As `Store.scratch`, among the system's temporary folders."""
-        self._must_be_open()
+        self._must_write()
         return ScratchStore(tempfile.mkdtemp(prefix="ddflow-"), whole=True)
-
-    def close(self) -> None:
-        """Nothing can be put any more; others go on.  Twice is harmless."""
-        self._closed = True
-
-    def _must_be_open(self) -> None:
-        if self._closed:
-            raise EngineClosed("write to the state in memory", "it was closed", "open it again with writer()")

@@ -14,6 +14,8 @@ names is garbage, whose collection is another's.
 from __future__ import annotations
 
 import builtins
+import itertools
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -22,7 +24,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 import pyarrow as pa
 import xxhash
 
-from ddflow.errors import CorruptState
+from ddflow.errors import CorruptState, EngineClosed, StateRefused, StorageFailed
 
 NAME: Final = re.compile(r"[0-9a-f]{16}-[0-9]{1,12}\.(?:arrow|json|parquet)")
 """What every blob is called: the nonce of its writer, a number, what it is."""
@@ -70,9 +72,11 @@ class Blobs(ABC):
     Every method raises `StorageFailed` when the place cannot be read or written, unless it says otherwise.
     """
 
-    where: str
-    nonce: str
     remedy: ClassVar[str] = RESTORE
+    prefix: ClassVar[str] = ""
+
+    def __init__(self, where: str, first: int = 0) -> None:
+        self.where, self.nonce, self._numbers = where, os.urandom(8).hex(), itertools.count(first)
 
     @abstractmethod
     def put(self, ending: str, write: Write) -> Blob:
@@ -95,14 +99,26 @@ class Blobs(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what was opened; twice is harmless."""
+        """Let go of what was opened: nothing can be put any more, what is mapped stays.  Twice is harmless."""
+
+    @abstractmethod
+    def _must_write(self) -> None:
+        """Raise unless this store may still change what is there."""
+
+    def _new_name(self, ending: str) -> str:
+        """A name that no blob has or had."""
+        self._must_write()
+        return f"{self.prefix}{self.nonce}-{next(self._numbers)}.{ending}"
 
 
 class Store(Blobs):
     """Blobs that last, and the manifests that name them.  One thread at a time.
 
-    The bytes of a blob are durable when `put` returns, its name is after `sync`.
+    The bytes of a blob are durable when `put` returns, its name is after `sync`.  ``readonly``: it changes nothing.
     """
+
+    readonly = False
+    _closed, _broken = False, ""
 
     @abstractmethod
     def sync(self) -> None:
@@ -169,6 +185,19 @@ class Store(Blobs):
 
         Raises `SpillFull`, `SpillFailed`.
         """
+
+    def close(self) -> None:
+        """As `Blobs.close`."""
+        self._closed = True
+
+    def _must_write(self) -> None:
+        asked = f"write to the state {self.where}"
+        if self.readonly:
+            raise StateRefused(asked, "it was opened for reading", "open it without readonly=True")
+        if self._closed:
+            raise EngineClosed(asked, "it was closed", "open it again")
+        if self._broken:
+            raise StorageFailed(asked, self._broken, "open the state again")
 
 
 def verified(whole: pa.Buffer | bytes, blob: Blob, where: str, remedy: str = RESTORE) -> pa.Buffer | bytes:
