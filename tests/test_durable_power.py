@@ -185,7 +185,7 @@ def late_outputs(patch: pytest.MonkeyPatch) -> None:
         out = real(ledger, *given, **named)
         while waiting:
             store, name, data = waiting.pop()
-            store.place.written(store._blob(name), "late", lambda sink, data=data: sink.write(data))
+            store.site.written(store._blob(name), "late", lambda sink, data=data: sink.write(data))
         return out
 
     real = Ledger.commit
@@ -321,11 +321,11 @@ def told_too_early(patch: pytest.MonkeyPatch) -> None:
     def publish(store: LocalStore, number: int, data: bytes) -> bool:
         if number == 0:
             return real(store, number, data)
-        disk, store.place.disk = store.disk, Unsyncing(store.disk)
+        disk, store.site.disk = store.disk, Unsyncing(store.disk)
         try:
             return real(store, number, data)
         finally:
-            store.place.disk = disk
+            store.site.disk = disk
 
     patch.setattr(LocalStore, "publish", publish)
 

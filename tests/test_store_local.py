@@ -333,7 +333,7 @@ def test_a_link_whose_answer_was_lost_is_known_by_its_bytes() -> None:
 def test_after_an_unknown_outcome_it_takes_no_more() -> None:
     disk = SimDisk()
     store = LocalStore("/s", disk=disk)
-    store.place.disk = Linking(disk, failing(errno.EIO))
+    store.site.disk = Linking(disk, failing(errno.EIO))
     with pytest.raises(OutcomeUnknown, match=r"publish manifest 4, in the state /s: .*open the state again"):
         store.publish(4, b"m")
     for call in (lambda: put(store), lambda: store.publish(5, b"m"), store.sync, lambda: store.delete("x")):

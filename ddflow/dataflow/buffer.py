@@ -1,9 +1,9 @@
-"""A shelf: where the updates of a large step lie between operators, and what an output is put together on.
+"""The update buffer: where the updates of a large step wait between operators, and what outputs are put together on.
 
-Invariant: what is taken from a shelf equals what was laid there; past its share of memory it lies in mapped files. A
-step in pieces gives each output in pieces, each in the order of times, and an output is in the order of times as a
-whole; so the pieces are merged by windows of times, none larger than the share, straight into the file that the
-caller's table is mapped from. Without a folder everything stays in memory.
+Invariant: updates that come back equal those that were kept; past the buffer's share of memory they are in mapped
+files. A step in pieces gives each output in pieces, each in the order of times, and an output is in the order of times
+as a whole. So the pieces are merged by windows of times, none larger than the share, straight into the file that the
+caller's table is mapped from. Without scratch everything stays in memory.
 
 >>> from ddflow.operators.updates import few, ints
 >>> pieces = [Updates(pa.table({"v": [v, v]}), few(0, 1), ints(1, -1), ints(5, 9)) for v in (1, 2)]

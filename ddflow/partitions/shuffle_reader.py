@@ -2,10 +2,10 @@
 
 Invariant: what is read is every row that was taken, once, by origin and by its place there, whatever order the chunks
 came in and wherever they lie meanwhile; a chunk for another partition is refused. A step must see its rows in order,
-and the shuffle ends only with its last chunk, so all are held until then, in less memory than they need: an eighth of
-the budget, then a scratch file, where they are read as they lie. Rows that were read twice over the same stretch of a
-Kafka partition interleave, and are merged a stretch at a time. What is not for this level passes through. It judges
-nothing, and knows rows only by their columns (``packing``).
+and the shuffle ends only with its last chunk, so all are held until then, in less memory than they need: whenever what
+is in memory passes an eighth of the budget, it goes to a scratch file, and is read where it lies. Rows that were read
+twice over the same stretch of a Kafka partition interleave, and are merged a stretch at a time. What is not for this
+level passes through. It judges nothing, and knows rows only by their columns (``chunks``).
 
 >>> import ddflow as dd
 >>> from ddflow.columns.hashing import Secret

@@ -27,38 +27,38 @@ from ddflow.storage.site import Site
 
 
 class BlobFolder(Blobs):
-    """``place``: the folder, open, and what refusals are called there.  ``below``: where in it the files are.
+    """``site``: the folder, open, and what refusals are called there.  ``below``: where in it the files are.
 
     ``first``: the number of the first file.
     """
 
     pattern: ClassVar[re.Pattern[str]] = NAME
 
-    def __init__(self, place: Site, *below: str, first: int = 0) -> None:
-        super().__init__(place.path, first)
-        self.place, self._folder = place, place.below(*below)
+    def __init__(self, site: Site, *below: str, first: int = 0) -> None:
+        super().__init__(site.path, first)
+        self.site, self._folder = site, site.below(*below)
 
     @property
     def disk(self) -> Disk:
         """The disk that it is on."""
-        return self.place.disk
+        return self.site.disk
 
     def put(self, ending: str, write: Write) -> Blob:
         """A new blob in a file of its own.  O(bytes); no second copy of them.  See `Blobs.put`."""
         name = self._new_name(ending)
-        sink = self.place.written(self._blob(name), f"write the file {name}", write)
+        sink = self.site.written(self._blob(name), f"write the file {name}", write)
         return Blob(name, sink.size, sink.state.digest())
 
     def map(self, blob: Blob, check: bool = True) -> pa.Buffer:
         """The bytes where they lie.  O(bytes), for the checksum; no descriptor stays open.  See `Blobs.map`."""
-        with self.place.reading(f"file {blob.name}", lost(blob.name, self.where), self.remedy):
+        with self.site.reading(f"file {blob.name}", lost(blob.name, self.where), self.remedy):
             whole = self._mapping(blob.name)
             return verified(whole, blob, self.where, self.remedy) if check else sized(whole, blob, self.where)
 
     def delete(self, name: str) -> None:
         """Unlink a blob.  O(1); not synced, so it may be back after a power failure."""
         self._must_write()
-        self.place.unlink(self._blob(name), f"delete the file {name}")
+        self.site.unlink(self._blob(name), f"delete the file {name}")
 
     def _mapping(self, name: str) -> pa.Buffer:
         return self.disk.map(self._blob(name))

@@ -66,25 +66,25 @@ class LocalStore(BlobFolder, Store):
         readonly: bool = False,
         disk: Disk = _DISK,
     ) -> None:
-        place = StateFolder(disk, path, trust)
-        place.enter(create, readonly)
-        super().__init__(place, "blobs", first=3)  # the first three are the proof's
-        self.place: StateFolder = place
+        site = StateFolder(disk, path, trust)
+        site.enter(create, readonly)
+        super().__init__(site, "blobs", first=3)  # the first three are the proof's
+        self.site: StateFolder = site
         self.readonly, self._process = readonly, os.getpid()
         self._held: dict[str, pa.Buffer] = {}
         if not readonly:
-            self.place.prove(self.nonce)
-            self.place.sweep(self.place.below("manifests"))
-            with self.place.guarded("remove what a crash left"):
+            self.site.prove(self.nonce)
+            self.site.sweep(self.site.below("manifests"))
+            with self.site.guarded("remove what a crash left"):
                 if "spill" in disk.names(self.where):
-                    sweep(self.place.below("spill"))
+                    sweep(self.site.below("spill"))
 
     def sync(self) -> None:
         """One sync of the folder of blobs."""
         self._must_write()
         try:
-            with self.place.guarded("sync its files"):
-                self.disk.sync_dir(self.place.below("blobs"))
+            with self.site.guarded("sync its files"):
+                self.disk.sync_dir(self.site.below("blobs"))
         except (StorageFailed, StorageFull):
             self._broken = "a sync of its files failed"
             raise
@@ -98,14 +98,14 @@ class LocalStore(BlobFolder, Store):
     def list(self) -> builtins.list[Entry]:
         """All blobs, with their ages by this machine's clock.  O(blobs), a call each."""
         now, found = self.disk.now(), []
-        with self.place.guarded("list its files"), contextlib.suppress(FileNotFoundError):
-            found = self.disk.scan(self.place.below("blobs"))
+        with self.site.guarded("list its files"), contextlib.suppress(FileNotFoundError):
+            found = self.disk.scan(self.site.below("blobs"))
         return [Entry(name, size, max(0.0, now - changed)) for name, size, changed in found if NAME.fullmatch(name)]
 
     def sizes(self, names: builtins.list[str]) -> dict[str, int]:
         """As `Store.sizes`; a call for each name."""
         out: dict[str, int] = {}
-        with self.place.guarded("look for its files"):
+        with self.site.guarded("look for its files"):
             for name in names:
                 with contextlib.suppress(FileNotFoundError):
                     found = self.disk.status(self._blob(name))
@@ -128,7 +128,7 @@ class LocalStore(BlobFolder, Store):
 
     def published(self, number: int) -> bool:
         """Whether a manifest has this number.  O(1)."""
-        with self.place.guarded(f"look for manifest {number}"):
+        with self.site.guarded(f"look for manifest {number}"):
             try:
                 self.disk.status(self._path("manifests", number))
             except FileNotFoundError:
@@ -141,23 +141,23 @@ class LocalStore(BlobFolder, Store):
         missing = CorruptState(
             f"{what} of {self.where}", "it is missing", "open the state again, or restore it from a copy"
         )
-        with self.place.reading(what, missing, REMEDY):
+        with self.site.reading(what, missing, REMEDY):
             return self.disk.read(self._path("manifests", number), MANIFEST)
 
     def publish(self, number: int, data: bytes) -> bool:
         """Link a manifest to its number.  O(bytes) and two syncs.  See `Store.publish`."""
         self._must_write()
         what, target = f"publish manifest {number}", self._path("manifests", number)
-        temporary = self.place.below("manifests", f".{self.nonce}-{next(self._numbers)}.part")
-        self.place.written(temporary, what, lambda sink: sink.write(data))
+        temporary = self.site.below("manifests", f".{self.nonce}-{next(self._numbers)}.part")
+        self.site.written(temporary, what, lambda sink: sink.write(data))
         self._broken = f"it is unknown whether manifest {number} was published"
         try:
             won = self._linked(temporary, target, data)
-            self.place.tidy(temporary)
+            self.site.tidy(temporary)
             if won:
-                self.disk.sync_dir(self.place.below("manifests"))
+                self.disk.sync_dir(self.site.below("manifests"))
         except OSError as error:
-            self.place.tidy(temporary)
+            self.site.tidy(temporary)
             why = error.strerror or str(error)
             raise OutcomeUnknown(
                 f"{what}, in the state {self.where}",
@@ -170,17 +170,17 @@ class LocalStore(BlobFolder, Store):
     def expire(self, number: int) -> None:
         """Unlink a manifest.  O(1); not synced."""
         self._must_write()
-        self.place.unlink(self._path("manifests", number), f"delete manifest {number}")
+        self.site.unlink(self._path("manifests", number), f"delete manifest {number}")
 
     def mark(self, number: int) -> None:
         """An empty file of that number, instead of those before.  O(1); not synced."""
         self._must_write()
-        with self.place.guarded(f"mark {number}"):
+        with self.site.guarded(f"mark {number}"):
             with contextlib.suppress(FileExistsError):
-                self.disk.close(self.disk.create(self._path("marks", number), self.place.file_mode))
+                self.disk.close(self.disk.create(self._path("marks", number), self.site.file_mode))
             for other in self._numbered("marks"):
                 if other < number:
-                    self.place.unlink(self._path("marks", other), f"mark {number}")
+                    self.site.unlink(self._path("marks", other), f"mark {number}")
 
     def marked(self) -> int:
         """The greatest number marked, or -1.  O(marks), of which there is one as a rule."""
@@ -189,14 +189,14 @@ class LocalStore(BlobFolder, Store):
     def scratch(self) -> ScratchStore:
         """As `Store.scratch`, below ``spill/``.  O(1).  Raises `StorageFull`, `StorageFailed` too."""
         self._must_write()
-        with self.place.guarded("make a folder to spill to"):
+        with self.site.guarded("make a folder to spill to"):
             with contextlib.suppress(FileExistsError):
-                self.disk.mkdir(self.place.below("spill"), self.place.folder_mode)
-            return ScratchStore.within(self.place.below("spill"))
+                self.disk.mkdir(self.site.below("spill"), self.site.folder_mode)
+            return ScratchStore.within(self.site.below("spill"))
 
     def abandon(self, whole: bool) -> None:
         """Remove a state that was only just made, with its folder if ``whole``.  Never fails: what stays is garbage."""
-        for path in [self.where] if whole else [self.place.below(name) for name in (*INSIDE, "spill")]:
+        for path in [self.where] if whole else [self.site.below(name) for name in (*INSIDE, "spill")]:
             shutil.rmtree(path, ignore_errors=True)
 
     def close(self) -> None:
@@ -230,15 +230,15 @@ class LocalStore(BlobFolder, Store):
     def _numbered(self, folder: str) -> builtins.list[int]:
         """The numbers that are names in a folder, ascending."""
         names: builtins.list[str] = []
-        with self.place.guarded(f"list its {folder}"), contextlib.suppress(FileNotFoundError):
-            names = self.disk.names(self.place.below(folder))
+        with self.site.guarded(f"list its {folder}"), contextlib.suppress(FileNotFoundError):
+            names = self.disk.names(self.site.below(folder))
         return numbered(folder, names, self.where)
 
     def _path(self, folder: str, number: int) -> str:
         name = f"{number:016d}"
         if not _NUMBER.fullmatch(name):
             raise ValueError(f"{number} is no number of a manifest")
-        return self.place.below(folder, name)
+        return self.site.below(folder, name)
 
     def _mapping(self, name: str) -> pa.Buffer:
         return self._held.pop(name, None) or super()._mapping(name)

@@ -357,7 +357,7 @@ def output_schema(flow: Flow, name: str) -> pa.Schema | None:
 
 def strangers(store: LocalStore) -> Iterator[str]:
     """What lies in the folder of a state and is not ours.  O(names)."""
-    place = store.place
+    place = store.site
     for name in sorted(store.disk.names(place.path)):
         if name not in (*INSIDE, "spill"):
             yield name

@@ -2,8 +2,8 @@
 
 Invariant: the batch that comes back equals the one given, column for column; only where the bytes live has changed, and
 what all rows share still takes none. Such a batch is searched, not indexed. Identities are uniform, so a look-up
-interpolates, three cache lines a key; and a split-block Bloom filter, ten bits a key in a mapped file of its own, keeps
-most keys that are not there from touching it. It does not decide what is spilled, or when.
+interpolates, three cache lines a key. A split-block Bloom filter, ten bits a key in a mapped file of its own, keeps
+most keys that are not there from touching the batch. It does not decide what is spilled, or when.
 
 >>> import tempfile
 >>> from ddflow.storage.scratch import ScratchStore
@@ -33,7 +33,7 @@ from ddflow.trace.batch import Batch
 from ddflow.trace.batch_file import Layout, filed, unfiled
 
 WORDS: Final = "words"
-"""The column of a sieve's file."""
+"""The column of a filter's file."""
 
 
 class Sieve(NamedTuple):
@@ -57,7 +57,9 @@ class Sieve(NamedTuple):
         over = cls.room(int(batch.high[0]), int(batch.high[-1]), len(batch))
         column = words.column(0)
         if len(column) != over[2]:
-            raise CorruptState("the sieve of a batch", f"it has {len(column)} words, not {over[2]}", "replay the log")
+            raise CorruptState(
+                "the Bloom filter of a batch", f"it has {len(column)} words, not {over[2]}", "replay the log"
+            )
         kept = plainly(np.frombuffer(column.buffers()[1], np.uint64, len(column), column.offset * 8))
         return cls(over[0], over[1], kept)
 
@@ -72,7 +74,7 @@ class Sieve(NamedTuple):
 
 
 class Files:
-    """The files of one batch: its columns, and its sieve.  ``layout``: what the columns are.  ``names``: the payload's.
+    """The files of one batch: its columns, and its filter.  ``layout``: what the columns are.  ``names``: the payload's.
     ``plain``: as an inventory says it.
     """
 
@@ -105,7 +107,7 @@ def spilled(batch: Batch, filing: Vault) -> Batch:
 
 
 def sifted(columns: Kept, layout: Layout, filing: Vault) -> Batch:
-    """A batch that is in a file already, with a sieve in another.  O(n).  Raises what the place raises."""
+    """A batch that is in a file already, with a Bloom filter in another.  O(n).  Raises what the place raises."""
     batch = unfiled(columns.batch, layout)
     words = filing.write(pa.RecordBatch.from_arrays([pa.array(Sieve.over(batch.high, batch.low).words)], [WORDS]))
     return replace(batch, mapped=Files(columns, layout, words, Sieve.of(batch, words.batch)))
