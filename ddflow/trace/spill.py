@@ -57,9 +57,8 @@ class Sieve(NamedTuple):
         over = cls.room(int(batch.high[0]), int(batch.high[-1]), len(batch))
         column = words.column(0)
         if len(column) != over[2]:
-            raise CorruptState(
-                "the Bloom filter of a batch", f"it has {len(column)} words, not {over[2]}", "replay the log"
-            )
+            found = f"it has {len(column)} words, not {over[2]}"
+            raise CorruptState("the Bloom filter of a batch", found, "replay the log")
         kept = plainly(np.frombuffer(column.buffers()[1], np.uint64, len(column), column.offset * 8))
         return cls(over[0], over[1], kept)
 
@@ -74,8 +73,9 @@ class Sieve(NamedTuple):
 
 
 class Files:
-    """The files of one batch: its columns, and its filter.  ``layout``: what the columns are.  ``names``: the payload's.
-    ``plain``: as an inventory says it.
+    """The files of one batch: its columns, and its filter.
+
+    ``layout``: what the columns are.  ``names``: the payload's.  ``plain``: as an inventory says it.
     """
 
     def __init__(self, columns: Kept, layout: Layout, words: Kept, sieve: Sieve) -> None:
