@@ -140,7 +140,12 @@ def run(kind: str, folder: Path, seeds: range) -> None:
     """Attack in a child process, whose memory is bounded."""
     child = [sys.executable, __file__, kind, str(folder), str(seeds.start), str(seeds.stop)]
     done = subprocess.run(
-        child, capture_output=True, text=True, timeout=3000, check=False, env={**os.environ, "PYTHONPATH": str(HERE)}
+        child,
+        capture_output=True,
+        text=True,
+        timeout=3000,
+        check=False,
+        env={**os.environ, "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}"},
     )
     at = done.stdout.strip().splitlines()[-1:] or ["none"]
     assert done.returncode == 0, f"{kind}, seed {at[0]}: exit code {done.returncode}\n{done.stderr[-3000:]}"
