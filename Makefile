@@ -34,7 +34,7 @@ lint: setup ## style, formatting and types
 	$(RUN)/mypy
 
 bench: setup ## ddflow beside its peers on the same upserts
-	$(RUN)/python bench/upsert.py
+	$(RUN)/python bench upsert
 
 soak: setup ## long searches in random order, for so long: make soak MINUTES=60; without a limit for days
 	DDFLOW_SOAK=1 DDFLOW_MINUTES=$(MINUTES) $(RUN)/python -m pytest --numprocesses=$(WORKERS) \

@@ -23,8 +23,7 @@ import workloads
 from limit import limit, limit_plain
 from ours import ddflow_steps
 from peers import dict_loop, numpy_arrival, numpy_lexsort
-from peers_sql import duckdb_steps, duckdb_whole, polars_whole
-from peers_wide import duckdb_wide_steps
+from peers_sql import duckdb_steps, duckdb_whole, duckdb_wide_steps, polars_whole
 
 PAIRS = ("ints", "texts")  # the kinds of rows that are a key and a value
 

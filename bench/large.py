@@ -1,89 +1,128 @@
-#!/usr/bin/env python3
-"""The large bench: state ten times the budget, ddflow beside RocksDB and DuckDB, every update checked.
+"""State on disk: ten times the budget, ddflow beside RocksDB and DuckDB, every update checked.
 
 Invariant: all contenders take the same upserts in the same steps inside the same budget, in one run, and at every mark
-their updates must have the count and checksum of the reference, or nothing is reported. A peer may need an hour for
-what ddflow does in a minute. So everybody takes a prefix (``--events``), ddflow takes all of it too, and rates are
-compared over a *late window*, the last fifth of the prefix, where the state has been loaded. A peer that runs out of
-the budget is reported as such; ddflow may not.
+their updates must have the count and checksum of the reference. A peer may need an hour for what ddflow does in a
+minute: so everybody takes a prefix (``--events``), ddflow takes all of it too, and rates are compared over a *late
+window*, the last fifth of the prefix, where the state has been loaded. A peer that runs out of the budget or its time
+is reported as such; ddflow may not. Only what a contender does is timed: making a piece and checking updates stand
+outside, even where pieces are made while the contender reads them. Memory is sampled all the while, as private bytes
+over those of the same contender opened and idle, with mapped and shared bytes beside it. What the bench takes must not
+show: a piece is some megabytes and gone before the next, and updates are looked at 64 k rows at a time. Limits: two
+cores for everybody.
 
->>> [run.contender for run in plan(parser().parse_args(["--workload", "tinyl", "--contender", "ddflow"]))]
-['ddflow', 'ddflow', 'ddflow']
+>>> sample = BENCH.measure("tinyl", "duckdb", 20_000, 60_000, "128MB")
+>>> sample["marks"][-1] == list(reference(LARGE["tinyl"], 60_000, 10_000)[0][-1]), sample["late_events"]
+(True, 20000)
 >>> [said_step(step) for step in (0, 100_000, 1_000_000)]
 ['in one step', 'in steps of 100 k', 'in steps of 1 M']
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from typing import Any
 
-import bars
-import large_run
+import memory
+import ours
+import pyarrow as pa
 import report
-from child import ROOT, Broken, ask
-from large_run import CONTENDERS, LargeJob, LargeSample, budget
-from pieces import KNOWN, LARGE
-from rich.console import Console
-from rich.markup import escape
-from startup import fill_cache
+from peers_large import Duck, Rocks
+from pieces import KNOWN, LARGE, Large, Marks, pieces, reference, schema
+from report import Bar, Row, at_least, within
+from runner import Bench, Job
 
 PREFIX = {"w1l": 20_000_000, "w3l": 10_000_000}  # upserts that everybody takes; other workloads are taken whole
-STEPS = (100_000, 1_000_000)
-HEADINGS = (
-    "contender",
-    "M upserts",
-    "M/s",
-    "late M/s",
-    "CPU s",
-    "private MB",
-    "mapped MB",
-    "disk MB",
-    "write ampl.",
-)
+STEPS = (100_000, 1_000_000, 0)
+LATE = 5  # the late window is the last one of so many parts
+OVER_BUDGET = 1.15  # times the budget that private memory may take, over an idle engine
+NEEDS = {"rocksdict": 3.0, "rocksdict-mapped": 1.0, "duckdb": 1.0}  # times a peer's late rate
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    line = argparse.ArgumentParser(prog="bench/large.py", description=(__doc__ or "").splitlines()[0])
-    add = line.add_argument
-    add("--workload", nargs="+", choices=LARGE, metavar="NAME", help="only these of w1l and w3l (default: both)")
-    add("--contender", nargs="+", choices=CONTENDERS, metavar="NAME", help=f"only these of {', '.join(CONTENDERS)}")
-    add("--steps", nargs="+", type=int, metavar="N", help="upserts a step, 0 for one step (default: 100000 1000000 0)")
-    add("--events", type=int, metavar="N", help="the prefix that everybody takes (default: 20 M of w1l, all of w3l)")
-    add("--prefix-only", action="store_true", help="ddflow does not go on to the end either")
-    add("--memory", default="128MB", metavar="SIZE", help="the budget of everybody (128MB)")
-    add("--folder", type=Path, metavar="DIR", help="where state is spilled to (default: where temporary files go)")
-    add("--timeout", type=float, default=3600, metavar="S", help="seconds that one contender may take (3600)")
-    add("--out", type=Path, default=ROOT / "bench" / "results", metavar="DIR", help="where results go (bench/results)")
-    add("--no-save", action="store_true", help="write no files")
-    return line
+class Feed:
+    """Upserts [start, stop) in pieces; counts the time that making them takes, so that it can be left out."""
+
+    def __init__(self, shape: Large, start: int, stop: int) -> None:
+        self.rows, self.schema = stop - start, schema(shape)
+        self.wall = self.cpu = 0.0
+        self._pieces = pieces(shape, start, stop)
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        while True:
+            wall, cpu = time.perf_counter(), time.thread_time()
+            batch = next(self._pieces, None)
+            self.wall += time.perf_counter() - wall
+            self.cpu += time.thread_time() - cpu
+            if batch is None:
+                return
+            yield batch
 
 
-def plan(options: argparse.Namespace) -> list[LargeJob]:
-    """The jobs in the order they run, their folders still to be made; exits when a step is no number of pieces."""
-    jobs = []
-    for name in options.workload or ("w1l", "w3l"):
-        whole = LARGE[name].n
-        prefix = min(options.events or PREFIX.get(name, whole), whole)
-        for step in (*STEPS, 0) if options.steps is None else options.steps:
-            if step % LARGE[name].piece:
-                parser().error(f"a step of {step} cuts the pieces of {name}: give a multiple of {LARGE[name].piece}")
-            for contender in options.contender or CONTENDERS:
-                ours = contender.startswith("ddflow")
-                # At once is what ddflow must be able to do: all of it, far more than the budget, in both modes.
-                if step == 0 and ours:
-                    jobs.append(LargeJob(name, contender, 0, prefix if options.prefix_only else whole, "", ""))
-                if step and contender != "ddflow-epoch":
-                    jobs.append(LargeJob(name, contender, step, prefix, "", ""))
-                    if ours and prefix < whole and not options.prefix_only:
-                        jobs.append(LargeJob(name, contender, step, whole, "", ""))
-    return [job._replace(memory=options.memory) for job in jobs]
+class Ours:
+    """ddflow with a budget and a spill folder; several pieces are handed over as a reader, which it may stream."""
+
+    def __init__(self, given: pa.Schema, memory: str, folder: str, epoch: bool = False) -> None:
+        self._epoch, self._events = epoch, 0
+        self._schema = given.remove(given.get_field_index("time")) if epoch else given
+        self._engine = ours.plan(self._schema, "upsert").open(memory=memory, spill=folder)
+
+    def take(self, events: Feed, frontier: int | None) -> pa.Table:
+        import ddflow as dd
+
+        self._events += events.rows
+        batches = (batch.select(self._schema.names) for batch in events)
+        rows = pa.RecordBatchReader.from_batches(self._schema, batches)
+        if self._epoch:
+            return self._engine.step({"events": rows}, time=0)["out"]
+        self._engine.push({"events": rows})
+        return self._engine.advance_to(dd.CLOSED if frontier is None else frontier)["out"]
+
+    def stats(self) -> dict[str, Any]:
+        """Its figures, when every upsert has its verdict."""
+        ours.check_verdicts(self._engine, self._events)
+        stats = self._engine.stats()
+        wanted = ("keys", "batches", "bytes_resident", "bytes_mapped", "bytes_pending", "write_amplification")
+        return {name: stats[name] for name in wanted}
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+class Theirs:
+    """A peer that takes a table a step."""
+
+    def __init__(self, kind: Callable[..., Any], given: pa.Schema, memory: str, folder: str, **options: Any) -> None:
+        self._peer = kind(folder, budget(memory), given, **options)
+
+    def take(self, events: Feed, frontier: int | None) -> pa.Table:
+        return self._peer.take(pa.Table.from_batches(list(events), events.schema))
+
+    def stats(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def close(self) -> None:
+        self._peer.close()
+
+
+# By name, how one is opened; `take` gives the updates of a step, up to a frontier below which no time comes any more
+# (None: none comes at all), `stats` its own figures.
+CONTENDERS: dict[str, Callable[..., Any]] = {
+    "ddflow": Ours,
+    "ddflow-epoch": lambda *where: Ours(*where, epoch=True),
+    "rocksdict": lambda *where: Theirs(Rocks, *where),
+    "rocksdict-mapped": lambda *where: Theirs(Rocks, *where, mapped=True),
+    "duckdb": lambda *where: Theirs(Duck, *where),
+}
+
+
+def budget(size: str) -> int:
+    """Bytes of a size like ``128MB``, read as ddflow reads it."""
+    from ddflow.dataflow.budget import parse_size
+
+    return parse_size(size) or 0
 
 
 def said_step(step: int) -> str:
@@ -93,119 +132,163 @@ def said_step(step: int) -> str:
     return f"in steps of {step // 10**6} M" if step % 10**6 == 0 else f"in steps of {step // 1000} k"
 
 
-def wrong(job: LargeJob, sample: LargeSample, marks: list[list[Any]], epoch: list[Any]) -> str | None:
-    """What is wrong with a sample, None when nothing: at every mark, or by the live rows after one epoch."""
-    last = sample.marks[-1]
-    if last[0] != job.events:
-        return f"it took {last[0]:,} of {job.events:,} upserts"
-    if job.contender == "ddflow-epoch":
-        return None if last[1:] == epoch else f"gave {last[1:]}, expected {epoch}"
-    expected = {mark[0]: mark for mark in marks}
-    for mark in sample.marks:
-        if mark != expected[mark[0]]:
-            return f"after {mark[0]:,} upserts gave {mark[1:]}, expected {expected[mark[0]][1:]}"
-    return None
+class LargeState(Bench):
+    """The jobs: every contender in steps of 100 k and of 1 M; ddflow also in one step, in both modes."""
+
+    name = "large"
+    about = "State on disk: ten times the budget, ddflow beside RocksDB and DuckDB."
+    quick = ({"workload": "tinyl,tinyl3"}, {})
+    columns = (
+        "contender {contender} | M upserts {m_events:g} | M/s {m_per_s:.3f} | late M/s {late_m_per_s:.3f} | "
+        "CPU s {cpu_seconds:.1f} | private MB {private_over_idle!M:,.0f} | mapped MB {mapped_over_idle!M:,.0f} | "
+        "disk MB {disk!M:,.0f} | write ampl. {write_amplification:.2f}"
+    )
+
+    def jobs(self) -> list[Job]:
+        jobs = []
+        for name, shape in LARGE.items():
+            named, prefix = () if name in PREFIX else ("workload",), PREFIX.get(name, shape.n)
+            for step, contender in product(STEPS, CONTENDERS):
+                mine = contender.startswith("ddflow")
+                # At once is what ddflow must be able to do: all of it, far more than the budget, in both modes.
+                sizes = [None] if mine and (step == 0 or prefix < shape.n) else []
+                sizes = [prefix, *sizes] if step else sizes
+                if step == 0 or contender != "ddflow-epoch":
+                    where = {"workload": name, "contender": contender, "step": min(step, shape.piece * 10)}
+                    whats = ({**where, "events": events, "memory": "128MB"} for events in sizes)
+                    jobs += [Job(what, 2, may_fail=not mine, named=named) for what in whats]
+        return jobs
+
+    def measure(self, workload: str, contender: str, step: int, events: int | None, memory: str) -> dict[str, Any]:
+        """Warm up, open, watch the memory, take every step, check and drop its updates; ``events`` None takes all."""
+        shape = LARGE[workload]
+        if step % shape.piece:
+            raise ValueError(f"a step of {step} cuts the pieces of {workload}: give a multiple of {shape.piece}")
+        events = events or shape.n
+        with tempfile.TemporaryDirectory(prefix="ddflow-bench-") as folder:
+            where = (schema(LARGE[workload]), memory, folder)
+            _warm(workload, contender, memory)
+            return _measured(shape, CONTENDERS[contender](*where), step or events, events, folder)
+
+    def question(self, job: Job) -> dict[str, Any]:
+        return {"workload": job.what["workload"], "events": _events(job)}
+
+    def expected(self, workload: str, events: int) -> Any:
+        """The marks that every contender must give, and the answer for one epoch."""
+        marks, epoch = reference(LARGE[workload], events, _every(LARGE[workload]))
+        known = KNOWN.get((workload, events))
+        if known is not None and tuple(marks[-1][1:]) != tuple(known):
+            raise AssertionError(f"the generated input is another one: {marks[-1][1:]}, expected {known}")
+        return [[list(mark) for mark in marks], list(epoch)]
+
+    def wrong(self, job: Job, sample: dict[str, Any], expected: Any) -> str | None:
+        """Every mark must be the reference's; after one epoch the live rows."""
+        (marks, epoch), last = expected, sample["marks"][-1]
+        if last[0] != _events(job):
+            return f"it took {last[0]:,} of {_events(job):,} upserts"
+        if job.what["contender"] == "ddflow-epoch":
+            return None if last[1:] == epoch else f"gave {last[1:]}, expected {epoch}"
+        known = {mark[0]: mark for mark in marks}
+        for mark in sample["marks"]:
+            if mark != known[mark[0]]:
+                return f"after {mark[0]:,} upserts gave {mark[1:]}, expected {known[mark[0]][1:]}"
+        return None
+
+    def row(self, job: Job, samples: Sequence[dict[str, Any]]) -> Row:
+        row = {**job.what, "events": _events(job), "steps": said_step(job.what["step"]), "failed": None, **samples[0]}
+        if row["failed"] is None:
+            row["m_events"] = row["events"] / 1e6
+            row["write_amplification"] = row["stats"].get("write_amplification")
+            row["m_per_s"] = row["events"] / row["seconds"] / 1e6
+            row["late_m_per_s"] = row["late_events"] / row["late_seconds"] / 1e6
+            row["private_over_idle"] = row["peak"][0] - row["idle"][0]
+            row["mapped_over_idle"] = sum(row["peak"][1:]) - sum(row["idle"][1:])
+        return row
+
+    def tables(self, result: Row) -> Iterator[tuple[str, Sequence[Row]]]:
+        """A table a workload and step."""
+        done = [row for row in result["results"] if row["failed"] is None]
+        for (workload, steps, size), rows in report.grouped(done, "workload", "steps", "memory"):
+            yield f"{workload} {steps}, {size}", rows
+
+    def notes(self, result: Row) -> list[str]:
+        """Who failed, and why."""
+        failed = [row for row in result["results"] if row["failed"] is not None]
+        return [f"{row['contender']} {row['workload']} {row['steps']} failed: {row['failed']}" for row in failed]
+
+    def bars(self, result: Row) -> Iterator[Bar]:
+        """Late rates over the peers' on the same upserts, and private memory."""
+        rows = [row for row in result["results"] if row["failed"] is None]
+        asked = ("workload", "steps", "events")
+        for mine in (row for row in rows if row["contender"].startswith("ddflow")):
+            title = f"{mine['workload']} {mine['steps']}"
+            for peer, times in NEEDS.items():
+                for row in rows:
+                    if row["contender"] == peer and all(row[name] == mine[name] for name in asked):
+                        rates = mine["late_m_per_s"], peer, row["late_m_per_s"]
+                        yield at_least(title, *rates, times, digits=(2, 3))
+            over, most = mine["private_over_idle"], OVER_BUDGET * budget(mine["memory"])
+            said = f"{over / 1e6:.0f} MB; mapped {mine['mapped_over_idle'] / 1e6:,.0f}"
+            line = f"{title}, private memory, {mine['contender']}, {mine['events'] / 1e6:g} M"
+            yield within(line, said, f"{most / 1e6:.0f} MB", over <= most)
 
 
-def run(options: argparse.Namespace, progress: Console) -> tuple[list[dict[str, Any]], list[str]]:
-    """Measure everything asked for; returns the rows and what failed."""
-    rows, failures = list[dict[str, Any]](), list[str]()
-    answers: dict[tuple[str, int], Any] = {}
-    jobs = plan(options)
-    if any(job.contender.startswith("ddflow") for job in jobs):
-        fill_cache()
-    for job in jobs:
-        label = f"{job.workload} {job.contender} {said_step(job.step)}, {job.events:,} upserts"
-        with progress.status(label):
-            sized = (job.workload, job.events)
-            if sized not in answers:
-                answers[sized] = ask(large_run.__file__, {"what": "answer", "workload": sized[0], "events": sized[1]})
-                final = answers[sized][0][-1]
-                if KNOWN.get(sized, tuple(final[1:])) != tuple(final[1:]):
-                    return [], [f"{label}: the generated input is another one: {final[1:]}, expected {KNOWN[sized]}"]
-            try:
-                sample = _measured(job, options)
-            except Broken as broken:
-                rows.append(_row(job, None, str(broken)[-300:]))
-                if job.contender.startswith("ddflow"):
-                    failures.append(f"{label}: did not finish: {str(broken)[-2000:]}")
-                continue
-        if problem := wrong(job, sample, *answers[sized]):
-            failures.append(f"{label}: {problem}")
-        rows.append(_row(job, sample, None))
-        progress.print(f"{label}: {rows[-1]['late_m_per_s']:.3f} M/s late", highlight=False, soft_wrap=True)
-    return rows, failures
+def _events(job: Job) -> int:
+    return job.what["events"] or LARGE[job.what["workload"]].n
 
 
-def _measured(job: LargeJob, options: argparse.Namespace) -> LargeSample:
-    with tempfile.TemporaryDirectory(prefix="ddflow-bench-", dir=options.folder) as folder:
-        question = {"what": "run", **job._replace(folder=folder)._asdict()}
-        return LargeSample(**ask(large_run.__file__, question, 2, options.timeout))
+def _every(shape: Large) -> int:
+    """How many upserts lie between two marks."""
+    return max(shape.piece, shape.n // 50)
 
 
-def _row(job: LargeJob, sample: LargeSample | None, failed: str | None) -> dict[str, Any]:
-    row = {**job._asdict(), "steps": said_step(job.step), "failed": failed}
-    del row["folder"]
-    if sample is not None:
-        row |= sample._asdict()
-        row["m_per_s"] = job.events / sample.seconds / 1e6
-        row["late_m_per_s"] = sample.late_events / sample.late_seconds / 1e6
-        row["private_over_idle"] = sample.peak[0] - sample.idle[0]
-        row["mapped_over_idle"] = sum(sample.peak[1:]) - sum(sample.idle[1:])
-    return row
+def _warm(workload: str, contender: str, memory: str) -> None:
+    """Compile or load what the contender compiles, and have one small piece made, taken and checked."""
+    if contender.startswith("ddflow"):
+        ours.warm()
+    shape = LARGE[workload]
+    with tempfile.TemporaryDirectory() as folder:
+        state = CONTENDERS[contender](schema(shape), memory, folder)
+        Marks(1).add([state.take(Feed(shape, 0, 10_000), None)], 1)
+        state.close()
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    head = [row["contender"], f"{row['events'] / 1e6:g}"]
-    if row["failed"] is not None:
-        return [*head, "failed", "", "", "", "", "", ""]
-    amplified = row["stats"].get("write_amplification")
-    figures = (row["m_per_s"], row["late_m_per_s"])
-    sizes = (row["private_over_idle"], row["mapped_over_idle"], row["disk"])
-    return [
-        *head,
-        *(f"{figure:.3f}" for figure in figures),
-        f"{row['cpu_seconds']:.1f}",
-        *(f"{size / 1e6:,.0f}" for size in sizes),
-        "" if amplified is None else f"{amplified:.2f}",
-    ]
+def _measured(shape: Large, state: Any, step: int, events: int, folder: str) -> dict[str, Any]:
+    """Take every step; seconds, bytes, and for each mark what the updates came to so far."""
+    marks, pace = Marks(_every(shape)), [[0.0, 0.0]]
+    seconds = late = cpu = 0.0
+    window = max(step, events // LATE // step * step)
+    memory.settled()
+    idle = memory.pages()
+    with memory.Watch() as watch:
+        for start in range(0, events, step):
+            stop = min(start + step, events)
+            feed = Feed(shape, start, stop)
+            wall_at, cpu_at = time.perf_counter(), time.process_time()
+            updates = state.take(feed, None if stop == events else stop // shape.per_time)
+            took = time.perf_counter() - wall_at - feed.wall
+            seconds, cpu = seconds + took, cpu + time.process_time() - cpu_at - feed.cpu
+            late += took if start >= events - window else 0
+            if stop - pace[-1][0] >= events / 100:
+                pace.append([stop, seconds])
+            marks.add([updates], stop - start)
+            del updates
+    stats, disk = state.stats(), memory.on_disk(folder)
+    state.close()
+    if not marks.seen or marks.seen[-1] != marks.mark:
+        marks.seen.append(marks.mark)
+    return {
+        "seconds": seconds,
+        "late_seconds": late,  # of those, for the last `late_events`
+        "cpu_seconds": cpu,
+        "late_events": window,
+        "marks": [list(mark) for mark in marks.seen],
+        "pace": pace,  # events and seconds so far, about a hundred times
+        "idle": list(idle),  # private, mapped, shared bytes before the first step
+        "peak": list(watch.peak),  # the most of each
+        "disk": disk,
+        "stats": stats,
+    }
 
 
-def groups(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, list[list[str]]]]:
-    """Title and lines of each table."""
-    for title in dict.fromkeys((row["workload"], row["steps"], row["memory"]) for row in rows):
-        members = [row for row in rows if (row["workload"], row["steps"], row["memory"]) == title]
-        yield f"{title[0]} {title[1]}, {title[2]}", [_cells(row) for row in members]
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the bench; returns the exit code."""
-    options = parser().parse_args(arguments)
-    out, progress = Console(), Console(stderr=True)
-    out.width = max(out.width, 120)
-    about = report.machine(ROOT)
-    rows, failures = run(options, progress)
-    for failure in failures:
-        progress.print(f"[bold red]WRONG[/] {escape(failure)}", highlight=False, soft_wrap=True)
-    result = {"bench": "large", "machine": about, "budget": budget(options.memory), "results": rows}
-    reached = bars.bars_of(result)
-    text = f"# Large bench\n\n{report.machine_line(about)}\n\n"
-    for title, lines in groups(rows):
-        report.print_table(out, title, HEADINGS, lines)
-        text += f"## {title}\n\n{report.table(HEADINGS, lines)}\n"
-    bars.show(out, reached)
-    for row in rows:
-        if row["failed"] is not None:
-            out.print(f"{row['contender']} {row['steps']}: {escape(row['failed'])}", highlight=False, soft_wrap=True)
-    if failures:
-        return 1
-    if not options.no_save:
-        narrowed = options.workload or options.contender or options.steps or options.events or options.prefix_only
-        text += f"## Bars\n\n{bars.markdown(reached)}"
-        path = report.keep(options.out, json.loads(json.dumps(result)), text, "-partial" if narrowed else "")
-        progress.print(f"written: {path} and .md beside it", soft_wrap=True, highlight=False)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+BENCH = LargeState()

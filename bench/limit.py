@@ -1,14 +1,12 @@
 """The yardstick: a bare loop, compiled, that keeps int64 -> int64 in open addressing and writes the updates.
 
-Invariant: it keeps the contract of ``peers.py`` and nothing beyond it. It knows no other types, no columns, no
-batches, no history, no verdicts, no events out of time order, and gives up on the least int64, its mark for *nothing
-here*. What an engine could at most reach is only worth knowing when nobody can say the loop was slow. So there are
-two: ``limit``, the fastest we found, and ``limit_plain``, which takes events strictly one after another.
-
-`limit` first finds the last event of each key of a time in a table small enough for the first-level cache, then looks
-at all their places in the big table before it needs any (the processor waits for memory once and not a thousand
-times), then writes.  Both grow by doubling, at most half full, and take steps of 100 k rows: updates of ten million
-rows in one array are slower than a hundred arrays.
+Invariant: it keeps the contract of ``peers.py`` and nothing beyond it: what an engine could at most reach is only worth
+knowing when nobody can say the loop was slow. So there are two: ``limit``, the fastest we found, and ``limit_plain``,
+which takes events strictly one after another. ``limit`` first finds the last event of each key of a time in a table
+small enough for the first-level cache, then looks at all their places in the big table before it needs any (the
+processor waits for memory once and not a thousand times), then writes. Both grow by doubling, at most half full, and
+take steps of 100 k rows. Limits: no other types, no history, no verdicts, no events out of time order; the least int64
+is its mark for *nothing here*.
 
 >>> events = pa.table({"key": [1, 1, 1], "val": [5, 6, None], "time": [0, 1, 1]})
 >>> for loop in (limit, limit_plain):
@@ -20,7 +18,7 @@ rows in one array are slower than a hundred arrays.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -34,61 +32,30 @@ STEP = 100_000
 NOTHING = np.int64(-(2**63))
 FIBONACCI = np.uint64(0x9E3779B97F4A7C15)
 
-
-class Events(NamedTuple):
-    """A step's columns: int64[n] each, and the validity bits of ``val`` with the place of its first."""
-
-    key: Any
-    val: Any
-    bits: Any
-    offset: int
-    time: Any
-
-
-class Updates(NamedTuple):
-    """Where updates are written: int64[2n] each."""
-
-    key: Any
-    val: Any
-    time: Any
-    diff: Any
-
-
-class Scratch(NamedTuple):
-    """``small``: a table of rows, -1 where free; ``rows`` and ``slots``: int64[n] each."""
-
-    small: Any
-    rows: Any
-    slots: Any
-
-
-class Table(NamedTuple):
-    """``slots``: int64[width * capacity]; ``shift``: leaves the bits of a hash that say where; ``used``: keys in it."""
-
-    slots: Any
-    shift: Any
-    used: int
+# Tuples, not objects: reading a field inside a loop counts references each time, which halves the speed.
+# table: int64[width * capacity] slots, a shift that leaves the bits of a hash that say where, and how many are used.
+# events: key, val, the validity bits of val with the place of the first, time.  out: key, val, time, diff, int64[2n].
+# scratch: a small table of rows, -1 where free; int64[n] rows, int64[n] slots.
 
 
 @compiled
-def _grown(table: Table, width: int) -> Table:
-    """The table with twice the capacity."""
-    slots, shift = np.full(table.slots.size * 2, NOTHING), table.shift - np.uint64(1)
+def _grown(slots: Any, shift: Any, width: int) -> Any:
+    """Slots and shift with twice the capacity."""
+    old, slots, shift = slots, np.full(slots.size * 2, NOTHING), shift - np.uint64(1)
     mask = slots.size // width - 1
-    for at in range(0, table.slots.size, width):
-        key = table.slots[at]
-        if key != NOTHING:
-            slot = np.int64((np.uint64(key) * FIBONACCI) >> shift)
+    for at in range(0, old.size, width):
+        if old[at] != NOTHING:
+            slot = np.int64((np.uint64(old[at]) * FIBONACCI) >> shift)
             while slots[slot * width] != NOTHING:
                 slot = (slot + 1) & mask
             for word in range(width):
-                slots[slot * width + word] = table.slots[at + word]
-    return Table(slots, shift, table.used)
+                slots[slot * width + word] = old[at + word]
+    return slots, shift
 
 
 @compiled
-def _winners(key: Any, begin: int, end: int, scratch: Scratch) -> int:
-    """Put the last row of each key among [begin, end) into ``scratch.rows``, the latest first; returns how many."""
+def _winners(key: Any, begin: int, end: int, scratch: Any) -> int:
+    """Put the last row of each key among [begin, end) into the scratch rows, the latest first; returns how many."""
     small, rows, slots = scratch
     size, shift = 1, np.uint64(64)
     while size < 2 * (end - begin):
@@ -110,12 +77,11 @@ def _winners(key: Any, begin: int, end: int, scratch: Scratch) -> int:
 
 
 @compiled
-def _in_groups(table: Table, events: Events, out: Updates, scratch: Scratch) -> tuple[Table, int]:
+def _in_groups(table: Any, events: Any, out: Any, scratch: Any) -> Any:
     """`limit`: slots of (key, value)."""
-    # Fields are taken out once: reading one inside a loop counts references each time, which halves the speed.
     keys, vals, bits, offset, times = events
     out_key, out_val, out_time, out_diff = out
-    rows, places = scratch.rows, scratch.slots
+    _, rows, places = scratch
     slots, shift, used = table
     written, begin, seen = 0, 0, 0
     while begin < keys.size:
@@ -124,7 +90,7 @@ def _in_groups(table: Table, events: Events, out: Updates, scratch: Scratch) -> 
             end += 1
         winners = _winners(keys, begin, end, scratch)
         while (used + winners) * 4 > slots.size:
-            slots, shift, used = _grown(Table(slots, shift, used), 2)
+            slots, shift = _grown(slots, shift, 2)
         mask = slots.size // 2 - 1
         for place in range(winners):
             slot = np.int64((np.uint64(keys[rows[place]]) * FIBONACCI) >> shift)
@@ -152,15 +118,15 @@ def _in_groups(table: Table, events: Events, out: Updates, scratch: Scratch) -> 
                 written += 1
         begin = end
     places[0] = seen  # so that the look ahead is not taken for useless
-    return Table(slots, shift, used), written
+    return (slots, shift, used), written
 
 
 @compiled
-def _one_by_one(table: Table, events: Events, out: Updates, scratch: Scratch) -> tuple[Table, int]:
+def _one_by_one(table: Any, events: Any, out: Any, scratch: Any) -> Any:
     """`limit_plain`: slots of (key, value, value before this time, time last seen)."""
     keys, vals, bits, offset, times = events
     out_key, out_val, out_time, out_diff = out
-    places = scratch.slots
+    _, _, places = scratch
     slots, shift, used = table
     written, begin = 0, 0
     while begin < keys.size:
@@ -168,7 +134,7 @@ def _one_by_one(table: Table, events: Events, out: Updates, scratch: Scratch) ->
         while end < keys.size and times[end] == time:
             end += 1
         while (used + end - begin) * 8 > slots.size:
-            slots, shift, used = _grown(Table(slots, shift, used), 4)
+            slots, shift = _grown(slots, shift, 4)
         mask = slots.size // 4 - 1
         for row in range(begin, end):
             key = keys[row]
@@ -195,7 +161,7 @@ def _one_by_one(table: Table, events: Events, out: Updates, scratch: Scratch) ->
                 out_key[written], out_val[written], out_time[written], out_diff[written] = key, new, time, 1
                 written += 1
         begin = end
-    return Table(slots, shift, used), written
+    return (slots, shift, used), written
 
 
 def limit(events: pa.Table) -> list[pa.Table]:
@@ -208,22 +174,20 @@ def limit_plain(events: pa.Table) -> list[pa.Table]:
     return _run(events, _one_by_one, 4)
 
 
-def _run(events: pa.Table, loop: Callable[..., tuple[Table, int]], width: int) -> list[pa.Table]:
-    capacity = 1024
-    table = Table(np.full(width * capacity, NOTHING), np.uint64(64 - 10), 0)
+def _run(events: pa.Table, loop: Callable[..., Any], width: int) -> list[pa.Table]:
+    table = (np.full(width * 1024, NOTHING), np.uint64(64 - 10), 0)
     size = 1 << (4 * STEP).bit_length()
-    scratch = Scratch(np.full(size, -1, np.int64), np.empty(STEP, np.int64), np.empty(STEP, np.int64))
+    scratch = (np.full(size, -1, np.int64), np.empty(STEP, np.int64), np.empty(STEP, np.int64))
     tables = []
     # A time that two steps share is cut in two; the events of these workloads come in steps of whole times.
     for piece in slices(events, STEP):
-        columns = _columns(piece)
-        out = Updates(*(np.empty(2 * len(columns.key), np.int64) for _ in Updates._fields))
-        table, written = loop(table, columns, out, scratch)
+        out = tuple(np.empty(2 * piece.num_rows, np.int64) for _ in range(4))
+        table, written = loop(table, _columns(piece), out, scratch)
         tables.append(pa.table([column[:written] for column in out], names=["key", "val", "_time", "_diff"]))
     return tables
 
 
-def _columns(events: pa.Table) -> Events:
+def _columns(events: pa.Table) -> tuple[Any, ...]:
     key, val, time = (whole(events[name]) for name in ("key", "val", "time"))
     bits, numbers = val.buffers()
     numbers = np.frombuffer(numbers, np.int64)[val.offset : val.offset + len(val)]
@@ -232,4 +196,4 @@ def _columns(events: pa.Table) -> Events:
     for numbers_ in (key.to_numpy(), numbers):
         if len(numbers_) and numbers_.min() == NOTHING:
             raise ValueError(f"{NOTHING} is a key or a value: the limit keeps it to say that there is none")
-    return Events(key.to_numpy(), numbers, bits, offset, time.to_numpy())
+    return key.to_numpy(), numbers, bits, offset, time.to_numpy()

@@ -1,17 +1,16 @@
-"""What this process holds of the machine's memory: now, at its highest, and by what kind of page.
+"""What processes hold of the machine's memory: now, at the highest, and by what kind of page.
 
-Invariant: nothing here adds to what it looks at but one small thread. *resident* counts what lies in the page cache
-anyway, so a mapped file looks like memory that was taken. Linux tells the kinds apart: private pages (RssAnon), which
-nothing but this process can give back, pages of mapped files (RssFile, with those of the libraries), which the system
-drops when it needs the room, and shared memory (RssShmem), which is what files on a memory disk are. A watch samples
-them; what comes and goes between two samples it does not see. Elsewhere than on Linux only the resident size is known,
-and a watch sees nothing.
+Invariant: nothing here adds to what it looks at but one small thread. *Resident* counts what lies in the page cache
+anyway, so a mapped file looks like memory that was taken. So pages are told apart: *private* ones (RssAnon), which
+nothing but the process can give back, and *mapped* ones, of files and of shared memory, which the system drops when it
+needs the room. Limits: a watch does not see what comes and goes between two samples; elsewhere than on Linux all pages
+count as private, and a peak is that of the whole process.
 
 >>> import time
 >>> with Watch(every=0.001) as watch:
 ...     taken = bytearray(50_000_000)
 ...     time.sleep(0.1)
->>> watch.peak.private >= 50_000_000 or sys.platform != "linux"
+>>> watch.peak.private >= 50_000_000
 True
 """
 
@@ -23,9 +22,11 @@ import os
 import resource
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import pyarrow as pa
 
 
@@ -34,19 +35,27 @@ class Pages(NamedTuple):
 
     private: int
     mapped: int
-    shared: int
 
 
-def pages() -> Pages:
-    """The pages this process holds now; zeros where the system does not tell them apart."""
-    return Pages(*(_status(field) or 0 for field in ("RssAnon", "RssFile", "RssShmem")))
+def pages(tree: bool = False) -> Pages:
+    """The pages of this process, or of all under it, too (pages that two share count for both)."""
+    me, private, mapped = psutil.Process(), 0, 0
+    for process in (me, *me.children(recursive=True)) if tree else (me,):
+        with suppress(psutil.Error):  # one that has ended holds nothing
+            held = process.memory_info()
+            shared = getattr(held, "shared", 0)
+            private, mapped = private + held.rss - shared, mapped + shared
+    return Pages(private, mapped)
 
 
 class Watch:
-    """Samples `pages` every ``every`` seconds from a thread while entered; ``peak`` is the most of each kind."""
+    """Samples `pages` every ``every`` seconds from a thread while entered; ``peak`` is the most of each kind.
 
-    def __init__(self, every: float = 0.02) -> None:
-        self.every, self.peak, self.samples = every, Pages(0, 0, 0), 0
+    ``resident``: the most of both kinds together.
+    """
+
+    def __init__(self, every: float = 0.02, tree: bool = False) -> None:
+        self.every, self.tree, self.peak, self.resident, self.samples = every, tree, Pages(0, 0), 0, 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
 
@@ -64,8 +73,8 @@ class Watch:
             self._look()
 
     def _look(self) -> None:
-        now = pages()
-        self.peak = Pages(*map(max, self.peak, now))
+        now = pages(self.tree)
+        self.peak, self.resident = Pages(*map(max, self.peak, now)), max(self.resident, sum(now))
         self.samples += 1
 
 
@@ -79,28 +88,21 @@ def settled() -> int:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-    return resident()
-
-
-def resident() -> int:
-    """Bytes of this process that are in memory now, of any kind."""
-    now = _status("VmRSS")
-    return _highest() if now is None else now
+    return int(psutil.Process().memory_info().rss)
 
 
 def peak() -> int:
-    """The most that `resident` ever was, or was since `forget_peak`."""
-    # getrusage would also count what the parent held when it forked this process, so it is the second choice.
-    high = _status("VmHWM")
-    return _highest() if high is None else high
+    """The most resident bytes there ever were, or were since `forget_peak`."""
+    if sys.platform == "linux":  # getrusage would also count what the parent held when it forked this process
+        text = Path("/proc/self/status").read_text()
+        return next(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("VmHWM:"))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def forget_peak() -> None:
     """Let the peak start from now; where the system cannot do that, loading the input is part of it."""
-    try:
+    with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return
 
 
 def on_disk(folder: str) -> int:
@@ -108,22 +110,6 @@ def on_disk(folder: str) -> int:
     total = 0
     for path, _, names in os.walk(folder):
         for name in names:
-            try:
+            with suppress(FileNotFoundError):
                 total += os.stat(os.path.join(path, name)).st_blocks * 512
-            except FileNotFoundError:
-                continue
     return total
-
-
-def _status(field: str) -> int | None:
-    """A size in bytes out of Linux's account of this process, None on other systems."""
-    try:
-        text = Path("/proc/self/status").read_text()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith(field + ":")), None)
-
-
-def _highest() -> int:
-    high = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return high if sys.platform == "darwin" else high * 1024

@@ -1,188 +1,152 @@
-#!/usr/bin/env python3
-"""The no-op bench: what of a real feed changes nothing, on a git history read twice over.
+"""No-ops: what of a real feed changes nothing, on a git history read as a log and as full contents.
 
-Invariant: every figure is of the same commits. As a *log* each raw line of ``git log`` is an event; as *full files*
-the whole tree stands at each commit, all paths, and goes through ``engine.replace``, as a nightly export would through
-``ddflow replace``. Both rows carry the commit's number, as feeds carry their "updated at"; it is ignored, or it is
-not. Both readings must end in the same tree. A log of changes has next to no no-ops, a feed of states has little else;
-what suppression is worth depends on which of the two one has.
+Invariant: every figure is of the same commits. As a *log* each path that a commit changed is an event; as *full files*
+the whole tree stands at each commit, all paths, and goes through ``engine.replace``, as a nightly export would; as
+*ddflow replace* the same tables lie in a folder and go through the command line, and the time is that of the command.
+Rows carry the commit's number, as feeds carry their "updated at"; it is ignored, or it is not. Every reading must end
+in the tree that git shows. A log of changes has next to no no-ops, a feed of contents has little else. Limits: the
+commits along the first parents, without renames.
 
->>> log, files = read(None, 5)
->>> row = run("full files", files, ignore=True)
->>> row["rows"] == sum(table.num_rows for table in files), row["updates"] < row["rows"]
-(True, True)
+>>> first, second = list(readings(machine.ROOT, 2, "log"))
+>>> second.num_rows < first.num_rows == next(iter(readings(machine.ROOT, 2, "full files"))).num_rows
+True
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import child
+import machine
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import report
-from rich.console import Console
+from report import Row
+from runner import Bench, Job
 
-import ddflow as dd
-from ddflow.columns.hashing import value_hashes
-from ddflow.demo import git
-from ddflow.demo.git_feed import EVENTS, GitFeed
-
-HEADINGS = ("feed", "commit ignored", "rows in", "updates out", "no-ops", "share", "s", "rows/s")
-TREE = pa.schema([("path", pa.string()), ("mode", pa.string()), ("blob", pa.string()), ("commit", pa.int64())])
+FEEDS = ("log", "full files", "ddflow replace")
+FILES = pa.schema([("path", pa.string()), ("blob", pa.string()), ("gone", pa.bool_()), ("commit", pa.int64())])
 
 
-def read(where: Path | None, commits: int) -> tuple[list[pa.Table], list[pa.Table]]:
-    """The last ``commits`` commits along the first parents: events of each, and the whole tree at each."""
-    feed = GitFeed(where)
-    events = pa.concat_tables([pa.Table.from_batches([part.events]) for part in feed.slices()]).cast(EVENTS)
-    last = feed.commits[-commits:]
-    log, files = [], []
-    for number, commit in enumerate(last):
-        of = pc.equal(events["commit"], commit.ordinal)
-        if number == 0:
-            of = pc.less_equal(events["commit"], commit.ordinal)
-        log.append(events.filter(of))
-        files.append(tree(feed.repository, commit.hash, commit.ordinal))
-    return log, files
+def git(repository: Path | str, *arguments: str) -> list[bytes]:
+    """The parts of what a git command gives, which end with a null."""
+    done = subprocess.run(["git", "-C", str(repository), *arguments, "-z"], capture_output=True, check=True)
+    return done.stdout.split(b"\0")[:-1]
 
 
-def tree(repository: git.Repository, commit: str, ordinal: int) -> pa.Table:
+def readings(repository: Path | str, commits: int, feed: str) -> Iterator[pa.Table]:
+    """A table for each of the last commits: what it changed, or all it holds; the first holds all in both."""
+    listed = git(repository, "log", "--first-parent", "--format=%H", "-n", str(commits), "--reverse")
+    hashes = [line.decode() for line in listed]
+    for number, commit in enumerate(hashes):
+        if number == 0 or feed != "log":
+            yield tree(repository, commit, number)
+            continue
+        words = git(repository, "diff-tree", "-r", "--raw", "--no-renames", "--abbrev=40", hashes[number - 1], commit)
+        sides = [word.decode().split() for word in words[::2]]  # :mode mode blob blob status
+        rows = [(path, f"{new[1]} {new[3]}", new[4] == "D") for new, path in zip(sides, words[1::2], strict=True)]
+        yield _table(rows, number)
+
+
+def tree(repository: Path | str, commit: str, number: int) -> pa.Table:
     """All files of a commit."""
-    command = ["git", "-C", str(repository.where), "ls-tree", "-r", "-z", commit]
-    said = subprocess.run(command, capture_output=True, check=True).stdout.split(b"\0")[:-1]
-    split = [line.split(b"\t", 1) for line in said]
-    heads = [head.split() for head, _ in split]
-    return pa.table(
-        [
-            [git.path_text(path) for _, path in split],
-            [head[0].decode() for head in heads],
-            [head[2].decode() for head in heads],
-            [ordinal] * len(split),
-        ],
-        schema=TREE,
+    split = [line.split(b"\t", 1) for line in git(repository, "ls-tree", "-r", commit)]
+    return _table([(path, " ".join(head.decode().split()[::2]), False) for head, path in split], number)
+
+
+def _table(rows: list[tuple[bytes, str, bool]], number: int) -> pa.Table:
+    named = ((path.decode(errors="backslashreplace"), blob, gone) for path, blob, gone in rows)
+    listed = [{"path": path, "blob": blob, "gone": gone, "commit": number} for path, blob, gone in named]
+    return pa.Table.from_pylist(listed, schema=FILES)
+
+
+def digest(paths: Any, blobs: Any) -> str:
+    """A checksum of files in any order."""
+    import xxhash
+
+    lines = sorted(f"{path}\0{blob}" for path, blob in zip(paths, blobs, strict=True))
+    return xxhash.xxh3_64("\n".join(lines).encode()).hexdigest()
+
+
+class Noops(Bench):
+    """The jobs: a feed each, with the commit's number ignored and not."""
+
+    name = "noops"
+    about = "No-ops: updates of the last commits of a git history, with and without noop_ignore."
+    quick = ({}, {"commits": "20"})
+    columns = (
+        "feed {feed} | commit ignored {ignored!y} | rows in {rows:,} | updates out {updates:,} | no-ops {noops:,} | "
+        "share {share:.1%} | s {seconds:.2f} | rows/s {rows_per_s:,.0f}"
     )
 
+    def jobs(self) -> list[Job]:
+        where = {"repository": str(machine.ROOT), "commits": 200}
+        return [Job({"feed": feed, "ignored": ignored, **where}) for feed in FEEDS for ignored in (False, True)]
 
-def run(feed: str, tables: Sequence[pa.Table], ignore: bool) -> dict[str, Any]:
-    """Feed all tables, one a step; what came out."""
-    schema = EVENTS if feed == "log" else TREE
-    delete = dd.tombstone("gone") if feed == "log" else None
-    spec = dd.Upsert("path", delete=delete, noop_ignore=["commit"] if ignore else [])
+    def question(self, job: Job) -> dict[str, Any]:
+        return {"repository": job.what["repository"]}
+
+    def expected(self, repository: str) -> str:
+        """The checksum of the tree that git shows."""
+        files = tree(repository, "HEAD", 0)
+        return digest(files["path"].to_pylist(), files["blob"].to_pylist())
+
+    def measure(self, feed: str, ignored: bool, repository: str, commits: int) -> dict[str, Any]:
+        """Feed all tables, one a step; what came out."""
+        tables = list(readings(repository, commits, feed))
+        found = (_command if feed == "ddflow replace" else _engine)(tables, ignored, feed)
+        rows = sum(table.num_rows for table in tables)
+        return {"rows": rows, **found, "share": found["noops"] / rows, "rows_per_s": rows / found["seconds"]}
+
+    def row(self, job: Job, samples: Any) -> Row:
+        row = super().row(job, samples)
+        del row["repository"]
+        return row
+
+
+def _engine(tables: list[pa.Table], ignored: bool, feed: str) -> dict[str, Any]:
+    import ddflow as dd
+
     flow = dd.Flow()
-    flow.output("files", flow.upserts("files", schema, spec))
+    delete = dd.tombstone("gone") if feed == "log" else None
+    spec = dd.Upsert("path", delete=delete, noop_ignore=["commit"] if ignored else [])
+    flow.output("files", flow.upserts("files", FILES, spec))
     updates = 0
     with flow.open() as engine:
         begun = time.perf_counter()
         for number, table in enumerate(tables):
             step = engine.step({"files": table}, number) if feed == "log" else engine.replace("files", table, number)
             updates += step["files"].num_rows
-        took, noops = time.perf_counter() - begun, engine.verdicts["noop"]
-        held = engine.read("files").select(["path", "blob"]).sort_by("path").combine_chunks()
-    rows = sum(table.num_rows for table in tables)
-    return {
-        "feed": feed,
-        "ignored": ignore,
-        "rows": rows,
-        "updates": updates,
-        "noops": noops,
-        "seconds": took,
-        "tree": hash_of(held),
-    }
+        took, held = time.perf_counter() - begun, engine.read("files")
+        found = digest(held["path"].to_pylist(), held["blob"].to_pylist())
+        return {"updates": updates, "noops": engine.verdicts["noop"], "seconds": took, "checksum": found}
 
 
-def shell(tables: Sequence[pa.Table], ignore: bool) -> dict[str, Any]:
-    """The same full files in a folder, through ``ddflow replace``; the time is that of the whole command."""
+def _command(tables: list[pa.Table], ignored: bool, feed: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         folder, out = Path(place) / "files", Path(place) / "out.parquet"
         folder.mkdir()
         for number, table in enumerate(tables):
             pq.write_table(table, folder / f"{number:06}.parquet")
-        command = [
-            str(Path(sys.executable).with_name("ddflow")),
-            "replace",
-            str(folder),
-            "--key",
-            "path",
-            "-o",
-            str(out),
-            "--json",
-        ]
+        program = Path(sys.executable).with_name("ddflow")
+        command = [program, "replace", folder, "--key", "path", "-o", out, "--json"]
         begun = time.perf_counter()
         said = subprocess.run(
-            command + (["--noop-ignore", "commit"] if ignore else []), capture_output=True, check=True
+            command + (["--noop-ignore", "commit"] if ignored else []), capture_output=True, check=True
         )
-        took, told, updates = time.perf_counter() - begun, json.loads(said.stdout), pq.read_table(out)
+        took, report, updates = time.perf_counter() - begun, json.loads(said.stdout), pq.read_table(out)
     held: Counter[tuple[str, str]] = Counter()
-    for path, blob, diff in zip(*(updates.column(name).to_pylist() for name in ("path", "blob", "_diff")), strict=True):
+    for path, blob, diff in zip(*(updates[name].to_pylist() for name in ("path", "blob", "_diff")), strict=True):
         held[path, blob] += diff
-    paths, blobs = zip(*sorted(row for row, n in held.items() if n), strict=True)
-    rows = sum(table.num_rows for table in tables)
-    return {
-        "feed": "ddflow replace",
-        "ignored": ignore,
-        "rows": rows,
-        "updates": updates.num_rows,
-        "noops": told["verdicts"]["noop"],
-        "seconds": took,
-        "tree": hash_of(pa.table({"path": paths, "blob": blobs})),
-    }
+    live = [row for row, n in held.items() for _ in range(n)]
+    found = digest([path for path, _ in live], [blob for _, blob in live])
+    return {"updates": updates.num_rows, "noops": report["verdicts"]["noop"], "seconds": took, "checksum": found}
 
 
-def hash_of(rows: pa.Table) -> int:
-    """One number for a multiset of rows."""
-    return int(value_hashes(rows, dd.Secret(1, 2)).sum())
-
-
-def _cells(row: dict[str, Any]) -> list[str]:
-    return [
-        row["feed"],
-        "yes" if row["ignored"] else "no",
-        f"{row['rows']:,}",
-        f"{row['updates']:,}",
-        f"{row['noops']:,}",
-        f"{row['noops'] / row['rows']:.1%}",
-        f"{row['seconds']:.2f}",
-        f"{row['rows'] / row['seconds']:,.0f}",
-    ]
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the bench; returns the exit code."""
-    line = argparse.ArgumentParser(prog="bench/noops.py", description=(__doc__ or "").splitlines()[0])
-    line.add_argument("--repository", type=Path, metavar="DIR", help="a git repository (default: this one)")
-    line.add_argument("--commits", type=int, default=200, metavar="N", help="the last so many (default: 200)")
-    line.add_argument("--out", type=Path, default=child.ROOT / "bench" / "results", metavar="DIR")
-    line.add_argument("--no-save", action="store_true", help="write no files")
-    options = line.parse_args(arguments)
-    out, about = Console(), report.machine(child.ROOT)
-    out.width = max(out.width, 120)
-    log, files = read(options.repository or child.ROOT, options.commits)
-    rows = [
-        run(feed, tables, ignore) for feed, tables in (("log", log), ("full files", files)) for ignore in (False, True)
-    ]
-    rows += [shell(files, ignore) for ignore in (False, True)]
-    if len({row["tree"] for row in rows}) != 1:
-        raise AssertionError("the feeds end in different trees")
-    title = f"No-ops in the last {len(log)} commits of a git history"
-    report.print_table(out, title, HEADINGS, map(_cells, rows))
-    if not options.no_save:
-        text = f"# No-op bench\n\n{report.machine_line(about)}\n\n## {title}\n\n"
-        text += report.table(HEADINGS, map(_cells, rows))
-        path = report.keep(options.out, {"bench": "noops", "machine": about, "results": rows}, text, "")
-        out.print(f"written: {path}, .md beside it", soft_wrap=True, highlight=False)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+BENCH = Noops()

@@ -103,7 +103,7 @@ def schema(shape: Large) -> pa.Schema:
 
 def pieces(shape: Large, start: int, stop: int) -> Iterator[pa.RecordBatch]:
     """Upserts [start, stop), in pieces; ``start`` is where a piece begins."""
-    for number in range(start // shape.piece, -(-stop // shape.piece)):
+    for number in _covering(shape, start, stop):
         batch = piece(shape, number)
         yield batch.slice(0, stop - number * shape.piece)
 
@@ -122,11 +122,11 @@ def reference(shape: Large, events: int, every: int) -> tuple[list[Mark], Answer
     state: Any = np.full(shape.keys, -1, np.int16 if shape.values < 2**15 else np.int64)
     marks = Marks(every)
     for start in range(0, events, every):
-        chunk = [_numbers(shape, number) for number in _numbered(shape, start, min(start + every, events))]
+        chunk = [_numbers(shape, number) for number in _covering(shape, start, min(start + every, events))]
         key, val, gone = (np.concatenate(parts)[: events - start] for parts in zip(*chunk, strict=True))
         val = np.where(gone, -1, val)
         time = (start + np.arange(len(key))) // shape.per_time
-        marks.add([_judged(state, key, val, time)], len(key))
+        marks.add([updates(state, key, val, time)], len(key))
     if events % every:
         marks.seen.append(marks.mark)
     live = np.flatnonzero(state >= 0)
@@ -136,12 +136,12 @@ def reference(shape: Large, events: int, every: int) -> tuple[list[Mark], Answer
     return marks.seen, Answer(one_epoch.mark.updates, one_epoch.mark.checksum)
 
 
-def _numbered(shape: Large, start: int, stop: int) -> range:
+def _covering(shape: Large, start: int, stop: int) -> range:
     return range(start // shape.piece, -(-stop // shape.piece))
 
 
-def _judged(state: Any, key: Any, val: Any, time: Any) -> pa.Table:
-    """The updates of some upserts in order of arrival; ``state`` is brought up to date."""
+def updates(state: Any, key: Any, val: Any, time: Any) -> pa.Table:
+    """The updates of some upserts in order of arrival, -1 deletes; ``state`` (val[key]) is brought up to date."""
     order = np.argsort(key, kind="stable")
     key, val, time = key[order], val[order], time[order]
     same = key[1:] == key[:-1]

@@ -1,243 +1,172 @@
-"""What a run leaves behind: tables on the terminal, the raw samples as JSON, tables in Markdown, and on request a plot.
+"""The report: a result as JSON becomes tables on the terminal, in Markdown, and a picture where the bench draws one.
 
-Invariant: the JSON holds every sample of every round and the machine they come from; the tables are computed from it
-alone, so a figure in a table can always be traced. A ratio is only meaningful within one run on one machine, hence the
-ratio is taken here, per workload, to the contender called the base. Nothing here measures.
+Invariant: the JSON holds every sample of every round and the machine they come from, and tables, bars and pictures are
+computed from it alone; so a figure in a table can be traced, and a stored result can be rendered again. A bar is what
+a line must reach: where it was set as a rate beside a peer's rate (8 M/s where numpy does 1.55), the ratio decides (5.2
+times numpy), so that it holds on any machine; figures published for another machine are never required. There is one
+current file a bench, ``results/<bench>.json`` with the ``.md`` and ``.png`` beside it; git keeps the older ones.
+Limits: nothing here measures.
 
->>> row = Row("w1s", "upsert", "dict", 1, True, [4.0, 2.0, 3.0], [4.0], [5.0], [90.0], 50.0, 10**6, 7, "0a")
->>> row.median_seconds, round(row.rate, 3)
-(3.0, 0.333)
+>>> print(table("keys {keys:,} | MB {bytes!M:.1f} | s {s!m}", [{"keys": 10_000, "bytes": 2_500_000, "s": [1, 2, 9]}]))
+| keys | MB | s |
+| --- | ---: | ---: |
+| 10,000 | 2.5 | 2 |
+<BLANKLINE>
 """
 
 from __future__ import annotations
 
-import datetime
 import json
-import os
-import platform
-import statistics
-import subprocess
-import sys
-from collections.abc import Iterable, Sequence
-from importlib.metadata import PackageNotFoundError, version
+import string
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import machine
 from rich.console import Console
 from rich.table import Table
 
-HEADINGS = (
-    "contender",
-    "threads",
-    "ordered",
-    "seconds",
-    "min-max",
-    "M upserts/s",
-    "× numpy",
-    "CPU s",
-    "peak MB",
-)
-LIBRARIES = ("ddflow", "numpy", "numba", "pyarrow", "duckdb", "polars", "rocksdict")
+if TYPE_CHECKING:
+    from runner import Bench
+
+Row = dict[str, Any]
+RESULTS = machine.ROOT / "bench" / "results"
+OURS, THEIRS, ALSO = "#c44e52", "#8c9bb0", "#4c72b0"  # colours of pictures
 
 
-class Row(NamedTuple):
-    """The samples of one contender on one line of one workload."""
+BARS = "line {line} | ours {ours} | wanted {wanted} | peer in the same run {peer} | ratio {ratio:.2f} | "
+BARS += "needed {needed:.2f} | met {met!y}"
 
-    workload: str
+
+class Bar(NamedTuple):
+    """One bar: figures as text, ``ratio`` and ``needed`` as numbers where there are any."""
+
     line: str
-    contender: str
-    threads: int
-    ordered: bool
-    seconds: list[float]
-    cpu_seconds: list[float]
-    first_seconds: list[float]
-    peak_mb: list[float]
-    output_mb: float
-    rows: int
-    updates: int
-    checksum: str
-
-    @property
-    def median_seconds(self) -> float:
-        """The median wall time of the rounds."""
-        return statistics.median(self.seconds)
-
-    @property
-    def rate(self) -> float:
-        """Million upserts a second, by the median."""
-        return self.rows / self.median_seconds / 1e6
+    ours: str
+    wanted: str
+    peer: str
+    ratio: float | None
+    needed: float | None
+    met: bool
 
 
-def machine(root: Path) -> dict[str, Any]:
-    """Whose figures these are: processor, cores, memory, versions, commit, date, and how busy it was at the start."""
-    versions = {}
-    for name in LIBRARIES:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = "not installed"
-    return {
-        "cpu": _cpu(),
-        "cores": os.cpu_count(),
-        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        **versions,
-        "commit": _commit(root),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "load_at_start": round(os.getloadavg()[0], 2),
-    }
+def at_least(
+    line: str, ours: float, peer: str, theirs: float, times: float, wanted: str = "", digits: tuple[int, int] = (1, 1)
+) -> Bar:
+    """Our rate must be ``times`` that of the peer in the same run; ``digits``: of the two rates, as shown."""
+    ratio = ours / theirs
+    said = f"{ours:.{digits[0]}f} M/s", wanted, f"{peer} {theirs:.{digits[1]}f}"
+    return Bar(line, *said, ratio, times, ratio >= times)
 
 
-def _cpu() -> str:
-    if sys.platform == "darwin":
-        return _said("sysctl", "-n", "machdep.cpu.brand_string") or platform.processor()
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+def within(line: str, said: str, wanted: str, met: bool, peer: str = "") -> Bar:
+    """A figure must keep a limit; no ratio decides."""
+    return Bar(line, said, wanted, peer, None, None, met)
 
 
-def _commit(root: Path) -> str:
-    commit = _said("git", "-C", str(root), "rev-parse", "--short", "HEAD")
-    if not commit:
-        return "uncommitted"
-    return commit + ("-dirty" if _said("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no") else "")
+class _Cells(string.Formatter):
+    """Formats the fields of a row; one that is None or missing is empty."""
+
+    def get_value(self, key: Any, args: Any, kwargs: Any) -> Any:
+        return kwargs.get(key)
+
+    def format_field(self, value: Any, spec: str) -> str:
+        return "" if value is None else str(format(value, spec))
+
+    def convert_field(self, value: Any, conversion: str | None) -> Any:
+        """``!m`` median, ``!l`` least and ``!g`` greatest of the rounds; ``!M`` bytes as MB, ``!y`` yes or no."""
+        ways = {"m": median, "l": min, "g": max, "M": lambda size: size / 1e6, "y": lambda yes: "yes" if yes else "no"}
+        return value if conversion is None or value is None else ways[conversion](value)
 
 
-def _said(*command: str) -> str:
-    try:
-        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
-    except FileNotFoundError:
-        return ""
+def columns(spec: str) -> list[tuple[str, str]]:
+    """Headings and formats of ``heading {field} | ...``."""
+    split = (column.strip().partition("{") for column in spec.split("|"))
+    return [(heading.strip(), brace + form) for heading, brace, form in split]
 
 
-def machine_line(about: dict[str, Any]) -> str:
-    """Whose figures these are, in one line."""
-    return ", ".join(f"{name} {value}" for name, value in about.items())
+def cells(spec: str, row: Row) -> list[str]:
+    """A row as text."""
+    return [_Cells().vformat(form, (), row) for _, form in columns(spec)]
 
 
-def keep(folder: Path, result: dict[str, Any], text: str, suffix: str = "") -> Path:
-    """Write a result as JSON and its tables as Markdown, named by bench, date and commit; the path of the JSON."""
-    about = result["machine"]
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{result['bench']}-{about['date'][:10]}-{about['commit']}{suffix}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    path.with_suffix(".md").write_text(text)
-    return path
-
-
-def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(spec: str, rows: Iterable[Row]) -> str:
     """A Markdown table, the first column to the left and the others to the right."""
-    lines = [_line(headings), _line(["---", *["---:"] * (len(headings) - 1)]), *map(_line, rows)]
-    return "\n".join(lines) + "\n"
+    lines = [[heading for heading, _ in columns(spec)], ["---", *["---:"] * spec.count("|")]]
+    lines += [cells(spec, row) for row in rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
-def print_table(console: Console, title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def grouped(rows: Iterable[Row], *names: str) -> Iterator[tuple[tuple[Any, ...], list[Row]]]:
+    """The rows by the values of some fields, in the order these first occur."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    yield from groups.items()
+
+
+def print_table(console: Console, title: str, spec: str, rows: Iterable[Row]) -> None:
     """The same on a terminal."""
     shown = Table(title=title, title_justify="left")
-    for place, heading in enumerate(headings):
+    for place, (heading, _) in enumerate(columns(spec)):
         shown.add_column(heading, justify="right" if place else "left", no_wrap=True)
     for row in rows:
-        shown.add_row(*row, style="bold" if row[0].startswith("ddflow") else None)
+        style = "bold red" if row.get("met") is False else "bold" if row.get("contender") == "ddflow" else None
+        shown.add_row(*cells(spec, row), style=style)
     console.print(shown)
 
 
-def as_json(rows: Sequence[Row], about: dict[str, Any], startup: dict[str, float] | None, base: str) -> dict[str, Any]:
-    """Everything of a run, for machines."""
-    results = [
-        {
-            **row._asdict(),
-            "median_seconds": row.median_seconds,
-            "m_upserts_per_s": row.rate,
-            "over_base": _ratio(row, rows, base),
-        }
-        for row in rows
-    ]
-    return {"bench": "upsert", "machine": about, "base": base, "startup": startup, "results": results}
+def print_bars(console: Console, bars: Sequence[Bar]) -> None:
+    """Print the bars, if there are any."""
+    if bars:
+        title = "What must be reached (where there is a ratio, it decides)"
+        print_table(console, title, BARS, [bar._asdict() for bar in bars])
 
 
-def _ratio(row: Row, rows: Sequence[Row], base: str) -> float | None:
-    """How many times as fast as the base of the same workload; None for lines the base does not run."""
-    for other in rows:
-        if (other.workload, other.line, other.contender) == (row.workload, row.line, base):
-            return other.median_seconds / row.median_seconds
-    return None
+def show(console: Console, bench: Bench, result: Row) -> None:
+    """Print a result: the machine, its tables, what there is to say, and the bars."""
+    console.print(machine.line(result["machine"]), style="dim")
+    for title, rows in bench.tables(result):
+        print_table(console, title, bench.columns, rows)
+    for note in bench.notes(result):
+        console.print(note, highlight=False, markup=False, soft_wrap=True)
+    print_bars(console, list(bench.bars(result)))
 
 
-def _groups(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row.workload, row.line), []).append(row)
-    return {group: sorted(members, key=lambda row: -row.rate) for group, members in groups.items()}
+def markdown(bench: Bench, result: Row) -> str:
+    """The same in Markdown."""
+    parts = [f"# {bench.name.capitalize()} bench", machine.line(result["machine"])]
+    for title, rows in bench.tables(result):
+        parts += [f"## {title}", table(bench.columns, rows).rstrip()]
+    parts += bench.notes(result)
+    if reached := [bar._asdict() for bar in bench.bars(result)]:
+        parts += ["## Bars", table(BARS, reached).rstrip()]
+    return "\n\n".join(parts) + "\n"
 
 
-def _cells(row: Row, rows: Sequence[Row], base: str) -> list[str]:
-    ratio = _ratio(row, rows, base)
-    return [
-        row.contender,
-        str(row.threads),
-        "yes" if row.ordered else "no",
-        f"{row.median_seconds:.3f}",
-        f"{min(row.seconds):.2f}-{max(row.seconds):.2f}",
-        f"{row.rate:.2f}",
-        "" if ratio is None else f"{ratio:.2f}",
-        f"{statistics.median(row.cpu_seconds):.2f}",
-        f"{statistics.median(row.peak_mb):,.0f}",
-    ]
+def keep(folder: Path, bench: Bench, result: Row, suffix: str = "") -> Path:
+    """Write a result as JSON and its tables as Markdown, and draw its picture; returns the path of the JSON."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{bench.name}{suffix}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    path.with_suffix(".md").write_text(markdown(bench, result))
+    panels = bench.panels(result)
+    if panels:
+        draw(panels, path.with_suffix(".png"))
+    return path
 
 
-def _title(group: tuple[str, str], members: Sequence[Row]) -> str:
-    first = members[0]
-    size = f"{first.rows:,} upserts, {first.updates:,} updates of {first.output_mb:,.0f} MB"
-    return f"{group[0]}, {group[1]}: {size}; medians of {len(first.seconds)}"
-
-
-def show(console: Console, rows: Sequence[Row], base: str) -> None:
-    """Print a table for each workload and line, the fastest first."""
-    for group, members in _groups(rows).items():
-        print_table(console, _title(group, members), HEADINGS, [_cells(row, rows, base) for row in members])
-
-
-def startup_line(startup: dict[str, float]) -> str:
-    """The start-up figures as one sentence."""
-    return (
-        f"import ddflow {startup['import_s']:.3f} s, first answer {startup['first_answer_s']:.3f} s "
-        f"(caches warm, medians); every kernel compiled from nothing {startup['cold_compile_s']:.1f} s"
-    )
-
-
-def as_markdown(rows: Sequence[Row], about: dict[str, Any], startup: dict[str, float] | None, base: str) -> str:
-    """The same tables in Markdown, under a line that names the machine."""
-    parts = ["# Upsert bench", "", machine_line(about), ""]
-    for group, members in _groups(rows).items():
-        parts += [f"## {_title(group, members)}", "", table(HEADINGS, [_cells(row, rows, base) for row in members])]
-    if startup is not None:
-        parts += [startup_line(startup) + ".", ""]
-    return "\n".join(parts)
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def plot(rows: Sequence[Row], path: Path) -> None:
-    """Draw the rates of the ``upsert`` line as bars, one panel a workload, and save them as PNG."""
+def draw(panels: Sequence[Callable[[Any], None]], path: Path) -> None:
+    """Save a picture of panels one below the other, each drawn by a function of its axes."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    groups = {group: members for group, members in _groups(rows).items() if group[1] == "upsert"}
-    heights = [0.34 * len(members) + 1.1 for members in groups.values()]
-    figure, panels = pyplot.subplots(
-        len(groups), figsize=(9, sum(heights)), height_ratios=heights, squeeze=False, layout="constrained"
-    )
-    for panel, (group, members) in zip(panels[:, 0], groups.items(), strict=True):
-        members = members[::-1]
-        colours = ["#c44e52" if row.contender.startswith("ddflow") else "#8c9bb0" for row in members]
-        bars = panel.barh([row.contender for row in members], [row.rate for row in members], color=colours)
-        panel.bar_label(bars, labels=[f"{row.rate:.2f}" for row in members], padding=3)
-        panel.set(title=_title(group, members), xlabel="million upserts a second (more is better)")
-        panel.margins(x=0.1)
-        panel.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=130)
+    figure, axes = pyplot.subplots(len(panels), figsize=(9, 4 * len(panels)), squeeze=False, layout="constrained")
+    for panel, axis in zip(panels, axes[:, 0], strict=True):
+        panel(axis)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=110)
     pyplot.close(figure)

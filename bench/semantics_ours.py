@@ -1,8 +1,8 @@
 """ddflow in the semantics bench: the flow of each line, a step of it, and what its rows add up to.
 
-Invariant: a step takes one table and gives Arrow; beside the rows that are read at the end, the updates of all steps
-must add up to the same, so that differences are checked and not only states. What is put out is dropped after each
-step, so it is added up as it comes, outside of the time that counts. Nothing here measures.
+Invariant: a step takes one table and gives Arrow. Beside the rows that are read at the end, the updates of all steps
+must add up to the same, so that differences are checked and not only states; updates are added up as they come, outside
+of the time that counts, and dropped. Limits: nothing here measures.
 
 >>> import semantics_work as work
 >>> size = work.Size(50, 20, 1, 3)
@@ -23,39 +23,31 @@ from semantics_work import CELLS, GROUPS, LINES, STATES, Size, digest, window
 
 import ddflow as dd
 
-
-def able(name: str) -> bool:
-    """Whether this ddflow has what a line is about."""
-    return LINES[name].rule != "dfa" or (hasattr(dd, "Machine") and hasattr(dd.Flow, "machine"))
+MERGES = {
+    "overwrite": dd.last_non_null,
+    "ignore": dd.first_non_null,
+    "max": dd.max,
+    "sum": dd.sum,
+    "append": dd.append,
+    "union": dd.union,
+}
 
 
 def spec(name: str, size: Size) -> dd.Upsert:
-    """What a line's source does."""
+    """The upsert of a line."""
     line, given = LINES[name], dict[str, Any]()
     if line.kind in ("deletes", "lists"):
         given["delete"] = dd.tombstone("gone")
-    if line.kind != "groups":
-        given["order_by"] = () if name == "dfa-arrival" else "at"
-    elif line.rule == "full":
-        given["order_by"] = "ts_a"
-    else:
+    if line.rule == "groups":
         given["groups"] = GROUPS
-    strategies = {
-        "overwrite": dd.last_non_null,
-        "ignore": dd.first_non_null,
-        "max": dd.max,
-        "sum": dd.sum,
-        "append": dd.append,
-        "union": dd.union,
-    }
+    else:
+        given["order_by"] = "ts_a" if line.kind == "groups" else () if name == "dfa-arrival" else "at"
     if name.endswith("cell"):
         given["versions"] = "cell"
-    elif line.rule in strategies:
-        given["merge"] = dd.Merge(default=strategies[line.rule]())
-    if name == "tombstones-stay":
-        given["expiry"] = dd.Expiry(tombstone_ttl=2**40)
-    elif name == "tombstones-go":
-        given["expiry"] = dd.Expiry(tombstone_ttl=window(size))
+    elif line.rule in MERGES:
+        given["merge"] = dd.Merge(default=MERGES[line.rule]())
+    if name.startswith("tombstones"):
+        given["expiry"] = dd.Expiry(tombstone_ttl=2**40 if name == "tombstones-stay" else window(size))
     return dd.Upsert("id", **given)
 
 
@@ -78,12 +70,12 @@ class Stepping:
 
     def __init__(self, name: str, size: Size, schema: pa.Schema) -> None:
         self.engine, self.time, self.sum = plan(name, size, schema).open(), 0, 0
-        self.whole, self.rows = name == "contents-replace", size.keys
+        self.whole = size.keys if name == "contents-replace" else None
 
     def step(self, table: pa.Table) -> pa.Table:
         """One step; its updates."""
         self.time += 1
-        if self.whole and table.num_rows == self.rows:
+        if table.num_rows == self.whole:
             return self.engine.replace("s", table, time=self.time)["out"]
         return self.engine.step({"s": table}, time=self.time)["out"]
 
@@ -91,18 +83,22 @@ class Stepping:
         """Add them up."""
         self.sum += digest(updates.drop_columns(["_time", "_diff"]), updates["_diff"])
 
+    def held(self) -> pa.Table:
+        """The rows that are held; the engine is closed."""
+        rows = self.engine.read("out")
+        self.engine.close()
+        return rows.select([name for name in rows.column_names if not name.startswith("_")])
+
     def answer(self) -> str:
         """The checksum of the rows held; AssertionError when the updates add up to others."""
-        rows = self.engine.read("out")
-        held = digest(rows.select([name for name in rows.column_names if not name.startswith("_")]))
-        self.engine.close()
+        held = digest(self.held())
         if held != self.sum % 2**64:
             raise AssertionError("the updates do not add up to the rows that are held")
         return f"{held:016x}"
 
 
 class Shown:
-    """What upserts add up to: the last of each key, in arrays."""
+    """The last upsert of each key, in arrays: what upserts add up to."""
 
     def __init__(self, key: str, names: tuple[str, ...], keys: int) -> None:
         self.key, self.live = key, np.zeros(keys, bool)
@@ -128,16 +124,12 @@ class Operator(Stepping):
     def __init__(self, name: str, size: Size, schema: pa.Schema) -> None:
         super().__init__(name, size, schema)
         self.shown = Shown("id", ("at", *CELLS), size.keys)
-
-    def take(self, updates: pa.Table) -> None:
-        """Take in the upserts."""
-        self.shown.take(updates)
+        self.take = self.shown.take
 
     def answer(self) -> str:
         """The checksum of the rows that are shown; AssertionError when the engine reads others."""
-        rows, shown = self.engine.read("out"), self.shown.answer()
-        self.engine.close()
-        if f"{digest(rows.select(['id', 'at', *CELLS])):016x}" != shown:
+        shown = self.shown.answer()
+        if f"{digest(self.held().select(['id', 'at', *CELLS])):016x}" != shown:
             raise AssertionError("the upserts do not add up to what the engine reads")
         return shown
 
@@ -146,19 +138,8 @@ class Back:
     """`dd.ToUpserts` on its own, by the rule "error"."""
 
     def __init__(self, keys: int) -> None:
-        self.back, self.shown = dd.ToUpserts("key"), Shown("key", ("val",), keys)
-
-    def step(self, updates: pa.Table) -> pa.Table:
-        """The upserts of a step's updates."""
-        return self.back.step(updates)
-
-    def take(self, upserts: pa.Table) -> None:
-        """Take them in."""
-        self.shown.take(upserts)
-
-    def answer(self) -> str:
-        """The checksum of the rows that are shown."""
-        return self.shown.answer()
+        shown, self.step = Shown("key", ("val",), keys), dd.ToUpserts("key").step
+        self.take, self.answer = shown.take, shown.answer
 
 
 def opened(name: str, size: Size, made: list[pa.Table]) -> Stepping | Back:

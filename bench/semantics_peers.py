@@ -1,9 +1,9 @@
 """The peers of the semantics bench: DuckDB with a primary key or by ``merge into``, Polars, and a loop over a dict.
 
-Invariant: they end with the same rows in the same steps, and that is all they do: none gives differences, keeps a
+Invariant: they end with the same rows after the same steps, and that is all they do: none gives differences, keeps a
 deleted key's order, or looks at the orders of what it holds (events come in order). SQL refuses a statement that
-touches a row twice, so the events of a step are first folded among themselves; Polars holds a frame that it joins with
-each step and makes anew, which costs what the state is, and not what the step is. Nothing here measures.
+touches a row twice, so the events of a step are first folded among themselves. Polars joins each step to a frame and
+makes it anew, which costs what the state is, and not what the step is. Limits: nothing here measures.
 
 >>> import semantics_work as work
 >>> size = work.Size(60, 20, 1, 3)
@@ -18,176 +18,152 @@ each step and makes anew, which costs what the state is, and not what the step i
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 from peers_sql import connect
 from semantics_work import CELLS, digest
 
-TAKES = ("full", "overwrite", "ignore", "max", "sum")
-"""The lines that the peers run."""
 NAMES = ("id", "at", *CELLS)
-AMONG = {
-    "full": 'arg_max_null({0}, "at")',
-    "overwrite": 'arg_max({0}, "at")',
-    "ignore": 'arg_min({0}, "at")',
-    "max": "max({0})",
-    "sum": "sum({0})::bigint",
+# By line: how the events of a step are folded, and what becomes of a cell that is held and one that is given.
+SQL = {
+    "full": ('arg_max_null({0}, "at")', "{1}"),
+    "overwrite": ('arg_max({0}, "at")', "coalesce({1}, {0})"),
+    "ignore": ('arg_min({0}, "at")', "coalesce({0}, {1})"),
+    "max": ("max({0})", "greatest({0}, {1})"),
+    "sum": ("sum({0})::bigint", "coalesce({0} + {1}, {0}, {1})"),
 }
-OVER = {
-    "full": "{1}",
-    "overwrite": "coalesce({1}, {0})",
-    "ignore": "coalesce({0}, {1})",
-    "max": "greatest({0}, {1})",
-    "sum": "coalesce({0} + {1}, {0}, {1})",
-}
+TAKES = tuple(SQL)
+"""The lines that the peers run."""
 
 
-class Duck:
+class Peer:
+    """A way to hold rows; ``step`` takes a table, ``rows`` gives what is held."""
+
+    rows: Callable[[], pa.Table]
+
+    def take(self, nothing: None) -> None:
+        """There are no differences to add up."""
+
+    def answer(self) -> str:
+        """The checksum of the rows held."""
+        return f"{digest(self.rows()):016x}"
+
+
+class Duck(Peer):
     """DuckDB with a table of what is held."""
 
     def __init__(self, name: str, merges: bool) -> None:
-        self.connection = connect(1)
+        self.connection, (among, over) = connect(1), SQL[name]
         columns = ", ".join(f'"{column}" bigint' for column in NAMES[1:])
         key = "bigint" if merges else "bigint primary key"
         self.connection.execute(f"create table state (id {key}, {columns})")
-        folded = ", ".join(f"{AMONG[name].format(column)} as {column}" for column in CELLS)
+        folded = ", ".join(f"{among.format(column)} as {column}" for column in CELLS)
         events = f'select id, max("at") as "at", {folded} from events group by id'
         of = "new" if merges else "excluded"
-        rules = (f"{column} = {OVER[name].format(f'state.{column}', f'{of}.{column}')}" for column in CELLS)
+        rules = (f"{column} = {over.format(f'state.{column}', f'{of}.{column}')}" for column in CELLS)
         sets = ", ".join([f'"at" = {of}."at"', *rules])
+        self.sql = f"insert into state {events} on conflict (id) do update set {sets}"
         if merges:
             given = ", ".join(f'new."{column}"' for column in NAMES)
             self.sql = f"""merge into state using ({events}) as new on state.id = new.id
                 when matched then update set {sets} when not matched then insert values ({given})"""
-        else:
-            self.sql = f"insert into state {events} on conflict (id) do update set {sets}"
 
     def step(self, table: pa.Table) -> None:
         """One statement."""
         self.connection.register("events", table)
         self.connection.execute(self.sql)
 
-    def take(self, nothing: None) -> None:
-        """There are no differences to add up."""
-
-    def answer(self) -> str:
-        """The checksum of the rows held."""
-        rows = self.connection.sql("select * from state").to_arrow_table()
-        self.connection.close()
-        return f"{digest(rows):016x}"
+    def rows(self) -> pa.Table:
+        """The table."""
+        return self.connection.sql("select * from state").to_arrow_table()
 
 
-class Polars:
+class Polars(Peer):
     """Polars: the events of a step, grouped, joined to what is held."""
 
     def __init__(self, name: str) -> None:
         import polars as pl
 
-        column = pl.col(*CELLS)
-        self.rule = {
-            "full": column.last(),
-            "overwrite": column.drop_nulls().last(),
-            "ignore": column.drop_nulls().first(),
-            "max": column.max(),
-            "sum": pl.when(column.count() > 0).then(column.sum()),
+        column, both = pl.col(*CELLS), [(pl.col(cell), pl.col(f"{cell}_right")) for cell in NAMES[1:]]
+        among, over = {
+            "full": (
+                column.last(),
+                lambda held, given: pl.when(pl.col("at_right").is_null()).then(held).otherwise(given),
+            ),
+            "overwrite": (column.drop_nulls().last(), lambda held, given: pl.coalesce(given, held)),
+            "ignore": (column.drop_nulls().first(), lambda held, given: pl.coalesce(held, given)),
+            "max": (column.max(), pl.max_horizontal),
+            "sum": (
+                pl.when(column.count() > 0).then(column.sum()),
+                lambda held, given: pl.coalesce(held + given, held, given),
+            ),
         }[name]
         self.frame: Any = None
-        self.over = [self._over(name, pl.col(cell), pl.col(f"{cell}_right")).alias(cell) for cell in NAMES[1:]]
-
-    def _over(self, name: str, held: Any, given: Any) -> Any:
-        """What becomes of a cell that is held and one that is given, either of them null."""
-        import polars as pl
-
-        if name == "full":
-            return pl.when(pl.col("at_right").is_null()).then(held).otherwise(given)
-        if held.meta.output_name() == "at" or name == "overwrite":
-            return pl.coalesce(given, held)
-        many = {"ignore": pl.coalesce(held, given), "max": pl.max_horizontal(held, given)}
-        return many.get(name, pl.coalesce(held + given, held, given))
+        self.among, (held, given) = among, both[0]
+        self.over = [pl.coalesce(given, held).alias("at")]
+        self.over += [over(*pair).alias(cell) for cell, pair in zip(CELLS, both[1:], strict=True)]
 
     def step(self, table: pa.Table) -> None:
         """One join of all that is held with what is given."""
         import polars as pl
 
         given: Any = pl.from_arrow(table)
-        folded = given.group_by("id").agg(pl.col("at").last(), self.rule)
+        folded = given.group_by("id").agg(pl.col("at").last(), self.among)
         if self.frame is not None:
             joined = self.frame.join(folded, on="id", how="full", coalesce=True)
             folded = joined.select("id", *self.over)
         self.frame = folded
 
-    def take(self, nothing: None) -> None:
-        """There are no differences to add up."""
-
-    def answer(self) -> str:
-        """The checksum of the rows held."""
-        return f"{digest(self.frame.select(NAMES).to_arrow()):016x}"
+    def rows(self) -> pa.Table:
+        """The frame."""
+        return self.frame.select(NAMES).to_arrow()
 
 
-def _replaced(held: list[Any], given: tuple[Any, ...]) -> None:
-    held[:] = given
+def _added(held: Any, given: Any) -> list[Any]:
+    pairs = zip(held[1:], given[1:], strict=True)
+    return [given[0], *(old if new is None else new if old is None else old + new for old, new in pairs)]
 
 
-def _overwritten(held: list[Any], given: tuple[Any, ...]) -> None:
-    for place, value in enumerate(given):
-        if value is not None:
-            held[place] = value
+# What becomes of a row that is held and one that is given, order first.
+FOLDS: dict[str, Callable[[Any, Any], Any]] = {
+    "full": lambda held, given: given,
+    "overwrite": lambda held, given: [o if n is None else n for o, n in zip(held, given, strict=True)],
+    "ignore": lambda held, given: [
+        given[0],
+        *(n if o is None else o for o, n in zip(held[1:], given[1:], strict=True)),
+    ],
+    "max": lambda held, given: [
+        o if n is None or (o is not None and o > n) else n for o, n in zip(held, given, strict=True)
+    ],
+    "sum": _added,
+}
 
 
-def _kept(held: list[Any], given: tuple[Any, ...]) -> None:
-    held[0] = given[0]
-    for place, value in enumerate(given):
-        if held[place] is None:
-            held[place] = value
-
-
-def _greater(held: list[Any], given: tuple[Any, ...]) -> None:
-    for place, value in enumerate(given):
-        if value is not None and (held[place] is None or value > held[place]):
-            held[place] = value
-
-
-def _added(held: list[Any], given: tuple[Any, ...]) -> None:
-    held[0] = given[0]
-    for place, value in enumerate(given[1:], 1):
-        if value is not None:
-            held[place] = value if held[place] is None else held[place] + value
-
-
-FOLDS = {"full": _replaced, "overwrite": _overwritten, "ignore": _kept, "max": _greater, "sum": _added}
-
-
-class Dict:
-    """A dict of lists, event after event."""
+class Dict(Peer):
+    """A dict of rows, event after event."""
 
     def __init__(self, name: str) -> None:
-        self.held: dict[int, list[Any]] = {}
-        self.fold = FOLDS[name]
+        self.held, self.fold = dict[int, Any](), FOLDS[name]
 
     def step(self, table: pa.Table) -> None:
         """A loop over the rows, made into Python's numbers first."""
         held, fold = self.held, self.fold
         for key, *given in zip(*(table[name].to_pylist() for name in NAMES), strict=True):
             row = held.get(key)
-            if row is None:
-                held[key] = given
-            else:
-                fold(row, tuple(given))
+            held[key] = given if row is None else fold(row, given)
 
-    def take(self, nothing: None) -> None:
-        """There are no differences to add up."""
-
-    def answer(self) -> str:
-        """The checksum of the rows held."""
+    def rows(self) -> pa.Table:
+        """The rows as a table."""
         cells = zip(*self.held.values(), strict=True)
         columns = [pa.array(column, pa.int64()) for column in (list(self.held), *cells)]
-        return f"{digest(pa.table(columns, names=list(NAMES))):016x}"
+        return pa.table(columns, names=list(NAMES))
 
 
 PEERS: dict[str, Callable[[str], Any]] = {
-    "duckdb-conflict": lambda name: Duck(name, False),
-    "duckdb-merge": lambda name: Duck(name, True),
+    "duckdb-conflict": partial(Duck, merges=False),
+    "duckdb-merge": partial(Duck, merges=True),
     "polars": Polars,
     "dict": Dict,
 }

@@ -1,38 +1,38 @@
-#!/usr/bin/env python3
-"""The Spark bench: ddflow on Spark beside what Spark has of its own, on the same files and with the same answers.
+"""Spark: ddflow on Spark beside what Spark has of its own, on the same files and with the same answers.
 
-Invariant: every contender runs in a process of its own with a session of its own on two cores; rounds begin at another
-contender each; and updates that are not the known ones fail the run. Most of a streaming batch is Spark's own planning
-and book-keeping, so a rate says little without its neighbours ``ceiling`` and ``floor``, which do nothing but the
-shuffle. What is slow takes a part of a workload, in one round; the tables say how many rows.
+Invariant: everybody gets a process and a session on two cores. A batch job runs over a few rows, then twice at full
+size, and the second counts. A stream runs once, its first batches do not count, and each batch is timed by Spark itself
+(``triggerExecution``: from planning to the commit of its offsets, alike for all): a JVM compiles what it runs often,
+workers are started by the first job. State and updates are committed before the clock stops, and answers are read back
+after. Most of a streaming batch is Spark's own planning and book-keeping, so a rate says little without its neighbours
+``ceiling`` and ``floor``, which do nothing but the shuffle. What is slow takes a part of a workload, in one round.
+Limits: one machine; memory is that of the process, the JVM, the daemon and its workers, added up.
 
->>> [job.contender for job in select(parser().parse_args(["--only", "small"]))]
-['floor', 'ddflow']
->>> {job.rows for job in select(parser().parse_args(["--quick", "--only", "batch"]))}
-{1000000}
+>>> progress = [{"numInputRows": 5, "durationMs": {"triggerExecution": 70}}, {"numInputRows": 0, "durationMs": {}}]
+>>> batches(progress * 3, 1)
+([70, 70, 70], 10, 0.14)
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
+import os
+import shutil
+import tempfile
+import time
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
-from itertools import groupby
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import bars
-import child
+import memory
+import ours
 import report
-import spark_run
-import workloads
-from rich.console import Console
-from rich.markup import escape
-from spark_run import IDLE, Sample, able
-from spark_work import KEYS, Job
+import spark_files
+from report import Bar, Row, at_least, within
+from runner import Bench, Job
+from spark_files import KEYS, Task
 
 LINES = {
     "batch": "everything at once, updates committed",
@@ -40,203 +40,304 @@ LINES = {
     "stream-1m": "streamed in batches of 1 M rows, each committed",
     "small": "batches of 1 k rows on a state of a million keys",
 }
-CONTENDERS = ("ceiling", "lag", "floor", "ddflow", "join", "rows", "apply-pandas", "transform-pandas")
 SLOW = {"rows": 300_000, "apply-pandas": 300_000, "transform-pandas": 200_000}  # rows they take, in one round
 PART = 1_000_000  # rows that the join takes
-ROWS = {"w1": 10_000_000, "w1s": 1_000_000, "w3": 2_000_000}
+ROWS = {"w1s": 1_000_000, "w1": 10_000_000, "w3": 2_000_000}
 SKEWED = "w1z"  # Zipf keys: one of them has a good part of all events
-QUICK = ("w1s",)
 SMALL, SMALL_BATCHES = 1000, 30
-HEADINGS = (
-    "contender",
-    "query",
-    "rows",
-    "seconds",
-    "min-max",
-    "M rows/s",
-    "batch ms",
-    "all s",
-    "memory MB",
-    "private MB",
-    "state MB",
-    "newest MB",
+IDLE = ("ceiling", "floor")  # these do no work, so they have no updates
+PROTOBUF = ("rows", "transform-pandas")  # these need protobuf, which PySpark does not bring
+WARM_ROWS, JVM, CORES, TIMEOUT = 50_000, "3g", 2, 3 * 3600  # seconds; the slow ones are very slow
+EVENTS = "events"
+
+# Line, workload, contender, query of ours and of the peer, and how many times its rate we must have.
+NEEDS = (
+    (("batch", "w1", "ddflow", "upsert"), ("batch", "w1", "ceiling", "upsert"), 0.4),
+    (("batch", "w1", "ddflow", "upsert"), ("batch", "w1", "lag", "upsert"), 1.2),
+    (("stream-100k", "w1", "ddflow", "upsert"), ("stream-100k", "w1", "floor", "upsert"), 1 / 1.5),
+    (("stream-100k", "w1", "ddflow", "upsert"), ("stream-100k", "w1", "join", "upsert"), 3.0),
+    (("stream-100k", "w1s", "ddflow", "upsert"), ("stream-100k", "w1s", "transform-pandas", "upsert"), 100.0),
+    (("stream-100k", "w1s", "ddflow", "upsert"), ("stream-100k", "w1s", "rows", "upsert"), 20.0),
+    (("stream-100k", "w1s", "ddflow", "upsert"), ("stream-100k", "w1s", "join", "upsert"), 3.0),
+    (("stream-100k", "w1", "ddflow", "count"), ("stream-100k", "w1", "ddflow", "upsert"), 0.5),
+    (("stream-1m", "w1", "ddflow", "count"), ("stream-1m", "w1", "ddflow", "upsert"), 0.5),
 )
+LARGE_BATCHES = 0.7  # million rows a second in batches of a million
+SMALL_OVER_MS = 150.0  # that a small batch may take over the floor's
+STATE_PART = 0.5  # of what RocksDB takes for the same rows
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    line = argparse.ArgumentParser(
-        prog="bench/spark.py",
-        description=(__doc__ or "").splitlines()[0],
-        epilog="lines: " + "; ".join(f"{name}: {what}" for name, what in LINES.items()) + ". contenders: "
-        f"{', '.join(CONTENDERS)}. {' and '.join(spark_run.PROTOBUF)} need protobuf and are left out without it.",
-    )
-    add = line.add_argument
-    add("--only", nargs="+", choices=LINES, metavar="LINE", help="only these lines")
-    add("--contender", nargs="+", choices=CONTENDERS, metavar="NAME", help="only these (default: all)")
-    add("--workload", nargs="+", choices=[*ROWS, SKEWED, "small"], metavar="NAME", help="only these (default: all)")
-    add("--quick", action="store_true", help="w1s and a small state, one round, without the slow ones")
-    add("--rounds", type=int, metavar="N", help="rounds, of which the median is taken (default: 3)")
-    add("--json", action="store_true", help="print the raw results as JSON instead of tables")
-    add("--out", type=Path, default=child.ROOT / "bench" / "results", metavar="DIR", help="where results go")
-    add("--no-save", action="store_true", help="write no files")
-    return line
+def able(contender: str) -> bool:
+    """Whether what a contender needs is installed."""
+    return contender not in PROTOBUF or (find_spec("google") is not None and find_spec("google.protobuf") is not None)
 
 
-def select(options: argparse.Namespace) -> list[Job]:
-    """The jobs of a round, line by line.  Those whose libraries are missing are left out."""
-    made = [*_batches(options.quick), *_streams(options.quick), *_small(KEYS // 10 if options.quick else KEYS)]
-    return [
-        job
-        for job in made
-        if (options.only is None or job.line in options.only)
-        and (options.contender is None or job.contender in options.contender)
-        and (options.workload is None or job.workload in options.workload)
-        and able(job.contender)
-    ]
+def batches(progress: Sequence[Any], skip: int) -> tuple[list[int], int, float]:
+    """Milliseconds of each batch that had rows; rows and seconds of those that count: all but the first ``skip``."""
+    full = [each for each in progress if each["numInputRows"]]
+    times = [int(each["durationMs"]["triggerExecution"]) for each in full]
+    return times, sum(int(each["numInputRows"]) for each in full[skip:]), sum(times[skip:]) / 1e3
 
 
-def _batches(quick: bool) -> Iterator[Job]:
-    for name in QUICK if quick else ROWS:
-        for contender in ("ceiling", "lag", "ddflow"):
-            yield Job("batch", name, contender, ROWS[name])
-        yield Job("batch", name, "ddflow", ROWS[name], query="count")
-    for contender in () if quick else ("ceiling", "ddflow"):
-        yield Job("batch", SKEWED, contender, ROWS["w1"])
-
-
-def _streams(quick: bool) -> Iterator[Job]:
-    for name in QUICK if quick else ROWS:
-        rows, skip = ROWS[name], 5 if name == "w1" else 2
-        for contender, query in (("floor", "upsert"), ("ddflow", "upsert"), ("ddflow", "count")):
-            yield Job("stream-100k", name, contender, rows, 100_000, query, skip=skip)
-        yield Job("stream-100k", name, "join", min(rows, PART), 100_000, skip=2)
-    if not quick:
-        # The same part as the slow ones, so that the state on disk can be compared.
-        yield Job("stream-100k", "w1s", "ddflow", max(SLOW.values()), 100_000, skip=1)
-        for contender, rows in SLOW.items():
-            yield Job("stream-100k", "w1s", contender, rows, 100_000, skip=1)
-        for contender, query in (("floor", "upsert"), ("ddflow", "upsert"), ("ddflow", "count")):
-            yield Job("stream-1m", "w1", contender, ROWS["w1"], 1_000_000, query, skip=2)
-        for contender in ("floor", "ddflow"):
-            yield Job("stream-1m", SKEWED, contender, ROWS["w1"], 1_000_000, skip=2)
-
-
-def _small(keys: int) -> Iterator[Job]:
+def tasks() -> Iterator[Task]:
+    """Everything that is measured, line by line."""
+    upsert_and_count = (("floor", "upsert"), ("ddflow", "upsert"), ("ddflow", "count"))
+    for name, rows in (*ROWS.items(), ("tiny", 20_000)):
+        for contender, query in (("ceiling", "upsert"), ("lag", "upsert"), ("ddflow", "upsert"), ("ddflow", "count")):
+            yield Task("batch", name, contender, rows, query=query)
+    for contender in ("ceiling", "ddflow"):
+        yield Task("batch", SKEWED, contender, ROWS["w1"])
+    for name, rows in ROWS.items():
+        for contender, query in upsert_and_count:
+            yield Task("stream-100k", name, contender, rows, 100_000, query, skip=5 if name == "w1" else 2)
+        yield Task("stream-100k", name, "join", min(rows, PART), 100_000, skip=2)
+    # ddflow takes the same part as the slow ones, too, so that the state on disk can be compared.
+    for contender, rows in (("ddflow", max(SLOW.values())), *SLOW.items()):
+        yield Task("stream-100k", "w1s", contender, rows, 100_000, skip=1)
+    for contender in ("floor", "join", *SLOW, "ddflow"):
+        yield Task("stream-100k", "tiny", contender, 3000, 1000, skip=1)
+    yield Task("stream-100k", "tiny", "ddflow", 3000, 1000, "count", skip=1)
+    for contender, query in upsert_and_count:
+        yield Task("stream-1m", "w1", contender, ROWS["w1"], 1_000_000, query, skip=2)
     for contender in ("floor", "ddflow"):
-        yield Job("small", "small", contender, keys + SMALL_BATCHES * SMALL, SMALL, loaded=keys, skip=6)
+        yield Task("stream-1m", SKEWED, contender, ROWS["w1"], 1_000_000, skip=2)
+        yield Task("small", "small", contender, KEYS + SMALL_BATCHES * SMALL, SMALL, loaded=KEYS, skip=6)
 
 
-def measured(jobs: Sequence[Job], rounds: int, console: Console) -> tuple[list[dict[str, Any]], list[str]]:
-    """All rounds of all jobs, of the slow ones one: a row for each job, and what failed."""
-    samples, failures = {job: list[Sample]() for job in jobs}, list[str]()
-    known: dict[Job, workloads.Answer] = {}
-    for number in range(rounds):
-        start = number * 5 % len(jobs)
-        for job in (*jobs[start:], *jobs[:start]):
-            if number and job.contender in SLOW:
-                continue
-            label = f"{job.line} {job.workload} {job.query} {job.contender}"
-            with console.status(f"round {number + 1} of {rounds}: {label}"):
-                try:
-                    sample = spark_run.measure(job)
-                    problem = None if job.contender in IDLE else _wrong(job, sample, known)
-                except child.Broken as broken:
-                    failures.append(f"{label}: did not finish: {str(broken)[-2000:]}")
-                    continue
-            if problem is not None:
-                failures.append(f"{label}: {problem}")
-            samples[job].append(sample)
-    return [_row(job, every) for job, every in samples.items() if every], failures
+class Spark(Bench):
+    """The jobs: `tasks`; the slow ones in one round, those on ``tiny`` only when it is named."""
+
+    name = "spark"
+    about = "Spark: ddflow on Spark beside Spark's own ways, state and updates committed."
+    sampled = ("seconds", "batch_ms", "total_seconds", "resident", "private", "state", "live")
+    rate = "m_rows_per_s"
+    quick = ({"workload": "w1s", "contender": "ceiling,lag,floor,ddflow,join"}, {})
+    columns = (
+        "contender {contender} | query {query} | rows {rows:,} | seconds {median_seconds:.2f} | "
+        "min-max {seconds!l:.2f}-{seconds!g:.2f} | M rows/s {m_rows_per_s:.4f} | batch ms {median_batch_ms:,.0f} | "
+        "all s {total_seconds!m:.1f} | memory MB {resident_median!M:,.1f} | private MB {private_median!M:,.1f} | "
+        "state MB {state_median!M:,.1f} | newest MB {live_median!M:,.1f}"
+    )
+
+    def jobs(self) -> list[Job]:
+        """Contenders whose libraries are missing are left out."""
+        return [
+            Job(
+                task._asdict(),
+                rounds=1 if task.contender in SLOW else 3,
+                timeout=TIMEOUT,
+                named=("workload",) if task.workload == "tiny" else (),
+            )
+            for task in tasks()
+            if able(task.contender)
+        ]
+
+    def measure(self, **what: Any) -> dict[str, Any]:
+        """A session, the task in it, and the memory of all its processes."""
+        task = Task(**what)
+        spark_files.files(task)
+        if task.contender == "ddflow":
+            ours.warm()
+            os.environ["PYSPARK_SUBMIT_ARGS"] = _settings()
+        from spark_bridge.local import local_session
+
+        with local_session("bench", cores=CORES, memory=JVM) as spark, memory.Watch(0.25, tree=True) as watch:
+            found = measured(task, spark)
+        return {**found, "resident": watch.resident, "private": watch.peak.private}
+
+    def question(self, job: Job) -> dict[str, Any] | None:
+        if job.what["contender"] in IDLE:
+            return None
+        return {**job.what, "contender": "", "skip": 0, "line": ""}
+
+    def expected(self, **what: Any) -> list[Any]:
+        """Number of updates and checksum."""
+        return list(spark_files.expected(Task(**what)))
+
+    def wrong(self, job: Job, sample: dict[str, Any], expected: Any) -> str | None:
+        found = [sample["updates"], sample["checksum"]]
+        if expected is None or found == list(expected):
+            return None
+        return "{:,} updates with checksum {}, expected {:,} with {}".format(*found, *expected)
+
+    def row(self, job: Job, samples: Sequence[dict[str, Any]]) -> Row:
+        row = super().row(job, [{"rows": job.what["rows"], **sample} for sample in samples])
+        times = [took for sample in samples for took in sample["batch_ms"][job.what["skip"] :]]
+        sizes = {f"{name}_median": median(row[name]) for name in ("resident", "private", "state", "live")}
+        return {**row, **sizes, "median_batch_ms": median(times) if times else None}
+
+    def tables(self, result: Row) -> Iterator[tuple[str, Sequence[Row]]]:
+        """A table a line and workload."""
+        for (line, workload), rows in report.grouped(result["results"], "line", "workload"):
+            yield f"{line}, {workload}: {LINES[line]}", rows
+
+    def bars(self, result: Row) -> Iterator[Bar]:
+        """Rates beside the peers', small batches over the floor, and the state on disk after the same rows.
+
+        The slow peers took a part of the workload that ddflow took whole, so their rate flatters them.
+        """
+        rows: dict[tuple[str, ...], Row] = {}
+        for row in sorted(result["results"], key=lambda row: row["rows"]):
+            rows[row["line"], row["workload"], row["contender"], row["query"]] = row  # the one of most rows
+        for mine, theirs, times in NEEDS:
+            if mine in rows and theirs in rows:
+                line, workload, _, query = mine
+                of = f"{theirs[1]} {theirs[2]}" + (" upsert" if theirs[3] != query else "")
+                rates = rows[mine]["m_rows_per_s"], of, rows[theirs]["m_rows_per_s"]
+                yield at_least(f"{workload} {line} {query}", *rates, times, digits=(3, 4))
+        if large := rows.get(("stream-1m", "w1", "ddflow", "upsert")):
+            rate = large["m_rows_per_s"]
+            yield within("w1 stream-1m upsert", f"{rate:.3f} M/s", f"{LARGE_BATCHES} M/s", rate >= LARGE_BATCHES)
+        small, floor = (rows.get(("small", "small", name, "upsert")) for name in ("ddflow", "floor"))
+        if small is not None and floor is not None:
+            took, least = small["median_batch_ms"], floor["median_batch_ms"]
+            met, wanted = took - least <= SMALL_OVER_MS, f"{SMALL_OVER_MS:.0f} ms over"
+            yield within("1 k rows on the state", f"{took:.0f} ms", wanted, met, f"floor {least:.0f} ms")
+        yield from _states(result["results"])
 
 
-def _wrong(job: Job, sample: Sample, known: dict[Job, workloads.Answer]) -> str | None:
-    asked = job._replace(contender="expected")
-    if asked not in known:
-        known[asked] = workloads.Answer(**child.ask(spark_run.__file__, asked._asdict()))
-    found, of = workloads.Answer(sample.updates, sample.checksum), known[asked]
-    if found == of:
-        return None
-    return f"{found.updates:,} updates with checksum {found.checksum}, expected {of.updates:,} with {of.checksum}"
+def _states(rows: Sequence[Row]) -> Iterator[Bar]:
+    def place(row: Row) -> tuple[Any, ...]:
+        return row["line"], row["workload"], row["rows"]
+
+    same = {place(row): row for row in rows if row["contender"] == "ddflow" and row["query"] == "upsert"}
+    for row in (row for row in rows if row["contender"] in SLOW and place(row) in same):
+        mine, theirs = median(same[place(row)]["live"]), median(row["live"])
+        line = f"state on disk, {row['workload']}, {row['rows'] / 1000:,.0f} k rows"
+        of, met = f"{row['contender']} {theirs / 1e6:.2f} MB", mine <= STATE_PART * theirs
+        yield within(line, f"{mine / 1e6:.2f} MB", f"{STATE_PART} of it", met, of)
 
 
-def _row(job: Job, every: Sequence[Sample]) -> dict[str, Any]:
-    listed = {name: [sample._asdict()[name] for sample in every] for name in Sample._fields[:8] if name != "counted"}
-    seconds, counted = median(listed["seconds"]), every[0].counted
-    times = [took for sample in every for took in sample.batch_ms[job.skip :]]
-    return {
-        **job._asdict(),
-        **listed,
-        "counted": counted,
-        "median_seconds": seconds,
-        "m_rows_per_s": counted / seconds / 1e6,
-        "median_batch_ms": median(times) if times else None,
-        "updates": every[0].updates,
-        "checksum": every[0].checksum,
-        "figures": every[-1].figures,
-    }
+def measured(task: Task, spark: Any) -> dict[str, Any]:
+    """Run a task in a session, in folders of its own that are gone afterwards."""
+    import spark_peers
+
+    spark_peers.configure(spark)
+    # Workers import the peers' operators by name.
+    path = filter(None, (str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH")))
+    spark.sparkContext.environment["PYTHONPATH"] = os.pathsep.join(path)
+    with tempfile.TemporaryDirectory(prefix="ddflow-bench-") as folder:
+        found, place, kept = (_stream if task.step else _batch)(task, spark, folder)
+        updates, checksum, live = 0, "", 0
+        if task.contender not in IDLE:
+            updates, checksum = spark_files.answer(os.path.join(place, "out"))
+            live = spark_files.newest(task.contender, kept)
+        return {**found, "state": memory.on_disk(kept), "live": live, "updates": updates, "checksum": checksum}
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    batch = row["median_batch_ms"]
-    sizes = (f"{median(row[name]) / 2**20:,.1f}" for name in ("resident", "private", "state", "live"))
-    return [
-        row["contender"],
-        row["query"],
-        f"{row['rows']:,}",
-        f"{row['median_seconds']:.2f}",
-        f"{min(row['seconds']):.2f}-{max(row['seconds']):.2f}",
-        f"{row['m_rows_per_s']:.4f}",
-        "" if batch is None else f"{batch:,.0f}",
-        f"{median(row['total_seconds']):.1f}",
-        *sizes,
-    ]
+def _batch(task: Task, spark: Any, folder: str) -> tuple[dict[str, Any], str, str]:
+    """Over a few rows, then twice in full; figures, the folder of the last run and that of its state."""
+    import spark_peers
+
+    (path,) = spark_files.files(task)
+    frame, figures = spark.read.parquet(str(path)), dict[str, int]()
+    runs = [*([frame.limit(WARM_ROWS)] if task.rows > WARM_ROWS else []), frame, frame]
+    for number, some in enumerate(runs):
+        place = os.path.join(folder, str(number))
+        os.makedirs(place)
+        begun = time.perf_counter()
+        if task.contender == "ddflow":
+            figures = _run(some, place, task.query)
+        else:
+            spark_peers.BATCH[task.contender](some, place)
+        took = time.perf_counter() - begun
+        if number + 1 < len(runs):
+            shutil.rmtree(place)
+    if task.contender in IDLE:
+        check_rows(task, frame.count())
+    found = {"seconds": took, "counted": task.rows, "batch_ms": [], "total_seconds": took, "figures": figures}
+    return found, place, os.path.join(place, "state")
 
 
-def tables(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, list[list[str]]]]:
-    """A title and rows for each line and workload."""
-    for (line, workload), members in groupby(rows, key=lambda row: (row["line"], row["workload"])):
-        yield f"{line}, {workload}: {LINES[line]}", list(map(_cells, members))
+def _stream(task: Task, spark: Any, folder: str) -> tuple[dict[str, Any], str, str]:
+    """A file a batch, in order; figures, the folder of the updates and that of the state."""
+    import spark_peers
 
+    import spark_bridge
 
-def text(rows: Sequence[dict[str, Any]], about: dict[str, Any], reached: Sequence[bars.Bar]) -> str:
-    """The tables and the bars in Markdown."""
-    parts = ["# Spark bench", "", report.machine_line(about), ""]
-    for title, lines in tables(rows):
-        parts += [f"## {title}", "", report.table(HEADINGS, lines)]
-    return "\n".join(parts) + (f"\n## Bars\n\n{bars.markdown(reached)}" if reached else "")
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the bench; returns the exit code."""
-    options = parser().parse_args(arguments)
-    out, progress, about = Console(), Console(stderr=True), report.machine(child.ROOT)
-    about |= {"pyspark": version("pyspark"), "master": f"local[{spark_run.CORES}]", "jvm": spark_run.JVM}
-    out.width = max(out.width, 150)
-    if about["load_at_start"] > 0.5:
-        progress.print(f"[yellow]the machine is busy (load {about['load_at_start']}); trust ratios, not seconds")
-    for missing in (name for name in spark_run.PROTOBUF if not able(name)):
-        progress.print(f"[yellow]{missing} is left out: PySpark wants protobuf for it (pip install protobuf)")
-    rows, failures = measured(select(options), max(1, options.rounds or (1 if options.quick else 3)), progress)
-    result = {"bench": "spark", "machine": about, "results": rows}
-    reached = bars.bars_of(result)
-    if options.json:
-        out.print_json(json.dumps(result))
+    checkpoint, source = os.path.join(folder, "checkpoint"), os.path.join(folder, "feed")
+    os.makedirs(source)
+    for path in spark_files.files(task):
+        os.symlink(path, os.path.join(source, path.name))
+    schema = spark.read.parquet(source).schema
+    frame = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(source)
+    begun = time.perf_counter()
+    if task.contender == "ddflow":
+        plan = flow(task.query, spark_bridge.arrow_schema(frame))
+        where = {
+            "state": os.path.join(folder, "state"),
+            "outputs": os.path.join(folder, "out"),
+            "checkpoint": checkpoint,
+        }
+        given = {"partitions": spark_peers.PARTITIONS, "close": True, "trigger": {"availableNow": True}, **where}
+        query = spark_bridge.stream(plan, {EVENTS: frame}, **given).start()
     else:
-        out.print(report.machine_line(about), style="dim")
-        for title, lines in tables(rows):
-            report.print_table(out, title, HEADINGS, lines)
-        bars.show(out, reached)
-    for failure in failures:
-        progress.print(f"[bold red]WRONG[/] {escape(failure)}", highlight=False, soft_wrap=True)
-    if failures:
-        return 1
-    if not options.no_save:
-        partial = options.quick or options.only or options.contender or options.workload or options.rounds is not None
-        path = report.keep(options.out, result, text(rows, about, reached), "-partial" if partial else "")
-        progress.print(f"written: {path}, .md beside it", soft_wrap=True, highlight=False)
-    return 0
+        query = spark_peers.STREAMS[task.contender](frame, folder, checkpoint)
+    query.awaitTermination()
+    total = time.perf_counter() - begun
+    progress = [json.loads(each.json) if hasattr(each, "json") else each for each in query.recentProgress]
+    check_rows(task, sum(each["numInputRows"] for each in progress))
+    times, counted, seconds = batches(progress, task.skip)
+    figures = _figures(query, task.rows) if task.contender == "ddflow" else {}
+    found = {"seconds": seconds, "counted": counted, "batch_ms": times, "total_seconds": total, "figures": figures}
+    return found, folder, os.path.join(folder if task.contender == "ddflow" else checkpoint, "state")
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def check_rows(task: Task, found: int) -> None:
+    """AssertionError unless a contender read every row."""
+    if found != task.rows:
+        raise AssertionError(f"{task.contender} read {found:,} rows of {task.rows:,}")
+
+
+def flow(query: str, schema: Any) -> Any:
+    """Upserts by key, with ``time`` as the clock; behind them, for ``count``, a projection and a count.
+
+    With ``lateness=0`` a batch's own times close in the next one, so the input is closed at the end.
+    """
+    import ddflow as dd
+
+    made = dd.Flow()
+    rows: Any = made.upserts(EVENTS, schema, dd.Upsert(key="key", time="time", lateness=0, delete="val is null"))
+    made.output("out", rows.project(["val"]).count() if query == "count" else rows)
+    return made
+
+
+def _run(frame: Any, folder: str, query: str) -> dict[str, int]:
+    """Everything in one epoch, closed; its figures.  AssertionError where a row has no verdict."""
+    import spark_peers
+
+    import spark_bridge
+
+    plan, place = flow(query, spark_bridge.arrow_schema(frame)), Path(folder)
+    where = {"state": str(place / "state"), "outputs": str(place / "out")}
+    done = spark_bridge.run(plan, {EVENTS: frame}, spark_peers.PARTITIONS, close=True, **where)
+    if done.verdicts.judged != done.rows[EVENTS]:
+        raise AssertionError(f"{done.rows[EVENTS]} rows came, {done.verdicts.judged} have a verdict")
+    return dict(done.figures)
+
+
+def _figures(query: Any, rows: int) -> dict[str, int]:
+    """The medians of what a query's epochs took, once it has ended; AssertionError where a row has no verdict."""
+    epochs = query.ddflow.stats()
+    judged = sum(sum(epoch.counts.values()) for epoch in epochs)
+    came = sum(sum(epoch.rows.values()) for epoch in epochs)
+    if judged != came and came == rows:  # else it does not keep all epochs any more
+        raise AssertionError(f"{rows} rows came, {judged} have a verdict")
+    names = {name for epoch in epochs for name in epoch.figures}
+    return {name: int(median(epoch.figures.get(name, 0) for epoch in epochs)) for name in sorted(names)}
+
+
+def _settings() -> str:
+    """What ``spark_bridge.configure`` gives a session, for the environment of the process that starts one."""
+    import spark_bridge
+
+    class Builder(dict[str, str]):
+        def config(self, name: str, value: str) -> Builder:
+            self[name] = value
+            return self
+
+    chosen = spark_bridge.configure(Builder())
+    return " ".join([*(f"--conf {name}={value}" for name, value in chosen.items()), "pyspark-shell"])
+
+
+BENCH = Spark()

@@ -1,13 +1,17 @@
 """What Spark has of its own for upserts in, updates out: a window over the whole, a join, and its stateful operators.
 
 Invariant: a peer reads the files the others read, brings keys together by one shuffle into ``PARTITIONS`` partitions,
-and leaves its updates as Parquet. ``ceiling`` and ``floor`` do no work at all: the same shuffle and an identity
-``mapInArrow``, on everything at once and in an empty ``foreachBatch``; they say what is left to gain. Arrival decides
-between events of one time, and ``monotonically_increasing_id`` before the shuffle is what is cheapest; and the slow
-peers are slow by their operator, so around it they get what is fastest. Nothing here measures.
+and leaves its updates as Parquet: the last event of each key and time counts, and one that changes nothing gives
+nothing. ``ceiling`` and ``floor`` do no work at all: the same shuffle and an identity ``mapInArrow``, on everything at
+once and in an empty ``foreachBatch``; they say what is left to gain. Arrival decides between events of one time, and a
+shuffle loses it, so ``seq`` is attached before. The slow peers are slow by their operator, so around it they get what
+is fastest. Limits: the stateful operators take int64 only; workers import this file by name, so its folder must be on
+their path.
 
->>> sorted(BATCH), sorted(STREAMS)
-(['ceiling', 'lag'], ['apply-pandas', 'floor', 'join', 'rows', 'transform-pandas'])
+>>> updates(7, None, [(2, 1, None), (0, 0, 5), (1, 1, 6), (3, 2, None)])  # key, value held; seq, time, val
+(None, [(7, 5, 0, 1), (7, 5, 1, -1)])
+>>> updates(7, 5, [(4, 3, 5), (5, 4, 9)])
+(9, [(7, 5, 4, -1), (7, 9, 4, 1)])
 """
 
 from __future__ import annotations
@@ -15,14 +19,19 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
+import pandas as pd
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 PARTITIONS = 2
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+UPDATES, STATE = "key long, val long, _time long, _diff long", "val long"
+NAMES = ["key", "val", "_time", "_diff"]
 
 
 def identity(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -30,15 +39,10 @@ def identity(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield from batches
 
 
-def passed(frame: DataFrame) -> None:
+def ceiling(frame: DataFrame, folder: str = "") -> None:
     """Shuffle a frame by key, pass it through Python, and drop it."""
     wide = frame.repartition(PARTITIONS, "key").mapInArrow(identity, frame.schema)
     wide.write.format("noop").mode("overwrite").save()
-
-
-def ceiling(frame: DataFrame, folder: str) -> None:
-    """`passed`, of everything at once."""
-    passed(frame)
 
 
 def lag(frame: DataFrame, folder: str) -> None:
@@ -57,12 +61,12 @@ def _updates(last: DataFrame) -> DataFrame:
     """Rows of key, old, val and time as updates: a retraction of what was, an assertion of what is."""
     changed = last.where("not (old <=> val)")
     both = changed.selectExpr("key", "time as _time", "stack(2, old, -1L, val, 1L) as (val, _diff)")
-    return both.where("val is not null").select("key", "val", "_time", "_diff")
+    return both.where("val is not null").select(*NAMES)
 
 
 def floor(frame: DataFrame, folder: str, checkpoint: str) -> StreamingQuery:
-    """A ``foreachBatch`` that does nothing but `passed`."""
-    return _for_each(frame, checkpoint, lambda batch, epoch: passed(batch))
+    """A ``foreachBatch`` that does nothing but `ceiling`."""
+    return _for_each(frame, checkpoint, lambda batch, epoch: ceiling(batch))
 
 
 def join(frame: DataFrame, folder: str, checkpoint: str) -> StreamingQuery:
@@ -75,10 +79,10 @@ def join(frame: DataFrame, folder: str, checkpoint: str) -> StreamingQuery:
     places = {"before": F.lag("val"), "next": F.lead("time"), "n": F.row_number()}
 
     def step(batch: DataFrame, epoch: int) -> None:
-        spark = batch.sparkSession
+        spark, types = batch.sparkSession, dict(batch.dtypes)
         events = _last(batch).withColumns({name: place.over(by_key) for name, place in places.items()}).persist()
-        before = os.path.join(store, str(epoch - 1))
-        state = spark.read.parquet(before) if os.path.exists(before) else spark.createDataFrame([], _kept(batch))
+        before, none = os.path.join(store, str(epoch - 1)), f"key {types['key']}, held {types['val']}"
+        state = spark.read.parquet(before) if os.path.exists(before) else spark.createDataFrame([], none)
         old = F.when(F.col("n") == 1, F.col("held")).otherwise(F.col("before")).alias("old")
         joined = events.join(state, "key", "left").select("key", "time", "val", old)
         _updates(joined).write.mode("append").parquet(os.path.join(folder, "out"))
@@ -92,39 +96,98 @@ def join(frame: DataFrame, folder: str, checkpoint: str) -> StreamingQuery:
     return _for_each(frame, checkpoint, step)
 
 
-def _kept(batch: DataFrame) -> str:
-    return f"key {batch.schema['key'].dataType.simpleString()}, held {batch.schema['val'].dataType.simpleString()}"
+Change = tuple[Any, Any, int, int]
+
+
+def updates(key: Any, last: Any, rows: Iterable[tuple[int, int, Any]]) -> tuple[Any, list[Change]]:
+    """The value that is left of a key which had ``last`` (None: not there), and its updates; O(rows log rows)."""
+    final = {time: val for _, time, val in sorted(rows)}
+    out: list[Change] = []
+    for time, val in final.items():
+        if val != last:
+            if last is not None:
+                out.append((key, last, time, -1))
+            if val is not None:
+                out.append((key, val, time, 1))
+            last = val
+    return last, out
+
+
+class ByRows(StatefulProcessor):
+    """For ``transformWithState``: rows in, rows out."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Name the state."""
+        self.last = handle.getValueState("last", STATE)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        """A key's rows of a batch, of which there may be several pandas frames."""
+        before = self.last.get()
+        old = None if before is None else before[0]
+        new, out = updates(key[0], old, self.read(rows))
+        if new is None and old is not None:
+            self.last.clear()
+        elif new is not None and new != old:
+            self.last.update((new,))
+        yield from self.given(out)
+
+    def read(self, rows: Iterator[Any]) -> Iterator[tuple[int, int, Any]]:
+        """Rows as Python numbers."""
+        return ((row.seq, row.time, row.val) for row in rows)
+
+    def given(self, out: list[Change]) -> Iterator[Any]:
+        """Updates as rows."""
+        return (Row(**dict(zip(NAMES, update, strict=True))) for update in out)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class ByFrames(ByRows):
+    """For ``transformWithStateInPandas``: pandas frames in, pandas frames out."""
+
+    def read(self, rows: Iterator[Any]) -> Iterator[tuple[int, int, Any]]:
+        """Rows as Python numbers; pandas holds a column with nulls as floats."""
+        for frame in rows:
+            for seq, time, val in zip(*(frame[name].tolist() for name in ("seq", "time", "val")), strict=True):
+                yield seq, time, None if val is None or val != val else int(val)
+
+    def given(self, out: list[Change]) -> Iterator[Any]:
+        """Updates as a frame."""
+        return iter([pd.DataFrame(out, columns=NAMES)] if out else [])
+
+
+def by_group(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+    """For ``applyInPandasWithState``: the same with its older kind of state."""
+    ways = ByFrames()
+    new, out = updates(key[0], state.get[0] if state.exists else None, ways.read(frames))
+    if new is not None:
+        state.update((new,))
+    elif state.exists:
+        state.remove()
+    yield from ways.given(out)
 
 
 def rows(frame: DataFrame, folder: str, checkpoint: str) -> StreamingQuery:
     """``transformWithState``, the row-based one."""
-    from spark_states import UPDATES, ByRows
-
-    grouped = _arrived(frame).groupBy("key")
-    return _to_files(grouped.transformWithState(ByRows(), UPDATES, "append", "none"), folder, checkpoint)
+    return _to_files(_by_key(frame).transformWithState(ByRows(), UPDATES, "append", "none"), folder, checkpoint)
 
 
 def transform_pandas(frame: DataFrame, folder: str, checkpoint: str) -> StreamingQuery:
     """``transformWithStateInPandas``."""
-    from spark_states import UPDATES, ByFrames
-
-    grouped = _arrived(frame).groupBy("key")
-    return _to_files(grouped.transformWithStateInPandas(ByFrames(), UPDATES, "append", "none"), folder, checkpoint)
+    made = _by_key(frame).transformWithStateInPandas(ByFrames(), UPDATES, "append", "none")
+    return _to_files(made, folder, checkpoint)
 
 
 def apply_pandas(frame: DataFrame, folder: str, checkpoint: str) -> StreamingQuery:
     """``applyInPandasWithState``."""
-    from spark_states import STATE, UPDATES, by_group
-
-    grouped = _arrived(frame).groupBy("key")
-    return _to_files(
-        grouped.applyInPandasWithState(by_group, UPDATES, STATE, "append", "NoTimeout"), folder, checkpoint
-    )
+    made = _by_key(frame).applyInPandasWithState(by_group, UPDATES, STATE, "append", "NoTimeout")
+    return _to_files(made, folder, checkpoint)
 
 
-def _arrived(frame: DataFrame) -> DataFrame:
+def _by_key(frame: DataFrame) -> Any:
     # A stream refuses monotonically_increasing_id; with one file a batch, the row's number in it is the same.
-    return frame.select("*", F.col("_metadata.row_index").alias("seq"))
+    return frame.select("*", F.col("_metadata.row_index").alias("seq")).groupBy("key")
 
 
 def _for_each(frame: DataFrame, checkpoint: str, step: Callable[[DataFrame, int], None]) -> StreamingQuery:
@@ -138,7 +201,7 @@ def _to_files(frame: DataFrame, folder: str, checkpoint: str) -> StreamingQuery:
 
 
 def configure(spark: SparkSession) -> None:
-    """What the peers are run with: state in RocksDB, as many partitions as everybody."""
+    """What everybody is run with: as many partitions, the peers' state in RocksDB, the progress of every batch."""
     spark.conf.set("spark.sql.shuffle.partitions", str(PARTITIONS))
     spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
     spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", "10000")

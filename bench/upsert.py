@@ -1,221 +1,209 @@
-#!/usr/bin/env python3
-"""The bench: ddflow beside a dict loop, numpy, DuckDB and Polars on the same upserts, checked and then compared.
+"""Speed in memory: ddflow beside a dict loop, numpy, DuckDB and Polars on the same upserts.
 
-Invariant: nothing is reported that is not right. A contender whose number of updates, checksum or order of output is
-not the known one, or that does not finish, fails the whole run with exit code 1. The easiest way to be fast is to be
-wrong where nobody looks. Contenders of a round run one after the other, and every round begins at another one, so that
-a busy minute of the machine does not fall on the same contender twice.
+Invariant: what is timed is Arrow in memory to Arrow in memory; imports, compilation, loading and the check stand
+outside. On a virtual machine the first to touch a page pays the host for it, more or less by chance, so a job runs
+twice at full size. Memory is that of the first run: its highest resident memory less what was resident before, so the
+updates themselves are in it (``output_mb`` says how many). Time is that of the second. Both must give the known count
+and checksum, in order where the contender promises one. Limits: everything is held in memory by everybody.
 
->>> [job.contender for job in turns([Job("w1s", name, "upsert") for name in "abc"], 1)]
-['b', 'c', 'a']
->>> select(parser().parse_args(["--workload", "w1s", "--contender", "ddflow", "--line", "count"]))
-[Job(workload='w1s', contender='ddflow', line='count')]
+>>> sample = BENCH.measure("tiny", "dict", "upsert")
+>>> sample["updates"], sample["in_order"], BENCH.wrong(Job({"contender": "dict", "line": "upsert"}), sample, None)
+(27874, True, None)
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import product
+from typing import Any, NamedTuple
 
-import bars
+import memory
+import ours
+import pyarrow as pa
 import report
 import workloads
-from child import ROOT, Broken
 from contenders import CONTENDERS
-from measure import Job, Sample, measure
-from rich.console import Console
-from rich.markup import escape
-from startup import startup
+from report import Bar, Row, at_least
+from runner import Bench, Job
 
-BASE = next(name for name, contender in CONTENDERS.items() if contender.base)
-WIDTH = 120
-SOME = {"w1z": {"ddflow", "limit", "limit-plain", BASE}}  # who takes part unless asked for
-
-EPILOG = f"""\
-workloads: w1s and w1 (1 and 10 million upserts of int64), w1z (Zipf keys), w3 (2 million of strings), wide (3 million
-rows of 20 columns)
-contenders: {", ".join(CONTENDERS)}
-examples:
-  python bench/upsert.py --quick                                  a minute, small inputs, one round
-  python bench/upsert.py --workload w1 --contender ddflow numpy   two contenders on one workload
-exit code: 0 when every contender gave the known updates, 1 otherwise
-"""
+WARM_ROWS = 50_000
+BASE = "numpy"  # what every rate is compared with
+WORKLOADS = ("w1s", "w1", "w1z", "w3", "wide")
+ON_ZIPF = {"ddflow", "limit", "limit-plain", BASE}  # who takes part on w1z unless all are asked for
+NUMPY_THEN = 1.55  # million upserts a second of numpy where the rates below were set
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    line = argparse.ArgumentParser(
-        prog="bench/upsert.py",
-        description="Measure ddflow and its peers on upsert workloads; every answer is checked against the known one.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+class Need(NamedTuple):
+    """``line`` must be ``times`` as fast as its ``peer``: both are (workload, line, contender) of one run."""
+
+    line: str
+    ours: tuple[str, str, str]
+    peer: tuple[str, str, str]
+    times: float
+    rate: float | None = None
+
+
+W1, NUMPY = ("w1", "upsert", "ddflow"), ("w1", "upsert", "numpy")
+NEEDS = (
+    Need("W1 upsert", W1, NUMPY, 5.0, 8.0),
+    Need("W1 upsert", W1, ("w1", "upsert", "limit"), 0.6, 8.0),
+    Need("W1z upsert (Zipf)", ("w1z", "upsert", "ddflow"), W1, 1.0),
+    Need("W1 -> count", ("w1", "count", "ddflow"), NUMPY, 5.0 / NUMPY_THEN, 5.0),
+    Need("W1 -> filter -> count", ("w1", "filter+count", "ddflow"), NUMPY, 6.5 / NUMPY_THEN, 6.5),
+    Need("W3 upsert (strings)", ("w3", "upsert", "ddflow"), ("w3", "upsert", "duckdb-2t"), 3.0 / 1.5, 3.0),
+    Need("W3 upsert (strings)", ("w3", "upsert", "ddflow"), NUMPY, 3.0 / NUMPY_THEN, 3.0),
+    Need("W1 on two threads", ("w1", "upsert", "ddflow-2t"), W1, 1.6),
+    Need("wide rows", ("wide", "upsert", "ddflow"), ("wide", "upsert", "duckdb-wide-1t"), 5.0, 1.0),
+    Need("backfill, hold-back", ("w1", "backfill", "ddflow"), W1, 1.0),
+    Need("backfill, one epoch", ("w1", "epoch", "ddflow"), W1, 1.0),
+)
+
+
+def in_order(tables: Iterable[pa.Table]) -> bool:
+    """Whether ``_time`` never decreases over the tables, one after the other."""
+    before = None
+    for table in tables:
+        times = table["_time"].to_numpy()
+        if len(times):
+            if (before is not None and times[0] < before) or (times[1:] < times[:-1]).any():
+                return False
+            before = times[-1]
+    return True
+
+
+class Upsert(Bench):
+    """The jobs: every contender on every line of every workload that it takes."""
+
+    name = "upsert"
+    about = "Speed in memory: ddflow and its peers on the same upserts, every answer checked."
+    sampled = ("seconds", "cpu_seconds", "first_seconds", "peak_mb")
+    rate = "m_upserts_per_s"
+    quick = ({"workload": "w1s,w3s"}, {})
+    columns = (
+        "contender {contender} | threads {threads} | ordered {ordered!y} | seconds {median_seconds:.3f} | "
+        "min-max {seconds!l:.2f}-{seconds!g:.2f} | M upserts/s {m_upserts_per_s:.2f} | × numpy {over_base:.2f} | "
+        "CPU s {cpu_seconds!m:.2f} | peak MB {peak_mb!m:,.0f}"
     )
-    add = line.add_argument
-    add(
-        "--workload",
-        nargs="+",
-        choices=workloads.SHAPES,
-        metavar="NAME",
-        help="only these (default: w1s w1 w1z w3 wide)",
-    )
-    add("--contender", nargs="+", choices=CONTENDERS, metavar="NAME", help="only these (default: all)")
-    add(
-        "--line", nargs="+", choices=workloads.LINES, metavar="LINE", help=f"only these of {', '.join(workloads.LINES)}"
-    )
-    add("--all", action="store_true", help="everybody on w1z too")
-    add("--quick", action="store_true", help="w1s and w3s, one round, no start-up figures")
-    add("--rounds", type=int, metavar="N", help="rounds, of which the median is taken (default: 3; 5 for w1s)")
-    add("--json", action="store_true", help="print the raw results as JSON instead of tables")
-    add("--out", type=Path, default=ROOT / "bench" / "results", metavar="DIR", help="where results go (bench/results)")
-    add("--no-save", action="store_true", help="write no files")
-    add("--plot", action="store_true", help="also draw the rates as PNG")
-    return line
 
+    def jobs(self) -> list[Job]:
+        """Peers run the line ``upsert``; on the others ddflow runs, with the dict loop on w1s; more where named."""
+        jobs = []
+        for name, contender in product(workloads.SHAPES, CONTENDERS.values()):
+            for line in workloads.lines(name):
+                asked = {
+                    "workload": name not in WORKLOADS,
+                    "line": line != "upsert" and name not in ("w1s", "w1", "w1z"),
+                    "contender": (line != "upsert" and contender.name != "ddflow" and name != "w1s")
+                    or (name == "w1z" and contender.name not in ON_ZIPF),
+                }
+                if contender.takes(name, line):
+                    what = {"workload": name, "contender": contender.name, "line": line}
+                    named = tuple(field for field, must in asked.items() if must)
+                    jobs.append(Job(what, contender.threads, 5 if name == "w1s" else 3, named=named))
+        return sorted(jobs, key=lambda job: (list(workloads.SHAPES).index(job.what["workload"]), job.what["line"]))
 
-def select(options: argparse.Namespace) -> list[Job]:
-    """The jobs of one round.  Peers run the line ``upsert``; on the others ddflow runs, with the dict loop on w1s."""
-    names = options.workload or (["w1s", "w3s"] if options.quick else ["w1s", "w1", "w1z", "w3", "wide"])
-    jobs = []
-    for name in names:
-        some = SOME.get(name, set(CONTENDERS)) if not options.all else set(CONTENDERS)
-        for line in options.line or workloads.LINES:
-            if options.line is None and name not in ("w1s", "w1", "w1z") and line != "upsert":
-                continue
-            for contender in options.contender or CONTENDERS:
-                asked = line == "upsert" or contender == "ddflow" or name == "w1s"
-                asked = options.contender is not None or (asked and contender in some)
-                if asked and CONTENDERS[contender].takes(name, line):
-                    jobs.append(Job(name, contender, line))
-    return jobs
+    def measure(self, workload: str, contender: str, line: str) -> dict[str, Any]:
+        """Load, warm up, run for the memory, run for the time, check both."""
+        chosen = CONTENDERS[contender]
+        pa.set_cpu_count(chosen.threads)
+        events = workloads.load(workload)
+        if contender.startswith("ddflow"):
+            ours.warm()
+        chosen(events.slice(0, WARM_ROWS), line)
+        before = memory.settled()
+        memory.forget_peak()
+        first, _, tables = _timed(chosen, events, line)
+        peak = memory.peak() - before
+        answer = _answer(tables)
+        del tables
+        memory.settled()
+        seconds, cpu_seconds, tables = _timed(chosen, events, line)
+        if _answer(tables) != answer:
+            raise AssertionError(f"the same run gave {answer} and then {_answer(tables)}")
+        return {
+            "threads": chosen.threads,
+            "ordered": chosen.ordered,
+            "seconds": seconds,
+            "cpu_seconds": cpu_seconds,
+            "first_seconds": first,
+            "peak_mb": peak / 2**20,
+            "output_mb": sum(table.nbytes for table in tables) / 2**20,
+            "rows": events.num_rows,
+            **answer,
+        }
 
+    def question(self, job: Job) -> dict[str, Any]:
+        return {"workload": job.what["workload"]}
 
-def turns(jobs: list[Job], round_: int) -> list[Job]:
-    """The jobs of a round in the order they run: each round begins one further on."""
-    start = round_ % len(jobs)
-    return jobs[start:] + jobs[:start]
+    def expected(self, workload: str) -> dict[str, Any]:
+        """The known answers of a workload by line; AssertionError where the input is not the one they are known for."""
+        found, known = workloads.fingerprint(workloads.load(workload)), workloads.KNOWN[workload, "input"].checksum
+        if found != known:
+            remedy = f"delete {workloads.folder()} and try again"
+            raise AssertionError(f"{workload}: the input has fingerprint {found}, expected {known}; {remedy}")
+        return {line: workloads.answer(workload, line) for line in workloads.lines(workload)}
 
-
-def rounds(options: argparse.Namespace, workload: str) -> int:
-    """How many rounds a workload gets."""
-    if options.rounds is not None:
-        return max(1, int(options.rounds))
-    return 1 if options.quick else 5 if workload == "w1s" else 3
-
-
-def wrong(job: Job, sample: Sample, agreed: dict[tuple[str, str], workloads.Answer]) -> str | None:
-    """What is wrong with a sample, None when nothing: by the known answer, or else by the first contender's."""
-    found = workloads.Answer(sample.updates, sample.checksum)
-    key = (job.workload, job.line)
-    expected = agreed.setdefault(key, workloads.answer(*key) or found)
-    if found != expected:
-        return (
-            f"{found.updates:,} updates with checksum {found.checksum}, "
-            f"expected {expected.updates:,} with {expected.checksum}"
-        )
-    if CONTENDERS[job.contender].ordered and not sample.in_order:
-        return "the updates are not ordered by _time"
-    return None
-
-
-def check_input(name: str) -> str | None:
-    """What is wrong with a workload itself, None when it is the one the answers are known for."""
-    found, expected = workloads.fingerprint(workloads.load(name)), workloads.FINGERPRINTS[name]
-    if found == expected:
+    def wrong(self, job: Job, sample: dict[str, Any], expected: Any) -> str | None:
+        """Count and checksum must be the known ones, and what is promised in order must be."""
+        if expected is not None:
+            known = workloads.Answer(*expected[job.what["line"]])
+            found = workloads.Answer(sample["updates"], sample["checksum"])
+            if found != known:
+                gave = f"{found.updates:,} updates with checksum {found.checksum}"
+                return f"{gave}, expected {known.updates:,} with {known.checksum}"
+        if CONTENDERS[job.what["contender"]].ordered and not sample["in_order"]:
+            return "the updates are not ordered by _time"
         return None
-    remedy = f"delete {workloads.folder()} and try again"
-    return f"{name}: the generated input has fingerprint {found}, expected {expected}; {remedy}"
+
+    def compared(self, rows: list[Row]) -> list[Row]:
+        """The rows with ``over_base``: how many times as fast as the base on the same line, None where it has none."""
+        bases = {(row["workload"], row["line"]): row for row in rows if row["contender"] == BASE}
+        for row in rows:
+            base = bases.get((row["workload"], row["line"]))
+            row["over_base"] = None if base is None else base["median_seconds"] / row["median_seconds"]
+        return rows
+
+    def tables(self, result: Row) -> Iterator[tuple[str, Sequence[Row]]]:
+        """A table a workload and line, the fastest first."""
+        for (workload, line), rows in report.grouped(result["results"], "workload", "line"):
+            first = rows[0]
+            size = f"{first['rows']:,} upserts, {first['updates']:,} updates of {first['output_mb']:,.0f} MB"
+            rows.sort(key=lambda row: -row[self.rate])
+            yield f"{workload}, {line}: {size}; medians of {len(first['seconds'])}", rows
+
+    def bars(self, result: Row) -> Iterator[Bar]:
+        """Our rate over a peer's, in one run."""
+        rates = {(row["workload"], row["line"], row["contender"]): row[self.rate] for row in result["results"]}
+        for need in NEEDS:
+            if need.ours in rates and need.peer in rates:
+                wanted = "" if need.rate is None else f"{need.rate:.1f} M/s"
+                of = need.peer[2] if need.peer[:2] == need.ours[:2] else " ".join(need.peer)
+                yield at_least(need.line, rates[need.ours], of, rates[need.peer], need.times, wanted)
+
+    def panels(self, result: Row) -> list[Callable[[Any], None]]:
+        """The rates of the line ``upsert`` as bars, a panel a workload."""
+        shown = [(title, rows) for title, rows in self.tables(result) if rows[0]["line"] == "upsert"]
+        return [lambda axis, title=title, rows=rows: self._draw(axis, title, rows) for title, rows in shown]
+
+    def _draw(self, axis: Any, title: str, rows: Sequence[Row]) -> None:
+        rows = rows[::-1]
+        colours = [report.OURS if row["contender"].startswith("ddflow") else report.THEIRS for row in rows]
+        bars = axis.barh([row["contender"] for row in rows], [row[self.rate] for row in rows], color=colours)
+        axis.bar_label(bars, labels=[f"{row[self.rate]:.2f}" for row in rows], padding=3)
+        axis.set(title=title, xlabel="million upserts a second (more is better)")
+        axis.margins(x=0.1)
 
 
-def run(options: argparse.Namespace, console: Console) -> tuple[list[report.Row], list[str]]:
-    """Measure everything asked for; returns the rows and what failed."""
-    jobs, samples, failures = select(options), dict[Job, list[Sample]](), list[str]()
-    agreed: dict[tuple[str, str], workloads.Answer] = {}
-    for name in dict.fromkeys(job.workload for job in jobs):
-        if problem := check_input(name):
-            return [], [problem]
-        mine = [job for job in jobs if job.workload == name]
-        total = rounds(options, name)
-        for number in range(total):
-            for job in turns(mine, number):
-                label = f"{job.workload} {job.line} {job.contender}"
-                with console.status(f"round {number + 1} of {total}: {label}"):
-                    try:
-                        sample = measure(job)
-                    except Broken as broken:
-                        failures.append(f"{label}: did not finish: {str(broken)[-2000:]}")
-                        continue
-                if problem := wrong(job, sample, agreed):
-                    failures.append(f"{label}: {problem}")
-                samples.setdefault(job, []).append(sample)
-    return [_row(job, samples[job]) for job in jobs if job in samples], failures
+def _timed(chosen: Any, events: pa.Table, line: str) -> tuple[float, float, list[pa.Table]]:
+    wall, cpu = time.perf_counter(), time.process_time()
+    tables = chosen(events, line)
+    return time.perf_counter() - wall, time.process_time() - cpu, tables
 
 
-def _row(job: Job, samples: Sequence[Sample]) -> report.Row:
-    contender, first = CONTENDERS[job.contender], samples[0]
-    return report.Row(
-        job.workload,
-        job.line,
-        job.contender,
-        contender.threads,
-        contender.ordered,
-        [sample.seconds for sample in samples],
-        [sample.cpu_seconds for sample in samples],
-        [sample.first_seconds for sample in samples],
-        [sample.peak_mb for sample in samples],
-        first.output_mb,
-        first.rows,
-        first.updates,
-        first.checksum,
-    )
+def _answer(tables: list[pa.Table]) -> dict[str, Any]:
+    """Number of updates, checksum, and whether they are in order."""
+    return {**workloads.summed(tables)._asdict(), "in_order": in_order(tables)}
 
 
-def save(options: argparse.Namespace, rows: Sequence[report.Row], result: dict[str, Any], text: str) -> Path:
-    """Write JSON and Markdown, and the plot if asked for; returns the path of the first."""
-    partial = options.quick or options.workload or options.contender or options.line or options.rounds is not None
-    # Two narrowed runs of one commit must not overwrite each other.
-    suffix = "".join(f"-{name}" for name in (*["partial"] * bool(partial), *(options.workload or ())))
-    path = report.keep(options.out, result, text, suffix)
-    if options.plot:
-        report.plot(rows, path.with_suffix(".png"))
-    return path
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the bench; returns the exit code."""
-    options = parser().parse_args(arguments)
-    out, progress = Console(), Console(stderr=True)
-    out.width = max(out.width, WIDTH)  # figures cut short by a narrow pipe help nobody
-    about = report.machine(ROOT)
-    if about["load_at_start"] > 0.5:
-        progress.print(f"[yellow]the machine is busy (load {about['load_at_start']}); trust ratios, not seconds")
-    rows, failures = run(options, progress)
-    whole = not (options.quick or options.contender or options.line)
-    times = startup() if whole and not failures else None
-    result = report.as_json(rows, about, times, BASE)
-    reached = bars.bars_of(result)
-    if options.json:
-        out.print_json(json.dumps(result))
-    else:
-        out.print(report.machine_line(about), style="dim")
-        report.show(out, rows, BASE)
-        if times is not None:
-            out.print(report.startup_line(times), highlight=False)
-        if reached:
-            bars.show(out, reached)
-    for failure in failures:
-        progress.print(f"[bold red]WRONG[/] {escape(failure)}", highlight=False, soft_wrap=True)
-    if failures:
-        return 1
-    if not options.no_save:
-        text = report.as_markdown(rows, about, times, BASE) + ("\n" + bars.markdown(reached) if reached else "")
-        path = save(options, rows, result, text)
-        progress.print(f"written: {path} and .md beside it", soft_wrap=True, highlight=False)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+BENCH = Upsert()

@@ -2,7 +2,7 @@
 
 Invariant: a row is a pure function of its key and its *version*, the number of changes its key has seen, and a change
 touches exactly one of the 19 columns after the key, in turn. So the events need no state to be made, and the updates
-they must give follow from versions alone (``expected``), without comparing a single column.
+they must give follow from versions alone, without comparing a single column.
 
 The first events bring every key once, in random order, at version 0.  Each event after them takes a key at random and,
 as often as not, changes it; else it repeats the row as it is, as feeds do.  There are no deletes.
@@ -41,31 +41,11 @@ class Wide(NamedTuple):
 
 def build(shape: Wide) -> pa.Table:
     """Make the events in memory: O(n) time, one chunk a column."""
-    key, version, time = _events(shape)
+    key, version, time = events(shape)
     return rows(key, version).append_column("time", pa.array(time))
 
 
-def expected(shape: Wide) -> pa.Table:
-    """The updates these events must give, in no order, found from versions alone: O(n log n)."""
-    key, version, time = _events(shape)
-    order = np.argsort(key, kind="stable")
-    key, version, time = key[order], version[order], time[order]
-    same = key[1:] == key[:-1]
-    last = np.append(~(same & (time[1:] == time[:-1])), True)  # the last event of a (key, time) wins
-    key, version, time = key[last], version[last], time[last]
-    known = np.insert(key[1:] == key[:-1], 0, False)
-    before = np.roll(version, 1)
-    into, out = ~known | (version != before), known & (version != before)
-    retracted = _stamped(rows(key[out], before[out]), time[out], -1)
-    return pa.concat_tables([retracted, _stamped(rows(key[into], version[into]), time[into], 1)])
-
-
-def _stamped(table: pa.Table, time: Any, diff: int) -> pa.Table:
-    table = table.append_column("_time", pa.array(time))
-    return table.append_column("_diff", pa.array(np.full(len(time), diff)))
-
-
-def _events(shape: Wide) -> tuple[Any, Any, Any]:
+def events(shape: Wide) -> tuple[Any, Any, Any]:
     """Key, version and time of each event."""
     rng = np.random.default_rng(shape.seed)
     later = shape.n - shape.keys

@@ -42,11 +42,13 @@ if TYPE_CHECKING:
     from ddflow.dataflow.result import Step
     from ddflow.dataflow.verdicts import Verdicts
     from ddflow.engine.engine import Engine
+    from ddflow.engine.flow import Flow
+    from ddflow.engine.logs import Full, Restated
     from ddflow.engine.readers import Reader
     from ddflow.engine.snapshot import Snapshot, read
     from ddflow.engine.stats import Stats
     from ddflow.operators.upserting import ToUpserts, to_upserts
-    from ddflow.plan.flow import Collection, Flow
+    from ddflow.plan.collection import Collection
     from ddflow.plan.merge.expiry import Expiry
     from ddflow.plan.merge.machine import Machine
     from ddflow.plan.merge.merge import Merge
@@ -72,7 +74,6 @@ if TYPE_CHECKING:
     from ddflow.tools.estimate import Estimate, estimate
     from ddflow.tools.fsck import fsck
     from ddflow.tools.inspect import inspect
-    from ddflow.tools.logs import Full, Restated
     from ddflow.tools.merge_on_read import merge_on_read
     from ddflow.tools.migrate import migrate
     from ddflow.tools.rollback import rollback
@@ -87,7 +88,8 @@ _HOMES = {
     "engine.snapshot": "Snapshot read",
     "engine.stats": "Stats",
     "operators.upserting": "ToUpserts to_upserts",
-    "plan.flow": "Collection Flow",
+    "engine.flow": "Flow",
+    "plan.collection": "Collection",
     "plan.merge.expiry": "Expiry",
     "plan.merge.machine": "Machine",
     "plan.merge.merge": "Merge",
@@ -99,7 +101,7 @@ _HOMES = {
     "tools.estimate": "Estimate estimate",
     "tools.fsck": "fsck",
     "tools.inspect": "inspect",
-    "tools.logs": "Full Restated",
+    "engine.logs": "Full Restated",
     "tools.merge_on_read": "merge_on_read",
     "tools.migrate": "migrate",
     "tools.rollback": "rollback",

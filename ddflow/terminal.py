@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -63,3 +63,13 @@ def guard_log() -> None:
         logging.lastResort.setFormatter(Spelled())
     plain = warnings.formatwarning
     warnings.formatwarning = lambda *given, **named: lines(plain(*given, **named))
+
+
+def as_text(row: Mapping[str, Any] | None) -> str:
+    """A row as a person reads it: ``(id=7, city='Bern', at=2024-01-01 08:00:00)``."""
+    if row is None:
+        return "no row"
+    shown = {
+        name: repr(v) if isinstance(v, str | bytes) else "null" if v is None else str(v) for name, v in row.items()
+    }
+    return f"({', '.join(f'{name}={text}' for name, text in shown.items())})"

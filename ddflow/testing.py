@@ -29,8 +29,8 @@ import pyarrow as pa
 from ddflow.columns.hashing import Secret, value_hashes
 from ddflow.columns.rows import shown_row
 from ddflow.columns.schema import to_schema, to_table
+from ddflow.engine.flow import Flow
 from ddflow.errors import NotInvariant, SpecError
-from ddflow.plan.flow import Flow
 from ddflow.plan.spec import Upsert
 from ddflow.time import CLOSED
 

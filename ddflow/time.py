@@ -20,9 +20,10 @@ True
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from numbers import Integral
+from typing import Any, Final, NamedTuple
 
-from ddflow.errors import TimeWentBack
+from ddflow.errors import SchemaMismatch, TimeWentBack
 
 NEVER: Final = -(2**63)
 """The least time: nothing is closed yet."""
@@ -57,3 +58,10 @@ def advance(frontier: int, to: int) -> int:
 def shown(time: int) -> str:
     """A frontier or time as a person reads it."""
     return "CLOSED" if time == CLOSED else "the beginning" if time == NEVER else str(time)
+
+
+def as_int64(asked: str, time: Any, most: int) -> int:
+    """A time or frontier as an int.  Raises `SchemaMismatch` for anything that is none, or is above ``most``."""
+    if isinstance(time, bool) or not isinstance(time, Integral) or not NEVER <= int(time) <= most:
+        raise SchemaMismatch(asked, "that is no int64 time", f"give an integer, {most} at most, in the time's own unit")
+    return int(time)

@@ -130,7 +130,7 @@ class Level:
                         "take": taken,
                         "hit": int(hit),
                         "miss": int(not hit),
-                        "pending": part.verdicts.pending,
+                        "pending": part.dataflow.pending,
                     }
                     yield from packed_sums(done.sums, self.cut, base.partitions, Secret(*base.secret))
                     yield self._receipts(spool, done.receipt._replace(figures=figures), number)

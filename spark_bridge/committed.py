@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 
 from ddflow.columns.schema import updates_schema
 from ddflow.dataflow.verdicts import Verdicts
-from ddflow.plan.flow import Flow
+from ddflow.engine.flow import Flow
 from ddflow.storage.manifest import Output
 from spark_bridge.bodies import Files
 from spark_bridge.schemas import spark_schema

@@ -28,8 +28,8 @@ from pyspark.sql.types import StructType
 
 from ddflow.columns.hashing import Secret
 from ddflow.columns.schema import DIFF, TIME, conform, did_you_mean
+from ddflow.engine.flow import Flow
 from ddflow.errors import MissingExtra, SchemaMismatch, SpecError, WrongMode
-from ddflow.plan.flow import Flow
 from spark_bridge.columns import loose, restored
 from spark_bridge.committed import Ran
 from spark_bridge.job import KEEP, Options, check_address

@@ -28,11 +28,11 @@ from ddflow.columns.hashing import Secret
 from ddflow.columns.schema import DIFF
 from ddflow.engine.snapshot import found
 from ddflow.errors import CorruptState, PlanChanged, SnapshotExpired
-from ddflow.operators.back_node import Back, forgetting
+from ddflow.operators.to_upserts import forgetting
 from ddflow.operators.updates import Updates, consolidated, ints
 from ddflow.partitions.reading import columns_of, plan_of, read_updates, stamped
 from ddflow.partitions.version import Version
-from ddflow.plan.flow import Flow
+from ddflow.plan.collection import Plan
 from ddflow.storage.batch_store import Vault
 from ddflow.storage.garbage import inside
 from ddflow.storage.manifest import Epoch, Manifest
@@ -83,7 +83,7 @@ class Held(InputPartition):
 class Follower(DataSourceStreamReader):
     """See `DdflowSource.streamReader`.  ``begin``: "earliest", "latest" or an epoch's number."""
 
-    def __init__(self, store: str, trust: str, flow: Flow | None, name: str, columns: pa.Schema, begin: str) -> None:
+    def __init__(self, store: str, trust: str, flow: Plan | None, name: str, columns: pa.Schema, begin: str) -> None:
         self.where, self.trust, self.flow, self.output = store, trust, flow, name
         self.columns, self.begin = columns, begin
         self._store: Store | None = None
@@ -151,12 +151,12 @@ class Follower(DataSourceStreamReader):
         for table in tables:
             yield from sent(table, self.columns, self.output)
 
-    def _contents(self, manifest: Manifest, plan: Flow, schema: pa.Schema, end: Offset) -> Sequence[InputPartition]:
+    def _contents(self, manifest: Manifest, plan: Plan, schema: pa.Schema, end: Offset) -> Sequence[InputPartition]:
         """The first batch: what there was after an epoch."""
         node, store = plan.outputs.get(self.output), self._opened()
         if node is None:  # a side output, of which a state holds nothing
             return []
-        upserts = isinstance(node, Back)
+        upserts = DIFF not in node.updates_schema(plan.time_type).names
         try:
             then = found(store, end["epoch"])
         except SnapshotExpired:
@@ -238,7 +238,7 @@ class Follower(DataSourceStreamReader):
             table = consolidated(updates, Secret.fresh()).to_table(rows, None)
         return stamped(table, held.time, held.schema)
 
-    def _schema(self, plan: Flow) -> pa.Schema:
+    def _schema(self, plan: Plan) -> pa.Schema:
         """All columns of the output, those that are wanted among them."""
         there = self.output in (*plan.outputs, *plan.side_outputs())
         schema = columns_of(plan, self.output) if there else pa.schema([])

@@ -31,6 +31,7 @@ from pyspark.sql import functions as F
 from ddflow.columns.hashing import Secret
 from ddflow.columns.schema import conform, did_you_mean
 from ddflow.dataflow.budget import parse_size
+from ddflow.engine.flow import Flow
 from ddflow.errors import DdflowError, MissingExtra, SchemaMismatch, SpecError, WrongMode
 from ddflow.partitions.chunks import PACKED, added, held
 from ddflow.partitions.commit import Committed, Coordinator
@@ -39,7 +40,6 @@ from ddflow.partitions.partitioner import Router, carried_only, columns_there
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.version import Version
 from ddflow.plan.codec import describe, fingerprint
-from ddflow.plan.flow import Flow
 from ddflow.plan.rebuild import rebuild
 from ddflow.storage import address
 from ddflow.storage.manifest import Epoch

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
 
-from ddflow.plan.flow import Flow
+from ddflow.plan.collection import Plan
 from ddflow.storage.manifest import Manifest
 from spark_bridge.following import Follower, Offset, offset
 
@@ -25,7 +25,7 @@ class Limited(Follower, SupportsTriggerAvailableNow):
     """``most``: epochs of a batch, None for all there are."""
 
     def __init__(
-        self, store: str, trust: str, flow: Flow | None, name: str, columns: pa.Schema, begin: str, most: int | None
+        self, store: str, trust: str, flow: Plan | None, name: str, columns: pa.Schema, begin: str, most: int | None
     ) -> None:
         super().__init__(store, trust, flow, name, columns, begin)
         self.most = most

@@ -30,16 +30,21 @@ import pyarrow as pa
 
 from ddflow.errors import SpecError
 from ddflow.expressions import Expression
+from ddflow.operators.consolidate import Consolidate
+from ddflow.operators.count import Count
+from ddflow.operators.filter import Filter
+from ddflow.operators.project import Project
 from ddflow.operators.unnest import Unnest
-from ddflow.partitions.stages import ALL, Columns, grouped, placed
-from ddflow.plan import flow as plan
+from ddflow.partitions.stages import ALL, placed
+from ddflow.plan import collection as plan
+from ddflow.plan.collection import Columns
 from ddflow.plan.merge.machine import Machine
 from ddflow.plan.spec import Upsert
 from spark_bridge.columns import loose
 
 
 class Operator(NamedTuple):
-    """One operator of a stage: the verb of `ddflow.plan.flow.Collection`, what it reads (0: what the stage reads; n:
+    """One operator of a stage: its verb, what it reads (0: what the stage reads; n:
     the n-th operator), what it is told."""
 
     verb: str
@@ -112,7 +117,7 @@ class Plan:
         return "\n".join(f"stage {n}: {stage}" for n, stage in enumerate(self.stages))
 
 
-def planned(flow: plan.Flow) -> Plan:
+def planned(flow: plan.Plan) -> Plan:
     """Cut a flow into stages.  Pure; O(outputs * nodes).  Raises `SpecError` for a flow without sources or outputs."""
     if not flow.sources or not flow.outputs:
         raise SpecError(
@@ -147,7 +152,7 @@ def _listed(names: Iterable[Any]) -> str:
 class _Cutter:
     """Makes stages, each once."""
 
-    def __init__(self, flow: plan.Flow) -> None:
+    def __init__(self, flow: plan.Plan) -> None:
         self.places, self.order = placed(flow), {node: i for i, node in enumerate(flow.nodes)}
         self.stages: list[Stage] = []
         self.known: dict[tuple[Any, ...], int] = {}
@@ -155,7 +160,7 @@ class _Cutter:
     def output(self, name: str, node: plan.Collection) -> int:
         """The stage that gives an output: after one more shuffle where equal rows may be apart."""
         place = self.places[node]
-        if node.distinct or place.by is not None:
+        if node.consolidated or place.by is not None:
             return self.exit(place.roots[0], node, "output", name, node.schema)
         return self._add(Stage(Sums(self.sums(node, node.schema), node.schema), (), "output", name, node.schema))
 
@@ -187,7 +192,7 @@ class _Cutter:
         return len(self.stages) - 1
 
     def _reads(self, root: plan.Collection) -> Events | Sums:
-        if isinstance(root, plan.Source):
+        if isinstance(root, plan.Input):
             spec = root.spec
             merging = root.bound.merging
             machine = merging.machine.machine if merging is not None and merging.machine is not None else None
@@ -200,8 +205,8 @@ class _Cutter:
                 arrival_decides(spec),
                 (spec, machine) if code else None,
             )
-        assert isinstance(root, plan.Count | plan.Consolidate), root
-        of, by = root.inputs[0], grouped(root)
+        assert isinstance(root, Count | Consolidate), root
+        of, by = root.inputs[0], root.exchange()[0] or ()
         schema = pa.schema([of.schema.field(c) for c in by]) if by else ALL
         return Sums(self.sums(of, schema), schema)
 
@@ -217,7 +222,7 @@ class _Cutter:
         numbers: dict[plan.Collection, int] = {}
         operators: list[Operator] = []
         for member in sorted(members, key=self.order.__getitem__):
-            if isinstance(member, plan.Source):
+            if isinstance(member, plan.Input):
                 numbers[member] = 0
                 continue
             # A keyed root reads the sums of all that feeds it; everything else reads members.
@@ -228,12 +233,12 @@ class _Cutter:
 
 
 def _operator(node: plan.Collection, of: tuple[int, ...]) -> Operator:
-    verb = type(node).__name__.lower()
-    if isinstance(node, plan.Filter):
+    verb = node.verb
+    if isinstance(node, Filter):
         return Operator(verb, of, {"predicate": _formula(node.predicate)})
-    if isinstance(node, plan.Project):
+    if isinstance(node, Project):
         columns = {f.name: _formula(c) for f, c in zip(node.schema, node.columns, strict=True)}
         return Operator(verb, of, {"columns": columns})
-    if isinstance(node, plan.Count):
+    if isinstance(node, Count):
         return Operator(verb, of, {"by": list(node.by), "name": node.name})
     return Operator(verb, of, {"column": node.column} if isinstance(node, Unnest) else {})

@@ -34,7 +34,7 @@ from pyspark.sql.datasource import (
 
 from ddflow.partitions.reading import partitions_with, read_updates, shared
 from ddflow.partitions.version import Version
-from ddflow.plan.flow import Flow
+from ddflow.plan.collection import Plan
 from ddflow.storage.manifest import Manifest
 from spark_bridge.columns import carried, carrier
 from spark_bridge.task import sliced
@@ -55,7 +55,7 @@ class Read(NamedTuple):
     that are wanted, in the flow's types, and the times."""
 
     version: Version
-    flow: Flow | None
+    flow: Plan | None
     name: str
     columns: pa.Schema
     as_of: int | None
@@ -72,7 +72,7 @@ class Part(InputPartition):
 class Reader(DataSourceReader):
     """See `DdflowSource.reader`.  Travels to the tasks, which read."""
 
-    def __init__(self, read: Read, plan: Flow, manifest: Manifest) -> None:
+    def __init__(self, read: Read, plan: Plan, manifest: Manifest) -> None:
         self.asked, self.filters = read, list[Any]()
         self.parts = parts_of(plan, read.name, manifest)
 
@@ -91,9 +91,9 @@ class Reader(DataSourceReader):
 class Searcher(Reader):
     """A reader that takes filters over: of the rows, and of the partitions where they tell of the key."""
 
-    def __init__(self, read: Read, plan: Flow, manifest: Manifest) -> None:
+    def __init__(self, read: Read, plan: Plan, manifest: Manifest) -> None:
         super().__init__(read, plan, manifest)
-        self._plan: tuple[Flow, Manifest] | None = (plan, manifest)
+        self._plan: tuple[Plan, Manifest] | None = (plan, manifest)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_plan": None}
@@ -129,7 +129,7 @@ class Searcher(Reader):
         return out
 
 
-def parts_of(plan: Flow, name: str, manifest: Manifest) -> list[Part]:
+def parts_of(plan: Plan, name: str, manifest: Manifest) -> list[Part]:
     """What tasks read of an output or a source.  O(nodes + partitions)."""
     if manifest.spread == 1 or not manifest.partitions or (found := shared(plan, name)) is None:
         return [Part(None)]

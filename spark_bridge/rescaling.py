@@ -19,11 +19,11 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from ddflow.dataflow.budget import parse_size
+from ddflow.engine.flow import Flow
 from ddflow.errors import SpecError
 from ddflow.partitions.rescale import Rescaled, Rescaler
 from ddflow.partitions.rescale_task import Move, Moved, task
 from ddflow.partitions.stages import Cut
-from ddflow.plan.flow import Flow
 from spark_bridge.failures import noted, translated
 from spark_bridge.job import check_address, described, settings
 

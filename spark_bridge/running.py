@@ -19,9 +19,9 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from ddflow.engine.flow import Flow
 from ddflow.errors import SpecError, WrongMode
 from ddflow.partitions.commit import Committed
-from ddflow.plan.flow import Flow
 from spark_bridge.committed import Done, Place, Ran
 from spark_bridge.job import Job, Options, checked
 from spark_bridge.stats import Batch, log

@@ -20,8 +20,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 from pyspark.sql.types import TimeType  # by name: where it is missing, PySpark is too old, and that is an ImportError
 
+from ddflow.engine.flow import Flow
 from ddflow.errors import NotArrow, SchemaMismatch, SpecError
-from ddflow.plan.flow import Flow
 from spark_bridge.columns import carried_schema
 
 _PAIRS: Final[tuple[tuple[type[T.DataType], pa.DataType], ...]] = (

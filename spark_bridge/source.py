@@ -28,7 +28,7 @@ from ddflow.engine.snapshot import found
 from ddflow.errors import MissingExtra, NotReadable, SchemaMismatch, SpecError, TimeWentBack
 from ddflow.partitions.reading import columns_of, plan_of
 from ddflow.partitions.version import Version
-from ddflow.plan.flow import Flow
+from ddflow.plan.collection import Plan
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.opening import open_store
 from ddflow.storage.protocol import Store
@@ -47,7 +47,7 @@ class DdflowSource(DataSource):
     ``readStream``; docs/spark.md has the options.  ``flow``: the plan, where the state's own has functions: see `of`.
     """
 
-    flow: Flow | None = None
+    flow: Plan | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -55,7 +55,7 @@ class DdflowSource(DataSource):
         return "ddflow"
 
     @classmethod
-    def of(cls, flow: Flow) -> type[DdflowSource]:
+    def of(cls, flow: Plan) -> type[DdflowSource]:
         """The source of states of one plan, whose functions no state can tell: to be registered instead."""
         given = flow.frozen()
 
@@ -161,7 +161,7 @@ class DdflowSource(DataSource):
             )
         return open_store(self.options["path"], trust=self._trust(), create=False, readonly=True)
 
-    def _plan(self, manifest: Manifest, where: str) -> Flow:
+    def _plan(self, manifest: Manifest, where: str) -> Plan:
         """The state's plan.  Raises `SpecError` where it has functions, which no state can tell."""
         try:
             return plan_of(manifest, self.flow, where)
@@ -174,7 +174,7 @@ class DdflowSource(DataSource):
             raise SpecError(f"the option trust={trust!r}", "there is no such trust", "give 'owner' or 'group'")
         return trust
 
-    def _output(self, plan: Flow, where: str) -> str:
+    def _output(self, plan: Plan, where: str) -> str:
         """The output, source or side output that is asked for."""
         sides, sources = [*plan.side_outputs()], [*plan.sources]
         name: str | None = self.options.get("output")

@@ -19,9 +19,9 @@ from typing import Any, Final, Literal
 
 from pyspark.sql import DataFrame
 
+from ddflow.engine.flow import Flow
 from ddflow.errors import SpecError, WrongMode
 from ddflow.partitions.commit import Committed, Feed
-from ddflow.plan.flow import Flow
 from ddflow.time import CLOSED
 from spark_bridge.failures import noted, translated
 from spark_bridge.job import KEEP, Job, Options, check_address, checked, context_of, settings

@@ -33,13 +33,13 @@ import pyarrow as pa
 from ddflow.columns.hashing import Ints, Secret, identities
 from ddflow.columns.schema import DIFF, TIME, updates_schema
 from ddflow.dataflow.admission import Intake
-from ddflow.dataflow.graph import Circuit
+from ddflow.dataflow.graph import Circuit, Released
 from ddflow.dataflow.side_outputs import Sides
-from ddflow.dataflow.step import Released
+from ddflow.dataflow.step import compute
 from ddflow.operators.updates import Updates, time_column
 from ddflow.partitions.stage_graph import as_updates
-from ddflow.plan import flow as plan
-from ddflow.plan.merge.machines import bind_machine
+from ddflow.plan import collection as plan
+from ddflow.plan.merge.bind_machine import bind_machine
 from ddflow.plan.spec import Upsert
 from ddflow.time import CLOSED, NEVER
 from spark_bridge.columns import carried, restored
@@ -96,13 +96,13 @@ class Body:
             intake = Intake(flow.sources[stage.reads.source].bound)
             sealed, sides = intake.admit(table, NEVER, None if flow.holds_back else EPOCH).sealed, Sides(flow)
             del table
-            stepped = circuit.judge({stage.reads.source: Released.of(sealed)}, CLOSED - 1, observe=sides.add)
+            stepped = compute(circuit, {stage.reads.source: Released.of(sealed)}, CLOSED - 1, observe=sides.add)
             if stage.gives == "side":
                 return self._stamped(sides.tables()[stage.name])
         else:
             circuit.arrived = as_updates(table, stage.reads.schema)
             del table
-            stepped = circuit.judge({}, CLOSED - 1)
+            stepped = compute(circuit, {}, CLOSED - 1)
         out = stepped.outputs[""]
         return self._routed(out) if stage.gives == "sums" else self._stamped(out)
 
@@ -129,7 +129,7 @@ class Body:
         return pa.Table.from_arrays([*table.columns, pa.array(to)], schema=self.schema)
 
 
-class Region(plan.Flow):
+class Region(plan.Plan):
     """The part of a flow that one stage computes: one source, or the sums that came; one output, ``""``."""
 
     def __init__(self, stage: Stage) -> None:
@@ -160,15 +160,17 @@ class Region(plan.Flow):
 class Arrived(plan.Collection):
     """A collection whose updates other stages have summed."""
 
+    verb = "arrived"
+
 
 class RegionCircuit(Circuit):
     """The circuit of a region.  ``arrived``: the updates of its `Arrived` collection."""
 
     arrived: Updates
 
-    def stateless(self, node: plan.Collection, inputs: list[Updates]) -> Updates:
-        """What arrived, and else as ever."""
-        return self.arrived if isinstance(node, Arrived) else super().stateless(node, inputs)
+    def arrive(self, node: plan.Collection) -> Updates:
+        """What arrived."""
+        return self.arrived
 
 
 def in_order(table: pa.Table) -> pa.Table:

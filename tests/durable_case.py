@@ -125,7 +125,7 @@ def opened(
     door = EngineDoor(scenario, state=state, **{"verdicts": "counts", "retain": 0} | options)
     if medium is not None:
         tighten(door.engine, **medium)
-    for arranged in door.engine.circuit.arrangements.values():
+    for arranged in door.engine.dataflow.circuit.arrangements.values():
         arranged.spine.fan = arranged.beneath.fan = 2
     return door
 
@@ -143,7 +143,7 @@ def perform(door: EngineDoor, call: list[Any], epoch: int | None = None) -> Any:
 def held(door: EngineDoor, names: list[str]) -> After:
     """What an engine holds."""
     engine = door.engine
-    return After({name: door.read(name) for name in names}, door.totals(), engine._pending(), engine.frontier)
+    return After({name: door.read(name) for name in names}, door.totals(), engine.dataflow.pending, engine.frontier)
 
 
 def _epochs(steps: int, seed: int = 5, rows: int = 8, keys: int = 12, outputs: Any = OUTPUTS) -> Case:

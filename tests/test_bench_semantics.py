@@ -19,18 +19,18 @@ pytestmark = pytest.mark.soak  # of the bench, which users do not have; tests/te
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 sys.path.insert(0, str(BENCH))  # its files are programs and import each other as such
 
-bars = importlib.import_module("bars")
 ours = importlib.import_module("semantics_ours")
 peers = importlib.import_module("semantics_peers")
+runner = importlib.import_module("runner")
 semantics = importlib.import_module("semantics")
 work = importlib.import_module("semantics_work")
 
 SMALL = work.Size(400, 150, 1, 5)
 
 
-@pytest.mark.parametrize("line", [name for name in work.LINES if ours.able(name)])
+@pytest.mark.parametrize("line", work.LINES)
 def test_ddflow_ends_each_line_with_the_rows_that_were_found_without_it(line: str) -> None:
-    found = semantics.run(line, "ddflow", list(SMALL))
+    found = semantics.BENCH.measure(line, "ddflow", **SMALL._asdict())
     assert found["checksum"] == work.expected(line, SMALL)
     assert found["rows"] >= SMALL.keys and 0 < found["longest_ms"] <= found["seconds"] * 1e3
 
@@ -38,7 +38,7 @@ def test_ddflow_ends_each_line_with_the_rows_that_were_found_without_it(line: st
 @pytest.mark.parametrize("line", peers.TAKES)
 @pytest.mark.parametrize("peer", peers.PEERS)
 def test_a_peer_ends_with_the_same_rows(peer: str, line: str) -> None:
-    assert semantics.run(line, peer, list(SMALL))["checksum"] == work.expected(line, SMALL)
+    assert semantics.BENCH.measure(line, peer, **SMALL._asdict())["checksum"] == work.expected(line, SMALL)
 
 
 def test_a_line_counts_its_steps_and_not_those_that_load() -> None:
@@ -72,33 +72,36 @@ def test_updates_that_do_not_add_up_are_noticed() -> None:
         runner.answer()
 
 
+def run(out: Path, *only: str) -> int:
+    sizes = [f"{name}={value}" for name, value in SMALL._asdict().items()]
+    return int(runner.main(semantics.BENCH, ["--only", *only, "--set", *sizes, "--rounds", "2", "--out", str(out)]))
+
+
+@pytest.fixture
+def asked_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "ask", lambda bench, method, question, *_: getattr(bench, method)(**question))
+    monkeypatch.setattr(runner.machine, "uncommitted", list)
+
+
+@pytest.mark.usefixtures("asked_here")
 def test_a_wrong_answer_fails_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def ask(program: str, question: dict[str, Any]) -> Any:
-        answer = semantics.run(**question)
-        return answer if question["contender"] == "expected" else {**answer, "checksum": "0"}
-
-    monkeypatch.setattr(semantics.child, "ask", ask)
-    monkeypatch.setattr(semantics, "QUICK", SMALL)
-    assert semantics.main(["--quick", "--only", "full", "--contender", "dict", "--out", str(tmp_path)]) == 1
+    monkeypatch.setattr(peers.Peer, "answer", lambda self: "0")
+    assert run(tmp_path, "line=full", "contender=dict") == 1
     assert "the rows add up to 0" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_leaves_json_a_table_and_bars_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(semantics, "QUICK", SMALL)
-    monkeypatch.setattr(semantics.child, "ask", lambda _, question: semantics.run(**question))
-    chosen = ["--only", "overwrite", "--contender", "ddflow", "dict", "--rounds", "2", "--out", str(tmp_path)]
-    assert semantics.main(["--quick", *chosen]) == 0
-    (path,) = tmp_path.glob("semantics-*-partial.json")
-    result = json.loads(path.read_text())
+@pytest.mark.usefixtures("asked_here")
+def test_a_run_leaves_json_a_table_and_bars_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path, "line=full,overwrite", "contender=ddflow,dict") == 0
+    result = json.loads((tmp_path / "semantics-partial.json").read_text())
     named = [(row["line"], row["contender"], row["rows"]) for row in result["results"]]
-    assert named == [(line, who, n) for line in ("full", "overwrite") for who, n in (("ddflow", 750), ("dict", 300))]
+    assert named == [(line, who, 750) for line in ("full", "overwrite") for who in ("ddflow", "dict")]
     assert all(len(row["seconds"]) == 2 and row["peak_mb"] for row in result["results"])
-    assert "## Bars" in path.with_suffix(".md").read_text()
+    assert all(row["over_base"] > 0 for row in result["results"] if row["line"] == "overwrite")
+    assert "## Bars" in (tmp_path / "semantics-partial.md").read_text()
     assert "overwrite" in capsys.readouterr().out
 
 
@@ -109,7 +112,7 @@ def test_a_line_is_held_to_its_part_of_the_base_or_to_its_rate() -> None:
     results = [row("full", 2.0), row("max", 0.9, "full"), row("sum", 1.0, "full"), row("union", 0.6)]
     results += [row("dfa", 4.0), row("dfa-arrival", 4.9)]
     results += [row("groups", 0.1, "groups-full"), {**row("max", 9.0, "full"), "contender": "dict"}]
-    found = {bar.line: bar for bar in bars.bars_of({"bench": "semantics", "results": results})}
+    found = {bar.line: bar for bar in semantics.BENCH.bars({"results": results})}
     assert {line: bar.met for line, bar in found.items()} == {
         "max": False,
         "sum": True,
@@ -121,5 +124,5 @@ def test_a_line_is_held_to_its_part_of_the_base_or_to_its_rate() -> None:
 
 def test_commits_are_held_to_how_much_they_grow() -> None:
     sizes = [{"keys": 10**n, "commit_cpu_ms": ms} for n, ms in ((5, 2.0), (7, 4.1), (6, 3.0))]
-    (bar,) = bars.bars_of({"bench": "durable", "results": sizes})
+    (bar,) = runner.load("durable").bars({"results": sizes})
     assert not bar.met and bar.ours == "2.05 times (2.0 to 4.1 ms)"

@@ -1,7 +1,7 @@
 """The Spark bench on small inputs: are its contenders right, would it be noticed, and does a run leave what it should?
 
 Time is never asserted here.  The contenders share one session; only the run of the program starts one of its own.
-All but one of what runs on Spark is a soak: the engine beneath has tests of its own, the peers are none of ours.
+All of it is a soak: the engine beneath has tests of its own, the peers are none of ours.
 """
 
 from __future__ import annotations
@@ -19,13 +19,10 @@ from pyspark.sql import SparkSession
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 sys.path.insert(0, str(BENCH))
 
-bars = importlib.import_module("bars")
-child = importlib.import_module("child")
 peers = importlib.import_module("spark_peers")
 program = importlib.import_module("spark")
-runs = importlib.import_module("spark_run")
-states = importlib.import_module("spark_states")
-work = importlib.import_module("spark_work")
+runner = importlib.import_module("runner")
+work = importlib.import_module("spark_files")
 workloads = importlib.import_module("workloads")
 
 pytestmark = pytest.mark.together("spark")
@@ -33,7 +30,7 @@ pytestmark = pytest.mark.together("spark")
 
 ROWS = 3000  # in three batches: a key that went from the state in the second is seen in the third
 STEP = 1000
-STREAMED = [name for name in peers.STREAMS if runs.able(name)]
+STREAMED = [name for name in peers.STREAMS if program.able(name)]
 
 
 @pytest.fixture(autouse=True)
@@ -42,66 +39,69 @@ def data(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 
 
 def job(contender: str, step: int = 0, **more: Any) -> Any:
-    return work.Job("batch", "tiny", contender, ROWS, step, **more)
+    return work.Task("batch", "tiny", contender, ROWS, step, **more)
 
 
 def right(asked: Any, sample: Any) -> bool:
     expected = work.expected(asked)
-    return expected.updates > STEP and (sample.updates, sample.checksum) == tuple(expected)
+    return expected.updates > STEP and (sample["updates"], sample["checksum"]) == tuple(expected)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", [name for name in peers.BATCH if name not in runs.IDLE])
+@pytest.mark.parametrize("name", [name for name in peers.BATCH if name not in program.IDLE])
 def test_what_takes_everything_at_once_gives_the_updates(spark: SparkSession, name: str) -> None:
-    sample = runs.measured(job(name), spark)
+    sample = program.measured(job(name), spark)
     assert right(job(name), sample)
-    assert sample.counted == ROWS and sample.seconds > 0
+    assert sample["counted"] == ROWS and sample["seconds"] > 0
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", [name for name in STREAMED if name not in runs.IDLE])
+@pytest.mark.parametrize("name", [name for name in STREAMED if name not in program.IDLE])
 def test_what_streams_gives_the_updates_and_keeps_state(spark: SparkSession, name: str) -> None:
     asked = job(name, STEP, skip=1)
-    sample = runs.measured(asked, spark)
+    sample = program.measured(asked, spark)
     assert right(asked, sample)
-    assert len(sample.batch_ms) == 3 and sample.counted == 2000 and sample.state > sample.live > 0
+    assert len(sample["batch_ms"]) == 3 and sample["counted"] == 2000 and sample["state"] > sample["live"] > 0
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("query", "step"),
     [
-        pytest.param("upsert", 0, marks=pytest.mark.soak),
+        ("upsert", 0),
         ("count", STEP),
     ],
 )
 def test_ddflow_gives_the_updates_at_once_and_streamed(spark: SparkSession, query: str, step: int) -> None:
     asked = job("ddflow", step, query=query, skip=1 if step else 0)
-    sample = runs.measured(asked, spark)
+    sample = program.measured(asked, spark)
     assert right(asked, sample)
-    assert sample.state > sample.live > 0 and sample.figures["step"] > 0
-    assert (len(sample.batch_ms), sample.counted) == ((3, 2000) if step else (0, ROWS))
+    assert sample["state"] > sample["live"] > 0 and sample["figures"]["step"] > 0
+    assert (len(sample["batch_ms"]), sample["counted"]) == ((3, 2000) if step else (0, ROWS))
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("name", "step"), [("ceiling", 0), ("floor", STEP)])
 def test_the_idle_pass_every_row_on(spark: SparkSession, name: str, step: int) -> None:
-    sample = runs.measured(job(name, step), spark)
-    assert (sample.updates, sample.counted) == (0, ROWS)
+    sample = program.measured(job(name, step), spark)
+    assert (sample["updates"], sample["counted"]) == (0, ROWS)
     with pytest.raises(AssertionError, match=r"floor read 3,000 rows of 5,000"):
-        runs._check_rows(job("floor")._replace(rows=5000), ROWS)
+        program.check_rows(job("floor")._replace(rows=5000), ROWS)
 
 
+@pytest.mark.soak
 def test_the_operators_of_all_kinds_agree_where_rows_come_in_any_order() -> None:
     events = [(at, at // 3, None if at % 7 == 3 else at % 4) for at in range(50)]
-    assert states.updates(1, None, events) == states.updates(1, None, events[::-1])
-    last, out = states.updates(1, None, events)
+    assert peers.updates(1, None, events) == peers.updates(1, None, events[::-1])
+    last, out = peers.updates(1, None, events)
     held = [val for _, val, _, diff in out for _ in range(diff)]
     gone = [val for _, val, _, diff in out for _ in range(-diff)]
     assert sorted(held) == sorted([*gone, last])
 
 
+@pytest.mark.soak
 def test_input_is_cut_at_times_and_its_first_batch_may_be_larger() -> None:
-    loading = work.Job("small", "small", "floor", 5000, 1000, loaded=3000)
+    loading = work.Task("small", "small", "floor", 5000, 1000, loaded=3000)
     tables = [pa.parquet.read_table(path) for path in work.files(loading)]
     assert [table.num_rows for table in tables] == [3000, 1000, 1000]
     assert len(set(tables[0]["key"].to_pylist())) == 3000
@@ -111,41 +111,28 @@ def test_input_is_cut_at_times_and_its_first_batch_may_be_larger() -> None:
     assert changed == sorted(set(changed))
 
 
-def test_a_wrong_answer_is_told() -> None:
-    asked, known = job("lag"), {}
-    known[asked._replace(contender="expected")] = workloads.Answer(3, "0a")
-    sample = runs.Sample(1.0, 1, [], 1.0, 0, 0, 0, 0, 3, "0b", {})
-    assert program._wrong(asked, sample, known) == "3 updates with checksum 0b, expected 3 with 0a"
-    assert program._wrong(asked, sample._replace(checksum="0a"), known) is None
+@pytest.mark.soak
+def test_a_wrong_answer_is_noticed() -> None:
+    asked, known = runner.Job(job("lag")._asdict()), [3, "0a"]
+    wrong = program.BENCH.wrong(asked, {"updates": 3, "checksum": "0b"}, known)
+    assert wrong == "3 updates with checksum 0b, expected 3 with 0a"
+    assert program.BENCH.wrong(asked, {"updates": 3, "checksum": "0a"}, known) is None
 
 
 @pytest.mark.soak
 def test_a_run_checks_answers_and_leaves_figures_of_all_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(program, "QUICK", ("tiny",))
-    monkeypatch.setattr(program, "ROWS", {"tiny": ROWS})
-    arguments = ["--quick", "--only", "batch", "--contender", "lag", "--out", str(tmp_path)]
-    assert program.main(arguments) == 0
+    monkeypatch.setattr(runner.machine, "uncommitted", list)
+    chosen = ["--only", "workload=tiny", "line=batch", "contender=lag", "--rounds", "1", "--out", str(tmp_path)]
+    assert runner.main(program.BENCH, chosen) == 0
     assert "batch, tiny" in capsys.readouterr().out
-    (path,) = tmp_path.glob("spark-*-partial.json")
-    result = json.loads(path.read_text())
-    assert {"pyspark", "master", "jvm", "commit"} <= result["machine"].keys()
+    result = json.loads((tmp_path / "spark-partial-tiny.json").read_text())
+    assert {"pyspark", "commit"} <= result["machine"].keys()
     (row,) = result["results"]
     assert row["resident"][0] > row["private"][0] > 200_000_000  # the JVM is among them
-    assert row["rows"] == ROWS and row["updates"] > ROWS
-    assert path.with_suffix(".md").read_text().count("| lag | upsert | 3,000 |") == 1
-
-
-def test_a_contender_that_does_not_finish_fails_the_run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def broken(asked: Any) -> Any:
-        raise child.Broken("out of memory")
-
-    monkeypatch.setattr(runs, "measure", broken)
-    assert program.main(["--quick", "--only", "small", "--contender", "floor", "--no-save"]) == 1
-    assert "did not finish: out of memory" in capsys.readouterr().err
+    assert row["rows"] == 20_000 and row["updates"] == 27_874
+    assert (tmp_path / "spark-partial-tiny.md").read_text().count("| lag | upsert | 20,000 |") == 1
 
 
 def row(line: str, workload: str, contender: str, rate: float, **more: Any) -> dict[str, Any]:
@@ -162,6 +149,7 @@ def row(line: str, workload: str, contender: str, rate: float, **more: Any) -> d
     }
 
 
+@pytest.mark.soak
 def test_bars_say_what_the_figures_say() -> None:
     results = [
         row("batch", "w1", "ceiling", 3.0),
@@ -174,7 +162,7 @@ def test_bars_say_what_the_figures_say() -> None:
         row("small", "small", "ddflow", 0.1, median_batch_ms=460.0),
         row("stream-1m", "w1", "ddflow", 0.71),
     ]
-    found = {(bar.line, bar.peer): bar for bar in bars.bars_of({"bench": "spark", "results": results})}
+    found = {(bar.line, bar.peer): bar for bar in program.BENCH.bars({"results": results})}
     assert [(bar.met, None if bar.ratio is None else round(bar.ratio, 2)) for bar in found.values()] == [
         (False, 0.37),
         (True, 1.22),

@@ -65,7 +65,7 @@ class Restarts:
     def compress(self) -> None:
         """Let what is written be compressed, or not, as parts of a partitioned state do: it reads the same."""
         engine = self.door.engine
-        engine.durable.vault.compresses = engine.budget.home is None and self.data.draw(st.booleans())
+        engine.durable.vault.compresses = engine.dataflow.budget.home is None and self.data.draw(st.booleans())
 
     def call(self, call: list[Any], expected: Any) -> None:
         """A call that an engine that never stops answers with ``expected``; None: refuses."""
@@ -86,7 +86,7 @@ class Restarts:
 
     def restart(self) -> None:
         """Close, open, and give again what was not committed."""
-        for arranged in self.door.engine.circuit.arrangements.values():
+        for arranged in self.door.engine.dataflow.circuit.arrangements.values():
             merges = [*arranged.spine.merges, *arranged.beneath.merges]
             Restarts.went.update(f"closed with {_kind(merge)} half way" for merge in merges if len(merge.output))
         self.door.close()
@@ -119,7 +119,7 @@ def restarted(media: list[Any]) -> Any:
         other = Restarts(data, scenario, medium, options | {"autocommit": data.draw(st.booleans())})
         for call in played:
             other.call(call, quietly(never, call))
-            if other.door.engine.budget.home is not None:
+            if other.door.engine.dataflow.budget.home is not None:
                 stir(data, other.door)
             else:
                 tight.merge(other.door.engine, data.draw(st.sampled_from([0, 1, 3])), 2)
@@ -570,14 +570,18 @@ def test_a_merge_that_went_further_than_was_paid_for_is_gone_on_with() -> None:
         door, met = case.open(store), 0
         for epoch in range(1, len(case.calls) + 1):
             case.go(door, epoch)
-            merges = [merge for each in door.engine.circuit.arrangements.values() for merge in each.spine.merges]
+            merges = [
+                merge for each in door.engine.dataflow.circuit.arrangements.values() for merge in each.spine.merges
+            ]
             for merge in merges:
                 merge.credit, met = -7, met + 1
             door.engine.durable.publish(door.engine, epoch, door.engine.durable.ledger.manifest.receipts, "a test")
             door.close()
             store = store.writer()
             door = case.open(store)
-            again = [merge for each in door.engine.circuit.arrangements.values() for merge in each.spine.merges]
+            again = [
+                merge for each in door.engine.dataflow.circuit.arrangements.values() for merge in each.spine.merges
+            ]
             assert [merge.credit for merge in again] == [merge.credit for merge in merges]
             case.holds(door, epoch)
     assert met

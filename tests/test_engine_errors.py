@@ -378,7 +378,7 @@ calls = [
 if state:
     snapshot = dd.Snapshot.open(*state)
     calls += [lambda: snapshot.read("out"), engine.commit, lambda: engine.replace("s", pa.table({"id": [1]}), time=3)]
-inside = engine.turns.use("a call of another thread")  # its thread is not there in the child, so it will never end
+inside = engine.dataflow.turns.use("a call of another thread")  # its thread is not in the child, so it never ends
 if not os.fork():
     signal.alarm(60)
     for call in calls:
@@ -450,7 +450,7 @@ def test_an_engine_that_was_interrupted_while_it_changed_its_state_goes_no_furth
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(engine.circuit, "apply", interrupted)
+    monkeypatch.setattr(engine.dataflow.circuit, "apply", interrupted)
     with pytest.raises(KeyboardInterrupt):
         engine.step({"s": rows((1, "y", 1))}, time=2)
     for act in (lambda: engine.step({}, time=3), lambda: engine.read("rows")):

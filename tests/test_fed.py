@@ -246,7 +246,7 @@ def test_one_call_of_a_log_may_bring_events_and_full_contents_of_several_sources
     done = dd.migrate(old, new, flow, [first, then])
     assert (done.epoch, done.last) == (2, 5) and not any(net.num_rows for net in done.tables.values())
     fed, again = newest(old), newest(new)
-    assert fed is not None and again is not None and fed.fed == again.fed
+    assert fed is not None and again is not None and fed.fed == again.dataflow.fed
 
 
 def test_a_log_may_begin_with_full_contents_of_all() -> None:

@@ -204,7 +204,7 @@ def test_a_call_that_is_told_again_is_not_counted_again() -> None:
     with plan(ARRIVAL).open(store.writer()) as engine:
         engine.replace("orders", log[2], 3, BERN)
         engine.replace("orders", log[1], 2, epoch=2)
-        assert engine.fed["orders"].calls == 3
+        assert engine.dataflow.fed["orders"].calls == 3
         engine.step({}, 4)
-        assert engine.fed["orders"].calls == 3 and engine.epoch == 4
-        assert [run.calls for run in engine.fed["orders"].runs] == [1, 1, 1]
+        assert engine.dataflow.fed["orders"].calls == 3 and engine.epoch == 4
+        assert [run.calls for run in engine.dataflow.fed["orders"].runs] == [1, 1, 1]

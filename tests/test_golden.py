@@ -134,14 +134,16 @@ def write(place: Path) -> None:
     for kind, options in KINDS.items():
         with small(), plan(kind).open(place / kind, secret=Secret(1, 2), grace=0, **options) as engine:
             if kind == "spilled":
-                engine.budget.state = 0  # everything goes to files at once
+                engine.dataflow.budget.state = 0  # everything goes to files at once
             assert engine.durable is not None
             engine.durable.vault.compresses = kind == "compressed"  # as parts of a partitioned state do
-            for arranged in engine.circuit.arrangements.values():
+            for arranged in engine.dataflow.circuit.arrangements.values():
                 arranged.spine.fan = arranged.beneath.fan = 3
             feed(engine, kind, range(1, 13))
             expected[kind] = {"epoch": engine.epoch, **answers(engine)}
-            under_way = [m for a in engine.circuit.arrangements.values() for m in (*a.spine.merges, *a.beneath.merges)]
+            under_way = [
+                m for a in engine.dataflow.circuit.arrangements.values() for m in (*a.spine.merges, *a.beneath.merges)
+            ]
             print(kind, "merges half done:", sum(bool(m.output.parts) for m in under_way), "of", len(under_way))
         with plan(kind).open(shutil.copytree(place / kind, place / "next"), **options) as engine:
             expected[kind]["next"] = gone_on(engine, kind)

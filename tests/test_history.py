@@ -186,8 +186,8 @@ def test_the_circuit_gives_changes_of_inner_collections_too() -> None:
     with flow.open(retain=5) as engine:
         for time in range(3):
             step(engine, time, (time, "Bern"))
-        assert bag(changes(engine.circuit, inner, 0, 2)) == {("Bern",): 2}
-        refused(lambda: changes(engine.circuit, inner, 2, 1), errors.TimeWentBack, "from 2 to 1")
+        assert bag(changes(engine.dataflow.circuit, inner, 0, 2)) == {("Bern",): 2}
+        refused(lambda: changes(engine.dataflow.circuit, inner, 2, 1), errors.TimeWentBack, "from 2 to 1")
 
 
 # Readers
@@ -315,13 +315,13 @@ def test_followers_at_any_pace_hold_what_the_collection_is_through_merges() -> N
                 elif reader.time >= 0:
                     assert bag(reader.read()) == states[reader.time][name] == held[pace, name]
             least = min(reader.time for reader in followers.values())
-            assert engine.since <= least == engine.holds.least()
-        assert sum(a.spine.copied for a in engine.circuit.arrangements.values()) > 0
+            assert engine.since <= least == engine.dataflow.holds.least()
+        assert sum(a.spine.copied for a in engine.dataflow.circuit.arrangements.values()) > 0
 
 
 def test_history_that_nobody_holds_any_more_is_compacted_away() -> None:
     def kept(engine: Any) -> int:
-        return sum(arrangement.nbytes for arrangement in engine.circuit.arrangements.values())
+        return sum(arrangement.nbytes for arrangement in engine.dataflow.circuit.arrangements.values())
 
     with opened() as engine, opened() as other:
         reader, sizes = None, []
@@ -348,7 +348,7 @@ def test_readers_share_one_arrangement_whatever_their_number() -> None:
             for time in range(1, 20):
                 step(engine, time, *((key, f"city {time}") for key in range(0, 500, 7)))
             assert all(reader.time == 0 for reader in kept)
-            return sum(arrangement.nbytes for arrangement in engine.circuit.arrangements.values())
+            return sum(arrangement.nbytes for arrangement in engine.dataflow.circuit.arrangements.values())
 
     assert state(1) == state(50) > state(0)
 
@@ -380,7 +380,7 @@ def test_a_reader_cannot_be_opened_where_nothing_can_be_read() -> None:
         refused(lambda: engine.reader("rows", at=4), errors.NotReadable, "a reader of 'rows' at 4: since is 5: it can")
         refused(lambda: engine.reader("rows", at=6), errors.NotReadable, "the frontier is 6: it can be read from 5")
         refused(lambda: engine.reader("rows", at=5.0), errors.SchemaMismatch, "that is no int64 time")
-        assert len(engine.holds) == 0
+        assert len(engine.dataflow.holds) == 0
         engine.close()
         refused(lambda: engine.reader("rows"), errors.EngineClosed, "it was closed")
         refused(lambda: engine.changes("rows", 5, 5), errors.EngineClosed, "it was closed")

@@ -16,8 +16,8 @@ from rules import canonical
 
 import ddflow as dd
 from ddflow.columns.hashing import Secret, identities, partition_of
+from ddflow.columns.schema import one_batch
 from ddflow.errors import Misrouted
-from ddflow.operators.linear import one_batch
 from ddflow.partitions.chunks import (
     NO_ROWS,
     PACKED,

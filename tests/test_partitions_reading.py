@@ -96,16 +96,16 @@ def alike(cut: Any, whole: Any, flow: dd.Flow | None = None) -> None:
             assert exported(one, name) == exported(other, name), name
             told = [scd2(each, name) for each in (one, other)]
             assert told[0] == told[1] or one.since < other.since, name
-        for name in one.circuit.arrangements:
+        for name in one.dataflow.circuit.arrangements:
             figures = [each.stats()["arrangements"][name]["keys"] for each in (one, other)]
-            assert figures[0] == figures[1] == one.circuit.arrangements[name].keys
-        for name, upsert in one.circuit.upserts.items():
-            assert one.intakes[name].arrived == other.intakes[name].arrived
-            assert one.intakes[name].greatest == other.intakes[name].greatest
-            if upsert.expiring is not None and (beside := other.circuit.upserts[name].expiring) is not None:
+            assert figures[0] == figures[1] == one.dataflow.circuit.arrangements[name].keys
+        for name, upsert in one.dataflow.circuit.upserts.items():
+            assert one.dataflow.intakes[name].arrived == other.dataflow.intakes[name].arrived
+            assert one.dataflow.intakes[name].greatest == other.dataflow.intakes[name].greatest
+            if upsert.expiring is not None and (beside := other.dataflow.circuit.upserts[name].expiring) is not None:
                 assert upsert.expiring.horizons.greatest == beside.horizons.greatest
         assert one.stats()["pending"] == other.stats()["pending"]
-        one.circuit._check()
+        one.dataflow.circuit._check()
 
 
 def exported(snapshot: Snapshot, name: str) -> Any:
@@ -181,7 +181,7 @@ def test_why_and_verify_find_every_key_wherever_it_is(kind: str) -> None:
         assert stories[0] == stories[1], (str(number), stories)
     found = dd.verify(cut, {"orders": log})
     assert found.sources["orders"].ok and found.sources["orders"].rows == dd.read(cut, "orders").num_rows
-    assert list(found.counts.values()) == [0]
+    assert list(found.operators.values()) == [0]
     short = dd.verify(cut, {"orders": log[:3]})
     assert kind == "held back" or not short.sources["orders"].ok
 
@@ -267,8 +267,8 @@ def _swapped(manifest: Manifest, given_: list[Any]) -> None:
 
 
 def _lost(manifest: Manifest, given_: list[Any]) -> None:
-    name = next(iter(given_[4]["counts"]))
-    del given_[4]["counts"][name]
+    name = next(iter(given_[4]["operators"]))
+    del given_[4]["operators"][name]
 
 
 def _doubled(manifest: Manifest, given_: list[Any]) -> None:
@@ -277,7 +277,7 @@ def _doubled(manifest: Manifest, given_: list[Any]) -> None:
 
 def _unknown(manifest: Manifest, given_: list[Any]) -> None:
     for each in given_[3:]:
-        each["counts"]["none of ours"] = next(iter(each["counts"].values()))
+        each["operators"]["none of ours"] = next(iter(each["operators"].values()))
 
 
 def _fewer(manifest: Manifest, given_: list[Any]) -> None:
@@ -288,7 +288,7 @@ LIES = {
     "swapped": (_swapped, "a key of partition 1", "partition 0 of 3"),
     "lost": (_lost, "inventories", "a level has 3"),
     "doubled": (_doubled, "inventories", "a level has 3"),
-    "unknown": (_unknown, "it has the counts", "none of ours"),
+    "unknown": (_unknown, "it has the operators", "none of ours"),
     "fewer": (_fewer, "events came in", "were judged"),
 }
 
@@ -342,7 +342,7 @@ def test_inspect_tells_how_partitions_differ(folder: str) -> None:
     assert (found["partitions"], found["levels"], len(found["parts"])) == (4, 2, 8)
     keys = dd.read(folder, "orders").num_rows, dd.read(folder, "by_city").num_rows
     assert [sum(each["keys"] for each in found["parts"] if each["level"] == n) for n in (0, 1)] == list(keys)
-    assert (found["sources"]["orders"]["keys"], *(each["keys"] for each in found["counts"].values())) == keys
+    assert (found["sources"]["orders"]["keys"], *(each["keys"] for each in found["operators"].values())) == keys
     assert sum(found["verdicts"].values()) == found["sources"]["orders"]["arrived"] == 84
     shown = run("inspect", folder)
     assert "4, on 2 levels" in shown and "median" in shown and "largest, number" in shown

@@ -176,7 +176,7 @@ def test_rescaled_any_number_of_times_it_goes_on_as_if_it_had_not_been(
             other = Rescales(data, scenario, medium, options | {"autocommit": data.draw(st.booleans())})
             for call in played:
                 other.call(call, quietly(never, call))
-                if other.door.engine.budget.home is not None:
+                if other.door.engine.dataflow.budget.home is not None:
                     stir(data, other.door)
                 else:
                     tight.merge(other.door.engine, data.draw(st.sampled_from([0, 1, 3])), 2)
@@ -231,7 +231,7 @@ def test_a_group_that_left_and_came_again_stays_with_its_key_though_nothing_says
         assert manifest is not None and len(manifest.partitions) == number
         for blob in manifest.partitions:
             inventory = json.loads(store.map(blob).to_pybytes())
-            (groups,) = inventory["counts"].values()
+            ((groups,),) = (each["arrangements"] for each in inventory["operators"].values())
             assert groups["keys"] == inventory["sources"]["a"]["rows"]["keys"] > 0
 
 

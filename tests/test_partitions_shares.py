@@ -189,7 +189,7 @@ def test_a_share_with_what_is_not_its_own_is_damage() -> None:
     hands = Hands(flow, store, 2, random.Random(3))
     hands.epoch({"orders": orders_of(50)})
     manifest = found(store)
-    with pytest.raises(CorruptState, match="lacks the counts"):
+    with pytest.raises(CorruptState, match="lacks the operators"):
         Share(store, manifest, flow, 1, -1)  # the other level's
     swapped = manifest.partitions[1::-1] + manifest.partitions[2:]
     object.__setattr__(manifest, "partitions", swapped)

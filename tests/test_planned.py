@@ -77,7 +77,7 @@ def test_a_plan_that_was_made_again_gives_the_same_updates(data: st.DataObject) 
     flow = flow_of(scenario)
     inputs = {name: data.draw(events(source, most=6)) for name, source in scenario["sources"].items()}
     found = []
-    for each in (flow, rebuild(describe(flow))):
+    for each in (flow, dd.Flow.of(rebuild(describe(flow)))):
         with each.open(secret=Secret(1, 2)) as engine:
             given_rows = {name: to_arrow(scenario["sources"][name]["columns"], rows) for name, rows in inputs.items()}
             out = engine.step(given_rows, 1)

@@ -55,7 +55,7 @@ def kinds(state: Path) -> dict[str, list[Path]]:
         max(inventories, key=lambda path: json.loads(path.read_bytes())["totals"].get("applied", 0)).read_bytes()
     )
     batches = [each for c in inventory["sources"].values() for each in c["rows"]["batches"]]
-    batches += [each for c in inventory["counts"].values() for each in c["batches"]]
+    batches += [each for c in inventory["operators"].values() for each in c["arrangements"][0]["batches"]]
     runs = [each for c in inventory["sources"].values() for each in c["runs"]]
     return {
         "manifest": manifests,
@@ -253,7 +253,7 @@ LIES = {
     "another order of rows": lambda i, s: _file(i, s, 0, lambda c: c.take(list(reversed(range(len(c)))))),
     "a time of the future": lambda i, s: _rows(i).update(upper=99),
     "a source that is not there": lambda i, s: i["sources"].update(other=i["sources"]["orders"]),
-    "a count that is not there": lambda i, s: i["counts"].clear(),
+    "a count that is not there": lambda i, s: i["operators"].clear(),
     "rows that are not there": lambda i, s: _rows(i)["batches"][0].update(rows=10**12),
     "a file that is none": lambda i, s: _rows(i)["batches"][0].update(file=["x", 1, "y"]),
     "a batch used twice": lambda i, s: _rows(i)["items"].append(_rows(i)["items"][-1]),
@@ -297,7 +297,7 @@ def test_a_plan_with_functions_is_looked_at_as_far_as_it_can_be() -> None:
     assert report.ok and len(report.notes) == 1 and "formula that is not SQL" in report.notes[0]
     report = dd.fsck(store, flow=flow())
     assert report.ok and not report.notes
-    lie(store, lambda inventory: next(iter(inventory["counts"].values())).update(keys=2))
+    lie(store, lambda inventory: next(iter(inventory["operators"].values()))["arrangements"][0].update(keys=2))
     assert dd.fsck(store).ok and not dd.fsck(store, flow=flow()).ok
     lie(store, lambda inventory: _rows(inventory).update(keys=3))
     assert not dd.fsck(store).ok

@@ -44,7 +44,7 @@ def test_an_honest_state_agrees_with_its_log(spec: str, memory: str | None) -> N
         assert found.ok, str(found)
         of = found.sources["orders"]
         assert (of.events, of.rows, of.first) == (96, dd.read(store, "orders").num_rows, [])
-        assert list(found.counts.values()) == [0]
+        assert list(found.operators.values()) == [0]
     assert "agrees with its log" in str(found) and found.to_dict()["ok"]
 
 
@@ -208,7 +208,7 @@ def test_a_count_that_is_not_that_of_its_rows_is_found() -> None:
     feed(store, steps)
 
     def tell(inventory: Any) -> None:
-        batch = next(iter(inventory["counts"].values()))["batches"][0]
+        batch = next(iter(inventory["operators"].values()))["arrangements"][0]["batches"][0]
         batch["file"] = rewritten(
             store,
             batch["file"],
@@ -219,7 +219,7 @@ def test_a_count_that_is_not_that_of_its_rows_is_found() -> None:
     found = dd.verify(store, {"orders": steps})
     wrong = dd.read(store, "by_city").num_rows
     assert not found.ok and found.sources["orders"].ok
-    assert list(found.counts.values()) == [wrong] and f"{wrong} groups have a WRONG COUNT" in str(found)
+    assert list(found.operators.values()) == [wrong] and f"{wrong} rows are WRONG" in str(found)
 
 
 def test_rows_out_of_place_are_a_corrupt_state() -> None:

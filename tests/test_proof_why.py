@@ -8,8 +8,9 @@ import pyarrow as pa
 import pytest
 
 import ddflow as dd
+from ddflow.engine.why import Story
 from ddflow.storage.memory import MemoryStore
-from ddflow.tools.why import Story, why_of
+from ddflow.tools.why import why_of
 from tests.proof_case import EPOCH, HELD, WIDE, events, feed, plan
 
 TEXT = dd.Upsert(key="id", order_by=["city", "at"], delete=dd.tombstone("gone"))

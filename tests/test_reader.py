@@ -9,7 +9,7 @@ from chance import effort
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddflow.engine.readers import Hold, Holds
+from ddflow.dataflow.holds import Hold, Holds
 from ddflow.errors import TimeWentBack
 from ddflow.time import CLOSED, NEVER
 

@@ -63,8 +63,12 @@ def multiset(table: pa.Table) -> Counter[Any]:
 
 def wanted(engine: Any) -> int:
     """How many files an engine must have: two for a batch that is mapped, one for a run of pending events."""
-    batches = [b for a in engine.circuit.arrangements.values() for b in a.slots.batches if b.mapped is not None]
-    runs = [run for waiting in engine.batchers.values() for run in waiting.runs.by_least if run.file is not None]
+    batches = [
+        b for a in engine.dataflow.circuit.arrangements.values() for b in a.slots.batches if b.mapped is not None
+    ]
+    runs = [
+        run for waiting in engine.dataflow.batchers.values() for run in waiting.runs.by_least if run.file is not None
+    ]
     return 2 * len(batches) + len(runs)
 
 
@@ -102,7 +106,7 @@ def test_a_disk_that_is_full_at_any_point_refuses_a_step_whole_and_takes_it_when
     refused = 0
     with plan(holds_back).open() as memory, opened(plan(holds_back), tmp_path) as engine:
         tighten(engine, share=20_000, rows=200)
-        engine.budget.pending, engine.budget.shelf = (20_000, 20_000) if holds_back else (MANY, 0)
+        engine.dataflow.budget.pending, engine.dataflow.budget.shelf = (20_000, 20_000) if holds_back else (MANY, 0)
         acts = [("step", first), ("close", 5), ("step", second), ("close", 9)]
         plain, hindered = Calls(memory, holds_back), Calls(engine, holds_back)
         for call, given in acts:
@@ -164,7 +168,7 @@ def test_a_merge_beneath_that_the_disk_refuses_goes_on_when_there_is_room(tmp_pa
                 each.step({"rows": events(60, time)}, time)
             spill(engine, 0)
             merge(engine, 5)
-            if any(each.beneath.merges for each in engine.circuit.arrangements.values()):
+            if any(each.beneath.merges for each in engine.dataflow.circuit.arrangements.values()):
                 there = files(tmp_path)
                 with full(), pytest.raises(SpillFull, match="call again; nothing was changed"):
                     merge(engine, None)
@@ -172,7 +176,7 @@ def test_a_merge_beneath_that_the_disk_refuses_goes_on_when_there_is_room(tmp_pa
                 assert files(tmp_path) == there and contents(engine) == contents(memory)
         assert seen["a merge beneath half way"]
         merge(engine, None)
-        assert not any(each.beneath.merges for each in engine.circuit.arrangements.values())
+        assert not any(each.beneath.merges for each in engine.dataflow.circuit.arrangements.values())
         assert len(files(tmp_path)) == wanted(engine) and contents(engine) == contents(memory)
 
 
@@ -193,7 +197,7 @@ def test_a_stream_that_fails_in_its_middle_leaves_nothing(tmp_path: Path, how: s
         yield good
 
     with opened(plan(holds_back), tmp_path, verdicts="rows") as engine:
-        engine.budget.pending = 0
+        engine.dataflow.budget.pending = 0
         calls = Calls(engine, holds_back)
         with pytest.raises((OSError, BudgetExceeded, dd.errors.NullKey)) as caught:
             calls.step(pa.RecordBatchReader.from_batches(SCHEMA, stream()))

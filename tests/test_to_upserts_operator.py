@@ -319,10 +319,10 @@ def test_a_step_that_the_budget_refuses_leaves_upserts_as_they_were() -> None:
     with bare.open() as engine:
         engine.step(first, 1)
         engine.step(many, 2)
-        room = engine._bytes()
+        room = engine.dataflow.nbytes
     with flow.open() as engine:
         engine.step(many, 2)
-        assert engine._bytes() > room + 70 * n
+        assert engine.dataflow.nbytes > room + 70 * n
     with flow.open(memory=room + 100_000) as engine:
         engine.step(first, 1)
         with pytest.raises(BudgetExceeded):

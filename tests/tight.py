@@ -132,29 +132,29 @@ WATCHED: list[tuple[Any, str, Callable[..., list[str]]]] = [
 
 def tighten(engine: Engine, share: int = 0, rows: int = 3) -> None:
     """Leave the engine ``share`` bytes each for state, pending events and results; more than ``rows`` are too many."""
-    budget = engine.budget
+    budget = engine.dataflow.budget
     budget.state = budget.pending = budget.shelf = share
     budget.piece = 700
     budget.rows = lambda width: rows  # type: ignore[method-assign]
-    for arranged in engine.circuit.arrangements.values():
+    for arranged in engine.dataflow.circuit.arrangements.values():
         arranged.spine.fan = arranged.beneath.fan = 2
 
 
 def spill(engine: Engine, rest: int) -> None:
     """Move what the engine holds to files, down to ``rest`` thousandths of it: 0 is all, 1000 just begins a flush."""
-    folder = engine.budget.home
+    folder = engine.dataflow.budget.home
     assert folder is not None
     if not rest:
-        make_room(engine.budget, engine.circuit, engine.batchers, share=0)
-    for arranged in engine.circuit.arrangements.values():
+        make_room(engine.dataflow.budget, engine.dataflow.circuit, engine.dataflow.batchers, share=0)
+    for arranged in engine.dataflow.circuit.arrangements.values():
         arranged.spill(folder, arranged.nbytes * rest // 1000)
-    for waiting in engine.batchers.values():
+    for waiting in engine.dataflow.batchers.values():
         waiting.spill(folder, waiting.nbytes * rest // 1000)
 
 
 def merge(engine: Engine, effort: int | None, bite: int = 2) -> None:
     """Pay for ``effort`` versions in all merges that are under way, None for all; ``bite``: versions at once."""
-    for arranged in engine.circuit.arrangements.values():
+    for arranged in engine.dataflow.circuit.arrangements.values():
         arranged.piece = arranged.spine.most = arranged.beneath.most = bite
         settled = arranged.latest <= arranged.since
         arranged.spine.work(effort, arranged.slots, arranged.index, arranged.since, settled, files=False)

@@ -35,12 +35,12 @@ from ddflow.cli.progress import Tick
 from ddflow.cli.reading import marked, taken, ticked, within
 from ddflow.connectors.files import Input, open_input
 from ddflow.connectors.files.types import parse_types
+from ddflow.engine.logs import MARKS
 from ddflow.errors import DdflowError, StateRefused
 from ddflow.plan.rebuild import sources
 from ddflow.storage.manifest import Epoch, newest
 from ddflow.storage.opening import open_store
 from ddflow.time import NEVER
-from ddflow.tools.logs import MARKS
 
 
 def opened(ask: Ask, required: list[str]) -> Input:
@@ -109,7 +109,7 @@ def _pushed(
         for call in receipt.calls[calls:]:
             yield engine.advance_to(call.time, epoch=number)
         return
-    seen = engine.intakes[SOURCE].greatest
+    seen = engine.dataflow.intakes[SOURCE].greatest
     closed = engine.advance_to(seen + 1, epoch=number) if closes and seen >= engine.frontier else None
     engine.commit()
     if closed is not None:

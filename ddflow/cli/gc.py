@@ -84,13 +84,14 @@ def gc(
 
 
 def _forget(state: str, trust: str) -> None:
+    from ddflow.engine.flow import Flow
     from ddflow.engine.snapshot import found
     from ddflow.plan.rebuild import rebuild
     from ddflow.storage.opening import open_store
 
     store = open_store(state, trust=trust, create=False)
     try:
-        flow = rebuild(found(store).plan, store.where)
+        flow = Flow.of(rebuild(found(store).plan, store.where))
         with flow.open(store) as engine:
             engine.compact(forget=True)
     finally:

@@ -166,7 +166,7 @@ def sections(found: Mapping[str, Any]) -> Iterator[Section]:
 def _collections(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
     from ddflow.dataflow.budget import shown_size
 
-    for each in (found["sources"], found["counts"]):
+    for each in (found["sources"], found["operators"]):
         for name, of in each.items():
             figures = [of.get(what, 0) for what in ("keys", "tombstones", "versions", "runs", "merges", "files")]
             yield (name, *figures, shown_size(of.get("bytes", 0)), of.get("arrived", ""), of.get("pending", ""))

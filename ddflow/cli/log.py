@@ -32,13 +32,13 @@ import typer
 from ddflow.columns.schema import did_you_mean
 from ddflow.connectors.files import Input, open_input
 from ddflow.connectors.files.kinds import JSON, kind_of, listed
+from ddflow.engine.logs import Full
 from ddflow.engine.snapshot import found
 from ddflow.errors import NotReadable
 from ddflow.plan.bind import Bound, bind
 from ddflow.plan.rebuild import sources
 from ddflow.storage.opening import open_store
 from ddflow.terminal import console
-from ddflow.tools.logs import Full
 
 
 def source_of(state: str, name: str | None, trust: str) -> Bound:

@@ -25,8 +25,8 @@ import ddflow as dd
 from ddflow.cli.options import Ask
 from ddflow.cli.plan import SOURCE
 from ddflow.cli.progress import Tick
+from ddflow.engine.logs import MARKS
 from ddflow.errors import DdflowError
-from ddflow.tools.logs import MARKS
 from ddflow.tools.merge_on_read import take
 
 

@@ -325,6 +325,13 @@ def empty(schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 
+def one_batch(table: Any, names: Sequence[str] | None = None) -> pa.RecordBatch:
+    """A table of one chunk a column, or those of its columns, as a record batch, without a copy."""
+    names = table.schema.names if names is None else names
+    columns = [one_chunk(c) if isinstance(c := table.column(n), pa.ChunkedArray) else c for n in names]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema([table.schema.field(n) for n in names]))
+
+
 def one_chunk(column: pa.ChunkedArray) -> pa.Array:
     """A chunked column as one array; no copy where there is one chunk already."""
     if column.num_chunks == 1:

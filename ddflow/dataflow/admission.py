@@ -23,10 +23,9 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import Flags, Ints, validity, words
-from ddflow.columns.schema import conform, to_table
+from ddflow.columns.schema import conform, one_batch, to_table
 from ddflow.dataflow.verdicts import NAMES
 from ddflow.errors import LateEvent, NullKey, SchemaMismatch
-from ddflow.operators.linear import one_batch
 from ddflow.operators.upsert.events import Sealed
 from ddflow.plan.bind import Bound
 from ddflow.time import CLOSED, NEVER, shown

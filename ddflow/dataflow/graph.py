@@ -1,15 +1,13 @@
-"""The circuit: the operators of one opened plan, wired, with their state.
+"""The operators of one opened plan, wired, with their state.
 
-Invariant: `judge` computes a whole step for all nodes and changes nothing; `apply` takes the computed changes in and
-cannot be refused any more. So a step that fails, whichever node objects, leaves every arrangement as it was. Outputs
-gather retracted rows from batches that ``apply`` may merge away, so they are made before it; and only columns that
-somebody downstream reads are gathered at all. Each node is computed once a step, however many read it; all share one
-list of times.
+Invariant: a step is computed whole (``step``) before `Circuit.apply` takes its changes in, which cannot be refused any
+more; so a step that fails, whichever operator objects, leaves every arrangement as it was. Only columns that somebody
+downstream reads are gathered at all.
 
 >>> import pyarrow as pa
->>> from ddflow.plan.flow import Flow
+>>> from ddflow.plan.collection import Plan
 >>> from ddflow.plan.spec import Upsert
->>> flow = Flow()
+>>> flow = Plan()
 >>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
 >>> _ = flow.output("cities", people.project(["city"]).count())
 >>> sorted(Circuit(flow, Secret(1, 2)).needed[people])
@@ -18,66 +16,107 @@ list of times.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import NONE, Secret
+from ddflow.columns.hashing import NONE, Ints, Secret
 from ddflow.columns.threads import ALONE, Crew
-from ddflow.dataflow.buffer import Shelf
-from ddflow.dataflow.step import Computation, Observe, Released, Stepped, nothing
-from ddflow.operators import linear
-from ddflow.operators.back import Back as ToBack
-from ddflow.operators.back_node import Back
-from ddflow.operators.count import Count
+from ddflow.operators.base import Context, Readable, Running, held
 from ddflow.operators.held_rows import HeldRows
-from ddflow.operators.unnest import Unnest
 from ddflow.operators.updates import Updates, consolidated, ints
-from ddflow.operators.upsert.upsert import Upsert
-from ddflow.plan import flow as plan
-from ddflow.trace.arrangement import Arrangement
+from ddflow.operators.upsert.events import Sealed
+from ddflow.operators.upsert.expiring import Seen
+from ddflow.operators.upsert.upsert import RunningUpsert
+from ddflow.plan.collection import Collection, Plan
+from ddflow.trace.arrangement import Arrangement, Change
+
+
+class Released(NamedTuple):
+    """Events of one source whose time has come."""
+
+    total: int
+    times: Ints
+    """int64: the distinct times, ascending."""
+    pieces: Iterable[Sealed]
+    """All events of some range of identities each, ranges ascending."""
+
+    @classmethod
+    def of(cls, sealed: Sealed | None) -> Released:
+        """All events in one piece."""
+        if sealed is None or not sealed.times.size:
+            return cls(0, ints(), ())
+        times = sealed.times
+        first = np.flatnonzero(times[1:] != times[:-1])
+        return cls(times.size, np.concatenate([times[:1], times[1:][first]]), [sealed])
+
+
+class Stepped(NamedTuple):
+    """A computed step: what it puts out, and what it will change."""
+
+    outputs: dict[str, pa.Table]
+    changes: dict[str, list[Change]]
+    """By source."""
+    kept: dict[Collection, list[Any]]
+    """By operator that holds a state, what `Running.apply` takes in."""
+    counts: dict[str, Ints]
+    """By source, int64[8]: events by verdict."""
+    seen: dict[str, Seen]
+    """By source that expires, what it brings for the next step."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the changes will add to the state."""
+        every = [change for changes in (*self.changes.values(), *self.kept.values()) for change in changes]
+        return sum(change.nbytes for change in every)
 
 
 class Circuit:
-    """``plan_``: the flow.  ``secret``: for identities.  ``winners``: whether verdict rows will be asked for.
+    """``plan``: what is opened.  ``secret``: for identities.  ``winners``: whether verdict rows will be asked for.
 
-    ``crew``: the threads that share the work."""
+    ``crew``: the threads that share the work.  ``running``: by operator."""
 
-    def __init__(self, plan_: plan.Flow, secret: Secret, winners: bool = True, crew: Crew = ALONE) -> None:
-        self.plan, self.secret, self.winners = plan_, secret, winners or bool(plan_.side_outputs())
-        self.upserts = {name: Upsert(source.bound, secret, crew) for name, source in plan_.sources.items()}
-        self.needed = _needed(plan_)
-        self.counts = {
-            node: Count(node.groups, node.name, secret)
-            for node in plan_.nodes
-            if isinstance(node, plan.Count) and node in self.needed
-        }
-        self.backs = {
-            node: ToBack(node.inputs[0].schema, node.key, node.on_conflict, plan_.time_type, secret)
-            for node in plan_.nodes
-            if isinstance(node, Back) and node in self.needed
-        }
+    def __init__(self, plan: Plan, secret: Secret, winners: bool = True, crew: Crew = ALONE) -> None:
+        self.plan, self.secret, self.winners = plan, secret, winners or bool(plan.side_outputs())
+        self.upserts = {name: RunningUpsert(each.bound, secret, crew) for name, each in plan.sources.items()}
+        self.needed = _needed(plan)
+        self.names: dict[Collection, str] = {each: name for name, each in plan.sources.items()}
+        self.running: dict[Collection, Running] = {}
+        for node in plan.nodes:
+            if node in self.needed and node.inputs:
+                wanted = frozenset(self.needed[node])
+                self.running[node] = node.open(Context(secret, plan.time_type, wanted, crew))
+        self.keeping = {node: each for node, each in self.running.items() if node.keeps}
+        """The operators that hold a state."""
+        self.opened: dict[Collection, Readable] = {each: self.upserts[each.name] for each in plan.sources.values()}
+        """All of it, by collection."""
+        self.opened |= self.running
+
+    def _named(self) -> dict[str, Readable]:
+        """What holds a state, by a name for people."""
+        out: dict[str, Readable] = dict(self.upserts)
+        seen: dict[str, int] = {}
+        for node, each in self.keeping.items():
+            number = seen[node.verb] = seen.get(node.verb, -1) + 1
+            out[f"{node.verb} {number} by {list(node.exchange()[0] or ())}"] = each
+        return out
 
     @property
     def arrangements(self) -> dict[str, Arrangement]:
         """All state that is kept, by a name for people."""
-        out = {name: upsert.arranged for name, upsert in self.upserts.items()}
-        for i, count in enumerate(self.counts.values()):
-            out[f"count {i} by {count.groups.names}"] = count.arranged
-        return out
+        return {name: arranged for name, each in self._named().items() for arranged in each.arrangements}
 
     @property
     def showing(self) -> dict[str, HeldRows]:
         """What is held for upserts that go out, by a name for people; it is made of what is kept."""
-        backs = enumerate(self.backs.values())
-        return {f"to_upserts {i} by {list(back.told.key)}": back.told.held for i, back in backs}
+        return {name: each.held_rows for name, each in self._named().items() if each.held_rows is not None}
 
     @property
     def nbytes(self) -> int:
         """Bytes in memory of all that."""
-        held = sum(each.nbytes for each in self.showing.values())
-        return held + sum(each.nbytes for each in self.arrangements.values())
+        return sum(each.nbytes for each in self.opened.values())
 
     def expiring(self, released: Mapping[str, Released], time: int, most: int | None) -> dict[str, Released]:
         """What is released at ``time``, and for each key that is forgotten then an event that deletes it.
@@ -96,33 +135,9 @@ class Circuit:
             out[name] = Released(total, np.union1d(given.times, [time]), pieces if many else list(pieces))
         return out
 
-    def judge(
-        self, released: Mapping[str, Released], since: int, shelf: Shelf | None = None, observe: Observe = nothing
-    ) -> Stepped:
-        """Compute a step from the events released of each source.  O(events and updates); nothing changes.
-
-        ``shelf``: where updates of a large step lie.  ``observe``: is shown each judgement once, when its events have
-        been judged.
-        """
-        given = {name: each for name, each in released.items() if each.total}
-        return Computation(self, given, since, shelf or Shelf(None, 0), observe).run()
-
-    def stateless(self, node: plan.Collection, inputs: list[Updates]) -> Updates:
-        """What an operator without state makes of its inputs' updates.  O(updates)."""
-        if isinstance(node, plan.Filter):
-            return linear.filter_rows(inputs[0], node.predicate)
-        if isinstance(node, plan.Project):
-            here = [i for i, f in enumerate(node.schema) if f.name in self.needed[node]]
-            schema = pa.schema([node.schema.field(i) for i in here])
-            return linear.project(inputs[0], schema, [node.columns[i] for i in here])
-        if isinstance(node, plan.Negate):
-            return linear.negate(inputs[0])
-        if isinstance(node, Unnest):
-            return linear.unnest(inputs[0], node.schema, node.column)
-        if isinstance(node, plan.Concat):
-            return linear.concat(inputs)
-        assert isinstance(node, plan.Consolidate), node
-        return consolidated(inputs[0], self.secret)
+    def arrive(self, node: Collection) -> Updates:
+        """The updates of a collection without inputs that is no input of the plan.  O(1)."""
+        raise NotImplementedError
 
     def apply(self, stepped: Stepped, upper: int, since: int) -> None:
         """Take a computed step into the state.  Amortised O(versions written)."""
@@ -131,84 +146,60 @@ class Circuit:
             if upsert.expiring is not None and name in stepped.seen:
                 upsert.expiring.take(changes, stepped.seen[name])
             upsert.arranged.apply(changes, upper, since)
-        for node, count in self.counts.items():
-            count.arranged.apply(stepped.counted.get(node, ()), upper, since)
-        for each, back in self.backs.items():
-            back.apply(stepped.shown.get(each, ()))
+        for node, each in self.keeping.items():
+            each.apply(stepped.kept.get(node, ()), upper, since)
 
-    def refill(self, last: int) -> None:
-        """Fill what is held for upserts from what their collections hold, at a time.  O(rows of the sources).
+    def refill(self, node: Collection, last: int, upper: int, since: int) -> None:
+        """Make the state of an operator, which no file has, of what its inputs hold.  O(rows of the inputs).
 
-        Raises `NotUnique` or `NotHeld` where a plan asks for upserts, and did not before, that cannot be.
+        ``last``: the last closed time.  Raises what operators raise where a plan asks, and did not before, for what
+        cannot be.
         """
-        for node, back in self.backs.items():
-            back.fill(self.held(node.inputs[0])._replace(times=ints(last)))
+        self.running[node].fill([self.held(of)._replace(times=ints(last)) for of in node.inputs], upper, since)
 
-    def read(self, node: plan.Collection, as_of: int | None) -> pa.Table:
+    def read(self, node: Collection, as_of: int | None) -> pa.Table:
         """A collection as of a time, by default now: its rows and ``_diff``, consolidated.
 
         O(rows of the sources it needs).
         """
         return consolidated(self.held(node, as_of), self.secret).to_table(node.schema, None)
 
-    def held(self, node: plan.Collection, as_of: int | None = None) -> Updates:
+    def output(self, node: Collection, time: int, as_of: int | None = None) -> pa.Table:
+        """All that an output holds as of a time, by default now, as its table.  ``time``: what is stamped.  O(rows)."""
+        made = self.held(node, as_of)._replace(times=ints(time))
+        return self.opened[node].output(made, self.secret, node.schema, self.plan.time_type)
+
+    def held(self, node: Collection, as_of: int | None = None) -> Updates:
         """The rows of a collection as of a time, by default now, not consolidated.  O(rows of the sources)."""
-        walk, wanted = [node], set[plan.Collection]()
+        walk, wanted = [node], set[Collection]()
         while walk:
             each = walk.pop()
             if each not in wanted:
                 wanted.add(each)
-                walk += () if isinstance(each, plan.Source | plan.Count) else each.inputs
-        done: dict[plan.Collection, Updates] = {}
+                walk += () if self.opened[each].arrangements else each.inputs
+        done: dict[Collection, Updates] = {}
         for each in self.plan.nodes:  # a collection stands behind what it is made of
             if each in wanted:
-                done[each] = self._made(each, as_of, done)
+                own = self.opened[each]
+                if own.arrangements:
+                    done[each] = held(own.rows(own.arranged.read(as_of)).select(each.schema.names))
+                else:
+                    done[each] = self.running[each].read([done[of] for of in each.inputs], as_of)
         return done[node]
-
-    def _made(self, node: plan.Collection, as_of: int | None, done: dict[plan.Collection, Updates]) -> Updates:
-        if isinstance(node, plan.Source | plan.Count):
-            arranged = self.upserts[node.name].arranged if isinstance(node, plan.Source) else self.counts[node].arranged
-            rows = arranged.read(as_of).select(node.schema.names)
-            n = rows.num_rows
-            return Updates(rows, np.zeros(n, np.int32), np.ones(n, np.int64), ints(0))  # one time, whichever
-        # A projection may have been pruned for the step's sake; a read wants all its columns.
-        inputs = [done[each] for each in node.inputs]
-        if isinstance(node, Back):
-            shown = self.backs[node].shown(inputs[0]._replace(times=ints(as_of or 0)))
-            return shown._replace(rows=shown.rows.select(node.schema.names))
-        if isinstance(node, plan.Project):
-            return linear.project(inputs[0], node.schema, node.columns)
-        return self.stateless(node, inputs)
 
     def _check(self) -> None:
         for arrangement in self.arrangements.values():
             arrangement._check()
 
 
-def _needed(flow: plan.Flow) -> dict[plan.Collection, set[str]]:
+def _needed(plan: Plan) -> dict[Collection, set[str]]:
     """For each node that an output depends on, the columns that somebody reads; one at least, to carry the rows."""
-    needed: dict[plan.Collection, set[str]] = {node: set(node.schema.names) for node in flow.outputs.values()}
-    for node in reversed(flow.nodes):
-        if node not in needed:
-            continue
-        mine = needed[node]
-        if not mine:
-            mine.add(node.schema.names[0])
-        for each in node.inputs:
-            wanted = needed.setdefault(each, set())
-            every = set(each.schema.names)
-            if isinstance(node, plan.Count):
-                wanted |= set(node.by)
-            elif isinstance(node, plan.Filter):
-                read = node.predicate.columns
-                wanted |= every if read is None else mine | set(read)
-            elif isinstance(node, plan.Project):
-                for field, column in zip(node.schema, node.columns, strict=True):
-                    if field.name in mine:
-                        read = (column,) if isinstance(column, str) else column.columns
-                        wanted |= every if read is None else set(read)
-            elif isinstance(node, plan.Negate):
-                wanted |= mine
-            else:
-                wanted |= every
+    needed: dict[Collection, set[str]] = {node: set(node.schema.names) for node in plan.outputs.values()}
+    for node in reversed(plan.nodes):
+        if node in needed:
+            mine = needed[node]
+            if not mine:
+                mine.add(node.schema.names[0])
+            for each, read in zip(node.inputs, node.needs(mine), strict=True):
+                needed.setdefault(each, set()).update(read)
     return needed

@@ -32,7 +32,7 @@ from ddflow.kernels.resolve import STALE
 from ddflow.operators.updates import time_column
 from ddflow.operators.upsert.upsert import Judgement
 from ddflow.plan.bind import Bound
-from ddflow.plan.flow import Flow, Source
+from ddflow.plan.collection import Input, Plan
 
 ARRIVAL: Final = "_arrival"
 """What the column of verdict rows is called that holds the numbers of their events."""
@@ -75,7 +75,7 @@ def verdict_rows(bound: Bound, of: Admitted | Judgement) -> pa.Table:
 class Sides:
     """The tables of `Flow.side_outputs` for one step, judgement by judgement."""
 
-    def __init__(self, flow: Flow) -> None:
+    def __init__(self, flow: Plan) -> None:
         self.flow, self.wanted = flow, flow.side_outputs()
         self.made: dict[str, list[pa.Table]] = {name: [] for name in self.wanted}
 
@@ -85,7 +85,7 @@ class Sides:
             if source.name == judgement.upsert.bound.name:
                 self.made[name].append(self._table(source, schema, judgement))
 
-    def _table(self, source: Source, schema: pa.Schema, judgement: Judgement) -> pa.Table:
+    def _table(self, source: Input, schema: pa.Schema, judgement: Judgement) -> pa.Table:
         stale = judgement.verdict == STALE
         if source.spec.stale == "mark":
             rows = judgement.given

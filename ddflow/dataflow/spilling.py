@@ -11,7 +11,7 @@ known to arrangements and batchers.
 >>> with tempfile.TemporaryDirectory() as place, flow.open(memory="16MB", spill=place) as engine:
 ...     _ = engine.step({"people": pa.table({"id": range(1000)})}, 0)
 ...     before = engine.stats()["bytes_mapped"]
-...     make_room(engine.budget, engine.circuit, {}, share=0)
+...     make_room(engine.dataflow.budget, engine.dataflow.circuit, {}, share=0)
 ...     before, engine.stats()["bytes_mapped"] > 8000, engine.read("people").num_rows
 (0, True, 1000)
 """
@@ -27,9 +27,8 @@ import pyarrow as pa
 from ddflow.columns.hashing import Secret
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget
-from ddflow.dataflow.graph import Circuit
+from ddflow.dataflow.graph import Circuit, Released
 from ddflow.dataflow.ranges import Ranges
-from ddflow.dataflow.step import Released
 
 
 def make_room(budget: Budget, circuit: Circuit, batchers: Mapping[str, Batcher], share: int | None = None) -> None:
@@ -51,7 +50,7 @@ def make_room(budget: Budget, circuit: Circuit, batchers: Mapping[str, Batcher],
 
 
 @contextmanager
-def released(
+def release(
     to: int, batchers: Mapping[str, Batcher], keys: Mapping[str, pa.Schema], secret: Secret, budget: Budget
 ) -> Iterator[dict[str, Released]]:
     """What ``batchers`` release before ``to``; in ranges on disk, for as long as the block runs, where it is too much.

@@ -25,17 +25,15 @@ contents, which the next step gives before its own updates. It does not publish 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final
 
 import pyarrow as pa
 
 from ddflow.dataflow import batcher as pending
+from ddflow.dataflow.batcher import Batcher
+from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.verdicts import NAMES
 from ddflow.errors import CorruptState
-from ddflow.operators.back_node import Back
-from ddflow.operators.updates import consolidated, ints
-from ddflow.operators.upsert.rehashed import of_count, of_upsert
 from ddflow.plan.codec import node_ids
 from ddflow.storage.batch_store import Vault
 from ddflow.storage.record import Record
@@ -45,67 +43,51 @@ from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch_file import Made
 from ddflow.trace.joined import Joined, astray, catch_up
 
-if TYPE_CHECKING:
-    from ddflow.dataflow.admission import Intake
-    from ddflow.dataflow.batcher import Batcher
-    from ddflow.dataflow.graph import Circuit
-    from ddflow.engine.engine import Engine
-    from ddflow.plan.flow import Flow
-
 MEND: Final = "restore it from a copy, or go back with ddflow rollback"
 
 
-def take(engine: Fillable, vault: Vault) -> dict[str, Any]:
+def take(dataflow: Dataflow, vault: Vault) -> dict[str, Any]:
     """Write what is in no file yet; all of the engine's state as plain values.
 
     O(bytes not written yet + files).  Raises `StorageFull`, `StorageFailed`; the engine is then as before.
     """
-    circuit, ids = engine.circuit, node_ids(engine.flow)
+    circuit, ids = dataflow.circuit, node_ids(dataflow.flow)
     sources = {
         name: {
-            "arrived": engine.intakes[name].arrived,
-            "greatest": engine.intakes[name].greatest,
+            "arrived": dataflow.intakes[name].arrived,
+            "greatest": dataflow.intakes[name].greatest,
             "rows": inventory.take(upsert.arranged, vault),
-            "runs": pending.take(engine.batchers[name], vault),
+            "runs": pending.take(dataflow.batchers[name], vault),
             **({} if upsert.expiring is None else {"horizon": upsert.expiring.horizons.greatest}),
         }
         for name, upsert in circuit.upserts.items()
     }
-    counts = {ids[node]: inventory.take(count.arranged, vault) for node, count in circuit.counts.items()}
-    return {"sources": sources, "counts": counts, "totals": engine.totals}
-
-
-class Fillable(Protocol):
-    """What is filled: an engine, or a snapshot."""
-
-    flow: Flow
-    circuit: Circuit
-    batchers: dict[str, Batcher]
-    intakes: dict[str, Intake]
-    totals: dict[str, int]
-    frontier: int
-    last: int
-    since: int
+    operators = {
+        ids[node]: {"arrangements": [inventory.take(arranged, vault) for arranged in each.arrangements]}
+        for node, each in circuit.keeping.items()
+        if each.arrangements
+    }
+    return {"sources": sources, "operators": operators, "totals": dataflow.totals}
 
 
 def fill(
-    engine: Fillable, records: Sequence[Record], vault: Vault, indexed: bool, sieved: bool = True, spread: int = 1
+    dataflow: Dataflow, records: Sequence[Record], vault: Vault, indexed: bool, sieved: bool = True, spread: int = 1
 ) -> None:
-    """Fill a new engine, whose times are set, from inventories.  O(bytes), and O(rows) for counts that are new.
+    """Fill a new dataflow, whose times are set, from inventories.  O(bytes), and O(rows) for counts that are new.
 
     ``records``: level by level, of ``spread`` partitions each; what is of several is to be read only.  ``indexed``,
     ``sieved``: as in `inventory.restore`.  Raises `CorruptState`, naming the file.
     """
     assert spread == 1 or not indexed, "what is joined is not searched"
-    circuit, held = engine.circuit, Inventories(records, spread)
+    circuit, held = dataflow.circuit, Inventories(records, spread)
     for name, upsert in circuit.upserts.items():
         if not (given := held.of("sources", name)):
             continue
-        intake = engine.intakes[name]
+        intake = dataflow.intakes[name]
         intake.arrived = sum(each.number("arrived") for each in given)
         intake.greatest = max(each.number("greatest", NEVER, CLOSED) for each in given)
-        made, rows = partial(of_upsert, upsert), [each.record("rows") for each in given]
-        upsert.arranged = _restored(engine, upsert.arranged, rows, vault, indexed, made, sieved)
+        made, rows = upsert.rehashed, [each.record("rows") for each in given]
+        upsert.arrangements = (_restored(dataflow, upsert.arranged, rows, vault, indexed, made, sieved),)
         for number, each in enumerate(upsert.arranged.partitions):
             if spread > 1 and (odd := astray(each, number, spread)) is not None:
                 raise CorruptState(given[number].what, f"partition {number} of {spread} has a key of {odd}", MEND)
@@ -113,18 +95,22 @@ def fill(
             known = [each.number("horizon", NEVER, CLOSED) for each in given if "horizon" in each]
             upsert.expiring.horizons.greatest = max(known, default=None)
         home = vault if sieved and not indexed else None
-        engine.batchers[name] = _waiting(given, upsert.bound.event_schema, vault, not indexed, home)
-    engine.totals = held.totals()
-    ids = node_ids(engine.flow)
-    for node, count in circuit.counts.items():
-        if given := held.of("counts", ids[node]):
-            count.arranged = _restored(engine, count.arranged, given, vault, indexed, partial(of_count, count), sieved)
-        elif engine.last > NEVER:
-            now = circuit.held(node.inputs[0])._replace(times=ints(engine.last))
-            _, change = count.judge(now, engine.since)
-            count.apply(change, engine.frontier, engine.since)
-    arrived = sum(intake.arrived for intake in engine.intakes.values())
-    if records and arrived != sum(engine.totals.values()) + sum(map(len, engine.batchers.values())):
+        dataflow.batchers[name] = _waiting(given, upsert.bound.event_schema, vault, not indexed, home)
+    dataflow.totals = held.totals()
+    ids = node_ids(dataflow.flow)
+    for node, running in circuit.keeping.items():
+        if given := held.of("operators", ids[node]) if running.arrangements else []:
+            parts = [record.records("arrangements") for record in given]
+            if any(len(part) != len(running.arrangements) for part in parts):
+                raise CorruptState(records[0].what, f"a {node.verb} has {len(parts[0])} arrangements", MEND)
+            running.arrangements = tuple(
+                _restored(dataflow, empty, list(records), vault, indexed, running.rehashed, sieved)
+                for empty, records in zip(running.arrangements, zip(*parts, strict=True), strict=True)
+            )
+        elif running.arrangements and dataflow.last > NEVER:
+            circuit.refill(node, dataflow.last, dataflow.frontier, dataflow.since)
+    arrived = sum(intake.arrived for intake in dataflow.intakes.values())
+    if records and arrived != sum(dataflow.totals.values()) + sum(map(len, dataflow.batchers.values())):
         raise CorruptState(records[0].what, f"{arrived:,} events came in, and others are judged or pending", MEND)
 
 
@@ -133,7 +119,7 @@ class Inventories:
 
     def __init__(self, records: Sequence[Record], spread: int) -> None:
         self.records, self.spread = records, spread
-        self.within = {kind: [each.record(kind) for each in records] for kind in ("sources", "counts", "totals")}
+        self.within = {kind: [each.record(kind) for each in records] for kind in ("sources", "operators", "totals")}
 
     def of(self, kind: str, name: str) -> list[Record]:
         """What the partitions say of a source or a count, in their order; [] where none has it.  O(inventories).
@@ -162,7 +148,13 @@ class Inventories:
 
 
 def _restored(
-    engine: Fillable, empty: Arrangement, given: Sequence[Record], vault: Vault, indexed: bool, made: Made, sieved: bool
+    dataflow: Dataflow,
+    empty: Arrangement,
+    given: Sequence[Record],
+    vault: Vault,
+    indexed: bool,
+    made: Made,
+    sieved: bool,
 ) -> Arrangement:
     """An empty arrangement, filled from one inventory; what is joined of as many as there are, in its place."""
     index = empty.index
@@ -172,8 +164,8 @@ def _restored(
             each.lapses(empty.lapse.of)
         inventory.restore(each, record, vault, indexed, made, sieved, vault if sieved and not indexed else None)
     if len(every) > 1:
-        return Joined(every, engine.since, engine.frontier)
-    catch_up(empty, engine.since, engine.frontier)
+        return Joined(every, dataflow.since, dataflow.frontier)
+    catch_up(empty, dataflow.since, dataflow.frontier)
     return empty
 
 
@@ -187,21 +179,11 @@ def _waiting(given: Sequence[Record], schema: pa.Schema, vault: Vault, spilled: 
     return first
 
 
-def reached(engine: Fillable) -> tuple[dict[str, int], dict[str, int]]:
+def reached(dataflow: Dataflow) -> tuple[dict[str, int], dict[str, int]]:
     """By source, the greatest event time there ever was, and the greatest order where keys expire.  O(sources).
 
     Inventories say so as well, each of its own part: this is what all partitions must know."""
-    times = {name: each.greatest for name, each in engine.intakes.items() if engine.flow.holds_back}
-    expiring = {name: each.expiring for name, each in engine.circuit.upserts.items() if each.expiring is not None}
+    times = {name: each.greatest for name, each in dataflow.intakes.items() if dataflow.flow.holds_back}
+    expiring = {name: each.expiring for name, each in dataflow.circuit.upserts.items() if each.expiring is not None}
     orders = {name: greatest for name, each in expiring.items() if (greatest := each.horizons.greatest) is not None}
     return times, orders
-
-
-def contents(engine: Engine, name: str) -> pa.Table:
-    """All that an output holds, as updates of the last closed time, or as upserts of it.  O(rows)."""
-    node = engine.flow.outputs[name]
-    if isinstance(node, Back):
-        back, held = engine.circuit.backs[node], engine.circuit.held(node.inputs[0])
-        return back.told.told(back.shown(held._replace(times=ints(engine.last))))
-    held = consolidated(engine.circuit.held(node), engine.secret)._replace(times=ints(engine.last))
-    return held.to_table(node.schema, engine.flow.time_type)

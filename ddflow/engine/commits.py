@@ -25,11 +25,12 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 
 from ddflow.columns.hashing import Secret
+from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.result import Step
 from ddflow.engine import checkpoint as recovery
 from ddflow.engine.digests import digest_of
@@ -44,9 +45,10 @@ from ddflow.errors import (
     StorageFailed,
     StorageFull,
 )
-from ddflow.operators.back_node import Back
 from ddflow.plan.codec import describe, fingerprint
+from ddflow.plan.collection import Plan, widened
 from ddflow.plan.compatibility import Change, compare
+from ddflow.plan.options import Options
 from ddflow.storage.arrow_file import readable
 from ddflow.storage.batch_store import Vault
 from ddflow.storage.garbage import gc, names_of
@@ -56,11 +58,6 @@ from ddflow.storage.opening import open_store
 from ddflow.storage.record import Record
 from ddflow.storage.showing import PARQUET, Outputs
 from ddflow.time import NEVER, shown
-
-if TYPE_CHECKING:
-    from ddflow.engine.engine import Engine
-    from ddflow.plan.flow import Flow
-    from ddflow.plan.options import Options
 
 _NAMED: Final = re.compile(rb'"([0-9a-f]{16}-[0-9]{1,12}\.arrow)"')
 KEPT: Final = 8
@@ -102,7 +99,7 @@ class Durable:
         """The epoch that is being given again, and how many of its calls were."""
 
     @classmethod
-    def open(cls, flow: Flow, options: Options) -> Durable:
+    def open(cls, flow: Plan, options: Options) -> Durable:
         """Take hold of the state that ``options`` name, or make a new one there.
 
         Raises `CorruptState`, `PlanChanged`, and what the store raises.
@@ -157,33 +154,36 @@ class Durable:
         """The state's."""
         return Secret(*self.ledger.manifest.secret)
 
-    def recover(self, engine: Engine) -> dict[str, pa.Table]:
+    def recover(self, dataflow: Dataflow) -> dict[str, pa.Table]:
         """Fill a new engine with the state; what its new outputs owe, by name.  O(bytes of the state).
 
         Raises `CorruptState`, naming the file.
         """
         manifest = self.ledger.manifest
-        for arranged in engine.circuit.arrangements.values():
+        for arranged in dataflow.circuit.arrangements.values():
             arranged.slots.lasting = True
-        engine.frontier, engine.last, engine.since = manifest.frontier, manifest.last, manifest.since
-        engine.fed = manifest.fed
+        dataflow.frontier, dataflow.last, dataflow.since = manifest.frontier, manifest.last, manifest.since
+        dataflow.fed = manifest.fed
         names = {blob.name for blob in manifest.outputs() if not blob.name.endswith(PARQUET)}
         records = []
         for part in manifest.partitions:
             whole = self.ledger.store.map(part).to_pybytes()
             names |= {part.name} | files_named(whole)
             records.append(Record.parse(whole, f"the file {part.name} of {self.ledger.store.where}"))
-        recovery.fill(engine, records, self.vault, engine.budget.memory is None)
+        recovery.fill(dataflow, records, self.vault, dataflow.budget.memory is None)
         self.vault.begin()
         self.vault.name(names)
         self.ledger.names = names
         self.outputs.show(manifest.receipts)
         if manifest.last == NEVER:
             return {}
-        engine.circuit.refill(manifest.last)
-        return {name: recovery.contents(engine, name) for name in self.change.outputs}
+        circuit = dataflow.circuit
+        for node, each in circuit.keeping.items():
+            if not each.arrangements:
+                circuit.refill(node, manifest.last, dataflow.frontier, dataflow.since)
+        return {name: circuit.output(dataflow.flow.outputs[name], dataflow.last) for name in self.change.outputs}
 
-    def replayed(self, asked: Asked, epoch: int | None, inputs: Mapping[str, Any], engine: Engine) -> Step | None:
+    def replayed(self, asked: Asked, epoch: int | None, inputs: Mapping[str, Any], dataflow: Dataflow) -> Step | None:
         """What a committed epoch's call returned, when this is one; None when it is new.
 
         O(rows) for their digest.  Raises `ReplayMismatch`, `EpochSkipped`, and `Fenced` when it is not ours to go on.
@@ -194,7 +194,7 @@ class Durable:
                 return None
             receipts = self.ledger.manifest.receipts
             found = next(((call, r.epoch) for r in receipts for call in r.calls if call.time == asked.time), None)
-            return None if found is None else self._again(*found, asked, inputs, engine)
+            return None if found is None else self._again(*found, asked, inputs, dataflow)
         if epoch == self.epoch + 1:
             self.ledger.check_newest()
             return None
@@ -207,13 +207,13 @@ class Durable:
                 f"give epoch {self.epoch + 1}",
             )
         at = self._told[1] if self._told[0] == epoch else 0
-        step = self._again(receipt.calls[at], epoch, asked, inputs, engine)
+        step = self._again(receipt.calls[at], epoch, asked, inputs, dataflow)
         # After the last of its calls comes the first: whoever is not sure gives an epoch any number of times.
         self._told = (epoch, (at + 1) % len(receipt.calls))
         return step
 
-    def _again(self, call: Call, epoch: int, asked: Asked, inputs: Mapping[str, Any], engine: Engine) -> Step:
-        digest = digest_of(asked.words, asked.time, inputs, engine.intakes, engine.secret, self.change.columns)
+    def _again(self, call: Call, epoch: int, asked: Asked, inputs: Mapping[str, Any], dataflow: Dataflow) -> Step:
+        digest = digest_of(asked.words, asked.time, inputs, dataflow.intakes, dataflow.secret, self.change.columns)
         if (call.kind, call.time, call.digest) != (asked.kind, asked.time, digest):
             raise ReplayMismatch(
                 f"{asked}",
@@ -221,17 +221,17 @@ class Durable:
                 f"{call.digest}, these have {digest}",
                 "give the same rows again, or go on with the next epoch",
             )
-        tables = {name: self._table(name, output, epoch, engine) for name, output in call.outputs.items()}
-        return engine.told(tables, call.counts, call.frontier)
+        tables = {name: self._table(name, output, epoch, dataflow) for name, output in call.outputs.items()}
+        return dataflow.committed(tables, call.counts, call.frontier)
 
-    def _table(self, name: str, output: Output, epoch: int, engine: Engine) -> pa.Table:
+    def _table(self, name: str, output: Output, epoch: int, dataflow: Dataflow) -> pa.Table:
         """What an output gained in a committed epoch; null in columns that the plan has got since."""
-        schema = engine.output_schema(name)
+        schema = dataflow.output_schema(name)
         added = {column for columns in self.change.columns.values() for column in columns}
         there = pa.schema([field for field in schema if field.name not in added])
-        node = engine.flow.outputs.get(name)
-        if isinstance(node, Back):
-            there = node.before(added)
+        node, time_type = dataflow.flow.outputs.get(name), dataflow.flow.time_type
+        if node is not None:
+            there = node.before(added, time_type)
         parts = [
             self.vault.table(blob, there, None)
             if not blob.name.endswith(PARQUET)
@@ -245,10 +245,7 @@ class Durable:
                 f"they have {table.num_rows:,} rows, the manifest says {output.rows:,}",
                 "restore them from a copy, or go back with ddflow rollback",
             )
-        if isinstance(node, Back):
-            return node.since(table)
-        columns = [table.column(f.name) if f.name in there.names else pa.nulls(table.num_rows, f.type) for f in schema]
-        return pa.Table.from_arrays(columns, schema=schema)
+        return widened(table, schema) if node is None else node.since(table, time_type)
 
     def record(self, asked: Asked, digest: str, step: Step) -> None:
         """Write what a call put out to files, for the commit to come.  O(updates).  Raises as `commit` does."""
@@ -256,7 +253,7 @@ class Durable:
         outputs = {name: self._put(name, table) for name, table in step.items() if table.num_rows}
         self.calls.append(Call(asked.kind, asked.time, digest, step.frontier, counts, outputs))
 
-    def commit(self, engine: Engine) -> int:
+    def commit(self, dataflow: Dataflow) -> int:
         """Publish the calls since the last commit as one epoch; its number.  O(what changed).
 
         Raises `Fenced`, `StorageFull`, `StorageFailed`, `OutcomeUnknown`.
@@ -268,7 +265,7 @@ class Durable:
         # Who would read those of a plan with fewer columns a year from now?
         before = () if self.change.columns else self.ledger.manifest.receipts[1 - KEPT :]
         receipts = (*before, Epoch(epoch, calls))
-        self.publish(engine, epoch, receipts, f"commit of {', '.join(sorted({call.kind for call in calls}))}")
+        self.publish(dataflow, epoch, receipts, f"commit of {', '.join(sorted({call.kind for call in calls}))}")
         self.calls, self.change = [], Change()
         try:
             self.outputs.show(receipts[-1:])
@@ -293,27 +290,27 @@ class Durable:
         except DdflowError:
             self.ledger.grace = math.inf
 
-    def publish(self, engine: Engine, epoch: int, receipts: tuple[Epoch, ...], note: str) -> None:
+    def publish(self, dataflow: Dataflow, epoch: int, receipts: tuple[Epoch, ...], note: str) -> None:
         """Write what is in no file yet, and publish the engine's state as the next manifest.  As `commit`."""
         manifest, store = self.ledger.manifest, self.ledger.store
         self.vault.settle()
         if not self._tidy:
             self._look_after()
-        data = json.dumps(recovery.take(engine, self.vault), separators=(",", ":")).encode()
+        data = json.dumps(recovery.take(dataflow, self.vault), separators=(",", ":")).encode()
         part = store.put("json", lambda sink: sink.write(data))
-        greatest, horizons = recovery.reached(engine)
+        greatest, horizons = recovery.reached(dataflow)
         new = replace(
             manifest,
             epoch=epoch,
             plan=self.plan,
             fingerprint=fingerprint(self.plan),
-            frontier=engine.frontier,
-            last=engine.last,
-            since=engine.since,
+            frontier=dataflow.frontier,
+            last=dataflow.last,
+            since=dataflow.since,
             receipts=self.outputs.kept(receipts),
             greatest=greatest,
             horizons=horizons,
-            fed=engine.fed,
+            fed=dataflow.fed,
             folder=self.outputs.path or manifest.folder,
         )
         names = files_named(data) | {b.name for b in new.outputs() if not b.name.endswith(PARQUET)}
@@ -329,7 +326,7 @@ class Durable:
         return Output((self.vault.put(table.to_batches(), table.schema),), table.num_rows)
 
 
-def check_types(flow: Flow) -> None:
+def check_types(flow: Plan) -> None:
     """Raise `SpecError` for a column that a file of a state cannot have.  O(columns)."""
     schemas = {f"source {name!r}": source.bound.schema for name, source in flow.sources.items()}
     schemas |= {f"output {name!r}": node.schema for name, node in flow.outputs.items()}

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -36,7 +36,10 @@ import pyarrow as pa
 from ddflow.columns.rows import Rows
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.batcher.run import Run as Waiting
-from ddflow.dataflow.step import Stepped
+from ddflow.dataflow.dataflow import Dataflow
+from ddflow.dataflow.graph import Stepped
+from ddflow.engine.calls import Calls
+from ddflow.engine.commits import Durable
 from ddflow.errors import SpecError
 from ddflow.storage.batch_store import Vault
 from ddflow.storage.garbage import gc
@@ -48,50 +51,39 @@ from ddflow.trace.merge import Merge, Target
 from ddflow.trace.run import Run
 from ddflow.trace.spill import spilled
 
-if TYPE_CHECKING:
-    from ddflow.engine.engine import Engine
+
+def compact(calls: Calls, forget: bool) -> None:
+    """Merge all state into one run each, and publish it: see `Engine.compact`."""
+    dataflow, durable = calls.dataflow, calls.durable
+    with dataflow.turns.use("compact"):
+        _refuse(calls, forget)
+        if forget:
+            since = max(dataflow.since, dataflow.last)
+            dataflow.circuit.apply(Stepped({}, {}, {}, {}, {}), dataflow.frontier, since)
+            dataflow.since = since
+        hidden = {
+            name: {each.name for each in upsert.order.hidden} for name, upsert in dataflow.circuit.upserts.items()
+        }
+        for name, arranged in dataflow.circuit.arrangements.items():
+            merge(arranged, dataflow.budget.home, hidden.get(name, ()))
+        for batcher in dataflow.batchers.values() if forget else ():
+            rewrite(batcher, dataflow.budget.home)
+        if durable is not None:
+            _publish(dataflow, durable, forget)
 
 
-class Compacting:
-    """What an engine has of compaction."""
-
-    def compact(self, forget: bool = False) -> None:
-        """Merge all state into one run each, and publish it as another version of the same epoch.
-
-        ``forget``: history up to the last closed time goes as well, and every byte of rows that are deleted; the epochs
-        before can then not be given again, nor earlier versions be read.  O(state).  Raises `SpecError` while there are
-        calls that are not committed, new outputs whose contents were not given yet, or, with ``forget``, readers of
-        earlier times; nothing was changed then.  Raises what `Engine.commit` raises.
-        """
-        engine = cast("Engine", self)
-        with engine.turns.use("compact"):
-            _refuse(engine, forget)
-            if forget:
-                since = max(engine.since, engine.last)
-                engine.circuit.apply(Stepped({}, {}, {}, {}, {}, {}), engine.frontier, since)
-                engine.since = since
-            hidden = {
-                name: {each.name for each in upsert.order.hidden} for name, upsert in engine.circuit.upserts.items()
-            }
-            for name, arranged in engine.circuit.arrangements.items():
-                merge(arranged, engine.budget.home, hidden.get(name, ()))
-            for batcher in engine.batchers.values() if forget else ():
-                rewrite(batcher, engine.budget.home)
-            if engine.durable is not None:
-                _publish(engine, forget)
-
-
-def _refuse(engine: Engine, forget: bool) -> None:
+def _refuse(calls: Calls, forget: bool) -> None:
     """Raise `SpecError` where it cannot be done now."""
-    least = engine.holds.least()
-    if forget and least < engine.last:
+    dataflow, durable = calls.dataflow, calls.durable
+    least = dataflow.holds.least()
+    if forget and least < dataflow.last:
         raise SpecError("compact(forget=True)", f"a reader holds history from {shown(least)} on", "close the readers")
-    if engine.durable is not None and engine.durable.calls:
-        raise SpecError("compact", f"{len(engine.durable.calls)} calls are not committed", "commit() first")
-    if engine._owed:
+    if durable is not None and durable.calls:
+        raise SpecError("compact", f"{len(durable.calls)} calls are not committed", "commit() first")
+    if dataflow.owed:
         raise SpecError(
             "compact",
-            f"the contents of the new outputs {list(engine._owed)} were not given yet",
+            f"the contents of the new outputs {list(dataflow.owed)} were not given yet",
             "take a step first, which gives them",
         )
 
@@ -151,18 +143,16 @@ def rewrite(batcher: Batcher, home: Vault | None) -> None:
         batcher.runs.swap([run], [new])
 
 
-def _publish(engine: Engine, forget: bool) -> None:
-    durable = engine.durable
-    assert durable is not None
+def _publish(dataflow: Dataflow, durable: Durable, forget: bool) -> None:
     receipts = () if forget else durable.ledger.manifest.receipts
     note = "compaction that forgets" if forget else "compaction"
     if forget:
-        engine.fed = {name: fed.blind() for name, fed in engine.fed.items()}
+        dataflow.fed = {name: fed.blind() for name, fed in dataflow.fed.items()}
     try:
         for _ in range(1 + forget):
-            durable.publish(engine, durable.epoch, receipts, note)
+            durable.publish(dataflow, durable.epoch, receipts, note)
     except BaseException:
-        engine.turns.state = "failed"
+        dataflow.turns.state = "failed"
         raise
     if forget:
         gc(durable.ledger.store, grace=0, orphans=0)

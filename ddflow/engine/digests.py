@@ -27,11 +27,10 @@ import pyarrow.types as pat
 import xxhash
 
 from ddflow.columns.hashing import Secret, value_hashes
-from ddflow.columns.schema import conform, is_text
+from ddflow.columns.schema import conform, is_text, one_batch
 from ddflow.dataflow.admission import Intake
 from ddflow.dataflow.inflow import check_names, portions
 from ddflow.errors import SchemaMismatch
-from ddflow.operators.linear import one_batch
 
 MOST = 1 << 26
 """Bytes that are looked at together."""

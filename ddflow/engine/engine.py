@@ -18,41 +18,34 @@ epochs, published whole (``durable``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
-
-import pyarrow as pa
 
 from ddflow.columns.hashing import Secret
 from ddflow.columns.threads import Crew
 from ddflow.dataflow.budget import Budget, parse_size
+from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Circuit
-from ddflow.dataflow.inflow import Inflow, check_names, lateness_frontier
+from ddflow.dataflow.inflow import lateness_frontier
 from ddflow.dataflow.result import Step
 from ddflow.dataflow.side_outputs import check_listed
-from ddflow.dataflow.verdicts import Verdicts
+from ddflow.engine.calls import Calls
 from ddflow.engine.commits import Asked, Durable
-from ddflow.engine.compact import Compacting
-from ddflow.engine.digests import Digest, combined
-from ddflow.engine.reads import as_int64
-from ddflow.engine.replace import Replacing
-from ddflow.engine.stepping import Stepping
-from ddflow.errors import (
-    SpecError,
-    TimeWentBack,
-    WrongMode,
-)
-from ddflow.plan.flow import Flow
+from ddflow.engine.compact import compact
+from ddflow.engine.digests import combined
+from ddflow.engine.reads import Reading
+from ddflow.engine.replace import replace
+from ddflow.errors import SpecError, TimeWentBack
+from ddflow.plan.collection import Plan
 from ddflow.plan.options import Options
-from ddflow.storage.feeding import EVENTS, Way, fed_by
-from ddflow.time import CLOSED, advance, shown
+from ddflow.time import CLOSED, advance, as_int64, shown
 
 
-class Engine(Compacting, Replacing, Stepping):
+class Engine(Reading):
     """Runs a flow; `Flow.open` makes it.  Its options are there, what can be read of it is in `Reading`."""
 
-    def __init__(self, flow: Flow, options: Options) -> None:
+    def __init__(self, flow: Plan, options: Options) -> None:
         if not flow.sources or not flow.outputs:
             raise SpecError(
                 "open a flow",
@@ -64,18 +57,15 @@ class Engine(Compacting, Replacing, Stepping):
             for source in flow.sources.values():
                 check_listed(source.bound)
         self.durable = Durable.open(flow, options) if options.state is not None else None
-        secret = (options.secret or Secret.fresh()) if self.durable is None else self.durable.secret
-        lists, crew, memory = options.verdicts == "rows", Crew(options.threads), parse_size(options.memory)
         try:
-            budget = Budget(memory, options.spill, None if self.durable is None else self.durable.ledger.store)
-            super().__init__(flow, Circuit(flow, secret, lists, crew), budget, lists, options.retain, crew)
+            super().__init__(_dataflow(flow, options, self.durable))
             if self.durable is not None:
-                self.budget.home = self.durable.vault if self.budget.spills else None
-                self._owed = self.durable.recover(self)
+                self.dataflow.owed = self.durable.recover(self.dataflow)
         except BaseException:
             if self.durable is not None:
                 self.durable.close()
             raise
+        self.calls = Calls(self.dataflow, self.durable)
 
     def __enter__(self) -> Engine:
         return self
@@ -90,18 +80,15 @@ class Engine(Compacting, Replacing, Stepping):
 
         Raises `ConcurrentUse` while another thread is in a call.
         """
-        with self.turns.alone("close"):
-            self.turns.state = "closed"
-            self.circuit, self.batchers = Circuit(self.flow, Secret(0, 0)), {}
-            self.crew.close()
-            self.budget.close()
+        with self.dataflow.turns.alone("close"):
+            self.dataflow.close()
             if self.durable is not None:
                 self.durable.close()
 
     @property
     def epoch(self) -> int:
         """The last epoch that was committed; 0 before the first, and where state is not durable."""
-        return 0 if self.durable is None else self.durable.epoch
+        return self.calls.epoch
 
     def step(self, inputs: Mapping[str, Any], time: int, *, epoch: int | None = None) -> Step:
         """Epoch mode: take in rows of any sources as one epoch, stamped ``time``, above that of the last step.
@@ -111,26 +98,21 @@ class Engine(Compacting, Replacing, Stepping):
         hold-back mode, `TimeWentBack`, what `Intake.admit` raises; nothing changes then.  On durable state also
         `ReplayMismatch`, `EpochSkipped`, and what `commit` raises.
         """
-        with self.turns.use("step"):
-            if self.flow.holds_back:
-                raise WrongMode(
-                    "step",
-                    "the flow is in hold-back mode: its sources name a time column",
-                    "call push(inputs), then advance_to(frontier)",
-                )
+        dataflow, calls = self.dataflow, self.calls
+        with dataflow.turns.use("step"):
+            calls.check_mode("step", holds_back=False)
             time = as_int64(f"step at time {time!r}", time, CLOSED - 1)
             asked = Asked("step", time)
-            if (again := self._replayed(asked, epoch, inputs)) is not None:
+            if (again := calls.replayed(asked, epoch, inputs)) is not None:
                 return again
-            if time < self.frontier:
+            if time < dataflow.frontier:
                 raise TimeWentBack(
                     f"cannot step at {time}",
-                    f"the last step was at {shown(self.last)}",
+                    f"the last step was at {shown(dataflow.last)}",
                     "give every step a greater time",
                 )
-            inflows, digest = self._admit(inputs, time, asked)
-            with self._released(CLOSED, {name: inflow.batcher for name, inflow in inflows.items()}) as given:
-                return self._done(asked, digest, self._take(inflows, self._judge(given, time), time + 1, time), inputs)
+            inflows, digest = calls.admit(inputs, time, asked)
+            return calls.done(asked, digest, dataflow.step(inflows, time), inputs)
 
     def push(self, inputs: Mapping[str, Any], *, epoch: int | None = None) -> Step:
         """Hold-back mode: take in rows that wait for their times to close; returns what ``lateness=`` closes.
@@ -138,17 +120,15 @@ class Engine(Compacting, Replacing, Stepping):
         Bad and late events get their verdicts at once.  ``epoch``: as in `step`.  O(rows).  Raises `WrongMode` in epoch
         mode, and what `step` raises.
         """
-        with self.turns.use("push"):
-            self._must_hold_back("push")
+        dataflow, calls = self.dataflow, self.calls
+        with dataflow.turns.use("push"):
+            calls.check_mode("push", holds_back=True)
             asked = Asked("push", 0)
-            if (again := self._replayed(asked, epoch, inputs)) is not None:
+            if (again := calls.replayed(asked, epoch, inputs)) is not None:
                 return again
-            inflows, digest = self._admit(inputs, None, asked)
-            to = lateness_frontier(self.intakes, inflows)
-            if to > self.frontier:
-                return self._done(asked, digest, self._sealed(inflows, to), inputs)
-            self._check_budget(None, inflows)
-            return self._done(asked, digest, self._take(inflows, None, self.frontier, self.last), inputs)
+            inflows, digest = calls.admit(inputs, None, asked)
+            step = dataflow.push(inflows, lateness_frontier(dataflow.intakes, inflows))
+            return calls.done(asked, digest, step, inputs)
 
     def advance_to(self, frontier: int, *, epoch: int | None = None) -> Step:
         """Hold-back mode: close the times below ``frontier`` (`CLOSED`: all) and return what became of them.
@@ -156,14 +136,15 @@ class Engine(Compacting, Replacing, Stepping):
         ``epoch``: as in `step`.  O(events released) expected.  Raises `WrongMode` in epoch mode, `TimeWentBack`,
         `TieRefused`, and what `step` raises on durable state.
         """
-        with self.turns.use("advance_to"):
-            self._must_hold_back("advance_to")
+        dataflow, calls = self.dataflow, self.calls
+        with dataflow.turns.use("advance_to"):
+            calls.check_mode("advance_to", holds_back=True)
             to = as_int64(f"advance to {frontier!r}", frontier, CLOSED)
             asked = Asked("advance_to", to)
-            if (again := self._replayed(asked, epoch, {})) is not None:
+            if (again := calls.replayed(asked, epoch, {})) is not None:
                 return again
-            advance(self.frontier, to)
-            return self._done(asked, combined(asked.kind, to, {}), self._sealed({}, to), ())
+            advance(dataflow.frontier, to)
+            return calls.done(asked, combined(asked.kind, to, {}), dataflow.advance({}, to), ())
 
     def commit(self) -> int:
         """Publish what was done since the last commit as one epoch, state and outputs together; its number.
@@ -172,51 +153,63 @@ class Engine(Compacting, Replacing, Stepping):
         has committed, `StorageFull` and `StorageFailed`: it did not happen; `OutcomeUnknown`: it may have.  After any
         of them the engine goes no further: open the state again.  Raises `SpecError` where state is not durable.
         """
-        with self.turns.use("commit"):
+        with self.dataflow.turns.use("commit"):
             if self.durable is None:
                 raise SpecError(
                     "commit",
                     "this engine's state is in memory",
                     "open the flow with a state: flow.open('state/orders')",
                 )
-            with self.turns.commit:
-                return self.durable.commit(self)
+            with self.dataflow.turns.commit:
+                return self.durable.commit(self.dataflow)
 
-    # Below: what those have in common.
+    def replace(
+        self, name: str, table: Any, time: int, scope: str | None = None, *, order: Any = None, epoch: int | None = None
+    ) -> Step:
+        """Epoch mode: ``table`` is all that the source ``name`` holds from ``time`` on; returns the differences.
 
-    def _replayed(self, asked: Asked, epoch: int | None, inputs: Mapping[str, Any]) -> Step | None:
-        if self.durable is not None:
-            return self.durable.replayed(asked, epoch, inputs, self)
-        if epoch is not None:
-            raise SpecError(
-                f"{asked} of epoch {epoch}",
-                "this engine's state is in memory and has no epochs",
-                "leave epoch= out, or open the flow with a state",
-            )
-        return None
+        ``scope``: SQL over the row's columns: only rows for which it is true are replaced, and all of ``table`` must be
+        within it.  Its rows win over whatever order is held.  Keys that are live in the scope and not in the table
+        are deleted, counted as ``verdicts.absent``; their tombstones take ``order`` (by column of ``order_by`` and
+        ``seq``, or the value of the only one), else the greatest in the table.  ``table``: anything that speaks
+        Arrow; a reader is read as it goes, 8 or 16 bytes a row stay.  ``epoch``: as in `Engine.step`.  O(rows +
+        keys held).
 
-    def _done(self, asked: Asked, digest: str, step: Step, sources: Iterable[str], way: Way = EVENTS) -> Step:
-        """A call that was taken in and fed some ``sources``, committed where that is asked for."""
-        self.fed = fed_by(self.fed, sources, way, self.epoch + 1)
-        if self.durable is not None:
-            with self.turns.commit:
-                self.durable.record(asked, digest, step)
-                if self.durable.autocommit:
-                    self.durable.commit(self)
-        return step
+        Raises `DuplicateKeys`, `OutOfScope`, `ExpressionError` for a scope that does not fit, `SpecError` for such an
+        order or none where it is needed, and what `Engine.step` raises; nothing changes then.
+        """
+        return replace(self.calls, "replace", name, table, time, scope, order, epoch)
 
-    def told(self, tables: Mapping[str, pa.Table], counts: Mapping[str, int], frontier: int) -> Step:
-        """The step of a call that was committed: its outputs that are not empty, its verdicts."""
-        return Step({**self._nothing, **tables}, Verdicts.of(counts, self._pending()), frontier)
+    def restate(self, name: str, events: Any, time: int, *, order: Any = None, epoch: int | None = None) -> Step:
+        """Epoch mode: the source ``name`` becomes what ``events``, its corrected history, fold to from nothing.
 
-    def _must_hold_back(self, what: str) -> None:
-        if not self.flow.holds_back:
-            raise WrongMode(
-                what, "the flow is in epoch mode: its sources name no time column", "call step(inputs, time=...)"
-            )
+        What comes out, stamped ``time``, compensates for the difference.  The events are judged among themselves, and
+        their winners' orders are those that keys hold from then on.  Keys that no event names are deleted as in
+        `replace`, with ``order``, else the greatest among the events.  O(events + keys held).  Raises what `replace`
+        raises, without `DuplicateKeys` and `OutOfScope`.
+        """
+        return replace(self.calls, "restate", name, events, time, None, order, epoch)
 
-    def _admit(self, inputs: Mapping[str, Any], time: int | None, asked: Asked) -> tuple[dict[str, Inflow], str]:
-        check_names(inputs, self.intakes)
-        digests = {name: Digest(self.secret, name) for name in inputs} if self.durable is not None else {}
-        inflows = self._admitted(inputs, time, {name: digest.update for name, digest in digests.items()})
-        return inflows, combined(asked.kind, asked.time, digests) if self.durable is not None else ""
+    def compact(self, forget: bool = False) -> None:
+        """Merge all state into one run each, and publish it as another version of the same epoch.
+
+        ``forget``: history up to the last closed time goes as well, and every byte of rows that are deleted; the epochs
+        before can then not be given again, nor earlier versions be read.  O(state).  Raises `SpecError` while there are
+        calls that are not committed, new outputs whose contents were not given yet, or, with ``forget``, readers of
+        earlier times; nothing was changed then.  Raises what `Engine.commit` raises.
+        """
+        compact(self.calls, forget)
+
+    def _check(self) -> None:
+        """Assert the invariants of everything below."""
+        self.dataflow._check()
+
+
+def _dataflow(flow: Plan, options: Options, durable: Durable | None) -> Dataflow:
+    """A new dataflow, with nothing in it."""
+    lists, crew, memory = options.verdicts == "rows", Crew(options.threads), parse_size(options.memory)
+    secret = (options.secret or Secret.fresh()) if durable is None else durable.secret
+    budget = Budget(memory, options.spill, None if durable is None else durable.ledger.store)
+    if durable is not None and budget.spills:
+        budget.home = durable.vault
+    return Dataflow(flow, Circuit(flow, secret, lists, crew), budget, lists, options.retain, crew)

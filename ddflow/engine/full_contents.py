@@ -10,7 +10,7 @@ gathered where its key is missing. Nothing is judged here, and nothing changes.
 >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id")))
 >>> with flow.open() as engine:
 ...     _ = engine.step({"people": pa.table({"id": [1, 2, 3], "city": ["Bern", "Basel", "Bern"]})}, 1)
-...     contents = Contents(engine.circuit.upserts["people"], "a replace", "city = 'Bern'")
+...     contents = Contents(engine.dataflow.circuit.upserts["people"], "a replace", "city = 'Bern'")
 ...     contents.look(pa.record_batch({"id": [1], "city": ["Bern"]}))
 ...     [batch.to_pylist() for batch in contents.absent(contents.sorted())]
 [[{'id': 3, 'city': 'Bern'}]]
@@ -34,7 +34,7 @@ from ddflow.errors import CorruptState, DuplicateKeys, OutOfScope, SpecError, cu
 from ddflow.expressions import compile as compile_expression
 from ddflow.operators.upsert.events import Sealed
 from ddflow.operators.upsert.ordering import value_of
-from ddflow.operators.upsert.upsert import Upsert
+from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.plan.spec import Upsert as Spec
 from ddflow.storage.feeding import Word
 from ddflow.time import NEVER
@@ -56,7 +56,7 @@ class Contents:
     Raises `SpecError` and `ExpressionError` for an order or a scope that does not fit the source.
     """
 
-    def __init__(self, upsert: Upsert, asked: str, scope: str | None = None, order: Any = None) -> None:
+    def __init__(self, upsert: RunningUpsert, asked: str, scope: str | None = None, order: Any = None) -> None:
         self.upsert, self.bound, self.asked, self.rows = upsert, upsert.bound, asked, 0
         self.text, self.scope = scope, None
         if self.bound.merging is not None and self.bound.merging.machine is not None:

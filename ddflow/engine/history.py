@@ -12,8 +12,8 @@ for two reads and subtracts them; it keeps nothing, and what is held back for wh
 >>> with flow.open(retain=9) as engine:
 ...     for time, city in enumerate(["Bern", "Basel", "Bern", "Chur"]):
 ...         _ = engine.step({"people": pa.table({"id": [1], "city": [city]})}, time)
-...     away = changes(engine.circuit, people, 0, 3).to_pylist()
-...     back = changes(engine.circuit, people, 0, 2).to_pylist()
+...     away = changes(engine.dataflow.circuit, people, 0, 3).to_pylist()
+...     back = changes(engine.dataflow.circuit, people, 0, 2).to_pylist()
 >>> away
 [{'id': 1, 'city': 'Bern', '_diff': -1}, {'id': 1, 'city': 'Chur', '_diff': 1}]
 >>> back  # it was away in between, and nothing has changed
@@ -26,10 +26,9 @@ import pyarrow as pa
 
 from ddflow.columns.schema import DIFF, empty
 from ddflow.dataflow.graph import Circuit
-from ddflow.errors import NotReadable, TimeWentBack
-from ddflow.operators import linear
-from ddflow.operators.updates import consolidated
-from ddflow.plan import flow as plan
+from ddflow.errors import NotReadable, SpecError, TimeWentBack
+from ddflow.operators.updates import concat, consolidated, negate
+from ddflow.plan.collection import Collection
 from ddflow.time import NEVER, shown
 
 
@@ -49,13 +48,15 @@ def check_readable(asked: str, time: int, since: int, frontier: int) -> int:
     )
 
 
-def changes(circuit: Circuit, node: plan.Collection, t1: int, t2: int) -> pa.Table:
+def changes(circuit: Circuit, node: Collection, t1: int, t2: int) -> pa.Table:
     """What changed in a collection after ``t1`` and up to ``t2``: its columns and ``_diff``, consolidated.
 
     No row twice, none with diff 0, retractions first; no rows when both times are the same.  O(rows at both times).
     Raises `TimeWentBack` when ``t2`` is before ``t1``, `NotReadable` when one of them cannot be read, `CountOverflow`
     when a multiplicity or a difference of two leaves int64.
     """
+    if DIFF not in node.updates_schema(circuit.plan.time_type).names:
+        raise SpecError(f"changes of {node!r}", "it gives upserts", "read the collection that they are made of")
     if t2 < t1:
         raise TimeWentBack(
             f"changes from {shown(t1)} to {shown(t2)}",
@@ -65,5 +66,5 @@ def changes(circuit: Circuit, node: plan.Collection, t1: int, t2: int) -> pa.Tab
     if t1 == t2:
         return empty(pa.schema([*node.schema, pa.field(DIFF, pa.int64(), nullable=False)]))
     after, before = circuit.held(node, t2), circuit.held(node, t1)
-    both = linear.concat([after, linear.negate(before)])
+    both = concat([after, negate(before)])
     return consolidated(both, circuit.secret).to_table(node.schema, None)

@@ -7,129 +7,36 @@ queue, and whoever asks next reads the queue. Several readers share one arrangem
 a copy. Where there is no reader, ``retain=`` alone says how much history stays. (differential-dataflow's
 ``TraceHandle``: readers hold compaction back by a frontier each, and downgrade it themselves.)
 
->>> holds = Holds()
->>> slow, fast = holds.add(3), holds.add(5)
->>> holds.least(), len(holds)
-(3, 2)
->>> holds.advance(slow, 9)
->>> holds.least()
-5
->>> holds.let_go(fast)
->>> holds.let_go(slow)
->>> holds.least() == CLOSED
-True
+>>> import ddflow as dd
+>>> flow = dd.Flow()
+>>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
+>>> with flow.open() as engine:
+...     _ = engine.step({"people": pa.table({"id": [1]})}, time=1)
+...     with engine.reader("people") as reader:
+...         _ = engine.step({"people": pa.table({"id": [2]})}, time=2)
+...         engine.since, reader.changes_to().to_pylist(), reader.time
+(1, [{'id': 2, '_diff': 1}], 2)
 """
 
 from __future__ import annotations
 
-import itertools
-import threading
 import weakref
-from collections import deque
 from numbers import Integral
 from types import TracebackType
 from typing import Protocol
 
 import pyarrow as pa
-from sortedcontainers import SortedList
 
-from ddflow.engine.call_guard import Turns
-from ddflow.errors import NotReadable, TimeWentBack
-from ddflow.time import CLOSED, shown
-
-
-class Hold:
-    """One claim on history: ``time`` and all later ones must stay readable.  Made and changed by `Holds` alone."""
-
-    __slots__ = ("number", "time")
-
-    def __init__(self, time: int, number: int) -> None:
-        self.time, self.number = time, number
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """Where it stands among the others; the number makes it one of its own among those of one time."""
-        return self.time, self.number
+from ddflow.dataflow.dataflow import Dataflow
+from ddflow.dataflow.holds import went_back
+from ddflow.errors import NotReadable
+from ddflow.time import shown
 
 
-class Holds:
-    """The registry of an engine's readers: which times they hold.  ``len`` is how many there are.
-
-    Safe to use from any thread.
-    """
-
-    def __init__(self) -> None:
-        self._held: SortedList = SortedList()
-        self._left: deque[Hold] = deque()
-        self._lock, self._numbers = threading.Lock(), itertools.count()
-
-    def add(self, time: int) -> Hold:
-        """Hold ``time`` back.  O(log n) expected."""
-        hold = Hold(time, next(self._numbers))
-        with self._lock:
-            self._held.add(hold.place)
-        return hold
-
-    def advance(self, hold: Hold, to: int) -> None:
-        """Let go of what is before ``to``; of a claim that was given up nothing is left to move.
-
-        O(log n) expected.  Raises `TimeWentBack` for a time before the one it holds.
-        """
-        with self._lock:
-            if to < hold.time:
-                raise went_back(to, hold.time)
-            self._sweep()
-            if hold.place in self._held:
-                self._held.remove(hold.place)
-                hold.time = to
-                self._held.add(hold.place)
-
-    def let_go(self, hold: Hold) -> None:
-        """Give a claim up; twice is harmless.  O(1).
-
-        It takes no lock, so that a finalizer may call it in the middle of anything.
-        """
-        self._left.append(hold)
-
-    def least(self) -> int:
-        """The least time that is held, `CLOSED` when none is.  O(log n) for each claim given up since it was asked."""
-        with self._lock:
-            self._sweep()
-            return int(self._held[0][0]) if self._held else CLOSED
-
-    def __len__(self) -> int:
-        with self._lock:
-            self._sweep()
-            return len(self._held)
-
-    def _sweep(self) -> None:
-        """Take out what was given up; the lock is held."""
-        while self._left:
-            self._held.discard(self._left.popleft().place)
-
-    def _check(self) -> None:
-        """Assert the invariant."""
-        with self._lock:
-            self._sweep()
-            # Ascending, so that the first is the least; and no claim stands twice.
-            assert list(self._held) == sorted(self._held)
-            assert len({number for _, number in self._held}) == len(self._held)
-
-
-def went_back(to: int, at: int) -> TimeWentBack:
-    """The error for a reader that is to go to a time before its own."""
-    return TimeWentBack(
-        f"advance a reader to {shown(to)}",
-        f"it is already at {shown(at)}",
-        "times may not go back; open another reader with at=",
-    )
-
-
-class Readable(Protocol):
+class Followed(Protocol):
     """What a reader needs of an engine."""
 
-    holds: Holds
-    turns: Turns
+    dataflow: Dataflow
 
     def read(self, name: str, as_of: int | None = None) -> pa.Table:
         """A collection as of a time; raises `NotReadable`."""
@@ -137,7 +44,7 @@ class Readable(Protocol):
     def changes(self, name: str, t1: int, t2: int) -> pa.Table:
         """The net changes of a collection from one time to another; raises `NotReadable`."""
 
-    def _closed(self, asked: str, time: int | None) -> int:
+    def closed(self, asked: str, time: int | None) -> int:
         """A time that can be read, checked, within a turn; by default the last closed one.  Raises `NotReadable`."""
 
 
@@ -149,11 +56,11 @@ class Reader:
     collections of the engine, until it advances.  One that is forgotten lets go when it is collected as garbage.
     """
 
-    def __init__(self, engine: Readable, name: str, at: int) -> None:
+    def __init__(self, engine: Followed, name: str, at: int) -> None:
         self._engine, self.name = engine, name
-        self._hold = engine.holds.add(at)
+        self._hold = engine.dataflow.holds.add(at)
         # Not a method of this reader: the finalizer must not keep it alive.
-        self._finalizer = weakref.finalize(self, engine.holds.let_go, self._hold)
+        self._finalizer = weakref.finalize(self, engine.dataflow.holds.let_go, self._hold)
         self._finalizer.atexit = False
 
     def __enter__(self) -> Reader:
@@ -192,8 +99,8 @@ class Reader:
         Raises `TimeWentBack` for one before its own, `NotReadable` for one that is not closed, or when the reader is.
         """
         self._must_be_open("advance")
-        with self._engine.turns.use("advance a reader"):
-            self._engine.holds.advance(self._hold, self._to("advance", time))
+        with self._engine.dataflow.turns.use("advance a reader"):
+            self._engine.dataflow.holds.advance(self._hold, self._to("advance", time))
 
     def changes_to(self, time: int | None = None) -> pa.Table:
         """What changed since the reader's own time, up to a closed one, by default the last; and go on to that.
@@ -203,16 +110,16 @@ class Reader:
         Cost and errors are those of ``engine.changes``, and those of `advance_to`.
         """
         self._must_be_open("changes")
-        with self._engine.turns.use("changes of a reader"):
+        with self._engine.dataflow.turns.use("changes of a reader"):
             to = self._to("changes", time)
         out = self._engine.changes(self.name, self.time, to)
-        self._engine.holds.advance(self._hold, to)
+        self._engine.dataflow.holds.advance(self._hold, to)
         return out
 
     def _to(self, what: str, time: int | None) -> int:
         if isinstance(time, Integral) and time < self.time:
             raise went_back(int(time), self.time)
-        return self._engine._closed(f"{what} of a reader of {self.name!r} to {time!r}", time)
+        return self._engine.closed(f"{what} of a reader of {self.name!r} to {time!r}", time)
 
     def _must_be_open(self, what: str) -> None:
         if self.closed:

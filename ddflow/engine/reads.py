@@ -16,64 +16,64 @@ apart: an engine that takes steps and one that is only read (``snapshot``) answe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.schema import did_you_mean
-from ddflow.dataflow.batcher import Batcher
-from ddflow.dataflow.budget import Budget
-from ddflow.dataflow.graph import Circuit
+from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.verdicts import Verdicts
-from ddflow.engine.call_guard import Turns
 from ddflow.engine.history import changes, check_readable
-from ddflow.engine.readers import Holds, Reader
+from ddflow.engine.readers import Reader
+from ddflow.engine.scd2 import scd2
 from ddflow.engine.stats import Arranged, Stats
-from ddflow.errors import NotReadable, SchemaMismatch
-from ddflow.plan.flow import Collection, Flow, Source
-from ddflow.storage.feeding import Fed
-from ddflow.time import CLOSED, NEVER
-
-if TYPE_CHECKING:
-    from ddflow.tools.why import Story
+from ddflow.engine.why import Story, why
+from ddflow.errors import NotReadable
+from ddflow.plan.collection import Collection, Input, Plan
+from ddflow.time import CLOSED, as_int64
 
 
 class Reading:
-    """What can be read: ``flow``, ``circuit``, and the times ``frontier``, ``last``, ``since``.
+    """What can be read of a ``dataflow``: its outputs and inputs at the times that can be read."""
 
-    ``frontier``: the least time that may still come: `NEVER` before the first step, `CLOSED` when none can.  ``last``:
-    the last closed one.  ``since``: reads at it and later are exact.  ``fed``: by source, how it was fed.
-    """
+    def __init__(self, dataflow: Dataflow) -> None:
+        self.dataflow = dataflow
 
-    flow: Flow
-    circuit: Circuit
-    budget: Budget
-    batchers: dict[str, Batcher]
-    holds: Holds
-    turns: Turns
-    totals: dict[str, int]
-    fed: Mapping[str, Fed]
-    frontier: int = NEVER
-    last: int = NEVER
-    since: int = NEVER
+    @property
+    def flow(self) -> Plan:
+        """The plan."""
+        return self.dataflow.flow
+
+    @property
+    def frontier(self) -> int:
+        """The least time that may still come: `NEVER` before the first step, `CLOSED` when none can."""
+        return self.dataflow.frontier
+
+    @property
+    def last(self) -> int:
+        """The last closed time."""
+        return self.dataflow.last
+
+    @property
+    def since(self) -> int:
+        """Reads at it and later are exact."""
+        return self.dataflow.since
 
     @property
     def verdicts(self) -> Verdicts:
         """What became of all events since the state began."""
-        return Verdicts.of(self.totals, self._pending())
+        return Verdicts.of(self.dataflow.totals, self.dataflow.pending)
 
     def read(self, name: str, as_of: int | None = None) -> pa.Table:
         """An output or a source as it is, or was at a time not before `since`: its rows, and ``_diff``, consolidated.
 
         O(rows of the sources it depends on).  Raises `NotReadable` for an unknown name or a time that cannot be read.
         """
-        with self.turns.use("read"):
-            node = self._node(name)
+        with self.dataflow.turns.use("read"):
+            node = self.node(name)
             if as_of is not None:
-                as_of = self._closed(f"read {name!r} as of {as_of!r}", as_of)
-            return self.circuit.read(node, as_of)
+                as_of = self.closed(f"read {name!r} as of {as_of!r}", as_of)
+            return self.dataflow.circuit.read(node, as_of)
 
     def changes(self, name: str, t1: int, t2: int) -> pa.Table:
         """The net differences of an output or a source from one time to another: half open, so that what it was as of
@@ -81,18 +81,18 @@ class Reading:
 
         O(rows of the sources it depends on).  Raises `NotReadable` as `read` does.
         """
-        with self.turns.use("changes"):
-            node, asked = self._node(name), f"changes of {name!r} from {t1!r} to {t2!r}"
-            return changes(self.circuit, node, self._closed(asked, t1), self._closed(asked, t2))
+        with self.dataflow.turns.use("changes"):
+            node, asked = self.node(name), f"changes of {name!r} from {t1!r} to {t2!r}"
+            return changes(self.dataflow.circuit, node, self.closed(asked, t1), self.closed(asked, t2))
 
     def reader(self, name: str, at: int | None = None) -> Reader:
         """A reader of an output or a source, which holds ``since`` back at its time while it lives.
 
         ``at``: that time, by default the last closed one.  O(log readers).  Raises `NotReadable` as `read` does.
         """
-        with self.turns.use("reader"):
-            self._node(name)
-            return Reader(self, name, self._closed(f"a reader of {name!r} at {at!r}", at))
+        with self.dataflow.turns.use("reader"):
+            self.node(name)
+            return Reader(self, name, self.closed(f"a reader of {name!r} at {at!r}", at))
 
     def scd2(
         self, name: str, valid_from: str = "valid_from", valid_to: str = "valid_to", current: str = "current"
@@ -104,43 +104,37 @@ class Reading:
         for an unknown name or what has no key, `SpecError` for a name that is a column already.  See
         `ddflow.engine.scd2`.
         """
-        from ddflow.engine.scd2 import scd2
-
-        with self.turns.use("scd2"):
-            return scd2(self.circuit, self._node(name), self.since, (valid_from, valid_to, current))
+        with self.dataflow.turns.use("scd2"):
+            return scd2(self.dataflow.circuit, self.node(name), self.since, (valid_from, valid_to, current))
 
     def why(self, source: str, key: Any, log: Any = None) -> Story:
         """One key's story: what it holds and held, what waits, and what became of its events in a log.
 
-        See `ddflow.tools.why.why`.  Raises `NotReadable` for an unknown source, or what is no key of it.
+        See `ddflow.engine.why.why`.  Raises `NotReadable` for an unknown source, or what is no key of it.
         """
-        from ddflow.tools.why import why
-
-        with self.turns.use("why"):
-            return why(self, source, key, log)
+        with self.dataflow.turns.use("why"):
+            return why(self.dataflow, source, key, log)
 
     def stats(self) -> Stats:
         """Figures: keys, batches, bytes by where they are, merges owed, verdicts.  Prints as a table.
 
         O(arrangements and their runs).
         """
-        arrangements = {name: Arranged.of(arranged) for name, arranged in self.circuit.arrangements.items()}
-        arrangements |= {name: Arranged.shown(held) for name, held in self.circuit.showing.items()}
+        arrangements = {name: Arranged.of(arranged) for name, arranged in self.dataflow.circuit.arrangements.items()}
+        arrangements |= {name: Arranged.shown(held) for name, held in self.dataflow.circuit.showing.items()}
         return Stats(
             frontier=self.frontier,
             since=self.since,
             arrangements=arrangements,
-            pending=self._pending(),
-            bytes_pending=sum(b.nbytes for b in self.batchers.values()),
+            pending=self.dataflow.pending,
+            bytes_pending=sum(b.nbytes for b in self.dataflow.batchers.values()),
             verdicts=self.verdicts.counts,
-            budget=self.budget.memory,
-            bytes_pending_mapped=sum(b.mapped for b in self.batchers.values()),
+            budget=self.dataflow.budget.memory,
+            bytes_pending_mapped=sum(b.mapped for b in self.dataflow.batchers.values()),
         )
 
-    def _pending(self) -> int:
-        return sum(map(len, self.batchers.values()))
-
-    def _node(self, name: str) -> Collection:
+    def node(self, name: str) -> Collection:
+        """An output or an input by name.  Raises `NotReadable`."""
         node = self.flow.outputs.get(name) or self.flow.sources.get(name)
         if node is None and name in (sides := self.flow.side_outputs()):
             raise told_only(f"read {name!r}", name, sides[name][0])
@@ -149,13 +143,13 @@ class Reading:
             raise NotReadable(f"read {name!r}", "that is no output or source", did_you_mean(name, known))
         return node
 
-    def _closed(self, asked: str, time: Any) -> int:
+    def closed(self, asked: str, time: Any) -> int:
         """A time that can be read; by default the last closed one."""
         time = max(self.last, self.since) if time is None else as_int64(asked, time, CLOSED)
         return check_readable(asked, time, self.since, self.frontier)
 
 
-def told_only(asked: str, name: str, source: Source) -> NotReadable:
+def told_only(asked: str, name: str, source: Input) -> NotReadable:
     """The error for an output that ``stale=`` adds to a source's: it tells of events, which no state holds."""
     return NotReadable(
         asked,
@@ -164,10 +158,3 @@ def told_only(asked: str, name: str, source: Source) -> NotReadable:
         f"take its rows from each step, as step[{name!r}], from the files of "
         f"outputs=, or on Spark with readStream; the rows held are {source.name!r}",
     )
-
-
-def as_int64(asked: str, time: Any, most: int) -> int:
-    """A time or frontier as an int.  Raises `SchemaMismatch` for anything that is none, or is above ``most``."""
-    if isinstance(time, bool) or not isinstance(time, int | np.integer) or not NEVER <= time <= most:
-        raise SchemaMismatch(asked, "that is no int64 time", f"give an integer, {most} at most, in the time's own unit")
-    return int(time)

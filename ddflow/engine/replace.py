@@ -19,126 +19,95 @@ is absent is found by ``contents``.
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import value_hashes
+from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.inflow import Inflow, check_names, flowing
 from ddflow.dataflow.result import Step
 from ddflow.dataflow.side_outputs import verdict_rows
 from ddflow.dataflow.spilling import make_room
+from ddflow.engine.calls import Calls
 from ddflow.engine.commits import Asked
 from ddflow.engine.digests import Digest, combined
 from ddflow.engine.full_contents import Contents
-from ddflow.engine.reads import as_int64
 from ddflow.errors import TimeWentBack, WrongMode
 from ddflow.operators.upsert.events import Sealed
 from ddflow.storage.feeding import FULL, RESTATED, Way
-from ddflow.time import CLOSED, shown
-
-if TYPE_CHECKING:
-    from ddflow.engine.engine import Engine
+from ddflow.time import CLOSED, as_int64, shown
 
 
-class Replacing:
-    """What an engine has of full contents."""
-
-    def replace(
-        self, name: str, table: Any, time: int, scope: str | None = None, *, order: Any = None, epoch: int | None = None
-    ) -> Step:
-        """Epoch mode: ``table`` is all that the source ``name`` holds from ``time`` on; returns the differences.
-
-        ``scope``: SQL over the row's columns: only rows for which it is true are replaced, and all of ``table`` must be
-        within it.  Its rows win over whatever order is held.  Keys that are live in the scope and not in the table
-        are deleted, counted as ``verdicts.absent``; their tombstones take ``order`` (by column of ``order_by`` and
-        ``seq``, or the value of the only one), else the greatest in the table.  ``table``: anything that speaks
-        Arrow; a reader is read as it goes, 8 or 16 bytes a row stay.  ``epoch``: as in `Engine.step`.  O(rows +
-        keys held).
-
-        Raises `DuplicateKeys`, `OutOfScope`, `ExpressionError` for a scope that does not fit, `SpecError` for such an
-        order or none where it is needed, and what `Engine.step` raises; nothing changes then.
-        """
-        return _whole(cast("Engine", self), "replace", name, table, time, scope, order, epoch)
-
-    def restate(self, name: str, events: Any, time: int, *, order: Any = None, epoch: int | None = None) -> Step:
-        """Epoch mode: the source ``name`` becomes what ``events``, its corrected history, fold to from nothing.
-
-        What comes out, stamped ``time``, compensates for the difference.  The events are judged among themselves, and
-        their winners' orders are those that keys hold from then on.  Keys that no event names are deleted as in
-        `replace`, with ``order``, else the greatest among the events.  O(events + keys held).  Raises what `replace`
-        raises, without `DuplicateKeys` and `OutOfScope`.
-        """
-        return _whole(cast("Engine", self), "restate", name, events, time, None, order, epoch)
-
-
-def _whole(
-    engine: Engine, kind: str, name: str, rows: Any, time: int, scope: str | None, order: Any, epoch: int | None
+def replace(
+    calls: Calls, kind: str, name: str, rows: Any, time: int, scope: str | None, order: Any, epoch: int | None
 ) -> Step:
     """Either of the two: a step of one source, in which what is absent is deleted."""
-    with engine.turns.use(kind):
-        if engine.flow.holds_back:
+    dataflow = calls.dataflow
+    with dataflow.turns.use(kind):
+        if dataflow.flow.holds_back:
             raise WrongMode(
                 kind,
                 "the flow is in hold-back mode: its sources name a time column",
                 "full contents are of one time; push their rows as events, or leave time= out of the spec",
             )
         time = as_int64(f"{kind} at time {time!r}", time, CLOSED - 1)
-        check_names({name: rows}, engine.intakes)
-        upsert = engine.circuit.upserts[name]
+        check_names({name: rows}, dataflow.intakes)
+        upsert = dataflow.circuit.upserts[name]
         contents = Contents(upsert, f"{kind} of {name!r} at time {time}", scope, order)
-        asked = Asked(kind, time, _further(engine, name, contents))
+        asked = Asked(kind, time, _further(dataflow, name, contents))
         way = Way(FULL if kind == "replace" else RESTATED, scope, contents.spelled)
-        if (again := engine._replayed(asked, epoch, {name: rows})) is not None:
+        if (again := calls.replayed(asked, epoch, {name: rows})) is not None:
             return again
-        if time < engine.frontier:
+        if time < dataflow.frontier:
             raise TimeWentBack(
                 f"cannot {kind} at {time}",
-                f"the last step was at {shown(engine.last)}",
+                f"the last step was at {shown(dataflow.last)}",
                 "give every step a greater time",
             )
-        make_room(engine.budget, engine.circuit, engine.batchers)
-        inflow, digest = _flown(engine, name, rows, time, contents, asked)
-        full = engine.intakes[name].arrived + inflow.rows
-        absent = _absent(engine, inflow, contents, time, full, kind == "replace")
+        make_room(dataflow.budget, dataflow.circuit, dataflow.batchers)
+        inflow, digest = _flown(calls, name, rows, time, contents, asked)
+        full = dataflow.intakes[name].arrived + inflow.rows
+        absent = _absent(dataflow, inflow, contents, time, full, kind == "replace")
         upsert.contents = full
         try:
-            with engine._released(CLOSED, {name: inflow.batcher}) as given:
-                judged = engine._judge(given, time)
-                step = engine._take({name: inflow}, judged, time + 1, time)
+            with dataflow.released(CLOSED, {name: inflow.batcher}) as given:
+                judged = dataflow.judge(given, time)
+                step = dataflow.take({name: inflow}, judged, time + 1, time)
         finally:
             upsert.contents = None
-        step.verdicts = replace(step.verdicts, absent=absent)
-        return engine._done(asked, digest, step, (name,), way)
+        step.verdicts = dataclasses.replace(step.verdicts, absent=absent)
+        return calls.done(asked, digest, step, (name,), way)
 
 
-def _further(engine: Engine, name: str, contents: Contents) -> str:
+def _further(dataflow: Dataflow, name: str, contents: Contents) -> str:
     """What a call names beside its rows, in words: with others it is another call."""
-    order = None if contents.order is None else int(value_hashes(contents.order, engine.secret)[0])
+    order = None if contents.order is None else int(value_hashes(contents.order, dataflow.secret)[0])
     return json.dumps([name, contents.text, order])
 
 
-def _flown(engine: Engine, name: str, rows: Any, time: int, contents: Contents, asked: Asked) -> tuple[Inflow, str]:
+def _flown(calls: Calls, name: str, rows: Any, time: int, contents: Contents, asked: Asked) -> tuple[Inflow, str]:
     """Admit the rows, showing them to ``contents``; and the call's digest, on durable state."""
-    intake, digest = engine.intakes[name], None if engine.durable is None else Digest(engine.secret, name)
+    dataflow = calls.dataflow
+    intake, digest = dataflow.intakes[name], None if calls.durable is None else Digest(dataflow.secret, name)
 
     def look(events: pa.RecordBatch) -> None:
         contents.look(events)
         if digest is not None:
             digest.update(events)
 
-    listed = partial(verdict_rows, intake.bound) if engine.lists else None
-    inflow = flowing(rows, intake, engine.batchers[name], engine.frontier, time, engine.budget, listed, look)
+    listed = partial(verdict_rows, intake.bound) if dataflow.lists else None
+    inflow = flowing(rows, intake, dataflow.batchers[name], dataflow.frontier, time, dataflow.budget, listed, look)
     return inflow, "" if digest is None else combined(asked.words, time, {name: digest})
 
 
-def _absent(engine: Engine, inflow: Inflow, contents: Contents, time: int, arrival: int, once: bool) -> int:
+def _absent(dataflow: Dataflow, inflow: Inflow, contents: Contents, time: int, arrival: int, once: bool) -> int:
     """Put a deletion for each absent key with the rows; how many.  ``once``: whether a key may have one row only."""
-    by, budget, total = contents.sorted(), engine.budget, 0
+    by, budget, total = contents.sorted(), dataflow.budget, 0
     if once:
         contents.refuse_duplicates(by, inflow.batcher.released(CLOSED)[1])
     for events in contents.absent(by):

@@ -35,7 +35,7 @@ from ddflow.columns.rows import gather
 from ddflow.dataflow.graph import Circuit
 from ddflow.errors import NotReadable, SpecError
 from ddflow.operators.updates import time_column
-from ddflow.plan import flow as plan
+from ddflow.plan.collection import Collection
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.merge import by_sorting
 from ddflow.trace.run import Part
@@ -56,7 +56,7 @@ class Versions(NamedTuple):
     """bool[n]: whether none came."""
 
 
-def scd2(circuit: Circuit, node: plan.Collection, since: int, names: tuple[str, str, str]) -> pa.Table:
+def scd2(circuit: Circuit, node: Collection, since: int, names: tuple[str, str, str]) -> pa.Table:
     """The versions of a source or a count that are in history: its columns, then those of ``names``.
 
     ``since``: the engine's.  ``names``: of ``valid_from`` and ``valid_to``, nullable and of the flow's type of time,
@@ -118,14 +118,13 @@ def _times(times: Ints, unknown: Truths, kind: pa.DataType) -> pa.Array:
     return pc.if_else(pa.array(unknown), pa.scalar(None, kind), time_column(np.where(unknown, 0, times), kind))
 
 
-def _arrangement(circuit: Circuit, node: plan.Collection) -> tuple[Arrangement, list[str]]:
+def _arrangement(circuit: Circuit, node: Collection) -> tuple[Arrangement, list[str]]:
     """Where the versions of a collection are, and the columns that count in "did it change"."""
-    if isinstance(node, plan.Source):
-        return circuit.upserts[node.name].arranged, node.bound.tracked
-    if isinstance(node, plan.Count):
-        return circuit.counts[node].arranged, [node.name]
+    opened = circuit.opened[node]
+    if opened.tracked is not None:
+        return opened.arranged, list(opened.tracked)
     raise NotReadable(
         f"scd2 of {node!r}",
-        f"it is a {type(node).__name__.lower()}, which has no key and keeps no versions",
+        f"it is a {node.verb}, which has no key and keeps no versions",
         "ask for a source by its name, or for an output that is a count",
     )

@@ -20,6 +20,7 @@ unless it has functions; then give the flow.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from os import PathLike
 from types import TracebackType
 from typing import Literal
@@ -27,18 +28,15 @@ from typing import Literal
 import pyarrow as pa
 
 from ddflow.columns.hashing import Secret
-from ddflow.dataflow.admission import Intake
-from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget
+from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Circuit
 from ddflow.engine import checkpoint as recovery
-from ddflow.engine.call_guard import Turns
 from ddflow.engine.commits import files_named
-from ddflow.engine.readers import Holds
 from ddflow.engine.reads import Reading
 from ddflow.errors import CorruptState, DdflowError, SnapshotExpired, StateRefused
+from ddflow.plan.collection import Plan
 from ddflow.plan.compatibility import compare
-from ddflow.plan.flow import Flow
 from ddflow.plan.rebuild import rebuild
 from ddflow.storage.batch_store import Vault
 from ddflow.storage.manifest import Manifest, at, newest
@@ -54,23 +52,16 @@ TRIES = 10
 class Snapshot(Reading):
     """One version of a state, open for reading; `Snapshot.open` makes it.  ``manifest``: which it is."""
 
-    def __init__(self, store: Store, manifest: Manifest, flow: Flow) -> None:
-        self.manifest, self.flow = manifest, flow
+    def __init__(self, store: Store, manifest: Manifest, flow: Plan) -> None:
+        self.manifest = manifest
         records = []
         store.ahead(part.name for part in manifest.partitions)
         for part in manifest.partitions:
             whole = store.map(part).to_pybytes()
             store.ahead(files_named(whole))
             records.append(Record.parse(whole, f"the file {part.name} of {store.where}"))
-        self.turns, self.holds, self.budget = Turns(), Holds(), Budget(None, None)
-        secret = Secret(*manifest.secret)
-        self.circuit = Circuit(flow, secret)
-        self.intakes = {name: Intake(source.bound) for name, source in flow.sources.items()}
-        self.batchers = {name: Batcher() for name in flow.sources}
-        self.totals, self.fed = {}, manifest.fed
-        self.frontier, self.last, self.since = manifest.frontier, manifest.last, manifest.since
-        vault = Vault(store)
-        recovery.fill(self, records, vault, indexed=False, sieved=False, spread=manifest.spread)
+        super().__init__(Dataflow(flow, Circuit(flow, Secret(*manifest.secret)), Budget(None, None)))
+        fill_version(self.dataflow, manifest, records, Vault(store), manifest.spread)
 
     @classmethod
     def open(
@@ -78,7 +69,7 @@ class Snapshot(Reading):
         state: State,
         *,
         epoch: int | None = None,
-        flow: Flow | None = None,
+        flow: Plan | None = None,
         trust: Literal["owner", "group"] = "owner",
     ) -> Snapshot:
         """Open a state for reading; nothing is written there.  O(bytes): every file is verified.
@@ -94,7 +85,7 @@ class Snapshot(Reading):
                 store.close()
 
     @classmethod
-    def _opened(cls, store: Store, epoch: int | None, flow: Flow | None) -> Snapshot:
+    def _opened(cls, store: Store, epoch: int | None, flow: Plan | None) -> Snapshot:
         for tried in range(TRIES):
             manifest = found(store, epoch)
             if flow is None:
@@ -120,9 +111,8 @@ class Snapshot(Reading):
 
     def close(self) -> None:
         """Let go of it; twice is harmless."""
-        with self.turns.alone("close"):
-            self.turns.state = "closed"
-            self.circuit, self.batchers = Circuit(self.flow, Secret(0, 0)), {}
+        with self.dataflow.turns.alone("close"):
+            self.dataflow.close()
 
     def __enter__(self) -> Snapshot:
         return self
@@ -133,13 +123,22 @@ class Snapshot(Reading):
         self.close()
 
 
+def fill_version(
+    dataflow: Dataflow, manifest: Manifest, records: Sequence[Record], vault: Vault, spread: int = 1
+) -> None:
+    """Fill a new dataflow with what inventories of a version say, for reading.  ``spread``: as in `recovery.fill`."""
+    dataflow.fed = manifest.fed
+    dataflow.frontier, dataflow.last, dataflow.since = manifest.frontier, manifest.last, manifest.since
+    recovery.fill(dataflow, records, vault, indexed=False, sieved=False, spread=spread)
+
+
 def read(
     state: State,
     name: str,
     as_of: int | None = None,
     *,
     epoch: int | None = None,
-    flow: Flow | None = None,
+    flow: Plan | None = None,
     trust: Literal["owner", "group"] = "owner",
 ) -> pa.Table:
     """An output or a source of a state as its last commit left it: its rows, and ``_diff``, consolidated.

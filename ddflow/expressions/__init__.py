@@ -26,23 +26,13 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from sqlglot import exp
 
-from ddflow.aside import aside
 from ddflow.errors import ExpressionError, SpecError, cut
-from ddflow.expressions.casts import convert
-from ddflow.expressions.columns import Columns
-from ddflow.expressions.evaluate import ArrowRun, FunctionRun, SqlRun
-from ddflow.expressions.lower import Lowering
-from ddflow.expressions.node import Node, Refusal
-from ddflow.expressions.parse import Parsed, parse, too_deep
-from ddflow.expressions.room import fresh
-from ddflow.expressions.types import BOOL, NULL, sql_name
+from ddflow.expressions.evaluate import ArrowRun, FunctionRun
+from ddflow.expressions.types import BOOL, sql_name
 
 RowFunction: TypeAlias = Callable[[pa.RecordBatch], Any]
 Source: TypeAlias = "str | pc.Expression | RowFunction"
-
-_MOST = 600  # characters of what was found, in a message
 
 __all__ = ["Expression", "RowFunction", "Source", "compile"]
 
@@ -87,7 +77,11 @@ def compile(expression: Source, schema: pa.Schema, *, boolean: bool = False, wha
     """
     asked = f"cannot compile {what}"
     if isinstance(expression, str):
-        return _sql(expression, schema, boolean, what)
+        from ddflow.expressions.sql import compile_sql  # whose parser takes long to import
+
+        made, names = compile_sql(expression, schema, boolean, what)
+        _check_boolean(made.type, boolean, f"cannot compile {what} {cut(expression)}")
+        return Expression(expression, names, made.type, what, made, expression)
     run: ArrowRun | FunctionRun
     if isinstance(expression, pc.Expression):
         run = ArrowRun(expression, schema, what)
@@ -98,35 +92,6 @@ def compile(expression: Source, schema: pa.Schema, *, boolean: bool = False, wha
         raise ExpressionError(asked, found, "give SQL, a pyarrow expression or a function over a RecordBatch")
     _check_boolean(run.type, boolean, asked)
     return Expression(None, None, run.type, what, run, expression)
-
-
-def _sql(text: str, schema: pa.Schema, boolean: bool, what: str) -> Expression:
-    shown = f"{what} {cut(text)}"
-    asked, columns = f"cannot compile {shown}", Columns(schema)
-
-    def made() -> tuple[Parsed, Node]:
-        fresh()
-        try:
-            parsed = parse(text)
-            node = Lowering(columns).lower(parsed.tree)
-            return parsed, convert(node, BOOL) if boolean and node.type == NULL else node
-        except Refusal as refusal:
-            raise ExpressionError(asked, cut(refusal.found, _MOST), cut(refusal.remedy, 4 * _MOST)) from refusal
-        except RecursionError as error:
-            raise ExpressionError(asked, too_deep().found, too_deep().remedy) from error
-        except pa.ArrowException as error:
-            raise ExpressionError(
-                asked, cut(str(error), _MOST), "docs/expressions.md lists what is supported"
-            ) from error
-
-    parsed, node = aside(made)
-    plain = parsed.tree.unnest()
-    bare = isinstance(plain, exp.Column) and len(plain.parts) == 1
-    names = tuple(columns.names)
-    fields = [schema.field(name) for name in names]
-    run = SqlRun(node, fields, bare, parsed.nested, f"cannot compute {shown}")
-    _check_boolean(run.type, boolean, asked)
-    return Expression(text, names, run.type, what, run, text)
 
 
 def _check_boolean(kind: pa.DataType, boolean: bool, asked: str) -> None:

@@ -1,6 +1,11 @@
 """Operators: updates in, updates out, one operator a file.
 
-Those with state (`upsert`, `count`) go the same three steps: look up what the keys of the step hold, judge with a
-kernel (which changes nothing), and apply the change once the whole step has succeeded.  Those without (`linear`) go
-one.
+``base`` has the protocol. A new operator is one file here, and a method of `Collection`; every file is loaded with the
+room, so that it is in the registry. ``upsert`` makes the updates of inputs, and is no operator on updates.
 """
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+for _each in iter_modules(__path__):
+    import_module(f"{__name__}.{_each.name}")

@@ -8,16 +8,17 @@ taken from the update that caused it: equal to the stored ones by canonical equa
 differential dataflow", Counting.)
 
 >>> import pyarrow as pa
->>> count = Count(pa.schema({"v": pa.string()}), "count", Secret(1, 2))
->>> out, change = count.judge(Updates(pa.table({"v": ["a", "a", "b"]}), few(0, 0, 0), ints(1, 1, 1), ints(5)), 5)
->>> count.apply(change, upper=6, since=5)
->>> out, _ = count.judge(Updates(pa.table({"v": ["a"]}), few(0), ints(-1), ints(6)), 6)
+>>> count = RunningCount(pa.schema({"v": pa.string()}), "count", Secret(1, 2))
+>>> out, change = count.compute([Updates(pa.table({"v": ["a", "a", "b"]}), few(0, 0, 0), ints(1, 1, 1), ints(5))], 5)
+>>> count.apply([change], upper=6, since=5)
+>>> out, _ = count.compute([Updates(pa.table({"v": ["a"]}), few(0), ints(-1), ints(6))], 6)
 >>> out.to_table(count.schema, pa.int64()).to_pylist()
 [{'v': 'a', 'count': 2, '_time': 6, '_diff': -1}, {'v': 'a', 'count': 1, '_time': 6, '_diff': 1}]
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,32 +26,84 @@ import pyarrow as pa
 
 from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import NONE, Ints, Narrow, Secret, Words, identities, is_wide
+from ddflow.columns.names import column_names
 from ddflow.columns.rows import Rows
+from ddflow.columns.schema import check_names, did_you_mean
 from ddflow.columns.sorting import Sorted, sort
+from ddflow.errors import SpecError
 from ddflow.kernels import accumulate as kernels
 from ddflow.kernels.group import group
 from ddflow.kernels.resolve import LIVE, Held
 from ddflow.kernels.sort import order_by_rank
+from ddflow.operators.base import Context, Hashes, Operator, Running, register
 from ddflow.operators.updates import Updates, few, ints, overflow
+from ddflow.plan.collection import Collection, Columns
+from ddflow.storage.record import Record
 from ddflow.trace.arrangement import Arrangement, Change
 from ddflow.trace.batch import Batch
 
-__all__ = ["Count", "few", "ints"]
+__all__ = ["Count", "RunningCount", "few", "ints"]
 
 
-class Count:
+@register
+class Count(Operator):
+    """See `Collection.count`.  ``by``: the group columns."""
+
+    verb, keeps = "count", True
+
+    def __init__(self, of: Collection, by: str | Sequence[str] | None = None, name: str = "count") -> None:
+        self.by = list(of.schema.names if by is None else column_names(by, "count", "by"))
+        for column in self.by:
+            if column not in of.schema.names:
+                raise SpecError("count by", f"there is no column {column!r}", did_you_mean(column, of.schema.names))
+        if name in self.by:
+            raise SpecError("count", f"a group column is called {name!r} already", "choose another with name=")
+        check_names([*self.by, name], "count")
+        self.name = name
+        self.groups = pa.schema([of.schema.field(c) for c in self.by])
+        schema = pa.schema([*self.groups, pa.field(name, pa.int64(), nullable=False)])
+        super().__init__(of.flow, schema, [of], True)
+
+    def to_json(self, formulas: Any) -> dict[str, Any]:
+        """The groups, and the name."""
+        return {"by": self.by, "name": self.name}
+
+    @classmethod
+    def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
+        """See `Collection.from_json`."""
+        return inputs[0].count(record.texts("by"), record.text("name"))
+
+    @classmethod
+    def text(cls, record: Record, inputs: Sequence[str]) -> str:
+        """The groups, and the name where it is another than usual."""
+        named = "" if record.text("name") == "count" else f", name={record.text('name')!r}"
+        return f"by={record.texts('by')}{named}"
+
+    def needs(self, wanted: set[str]) -> list[set[str]]:
+        """The groups."""
+        return [set(self.by)]
+
+    def exchange(self) -> list[Columns | None]:
+        """The groups."""
+        return [tuple(self.by)]
+
+    def open(self, context: Context) -> Running:
+        """See `Operator.open`."""
+        return RunningCount(self.groups, self.name, context.secret)
+
+
+class RunningCount(Running):
     """``groups``: the group columns, possibly none.  ``name``: of the count's column.  State: one row a group."""
 
     def __init__(self, groups: pa.Schema, name: str, secret: Secret) -> None:
         self.groups, self.name, self.secret = groups, name, secret
         self.schema = pa.schema([*groups, pa.field(name, pa.int64(), nullable=False)])
-        self.arranged, self.arena = Arrangement(self.schema, is_wide(groups), 0), Arena()
+        self.arrangements, self.arena = (Arrangement(self.schema, is_wide(groups), 0),), Arena()
+        self.tracked = [name]
 
-    def judge(self, updates: Updates, since: int) -> tuple[Updates, Change]:
-        """The updates of the counts, and the change to apply.  ``since``: what it will be after the step.
-
-        O(updates).  Raises `CountOverflow`, with nothing changed.
-        """
+    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
+        """See `Running.compute`.  O(updates).  Raises `CountOverflow`."""
+        updates = inputs[0]
         # Not cast: the types agree, only what may be null does not; and Arrow's cast breaks lists of nulls.
         groups = pa.Table.from_arrays([updates.rows.column(f.name) for f in self.groups], schema=self.groups)
         n, arena = updates.diffs.size, self.arena
@@ -123,9 +176,11 @@ class Count:
         )
         return Change(batch, values.view(np.uint64), last, held.place, self.arranged.index.built, 0, 0)
 
-    def apply(self, change: Change, upper: int, since: int) -> None:
-        """Take the change into the state.  Amortised O(groups changed)."""
-        self.arranged.apply([change], upper, since)
+    def rehashed(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
+        """See `Running.rehashed`.  The hash is the count itself."""
+        groups = pa.Table.from_arrays([rows.column(field.name) for field in self.groups], schema=self.groups)
+        high, low = identities(groups, self.secret, rows.num_rows)
+        return high, low, np.asarray(rows.column(self.name).fill_null(0)).view(np.uint64)
 
     def _room(self, wide: int, n: int) -> list[Any]:
         """Scratch: ranks, and ``wide`` columns of int64."""

@@ -62,7 +62,7 @@ class Candidates(NamedTuple):
     of: Narrow
 
 
-class Change(NamedTuple):
+class HeldChange(NamedTuple):
     """What a step changes, computed and not kept yet: m candidates of g keys, and the ``rows`` that come in."""
 
     first: Ints
@@ -76,7 +76,7 @@ class Change(NamedTuple):
     high: Words
     low: Words
 
-    def own(self) -> Change:
+    def own(self) -> HeldChange:
         """The same, of its own memory: the arena that it was made in may be carved anew.  O(candidates)."""
         first, cell, counts, hashed = (each.copy() for each in self[:4])
         keys = self.keys._replace(heads=self.keys.heads.copy(), place=self.keys.place.copy())
@@ -126,7 +126,7 @@ class HeldRows:
         cell = found.cell.take(which)
         return np.where(cell >= 0, self.cells[np.maximum(cell, 0), kernels.REF], found.row.take(which))
 
-    def change(self, found: Candidates, sources: Sources, by: Sorted, keys: Keys) -> Change:
+    def change(self, found: Candidates, sources: Sources, by: Sorted, keys: Keys) -> HeldChange:
         """What `keep` will do so that the candidates' counts are held.  Nothing changes.
 
         ``sources``: these with the step's rows beside.  O(candidates).
@@ -134,15 +134,15 @@ class HeldRows:
         new, starts = np.flatnonzero((found.cell < 0) & (found.counts > 0)), by.starts[:-1]
         rows = gather(sources, found.row[new], self.sources.schema)
         low = by.low[starts] if by.low.size else by.low
-        return Change(found.first, found.cell, found.counts, found.hashed, new, rows, keys, by.high[starts], low)
+        return HeldChange(found.first, found.cell, found.counts, found.hashed, new, rows, keys, by.high[starts], low)
 
-    def keep(self, *changes: Change) -> None:
+    def keep(self, *changes: HeldChange) -> None:
         """Hold what the changes of a step say, which are of other keys each.  Amortised O(candidates)."""
         self.index.room(sum(change.keys.heads.size for change in changes))
         for change in changes:
             self._keep(change)
 
-    def _keep(self, change: Change) -> None:
+    def _keep(self, change: HeldChange) -> None:
         refs, keys, more = np.empty(change.cell.size, np.int64), change.keys, change.new.size
         if more:
             number = len(self.sources.rows)

@@ -1,30 +1,40 @@
-"""The node of a plan that makes a row of every element of a column of lists.
+"""Unnest: a row for each element of a column of lists.
 
 Invariant: linear: a row of n elements is n rows, of the same multiplicity, with the element in the place of the list,
 or where elements are structs their fields; a list that is empty or null is none. Equal elements of one row add up, and
 an element that stays while its list changes is retracted and asserted, until somebody consolidates, as every output
-does. What it computes is ``operators.linear``'s.
+does.
 
->>> from ddflow.plan.flow import Flow
->>> from ddflow.plan.spec import Upsert
->>> flow = Flow()
->>> people = flow.upserts("people", {"id": pa.int64(), "tags": pa.list_(pa.string())}, Upsert(key="id"))
->>> people.unnest("tags")
-Unnest(id int64, tags string)
+>>> updates = Updates(pa.table({"id": [7], "tag": [["a", "b"]]}), few(0), ints(1), ints(3))
+>>> unnested(updates, pa.schema({"id": pa.int64(), "tag": pa.string()}), "tag").rows.to_pylist()
+[{'id': 7, 'tag': 'a'}, {'id': 7, 'tag': 'b'}]
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.schema import check_names, did_you_mean
+from ddflow.columns.schema import check_names, did_you_mean, one_chunk
 from ddflow.errors import SpecError
-from ddflow.plan.flow import Collection
+from ddflow.operators.base import Context, Linear, Operator, Running, few, ints, register
+from ddflow.operators.updates import Updates
+from ddflow.plan.collection import Collection, Columns
+from ddflow.storage.record import Record
+
+__all__ = ["Unnest", "few", "ints", "unnested"]
 
 
-class Unnest(Collection):
+@register
+class Unnest(Operator):
     """See `Collection.unnest`.  ``column``: of lists.  Raises `SpecError`."""
+
+    verb = "unnest"
 
     def __init__(self, of: Collection, column: str) -> None:
         if column not in of.schema.names:
@@ -42,3 +52,46 @@ class Unnest(Collection):
         fields = [part for field in of.schema for part in (made if field.name == column else [field])]
         check_names([field.name for field in fields], f"unnest({column!r})")
         super().__init__(of.flow, pa.schema(fields), [of], False)
+
+    def to_json(self, formulas: Any) -> dict[str, Any]:
+        """The column."""
+        return {"column": self.column}
+
+    @classmethod
+    def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
+        """See `Collection.from_json`."""
+        return inputs[0].unnest(record.text("column"))
+
+    @classmethod
+    def text(cls, record: Record, inputs: Sequence[str]) -> str:
+        """The column."""
+        return repr(record.text("column"))
+
+    def carried(self, by: Columns | None) -> Columns | None:
+        """See `Collection.carried`."""
+        return by if self.column not in (by or ()) else None
+
+    def open(self, context: Context) -> Running:
+        """See `Operator.open`."""
+        return Linear(lambda inputs: unnested(inputs[0], self.schema, self.column))
+
+
+def unnested(updates: Updates, schema: pa.Schema, column: str) -> Updates:
+    """A row for each element of a column of lists, in the columns of ``schema``.  O(elements) a column."""
+    lists = updates.rows.column(column)
+    lists = one_chunk(lists) if isinstance(lists, pa.ChunkedArray) else lists
+    sizes = np.asarray(pc.fill_null(pc.list_value_length(lists), 0))
+    parent, elements = np.repeat(np.arange(updates.diffs.size), sizes), lists.flatten()
+    made = (
+        dict(zip([f.name for f in elements.type], elements.flatten(), strict=True))
+        if pa.types.is_struct(elements.type)
+        else {column: elements}
+    )
+    others = updates.rows.select([name for name in schema.names if name not in made]).take(pa.array(parent))
+    columns = [made[name] if name in made else others.column(name) for name in schema.names]
+    return Updates(
+        pa.Table.from_arrays(columns, schema=schema),
+        updates.ranks.take(parent),
+        updates.diffs.take(parent),
+        updates.times,
+    )

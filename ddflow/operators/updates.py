@@ -12,6 +12,7 @@ counting, and no kernel touches a timestamp's type.  Rows may repeat and cancel 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -104,3 +105,28 @@ def overflow(rows: pa.Table, row: int) -> CountOverflow:
         f"the sum for {shown_row(rows, row)} leaves int64",
         "look for a source that multiplies diffs; nothing of this step was kept",
     )
+
+
+def negate(updates: Updates) -> Updates:
+    """The same rows with every diff's sign turned; within a time, what is a retraction now comes first.  O(n).
+
+    Raises `CountOverflow` for the one diff that has no opposite.
+    """
+    least = np.flatnonzero(updates.diffs == np.iinfo(np.int64).min)
+    if least.size:
+        raise overflow(updates.rows, int(least[0]))
+    order = np.empty(updates.diffs.size, np.int64)
+    order_by_rank(updates.ranks, (updates.diffs < 0).astype(np.int64), np.int64(updates.times.size), order)
+    return updates._replace(diffs=-updates.diffs).picked(order)
+
+
+def concat(parts: Sequence[Updates]) -> Updates:
+    """All updates of all parts, in the order of their times.  O(n)."""
+    ranks = np.concatenate([p.ranks for p in parts])
+    times, order = parts[0].times, np.empty(ranks.size, np.int64)
+    # The parts may differ in what may be null; then every column that may be in one may be in all.
+    fields = [f.with_nullable(any(p.rows.schema.field(f.name).nullable for p in parts)) for f in parts[0].rows.schema]
+    tables = [pa.Table.from_arrays(p.rows.columns, schema=pa.schema(fields)) for p in parts]
+    rows = pa.concat_tables(tables).combine_chunks()
+    order_by_rank(ranks, np.empty(0, np.int64), np.int64(times.size), order)
+    return Updates(rows, ranks, np.concatenate([p.diffs for p in parts]), times).picked(order)

@@ -48,7 +48,7 @@ from ddflow.columns.sorting import Sorted, sort
 from ddflow.errors import DdflowError, NotArrow, NotHeld, NotUnique, SchemaMismatch, SpecError, TimeWentBack
 from ddflow.kernels import upserts as kernels
 from ddflow.kernels.gather import SLOT
-from ddflow.operators.held_rows import NULLS, STEP, Candidates, Change, HeldRows
+from ddflow.operators.held_rows import NULLS, STEP, Candidates, HeldChange, HeldRows
 from ddflow.operators.updates import Updates, few, ints, overflow, time_column
 
 DELETED, ROWS = "_deleted", "rows"
@@ -139,12 +139,12 @@ class ToUpserts:
         """Say what the updates of every step look like, before the first.  Raises as `step`: `SchemaMismatch` etc."""
         self._open(self._bound(given))
 
-    def judge(self, updates: Updates) -> tuple[Updates, Change | None]:
+    def judge(self, updates: Updates) -> tuple[Updates, HeldChange | None]:
         """The upserts of some updates, and what `keep` will hold then; nothing changes.  Raises as `step`.
 
         ``updates``: of the columns declared, ranks ascending within a key; all of a time, those of some keys at least.
         Returns rows of the columns that are shown and ``_deleted``, each with diff 1, by ascending ranks; no change
-        where there are no updates.  The change is good until the next is judged, `Change.own` of it until it is kept.
+        where there are no updates.  The change is good until the next is judged, its `HeldChange.own` until it is kept.
         """
         if not updates.diffs.size:
             return Updates(empty(self.shown), few(), ints(), updates.times), None
@@ -158,7 +158,7 @@ class ToUpserts:
         made = Updates(self._made(upserts, shown, sources), ranks[upserts], np.ones(upserts.size, np.int64), times)
         return made, self.held.change(found, sources, by, keys)
 
-    def keep(self, *changes: Change) -> None:
+    def keep(self, *changes: HeldChange) -> None:
         """Take in what was judged of a step.  Amortised O(updates, and the rows that their keys held)."""
         self.held.keep(*changes)
 

@@ -32,9 +32,8 @@ import xxhash
 
 from ddflow.columns.hashing import Ints, Narrow, Secret, Words, identities, partition_of, value_hashes
 from ddflow.columns.rows import Rows, Sources, gather, offset_width
-from ddflow.columns.schema import one_chunk, plain_size, updates_schema
+from ddflow.columns.schema import one_batch, one_chunk, plain_size, updates_schema
 from ddflow.errors import Misrouted
-from ddflow.operators.linear import one_batch
 from ddflow.partitions.stages import Cut, Meeting
 from ddflow.storage.arrow_file import restored
 

@@ -52,8 +52,8 @@ from ddflow.partitions.opened import KEPT, Opened, Wanted, opened
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.stages import cut
 from ddflow.plan.codec import describe, fingerprint
+from ddflow.plan.collection import Plan
 from ddflow.plan.compatibility import Change
-from ddflow.plan.flow import Flow
 from ddflow.storage.feeding import EVENTS, fed_by
 from ddflow.storage.garbage import gc, inside, names_of
 from ddflow.storage.manifest import Call, Epoch, Feed, Manifest, Output
@@ -88,7 +88,7 @@ class Committed(NamedTuple):
 class Coordinator:
     """``flow``, ``cut``: the plan.  ``partitions``: of the state.  `open` makes it."""
 
-    def __init__(self, flow: Flow, opened: Opened, wanted: Wanted) -> None:
+    def __init__(self, flow: Plan, opened: Opened, wanted: Wanted) -> None:
         self.flow, self.cut, self.plan, self.given = flow, cut(flow), describe(flow), wanted
         self.ledger, self.change, self.outputs = opened
         manifest = self.ledger.manifest
@@ -104,7 +104,7 @@ class Coordinator:
     @classmethod
     def open(
         cls,
-        flow: Flow,
+        flow: Plan,
         state: str | PathLike[str] | Store,
         *,
         partitions: int | None = None,

@@ -29,8 +29,8 @@ from ddflow.engine.commits import check_types
 from ddflow.errors import PlanChanged, SpecError
 from ddflow.partitions.epoch_start import own
 from ddflow.plan.codec import describe, fingerprint
+from ddflow.plan.collection import Plan
 from ddflow.plan.compatibility import Change, compare
-from ddflow.plan.flow import Flow
 from ddflow.storage import address
 from ddflow.storage.manifest import PARTITIONS, Manifest, newest
 from ddflow.storage.manifest_log import GRACE, Ledger
@@ -88,7 +88,7 @@ class Opened(NamedTuple):
     outputs: Outputs
 
 
-def opened(flow: Flow, state: str | PathLike[str] | Store, wanted: Wanted) -> Opened:
+def opened(flow: Plan, state: str | PathLike[str] | Store, wanted: Wanted) -> Opened:
     """Open a state, or make a new one.  O(plan).
 
     ``flow``: frozen.  Raises `PlanChanged`, `SpecError`, `StateRefused`, `CorruptState`, and what the store raises.
@@ -120,7 +120,7 @@ def opened(flow: Flow, state: str | PathLike[str] | Store, wanted: Wanted) -> Op
     return Opened(ledger, change, outputs)
 
 
-def _compared(manifest: Manifest, flow: Flow, wanted: Wanted, where: str) -> Change:
+def _compared(manifest: Manifest, flow: Plan, wanted: Wanted, where: str) -> Change:
     """What a plan has that a state's had not.  Raises `PlanChanged`; `SpecError` for another number of partitions."""
     change = compare(manifest.plan, flow, where)
     _same_shape(change, manifest, where)

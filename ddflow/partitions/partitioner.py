@@ -26,13 +26,12 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.hashing import Ints, Secret, identities, partition_of
-from ddflow.columns.schema import conform, did_you_mean, is_text, one_chunk, plain, plain_size
+from ddflow.columns.schema import conform, did_you_mean, is_text, one_batch, one_chunk, plain, plain_size
 from ddflow.engine.digests import check_text
 from ddflow.errors import SchemaMismatch
-from ddflow.operators.linear import one_batch
 from ddflow.partitions.chunks import Origin, chunk_schema, held, pack, row_hashes, sliced
 from ddflow.plan.bind import Bound
-from ddflow.plan.flow import Flow
+from ddflow.plan.collection import Plan
 
 Restore = Callable[[pa.Table], pa.Table]
 KAFKA: Final = ("partition", "offset")
@@ -51,7 +50,7 @@ class Router:
 
     def __init__(
         self,
-        flow: Flow,
+        flow: Plan,
         source: str,
         partitions: int,
         secret: Secret,

@@ -27,27 +27,21 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Secret, identities, partition_of
 from ddflow.columns.schema import DIFF, updates_schema
-from ddflow.dataflow.admission import Intake
-from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget
-from ddflow.engine import checkpoint as recovery
-from ddflow.engine.call_guard import Turns
+from ddflow.dataflow.dataflow import Dataflow
 from ddflow.engine.checkpoint import MEND
 from ddflow.engine.commits import files_named
 from ddflow.engine.history import changes
-from ddflow.engine.readers import Holds
 from ddflow.engine.reads import Reading
-from ddflow.engine.snapshot import Snapshot
+from ddflow.engine.snapshot import Snapshot, fill_version
 from ddflow.errors import CorruptState, SpecError
-from ddflow.operators.back_node import Back
-from ddflow.operators.updates import ints, time_column
+from ddflow.operators.updates import time_column
 from ddflow.partitions.stage_graph import LevelCircuit
 from ddflow.partitions.stages import cut, placed
 from ddflow.partitions.version import Version, gone
-from ddflow.plan import flow as plan
 from ddflow.plan.codec import node_ids
+from ddflow.plan.collection import Plan
 from ddflow.plan.compatibility import compare
-from ddflow.plan.flow import Flow
 from ddflow.plan.rebuild import rebuild
 from ddflow.storage.batch_store import Vault
 from ddflow.storage.manifest import Manifest
@@ -67,7 +61,7 @@ class Shared(NamedTuple):
     by: tuple[str, ...] | None
 
 
-def shared(flow: Flow, name: str) -> Shared | None:
+def shared(flow: Plan, name: str) -> Shared | None:
     """How an output or a source is shared out to partitions; None where it must be read whole.  O(nodes)."""
     try:
         places, levels = placed(flow), cut(flow)
@@ -77,14 +71,14 @@ def shared(flow: Flow, name: str) -> Shared | None:
     ahead = [node]
     while ahead:
         each = ahead.pop()
-        if isinstance(each, plan.Consolidate) and places[each].roots == (each,):
-            return None  # it keeps nothing: its rows are where those are that it is made of
-        if not isinstance(each, plan.Source | plan.Count):
+        if not each.keeps:
+            if places[each].roots == (each,):
+                return None  # it keeps nothing: its rows are where those are that it is made of
             ahead.extend(each.inputs)
     roots, by = places[node]
     at = {root: n for n, root in enumerate(flow.nodes) if root in roots}
     on = {level for level, active in enumerate(levels.active) for n in at.values() if n in active}
-    return Shared(on.pop(), by) if len(on) == 1 and (node.distinct or by is not None) else None
+    return Shared(on.pop(), by) if len(on) == 1 and (node.consolidated or by is not None) else None
 
 
 def partitions_with(by: Sequence[str], values: Mapping[str, Sequence[Any]], manifest: Manifest) -> list[int] | None:
@@ -104,7 +98,7 @@ def partitions_with(by: Sequence[str], values: Mapping[str, Sequence[Any]], mani
     return sorted({int(number) for number in partition_of(high, manifest.spread)})
 
 
-def plan_of(manifest: Manifest, flow: Flow | None, where: str) -> Flow:
+def plan_of(manifest: Manifest, flow: Plan | None, where: str) -> Plan:
     """The state's own plan; the given ``flow`` where there is one.  Raises `PlanChanged`, and what `rebuild` does."""
     if flow is None:
         return rebuild(manifest.plan, where)
@@ -119,29 +113,25 @@ class Share(Reading):
     Raises `CorruptState`, `StorageFailed`.
     """
 
-    def __init__(self, store: Store, manifest: Manifest, flow: Flow, level: int, number: int) -> None:
-        self.flow, blob = flow, manifest.partitions[level * manifest.spread + number]
+    def __init__(self, store: Store, manifest: Manifest, flow: Plan, level: int, number: int) -> None:
+        blob = manifest.partitions[level * manifest.spread + number]
         whole = store.map(blob).to_pybytes()
         store.ahead(files_named(whole))
         record = Record.parse(whole, f"the file {blob.name} of {store.where}")
-        self.turns, self.holds, self.budget = Turns(), Holds(), Budget(None, None)
-        self.circuit = LevelCircuit(cut(flow), level, Secret(*manifest.secret))
-        self.intakes = {name: Intake(source.bound) for name, source in flow.sources.items()}
-        self.batchers = {name: Batcher() for name in flow.sources}
-        self.totals = {}
-        self.frontier, self.last, self.since = manifest.frontier, manifest.last, manifest.since
-        ids, kept = node_ids(flow), record.record("counts")
-        if missing := sorted(ids[node] for node in self.circuit.counts if ids[node] not in kept):
-            raise CorruptState(record.what, f"it lacks the counts {missing}", MEND)
-        recovery.fill(self, [record], Vault(store), indexed=False, sieved=False)
-        for upsert in self.circuit.upserts.values():
+        circuit = LevelCircuit(cut(flow), level, Secret(*manifest.secret))
+        super().__init__(Dataflow(flow, circuit, Budget(None, None)))
+        ids, kept = node_ids(flow), record.record("operators")
+        if missing := sorted(ids[node] for node in circuit.keeping if ids[node] not in kept):
+            raise CorruptState(record.what, f"it lacks the operators {missing}", MEND)
+        fill_version(self.dataflow, manifest, [record], Vault(store))
+        for upsert in circuit.upserts.values():
             if (odd := astray(upsert.arranged, number, manifest.spread)) is not None:
                 raise CorruptState(record.what, f"partition {number} of {manifest.spread} has a key of {odd}", MEND)
 
 
 def read_updates(
     version: Version,
-    flow: Flow | None,
+    flow: Plan | None,
     name: str,
     share: tuple[int, int] | None,
     as_of: int | None = None,
@@ -174,17 +164,11 @@ def contents(reading: Reading, name: str, as_of: int | None = None, after: int |
     What is turned into upserts comes as those, of which there are no changes.  O(rows of the sources it depends on).
     Raises `NotReadable`, `SpecError`.
     """
-    node, circuit = reading._node(name), reading.circuit
-    time = reading._closed(f"read {name!r} as of {as_of!r}", as_of)
-    if isinstance(node, Back):
-        if after is not None:
-            raise SpecError(f"changes of {name!r}", "it gives upserts", "read the collection that they are made of")
-        back, held = circuit.backs[node], circuit.held(node.inputs[0], as_of)
-        return back.told.told(back.shown(held._replace(times=ints(time))))
-    if after is not None:
-        table = changes(circuit, node, reading._closed(f"changes of {name!r} after {after!r}", after), time)
-    else:
-        table = circuit.read(node, as_of)
+    node, circuit = reading.node(name), reading.dataflow.circuit
+    time = reading.closed(f"read {name!r} as of {as_of!r}", as_of)
+    if after is None:
+        return circuit.output(node, time, as_of)
+    table = changes(circuit, node, reading.closed(f"changes of {name!r} after {after!r}", after), time)
     return stamped(table, time, node.updates_schema(reading.flow.time_type))
 
 
@@ -195,7 +179,7 @@ def stamped(table: pa.Table, time: int, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays([*columns, pa.chunked_array([times]), table.column(DIFF)], schema=schema)
 
 
-def columns_of(flow: Flow, name: str) -> pa.Schema:
+def columns_of(flow: Plan, name: str) -> pa.Schema:
     """The columns of the updates of an output, a side output or a source."""
     if name in flow.outputs:
         return flow.outputs[name].updates_schema(flow.time_type)

@@ -40,8 +40,8 @@ from ddflow.partitions.epoch_start import Base
 from ddflow.partitions.rescale_task import Move, Moved, task
 from ddflow.partitions.stages import Cut, cut
 from ddflow.plan.codec import describe, fingerprint
+from ddflow.plan.collection import Plan
 from ddflow.plan.compatibility import compare
-from ddflow.plan.flow import Flow
 from ddflow.plan.rebuild import rebuild
 from ddflow.storage.manifest import PARTITIONS, Manifest, newest
 from ddflow.storage.manifest_log import Ledger, digest
@@ -91,7 +91,7 @@ class Rescaler:
         state: State,
         partitions: int,
         *,
-        flow: Flow | None = None,
+        flow: Plan | None = None,
         trust: Trust = "owner",
         memory: str | int | None = None,
     ) -> Rescaler:
@@ -190,8 +190,8 @@ class Rescaler:
             Record.parse(self.store.map(each).to_pybytes(), f"the file {each.name} of {self.store.where}").given
             for each in parts
         ]
-        counts = {name: each for level in levels for name, each in level["counts"].items()}
-        data = json.dumps({**levels[0], "counts": counts}, separators=(",", ":")).encode()
+        operators = {name: each for level in levels for name, each in level["operators"].items()}
+        data = json.dumps({**levels[0], "operators": operators}, separators=(",", ":")).encode()
         for each in parts:
             self.store.delete(each.name)
         return self.store.put("json", lambda sink: sink.write(data))
@@ -218,7 +218,7 @@ class Rescaler:
 
 
 def rescale(
-    state: State, partitions: int, *, flow: Flow | None = None, trust: Trust = "owner", memory: str | int | None = None
+    state: State, partitions: int, *, flow: Plan | None = None, trust: Trust = "owner", memory: str | int | None = None
 ) -> Rescaled:
     """Split or join a state's partitions, all in this process.  O(bytes of the state).
 
@@ -237,7 +237,7 @@ def rescale(
             raise
 
 
-def _plan(manifest: Manifest, flow: Flow | None, where: str) -> Flow:
+def _plan(manifest: Manifest, flow: Plan | None, where: str) -> Plan:
     """The flow that the state was made by."""
     if flow is None:
         return rebuild(manifest.plan, where)

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from time import perf_counter_ns
 from typing import Any, Final, NamedTuple
 
@@ -38,15 +37,14 @@ from ddflow.columns.rows import gather
 from ddflow.dataflow import batcher as pending
 from ddflow.dataflow.batcher import Batcher
 from ddflow.engine.commits import files_named
-from ddflow.operators.count import Count
+from ddflow.operators.base import Context, Running
 from ddflow.operators.upsert.events import Sealed
-from ddflow.operators.upsert.rehashed import of_count, of_upsert
-from ddflow.operators.upsert.upsert import Upsert
+from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.partitions.epoch_start import Base
 from ddflow.partitions.key_ranges import first_of, overlapping
-from ddflow.partitions.stages import Columns, Cut, placed
-from ddflow.plan import flow as plan
+from ddflow.partitions.stages import Cut, placed
 from ddflow.plan.codec import node_ids
+from ddflow.plan.collection import Collection, Columns, Input
 from ddflow.storage.batch_store import Vault
 from ddflow.storage.epochs import numbers, only
 from ddflow.storage.manifest import PARTITIONS
@@ -160,26 +158,26 @@ class _Task:
             for name in record.names():
                 totals[name] = totals.get(name, 0) + record.number(name)
         ids, places = node_ids(self.cut.flow), placed(self.cut.flow)
-        counts = {
-            ids[node]: self._count(node, ids[node], places[node].by or ())
+        operators = {
+            ids[node]: {"arrangements": self._operator(node, ids[node], places[node].by or ())}
             for node in self.cut.flow.nodes
-            if isinstance(node, plan.Count) and node in self.cut.counts(self.level)
+            if node in self.cut.keeping(self.level)
         }
-        whole = {"sources": sources, "counts": counts, "totals": totals}
+        whole = {"sources": sources, "operators": operators, "totals": totals}
         data = json.dumps(whole, separators=(",", ":")).encode()
         self.vault.name(files_named(data))
         blob = self.store.put("json", lambda sink: sink.write(data))
         return Moved(self.level, self.number, blob, tuple(self.added), self.versions, waiting, {})
 
-    def _source(self, name: str, source: plan.Source) -> tuple[dict[str, Any], Batcher]:
+    def _source(self, name: str, source: Input) -> tuple[dict[str, Any], Batcher]:
         """A source's rows, pending events and numbers."""
         horizon = self.move.horizons.get(name)
 
         def fresh() -> tuple[Arrangement, Made]:
-            upsert = Upsert(source.bound, self.secret)
+            upsert = RunningUpsert(source.bound, self.secret)
             if upsert.expiring is not None:
                 upsert.expiring.horizons.greatest = horizon
-            return upsert.arranged, partial(of_upsert, upsert)
+            return upsert.arranged, upsert.rehashed
 
         records = {n: record.record("sources").record(name) for n, record in self.old.items()}
         batcher, arrived = self._pending(source, records)
@@ -190,7 +188,7 @@ class _Task:
         out = {"arrived": arrived, "greatest": self.move.greatest.get(name, NEVER), "rows": rows, "runs": runs}
         return out if source.spec.expiry is None else {**out, "horizon": horizon}, batcher
 
-    def _pending(self, source: plan.Source, records: Mapping[int, Record]) -> tuple[Batcher, int]:
+    def _pending(self, source: Input, records: Mapping[int, Record]) -> tuple[Batcher, int]:
         """The pending events of this partition, and how many came: those, and the judged ones that it stands for."""
         schema, memory = source.bound.event_schema, self.move.base.memory
         old = {n: pending.restore(each, schema, self.vault, True, self.home) for n, each in records.items()}
@@ -208,23 +206,28 @@ class _Task:
             arrived += order.size
         return out, arrived
 
-    def _mine(self, source: plan.Source, sealed: Sealed) -> Ints:
+    def _mine(self, source: Input, sealed: Sealed) -> Ints:
         """The places of the events whose keys are of this partition."""
         bound = source.bound
         columns = [sealed.events.column(name) for name in bound.spec.key]
         high, _ = identities(pa.RecordBatch.from_arrays(columns, schema=bound.key_schema), self.secret)
         return self._rows(high)
 
-    def _count(self, node: plan.Count, name: str, by: Columns) -> dict[str, Any]:
-        """A count's groups: its own; or, where it stands with the keys it is made of, those beside its own keys."""
-        records = [record.record("counts").record(name) for record in self.old.values()]
-        keys = None if by == tuple(node.groups.names) else pa.schema([node.groups.field(each) for each in by])
+    def _operator(self, node: Collection, name: str, by: Columns) -> list[dict[str, Any]]:
+        """An operator's groups: its own; or, where it stands with the keys it is made of, those beside its own keys."""
+        records = [record.record("operators").record(name).records("arrangements") for record in self.old.values()]
+        context = Context(self.secret, self.cut.flow.time_type, frozenset(node.schema.names))
 
-        def fresh() -> tuple[Arrangement, Made]:
-            count = Count(node.groups, node.name, self.secret)
-            return count.arranged, partial(of_count, count)
+        def joined(number: int) -> dict[str, Any]:
+            def fresh() -> tuple[Arrangement, Made]:
+                opened: Running = node.open(context)
+                return opened.arrangements[number], opened.rehashed
 
-        return self._joined(records, fresh, keys)
+            schema = fresh()[0].schema
+            keys = None if by == node.exchange()[0] else pa.schema([schema.field(each) for each in by])
+            return self._joined([each[number] for each in records], fresh, keys)
+
+        return [joined(number) for number in range(len(node.open(context).arrangements))]
 
     def _joined(
         self, records: Iterable[Record], fresh: Callable[[], tuple[Arrangement, Made]], keys: pa.Schema | None = None

@@ -13,7 +13,7 @@ summed first, so that one update a row and time leaves a partition.
 >>> circuit = LevelCircuit(cut(flow), 1, Secret(1, 2))
 >>> rows = pa.table({"city": ["Bern", "Bern"], "_time": [7, 7], "_diff": [2, 1]})
 >>> circuit.came = {0: as_updates(rows, circuit.cut.meetings[0].schema)}
->>> circuit.judge({}, since=7).outputs["by_city"].to_pylist()
+>>> LevelComputation(circuit, {}, 7, Shelf(None, 0), print).run().outputs["by_city"].to_pylist()
 [{'city': 'Bern', 'count': 3, '_time': 7, '_diff': 1}]
 """
 
@@ -28,11 +28,11 @@ from ddflow.columns.hashing import Ints, Secret
 from ddflow.columns.schema import DIFF, TIME
 from ddflow.columns.threads import ALONE, Crew
 from ddflow.dataflow.buffer import Shelf
-from ddflow.dataflow.graph import Circuit
-from ddflow.dataflow.step import Computation, Observe, Released, Stepped, nothing
+from ddflow.dataflow.graph import Circuit, Released, Stepped
+from ddflow.dataflow.step import Computation, Observe
 from ddflow.operators.updates import Updates, consolidated, few, ints
 from ddflow.partitions.stages import Cut, Meeting
-from ddflow.plan import flow as plan
+from ddflow.plan.collection import Collection
 
 
 class LevelCircuit(Circuit):
@@ -43,27 +43,21 @@ class LevelCircuit(Circuit):
         super().__init__(cut.flow, secret, winners=False, crew=crew)
         self.cut, self.level = cut, level
         self.here = frozenset(cut.flow.nodes[n] for n in cut.active[level])
-        self.counts = {node: count for node, count in self.counts.items() if node in self.here}
+        self.keeping = {node: each for node, each in self.keeping.items() if node in self.here}
         if level:
             self.upserts = {}
         self.came: dict[int, Updates] = {}
         self.sent: dict[int, pa.Table] = {}
 
-    def judge(
-        self, released: Mapping[str, Released], since: int, shelf: Shelf | None = None, observe: Observe = nothing
-    ) -> Stepped:
-        """As `Circuit.judge`, of this level; ``sent`` is what it sends on."""
-        given = {name: each for name, each in released.items() if each.total}
-        return LevelComputation(self, given, since, shelf or Shelf(None, 0), observe).run()
-
 
 class LevelComputation(Computation):
-    """One step of a level."""
+    """One step of a level; ``sent`` of its circuit is what it sends on."""
 
     def __init__(
-        self, circuit: LevelCircuit, released: Mapping[str, Released], since: int, shelf: Shelf, observe: Observe
+        self, circuit: Circuit, released: Mapping[str, Released], since: int, shelf: Shelf, observe: Observe
     ) -> None:
         super().__init__(circuit, released, since, shelf, observe)
+        assert isinstance(circuit, LevelCircuit)
         self.level = circuit
         cut, nodes = circuit.cut, circuit.plan.nodes
         self.nodes = [node for node in self.nodes if node in circuit.here]
@@ -79,12 +73,12 @@ class LevelComputation(Computation):
         self.level.sent = {each.number: self._sum(each) for each in cut.sent(self.level.level)}
         return stepped
 
-    def outputs(self) -> Iterable[tuple[str, plan.Collection]]:
+    def outputs(self) -> Iterable[tuple[str, Collection]]:
         """Those of this level."""
         here = self.level.cut.outputs[self.level.level]
         return [(name, node) for name, node in self.level.plan.outputs.items() if name in here]
 
-    def arrived(self, node: plan.Collection, by: Sequence[str] | None) -> list[Updates]:
+    def arrived(self, node: Collection, by: Sequence[str] | None) -> list[Updates]:
         """What came together for it, where it is computed by others; else its own updates."""
         came = self.came.get((node, tuple(node.schema.names if by is None else by)))
         return super().arrived(node, by) if came is None else [came]

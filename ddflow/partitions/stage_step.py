@@ -36,13 +36,13 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Secret, value_hashes
 from ddflow.dataflow.budget import Budget
+from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.result import Step
 from ddflow.engine import checkpoint as recovery
-from ddflow.engine.stepping import Stepping
 from ddflow.operators.updates import Updates
 from ddflow.partitions.epoch_start import Base, own
 from ddflow.partitions.receipt import Receipt
-from ddflow.partitions.stage_graph import LevelCircuit, as_updates
+from ddflow.partitions.stage_graph import LevelCircuit, LevelComputation, as_updates
 from ddflow.partitions.stages import Cut
 from ddflow.plan.codec import node_ids
 from ddflow.storage.batch_store import Vault
@@ -60,7 +60,7 @@ class Done(NamedTuple):
     sums: dict[int, pa.Table]
 
 
-class Part(Stepping):
+class Part:
     """``at``: the name of the inventory that it holds, "" for none.  ``level``, ``number``: which part it is."""
 
     def __init__(self, cut: Cut, base: Base, level: int, number: int) -> None:
@@ -73,14 +73,10 @@ class Part(Stepping):
         store = base.version.opened("open a partition of", readonly=False)
         try:
             circuit = LevelCircuit(cut, level, Secret(*base.secret))
-            super().__init__(
-                cut.flow,
-                circuit,
-                Budget(None if base.memory is None else own(base.memory), None, store),
-                retain=base.retain,
-            )
+            budget = Budget(None if base.memory is None else own(base.memory), None, store)
+            self.dataflow = Dataflow(cut.flow, circuit, budget, retain=base.retain, step=LevelComputation)
             self.levelled, self.store, self.vault = circuit, store, Vault(store, compresses=base.memory is None)
-            self.budget.home = self.vault if self.budget.spills else None
+            self.dataflow.budget.home = self.vault if self.dataflow.budget.spills else None
             for arranged in circuit.arrangements.values():
                 arranged.slots.lasting = True
             self.at, self.names, self.folder = "", dict[str, Blob](), cast(OutputFolder | None, None)
@@ -97,17 +93,15 @@ class Part(Stepping):
         what = f"the file {blob.name} of {self.store.where}"
         given = Record.parse(self.store.map(blob).to_pybytes(), what)
         own = _own(given, self.cut, self.level)
-        self.frontier, self.last, self.since = base.frontier, base.last, base.since
-        recovery.fill(self, [Record(own, what)], self.vault, indexed=self.budget.memory is None)
+        self.dataflow.frontier, self.dataflow.last, self.dataflow.since = base.frontier, base.last, base.since
+        recovery.fill(self.dataflow, [Record(own, what)], self.vault, indexed=self.dataflow.budget.memory is None)
         self.at, self.names = blob.name, {each.name: each for each in _blobs(own)}
         self.vault.name(self.names)
 
     def close(self) -> None:
         """Let go of all that is held; twice is harmless."""
-        with self.turns.alone("close"):
-            self.turns.state = "closed"
-            self.circuit, self.batchers = LevelCircuit(self.cut, self.level, Secret(0, 0)), {}
-            self.budget.close()
+        with self.dataflow.turns.alone("close"):
+            self.dataflow.close()
             self.store.close()
 
     def step(
@@ -125,8 +119,8 @@ class Part(Stepping):
         part must then be closed, and what it wrote is garbage.
         """
         began = perf_counter_ns()
-        self.frontier, self.last, self.since = base.frontier, base.last, base.since
-        for name, upsert in self.circuit.upserts.items():
+        self.dataflow.frontier, self.dataflow.last, self.dataflow.since = base.frontier, base.last, base.since
+        for name, upsert in self.dataflow.circuit.upserts.items():
             if upsert.expiring is not None:
                 upsert.expiring.horizons.greatest = base.horizons.get(name)
         step = self._events(base, inputs) if self.level == 0 else self._sums(base, sums)
@@ -134,57 +128,51 @@ class Part(Stepping):
         sent = {number: table for number, table in self.levelled.sent.items() if table.num_rows}
         self.levelled.came, self.levelled.sent = {}, {}
         receipt = self._written(base, step)
-        receipt = receipt._replace(rows=dict(rows), digests=dict(digests), sent=_sent(sent, self.secret))
+        receipt = receipt._replace(rows=dict(rows), digests=dict(digests), sent=_sent(sent, self.dataflow.secret))
         figures = {
             "open": self.opened,
             "step": (stepped - began) // 1000,
             "write": (perf_counter_ns() - stepped) // 1000,
-            "memory": self._bytes(),
+            "memory": self.dataflow.nbytes,
             "bytes": receipt.inventory.length + sum(each.length for each in receipt.added),
         }
         self.opened = 0
         return Done(receipt._replace(figures=figures), sent)
 
     def _events(self, base: Base, inputs: Mapping[str, Any]) -> Step:
-        """Level 0: rows of sources."""
-        if not self.flow.holds_back:
-            inflows = self._admitted(inputs, base.time)
-            with self._released(CLOSED, {name: inflow.batcher for name, inflow in inflows.items()}) as given:
-                return self._take(inflows, self._judge(given, base.time), base.time + 1, base.time)
-        inflows = self._admitted(inputs, None)
-        if base.to > self.frontier:
-            return self._sealed(inflows, base.to)
-        self._check_budget(None, inflows)
-        return self._take(inflows, None, self.frontier, self.last)
+        """Level 0: rows of inputs."""
+        if not self.dataflow.flow.holds_back:
+            return self.dataflow.step(self.dataflow.admit(inputs, base.time), base.time)
+        return self.dataflow.push(self.dataflow.admit(inputs, None), base.to)
 
     def _sums(self, base: Base, sums: Mapping[int, pa.Table]) -> Step:
         """Levels after it: sums that came together."""
-        frontier, last = (base.to, base.to - 1) if self.flow.holds_back else (base.time + 1, base.time)
-        if frontier <= self.frontier:
-            return self._take({}, None, self.frontier, self.last)
+        frontier, last = (base.to, base.to - 1) if self.dataflow.flow.holds_back else (base.time + 1, base.time)
+        if frontier <= self.dataflow.frontier:
+            return self.dataflow.take({}, None, self.dataflow.frontier, self.dataflow.last)
         came = {
             each.number: as_updates(sums[each.number], each.schema)
             for each in self.cut.meetings
             if each.level == self.level and each.number in sums
         }
         if frontier == CLOSED:
-            last = max([self.last, *(int(each.times[-1]) for each in came.values() if each.times.size)])
+            last = max([self.dataflow.last, *(int(each.times[-1]) for each in came.values() if each.times.size)])
         self.levelled.came = {number: each for number, each in came.items() if _some(each)}
-        return self._take({}, self._judge({}, last), frontier, last)
+        return self.dataflow.take({}, self.dataflow.judge({}, last), frontier, last)
 
     def _written(self, base: Base, step: Step) -> Receipt:
         """Write what is in no file yet; the receipt for all of it."""
         store, before = self.store, self.names
         outputs = self._put(base, step)
-        inventory = _own(Record(recovery.take(self, self.vault), "an inventory"), self.cut, self.level)
+        inventory = _own(Record(recovery.take(self.dataflow, self.vault), "an inventory"), self.cut, self.level)
         data = json.dumps(inventory, separators=(",", ":")).encode()
         blob = store.put("json", lambda sink: sink.write(data))
         store.sync()
         self.names = {each.name: each for each in _blobs(inventory)}
         self.vault.name(self.names)
         self.at = blob.name
-        greatest = {name: intake.greatest for name, intake in self.intakes.items()} if not self.level else {}
-        expiring = {name: upsert.expiring for name, upsert in self.circuit.upserts.items()}
+        greatest = {name: intake.greatest for name, intake in self.dataflow.intakes.items()} if not self.level else {}
+        expiring = {name: upsert.expiring for name, upsert in self.dataflow.circuit.upserts.items()}
         seen_so_far = {name: each.horizons.greatest for name, each in expiring.items() if each is not None}
         horizons = {name: greatest for name, greatest in seen_so_far.items() if greatest is not None}
         counts = {name: n for name, n in {**step.verdicts.counts, "absent": step.verdicts.absent}.items() if n}
@@ -200,9 +188,9 @@ class Part(Stepping):
             counts=counts,
             greatest=greatest,
             horizons=horizons,
-            frontier=self.frontier,
-            last=self.last,
-            since=self.since,
+            frontier=self.dataflow.frontier,
+            last=self.dataflow.last,
+            since=self.dataflow.since,
             added=tuple(b for name, b in self.names.items() if name not in before),
             gone=tuple(name for name in before if name not in self.names),
             sent="",
@@ -262,12 +250,12 @@ def idle(cut: Cut, base: Base, level: int, number: int) -> Receipt | None:
 def _own(record: Record, cut: Cut, level: int) -> dict[str, Any]:
     """What of an inventory is a level's: a local engine's holds all of them."""
     ids = node_ids(cut.flow)
-    here = {ids[node] for node in cut.counts(level)}
-    counts = {name: each for name, each in record.record("counts").given.items() if name in here}
+    here = {ids[node] for node in cut.keeping(level)}
+    operators = {name: each for name, each in record.record("operators").given.items() if name in here}
     first = level == 0
     return {
         "sources": record.record("sources").given if first else {},
-        "counts": counts,
+        "operators": operators,
         "totals": record.record("totals").given if first else {},
     }
 

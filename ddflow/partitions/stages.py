@@ -19,18 +19,15 @@ level 1: sums 0 by [city]; count; by_city
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
 from ddflow.errors import SpecError
-from ddflow.operators.back_node import Back
-from ddflow.operators.unnest import Unnest
-from ddflow.plan import flow as plan
-from ddflow.plan.flow import Collection, Flow
+from ddflow.plan.collection import Collection, Columns, Plan
 
-Columns = tuple[str, ...]
 ALL: Final = pa.schema({"all": pa.bool_()})
 """The columns of sums that are not by any: one that is true in all rows, for something must carry them."""
 
@@ -62,15 +59,15 @@ class Cut:
     it computes, ascending.  ``outputs``: for each level, the names of outputs that it gives, side outputs included.
     """
 
-    flow: Flow
+    flow: Plan
     levels: int
     meetings: tuple[Meeting, ...]
     active: tuple[tuple[int, ...], ...]
     outputs: tuple[tuple[str, ...], ...]
 
-    def counts(self, level: int) -> set[Collection]:
-        """The counts whose state a level holds."""
-        return {self.flow.nodes[n] for n in self.active[level] if isinstance(self.flow.nodes[n], plan.Count)}
+    def keeping(self, level: int) -> set[Collection]:
+        """The operators whose state a level holds."""
+        return {node for n in self.active[level] if (node := self.flow.nodes[n]).keeps and node.inputs}
 
     def sent(self, level: int) -> list[Meeting]:
         """The meetings that a level may bring rows to."""
@@ -82,7 +79,8 @@ class Cut:
 
     def _shown(self, level: int) -> str:
         nodes = [self.flow.nodes[n] for n in self.active[level]]
-        names = [n.name if isinstance(n, plan.Source) else type(n).__name__.lower() for n in nodes]
+        sources: dict[Collection, str] = {source: name for name, source in self.flow.sources.items()}
+        names = [sources.get(n, n.verb) for n in nodes]
         parts = [_sums(each) for each in self.meetings if each.level == level]
         parts += [", ".join(names), *self.outputs[level], *(_sums(each) for each in self.sent(level))]
         return f"level {level}: {'; '.join(part for part in parts if part)}"
@@ -92,7 +90,7 @@ def _sums(meeting: Meeting) -> str:
     return f"sums {meeting.number} by [{', '.join(meeting.by)}]"
 
 
-def cut(flow: Flow) -> Cut:
+def cut(flow: Plan) -> Cut:
     """Cut a flow into levels.  Pure; O(nodes * meetings).
 
     Raises `SpecError` for a flow without sources or outputs, or an operator that has no place in partitions.
@@ -106,57 +104,31 @@ def cut(flow: Flow) -> Cut:
     return _Cutter(flow).cut()
 
 
-def placed(flow: Flow) -> dict[Collection, Place]:
+def placed(flow: Plan) -> dict[Collection, Place]:
     """The place of every collection.  O(nodes).  Raises `SpecError` for an operator that has no place here."""
     places: dict[Collection, Place] = {}
+    source_keys: dict[Collection, Sequence[str]] = {source: source.spec.key for source in flow.sources.values()}
     for node in flow.nodes:
+        node.check_partitions()
         inputs = [places[i] for i in node.inputs]
-        if isinstance(node, plan.Source):
-            places[node] = Place((node,), tuple(node.spec.key))
-        elif isinstance(node, plan.Count | plan.Consolidate):
-            by, of = grouped(node), inputs[0]
-            together = of.by is not None and set(of.by) <= set(by)
-            places[node] = of if together else Place((node,), by)
-        elif isinstance(node, plan.Project):
-            places[node] = Place(inputs[0].roots, _renamed(inputs[0].by, node))
-        elif isinstance(node, plan.Concat):
+        if not inputs:
+            places[node] = Place((node,), tuple(source_keys[node]))
+        elif (by := node.exchange()[0]) is not None:
+            of = inputs[0].by
+            places[node] = inputs[0] if of is not None and set(of) <= set(by) else Place((node,), by)
+        elif len(inputs) == 1:
+            places[node] = Place(inputs[0].roots, node.carried(inputs[0].by))
+        else:
             roots = tuple(dict.fromkeys(root for i in inputs for root in i.roots))
             same = len(roots) == 1 and len({i.by for i in inputs}) == 1
             places[node] = Place(roots, inputs[0].by if same else None)
-        elif isinstance(node, plan.Filter | plan.Negate):
-            places[node] = inputs[0]
-        elif isinstance(node, Unnest):
-            kept = inputs[0].by if node.column not in (inputs[0].by or ()) else None
-            places[node] = Place(inputs[0].roots, kept)
-        elif isinstance(node, Back):
-            raise SpecError(
-                "run a flow on Spark",
-                f"it has to_upserts({list(node.key)})",
-                "leave it out and give the updates to dd.to_upserts, or run it with flow.open()",
-            )
-        else:
-            raise SpecError("run a flow on Spark", f"it has a {type(node).__name__}", "run it with flow.open()")
     return places
-
-
-def grouped(node: plan.Count | plan.Consolidate) -> Columns:
-    """The columns whose equal rows a keyed operator must see together."""
-    return tuple(node.by if isinstance(node, plan.Count) else node.schema.names)
-
-
-def _renamed(by: Columns | None, node: plan.Project) -> Columns | None:
-    """What columns are called after a projection; None where one is gone."""
-    names: dict[str, str] = {}
-    for field, column in zip(node.schema, node.columns, strict=True):
-        if isinstance(column, str):
-            names.setdefault(column, field.name)
-    return tuple(names[c] for c in by) if by is not None and set(by) <= set(names) else None
 
 
 class _Cutter:
     """Finds the meetings that outputs depend on, and from them the levels."""
 
-    def __init__(self, flow: Flow) -> None:
+    def __init__(self, flow: Plan) -> None:
         self.flow, self.places = flow, placed(flow)
         self.at = {node: n for n, node in enumerate(flow.nodes)}
         self.meetings: dict[tuple[Any, ...], Meeting] = {}
@@ -167,10 +139,10 @@ class _Cutter:
         """The cut."""
         outputs: list[tuple[int, str]] = [(0, name) for name in self.flow.side_outputs()]
         for node in self.flow.nodes:  # a collection stands behind what it is made of
-            if isinstance(node, plan.Count | plan.Consolidate) and node in self.needed and self._begins(node):
-                self.level[node] = self._meeting(node.inputs[0], grouped(node)).level
+            if node.inputs and node in self.needed and self.places[node].roots == (node,):
+                self.level[node] = self._meeting(node.inputs[0], node.exchange()[0] or ()).level
         for name, node in self.flow.outputs.items():
-            direct = node.distinct or self.places[node].by is not None
+            direct = node.consolidated or self.places[node].by is not None
             level = self.level[self.places[node].roots[0]] if direct else self._meeting(node, _every(node)).level
             outputs.append((level, name))
         levels = 1 + max(level for level, _ in outputs)
@@ -181,10 +153,6 @@ class _Cutter:
                 active[self.level[root]].add(self.at[node])
         given = tuple(tuple(name for at, name in outputs if at == level) for level in range(levels))
         return Cut(self.flow, levels, tuple(self.meetings.values()), tuple(tuple(sorted(a)) for a in active), given)
-
-    def _begins(self, node: Collection) -> bool:
-        """Whether rows must move for a keyed operator."""
-        return self.places[node].roots == (node,)
 
     def _meeting(self, of: Collection, by: Columns) -> Meeting:
         known = (of, *by)
@@ -200,7 +168,7 @@ class _Cutter:
         walk = list(self.flow.outputs.values())
         while walk:
             node = walk.pop()
-            if node not in found or isinstance(node, plan.Source):
+            if node not in found:
                 found.add(node)
                 walk.extend(node.inputs)
         return found

@@ -18,7 +18,7 @@ follows from all of them. It reads batches, keeps none, and judges nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,11 +28,10 @@ import pyarrow.types as pat
 from ddflow.columns.hashing import Flags, flags, validity
 from ddflow.columns.schema import did_you_mean, is_flat, is_key, is_text, is_time
 from ddflow.errors import SpecError
+from ddflow.expressions import Expression
+from ddflow.expressions import compile as compile_expression
 from ddflow.plan.merge.bound import Merging, event_schema, merged_row, plan
 from ddflow.plan.spec import Tombstone, Upsert
-
-if TYPE_CHECKING:
-    from ddflow.expressions import Expression
 
 
 @dataclass(frozen=True)
@@ -157,8 +156,6 @@ def check_given(name: Any, spec: Any) -> None:
 def _compiled(text: str | None, schema: pa.Schema, what: str) -> Expression | None:
     if text is None:
         return None
-    from ddflow.expressions import compile as compile_expression
-
     return compile_expression(text, schema, boolean=True, what=what)
 
 

@@ -8,7 +8,7 @@ collection and comes and goes with such a column; and a plan is a graph, whose t
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.spec import Upsert
->>> flow = Flow()
+>>> flow = Plan()
 >>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
 >>> by_city = flow.output("by_city", people.filter("id > 0").project(["city"]).count())
 >>> description = describe(flow)
@@ -27,17 +27,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from ddflow.errors import cut
-from ddflow.operators.back_node import Back
-from ddflow.operators.unnest import Unnest
-from ddflow.plan import flow as plan
+from ddflow.errors import CorruptState, cut
 from ddflow.plan.bind import Bound
-from ddflow.plan.flow import Collection, Flow
+from ddflow.plan.collection import Collection, Input, Plan
 from ddflow.plan.formulas import Formulas, digest
+from ddflow.plan.registry import operator
 from ddflow.storage.record import Record
 
 
-def describe(flow: Flow) -> dict[str, Any]:
+def describe(flow: Plan) -> dict[str, Any]:
     """The plan as JSON: ``sources`` and ``outputs`` by name, ``collections`` by id, digests of ``formulas``.
 
     O(nodes).  Raises `SpecError` when two functions cannot be told apart by their names.
@@ -75,7 +73,7 @@ def columns(schema: pa.Schema) -> list[list[Any]]:
     return [[field.name, str(field.type), field.nullable] for field in schema]
 
 
-def node_ids(flow: Flow) -> dict[Collection, str]:
+def node_ids(flow: Plan) -> dict[Collection, str]:
     """The ids of all collections that outputs depend on.  O(nodes).  Equal collections have one id.
 
     Raises what `describe` raises.
@@ -117,25 +115,11 @@ class Written:
                     self._write(node)
 
     def _write(self, node: Collection) -> None:
-        if isinstance(node, plan.Consolidate):
-            self.ids[node] = self.ids[node.inputs[0]]
+        of = [self.ids[each] for each in node.inputs]
+        if node.transparent:
+            self.ids[node] = of[0]
             return
-        made: dict[str, Any] = {"op": type(node).__name__.lower(), "of": [self.ids[of] for of in node.inputs]}
-        if isinstance(node, plan.Source):
-            made["name"] = node.name
-        elif isinstance(node, plan.Filter):
-            made["predicate"] = self.formulas.add(node.predicate)
-        elif isinstance(node, plan.Project):
-            made["columns"] = [
-                {"name": name} | ({"column": column} if isinstance(column, str) else self.formulas.add(column))
-                for name, column in zip(node.schema.names, node.columns, strict=True)
-            ]
-        elif isinstance(node, plan.Count):
-            made |= {"by": node.by, "name": node.name}
-        elif isinstance(node, Unnest):
-            made["column"] = node.column
-        elif isinstance(node, Back):
-            made |= {"op": "to_upserts", "key": list(node.key), "on_conflict": node.on_conflict}
+        made = {"op": node.verb, "of": of} | node.to_json(self.formulas)
         self.ids[node] = digest(made)
         self.nodes[self.ids[node]] = made
 
@@ -153,25 +137,10 @@ def _shown(nodes: Record, collection: str, depth: int) -> str:
     if not depth:
         return "..."
     verb, inputs = node.text("op"), [_shown(nodes, of, depth - 1) for of in node.texts("of")[:3]]
-    if verb == "source":
+    if verb == Input.verb:
         return cut(node.text("name"))
-    what = ", ".join(inputs[1:])
-    if verb == "filter":
-        what = _formula(node.record("predicate"))
-    elif verb == "project":
-        formulas = {each.text("name"): _formula(each) for each in node.records("columns")}
-        plain = all(repr(name) == formula for name, formula in formulas.items())
-        what = str(list(formulas)) if plain else f"{{{', '.join(f'{k!r}: {v}' for k, v in formulas.items())}}}"
-    elif verb == "count":
-        named = "" if node.text("name") == "count" else f", name={node.text('name')!r}"
-        what = f"by={node.texts('by')}{named}"
-    elif verb == "unnest":
-        what = repr(node.text("column"))
-    elif verb == "to_upserts":
-        what = f"{node.texts('key')}, on_conflict={node.text('on_conflict')!r}"
+    try:
+        what = operator(verb).text(node, inputs[1:])
+    except KeyError:
+        raise CorruptState(node.what, f"its operator is {verb!r}", "restore it from a copy") from None
     return cut(f"{inputs[0] if inputs else '...'}.{verb}({what})")
-
-
-def _formula(formula: Record) -> str:
-    kind = next((each for each in ("column", "sql", "arrow", "python") if each in formula), "sql")
-    return cut(repr(formula.text(kind)) if kind in ("column", "sql") else formula.text(kind))

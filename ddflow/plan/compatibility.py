@@ -8,7 +8,7 @@ not be the same. Nothing is changed here: what is added is named, for the engine
 >>> import pyarrow as pa
 >>> from ddflow.plan.codec import describe
 >>> def plan(order_by, **more):
-...     flow = Flow()
+...     flow = Plan()
 ...     columns = {"id": pa.int64(), "at": pa.int64(), "rev": pa.int64()} | more
 ...     flow.output("out", flow.upserts("orders", columns, Upsert(key="id", order_by=order_by)))
 ...     return flow
@@ -32,7 +32,7 @@ import pyarrow as pa
 
 from ddflow.errors import PlanChanged, cut
 from ddflow.plan.codec import describe, shown
-from ddflow.plan.flow import Flow, Source
+from ddflow.plan.collection import Input, Plan
 from ddflow.plan.merge.absent import same_function
 from ddflow.plan.rebuild import sources
 from ddflow.plan.spec import Upsert
@@ -77,7 +77,7 @@ class Change:
         return "; ".join(parts) or "it is the same plan"
 
 
-def compare(old: Mapping[str, Any], flow: Flow, where: str) -> Change:
+def compare(old: Mapping[str, Any], flow: Plan, where: str) -> Change:
     """What opening a state with ``flow`` adds to the plan it was made by.  O(plans).
 
     ``old``: that one's description.  ``where``: whose it is, for messages.  Raises `PlanChanged` for what may not
@@ -148,7 +148,7 @@ def _value(spec: Upsert, option: str) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _columns(name: str, old: pa.Schema, source: Source, change: Change) -> Iterator[str]:
+def _columns(name: str, old: pa.Schema, source: Input, change: Change) -> Iterator[str]:
     """What is refused of a schema; what is not goes into ``change``."""
     new, of = source.bound.schema, f"of source {name!r}"
     for was in old:

@@ -15,21 +15,26 @@ from __future__ import annotations
 import json
 import sys
 from types import CodeType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from ddflow.errors import SpecError
-
-if TYPE_CHECKING:
-    from ddflow.expressions import Expression
+from ddflow.errors import SpecError, cut
+from ddflow.expressions import Expression
+from ddflow.storage.record import Record
 
 
 def digest(given: Any) -> str:
     """32 hex digits of JSON, equal for equal values: xxh3-128 of its one canonical text.  O(values)."""
     return xxhash.xxh3_128_hexdigest(json.dumps(given, sort_keys=True, separators=(",", ":")).encode())
+
+
+def shown_formula(formula: Record) -> str:
+    """A formula that `Formulas.add` wrote, or the name of a column, as one would write it."""
+    kind = next((each for each in ("column", "sql", "arrow", "python") if each in formula), "sql")
+    return cut(repr(formula.text(kind)) if kind in ("column", "sql") else formula.text(kind))
 
 
 class Formulas:

@@ -7,7 +7,7 @@ user's. A formula that is not SQL cannot be read back; nothing here is ever run 
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.codec import describe
->>> flow = Flow()
+>>> flow = Plan()
 >>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
 >>> _ = flow.output("by_city", people.project(["city"]).count())
 >>> again = rebuild(describe(flow))
@@ -30,11 +30,12 @@ import pyarrow as pa
 from ddflow.errors import CorruptState, DdflowError, SpecError, cut
 from ddflow.plan.bind import Bound, bind
 from ddflow.plan.codec import Written, columns, shown
-from ddflow.plan.flow import Collection, Flow
+from ddflow.plan.collection import Collection, Input, Plan
 from ddflow.plan.merge.absent import Absent
+from ddflow.plan.merge.bind_machine import bind_machine
 from ddflow.plan.merge.machine import Machine
-from ddflow.plan.merge.machines import bind_machine
 from ddflow.plan.merge.merge import Merge
+from ddflow.plan.registry import operator, operators
 from ddflow.plan.spec import Upsert
 from ddflow.storage.record import Record
 
@@ -104,7 +105,7 @@ def _spec(record: Record) -> Upsert:
         raise _corrupt(record.what, str(error)) from None
 
 
-def rebuild(description: Mapping[str, Any], where: str = "a state") -> Flow:
+def rebuild(description: Mapping[str, Any], where: str = "a state") -> Plan:
     """The flow that `describe` described, without its ``consolidate``.  ``where``: for messages.  O(description).
 
     Raises `SpecError` when a formula is not SQL, so that the flow itself is needed; `CorruptState` for what `describe`
@@ -113,11 +114,10 @@ def rebuild(description: Mapping[str, Any], where: str = "a state") -> Flow:
     whole = Record(description, f"the plan of {where}")
     nodes = whole.named("collections")
     for each, node in nodes.items():
-        for formula in [node.record("predicate")] if "predicate" in node else _listed(node):
-            if "python" in formula or "arrow" in formula:
-                raise _absent(where, f"{shown(description, each, where)} has a formula that is not SQL")
+        if _foreign(node.given):
+            raise _absent(where, f"{shown(description, each, where)} has a formula that is not SQL")
     try:
-        flow = Flow()
+        flow = Plan()
         for name, (schema, spec) in sources(description, where).items():
             if isinstance(spec.merge, Merge) and isinstance(spec.merge.function, Absent):
                 raise _absent(where, f"{name!r} is merged by {spec.merge.function.name}, of which there is no code")
@@ -167,35 +167,24 @@ def _absent(where: str, found: str) -> SpecError:
     return _Absent(f"read the plan of {where}", found, "give the flow itself: flow=")
 
 
-def _listed(node: Record) -> list[Record]:
-    return node.records("columns") if "columns" in node else []
+def _foreign(given: Any) -> bool:
+    """Whether a formula among what a node was told is a function or an Arrow expression."""
+    if isinstance(given, dict):
+        coded = "type" in given and ("python" in given or "arrow" in given)
+        return coded or any(map(_foreign, given.values()))
+    return isinstance(given, list) and any(map(_foreign, given))
 
 
-def _made(node: Record, inputs: list[Collection], flow: Flow) -> Collection:
+def _made(node: Record, inputs: list[Collection], flow: Plan) -> Collection:
     verb = node.text("op")
-    if verb == "source":
+    if verb == Input.verb:
         return flow.sources[node.text("name")]
-    of = inputs[0] if inputs else None
-    if of is None or (len(inputs) > 1 and verb != "concat"):
-        raise _corrupt(node.what, f"it is a {verb} of {len(inputs)} collections")
-    if verb == "filter":
-        return of.filter(node.record("predicate").text("sql"))
-    if verb == "project":
-        return of.project(
-            {each.text("name"): each.text("column" if "column" in each else "sql") for each in node.records("columns")}
-        )
-    if verb == "count":
-        return of.count(node.texts("by"), node.text("name"))
-    if verb == "to_upserts":
-        rule: Any = node.text("on_conflict")
-        return of.to_upserts(node.texts("key"), rule)
-    if verb == "negate":
-        return of.negate()
-    if verb == "unnest":
-        return of.unnest(node.text("column"))
-    if verb == "concat":
-        return of.concat(*inputs[1:])
-    raise _corrupt(node.what, f"its operator is {verb!r}")
+    if verb not in operators():
+        raise _corrupt(node.what, f"its operator is {verb!r}")
+    if not inputs:
+        raise _corrupt(node.what, f"it is a {verb} of 0 collections")
+    made: Collection = operator(verb).from_json(inputs, node)
+    return made
 
 
 def _corrupt(what: str, found: str) -> CorruptState:

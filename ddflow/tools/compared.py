@@ -29,7 +29,7 @@ from ddflow.columns.hashing import Ints, Secret, Words, identities, value_hashes
 from ddflow.columns.rows import shown_row
 from ddflow.errors import CorruptState
 from ddflow.plan.bind import Bound
-from ddflow.tools.report import as_text
+from ddflow.terminal import as_text
 from ddflow.trace.arrangement import PIECE, Arrangement
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]

@@ -32,11 +32,10 @@ import pyarrow.types as pat
 
 from ddflow.columns.hashing import Ints, Secret, Words, identities, value_hashes, words
 from ddflow.columns.rows import offset_width, width
-from ddflow.columns.schema import conform, empty, to_schema, to_table
+from ddflow.columns.schema import conform, empty, one_batch, to_schema, to_table
 from ddflow.columns.sorting import sort
 from ddflow.dataflow.budget import shown_size
 from ddflow.errors import SpecError
-from ddflow.operators.linear import one_batch
 from ddflow.operators.upsert.orders import orders
 from ddflow.plan.bind import Bound, bind
 from ddflow.plan.spec import Upsert

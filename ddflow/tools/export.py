@@ -26,16 +26,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.schema import DIFF
+from ddflow.columns.schema import DIFF, empty
 from ddflow.dataflow.graph import Circuit
 from ddflow.engine.snapshot import Snapshot
-from ddflow.operators import linear
-from ddflow.operators.back_node import Back
-from ddflow.operators.updates import Updates, consolidated, ints
-from ddflow.plan import flow as plan
+from ddflow.operators.base import held
+from ddflow.operators.updates import Updates, consolidated
+from ddflow.plan.collection import Collection
 
 
 def contents(snapshot: Snapshot, name: str, as_of: int | None = None) -> tuple[pa.Schema, Iterator[pa.Table]]:
@@ -44,68 +42,41 @@ def contents(snapshot: Snapshot, name: str, as_of: int | None = None) -> tuple[p
     ``as_of``: at a time not before ``since``.  Rows that may be there more than once are there once, with ``_diff``.
     O(rows); memory for one range, or for all where rows have to be brought together.  Raises `NotReadable`.
     """
-    node = snapshot._node(name)
+    node = snapshot.node(name)
     if as_of is not None:
-        as_of = snapshot._closed(f"export {name!r} as of {as_of!r}", as_of)
-    if is_set(node):
-        return node.schema, (piece.rows.select(node.schema.names) for piece in ranges(snapshot.circuit, node, as_of))
+        as_of = snapshot.closed(f"export {name!r} as of {as_of!r}", as_of)
+    if node.unique:
+        return node.schema, (
+            piece.rows.select(node.schema.names) for piece in ranges(snapshot.dataflow.circuit, node, as_of)
+        )
     schema = pa.schema([*node.schema, pa.field(DIFF, pa.int64(), nullable=False)])
-    return schema, iter([snapshot.circuit.read(node, as_of)])
+    return schema, iter([snapshot.dataflow.circuit.read(node, as_of)])
 
 
-def is_set(node: plan.Collection) -> bool:
-    """Whether each row of a collection is there once, whatever its sources hold.  O(nodes)."""
-    walk = [node]
-    while walk:
-        each = walk.pop()
-        if isinstance(each, plan.Source | plan.Count | Back):
-            continue
-        if isinstance(each, plan.Negate) or not each.distinct:
-            return False
-        walk += each.inputs
-    return True
-
-
-def ranges(circuit: Circuit, node: plan.Collection, as_of: int | None = None) -> Iterator[Updates]:
+def ranges(circuit: Circuit, node: Collection, as_of: int | None = None) -> Iterator[Updates]:
     """The rows of a collection, in pieces; equal rows may be in several.  O(rows)."""
-    walk: list[tuple[plan.Collection, Any]] = [(node, None)]  # what is to be read, and what its pieces pass then
+    # What is to be read, and what its pieces pass then, as which input.
+    walk: list[tuple[Collection, Any]] = [(node, None)]
     while walk:
         each, after = walk.pop()
-        if not isinstance(each, plan.Source | plan.Count) and not _gathers(each):
-            walk += ((of, (each, after)) for of in reversed(each.inputs))
+        opened = circuit.opened[each]
+        if opened.arrangements:
+            pieces = opened.pieces(as_of)
+        elif any(by is not None for by in each.exchange()):
+            pieces = [consolidated(circuit.held(each, as_of), circuit.secret)]
+        else:
+            walk += ((of, (each, n, after)) for n, of in reversed(list(enumerate(each.inputs))))
             continue
-        for piece in _own(circuit, each, as_of):
-            link = after
+        for piece in pieces:
+            piece, link = piece._replace(rows=piece.rows.select(each.schema.names)), after
             while link is not None:
-                passed, link = link
-                piece = _passed(circuit, passed, piece)
+                node, n, link = link
+                inputs = [none(of) for of in node.inputs]
+                inputs[n] = piece
+                piece = circuit.running[node].read(inputs, as_of)
             yield piece
 
 
-def _gathers(node: plan.Collection) -> bool:
-    """Whether rows that are equal have to be brought together for a collection."""
-    return isinstance(node, Back) or (isinstance(node, plan.Consolidate) and not node.inputs[0].distinct)
-
-
-def _own(circuit: Circuit, node: plan.Collection, as_of: int | None) -> Iterator[Updates]:
-    """The rows of a collection that is not made of its inputs piece by piece."""
-    if not isinstance(node, plan.Source | plan.Count):
-        yield consolidated(circuit.held(node, as_of), circuit.secret)
-        return
-    arranged = circuit.upserts[node.name].arranged if isinstance(node, plan.Source) else circuit.counts[node].arranged
-    for table in arranged.pieces(as_of):
-        n = table.num_rows
-        yield Updates(table.select(node.schema.names), np.zeros(n, np.int32), np.ones(n, np.int64), ints(0))
-
-
-def _passed(circuit: Circuit, node: plan.Collection, piece: Updates) -> Updates:
-    """What a node makes of a piece of its input."""
-    if isinstance(node, plan.Project):
-        # A projection may have been pruned for the step's sake; a read wants all its columns.
-        return linear.project(piece, node.schema, node.columns)
-    if isinstance(node, plan.Concat):
-        columns: list[Any] = [piece.rows.column(name) for name in node.schema.names]
-        return piece._replace(rows=pa.Table.from_arrays(columns, schema=node.schema))
-    if isinstance(node, plan.Consolidate):
-        return piece
-    return circuit.stateless(node, [piece])
+def none(node: Collection) -> Updates:
+    """No updates of a collection."""
+    return held(empty(node.schema))

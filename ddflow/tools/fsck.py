@@ -38,11 +38,11 @@ from ddflow.engine.checkpoint import Inventories
 from ddflow.engine.commits import files_named
 from ddflow.engine.snapshot import State
 from ddflow.errors import DdflowError, SpecError
-from ddflow.operators.upsert.upsert import Upsert
-from ddflow.partitions.stages import Columns, placed
+from ddflow.operators.upsert.upsert import RunningUpsert
+from ddflow.partitions.stages import placed
 from ddflow.plan.codec import fingerprint, node_ids
+from ddflow.plan.collection import Columns, Plan
 from ddflow.plan.compatibility import compare
-from ddflow.plan.flow import Flow
 from ddflow.plan.rebuild import bounds, rebuild
 from ddflow.storage.arrow_file import read_batches
 from ddflow.storage.local import LocalStore
@@ -67,7 +67,7 @@ _NUMBER: Final = re.compile(r"[0-9]{16}")
 def fsck(
     state: State,
     *,
-    flow: Flow | None = None,
+    flow: Plan | None = None,
     trust: Literal["owner", "group"] = "owner",
     look: Look = lambda size: None,
 ) -> Report:
@@ -88,7 +88,7 @@ def fsck(
 class _Check:
     """Of one state, once."""
 
-    def __init__(self, store: Store, flow: Flow | None, look: Look) -> None:
+    def __init__(self, store: Store, flow: Plan | None, look: Look) -> None:
         self.store, self.flow, self.look, self.report = store, flow, look, Report(store.where)
         self.damaged, self.compared = set[str](), dict[Blob, pa.Buffer | None]()
         self.files = set[Blob | tuple[str, Blob]]()
@@ -172,7 +172,7 @@ class _Check:
             with self._guard(manifest_file(number), number):
                 holds_all(Inventories(whole, manifest.spread), self._operators(manifest, flow))
 
-    def _inventory(self, manifest: Manifest, flow: Flow | None, place: int, newest: bool) -> Record | None:
+    def _inventory(self, manifest: Manifest, flow: Plan | None, place: int, newest: bool) -> Record | None:
         """An inventory and all that it names, looked at; what it says, where that can be read."""
         part, number = manifest.partitions[place], manifest.number
         self._name({part.name})
@@ -194,7 +194,7 @@ class _Check:
             self._examination(manifest, flow, place, newest).run(record)
         return record
 
-    def _plan(self, manifest: Manifest) -> Flow | None:
+    def _plan(self, manifest: Manifest) -> Plan | None:
         """The flow that a manifest's state was made by; None where its own has functions, or is damaged."""
         with self._guard(manifest_file(manifest.number), manifest.number):
             if self.flow is not None:
@@ -209,7 +209,7 @@ class _Check:
                 )
         return None
 
-    def _examination(self, manifest: Manifest, flow: Flow | None, place: int, whole: bool) -> Examination:
+    def _examination(self, manifest: Manifest, flow: Plan | None, place: int, whole: bool) -> Examination:
         part = manifest.partitions[place].name
         return Examination(
             manifest,
@@ -221,19 +221,20 @@ class _Check:
             whole,
         )
 
-    def _operators(self, manifest: Manifest, flow: Flow | None) -> Operators:
+    def _operators(self, manifest: Manifest, flow: Plan | None) -> Operators:
         """New operators of a manifest's plan, counts where the flow is known."""
         secret = Secret(*manifest.secret)
         if flow is None:
             given = bounds(manifest.plan, self.store.where)
-            return Operators({name: Upsert(bound, secret) for name, bound in given.items()}, None, {})
+            return Operators({name: RunningUpsert(bound, secret) for name, bound in given.items()}, None, {})
         circuit, ids = Circuit(flow, secret), node_ids(flow)
         by: dict[str, Columns] = {}
         if manifest.spread > 1:
             places = placed(flow)
-            own = {node: places[node].by or () for node in circuit.counts}
-            by = {ids[node]: columns for node, columns in own.items() if columns != tuple(node.by)}
-        return Operators(circuit.upserts, {ids[node]: count for node, count in circuit.counts.items()}, by)
+            own = {node: places[node].by or () for node in circuit.keeping if circuit.keeping[node].arrangements}
+            by = {ids[node]: columns for node, columns in own.items() if columns != node.exchange()[0]}
+        kept = {ids[node]: each for node, each in circuit.keeping.items() if each.arrangements}
+        return Operators(circuit.upserts, kept, by)
 
     def _compare(self, blob: Blob, number: int) -> pa.Buffer | None:
         """The bytes of a blob, compared once; None, and a problem, when they are not what was put."""
@@ -249,7 +250,7 @@ class _Check:
             self.look(blob.length)
         return self.compared[blob]
 
-    def _receipt(self, manifest: Manifest, receipt: Epoch, flow: Flow | None) -> None:
+    def _receipt(self, manifest: Manifest, receipt: Epoch, flow: Plan | None) -> None:
         for call in receipt.calls:
             for name, output in call.outputs.items():
                 found = [self._output(manifest, receipt.epoch, name, blob, flow) for blob in output.blobs]
@@ -281,7 +282,7 @@ class _Check:
             return f"blobs/{blob.name}"
         return OutputFolder(str(manifest.folder), disk=disk_of(self.store)).shown(name, epoch, blob)
 
-    def _output(self, manifest: Manifest, epoch: int, name: str, blob: Blob, flow: Flow | None) -> int | None:
+    def _output(self, manifest: Manifest, epoch: int, name: str, blob: Blob, flow: Plan | None) -> int | None:
         """How many rows a file of an output has; None when that was not, or could not be, found out now."""
         if blob.name.endswith(PARQUET):
             return self._parquet(manifest, epoch, name, blob)
@@ -347,7 +348,7 @@ def blobs_named(record: Record) -> list[Blob]:
     return found
 
 
-def output_schema(flow: Flow, name: str) -> pa.Schema | None:
+def output_schema(flow: Plan, name: str) -> pa.Schema | None:
     """The columns of an output's table; None where the flow has none of that name."""
     if name in flow.outputs:
         return flow.outputs[name].updates_schema(flow.time_type)

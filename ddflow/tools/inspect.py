@@ -65,7 +65,7 @@ def inspect(state: State, *, trust: Literal["owner", "group"] = "owner") -> dict
             "last": manifest.last,
             "since": manifest.since,
             "sources": _plans(manifest, store.where),
-            "counts": {},
+            "operators": {},
             "verdicts": {},
             "outputs": {},
             "folder": _folder(manifest),
@@ -149,10 +149,11 @@ def _fill(out: dict[str, Any], record: Record, manifest: Manifest, where: str) -
         }
         _add(out["sources"].setdefault(name, {}), figures)
         keys, pending = keys + figures["keys"], pending + figures["pending"]
-    for name, each in record.named("counts").items():
-        figures = _arranged(each)
-        _add(out["counts"].setdefault(shown(manifest.plan, name, where), {}), figures)
-        keys += figures["keys"]
+    for name, each in record.named("operators").items():
+        for arranged in each.records("arrangements"):
+            figures = _arranged(arranged)
+            _add(out["operators"].setdefault(shown(manifest.plan, name, where), {}), figures)
+            keys += figures["keys"]
     totals = record.record("totals")
     _add(out["verdicts"], {name: totals.number(name) for name in totals.names()})
     return {"keys": keys, "pending": pending}

@@ -30,12 +30,12 @@ from ddflow.columns.hashing import Secret
 from ddflow.columns.schema import conform, imported, to_schema, to_table
 from ddflow.dataflow.result import Step
 from ddflow.engine.engine import Engine
+from ddflow.engine.flow import Flow
+from ddflow.engine.logs import MARKS, Full, Restated, parts_of
 from ddflow.errors import NotArrow
 from ddflow.plan.bind import Bound
-from ddflow.plan.flow import Flow
 from ddflow.plan.spec import Upsert
 from ddflow.time import CLOSED
-from ddflow.tools.logs import MARKS, Full, Restated, parts_of
 
 LOG = "log"
 """The source, as messages call it."""
@@ -53,7 +53,7 @@ def merge_on_read(
     """The rows that live after all events of ``log``, in hash order; each is there once.
 
     ``log``: a table, record batches, a reader, anything that speaks Arrow, or an iterable of these, in the order of
-    arrival; full contents in a mark, see `ddflow.tools.logs`.  ``schema``: of the events, by default that of the first
+    arrival; full contents in a mark, see `ddflow.engine.logs`.  ``schema``: of the events, by default that of the first
     part; a part that lacks a column has null there.  ``memory``, ``spill``: as in `Flow.open`; with both, the log is
     read as it goes and may be larger than memory, its live rows not.  ``secret``: decides the hash order.  O(events)
     expected.
@@ -92,7 +92,7 @@ def folded(
         if flow.holds_back:
             engine.advance_to(CLOSED)
         names = source.schema.names
-        yield (piece.select(names) for piece in engine.circuit.upserts[LOG].arranged.pieces())
+        yield (piece.select(names) for piece in engine.dataflow.circuit.upserts[LOG].arranged.pieces())
 
 
 def take(engine: Engine, name: str, part: Any, time: int, epoch: int | None = None) -> Step:

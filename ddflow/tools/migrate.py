@@ -36,17 +36,18 @@ import pyarrow as pa
 
 from ddflow.columns.schema import DIFF, did_you_mean
 from ddflow.engine.engine import Engine
+from ddflow.engine.flow import Flow
+from ddflow.engine.logs import MARKS, as_fed
 from ddflow.engine.reads import told_only
 from ddflow.engine.snapshot import Snapshot
 from ddflow.errors import NotReadable, PlanChanged, StateRefused
 from ddflow.operators.updates import Updates, consolidated, ints
-from ddflow.plan.flow import Flow
+from ddflow.plan.collection import Plan
 from ddflow.storage.feeding import Fed
 from ddflow.storage.local import LocalStore
 from ddflow.storage.opening import open_store
 from ddflow.storage.protocol import Store
 from ddflow.time import NEVER
-from ddflow.tools.logs import MARKS, as_fed
 from ddflow.tools.merge_on_read import take as taken
 
 State = str | PathLike[str] | Store
@@ -62,11 +63,11 @@ class Told:
     @property
     def plain(self) -> bool:
         """Whether all that the old state was fed are events."""
-        return all(fed.plain for fed in self.old.fed.values())
+        return all(fed.plain for fed in self.old.dataflow.fed.values())
 
     def __call__(self, name: str, parts: Iterable[Any]) -> Iterator[Any]:
         """The parts of the log of a source of the new plan, marked as the old state was fed; see
-        `ddflow.tools.logs.as_fed`.
+        `ddflow.engine.logs.as_fed`.
 
         A source that the old state has not is its only one by another name, or was never fed there: as it is marked.
         """
@@ -78,7 +79,7 @@ class Told:
             name = next(iter(sources))
         if name not in sources:
             return iter(parts)
-        return as_fed(parts, self.old.fed.get(name, Fed()), sources[name].bound, to)
+        return as_fed(parts, self.old.dataflow.fed.get(name, Fed()), sources[name].bound, to)
 
 
 Feed = Callable[[Engine, int, Told], None]
@@ -114,7 +115,7 @@ def migrate(
     """Replay ``log`` into a new state under ``flow``, and compare what both states' outputs hold.
 
     ``log``: what `Engine.step` or `Engine.push` takes, call by call; each is an epoch.  What was no events is told by
-    the old state, where each source has a part for each call, or by a mark around the rows: see `ddflow.tools.logs`.
+    the old state, where each source has a part for each call, or by a mark around the rows: see `ddflow.engine.logs`.
     In epoch mode calls are at the times 1, 2, 3, ..., the last above all of the old state's.  In hold-back mode the
     times that were seen are closed at the end (with ``lateness=``: those it closes), and all that the old state had
     closed. ``output``: which one, by default all. ``whole``: an output whose columns differ comes out whole.
@@ -192,7 +193,7 @@ def _fed(log: Iterable[Mapping[str, Any]]) -> Feed:
     return feed
 
 
-def _marked(flow: Flow, log: Iterable[Mapping[str, Any]], told: Told) -> Iterator[Mapping[str, Any]]:
+def _marked(flow: Plan, log: Iterable[Mapping[str, Any]], told: Told) -> Iterator[Mapping[str, Any]]:
     """The log's calls, their rows marked; read as it goes where the old state was fed events only, else held."""
     calls = log if told.plain else list(log)
     parts = (
@@ -227,13 +228,13 @@ def _close(engine: Engine, old: Snapshot) -> None:
         return
     to = old.frontier if old.flow.holds_back else NEVER
     for name, source in engine.flow.sources.items():
-        if source.spec.lateness is None and engine.intakes[name].arrived:
-            to = max(to, engine.intakes[name].greatest + 1)
+        if source.spec.lateness is None and engine.dataflow.intakes[name].arrived:
+            to = max(to, engine.dataflow.intakes[name].greatest + 1)
     if to > engine.frontier:
         engine.advance_to(to)
 
 
-def _wanted(old: Snapshot, flow: Flow, output: str | None, whole: bool) -> dict[str, bool]:
+def _wanted(old: Snapshot, flow: Plan, output: str | None, whole: bool) -> dict[str, bool]:
     """The outputs to compare, and whether both states have them with the same columns."""
     if output is not None and output in (sides := flow.side_outputs()):
         raise told_only(f"compare the output {output!r}", output, sides[output][0])
@@ -252,7 +253,7 @@ def _wanted(old: Snapshot, flow: Flow, output: str | None, whole: bool) -> dict[
     return out
 
 
-def _columns(flow: Flow, name: str) -> list[tuple[str, str]] | None:
+def _columns(flow: Plan, name: str) -> list[tuple[str, str]] | None:
     node = flow.outputs.get(name)
     return None if node is None else [(field.name, str(field.type)) for field in node.schema]
 
@@ -268,7 +269,7 @@ def _net(name: str, old: Snapshot | None, engine: Engine) -> pa.Table:
     rows = pa.concat_tables([table.select(schema.names).cast(schema) for table, _ in parts])
     diffs = np.concatenate([sign * table.column(DIFF).to_numpy() for table, sign in parts])
     updates = Updates(rows, np.zeros(diffs.size, np.int32), diffs, ints(engine.last))
-    return consolidated(updates, engine.secret).to_table(schema, engine.flow.time_type)
+    return consolidated(updates, engine.dataflow.secret).to_table(schema, engine.flow.time_type)
 
 
 @contextmanager

@@ -25,11 +25,11 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Secret, value_hashes
 from ddflow.engine.snapshot import Snapshot
-from ddflow.operators.back_node import forgetting
-from ddflow.operators.count import Count
+from ddflow.operators.base import Context, Running
+from ddflow.operators.to_upserts import forgetting
 from ddflow.operators.updates import ints
 from ddflow.plan.codec import describe, node_ids, shown
-from ddflow.plan.flow import Count as Node
+from ddflow.plan.collection import Collection
 from ddflow.tools.export import ranges
 from ddflow.trace.arrangement import Arrangement
 
@@ -40,23 +40,24 @@ def recounted(snapshot: Snapshot) -> Iterator[tuple[str, int]]:
     Not of counts that hold what their sources have forgotten.  O(rows); memory for the groups.  Raises `CountOverflow`.
     """
     ids, description = node_ids(snapshot.flow), describe(snapshot.flow)
-    for node, kept in snapshot.circuit.counts.items():
-        if forgetting(node):
+    for node, kept in snapshot.dataflow.circuit.keeping.items():
+        if forgetting(node) or not kept.arrangements:
             continue
-        fresh = _counted(snapshot, node, kept)
-        secret = snapshot.circuit.secret
+        fresh = _computed(snapshot, node)
+        secret = snapshot.dataflow.circuit.secret
         held, made = _hashes(kept.arranged, secret), _hashes(fresh.arranged, secret)
         wrong = max(np.setdiff1d(held, made).size, np.setdiff1d(made, held).size)
         yield shown(description, ids[node], "this state"), wrong
 
 
-def _counted(snapshot: Snapshot, node: Node, kept: Count) -> Count:
-    """The count of what its input holds, by another operator.  Each range has a time of its own."""
-    fresh = Count(kept.groups, kept.name, snapshot.circuit.secret)
-    for time, piece in enumerate(ranges(snapshot.circuit, node.inputs[0])):
+def _computed(snapshot: Snapshot, node: Collection) -> Running:
+    """The operator on what its input holds, with a state of its own.  Each range has a time of its own."""
+    circuit = snapshot.dataflow.circuit
+    fresh: Running = node.open(Context(circuit.secret, circuit.plan.time_type, frozenset(node.schema.names)))
+    for time, piece in enumerate(ranges(circuit, node.inputs[0])):
         if piece.diffs.size:
-            _, change = fresh.judge(piece._replace(times=ints(time)), time)
-            fresh.apply(change, time + 1, time)
+            _, change = fresh.compute([piece._replace(times=ints(time))], time)
+            fresh.apply([change], time + 1, time)
     return fresh
 
 

@@ -12,7 +12,6 @@ wrong is told apart from what is only there (garbage, files that are not ours) a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -86,13 +85,3 @@ class Report:
             )
         lines += [f"  ignored, since it is not ours: {each}" for each in self.ignored]
         return "\n".join(lines)
-
-
-def as_text(row: Mapping[str, Any] | None) -> str:
-    """A row as a person reads it: ``(id=7, city='Bern', at=2024-01-01 08:00:00)``."""
-    if row is None:
-        return "no row"
-    shown = {
-        name: repr(v) if isinstance(v, str | bytes) else "null" if v is None else str(v) for name, v in row.items()
-    }
-    return f"({', '.join(f'{name}={text}' for name, text in shown.items())})"

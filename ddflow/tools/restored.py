@@ -17,22 +17,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Words, identities, partition_of
+from ddflow.columns.hashing import Secret, Words, identities, partition_of
 from ddflow.columns.rows import gather
 from ddflow.dataflow import batcher as pending
 from ddflow.dataflow.verdicts import NAMES
 from ddflow.engine.checkpoint import MEND, Inventories
 from ddflow.errors import CorruptState
-from ddflow.operators.count import Count
-from ddflow.operators.upsert.rehashed import identities_of, of_count, of_upsert
-from ddflow.operators.upsert.upsert import Upsert
-from ddflow.partitions.stages import Columns
+from ddflow.operators.base import Readable
+from ddflow.operators.upsert.upsert import RunningUpsert
+from ddflow.plan.collection import Columns
 from ddflow.storage.batch_store import Kept, Vault
 from ddflow.storage.feeding import FULL, RESTATED
 from ddflow.storage.manifest import Manifest
@@ -53,11 +51,11 @@ Place = Callable[[Batch], Words]
 
 
 class Operators(NamedTuple):
-    """Of a plan, all of them new.  ``upserts``: by source.  ``counts``: by id, None where they are not known.  ``by``:
-    the columns by which those counts are cut into partitions that are not cut by their groups."""
+    """Of a plan, all of them new.  ``upserts``: by source.  ``kept``: by id, None where they are not known.  ``by``:
+    the columns by which those are cut into partitions that are not cut by their groups."""
 
-    upserts: Mapping[str, Upsert]
-    counts: Mapping[str, Count] | None
+    upserts: Mapping[str, RunningUpsert]
+    kept: Mapping[str, Readable] | None
     by: Mapping[str, Columns]
 
 
@@ -114,7 +112,7 @@ class Examination:
             if name not in sources:
                 continue
             with self.guard():
-                self._arrangement(upsert.arranged, sources[name].record("rows"), partial(of_upsert, upsert), True)
+                self._arrangement(upsert.arranged, sources[name].record("rows"), upsert.rehashed, True)
             with self.guard():
                 complete = False
                 arrived += sources[name].number("arrived")
@@ -124,23 +122,22 @@ class Examination:
                 self._pending(sources[name], upsert, batcher)
                 complete = True
         with self.guard():
-            kept = record.named("counts")
-            for each, count in (self.operators.counts or {}).items():
-                if each in kept:
-                    with self.guard():
-                        self._arrangement(
-                            count.arranged, kept[each], partial(of_count, count), False, self._place(each, count)
-                        )
+            kept = record.named("operators")
+            for name, each in (self.operators.kept or {}).items():
+                if name in kept:
+                    for arranged, part in zip(each.arrangements, kept[name].records("arrangements"), strict=True):
+                        with self.guard():
+                            self._arrangement(arranged, part, each.rehashed, False, self._place(name))
         with self.guard():
             totals = record.record("totals")
             judged = sum(totals.number(name) for name in totals.names() if name in NAMES)
             if complete and arrived != judged + waiting:
                 raise wrong(record, f"{arrived:,} events came in, {judged:,} were judged and {waiting:,} are pending")
 
-    def _pending(self, record: Record, upsert: Upsert, batcher: pending.Batcher) -> None:
+    def _pending(self, record: Record, upsert: RunningUpsert, batcher: pending.Batcher) -> None:
         """Whether what waits is of keys of this partition."""
         for run in batcher.runs.by_least if self.manifest.spread > 1 else ():
-            high, _ = identities_of(upsert, run.waiting.events)
+            high, _ = upsert.identities_of(run.waiting.events)
             self._within(record, high, "a pending event")
 
     def _within(self, record: Record, high: Words, what: str) -> None:
@@ -151,12 +148,12 @@ class Examination:
                 record, f"{what} of partition {at[odd[0]]} is in partition {self.number} of {self.manifest.spread}"
             )
 
-    def _place(self, name: str, count: Count) -> Place:
-        """What a group's partition is told by."""
+    def _place(self, name: str) -> Place:
+        """What the partition of a row of an operator's state is told by."""
         if name not in self.operators.by:
             return lambda batch: batch.high
-        by = list(self.operators.by[name])
-        return lambda batch: identities(pa.table(batch.rows.table).select(by), count.secret, len(batch))[0]
+        by, secret = list(self.operators.by[name]), Secret(*self.manifest.secret)
+        return lambda batch: identities(pa.table(batch.rows.table).select(by), secret, len(batch))[0]
 
     def _arrangement(
         self, arranged: Arrangement, record: Record, rows: Made, told: bool, place: Place = lambda batch: batch.high
@@ -219,7 +216,7 @@ def holds_all(held: Inventories, operators: Operators) -> None:
 
     O(inventories * collections).
     """
-    for kind, plan in (("sources", operators.upserts), ("counts", operators.counts)):
+    for kind, plan in (("sources", operators.upserts), ("operators", operators.kept)):
         there = {name for each in held.within[kind] for name in each.names()}
         if plan is not None and there != set(plan):
             raise wrong(held.records[0], f"it has the {kind} {sorted(there)}, the plan has {sorted(plan)}")

@@ -36,19 +36,18 @@ import pyarrow as pa
 from ddflow.columns.hashing import Ints, Secret, identities, validity, words
 from ddflow.columns.rows import shown_row
 from ddflow.columns.schema import did_you_mean
+from ddflow.engine.logs import MARKS, as_fed, batches, parts_of
 from ddflow.engine.snapshot import Snapshot, State
 from ddflow.errors import NotReadable
-from ddflow.operators.upsert.upsert import Upsert
-from ddflow.plan.flow import Flow
+from ddflow.operators.upsert.upsert import RunningUpsert
+from ddflow.plan.collection import Plan
 from ddflow.storage.feeding import Fed
 from ddflow.storage.protocol import Store
+from ddflow.terminal import as_text
 from ddflow.time import CLOSED, shown
 from ddflow.tools.compared import Piece, aligned, in_order
-from ddflow.tools.log_part import batches
-from ddflow.tools.logs import MARKS, as_fed, parts_of
 from ddflow.tools.merge_on_read import folded
 from ddflow.tools.recount import recounted
-from ddflow.tools.report import as_text
 
 FIRST: Final = 10
 """How many rows that differ are named."""
@@ -114,18 +113,18 @@ class Compared:
 
 @dataclass(frozen=True)
 class Verified:
-    """What `verify` found.  ``where``, ``epoch``: the state.  ``sources``: by name.  ``counts``: by a text that says
+    """What `verify` found.  ``where``, ``epoch``: the state.  ``sources``: by name.  ``operators``: by a text that says
     what is counted, how many groups have a count that is not that of the rows."""
 
     where: str
     epoch: int
     sources: Mapping[str, Compared]
-    counts: Mapping[str, int]
+    operators: Mapping[str, int]
 
     @property
     def ok(self) -> bool:
         """Whether everything agrees."""
-        return all(each.ok for each in self.sources.values()) and not any(self.counts.values())
+        return all(each.ok for each in self.sources.values()) and not any(self.operators.values())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -135,12 +134,12 @@ class Verified:
             "epoch": self.epoch,
             "ok": self.ok,
             "sources": sources,
-            "counts": dict(self.counts),
+            "operators": dict(self.operators),
         }
 
     def __str__(self) -> str:
         lines = [f"{self.where}, epoch {self.epoch}", *(each.text for each in self.sources.values())]
-        lines += [f"{what}: {n:,} groups have a WRONG COUNT" for what, n in self.counts.items() if n]
+        lines += [f"{what}: {n:,} rows are WRONG" for what, n in self.operators.items() if n]
         return "\n".join(lines)
 
 
@@ -149,7 +148,7 @@ def verify(
     logs: Mapping[str, Any],
     *,
     epoch: int | None = None,
-    flow: Flow | None = None,
+    flow: Plan | None = None,
     memory: str | int | None = "1GB",
     spill: str | PathLike[str] | None = None,
     trust: Literal["owner", "group"] = "owner",
@@ -158,10 +157,10 @@ def verify(
     """Compare sources of a state with their logs.  O(events of the logs + bytes of the state).
 
     ``logs``: by source, as for `ddflow.merge_on_read`: everything that was given to the state, in the order of arrival
-    where that decides.  Where that was not all events, a part for each call, or those that are no events in a mark; a
-    log may begin with full contents that replaced all before: see `ddflow.tools.logs`.  ``epoch``, ``flow``, ``trust``:
-    as for `ddflow.read`.  ``memory``: a budget for the fold, which goes beyond it to ``spill``, by default a temporary
-    folder; None: all in memory.  ``look``: for progress.
+    where that decides. Where that was not all events, a part for each call, or those that are no events in a mark; a
+    log may begin with full contents that replaced all before: see `ddflow.engine.logs`. ``epoch``, ``flow``,
+    ``trust``: as for `ddflow.read`. ``memory``: a budget for the fold, which goes beyond it to ``spill``, by default a
+    temporary folder; None: all in memory. ``look``: for progress.
 
     Raises `NotReadable` for a source that is not there, `LogUnclear` for a log that cannot be what the state was fed,
     what `ddflow.read` raises for the state, and what `ddflow.merge_on_read` raises for a log.
@@ -191,7 +190,7 @@ class _Comparison:
 
     def __init__(self, snapshot: Snapshot, name: str, look: Look) -> None:
         self.snapshot, self.look, self.out = snapshot, look, Compared(name)
-        self.upsert: Upsert = snapshot.circuit.upserts[name]
+        self.upsert: RunningUpsert = snapshot.dataflow.circuit.upserts[name]
         self.secret = Secret(*snapshot.manifest.secret)
         self.bound = self.upsert.bound
         self.unknown: set[tuple[int, int]] = set()
@@ -200,7 +199,7 @@ class _Comparison:
         """Read both sides, once."""
         self._pending()
         bound = self.bound
-        fed = self.snapshot.fed.get(bound.name, Fed())
+        fed = self.snapshot.dataflow.fed.get(bound.name, Fed())
         given = self._parts(as_fed(parts_of(log, repr(bound.name)), fed, bound))
         with folded(given, bound.spec, bound.schema, memory=memory, spill=spill, secret=self.secret) as expected:
             rows = in_order(self.upsert.arranged, bound, self.secret)
@@ -224,7 +223,7 @@ class _Comparison:
 
     def _pending(self) -> None:
         """Count what waits; keys of which an event was advanced may hold more by the log than they do yet."""
-        for run in self.snapshot.batchers[self.out.source].runs.by_least:
+        for run in self.snapshot.dataflow.batchers[self.out.source].runs.by_least:
             waiting = run.waiting
             early = np.flatnonzero(waiting.original < self.snapshot.frontier)
             self.out.pending += waiting.times.size - early.size
@@ -301,8 +300,8 @@ class _Comparison:
             )
         elif out.unknown:
             notes.append(f"{out.unknown:,} keys have a late event pending that was advanced, and are not compared")
-        if spec.late != "error" and (late := self.snapshot.totals.get("late", 0)):
+        if spec.late != "error" and (late := self.snapshot.dataflow.totals.get("late", 0)):
             notes.append(f"the state has refused {late:,} late events, which no log can tell: they are folded here")
-        arrived = self.snapshot.intakes[out.source].arrived
+        arrived = self.snapshot.dataflow.intakes[out.source].arrived
         if arrived != out.events:
             notes.append(f"the state has taken in {arrived:,} events, the log has {out.events:,}")

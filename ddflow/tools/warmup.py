@@ -164,7 +164,7 @@ def _beneath() -> Iterator[str]:
             engine.step(
                 {"text": pa.table({"key": names, "at": key}), "numbers": pa.table({"key": key, "value": key})}, time
             )
-            make_room(engine.budget, engine.circuit, engine.batchers, 0)
+            make_room(engine.dataflow.budget, engine.dataflow.circuit, engine.dataflow.batchers, 0)
             yield "state in files"
         engine.read("numbers")
 

@@ -66,6 +66,11 @@ class Change(NamedTuple):
     buried: int
     """How many more hold an order and no row."""
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that taking it in will add; none of a batch in files."""
+        return self.batch.nbytes if self.batch.mapped is None else 0
+
 
 class Arrangement:
     """``schema``: the columns of a version's payload.  ``wide``: identities of two words.  ``words``: order words an

@@ -5,14 +5,14 @@ stays, as a deleted key's does. The walk, which knows of orders only, calls a ke
 and a machine may have dropped all it held. What comes out is judged like any other row.
 
 >>> from ddflow.plan.merge.machine import Machine
->>> from ddflow.plan.merge.machines import bind_machine
+>>> from ddflow.plan.merge.bind_machine import bind_machine
 >>> from ddflow.operators.upsert.events import Sealed
 >>> from ddflow.columns.hashing import Secret
->>> from ddflow.operators.upsert.upsert import Upsert, ints
+>>> from ddflow.operators.upsert.upsert import RunningUpsert, ints
 >>> from ddflow.plan.spec import Upsert as Spec
 >>> schema = pa.schema({"k": pa.int64(), "symbol": pa.string()})
 >>> ring = Machine("at", {(0, "up"): 1, (1, "up"): 0}, on="symbol", start=0)
->>> upsert = Upsert(bind_machine("rings", schema, Spec("k"), ring), Secret(1, 2))
+>>> upsert = RunningUpsert(bind_machine("rings", schema, Spec("k"), ring), Secret(1, 2))
 >>> events = pa.record_batch({"k": [1, 1, 1], "symbol": ["up", "up", "up"]}, schema)
 >>> judged = upsert.judge(Sealed(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
 >>> judged.updates(upsert.bound.row_schema).to_table(upsert.bound.row_schema, None).to_pylist()

@@ -12,10 +12,10 @@ columns of one row from different ones; and of the events it is the last folded 
 >>> from ddflow.columns.hashing import Secret
 >>> from ddflow.plan.merge.merge import Merge
 >>> from ddflow.plan.merge.strategy import sum
->>> from ddflow.operators.upsert.upsert import Upsert, ints
+>>> from ddflow.operators.upsert.upsert import RunningUpsert, ints
 >>> from ddflow.plan.spec import Upsert as Spec
 >>> schema = pa.schema({"k": pa.int64(), "n": pa.int64(), "city": pa.string()})
->>> upsert = Upsert(bind("visits", schema, Spec("k", merge=Merge({"n": sum()}))), Secret(1, 2))
+>>> upsert = RunningUpsert(bind("visits", schema, Spec("k", merge=Merge({"n": sum()}))), Secret(1, 2))
 >>> events = pa.record_batch({"k": [1, 1], "n": [1, 2], "city": ["Bern", None]}, schema)
 >>> merged = upsert.judge(Sealed(events, ints(0, 0), ints(0, 0), ints(0, 1)), ints(0), since=0)
 >>> merged.updates(schema).to_table(schema, None).to_pylist(), merged.verdict.tolist()

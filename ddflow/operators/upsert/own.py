@@ -10,12 +10,12 @@ earlier step. Calling it is ``merging.rounds``', or a compiled loop's.
 >>> from ddflow.plan.bind import bind
 >>> from ddflow.columns.hashing import Secret
 >>> from ddflow.plan.merge.merge import Merge
->>> from ddflow.operators.upsert.upsert import Upsert, ints
+>>> from ddflow.operators.upsert.upsert import RunningUpsert, ints
 >>> from ddflow.plan.spec import Upsert as Spec
 >>> schema = pa.schema({"k": pa.int64(), "n": pa.int64()})
 >>> def product(held, given):
 ...     return given.set_column(1, "n", pc.multiply(held["n"], given["n"]))
->>> upsert = Upsert(bind("visits", schema, Spec("k", merge=Merge(function=product))), Secret(1, 2))
+>>> upsert = RunningUpsert(bind("visits", schema, Spec("k", merge=Merge(function=product))), Secret(1, 2))
 >>> events = pa.record_batch({"k": [1, 1, 1], "n": [5, 2, 3]}, schema)
 >>> merged = upsert.judge(Sealed(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
 >>> merged.updates(schema).to_table(schema, None).to_pylist()

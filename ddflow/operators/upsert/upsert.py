@@ -9,9 +9,9 @@ differential-dataflow's ``arrange_from_upsert``.)
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.bind import bind
->>> from ddflow.plan.spec import Upsert as Spec
+>>> from ddflow.plan.spec import Upsert
 >>> schema = pa.schema({"k": pa.string(), "v": pa.string()})
->>> upsert = Upsert(bind("names", schema, Spec("k")), Secret(1, 2))
+>>> upsert = RunningUpsert(bind("names", schema, Upsert("k")), Secret(1, 2))
 >>> events = pa.record_batch({"k": ["frank"] * 2, "v": ["mcsherry", "zappa"]}, schema)
 >>> sealed = Sealed(events, ints(0, 1), ints(0, 1), ints(0, 1))
 >>> upsert.judge(sealed, ints(0, 1), since=1).updates(schema).to_table(schema, pa.int64()).column("_diff").to_pylist()
@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.arena import Arena
-from ddflow.columns.hashing import NONE, Flags, Ints, Narrow, Secret, identities, is_wide, validity, value_hashes
+from ddflow.columns.hashing import NONE, Flags, Ints, Narrow, Secret, Words, identities, is_wide, validity, value_hashes
 from ddflow.columns.rows import Rows, Sources, View, gather, plainly, shown_row, width
 from ddflow.columns.schema import is_word
 from ddflow.columns.sorting import Sorted, sort
@@ -49,6 +49,7 @@ from ddflow.kernels.resolve import (
     judged,
 )
 from ddflow.kernels.spell import emit, marks, spread, tally
+from ddflow.operators.base import Hashes, Readable
 from ddflow.operators.updates import Updates, ints
 from ddflow.operators.upsert.events import Sealed
 from ddflow.operators.upsert.expiring import Expiring, Seen
@@ -58,10 +59,10 @@ from ddflow.plan.bind import Bound
 from ddflow.trace.arrangement import Arrangement, Change
 from ddflow.trace.batch import Batch, same
 
-__all__ = ["Judgement", "Upsert", "ints"]
+__all__ = ["Judgement", "RunningUpsert", "ints"]
 
 
-class Upsert:
+class RunningUpsert(Readable):
     """``bound``: the source's spec and schema.  State: one live row a key, with the order it was won by."""
 
     def __init__(self, bound: Bound, secret: Secret, crew: Crew = ALONE) -> None:
@@ -71,13 +72,27 @@ class Upsert:
         self.contents: int | None = None
         """In a step of full contents: the arrival number from which on events stand for keys that are absent."""
         self.wide, self.arena = is_wide(bound.key_schema), Arena()
-        self.arranged = Arrangement(stored, self.wide, self.order.words, self.order.keeps)
+        self.arrangements = (Arrangement(stored, self.wide, self.order.words, self.order.keeps),)
+        self.tracked = bound.tracked
         self.arranged.slots.sources.crew = crew
         expires = bound.spec.expiry is not None
         self.expiring = Expiring(bound, self.order, self.arranged, secret) if expires else None
         # Equal keys of these types are the same bytes, so a retraction may take its key from the event beside it.
         exact = [n for n in bound.spec.key if is_word(bound.key_schema.field(n).type)]
         self.exact = {n for n in exact if not pat.is_floating(bound.key_schema.field(n).type)}
+
+    def identities_of(self, rows: pa.Table | pa.RecordBatch) -> tuple[Words, Words]:
+        """Identities of rows.  O(rows)."""
+        # A deletion's payload is filler, whose key may be null; what is null there must not be hashed as a null would
+        # be, or keys of one word would get two.
+        nullable = pa.schema([field.with_nullable(True) for field in self.bound.key_schema])
+        schema = nullable if self.wide else self.bound.key_schema
+        keys = pa.Table.from_arrays([rows.column(name) for name in schema.names], schema=schema)
+        return identities(keys, self.secret, rows.num_rows)
+
+    def rehashed(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
+        """See `Readable.rehashed`."""
+        return *self.identities_of(rows), value_hashes(rows.select(self.bound.tracked), self.secret)
 
     def judge(self, sealed: Sealed, times: Ints, since: int, winners: bool = True) -> Judgement:
         """Compute the outcome of sealed events; nothing changes.
@@ -99,7 +114,7 @@ class Upsert:
 class Judgement:
     """The outcome of one step's events of one source, and what to make of it."""
 
-    def __init__(self, upsert: Upsert, sealed: Sealed, times: Ints, since: int, winners: bool) -> None:
+    def __init__(self, upsert: RunningUpsert, sealed: Sealed, times: Ints, since: int, winners: bool) -> None:
         self.upsert, self.sealed, self.times = upsert, sealed, times
         self.arena = upsert.arena
         self.arena.reset()

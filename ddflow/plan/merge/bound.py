@@ -8,7 +8,9 @@ data.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.bind import bind
->>> from ddflow.plan.merge.merge import Merge
+>>> from ddflow.plan.merge.machines import Machined
+from ddflow.plan.merge.machines import Machined
+from ddflow.plan.merge.merge import Merge
 >>> from ddflow.plan.merge.strategy import collect, sum
 >>> from ddflow.plan.spec import Upsert
 >>> schema = pa.schema({"id": pa.int64(), "at": pa.int64(), "n": pa.int64(), "tag": pa.string()})
@@ -20,7 +22,7 @@ data.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -28,15 +30,14 @@ import pyarrow as pa
 from ddflow.columns.hashing import Flags, flags, validity
 from ddflow.columns.schema import did_you_mean, is_flat
 from ddflow.errors import SpecError
+from ddflow.expressions import Expression
+from ddflow.expressions import compile as compile_expression
+from ddflow.plan.merge.machines import Machined
 from ddflow.plan.merge.merge import Function, Merge
 from ddflow.plan.merge.records import check_function, kind_of
 from ddflow.plan.merge.rounds import named
 from ddflow.plan.merge.strategy import Strategy, first, last, last_non_null
 from ddflow.plan.spec import Tombstone, Upsert
-
-if TYPE_CHECKING:
-    from ddflow.expressions import Expression
-    from ddflow.plan.merge.machines import Machined
 
 GIVEN = "_given_"
 """Before a column's name: the column of events that says whether their batch had it."""
@@ -183,8 +184,6 @@ def _groups(schema: pa.Schema, spec: Upsert, columns: list[Column], cells: bool)
 
 
 def _derived(name: str, spec: Upsert, row: pa.Schema) -> tuple[tuple[pa.Field, Expression], ...]:
-    from ddflow.expressions import compile as compile_expression
-
     out: list[tuple[pa.Field, Expression]] = []
     for i, (column, text) in enumerate(spec.derived):
         what = f"derive of {column!r} of {name!r}"

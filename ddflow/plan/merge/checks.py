@@ -15,17 +15,15 @@ is: give merge=, or project the output
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from ddflow.columns.names import column_names
 from ddflow.plan.merge.expiry import Expiry
 from ddflow.plan.merge.merge import Merge
 from ddflow.plan.merge.strategy import COMMUTING, ORDER_FREE, WITHOUT_DELETES, Strategy, last_non_null
 
-if TYPE_CHECKING:
-    from ddflow.plan.spec import Upsert
-
 Refuse = Callable[[str, str], NoReturn]
+"""Is told what was found and what to do.  ``spec`` is an `ddflow.plan.spec.Upsert`, which asks for these checks."""
 
 
 def groups(given: Any, refuse: Refuse) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
@@ -66,7 +64,7 @@ def tupled(value: Any) -> Any:
     return tuple(tupled(each) for each in value) if isinstance(value, list) else value
 
 
-def check(spec: Upsert, refuse: Refuse) -> None:
+def check(spec: Any, refuse: Refuse) -> None:
     """Refuse a spec whose options of merging or expiry contradict each other."""
     if spec.merge is not None and spec.merge != "first_row" and not isinstance(spec.merge, Merge):
         refuse(f"merge= is {spec.merge!r}", "give dd.Merge(...), or 'first_row'")
@@ -93,7 +91,7 @@ def check(spec: Upsert, refuse: Refuse) -> None:
         _expiry(spec, refuse)
 
 
-def _names(spec: Upsert, refuse: Refuse) -> None:
+def _names(spec: Any, refuse: Refuse) -> None:
     """Columns that one option names and another rules out."""
     owner: dict[str, str] = dict.fromkeys(spec.key, "a key column")
     owner |= dict.fromkeys(spec.order_by, "in order_by")
@@ -135,7 +133,7 @@ def _names(spec: Upsert, refuse: Refuse) -> None:
         refuse(f"value= leaves {lost} out of the row, which merge= or derive= names", "drop them from one")
 
 
-def _orders(spec: Upsert, refuse: Refuse) -> None:
+def _orders(spec: Any, refuse: Refuse) -> None:
     """What groups and versions of cells need and exclude."""
     what = "groups=" if spec.groups else "versions='cell'"
     if spec.groups and spec.versions == "cell":
@@ -152,7 +150,7 @@ def _orders(spec: Upsert, refuse: Refuse) -> None:
         refuse("versions='cell' without order_by=", "name the order by which cells are compared")
 
 
-def _free(spec: Upsert, refuse: Refuse) -> None:
+def _free(spec: Any, refuse: Refuse) -> None:
     """Under versions of cells any arrival must give the same."""
     deletes = spec.delete is not None or spec.where is not None
     merge = spec.merge if isinstance(spec.merge, Merge) else Merge()
@@ -174,7 +172,7 @@ def bound_to_arrival(strategy: Strategy, deletes: bool) -> Strategy | None:
     return None if strategy.name in free else strategy
 
 
-def _expiry(spec: Upsert, refuse: Refuse) -> None:
+def _expiry(spec: Any, refuse: Refuse) -> None:
     """What expires by an order needs exactly one."""
     if not isinstance(spec.expiry, Expiry):
         refuse(f"expiry= is {spec.expiry!r}", "give dd.Expiry(ttl=...)")

@@ -28,6 +28,9 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Final
 
+import pyarrow as pa
+
+from ddflow.columns.schema import conform, imported, to_table
 from ddflow.engine.full_contents import given_order, ordered, spelled, unspelled
 from ddflow.errors import LogUnclear, NotArrow
 from ddflow.plan.bind import Bound
@@ -216,3 +219,20 @@ class _Telling:
 
     def _no(self, found: str, remedy: str) -> LogUnclear:
         return LogUnclear(f"the log of {self.bound.name!r}", f"the state was fed {self.fed}; {found}", remedy)
+
+
+def batches(part: Any, bound: Bound) -> Iterator[pa.RecordBatch]:
+    """A part of a log, without its mark, as batches of the source's columns.
+
+    ``part``: anything that speaks Arrow.  O(rows) for columns that need a cast, else O(1) a batch.  Raises `NotArrow`,
+    `SchemaMismatch`.
+    """
+    what = repr(bound.name)
+    if not isinstance(part, pa.Table | pa.RecordBatch | pa.RecordBatchReader) and hasattr(part, "__arrow_c_stream__"):
+        part = imported(pa.RecordBatchReader.from_stream, part, what)
+    for rows in part if isinstance(part, pa.RecordBatchReader) else [part]:
+        given = to_table(rows, what, bound.schema)
+        table = conform(given, bound.schema, what, bound.required)
+        if bound.merging is not None:  # a column that is not there is not null
+            table = table.select([name for name in table.column_names if name in given.column_names])
+        yield from table.to_batches()

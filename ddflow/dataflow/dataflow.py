@@ -1,20 +1,17 @@
-"""A step, as whatever runs a plan takes it: rows admitted, judged by the circuit, and taken in.
+"""A dataflow: a plan, opened, with its pending events and its times; it takes steps.
 
-Invariant: nothing changes until `Stepping._take` is called, and that refuses only before its first change; after it,
-events in = judged + pending. A step touches several sources, pending events and several operators with state, and may
+Invariant: nothing changes until `Dataflow.take` is called, and that refuses only before its first change; after it,
+events in = judged + pending. A step touches several inputs, pending events and several operators with state, and may
 not fit in memory, so room is made before rows are admitted and the budget is looked at before anything is taken in. An
-engine is one of these with calls, epochs and durability around it (``engine``); a partition of a state is one with a
-base and a receipt (``partitions.part``). What can be read of it is in `Reading`.
+engine is a dataflow with calls, readers and commits around it; a partition of a state is one that begins at an epoch
+and ends in a receipt; a snapshot is one that takes no steps.
 
 >>> import pyarrow as pa, ddflow as dd
->>> from ddflow.columns.hashing import Secret
 >>> flow = dd.Flow()
 >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
->>> stepping = Stepping(flow, Circuit(flow, Secret(1, 2)), Budget(None, None))
->>> inflows = stepping._admitted({"people": pa.table({"id": [1, 2]})}, time=7)
->>> with stepping._released(CLOSED, {"people": inflows["people"].batcher}) as given:
-...     step = stepping._take(inflows, stepping._judge(given, 7), 8, 7)
->>> step["people"].to_pylist()
+>>> dataflow = Dataflow(flow, Circuit(flow, Secret(1, 2)), Budget(None, None))
+>>> inflows = dataflow.admit({"people": pa.table({"id": [1, 2]})}, time=7)
+>>> dataflow.step(inflows, 7)["people"].to_pylist()
 [{'id': 1, '_time': 7, '_diff': 1}, {'id': 2, '_time': 7, '_diff': 1}]
 """
 
@@ -27,25 +24,26 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from ddflow.columns.hashing import Secret
 from ddflow.columns.schema import empty
 from ddflow.columns.threads import ALONE, Crew
 from ddflow.dataflow.admission import Intake
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.buffer import Shelf
-from ddflow.dataflow.graph import Circuit
+from ddflow.dataflow.call_guard import Turns
+from ddflow.dataflow.graph import Circuit, Released, Stepped
+from ddflow.dataflow.holds import Holds
 from ddflow.dataflow.inflow import Inflow, add, flowing
 from ddflow.dataflow.result import Step
 from ddflow.dataflow.side_outputs import Sides, verdict_rows
-from ddflow.dataflow.spilling import make_room, released
-from ddflow.dataflow.step import Released, Stepped
+from ddflow.dataflow.spilling import make_room, release
+from ddflow.dataflow.step import Computation
 from ddflow.dataflow.verdicts import Verdicts, counted
-from ddflow.engine.call_guard import Turns
-from ddflow.engine.readers import Holds
-from ddflow.engine.reads import Reading
 from ddflow.errors import SpillFailed, SpillFull, StorageFailed, StorageFull
 from ddflow.operators.upsert.upsert import Judgement
-from ddflow.plan.flow import Flow
+from ddflow.plan.collection import Plan
+from ddflow.storage.feeding import Fed
 from ddflow.time import CLOSED, NEVER
 
 Look = Callable[[pa.RecordBatch], None]
@@ -61,27 +59,47 @@ class Judged(NamedTuple):
     """By source, verdict rows, when they are asked for."""
 
 
-class Stepping(Reading):
-    """``circuit``: of the flow.  ``lists``: whether verdicts are listed row by row.  ``retain``: times of history."""
+class Dataflow:
+    """``circuit``: of the plan.  ``lists``: whether verdicts are listed row by row.  ``retain``: times of history.
+
+    ``step``: what computes a step.  ``frontier``: the least time that may still come: `NEVER` before the first step,
+    `CLOSED` when none can.  ``last``: the last closed one.  ``since``: reads at it and later are exact."""
 
     def __init__(
-        self, flow: Flow, circuit: Circuit, budget: Budget, lists: bool = False, retain: int = 0, crew: Crew = ALONE
+        self,
+        flow: Plan,
+        circuit: Circuit,
+        budget: Budget,
+        lists: bool = False,
+        retain: int = 0,
+        crew: Crew = ALONE,
+        step: type[Computation] = Computation,
     ) -> None:
-        self.flow, self.circuit, self.budget, self.crew = flow, circuit, budget, crew
+        self.flow, self.circuit, self.budget, self.crew, self.computation = flow, circuit, budget, crew, step
         self.secret, self.lists, self.retain = circuit.secret, lists, retain
         self.turns, self.holds = Turns(), Holds()
         self.intakes = {name: Intake(source.bound) for name, source in flow.sources.items()}
         self.batchers = {name: Batcher() for name in flow.sources}
         outputs = {name: node.updates_schema(flow.time_type) for name, node in flow.outputs.items()}
-        self._nothing = {**{name: empty(schema) for name, schema in outputs.items()}, **Sides(flow).tables()}
-        self.totals, self.fed = {}, {}
-        self._owed: dict[str, pa.Table] = {}
+        self.nothing = {**{name: empty(schema) for name, schema in outputs.items()}, **Sides(flow).tables()}
+        self.frontier = self.last = self.since = NEVER
+        self.totals: dict[str, int] = {}
+        """Events by verdict, since the state began."""
+        self.fed: Mapping[str, Fed] = {}
+        """By source, how it was fed."""
+        self.owed: dict[str, pa.Table] = {}
+        """What new outputs held before the next step, which gives it."""
+
+    @property
+    def pending(self) -> int:
+        """How many events wait for their time."""
+        return sum(map(len, self.batchers.values()))
 
     def output_schema(self, name: str) -> pa.Schema:
         """The columns of an output's table.  Raises `KeyError`."""
-        return self._nothing[name].schema
+        return self.nothing[name].schema
 
-    def _admitted(
+    def admit(
         self, inputs: Mapping[str, Any], time: int | None, looks: Mapping[str, Look] | None = None
     ) -> dict[str, Inflow]:
         """Room made, and the rows of each source admitted.  ``looks``: by source, what is shown all rows."""
@@ -93,23 +111,49 @@ class Stepping(Reading):
             out[name] = flowing(rows, intake, self.batchers[name], self.frontier, time, self.budget, listed, look)
         return out
 
-    def _sealed(self, inflows: Mapping[str, Inflow], to: int) -> Step:
+    def step(self, inflows: Mapping[str, Inflow], time: int) -> Step:
+        """Epoch mode: take in all that was admitted, stamped ``time``."""
+        with self.released(CLOSED, {name: inflow.batcher for name, inflow in inflows.items()}) as given:
+            return self.take(inflows, self.judge(given, time), time + 1, time)
+
+    def push(self, inflows: Mapping[str, Inflow], to: int) -> Step:
+        """Hold-back mode: take in what was admitted, and close the times before ``to``, if it is later."""
+        if to > self.frontier:
+            return self.advance(inflows, to)
+        self.check_budget(None, inflows)
+        return self.take(inflows, None, self.frontier, self.last)
+
+    def advance(self, inflows: Mapping[str, Inflow], to: int) -> Step:
         """Close the times before ``to``."""
         batchers = {name: inflows[name].batcher if name in inflows else b for name, b in self.batchers.items()}
-        with self._released(to, batchers) as given:
+        with self.released(to, batchers) as given:
             seen = max((int(r.times[-1]) for r in given.values() if r.total), default=self.last)
             last = max(self.last, seen) if to == CLOSED else to - 1
-            return self._take(inflows, self._judge(given, last), to, last)
+            return self.take(inflows, self.judge(given, last), to, last)
 
-    def _released(self, to: int, batchers: Mapping[str, Batcher]) -> AbstractContextManager[dict[str, Released]]:
+    def close(self) -> None:
+        """Let go of all state in memory, and of the spill folder.  Twice is harmless."""
+        self.turns.state = "closed"
+        self.circuit, self.batchers = Circuit(self.flow, Secret(0, 0)), {}
+        self.crew.close()
+        self.budget.close()
+
+    def committed(self, tables: Mapping[str, pa.Table], counts: Mapping[str, int], frontier: int) -> Step:
+        """The step of a call that was committed: its outputs that are not empty, its verdicts."""
+        return Step({**self.nothing, **tables}, Verdicts.of(counts, self.pending), frontier)
+
+    def released(self, to: int, batchers: Mapping[str, Batcher]) -> AbstractContextManager[dict[str, Released]]:
+        """What pending events give before ``to``, for as long as the block runs."""
         keys = {name: intake.bound.key_schema for name, intake in self.intakes.items()}
-        return released(to, batchers, keys, self.secret, self.budget)
+        return release(to, batchers, keys, self.secret, self.budget)
 
-    def _since_after(self, last: int) -> int:
+    def since_after(self, last: int) -> int:
+        """What ``since`` will be when ``last`` is closed."""
         since = last - self.retain if last > NEVER + self.retain else NEVER
         return max(self.since, min(since, self.holds.least()))
 
-    def _judge(self, given: Mapping[str, Released], last: int) -> Judged:
+    def judge(self, given: Mapping[str, Released], last: int) -> Judged:
+        """Compute a step; nothing changes.  ``last``: the last time that it closes."""
         rows: dict[str, list[pa.Table]] = {}
         sides = Sides(self.flow)
 
@@ -123,10 +167,11 @@ class Stepping(Reading):
         if any(not isinstance(each.pieces, list) for each in given.values() if each.total):
             make_room(self.budget, self.circuit, {}, 0)
         shelf = Shelf(self.budget.scratch, self.budget.shelf, self.budget.home)
-        stepped = self.circuit.judge(given, self._since_after(last), shelf, observe)
+        stepped = self.computation(self.circuit, given, self.since_after(last), shelf, observe).run()
         return Judged(stepped, sides.tables(), rows)
 
-    def _check_budget(self, judged: Judged | None, inflows: Mapping[str, Inflow]) -> None:
+    def check_budget(self, judged: Judged | None, inflows: Mapping[str, Inflow]) -> None:
+        """Raise `BudgetExceeded` where there is nowhere to spill to, and taking it in would pass the budget."""
         if self.budget.memory is None or self.budget.spills:
             return
         more = sum(inflow.batcher.nbytes - self.batchers[name].nbytes for name, inflow in inflows.items())
@@ -134,11 +179,11 @@ class Stepping(Reading):
             more += judged.stepped.nbytes
             if not self.flow.holds_back:
                 more = judged.stepped.nbytes
-        self.budget.check(self._bytes() + more)
+        self.budget.check(self.nbytes + more)
 
-    def _take(self, inflows: Mapping[str, Inflow], judged: Judged | None, frontier: int, last: int) -> Step:
+    def take(self, inflows: Mapping[str, Inflow], judged: Judged | None, frontier: int, last: int) -> Step:
         """Make it so: nothing below can be refused any more but by the budget, which is looked at first."""
-        self._check_budget(judged, inflows)
+        self.check_budget(judged, inflows)
         counts: dict[str, int] = {}
         rows: dict[str, list[pa.Table]] = {name: [*inflow.listed] for name, inflow in inflows.items()}
         for inflow in inflows.values():
@@ -156,12 +201,12 @@ class Stepping(Reading):
         if judged is not None:
             for batcher in self.batchers.values():
                 batcher.discard(frontier)
-            since = self._since_after(last)
+            since = self.since_after(last)
             self.circuit.apply(judged.stepped, frontier, since)
             self.frontier, self.last, self.since = frontier, last, since
         add(self.totals, counts)
         arrived = sum(intake.arrived for intake in self.intakes.values())
-        assert arrived == sum(self.totals.values()) + self._pending(), "events in are not judged + pending"
+        assert arrived == sum(self.totals.values()) + self.pending, "events in are not judged + pending"
         with suppress(SpillFull, SpillFailed, StorageFull, StorageFailed):
             make_room(
                 self.budget, self.circuit, self.batchers
@@ -169,14 +214,16 @@ class Stepping(Reading):
         listed = None
         if self.lists:
             listed = {name: pa.concat_tables(rows.get(name, [])) for name in self.intakes if rows.get(name)}
-        tables = {**self._nothing, **judged.stepped.outputs, **judged.sides} if judged else dict(self._nothing)
-        for name, owed in self._owed.items():
+        tables = {**self.nothing, **judged.stepped.outputs, **judged.sides} if judged else dict(self.nothing)
+        for name, owed in self.owed.items():
             tables[name] = pa.concat_tables([owed, tables[name]])
-        self._owed, out = {}, Step(tables, Verdicts.of(counts, self._pending(), listed), frontier)
+        self.owed, out = {}, Step(tables, Verdicts.of(counts, self.pending, listed), frontier)
         self.turns.state = "open"
         return out
 
-    def _bytes(self) -> int:
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory of its state and its pending events."""
         return self.circuit.nbytes + sum(batcher.nbytes for batcher in self.batchers.values())
 
     def _check(self) -> None:

@@ -1,0 +1,68 @@
+"""The bench's command line: ``python bench BENCH [options]``, ``python bench bars`` and ``python bench report FILE``.
+
+Invariant: a bench is a name here and a `runner.Bench` in the module of that name, which is imported only when asked
+for, because some need Spark. Limits: none of its own; see ``python bench BENCH --help``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import report
+import runner
+from rich.console import Console
+
+NAMES = [
+    "upsert",
+    "startup",
+    "latency",
+    "footprint",
+    "growth",
+    "durable",
+    "receipts",
+    "semantics",
+    "noops",
+    "large",
+    "spark",
+]  # in the order of bench/README.md
+
+
+def show_bars(names: Sequence[str]) -> int:
+    """Print the bars of result files, or of all that are stored; 1 when one is not reached."""
+    out, every = Console(width=max(Console().width, 150)), list[report.Bar]()
+    for path in [Path(name) for name in names] or sorted(report.RESULTS.glob("*.json")):
+        result = json.loads(path.read_text())
+        about = result["machine"]
+        out.print(f"{path.name}: {about['cpu']}, commit {about['commit']}, {about['date']}", style="dim")
+        every += runner.load(result["bench"]).bars(result)
+    report.print_bars(out, every)
+    return 0 if all(bar.met for bar in every) else 1
+
+
+def render(names: Sequence[str]) -> int:
+    """Print result files in Markdown."""
+    for name in names:
+        result = json.loads(Path(name).read_text())
+        print(report.markdown(runner.load(result["bench"]), result))
+    return 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Do what the arguments say; returns the exit code, 2 for a name that is none."""
+    name, rest = (arguments[0] if arguments else "", arguments[1:])
+    if name == "child":
+        runner.child(*rest)
+        return 0
+    if name in ("bars", "report"):
+        return (show_bars if name == "bars" else render)(rest)
+    if name in NAMES:
+        return runner.main(runner.load(name), rest)
+    print(f"usage: python bench NAME [options], NAME one of {', '.join((*NAMES, 'bars', 'report'))}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,146 @@
+"""The files of the Spark bench: the input as Parquet, the updates that were written, and the newest version of a state.
+
+Invariant: every contender reads the same files (a workload whole in one, or cut into one a batch), and what it wrote is
+read back from its own files and added up. A file stream orders files by the time they were changed, so these are set.
+Batches end with a time (1000 rows a time), so a contender that keeps nothing waiting gives the same updates as one that
+does. What a state needs are bytes of files, each once: of ddflow's those that the newest manifest names, of Spark's
+RocksDB store those that the newest checkpoint of every partition names, of folders of Parquet the newest. All of them
+keep older versions for a while, and a bench is over before anything is swept. Limits: nothing here starts a session.
+
+>>> events("small", 8, step=2, keys=6)["key"].to_pylist()  # each key once, then others at random
+[2, 3, 0, 5, 4, 1, 5, 1]
+>>> written = pa.table({"key": [7], "val": [3], "_time": [0], "_diff": [1]})
+>>> with tempfile.TemporaryDirectory() as folder:
+...     pq.write_table(written, Path(folder) / "part.parquet")
+...     answer(folder) == workloads.Answer(1, f"{workloads.checksum([written]):016x}")
+True
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import zipfile
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as dataset
+import pyarrow.parquet as pq
+import workloads
+
+KEYS = 1_000_000  # of state, before the small batches come
+ROW_GROUP = 250_000
+FIRST_CHANGED = 1_700_000_000  # seconds; file number n of a stream was changed n seconds later
+
+
+class Task(NamedTuple):
+    """What to measure: ``contender`` on the first ``rows`` of a workload, in batches of ``step`` (0: all at once).
+
+    ``query``: ``upsert`` or ``count`` (behind a projection).  ``loaded``: rows of the first batch, where it loads keys;
+    0: it is as large as the others.  ``skip``: how many batches come before the counted ones.
+    """
+
+    line: str
+    workload: str
+    contender: str
+    rows: int
+    step: int = 0
+    query: str = "upsert"
+    loaded: int = 0
+    skip: int = 0
+
+
+def events(workload: str, rows: int, step: int = 1000, keys: int = KEYS) -> pa.Table:
+    """The first ``rows`` upserts; of ``small`` every key once in random order, then random ones, ``step`` a time."""
+    if workload != "small":
+        return workloads.load(workload).slice(0, rows)
+    # A generator for each column, so that fewer rows are the first of more.
+    by_key, by_val, by_gone = (np.random.default_rng([keys, number]) for number in range(3))
+    key = np.concatenate([by_key.permutation(keys), by_key.integers(0, keys, max(rows - keys, 0))])[:rows]
+    val = pa.array(by_val.integers(0, 1000, len(key)), mask=by_gone.random(len(key)) < 0.05)
+    return pa.table({"key": key, "val": val, "time": np.maximum(np.arange(len(key)) - keys, -1) // step + 1})
+
+
+def files(task: Task) -> list[Path]:
+    """The input as Parquet files, one for each batch, made on first use and kept with the workloads."""
+    cut = "whole" if not task.step else f"{task.step}" + (f"-{task.loaded}" if task.loaded else "")
+    folder = workloads.folder() / f"spark-{task.workload}-{cut}"
+    folder.mkdir(parents=True, exist_ok=True)
+    edges = [0, task.loaded or task.step or task.rows]
+    while edges[-1] < task.rows:
+        edges.append(min(edges[-1] + task.step, task.rows))
+    table, paths = None, []
+    for number, (start, stop) in enumerate(pairwise(edges)):
+        path = folder / f"{number:06d}-{stop - start}.parquet"
+        paths.append(path)
+        if not path.exists():
+            table = table or events(task.workload, task.rows, task.step or 1000, task.loaded or KEYS)
+            descriptor, scratch = tempfile.mkstemp(dir=folder, suffix=".part")
+            os.close(descriptor)
+            pq.write_table(table.slice(start, stop - start), scratch, row_group_size=ROW_GROUP)
+            os.utime(scratch, (FIRST_CHANGED + number,) * 2)
+            os.replace(scratch, path)
+    return paths
+
+
+def expected(task: Task) -> workloads.Answer:
+    """What the updates must come to: known where the workload is whole, else from numpy or, for counts, a dict."""
+    shape = workloads.SHAPES.get(task.workload)
+    known = workloads.answer(task.workload, task.query) if shape is not None and shape.n == task.rows else None
+    if known is not None:
+        return known
+    from peers import dict_loop, numpy_lexsort
+
+    rows = events(task.workload, task.rows, task.step or 1000, task.loaded or KEYS)
+    return workloads.summed(dict_loop(rows, "count") if task.query == "count" else numpy_lexsort(rows))
+
+
+def answer(folder: str) -> workloads.Answer:
+    """What the Parquet files in a folder and those under it come to: rows' columns, ``_time``, ``_diff``."""
+    shown = sorted(path for path in Path(folder).rglob("*.parquet") if not path.name.startswith((".", "_")))
+    found = dataset.dataset(shown, format="parquet")
+    order = [name for name in ("key", "val", "count", "_time", "_diff") if name in found.schema.names]
+    batches = found.to_batches(columns=order)
+    return workloads.summed(pa.Table.from_batches([batch]) for batch in batches if batch.num_rows)
+
+
+def newest(contender: str, folder: str) -> int:
+    """Bytes that the newest version of a contender's state takes; 0 where it has none."""
+    if contender == "ddflow":
+        return _ddflow(folder)
+    if contender != "join":
+        return rocksdb(folder)
+    numbers = [int(name) for name in os.listdir(folder)] if os.path.isdir(folder) else []
+    found = Path(folder, str(max(numbers))).glob("*.parquet") if numbers else ()
+    return sum(path.stat().st_size for path in found)
+
+
+def _ddflow(folder: str) -> int:
+    """Of a state whose outputs are elsewhere."""
+    from ddflow.storage.garbage import blobs_of, inside
+    from ddflow.storage.manifest import newest as newest_manifest
+    from ddflow.storage.opening import open_store
+
+    store = open_store(folder, create=False, readonly=True)
+    try:
+        manifest = newest_manifest(store)
+        named = blobs_of(store, manifest) if manifest is not None else ()
+        return sum({blob.name: blob.length for blob in named if inside(blob)}.values())
+    finally:
+        store.close()
+
+
+def rocksdb(folder: str) -> int:
+    """Of a checkpoint's state folder: for each partition the last archive, and the tables that it lists."""
+    archives = sorted(Path(folder).rglob("*.zip"), key=lambda path: int(path.stem))
+    total = 0
+    for path in {path.parent: path for path in archives}.values():
+        with zipfile.ZipFile(path) as archive:
+            _, listed = archive.read("metadata").decode().split("\n", 1)
+        tables: list[dict[str, Any]] = json.loads(listed)["sstFiles"]
+        total += path.stat().st_size + sum(table["sizeBytes"] for table in tables)
+    return total

@@ -1,0 +1,109 @@
+"""Holds: the times that readers still want to read at, which history must not be forgotten past.
+
+Invariant: `Holds.least` is the least time of all claims that were not given up. A claim is given up without a lock,
+because a finalizer may do it in the middle of anything.
+
+>>> holds = Holds()
+>>> first, second = holds.add(3), holds.add(5)
+>>> holds.let_go(first)
+>>> holds.least()
+5
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+
+from sortedcontainers import SortedList
+
+from ddflow.errors import TimeWentBack
+from ddflow.time import CLOSED, shown
+
+
+class Hold:
+    """One claim on history: ``time`` and all later ones must stay readable.  Made and changed by `Holds` alone."""
+
+    __slots__ = ("number", "time")
+
+    def __init__(self, time: int, number: int) -> None:
+        self.time, self.number = time, number
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where it stands among the others; the number makes it one of its own among those of one time."""
+        return self.time, self.number
+
+
+class Holds:
+    """The registry of an engine's readers: which times they hold.  ``len`` is how many there are.
+
+    Safe to use from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._held: SortedList = SortedList()
+        self._left: deque[Hold] = deque()
+        self._lock, self._numbers = threading.Lock(), itertools.count()
+
+    def add(self, time: int) -> Hold:
+        """Hold ``time`` back.  O(log n) expected."""
+        hold = Hold(time, next(self._numbers))
+        with self._lock:
+            self._held.add(hold.place)
+        return hold
+
+    def advance(self, hold: Hold, to: int) -> None:
+        """Let go of what is before ``to``; of a claim that was given up nothing is left to move.
+
+        O(log n) expected.  Raises `TimeWentBack` for a time before the one it holds.
+        """
+        with self._lock:
+            if to < hold.time:
+                raise went_back(to, hold.time)
+            self._sweep()
+            if hold.place in self._held:
+                self._held.remove(hold.place)
+                hold.time = to
+                self._held.add(hold.place)
+
+    def let_go(self, hold: Hold) -> None:
+        """Give a claim up; twice is harmless.  O(1).
+
+        It takes no lock, so that a finalizer may call it in the middle of anything.
+        """
+        self._left.append(hold)
+
+    def least(self) -> int:
+        """The least time that is held, `CLOSED` when none is.  O(log n) for each claim given up since it was asked."""
+        with self._lock:
+            self._sweep()
+            return int(self._held[0][0]) if self._held else CLOSED
+
+    def __len__(self) -> int:
+        with self._lock:
+            self._sweep()
+            return len(self._held)
+
+    def _sweep(self) -> None:
+        """Take out what was given up; the lock is held."""
+        while self._left:
+            self._held.discard(self._left.popleft().place)
+
+    def _check(self) -> None:
+        """Assert the invariant."""
+        with self._lock:
+            self._sweep()
+            # Ascending, so that the first is the least; and no claim stands twice.
+            assert list(self._held) == sorted(self._held)
+            assert len({number for _, number in self._held}) == len(self._held)
+
+
+def went_back(to: int, at: int) -> TimeWentBack:
+    """The error for a reader that is to go to a time before its own."""
+    return TimeWentBack(
+        f"advance a reader to {shown(to)}",
+        f"it is already at {shown(at)}",
+        "times may not go back; open another reader with at=",
+    )

@@ -1,0 +1,81 @@
+"""A call of an engine: answered again if it was committed, else admitted, taken, recorded and committed.
+
+Invariant: a call happens whole or not at all, in memory and in the store. On durable state a committed call that is
+made again returns what it returned. Which calls there are is known to the engine; what their step does, to the
+dataflow.
+
+>>> import ddflow as dd, pyarrow as pa
+>>> flow = dd.Flow()
+>>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
+>>> with flow.open() as engine:
+...     inflows, digest = engine.calls.admit({"people": pa.table({"id": [1]})}, 7, Asked("step", 7))
+...     inflows["people"].rows, digest
+(1, '')
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ddflow.dataflow.dataflow import Dataflow
+from ddflow.dataflow.inflow import Inflow, check_names
+from ddflow.dataflow.result import Step
+from ddflow.engine.commits import Asked, Durable
+from ddflow.engine.digests import Digest, combined
+from ddflow.errors import SpecError, WrongMode
+from ddflow.storage.feeding import EVENTS, Way, fed_by
+
+
+class Calls:
+    """``durable``: where calls become epochs, None for a state in memory."""
+
+    def __init__(self, dataflow: Dataflow, durable: Durable | None) -> None:
+        self.dataflow, self.durable = dataflow, durable
+
+    @property
+    def epoch(self) -> int:
+        """The last epoch that was committed; 0 before the first, and where state is not durable."""
+        return 0 if self.durable is None else self.durable.epoch
+
+    def check_mode(self, what: str, holds_back: bool) -> None:
+        """Raise `WrongMode` for a call of the other mode."""
+        if self.dataflow.flow.holds_back == holds_back:
+            return
+        mode, why, instead = (
+            ("epoch", "its sources name no time column", "call step(inputs, time=...)")
+            if holds_back
+            else ("hold-back", "its sources name a time column", "call push(inputs), then advance_to(frontier)")
+        )
+        raise WrongMode(what, f"the flow is in {mode} mode: {why}", instead)
+
+    def replayed(self, asked: Asked, epoch: int | None, inputs: Mapping[str, Any]) -> Step | None:
+        """What a committed epoch's call returned, when this is one; None when it is new.  O(rows) for their digest."""
+        if self.durable is not None:
+            return self.durable.replayed(asked, epoch, inputs, self.dataflow)
+        if epoch is not None:
+            raise SpecError(
+                f"{asked} of epoch {epoch}",
+                "this engine's state is in memory and has no epochs",
+                "leave epoch= out, or open the flow with a state",
+            )
+        return None
+
+    def admit(self, inputs: Mapping[str, Any], time: int | None, asked: Asked) -> tuple[dict[str, Inflow], str]:
+        """The rows of each input, admitted, and the digest of the call, "" in memory.  O(rows)."""
+        check_names(inputs, self.dataflow.intakes)
+        if self.durable is None:
+            return self.dataflow.admit(inputs, time), ""
+        digests = {name: Digest(self.dataflow.secret, name) for name in inputs}
+        inflows = self.dataflow.admit(inputs, time, {name: digest.update for name, digest in digests.items()})
+        return inflows, combined(asked.kind, asked.time, digests)
+
+    def done(self, asked: Asked, digest: str, step: Step, sources: Iterable[str], way: Way = EVENTS) -> Step:
+        """A call that was taken in and fed some ``sources``, committed where that is asked for."""
+        self.dataflow.fed = fed_by(self.dataflow.fed, sources, way, self.epoch + 1)
+        if self.durable is not None:
+            with self.dataflow.turns.commit:
+                self.durable.record(asked, digest, step)
+                if self.durable.autocommit:
+                    self.durable.commit(self.dataflow)
+        return step

@@ -1,0 +1,371 @@
+"""Why: the story of one key: what it holds, what it held, what waits, and, given the log, what became of every event.
+
+Invariant: what is told of the state is read from its versions, every one that is kept; what is told of events is
+computed by the same operator from the log's events of this key alone, in the order of the log; where full contents do
+not name a key that is held in their scope, that is told as what deleted it.  State keeps winners, with the order that
+each won by, and forgets losers; so the log is judged again, one epoch for each of its parts (in hold-back mode by the
+events' own times), and the times told of events are of that replay, not of the steps that once took them in.  Which
+events came late depends on others' and is not told.
+
+>>> import ddflow as dd
+>>> flow = dd.Flow()
+>>> schema = {"id": pa.int64(), "city": pa.string(), "at": pa.int64()}
+>>> _ = flow.output("out", flow.upserts("people", schema, dd.Upsert(key="id", order_by="at")))
+>>> log = [pa.table({"id": [7, 8], "city": ["Bern", "Chur"], "at": [5, 5]})]
+>>> log.append(pa.table({"id": [7], "city": ["Basel"], "at": [3]}))
+>>> with flow.open(retain=9) as engine:
+...     for time, rows in enumerate(log, 11):
+...         _ = engine.step({"people": rows}, time)
+...     print(why(engine.dataflow, "people", 7, log))
+the key (id=7) of 'people' holds (id=7, city='Bern', at=5)
+  from 11: (id=7, city='Bern', at=5), by order (at=5)
+its 2 events in the log (times are of the replay: one epoch for each part of the log)
+  at 1: applied (id=7, city='Bern', at=5)
+  at 2: stale (id=7, city='Basel', at=3); the key held order (at=5)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from ddflow.columns.hashing import Ints, Secret, identities
+from ddflow.columns.rows import shown_row
+from ddflow.columns.schema import TIME, did_you_mean
+from ddflow.dataflow.admission import Admitted, Intake
+from ddflow.dataflow.batcher import Batcher
+from ddflow.dataflow.dataflow import Dataflow
+from ddflow.dataflow.verdicts import named
+from ddflow.engine.full_contents import Contents
+from ddflow.engine.logs import MARKS, Full, Restated, as_fed, batches, parts_of
+from ddflow.errors import NotReadable
+from ddflow.operators.updates import ints, time_column
+from ddflow.operators.upsert.events import Sealed, joined
+from ddflow.operators.upsert.upsert import RunningUpsert
+from ddflow.plan.bind import Bound, bind
+from ddflow.plan.spec import Upsert as Spec
+from ddflow.storage.feeding import Fed
+from ddflow.terminal import as_text
+from ddflow.time import CLOSED, NEVER
+
+HELD: Final = ("deleted", "held")
+"""What a version is called in a story, by whether it is live."""
+ABSENT: Final = "absent"
+"""What the deletion of a key that full contents do not name is called, and its verdict."""
+LOST: Final = ("stale", "tie_lost", "superseded")
+"""The verdicts of events that another one won against."""
+
+
+@dataclass(frozen=True)
+class Story:
+    """``source``, ``key``: whose.  ``table``: a row each version ("held", "deleted"), pending event ("pending"), event
+    of the log ("event"), and deletion by full contents of the log that do not name the key ("absent"): ``what``,
+    ``_time``, ``verdict`` and ``seq`` of events, the source's columns, and ``winner_`` columns of the order that the
+    key holds from then on.  ``row``: what it holds now, None for nothing.  ``columns``: of a row.  ``settled``: how
+    many versions have a time up to ``since``, or had one before it.  ``replayed``: what the times of events are, where
+    a log was given.  ``fed``: how the source was fed, where that was not by events alone.  ``scopes``: of the full
+    contents that do not name the key, in their order."""
+
+    source: str
+    key: Mapping[str, Any]
+    table: pa.Table
+    row: Mapping[str, Any] | None
+    columns: tuple[str, ...]
+    settled: int
+    replayed: str
+    fed: str = ""
+    scopes: tuple[str | None, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values: ``story`` holds the rows of the table."""
+        story = [shown_row(self.table, i) for i in range(self.table.num_rows)]
+        return {
+            "source": self.source,
+            "key": dict(self.key),
+            "row": None if self.row is None else dict(self.row),
+            "replayed": self.replayed,
+            "fed": self.fed,
+            "story": story,
+        }
+
+    def __str__(self) -> str:
+        now = "holds nothing" if self.row is None else f"holds {as_text(self.row)}"
+        lines = [f"the key {as_text(self.key)} of {self.source!r} {now}"]
+        rows = [shown_row(self.table, i) for i in range(self.table.num_rows)]
+        for i, row in enumerate(rows):
+            if row["what"] in HELD:
+                said = self._row(row) if row["what"] == "held" else "deleted"
+                settled = " or before" if i < self.settled else ""
+                lines.append(f"  from {row[TIME]}{settled}: {said}{_by(row, ', by order ')}")
+        lines += [f"  pending, for {row[TIME]}: {self._row(row)}" for row in rows if row["what"] == "pending"]
+        if self.fed:
+            lines.append(f"its source was fed {self.fed}; full contents delete what they do not name")
+        if self.replayed:
+            events = sum(row["what"] == "event" for row in rows)
+            lines.append(f"its {events} events in the log ({self.replayed})")
+        scopes = iter(self.scopes)
+        for row in rows:
+            if row["what"] == "event":
+                lost = _by(row, "; the key held order ") if row["verdict"] in LOST else ""
+                lines.append(f"  at {row[TIME]}: {row['verdict']} {self._row(row)}{lost}")
+            elif row["what"] == ABSENT:
+                scope = next(scopes)
+                whole = "full contents" if scope is None else f"full contents of the scope {scope!r}"
+                lines.append(f"  at {row[TIME]}: deleted: {whole} do not name it{_by(row, ', by order ')}")
+        return "\n".join(lines)
+
+    def _row(self, row: Mapping[str, Any]) -> str:
+        names = self.columns if row["what"] == "held" else [n for n in list(row)[4:] if not n.startswith("winner_")]
+        return as_text({name: row[name] for name in names})
+
+
+def why(dataflow: Dataflow, source: str, key: Any, log: Any = None) -> Story:
+    """The story of a key.  O(runs + pending events), and O(events) of a log.
+
+    ``key``: its value, values in the order of the key columns, or a mapping by column.  ``log``: as for
+    `ddflow.verify`; each part of an iterable is one epoch.  Raises `NotReadable` for an unknown source or a value that
+    is no key of it; `LogUnclear` for a log that is not what the source was fed; what `Intake.admit` raises for it, and
+    `TieRefused`.
+    """
+    if source not in dataflow.circuit.upserts:
+        raise NotReadable(
+            f"why {key!r} of {source!r}",
+            "there is no source of that name",
+            did_you_mean(source, dataflow.circuit.upserts),
+        )
+    upsert = dataflow.circuit.upserts[source]
+    row, fed = key_row(upsert.bound, key), dataflow.fed.get(source, Fed())
+    telling = _Telling(upsert.bound, row)
+    now = telling.versions(upsert, dataflow.since)
+    telling.pending(dataflow.batchers[source], upsert.secret)
+    replayed = ""
+    if log is not None:
+        telling.replay(as_fed(parts_of(log, repr(source)), fed, upsert.bound), dataflow.frontier)
+        replayed = (
+            "times are their own, all in order"
+            if upsert.bound.spec.holds_back
+            else "times are of the replay: one epoch for each part of the log"
+        )
+    return Story(
+        source,
+        shown_row(row, 0),
+        telling.table(),
+        now,
+        tuple(upsert.bound.row_schema.names),
+        telling.settled,
+        replayed,
+        "" if fed.plain else str(fed),
+        tuple(telling.scopes),
+    )
+
+
+def key_row(bound: Bound, key: Any) -> pa.RecordBatch:
+    """A key as a row of its columns.  Raises `NotReadable` for what is none."""
+    names, asked = bound.key_schema.names, f"the key {key!r} of {bound.name!r}"
+    if isinstance(key, Mapping):
+        given = dict(key)
+    else:
+        values = list(key) if isinstance(key, tuple | list) and len(names) > 1 else [key]
+        given = dict(zip(names, values, strict=False)) if len(values) == len(names) else {}
+    if sorted(given) != sorted(names):
+        raise NotReadable(asked, f"its columns are {names}", "give a value for each of them")
+    columns = []
+    for field in bound.key_schema:
+        value = given[field.name]
+        value = value.as_py() if isinstance(value, pa.Scalar) else value
+        try:
+            if isinstance(value, float) and pat.is_integer(field.type) and not value.is_integer():
+                raise ValueError("it has a fraction")
+            columns.append(pa.array([value], field.type))
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise NotReadable(asked, f"{value!r} is no {field.type} ({error})", "give a value of that type") from None
+        if value is None and not field.nullable:
+            raise NotReadable(asked, f"{field.name!r} is null", "no key of this source is null")
+    return pa.RecordBatch.from_arrays(columns, schema=bound.key_schema)
+
+
+class _Telling:
+    """A table in the making.  ``row``: of the key's columns."""
+
+    def __init__(self, bound: Bound, row: pa.RecordBatch) -> None:
+        self.bound, self.row = bound, row
+        self.winners = [bound.schema.field(name) for name in bound.spec.order_by]
+        own = [
+            pa.field("what", pa.string()),
+            pa.field(TIME, bound.time_type),
+            pa.field("verdict", pa.string()),
+            pa.field("seq", pa.int64()),
+        ]
+        rest = [f.with_nullable(True) for f in bound.schema]
+        rest += [f.with_name(f"winner_{f.name}").with_nullable(True) for f in self.winners]
+        self.schema = pa.schema([*own, *rest])
+        self.made: list[pa.Table] = []
+        self.settled = 0
+        self.scopes: list[str | None] = []
+
+    def table(self) -> pa.Table:
+        """All that was told."""
+        return pa.concat_tables([self.schema.empty_table(), *self.made])
+
+    def _tell(
+        self,
+        what: list[str] | str,
+        times: Ints,
+        rows: pa.Table | pa.RecordBatch,
+        winners: list[Any] | None,
+        verdict: pa.Array | None = None,
+        seq: Ints | None = None,
+    ) -> None:
+        n = times.size
+        columns = [
+            pa.array([what] * n if isinstance(what, str) else what, pa.string()),
+            time_column(times, self.bound.time_type),
+            pa.nulls(n, pa.string()) if verdict is None else verdict,
+            pa.nulls(n, pa.int64()) if seq is None else pa.array(seq),
+        ]
+        there = set(rows.schema.names)
+        columns += [rows.column(f.name) if f.name in there else pa.nulls(n, f.type) for f in self.bound.schema]
+        columns += [pa.nulls(n, f.type) for f in self.winners] if winners is None else winners
+        self.made.append(pa.Table.from_arrays(columns, schema=self.schema))
+
+    def _identity(self, secret: Secret) -> tuple[np.uint64, np.uint64 | None]:
+        high, low = identities(self.row, secret, 1)
+        return high[0], low[0] if low.size else None
+
+    def versions(self, upsert: RunningUpsert, since: int) -> dict[str, Any] | None:
+        """Tell what the key held, older before newer; what it holds now."""
+        (high, low), now = self._identity(upsert.secret), None
+        for arranged, part in ((each, part) for each in upsert.arranged.partitions for part in each.parts):
+            batch = arranged.slots[part.slot]
+            first, last = (
+                int(np.searchsorted(batch.high[part.begin : part.end], high, side=side)) + part.begin
+                for side in ("left", "right")
+            )
+            at = np.arange(first, last)
+            if low is not None:
+                at = at[batch.low[first:last] == low]
+            if not at.size:
+                continue
+            live, rows = batch.live[at] != 0, pa.table(batch.rows.table).take(pa.array(at))
+            # A deletion's row is filler; the key is its own.
+            own = self.row.schema.names
+            columns = [
+                pa.repeat(self.row.column(n)[0], at.size) if n in own else _masked(rows.column(n), live)
+                for n in rows.schema.names
+            ]
+            masked = pa.table(columns, names=rows.schema.names)
+            order = upsert.order
+            kept = order.keeps and bool(order.fields)
+            winners = order.values(batch.order[at], rows if order.hidden else None) if kept else None
+            self._tell([HELD[bool(each)] for each in live], batch.time[at], masked, winners)
+            self.settled += int((batch.time[at] <= since).sum())
+            there = masked.select([n for n in masked.schema.names if n in self.bound.row_schema.names])
+            now = shown_row(there, at.size - 1) if live[-1] else None
+        return now
+
+    def pending(self, batcher: Batcher, secret: Secret) -> None:
+        """Tell what waits for its time."""
+        for run in batcher.runs.by_least:
+            waiting = run.waiting
+            at = self._rows(waiting.events, secret)
+            if at.size:
+                self._tell(
+                    "pending", waiting.times[at], waiting.events.take(pa.array(at)), None, seq=waiting.arrival[at]
+                )
+
+    def _rows(self, events: pa.RecordBatch, secret: Secret) -> Ints:
+        """The rows that have this key."""
+        schema = self.bound.key_schema
+        nullable = pa.schema([field.with_nullable(True) for field in schema])
+        keys = pa.Table.from_arrays([events.column(n) for n in schema.names], schema=nullable)
+        lacks = (
+            self.bound.keyless(events) if self.bound.spec.null_key != "keep" else np.zeros(events.num_rows, np.uint8)
+        )
+        high, low = identities(keys, secret, events.num_rows)
+        own = identities(self.row.cast(nullable), secret, 1)
+        found = (high == own[0][0]) & (low == own[1][0]) & (lacks == 0)
+        return np.flatnonzero(found)
+
+    def replay(self, log: Iterator[Any], frontier: int) -> None:
+        """Judge the log's events of this key, by an operator of its own, and tell of each.  ``log``: marked parts."""
+        spec: Spec = replace(self.bound.spec, stale="drop", lateness=None, late=_lateless(self.bound.spec))
+        bound = bind(self.bound.name, self.bound.schema, spec)
+        upsert, intake, batcher = RunningUpsert(bound, Secret.fresh()), Intake(bound), Batcher()
+        seen = 0
+        for number, part in enumerate(log, 1):
+            mine, places = [], []
+            whole = self._contents(upsert, part, number) if isinstance(part, MARKS) else None
+            for batch in batches(part if whole is None else part.rows, self.bound):
+                if whole is not None:
+                    Intake(bound).admit(batch, NEVER, number, 0, whole.look)
+                at = self._rows(batch, upsert.secret)
+                mine.append(batch.take(pa.array(at)))
+                places.append(at + seen)
+                seen += batch.num_rows
+            place, rows, parts = np.concatenate([ints(), *places]), 0, []
+            for batch in mine:
+                admitted: Admitted = intake.admit(batch, NEVER, None if spec.holds_back else number, rows)
+                rows += admitted.rows
+                parts.append(admitted.sealed)
+            parts = [each._replace(arrival=place[each.arrival - intake.arrived]) for each in parts if each.times.size]
+            if whole is not None:
+                parts += self._absent(whole, number, seen)
+            intake.arrived += rows
+            if parts and spec.holds_back:
+                batcher.add(joined(parts))
+            elif parts:
+                self._judge(upsert, joined(parts), ints(number), None if whole is None else seen)
+        if (left := batcher.seal(CLOSED)) is not None:
+            early = int(np.searchsorted(left.times, frontier))
+            before = left.cut(0, early)
+            if early:
+                self._judge(upsert, before, np.unique(before.times))
+            later = left.cut(early, left.times.size)
+            verdict = pa.array(["pending"] * later.times.size, pa.string())
+            self._tell("event", later.times, later.events, None, verdict, later.arrival)
+
+    def _contents(self, upsert: RunningUpsert, part: Full | Restated, number: int) -> Contents:
+        scope = part.scope if isinstance(part, Full) else None
+        return Contents(upsert, f"part {number} of the log of {self.bound.name!r}", scope, part.order)
+
+    def _absent(self, whole: Contents, number: int, arrival: int) -> list[Sealed]:
+        """The deletion of this key, where it is held and full contents do not name it."""
+        out = []
+        for events in whole.absent(whole.sorted()):
+            times = np.full(events.num_rows, number)
+            out.append(Sealed(events, times, times, arrival + np.arange(events.num_rows)))
+            self.scopes.append(whole.text)
+        return out
+
+    def _judge(self, upsert: RunningUpsert, sealed: Sealed, times: Ints, contents: int | None = None) -> None:
+        """Judge events and tell of them.  ``contents``: in full contents, from which arrival on nobody gave them."""
+        upsert.contents = contents
+        judgement = upsert.judge(sealed, times, int(times[-1]))
+        winners = judgement.winner_orders(np.arange(sealed.times.size)) if self.winners else None
+        given = pa.array(sealed.arrival < (CLOSED if contents is None else contents))
+        what, verdict = pc.if_else(given, "event", ABSENT), pc.if_else(given, named(judgement.verdict), ABSENT)
+        self._tell(what.to_pylist(), sealed.times, sealed.events, winners, verdict, sealed.arrival)
+        upsert.apply(judgement, int(times[-1]) + 1, int(times[-1]))
+        upsert.contents = None
+
+
+def _lateless(spec: Spec) -> Any:
+    """What becomes of late events in a replay, in which there are none; advanced ones are judged by their own time."""
+    return "advance" if spec.late == "advance" else "error"
+
+
+def _masked(column: pa.ChunkedArray, live: Any) -> pa.Array:
+    """A column with null where a version is a deletion."""
+    places: Iterator[Any] = (i if there else None for i, there in enumerate(live.tolist()))
+    return column.combine_chunks().take(pa.array(list(places), pa.int64()))
+
+
+def _by(row: Mapping[str, Any], words: str) -> str:
+    order = {name[7:]: value for name, value in row.items() if name.startswith("winner_")}
+    return f"{words}{as_text(order)}" if any(value is not None for value in order.values()) else ""

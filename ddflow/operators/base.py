@@ -1,0 +1,150 @@
+"""The operator protocol: what a plan holds of an operator, and what an opened plan holds of it.
+
+Invariant: an `Operator` is immutable and knows no rows; a `Running` changes in `Running.apply` and `fill` alone, so
+whatever refuses a step, everything holds what it held. Nothing outside this room asks which operator it has: graph,
+step, codec, checkpoint, stages and tools go by these methods.
+
+An operator is a file: a subclass of `Operator` with a ``verb``, marked `register`, and what its ``open`` gives. One
+without state gives a `Linear`.
+
+>>> doubled = Linear(lambda inputs: inputs[0]._replace(diffs=2 * inputs[0].diffs))
+>>> updates = Updates(pa.table({"v": ["oz"]}), few(0), ints(1), ints(3))
+>>> doubled.compute([updates], since=3)[0].diffs.tolist()
+[2]
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.hashing import Secret, Words
+from ddflow.columns.threads import ALONE, Crew
+from ddflow.operators.held_rows import HeldRows
+from ddflow.operators.updates import Updates, consolidated, few, ints
+from ddflow.plan.collection import Collection
+from ddflow.plan.registry import register
+from ddflow.trace.arrangement import Arrangement
+
+__all__ = ["Context", "Linear", "Operator", "Running", "few", "ints", "register"]
+
+Hashes = tuple[Words, Words, Words]
+"""Of rows: their identities, high and low words, and a hash of what counts in "did it change"."""
+
+
+class Context(NamedTuple):
+    """What an operator is opened in."""
+
+    secret: Secret
+    """For identities."""
+    time_type: pa.DataType
+    """Of the plan's times."""
+    wanted: frozenset[str]
+    """The columns of its output that somebody reads in a step."""
+    crew: Crew = ALONE
+    """The threads that share the work."""
+
+
+class Readable:
+    """What can be asked of an input or an operator of an opened plan."""
+
+    tracked: Sequence[str] | None = None
+    """Of what is kept by key: the columns that count in "did it change"; None for what has no key."""
+
+    held_rows: HeldRows | None = None
+    """Rows that are held beside arrangements, several a key."""
+
+    arrangements: tuple[Arrangement, ...] = ()
+    """The state that lasts; the first is that of its own output, where it is arranged."""
+
+    @property
+    def arranged(self) -> Arrangement:
+        """The arrangement of its own output."""
+        return self.arrangements[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory of all its state."""
+        return sum(each.nbytes for each in self.arrangements)
+
+    def pieces(self, as_of: int | None) -> Iterable[Updates]:
+        """What it holds of its own output as of a time, by default now, piece by piece.  O(rows)."""
+        return (held(self.rows(table)) for table in self.arranged.pieces(as_of))
+
+    def rows(self, arranged: pa.Table) -> pa.Table:
+        """The rows of its output, among which its columns are, that rows of its arrangement stand for.  O(rows)."""
+        return arranged
+
+    def rehashed(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
+        """What the rows of its arrangement say of themselves, as it keeps it beside them.  O(rows).
+
+        For a live version all three are those it keeps; for a deletion, whose row may be filler, they may be any.
+        """
+        raise NotImplementedError
+
+    def output(self, made: Updates, secret: Secret, schema: pa.Schema, time_type: pa.DataType) -> pa.Table:
+        """What `read` gave, as the table of an output.  O(rows)."""
+        return consolidated(made, secret).to_table(schema, time_type)
+
+
+class Running(Readable):
+    """What an opened plan holds of one operator."""
+
+    @abstractmethod
+    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Any]:
+        """The updates of its output, and the change to apply, None for none; nothing changes.
+
+        ``inputs``: updates of each input, of one list of times; all of a step, or all of some identities of the columns
+        that `Collection.exchange` names.  ``since``: what it will be after the step.
+        """
+
+    def apply(self, changes: Sequence[Any], upper: int, since: int) -> None:
+        """Take in the changes of a step, each of other identities.  Amortised O(updates)."""
+        for each in self.arrangements:
+            each.apply(changes, upper, since)
+
+    def outlives(self, change: Any, keep: Callable[[Arrangement, Any], Any]) -> Any:
+        """A change that outlives its piece of a step.  ``keep``: brings one of an arrangement to files."""
+        return keep(self.arrangements[0], change)
+
+    def fill(self, held: Sequence[Updates], upper: int, since: int) -> None:
+        """Make state that no file has, of what the inputs ``held`` at the last closed time.  O(rows)."""
+        change = self.compute(held, since)[1]
+        self.apply([] if change is None else [change], upper, since)
+
+    def read(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
+        """Its output where its inputs hold this.  O(rows)."""
+        return self.compute(inputs, 0)[0]
+
+
+class Operator(Collection):
+    """A collection that is computed from others."""
+
+    @abstractmethod
+    def open(self, context: Context) -> Running:
+        """Its state, new, and its step."""
+
+
+class Linear(Running):
+    """An operator that keeps nothing: ``step`` makes its output's updates of its inputs', and rows of rows."""
+
+    def __init__(self, step: Callable[[Sequence[Updates]], Updates]) -> None:
+        self.step = step
+
+    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Any]:
+        """See `Running.compute`.  op(a + b) = op(a) + op(b)."""
+        return self.step(inputs), None
+
+    def read(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
+        """See `Running.read`."""
+        return self.step(inputs)
+
+
+def held(table: pa.Table) -> Updates:
+    """Rows that are held once each, as updates of one time, whichever."""
+    n = table.num_rows
+    return Updates(table, np.zeros(n, np.int32), np.ones(n, np.int64), ints(0))

@@ -1,0 +1,42 @@
+"""Concat: the rows of several collections, multiplicities added."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from ddflow.errors import SpecError
+from ddflow.operators.base import Context, Linear, Operator, Running, register
+from ddflow.operators.updates import Updates, concat
+from ddflow.plan.collection import Collection
+
+
+@register
+class Concat(Operator):
+    """See `Collection.concat`."""
+
+    verb = "concat"
+
+    def __init__(self, *parts: Collection) -> None:
+        first = parts[0]
+        for part in parts[1:]:
+            if not isinstance(part, Collection) or part.flow is not first.flow:
+                raise SpecError("concat", f"{part!r:.99} is no collection or of another flow", "build both in one flow")
+            if [(f.name, f.type) for f in part.schema] != [(f.name, f.type) for f in first.schema]:
+                found = f"the columns differ: {first!r} and {part!r}"
+                raise SpecError("concat", found, "project both to the same columns")
+        fields = [f.with_nullable(any(p.schema.field(f.name).nullable for p in parts)) for f in first.schema]
+        super().__init__(first.flow, pa.schema(fields), parts, False)
+
+    def open(self, context: Context) -> Running:
+        """See `Operator.open`."""
+        return Linear(self._added)
+
+    def _added(self, inputs: Sequence[Updates]) -> Updates:
+        """All updates.  The inputs may differ in what may be null."""
+        some = [each for each in inputs if each.diffs.size] or inputs[:1]
+        if len(some) > 1:
+            return concat(some)
+        columns = [some[0].rows.column(name) for name in self.schema.names]
+        return some[0]._replace(rows=pa.Table.from_arrays(columns, schema=self.schema))

@@ -1,0 +1,25 @@
+"""Consolidate: the same collection, the diffs of equal rows of a time added up, and zeros dropped."""
+
+from __future__ import annotations
+
+from ddflow.operators.base import Context, Linear, Operator, Running, register
+from ddflow.operators.updates import consolidated
+from ddflow.plan.collection import Collection, Columns
+
+
+@register
+class Consolidate(Operator):
+    """See `Collection.consolidate`."""
+
+    verb, transparent = "consolidate", True
+
+    def __init__(self, of: Collection) -> None:
+        super().__init__(of.flow, of.schema, [of], True)
+
+    def exchange(self) -> list[Columns | None]:
+        """Equal rows."""
+        return [tuple(self.schema.names)]
+
+    def open(self, context: Context) -> Running:
+        """See `Operator.open`."""
+        return Linear(lambda inputs: consolidated(inputs[0], context.secret))

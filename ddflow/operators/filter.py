@@ -1,0 +1,71 @@
+"""Filter: the rows for which a condition is true.
+
+>>> updates = Updates(pa.table({"v": [1, 2]}), few(0, 1), ints(1, 1), ints(3, 4))
+>>> passing(updates, lambda batch: pc.greater(batch["v"], 1)).rows.to_pydict()
+{'v': [2]}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ddflow.columns.hashing import flags
+from ddflow.columns.schema import one_batch
+from ddflow.expressions import compile as compile_expression
+from ddflow.operators.base import Context, Linear, Operator, Running, few, ints, register
+from ddflow.operators.updates import Updates
+from ddflow.plan.collection import Collection, Formula
+from ddflow.plan.formulas import shown_formula
+from ddflow.storage.record import Record
+
+__all__ = ["Filter", "few", "ints", "passing", "pc"]
+
+
+@register
+class Filter(Operator):
+    """See `Collection.filter`.  ``predicate``: compiled."""
+
+    verb = "filter"
+
+    def __init__(self, of: Collection, predicate: Formula) -> None:
+        self.predicate = compile_expression(predicate, of.schema, boolean=True, what="filter")
+        super().__init__(of.flow, of.schema, [of], of.consolidated)
+
+    def to_json(self, formulas: Any) -> dict[str, Any]:
+        """The condition."""
+        return {"predicate": formulas.add(self.predicate)}
+
+    @classmethod
+    def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
+        """See `Collection.from_json`."""
+        return inputs[0].filter(record.record("predicate").text("sql"))
+
+    @classmethod
+    def text(cls, record: Record, inputs: Sequence[str]) -> str:
+        """The condition."""
+        return shown_formula(record.record("predicate"))
+
+    def needs(self, wanted: set[str]) -> list[set[str]]:
+        """What is wanted, and what the condition reads."""
+        read = self.predicate.columns
+        return [set(self.schema.names) if read is None else wanted | set(read)]
+
+    def open(self, context: Context) -> Running:
+        """See `Operator.open`."""
+        return Linear(lambda inputs: passing(inputs[0], self.predicate))
+
+
+def passing(updates: Updates, predicate: Callable[[pa.RecordBatch], pa.Array]) -> Updates:
+    """The updates whose row passes; null does not.  O(n)."""
+    if not updates.diffs.size:
+        return updates
+    read = getattr(predicate, "columns", None)  # the others are not even gathered for rows that do not pass
+    # A predicate that reads none still has to be told how many rows there are.
+    names = None if read is None else list(read) or updates.rows.schema.names[:1]
+    places = np.flatnonzero(flags(predicate(one_batch(updates.rows, names))))
+    return updates if places.size == updates.diffs.size else updates.picked(places)

@@ -1,0 +1,26 @@
+"""Negate: the same rows with multiplicities negated."""
+
+from __future__ import annotations
+
+from ddflow.operators.base import Context, Linear, Operator, Running, register
+from ddflow.operators.updates import negate
+from ddflow.plan.collection import Collection
+
+
+@register
+class Negate(Operator):
+    """See `Collection.negate`."""
+
+    verb = "negate"
+
+    def __init__(self, of: Collection) -> None:
+        super().__init__(of.flow, of.schema, [of], of.consolidated)
+        self.unique = False
+
+    def needs(self, wanted: set[str]) -> list[set[str]]:
+        """What is wanted."""
+        return [wanted]
+
+    def open(self, context: Context) -> Running:
+        """See `Operator.open`."""
+        return Linear(lambda inputs: negate(inputs[0]))

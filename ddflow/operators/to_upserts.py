@@ -1,0 +1,205 @@
+"""To upserts: a collection's updates as upserts, one operator of a flow among others.
+
+Invariant: it is the last: an output is made of it and nothing else, because operators work on differences. As a
+collection its rows are what keys show, each once; as an output its columns are those of upserts, ``_deleted`` and no
+``_diff``. What it holds is what its input holds, so no file has it: `RunningToUpserts.fill` makes it of the input. How
+a key's rows are found and which one shows is ``upserting``'s.
+
+>>> import pyarrow as pa
+>>> from ddflow.plan.collection import Plan
+>>> from ddflow.plan.spec import Upsert
+>>> plan = Plan()
+>>> people = plan.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
+>>> cities = plan.output("cities", people.project(["city"]).to_upserts("city", on_conflict="all"))
+>>> cities.schema.names, cities.updates_schema(plan.time_type).names
+(['city', 'rows'], ['city', 'rows', '_time', '_deleted'])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ddflow.columns.hashing import Secret
+from ddflow.columns.schema import conform, did_you_mean, one_chunk, updates_schema
+from ddflow.errors import SpecError
+from ddflow.operators.base import Context, Operator, Running, register
+from ddflow.operators.held_rows import HeldChange, HeldRows
+from ddflow.operators.updates import Updates
+from ddflow.operators.upserting import DELETED, ROWS, Conflicts, ToUpserts
+from ddflow.plan.collection import Collection, Columns
+from ddflow.storage.record import Record
+from ddflow.trace.arrangement import Arrangement
+
+
+def forgetting(node: Collection) -> list[str]:
+    """The sources that a collection is made of whose rows are forgotten without a retraction.  O(nodes)."""
+    seen, ahead = list[Collection](), [node]
+    while ahead:
+        each = ahead.pop()
+        if each not in seen:
+            seen.append(each)
+            ahead.extend(each.inputs)
+    sources = [each.bound for each in node.flow.sources.values() if each in seen]
+    return sorted(each.name for each in sources if each.spec.expiry is not None and each.spec.expiry.forgets)
+
+
+@register
+class AsUpserts(Operator):
+    """See `Collection.to_upserts`.  ``key``, ``on_conflict``: as of `ddflow.ToUpserts`.
+
+    Raises `SpecError`, `SchemaMismatch`.
+    """
+
+    verb, keeps = "to_upserts", True
+
+    def __init__(self, of: Collection, key: str | Sequence[str], on_conflict: Conflicts = "error") -> None:
+        made = ToUpserts(key, on_conflict)
+        for column in made.key:
+            if column not in of.schema.names:
+                raise SpecError(
+                    f"to_upserts({list(made.key)})",
+                    f"there is no column {column!r}",
+                    did_you_mean(column, of.schema.names),
+                )
+        if lost := forgetting(of):
+            raise SpecError(
+                f"to_upserts({list(made.key)})",
+                f"the sources {lost} forget rows without a retraction: keys would show them for ever",
+                "leave on_expire='forget' out there",
+            )
+        made.declare(of.updates_schema(of.flow.time_type))
+        self.key, self.on_conflict, self._out = made.key, on_conflict, made.out
+        # What may be null in a row may be null where it shows; only of a deleted key everything may.
+        shown = [made.row.field(f.name) if on_conflict != "all" else f for f in made.shown if f.name != DELETED]
+        super().__init__(of.flow, pa.schema(shown), [of], True)
+
+    def updates_schema(self, time_type: pa.DataType) -> pa.Schema:
+        """The columns of its upserts, which are of the flow's type of time anyway."""
+        return self._out
+
+    def operand(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise `SpecError`: no operator is applied to it."""
+        raise SpecError(
+            f"an operator on to_upserts({list(self.key)})",
+            "operators work on differences, and these are upserts",
+            "apply it before to_upserts, behind which only flow.output(...) stands",
+        )
+
+    def before(self, added: Container[str], time_type: pa.DataType) -> pa.Schema:
+        """The columns of its upserts as they were when its rows had not some of theirs."""
+        fields = [field for field in self._out if field.name not in added]
+        if self.on_conflict != "all":
+            return pa.schema(fields)
+        kept = [each for each in self._out.field(ROWS).type.value_type if each.name not in added]
+        lists = pa.list_(pa.field("item", pa.struct(kept), False))
+        return pa.schema([field.with_type(lists) if field.name == ROWS else field for field in fields])
+
+    def since(self, upserts: pa.Table, time_type: pa.DataType) -> pa.Table:
+        """Upserts of those columns with all there are now, which are null.  O(rows)."""
+        columns = {name: one_chunk(upserts.column(name)) for name in upserts.column_names}
+        if self.on_conflict == "all":
+            lists, kind = columns[ROWS], self._out.field(ROWS).type
+            sizes, items = np.asarray(pc.fill_null(pc.list_value_length(lists), 0)), lists.flatten()
+            had = dict(zip([field.name for field in items.type], items.flatten(), strict=True))
+            fields = list(kind.value_type)
+            values = [had[f.name] if f.name in had else pa.nulls(len(items), f.type) for f in fields]
+            ends = pa.array(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))
+            columns[ROWS] = pa.ListArray.from_arrays(
+                ends, pa.StructArray.from_arrays(values, fields=fields), type=kind, mask=lists.is_null()
+            )
+        every = [columns[f.name] if f.name in columns else pa.nulls(upserts.num_rows, f.type) for f in self._out]
+        return pa.Table.from_arrays(every, schema=self._out)
+
+    def to_json(self, formulas: Any) -> dict[str, Any]:
+        """The key, and the rule."""
+        return {"key": list(self.key), "on_conflict": self.on_conflict}
+
+    @classmethod
+    def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
+        """See `Collection.from_json`."""
+        rule: Any = record.text("on_conflict")
+        return inputs[0].to_upserts(record.texts("key"), rule)
+
+    @classmethod
+    def text(cls, record: Record, inputs: Sequence[str]) -> str:
+        """The key, and the rule."""
+        return f"{record.texts('key')}, on_conflict={record.text('on_conflict')!r}"
+
+    def exchange(self) -> list[Columns | None]:
+        """The key."""
+        return [self.key]
+
+    def check_partitions(self) -> None:
+        """See `Collection.check_partitions`."""
+        raise SpecError(
+            "run a flow on Spark",
+            f"it has to_upserts({list(self.key)})",
+            "leave it out and give the updates to dd.to_upserts, or run it with flow.open()",
+        )
+
+    def open(self, context: Context) -> Running:
+        """See `Operator.open`."""
+        return RunningToUpserts(self.inputs[0].schema, self, context.time_type, context.secret)
+
+    _then = operand
+
+
+class RunningToUpserts(Running):
+    """``schema``: of the input's rows.  ``told``: which holds them, and is told of as `ddflow.ToUpserts`."""
+
+    def __init__(self, schema: pa.Schema, node: AsUpserts, time_type: pa.DataType, secret: Secret) -> None:
+        self.schema, self.node, self.time_type, self.secret = schema, node, time_type, secret
+        self.told = self._fresh()
+
+    def _fresh(self) -> ToUpserts:
+        made = ToUpserts(self.node.key, self.node.on_conflict, secret=self.secret)
+        made.declare(updates_schema(self.schema, self.time_type))
+        return made
+
+    @property
+    def held_rows(self) -> HeldRows:  # type: ignore[override]
+        """See `Running.held_rows`."""
+        return self.told.held
+
+    @property
+    def nbytes(self) -> int:
+        """See `Running.nbytes`."""
+        return self.told.held.nbytes
+
+    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, HeldChange | None]:
+        """The upserts, as rows of what is shown and ``_deleted``, and the change to apply.
+
+        O(updates, and the rows that their keys hold) expected.  Raises `NotUnique`, `NotHeld`, `CountOverflow`.
+        """
+        return self.told.judge(self._rows(inputs[0], self.told))
+
+    def apply(self, changes: Sequence[Any], upper: int, since: int) -> None:
+        """See `Running.apply`."""
+        self.told.keep(*changes)
+
+    def outlives(self, change: Any, keep: Callable[[Arrangement, Any], Any]) -> Any:
+        """See `Running.outlives`.  It stays in memory."""
+        return change.own()
+
+    def read(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
+        """What keys show when the input holds this; nothing is held of it.  O(rows).  Raises as `compute`."""
+        made = self._fresh()
+        return made.judge(self._rows(inputs[0], made))[0]
+
+    def output(self, made: Updates, secret: Secret, schema: pa.Schema, time_type: pa.DataType) -> pa.Table:
+        """See `Running.output`: upserts."""
+        return self.told.told(made)
+
+    def _rows(self, updates: Updates, made: ToUpserts) -> Updates:
+        """The same with the columns declared: what may be null differs from piece to piece, encodings may."""
+        columns = [updates.rows.column(name) for name in made.row.names]
+        columns = [one_chunk(column) if isinstance(column, pa.ChunkedArray) else column for column in columns]
+        if all(column.type == field.type for column, field in zip(columns, made.row, strict=True)):
+            return updates._replace(rows=pa.Table.from_arrays(columns, schema=made.row))
+        table = pa.Table.from_arrays(columns, names=made.row.names)
+        return updates._replace(rows=conform(table, made.row, "upserts"))
