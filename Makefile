@@ -20,7 +20,7 @@ setup: ## make .venv with the locked dependencies, and a Java where none fits
 	@.ci/setup
 
 demo: setup ## a git history as upserts, differenced locally and on Spark, every retraction checked
-	$(RUN)/ddflow demo
+	$(RUN)/python examples/git/demo.py
 
 check: setup lint ## a minute: lint, types, kernels, doctests, and the laws on a tenth of their examples; no Spark
 	DDFLOW_EXAMPLES=0.1 $(RUN)/python -m pytest --numprocesses=$(WORKERS) -m "not soak and not spark" $(CHECKED)
@@ -32,6 +32,7 @@ lint: setup ## style, formatting and types
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
+	$(RUN)/lint-imports --no-logo --cache-dir .ruff_cache/imports
 
 bench: setup ## ddflow beside its peers on the same upserts
 	$(RUN)/python bench upsert
@@ -53,4 +54,4 @@ lock: ## choose versions anew (needs uv)
 clean: ## remove .venv and everything a run left behind
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist out artifacts spark-warehouse metastore_db
 	rm -f derby.log
-	find ddflow spark_bridge tests bench -name __pycache__ -prune -exec rm -rf {} +
+	find ddflow spark_bridge examples tests bench -name __pycache__ -prune -exec rm -rf {} +

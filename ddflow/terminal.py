@@ -1,4 +1,4 @@
-r"""Text on its way to a terminal: nothing of it is a command to that terminal.
+r"""Text on its way to a terminal: nothing of it is a command to that terminal; and tables of figures.
 
 Invariant: what comes from elsewhere (values, names of files and outputs, messages of other programs) is shown with its
 control characters spelled out, so that it cannot move the cursor, hide lines, or set a window's title.  Data files hold
@@ -17,8 +17,10 @@ drawn, not at the stream.
 from __future__ import annotations
 
 import logging
+import unicodedata
 import warnings
 from collections.abc import Iterator, Mapping
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -73,3 +75,43 @@ def as_text(row: Mapping[str, Any] | None) -> str:
         name: repr(v) if isinstance(v, str | bytes) else "null" if v is None else str(v) for name, v in row.items()
     }
     return f"({', '.join(f'{name}={text}' for name, text in shown.items())})"
+
+
+def text_table(first: str, table: list[list[str]], rest: list[str]) -> str:
+    """A table for a terminal, its head and rows between lines: the first column is text, the others are numbers.
+
+    O(cells of the table).  Pure.
+
+    >>> print(text_table("two kinds", [["kind", "rows"], ["a", "7"], ["日本", "1,200"]], ["1,207 in all"]))
+    two kinds
+    kind   rows
+    a         7
+    日本  1,200
+    1,207 in all
+    """
+    widths = [max(map(_cells, column)) for column in zip(*table, strict=True)]
+    lines = []
+    for name, *figures in table:
+        numbers = (figure.rjust(width) for figure, width in zip(figures, widths[1:], strict=True))
+        lines.append("  ".join([name + " " * (widths[0] - _cells(name)), *numbers]))
+    return "\n".join([first, *lines, *rest])
+
+
+def html_table(first: str, table: list[list[str]], rest: list[str]) -> str:
+    """The same for a notebook.  O(cells of the table).  Pure."""
+    # The first column is text; notebooks align all others, which are numbers, to the right by themselves.
+    left = ' style="text-align: left"'
+
+    def row(tag: str, texts: list[str]) -> str:
+        each = "".join(f"<{tag}{left if i == 0 else ''}>{escape(text)}</{tag}>" for i, text in enumerate(texts))
+        return f"<tr>{each}</tr>"
+
+    head, *body = table
+    rows = "".join(row("td", each) for each in body)
+    top, *below = (f"<div>{escape(line)}</div>" for line in (first, *rest))
+    return f"{top}<table><thead>{row('th', head)}</thead><tbody>{rows}</tbody></table>{''.join(below)}"
+
+
+def _cells(text: str) -> int:
+    """How many cells of a terminal a text takes: two for a wide character, none for an accent of its own."""
+    return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)

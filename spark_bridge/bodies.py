@@ -28,6 +28,7 @@ from time import perf_counter_ns
 from typing import Any, Final
 
 import pyarrow as pa
+from msgspec.structs import replace
 from pyspark import TaskContext
 
 from ddflow.columns.hashing import Secret
@@ -133,7 +134,7 @@ class Level:
                         "pending": part.dataflow.pending,
                     }
                     yield from packed_sums(done.sums, self.cut, base.partitions, Secret(*base.secret))
-                    yield self._receipts(spool, done.receipt._replace(figures=figures), number)
+                    yield self._receipts(spool, replace(done.receipt, figures=figures), number)
                 except BaseException:
                     close(part)  # half way through, or nobody wants the rest
                     raise

@@ -32,12 +32,11 @@ from typing import Any, Final, NamedTuple, overload
 
 from ddflow.dataflow.budget import shown_size
 from ddflow.dataflow.verdicts import SHOWN, Verdicts
-from ddflow.engine.stats import as_html, as_text
 from ddflow.partitions.commit import Committed
 from ddflow.partitions.merged_receipts import ROWS
 from ddflow.storage.manifest import Epoch, newest
 from ddflow.storage.opening import open_store
-from ddflow.terminal import printable
+from ddflow.terminal import html_table, printable, text_table
 from ddflow.time import NEVER, shown
 
 TOLD: Final = 100
@@ -219,12 +218,12 @@ class Stats(Sequence[Batch]):
         return {"recentProgress": recent, "total": self.total.progress(), "epochs": self.epochs}
 
     def __str__(self) -> str:
-        return as_text(self._above(), self._table(), self._below())
+        return text_table(self._above(), self._table(), self._below())
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return as_html(self._above(), self._table(), self._below())
+        return html_table(self._above(), self._table(), self._below())
 
     def _above(self) -> str:
         total = self.total

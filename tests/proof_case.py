@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 import ddflow as dd
 from ddflow.storage.arrow_file import new_file
@@ -116,7 +117,7 @@ def rewritten(store: MemoryStore, named: list[Any], change: Callable[[pa.Table],
         with new_file(sink, table.schema) as writer:
             writer.write_batch(table.combine_chunks().to_batches()[0])
 
-    return store.writer().put("arrow", write).to_json()
+    return to_builtins(store.writer().put("arrow", write))
 
 
 def named(path: Path, state: Path) -> str:

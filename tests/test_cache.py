@@ -156,10 +156,10 @@ def test_a_truncated_or_emptied_cached_file_costs_a_compilation_and_nothing_else
 def test_an_intact_file_that_numba_cannot_use_heals_too(install: Install) -> None:
     directory = Path(install.run()["directory"])
     for file in install.files():
-        cache.Shelf(directory).write(file.stem, b"not a compiled kernel")
+        cache.KernelFolder(directory).write(file.stem, b"not a compiled kernel")
     healed, after = install.run(), install.run()
     assert (healed["misses"], after["hits"]) == (1, 1)
-    assert "kernels are compiled again" in healed["warnings"]
+    assert "the kernel is compiled again" in healed["warnings"]
 
 
 def test_a_file_of_another_digest_or_another_kernel_is_not_taken(install: Install) -> None:
@@ -178,25 +178,12 @@ def test_a_file_of_another_digest_or_another_kernel_is_not_taken(install: Instal
 
 
 def test_one_kernel_is_not_read_under_the_name_of_another(tmp_path: Path) -> None:
-    shelf = cache.Shelf.choose([tmp_path], "f" * 32)
-    assert shelf.directory is not None
-    shelf.write("twice", b"code")
-    shutil.copy(shelf.directory / "twice.kernel", shelf.directory / "thrice.kernel")
-    assert shelf.read("twice") == b"code"
-    assert shelf.read("thrice") is None
-
-
-def test_damage_that_comes_back_turns_caching_off(tmp_path: Path) -> None:
-    shelf = cache.Shelf.choose([tmp_path], "a" * 32)
-    assert shelf.directory is not None
-    for _ in range(2):
-        shelf.write("twice", b"code")
-        os.truncate(shelf.directory / "twice.kernel", 40)
-        assert shelf.read("twice") is None
-    assert shelf.directory is None
-    shelf.write("twice", b"code")
-    assert shelf.read("twice") is None
-    assert list(tmp_path.rglob("*.kernel")) == []
+    folder = cache.KernelFolder.choose([tmp_path], "f" * 32)
+    assert folder.directory is not None
+    folder.write("twice", b"code")
+    shutil.copy(folder.directory / "twice.kernel", folder.directory / "thrice.kernel")
+    assert folder.read("twice") == b"code"
+    assert folder.read("thrice") is None
 
 
 def test_an_edit_to_a_helper_in_another_file_is_noticed(install: Install) -> None:
@@ -240,20 +227,20 @@ def test_with_no_place_to_write_everything_still_works(install: Install) -> None
 
 
 def test_a_disk_that_fills_later_is_no_error(tmp_path: Path) -> None:
-    shelf = cache.Shelf.choose([tmp_path], "b" * 32)
-    assert shelf.directory is not None
-    shelf.write("x" * 400, b"a name no file system takes")
-    assert shelf.read("x" * 400) is None
-    assert list(shelf.directory.iterdir()) == []
+    folder = cache.KernelFolder.choose([tmp_path], "b" * 32)
+    assert folder.directory is not None
+    folder.write("x" * 400, b"a name no file system takes")
+    assert folder.read("x" * 400) is None
+    assert list(folder.directory.iterdir()) == []
 
 
 def test_a_directory_that_vanishes_is_made_again(tmp_path: Path) -> None:
-    shelf = cache.Shelf.choose([tmp_path], "c" * 32)
-    assert shelf.directory is not None
-    shelf.directory.rmdir()
-    assert shelf.read("twice") is None
-    shelf.write("twice", b"code")
-    assert shelf.read("twice") == b"code"
+    folder = cache.KernelFolder.choose([tmp_path], "c" * 32)
+    assert folder.directory is not None
+    folder.directory.rmdir()
+    assert folder.read("twice") is None
+    folder.write("twice", b"code")
+    assert folder.read("twice") == b"code"
 
 
 def test_two_processes_may_compile_the_same_kernel_at_once(install: Install) -> None:
@@ -271,10 +258,10 @@ def test_only_the_newest_few_directories_of_other_digests_stay(tmp_path: Path) -
         (old / ("mine.txt" if age == 5 else "a.kernel")).write_bytes(b"")
         os.utime(old, (1_000_000 - age, 1_000_000 - age))
     (tmp_path / "other").mkdir()
-    shelf = cache.Shelf.choose([tmp_path], "d" * 32)
+    folder = cache.KernelFolder.choose([tmp_path], "d" * 32)
     kept = {f"kernels-{age:032x}" for age in (*range(cache.KEPT), 5)}
-    assert shelf.directory is not None
-    assert {entry.name for entry in tmp_path.iterdir()} == kept | {"other", shelf.directory.name}
+    assert folder.directory is not None
+    assert {entry.name for entry in tmp_path.iterdir()} == kept | {"other", folder.directory.name}
 
 
 def test_a_directory_of_another_user_or_open_to_others_is_refused(tmp_path: Path) -> None:
@@ -305,8 +292,8 @@ def test_a_cache_whose_parent_others_may_write_to_goes_to_the_next_place_and_is_
     second = install.run(DDFLOW_CACHE_DIR=str(chosen))
     assert Path(second["directory"]).parent == install.temporary / f"ddflow-{os.geteuid()}"
     assert (second["hits"], second["misses"]) == (0, 1)
-    shelf = cache.Shelf(Path(first["directory"]))
-    assert shelf.read(install.files()[0].stem) is None
+    folder = cache.KernelFolder(Path(first["directory"]))
+    assert folder.read(install.files()[0].stem) is None
     chosen.chmod(0o1777)
     third = install.run(DDFLOW_CACHE_DIR=str(chosen))
     assert (third["directory"], third["hits"]) == (first["directory"], 1)
@@ -320,7 +307,7 @@ def test_a_directory_that_is_refused_sends_the_cache_to_the_next_place(tmp_path:
     (first / f"kernels-{name}").chmod(0o755)
     second.mkdir()
     (second / f"kernels-{name}").symlink_to(nowhere)
-    directory = cache.Shelf.choose([first, second, third], name).directory
+    directory = cache.KernelFolder.choose([first, second, third], name).directory
     assert directory == third / f"kernels-{name}"
     assert list(nowhere.iterdir()) == []
 

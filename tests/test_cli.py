@@ -449,6 +449,7 @@ USAGE = {
     "stale without its file": ([*DIFF, "--stale", "side"], "need each other"),
     "a file without stale": ([*DIFF, "--stale-output", "a.csv"], "need each other"),
     "one file for both": ([*DIFF, *SIDE, "-o", "a.csv"], "the same file"),
+    "an epoch below 1": ([*DIFF, "--state", "s", "--epoch", "0"], "greater than or equal to 1"),
 }
 
 
@@ -466,9 +467,8 @@ def test_every_verb_has_help_that_teaches_and_the_documentation_has_every_option
     shown = run("diff", "--help").stdout
     assert all(words in shown for words in ("Epoch mode", "Hold-back mode", "Examples"))
     option = re.compile(r"--[a-z][a-z-]+")
-    verbs = [verb for verb in VERBS if verb != "demo"]  # which has docs of its own: the README
     helped = {
-        name for words in [(), *((verb,) for verb in verbs)] for name in option.findall(run(*words, "--help").stdout)
+        name for words in [(), *((verb,) for verb in VERBS)] for name in option.findall(run(*words, "--help").stdout)
     }
     assert helped == set(option.findall((ROOT / "docs" / "cli.md").read_text()))
     assert "Exit codes" in run("--help").stdout

@@ -12,18 +12,18 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import counts_plot
+import demo
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from demo_repos import Repo, lively
+from git_feed import EVENTS, GitFeed, Slice
 from rich.console import Console
+from tally import Checks, compare
 
 import ddflow as dd
-from ddflow.demo import job, plot
-from ddflow.demo.feed import Feed
-from ddflow.demo.git_feed import EVENTS, GitFeed
-from ddflow.demo.tally import Checks, compare
 from ddflow.errors import OutputExists
 
 Tables = Mapping[str, pa.Table]
@@ -34,10 +34,10 @@ def repo(tmp_path_factory: pytest.TempPathFactory) -> Repo:
     return lively(tmp_path_factory.mktemp("demo") / "lively")
 
 
-def perform(feed: Feed, out: Path, spark: bool = False) -> tuple[int, str]:
+def perform(feed: GitFeed, out: Path, spark: bool = False) -> tuple[int, str]:
     """The exit code of a run, and what it said."""
     console = Console(file=io.StringIO(), width=150)
-    code = job.perform([feed], spark=spark, out=out, partitions=2, console=console)
+    code = demo.perform(feed, spark=spark, out=out, partitions=2, console=console)
     assert isinstance(console.file, io.StringIO)
     return code, console.file.getvalue()
 
@@ -94,15 +94,13 @@ def test_spark_gives_the_same_rows(alone: None, repo: Repo, tmp_path: Path) -> N
 def test_without_pyspark_the_demo_says_what_to_do(repo: Repo, tmp_path: Path) -> None:
     script = (
         "import sys; sys.modules['pyspark'] = None\n"
-        "from pathlib import Path\nfrom ddflow.demo import run\nfrom ddflow.errors import MissingExtra\n"
-        f"where, out = Path({str(repo.path)!r}), Path({str(tmp_path)!r})\n"
-        "assert run(where, spark=False, out=out) == 0\n"
-        "try: run(where, out=out)\n"
-        "except MissingExtra as error: print(error)\n"
+        f"sys.path.insert(0, {str(Path(demo.__file__).parent)!r})\nimport demo\ndemo.app()"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "--no-spark" in done.stdout.splitlines()[-1]
+    command = [sys.executable, "-c", script, "--repo", str(repo.path), "--out", str(tmp_path)]
+    assert subprocess.run([*command, "--no-spark"], check=False).returncode == 0
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "--no-spark" in done.stderr.splitlines()[-1]
 
 
 class Tampered(GitFeed):
@@ -112,11 +110,11 @@ class Tampered(GitFeed):
         super().__init__(where)
         self.tamper = tamper
 
-    def judge(self, part: object, out: Tables, checks: Checks) -> None:  # type: ignore[override]
+    def judge(self, part: Slice, out: Tables, checks: Checks) -> None:
         """Judge what the tampering leaves."""
         tables = {name: out[name] for name in out}
         self.tamper(tables)
-        super().judge(part, tables, checks)  # type: ignore[arg-type]
+        super().judge(part, tables, checks)
 
 
 def failed(checks: Checks) -> dict[str, tuple[int, int]]:
@@ -124,10 +122,10 @@ def failed(checks: Checks) -> dict[str, tuple[int, int]]:
     return {what.split(":")[0]: (t.asked, t.asked - t.held) for what, t in checks.items() if t.asked != t.held}
 
 
-def judged(feed: Feed, out: Path) -> Checks:
-    demo = job.Demo(feed, out, Console(file=io.StringIO()))
-    demo.locally()
-    return demo.checks
+def judged(feed: GitFeed, out: Path) -> Checks:
+    run = demo.Demo(feed, out, Console(file=io.StringIO()))
+    run.locally()
+    return run.checks
 
 
 def where(table: pa.Table, **values: object) -> pa.Table:
@@ -251,7 +249,7 @@ def test_the_picture_draws_the_largest_groups_as_steps_down_to_zero() -> None:
             "_diff": [*([1] * 12), -1],
         }
     )
-    assert plot.levels(updates, "extension")[".e11"] == ([12, 20], [12, 0])
+    assert counts_plot.levels(updates)[".e11"] == ([12, 20], [12, 0])
 
 
 def test_a_folder_that_cannot_be_made_is_refused_before_anything_runs(repo: Repo, tmp_path: Path) -> None:
@@ -267,12 +265,3 @@ def test_a_shallow_clone_passes_and_says_that_its_history_is_cut(repo: Repo, tmp
     assert "note: the clone is shallow" in said
     commits = pq.read_table(tmp_path / "out" / "git" / "commits.parquet")
     assert commits["commit"].to_pylist() == [1, 2, 3, 4]
-
-
-def test_several_inputs_close_with_one_line_for_all(repo: Repo, tmp_path: Path) -> None:
-    console = Console(file=io.StringIO(), width=150)
-    feeds: list[Feed] = [Undeleting(repo.path), GitFeed(repo.path)]
-    assert job.perform(feeds, spark=False, out=tmp_path, partitions=1, console=console) == 1
-    assert isinstance(console.file, io.StringIO)
-    closing = [line for line in console.file.getvalue().splitlines() if " checks held" in line]
-    assert closing == ["55 of 75 checks held, 20 did not", "all 61 checks held", "116 of 136 checks held, 20 did not"]

@@ -12,13 +12,14 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import demo
+import git_command
+import git_log as git
 import psutil
 import pytest
 from demo_repos import Repo, lively
 from typer.testing import CliRunner
 
-from ddflow.cli import app
-from ddflow.demo import git, git_command
 from ddflow.errors import MissingExtra, UnreadableInput
 
 Value = tuple[str, str]
@@ -281,7 +282,7 @@ def test_what_is_no_folder_is_refused_with_what_to_write(name: str, found: str, 
         git.find(asked)
     assert found in caught.value.found and remedy in caught.value.remedy
     assert "hunter2" not in str(caught.value) and len(str(caught.value)) < 600
-    done = CliRunner().invoke(app, ["demo", "--no-spark", "--repo", asked, "--out", str(tmp_path / "out")])
+    done = CliRunner().invoke(demo.app, ["--no-spark", "--repo", asked, "--out", str(tmp_path / "out")])
     assert (done.exit_code, done.output) == (1, f"ddflow: {caught.value}\n")
     assert not (tmp_path / "out").exists()
 

@@ -11,9 +11,7 @@ import contextlib
 import errno
 import gc
 import io
-import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,6 +22,8 @@ import tight
 import xxhash
 from chance import seeded
 from durable_case import CASES, TIGHT, Case
+from msgspec import to_builtins
+from msgspec.structs import replace
 from simdisk import Faulty, Killed, SimDisk, Story, killing
 
 from ddflow.engine import checkpoint as recovery
@@ -282,7 +282,7 @@ def changed_inventory(change: Callable[[Any], Any]) -> Callable[[pytest.MonkeyPa
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         real = recovery.take
-        patch.setattr(recovery, "take", lambda engine, vault: change(json.loads(json.dumps(real(engine, vault)))))
+        patch.setattr(recovery, "take", lambda engine, vault: change(to_builtins(real(engine, vault))))
 
     return plant
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import ddflow as dd
 from ddflow.errors import LogUnclear, OutOfScope, SpecError, WrongMode
-from ddflow.storage.feeding import EVENTS, FULL, Fed, Run, Way
+from ddflow.storage.feeding import EVENTS, FULL, Fed, FedCalls, Way
 from ddflow.storage.manifest import newest
 from ddflow.storage.memory import MemoryStore
 from ddflow.tools.fsck import fsck
@@ -214,7 +214,7 @@ def test_full_contents_bring_no_deleted_key_back_when_they_are_migrated() -> Non
     done = dd.migrate(old, new, flow, ({"orders": part} for part in log))
     assert dd.read(new, "orders")["id"].to_pylist() == [3] and not done.tables["orders"].num_rows
     found = newest(new)
-    runs = (Run(1, 1, 1, EVENTS), Run(2, 2, 1, Way(FULL)), Run(3, 3, 1, Way(FULL, BERN)))
+    runs = (FedCalls(1, 1, 1, EVENTS), FedCalls(2, 2, 1, Way(FULL)), FedCalls(3, 3, 1, Way(FULL, BERN)))
     assert found is not None and found.fed == {"orders": Fed(runs)}
     assert dd.verify(new, {"orders": log}).ok
     with pytest.raises(WrongMode, match="full contents are of one time"):
@@ -246,7 +246,7 @@ def test_one_call_of_a_log_may_bring_events_and_full_contents_of_several_sources
     done = dd.migrate(old, new, flow, [first, then])
     assert (done.epoch, done.last) == (2, 5) and not any(net.num_rows for net in done.tables.values())
     fed, again = newest(old), newest(new)
-    assert fed is not None and again is not None and fed.fed == again.dataflow.fed
+    assert fed is not None and again is not None and fed.fed == again.fed
 
 
 def test_a_log_may_begin_with_full_contents_of_all() -> None:

@@ -7,7 +7,6 @@ so that a signal is told with its seed.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import json
 import os
 import random
@@ -20,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from chance import seeded
+from msgspec.structs import replace
 
 import ddflow as dd
 from ddflow.errors import DdflowError
@@ -115,7 +115,7 @@ def attack(kind: str, folder: Path, seeds: range) -> None:
         memory = MemoryStore()
         memory.shelf.blobs = dict(shelf.blobs)
         blob: Blob = memory.put("json", lambda sink, data=data: sink.write(data))
-        assert memory.publish(0, dataclasses.replace(manifest, number=0, partitions=(blob,)).encode())
+        assert memory.publish(0, replace(manifest, number=0, partitions=(blob,)).encode())
         memory.mark(0)
         try:
             with dd.Snapshot.open(memory) as snapshot:
@@ -139,14 +139,8 @@ def attack(kind: str, folder: Path, seeds: range) -> None:
 def run(kind: str, folder: Path, seeds: range) -> None:
     """Attack in a child process, whose memory is bounded."""
     child = [sys.executable, __file__, kind, str(folder), str(seeds.start), str(seeds.stop)]
-    done = subprocess.run(
-        child,
-        capture_output=True,
-        text=True,
-        timeout=3000,
-        check=False,
-        env={**os.environ, "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}"},
-    )
+    found = {**os.environ, "PYTHONPATH": os.pathsep.join((str(HERE), str(HERE.parent)))}
+    done = subprocess.run(child, capture_output=True, text=True, timeout=3000, check=False, env=found)
     at = done.stdout.strip().splitlines()[-1:] or ["none"]
     assert done.returncode == 0, f"{kind}, seed {at[0]}: exit code {done.returncode}\n{done.stderr[-3000:]}"
     assert int(at[0]) == seeds[-1]

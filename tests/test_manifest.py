@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import sys
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from ddflow.errors import CorruptState, StateRefused, StorageFailed
-from ddflow.storage import manifest as module
-from ddflow.storage.feeding import EVENTS, FULL, RESTATED, ROOM, Fed, Run, Way
+from ddflow.storage.epochs import Kind
+from ddflow.storage.feeding import EVENTS, FULL, RESTATED, ROOM, Fed, FedCalls, Way
+from ddflow.storage.fields import I64
 from ddflow.storage.manifest import (
     DEPTH,
     FORMAT,
@@ -33,7 +37,6 @@ from ddflow.storage.manifest import (
 )
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob
-from ddflow.storage.record import I64
 from ddflow.time import CLOSED, NEVER
 
 WHERE = "the state shop"
@@ -45,7 +48,11 @@ def blob(number: int, ending: str = "json") -> Blob:
 
 
 FED = Fed(
-    (Run(2, 3, 7, EVENTS), Run(3, 3, 1, Way(FULL, "a = 'ß\"'", (-(2**63), None, "x"))), Run(4, 5, 2, Way(RESTATED))),
+    (
+        FedCalls(2, 3, 7, EVENTS),
+        FedCalls(3, 3, 1, Way(FULL, "a = 'ß\"'", (-(2**63), None, "x"))),
+        FedCalls(4, 5, 2, Way(RESTATED)),
+    ),
     until=2,
     events=3,
     full=1,
@@ -57,7 +64,7 @@ def typical(number: int = 7) -> Manifest:
     outputs = {"totals": Output((blob(3, "arrow"),), 12), "größe": Output((blob(4, "parquet"), blob(5, "parquet")), 1)}
     calls = (
         Call("step", 41, "0a" * 16, 42, {"applied": 10, "noop": 2}, outputs, {"step": 1200, "write": 0}),
-        Call("advance_to", CLOSED, "00" * 16, CLOSED, {}, {}),
+        Call("advance_to", CLOSED, "00" * 16, CLOSED, {}, {}, {}),
     )
     plan = {"sources": [{"name": "orders", "key": ["id"]}], "where": "a < 1.5 and b = 'ß\"'", "nothing": None}
     return Manifest(
@@ -73,9 +80,10 @@ def typical(number: int = 7) -> Manifest:
         last=41,
         since=NEVER,
         partitions=(blob(1), blob(2)),
-        receipts=(Epoch(4, (), 0), Epoch(5, calls)),
+        receipts=(Epoch(4, (), 0), Epoch(5, calls, None)),
         folder="out/ü",
         note="commit",
+        previous="0d" * 16,
         spread=2,
         horizons={"orders": 40},
         greatest={"orders": NEVER, "ä": CLOSED},
@@ -86,8 +94,8 @@ def typical(number: int = 7) -> Manifest:
 
 def sealed(body: Any, format_: int = FORMAT) -> bytes:
     """The bytes of a manifest with any body, as if it were ours."""
-    data = body if isinstance(body, bytes) else json.dumps(body, separators=(",", ":")).encode()
-    return f"ddflow manifest {format_} {len(data)} {xxhash.xxh3_128_hexdigest(data)}\n".encode() + data
+    data = body if isinstance(body, bytes) else json.dumps(to_builtins(body), separators=(",", ":")).encode()
+    return f"ddflow manifest {format_} {len(data)} {xxhash.xxh3_128_hexdigest(data, format_)}\n".encode() + data
 
 
 def body_of(manifest: Manifest) -> dict[str, Any]:
@@ -145,7 +153,7 @@ files = st.lists(blobs, min_size=1, max_size=3, unique_by=lambda each: each.name
 by_source = st.dictionaries(names, times, max_size=3)
 calls = st.builds(
     Call,
-    st.sampled_from(module.KINDS),
+    st.sampled_from(get_args(Kind)),
     times,
     digests,
     times,
@@ -245,8 +253,9 @@ def test_another_format_is_told_from_damage() -> None:
         found = refusal(sealed({"format": other, "whatever": [1]}, other))
         assert f"it has format {other}, and this ddflow reads format {FORMAT}" in str(found)
         assert "another ddflow: open it with that one" in found.remedy
-    damaged = refusal(sealed(body_of(typical()), FORMAT + 1))
-    assert damaged.found == f"its header says format {FORMAT + 1}, its body format {FORMAT}"
+    data = typical().encode()
+    damaged = refusal(data.replace(b"manifest 4", b"manifest 5", 1))
+    assert FORMAT == 4 and "its header says" in damaged.found and "checksum" in damaged.found
 
 
 @pytest.mark.parametrize(
@@ -272,12 +281,14 @@ def test_another_format_is_told_from_damage() -> None:
         ("partitions", {}),
         ("partitions", [["x", 1, "00" * 16]]),
         ("receipts", [{"epoch": 1}]),
-        ("partitions", [blob(1).to_json()] * 2),
+        ("partitions", [blob(1)] * 2),
         ("folder", 7),
         ("folder", "a\0b"),
         ("note", None),
         ("extra", 1),
-        ("format", 0),
+        ("secret", [1]),
+        ("secret", [1, 2**64]),
+        ("secret", [-1, 2]),
         ("id", "0" * 31),
         ("id", None),
         ("receipts", [{"epoch": n, "calls": [], "batch": None} for n in (2, 1)]),
@@ -286,12 +297,12 @@ def test_another_format_is_told_from_damage() -> None:
         ("receipts", [{"epoch": 1, "calls": []}]),
         ("receipts", [{"epoch": 1, "calls": [], "batch": 0, "more": 1}]),
         ("receipts", [of_files([])]),
-        ("receipts", [of_files([blob(1).to_json()] * 2)]),
-        ("receipts", [of_files(blob(1).to_json())]),
-        ("receipts", [of_files([blob(3).to_json()], rows=-1)]),
+        ("receipts", [of_files([blob(1)] * 2)]),
+        ("receipts", [of_files(blob(1))]),
+        ("receipts", [of_files([blob(3)], rows=-1)]),
         ("receipts", [of_files([["../x", 1, "00" * 16]])]),
-        ("receipts", [of_files([blob(3).to_json()], figures={"step": -1})]),
-        ("receipts", [of_files([blob(3).to_json()], figures=[])]),
+        ("receipts", [of_files([blob(3)], figures={"step": -1})]),
+        ("receipts", [of_files([blob(3)], figures=[])]),
         ("spread", 0),
         ("spread", 3),
         ("spread", PARTITIONS * 2),
@@ -315,7 +326,7 @@ def test_another_format_is_told_from_damage() -> None:
         ("fed", None),
         ("fed", []),
         ("fed", {"a": None}),
-        ("fed", {"a": {}}),
+        ("fed", {"a": {"runs": None}}),
         ("fed", {"a": so_fed(more=1)}),
         ("fed", {"a": so_fed(until=6, events=1)}),
         ("fed", {"a": so_fed(until=-1)}),
@@ -328,39 +339,40 @@ def test_another_format_is_told_from_damage() -> None:
             for runs in (
                 [None],
                 [[]],
-                [[1, 1, 1, "events", None]],
-                [[1, 1, 1, "events", None, None, None]],
-                [[0, 1, 2, "events", None, None]],
-                [[2, 1, 2, "events", None, None]],
-                [[1, 6, 2, "events", None, None]],
-                [[1, 1, 0, "events", None, None]],
-                [[1, 2, 1, "events", None, None]],
-                [[1, 2, True, "events", None, None]],
-                [[1, 1.0, 1, "events", None, None]],
-                [[1, 1, 2**63, "events", None, None]],
-                [[1, 1, 1, "e", None, None]],
-                [[1, 1, 1, "events", "a", None]],
-                [[1, 1, 1, "restated", "a", None]],
-                [[1, 1, 1, "full", 7, None]],
-                [[1, 1, 1, "events", None, [1]]],
-                [[1, 1, 1, "full", None, []]],
-                [[1, 1, 1, "full", None, [1.5]]],
-                [[1, 1, 1, "full", None, [True]]],
-                [[1, 1, 1, "full", None, [2**63]]],
-                [[1, 1, 1, "full", None, "x"]],
-                [[1, 1, 1, "full", "x" * ROOM, None]],
-                [[1, 1, 1, ["full"], None, None]],
-                [[1, 2, 2, "events", None, None], [1, 3, 2, "full", None, None]],
-                [[1, 2, 2, "events", None, None], [2, 3, 2, "events", None, None]],
+                [[1, 1, 1, []]],
+                [[1, 1, 1, "events"]],
+                [[1, 1, 1, ["events", None, None, None]]],
+                [[0, 1, 2, ["events", None, None]]],
+                [[2, 1, 2, ["events", None, None]]],
+                [[1, 6, 2, ["events", None, None]]],
+                [[1, 1, 0, ["events", None, None]]],
+                [[1, 2, 1, ["events", None, None]]],
+                [[1, 2, True, ["events", None, None]]],
+                [[1, 1.0, 1, ["events", None, None]]],
+                [[1, 1, 2**63, ["events", None, None]]],
+                [[1, 1, 1, ["e", None, None]]],
+                [[1, 1, 1, ["events", "a", None]]],
+                [[1, 1, 1, ["restated", "a", None]]],
+                [[1, 1, 1, ["full", 7, None]]],
+                [[1, 1, 1, ["events", None, [1]]]],
+                [[1, 1, 1, ["full", None, []]]],
+                [[1, 1, 1, ["full", None, [1.5]]]],
+                [[1, 1, 1, ["full", None, [True]]]],
+                [[1, 1, 1, ["full", None, [2**63]]]],
+                [[1, 1, 1, ["full", None, "x"]]],
+                [[1, 1, 1, ["full", "x" * ROOM, None]]],
+                [[1, 1, 1, [["full"], None, None]]],
+                [[1, 2, 2, ["events", None, None]], [1, 3, 2, ["full", None, None]]],
+                [[1, 2, 2, ["events", None, None]], [2, 3, 2, ["events", None, None]]],
             )
         ),
-        ("fed", {"a": so_fed([1, 1, 1, "events", None, None], until=2, full=1)}),
+        ("fed", {"a": so_fed([1, 1, 1, ["events", None, None]], until=2, full=1)}),
     ],
 )
 def test_a_field_that_is_none_of_ours_is_an_error(path: str, value: Any) -> None:
     body = body_of(typical())
     assert Manifest.decode(sealed(body), 7, WHERE) == typical()
-    Manifest.decode(sealed(body | {"fed": {"a": so_fed([1, 1, 1, "full", "a", [1, "x", None]])}}), 7, WHERE)
+    Manifest.decode(sealed(body | {"fed": {"a": so_fed([1, 1, 1, ["full", "a", [1, "x", None]]])}}), 7, WHERE)
     refusal(sealed(body | {path: value}))
 
 
@@ -371,12 +383,65 @@ def test_a_field_that_is_missing_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["NaN", "Infinity", "-Infinity", "1e999", "[" * DEPTH + "]" * DEPTH, "9" * 5000, "[" * 100_000, '"\xe4"']
+    "value",
+    [
+        "NaN",
+        "Infinity",
+        "-Infinity",
+        "1e999",
+        "[" * DEPTH + "]" * DEPTH,
+        "[" * 10_000 + "]" * 10_000,
+        '{"a":' * 10_000 + "1" + "}" * 10_000,
+        "[" * 1_000_000 + "]" * 1_000_000,
+        "9" * 5000,
+        "[" * 100_000,
+        '"\xe4"',
+        '"\\ud800"',
+        '"\\udc00x"',
+    ],
+    ids=lambda value: value[:12],
 )
 def test_what_is_not_quite_json_is_an_error(value: str) -> None:
     text = json.dumps(body_of(replace(typical(), plan={"x": "here"})), separators=(",", ":"))
     assert Manifest.decode(sealed(text.replace('"here"', "1e99").encode("latin-1")), 7, WHERE).plan == {"x": 1e99}
-    refusal(sealed(text.replace('"here"', value).encode("latin-1")))
+    data = sealed(text.replace('"here"', value).encode("latin-1"))
+    refusal(data)
+    from_a_deep_stack(lambda: refusal(data))
+
+
+def from_a_deep_stack(call: Callable[[], Any]) -> Any:
+    """What a call returns that is made with few frames left."""
+    left = sys.getrecursionlimit() - len(inspect.stack(0)) - 120
+
+    def deeper(levels: int) -> Any:
+        return deeper(levels - 1) if levels else call()
+
+    return deeper(left)
+
+
+def test_how_deep_a_plan_may_be_does_not_depend_on_who_reads_it() -> None:
+    plan: Any = 1
+    for _ in range(DEPTH):
+        plan = {"in": plan}
+    deepest = replace(typical(), plan=plan)
+    data = deepest.encode()
+    assert from_a_deep_stack(lambda: Manifest.decode(data, 7, WHERE)) == deepest
+
+
+@pytest.mark.parametrize("field", ["since", "receipts", "partitions", "greatest", "feed", "fed", "extra"])
+@pytest.mark.parametrize("depth", [10, 10_000, 1_000_000])
+def test_depth_that_no_field_has_is_an_error_at_once(field: str, depth: int) -> None:
+    text = json.dumps(body_of(typical()) | {field: "here"}, separators=(",", ":"))
+    for deep in ("[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth):
+        data = sealed(text.replace('"here"', deep).encode())
+        refusal(data)
+        from_a_deep_stack(lambda data=data: refusal(data))  # type: ignore[misc]
+
+
+def test_of_two_fields_of_one_name_the_last_counts() -> None:
+    text = json.dumps(body_of(typical()), separators=(",", ":"))
+    assert Manifest.decode(sealed(('{"note":"first",' + text[1:]).encode()), 7, WHERE) == typical()
+    refusal(sealed(('{"note":7,' + text[1:]).encode()))
 
 
 def test_a_plan_that_could_not_be_read_is_not_written() -> None:
@@ -384,8 +449,11 @@ def test_a_plan_that_could_not_be_read_is_not_written() -> None:
     for _ in range(DEPTH):
         plan = {"in": plan}
     replace(typical(), plan=plan)._check()
-    for bad in ({"in": plan}, {"x": float("nan")}):
-        with pytest.raises(ValueError):
+    endless: Any = 1
+    for _ in range(10_000):
+        endless = {"in": endless}
+    for bad in ({"in": plan}, endless, {"x": float("nan")}, {"x": float("inf")}, {"x": "\ud800"}):
+        with pytest.raises(StateRefused, match=r"write manifest 7: .*; so it could not be read again"):
             replace(typical(), plan=bad).encode()
 
 
@@ -475,7 +543,7 @@ def test_partitions_are_whole_levels_of_the_spread() -> None:
     for spread, count in [(1, 0), (1, 2), (3, 6), (6, 6), (3, 0)]:
         replace(typical(), partitions=six[:count], spread=spread)._check()
     for spread, count in [(2, 1), (4, 6), (5, 6)]:
-        written = body_of(typical()) | {"partitions": [each.to_json() for each in six[:count]], "spread": spread}
+        written = body_of(typical()) | {"partitions": list(six[:count]), "spread": spread}
         text = str(refusal(sealed(written)))
         assert f"it has {count} inventories, which are no levels of {spread} partitions" in text
 
@@ -483,16 +551,19 @@ def test_partitions_are_whole_levels_of_the_spread() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "found"),
     [
-        ("number", GREATEST + 1, "number is 9999999999999999"),
-        ("written", INSTANTS[1] + 1, "written is 253402300800000"),
-        ("written", INSTANTS[0] - 1, "written is -62135596800001"),
-        ("feed", Feed("q" * 201, 0), "query is 'qqq"),
-        ("folder", "x" * 65_537, "folder is 'xxx"),
+        ("number", GREATEST + 1, "<= 9999999999999998 - at `$.number`"),
+        ("written", INSTANTS[1] + 1, "<= 253402300799999 - at `$.written`"),
+        ("written", INSTANTS[0] - 1, ">= -62135596800000 - at `$.written`"),
+        ("feed", Feed("q" * 201, 0), "length <= 200 - at `$.feed.query`"),
+        ("folder", "x" * 65_537, "length <= 65536 - at `$.folder`"),
+        ("folder", "out/\udce4", "surrogates not allowed"),
         ("epoch", 4, "receipts do not ascend to 4"),
-        ("frontier", CLOSED + 1, "frontier is 9223372036854775808"),
+        ("frontier", CLOSED + 1, "<= 9223372036854775807 - at `$.frontier`"),
         ("partitions", (blob(1), blob(1)), "are the same"),
-        ("greatest", {"a": NEVER - 1}, "a is -9223372036854775809"),
-        ("note", "x" * (MANIFEST + 1), "note is 'xxx"),
+        ("greatest", {"a": NEVER - 1}, ">= -9223372036854775808 - at `$.greatest[...]`"),
+        ("note", "x" * (MANIFEST + 1), "length <= 16777216 - at `$.note`"),
+        ("secret", (2**64, 0), "its secret is not two words of 64 bits"),
+        ("fed", {"a": Fed(until=1)}, "it has forgotten 0 calls up to epoch 1"),
         ("plan", {"a": ["x" * (1 << 24)] * 17}, "bytes, of 268,435,456 at most"),
     ],
 )

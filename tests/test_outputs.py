@@ -337,6 +337,11 @@ def test_the_folders_of_outputs_have_names_that_can_be_read(tmp_path: Path) -> N
         assert re.fullmatch(re.escape(f"{readable}-" if readable else "") + "[0-9a-f]{16}", of(name)), (name, of(name))
     assert len({of(name) for name in wanted}) == len(wanted)
     folder = OutputFolder(tmp_path / "outputs", "00ff00ff00ff00ff")
+    for at, names in (("here", wanted), ("\udce4", ["by city"])):
+        with pytest.raises(StateRefused, match=r"is no UTF-8 \(surrogates not allowed\)"):
+            folder.claim("0" * 32, at, names)
+    assert not (tmp_path / "outputs").exists()
+    del wanted["\ud800"]
     folder.claim("0" * 32, "here", wanted)
     folder.claim("0" * 32, "here", ["one more"])
     names = json.loads((tmp_path / "outputs" / "outputs.json").read_text())["outputs"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 from parts_by_hand import Hands
 
 import ddflow as dd
@@ -31,6 +32,7 @@ from ddflow.partitions import commit as module
 from ddflow.partitions.commit import Committed, Coordinator, Feed
 from ddflow.partitions.epoch_start import Base
 from ddflow.partitions.receipt import Receipt
+from ddflow.storage.fields import encoded
 from ddflow.storage.garbage import inside, names_of
 from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest import Output, at, newest
@@ -77,7 +79,7 @@ class Tasks:
             number=number,
             base=base.digest,
             nonce=self.store.nonce,
-            inventory=self.put(f'{{"file": {list(batch.to_json())}}}'.replace("'", '"').encode()),
+            inventory=self.put(encoded({"file": batch})),
             outputs=outputs,
             rows=came[0],
             digests=came[1],
@@ -92,7 +94,7 @@ class Tasks:
             sent="",
             figures={"step": 7, "memory": number},
         )
-        return receipt._replace(**fields)
+        return replace(receipt, **fields)
 
     def all(self, rows: int = 3) -> list[Receipt]:
         """Of all tasks; those of the first partition have rows."""
@@ -156,8 +158,8 @@ def test_the_digest_of_a_call_does_not_depend_on_partitions() -> None:
             at = i % partitions
             whole = {"orders": int.from_bytes(bytes.fromhex(given[at].digests.get("orders", "00" * 16))[:8], "little")}
             text = ((whole["orders"] + row) % 2**64).to_bytes(8, "little").hex() + "00" * 8
-            given[at] = given[at]._replace(
-                rows={"orders": given[at].rows.get("orders", 0) + 1}, digests={"orders": text}
+            given[at] = replace(
+                given[at], rows={"orders": given[at].rows.get("orders", 0) + 1}, digests={"orders": text}
             )
         found.add(coordinator.finish(base, given) and coordinator.manifest.receipts[0].calls[0].digest)
     assert len(found) == 1
@@ -178,7 +180,7 @@ def test_of_two_attempts_the_first_is_taken_and_they_agree() -> None:
     coordinator = opened()
     base = coordinator.begin()
     first, second = Tasks(coordinator, base).all(), Tasks(coordinator, base).all()
-    slow = [each._replace(figures={"step": 10**9}) for each in second]
+    slow = [replace(each, figures={"step": 10**9}) for each in second]
     for field, value in [
         ("rows", {"orders": 2}),
         ("digests", {"orders": "00" * 16}),
@@ -187,7 +189,7 @@ def test_of_two_attempts_the_first_is_taken_and_they_agree() -> None:
         ("last", 77),
         ("outputs", {}),
     ]:
-        other = second[0]._replace(**{field: value})
+        other = replace(second[0], **{field: value})
         with pytest.raises(ReceiptsDisagree, match=f"two attempts at partition 0 on level 0 differ in {field}"):
             coordinator.finish(base, [*first, other])
     done = coordinator.finish(base, [*first, *slow])
@@ -200,14 +202,14 @@ def test_receipts_of_others_are_refused() -> None:
     base = coordinator.begin()
     first, second = Tasks(coordinator, base).all()
     for receipt, message in [
-        (second._replace(base="00" * 16), "partition 1 on level 0 started from the manifest with"),
-        (second._replace(level=1), "a receipt of partition 1 on level 1"),
-        (second._replace(number=2), "a receipt of partition 2 on level 0"),
+        (replace(second, base="00" * 16), "partition 1 on level 0 started from the manifest with"),
+        (replace(second, level=1), "a receipt of partition 1 on level 1"),
+        (replace(second, number=2), "a receipt of partition 2 on level 0"),
     ]:
         with pytest.raises(SpecError, match=message):
             coordinator.finish(base, [first, receipt])
     with pytest.raises(ReceiptsDisagree, match="closed to 2, partition 1 on level 0 to 9"):
-        coordinator.finish(base, [first, second._replace(frontier=9)])
+        coordinator.finish(base, [first, replace(second, frontier=9)])
     for wrong in (
         {"rows": {"others": 1}},
         {"rows": {"orders": 1}, "digests": {}},
@@ -216,7 +218,7 @@ def test_receipts_of_others_are_refused() -> None:
         {"outputs": {"orders": Output((Blob("00ff00ff00ff00ff-1.parquet", 1, bytes(16)),), 1)}},
     ):
         with pytest.raises(CorruptState, match="partition 1 on level 0: it tells of"):
-            coordinator.finish(base, [first, second._replace(**wrong)])
+            coordinator.finish(base, [first, replace(second, **wrong)])
     with pytest.raises(SpecError, match="it was not begun, or another was begun since"):
         coordinator.finish(base._replace(time=8), [first, second])
     coordinator.finish(base, [first, second])
@@ -250,14 +252,14 @@ def test_files_are_looked_for_before_they_are_named(place: str, tmp_path: Path) 
         assert base.folder == str(folder)
         written = OutputFolder(folder, first.nonce)
         blob = written.put("orders", pa.table({"id": [1, 2, 3]}))
-        first = first._replace(outputs={"orders": Output((blob,), 3)})
+        first = replace(first, outputs={"orders": Output((blob,), 3)})
         lost, cut_off = Blob(blob.name.replace("-", "-9"), 1, bytes(16)), blob._replace(length=blob.length + 1)
-        bad = [first._replace(outputs={"orders": Output((each,), 3)}) for each in (lost, cut_off)]
+        bad = [replace(first, outputs={"orders": Output((each,), 3)}) for each in (lost, cut_off)]
     else:
         lost, cut_off = Blob("00ff00ff00ff00ff-1.arrow", 1, bytes(16)), first.added[0]._replace(length=1)
-        bad = [first._replace(added=(each,)) for each in (lost, cut_off)]
-        bad += [first._replace(inventory=Blob("00ff00ff00ff00ff-1.json", 1, bytes(16)))]
-        bad += [first._replace(outputs={"orders": Output((lost,), 3)})]
+        bad = [replace(first, added=(each,)) for each in (lost, cut_off)]
+        bad += [replace(first, inventory=Blob("00ff00ff00ff00ff-1.json", 1, bytes(16)))]
+        bad += [replace(first, outputs={"orders": Output((lost,), 3)})]
     for each in bad:
         with pytest.raises(
             StateRefused, match=r"1 of .* files that tasks wrote are not in it.*; mount the same folder"
@@ -549,7 +551,7 @@ def test_much_is_deleted_while_the_next_tasks_run(monkeypatch: pytest.MonkeyPatc
         base = coordinator.begin()
         receipts = Tasks(coordinator, base).all()
         gone = [each.added[0].name for each in there]
-        given = [each._replace(gone=(name,)) for each, name in zip(receipts, gone, strict=False)] or receipts
+        given = [replace(each, gone=(name,)) for each, name in zip(receipts, gone, strict=False)] or receipts
         waiting.set()
         coordinator.finish(base, given)
         waiting.clear()

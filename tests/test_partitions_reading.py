@@ -18,6 +18,7 @@ import pytest
 from chance import effort
 from hypothesis import given, note
 from hypothesis import strategies as st
+from msgspec import structs
 from parts_by_hand import Hands
 from proof_case import EPOCH, HELD, SCHEMA, WIDE, events, plan
 from spark_session import counted
@@ -257,7 +258,7 @@ def lie(store: MemoryStore, tell: Callable[[Manifest, list[Any]], Any]) -> Memor
     given_ = tell(manifest, given_) or given_
     writer = store.writer()
     parts = [writer.put("json", lambda sink, each=each: sink.write(json.dumps(each).encode())) for each in given_]
-    new = replace(manifest, number=manifest.number + 1, nonce=writer.nonce, partitions=tuple(parts))
+    new = structs.replace(manifest, number=manifest.number + 1, nonce=writer.nonce, partitions=tuple(parts))
     assert writer.publish(new.number, new.encode())
     return writer
 

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import to_builtins
+from msgspec.structs import replace
 from test_manifest import blobs, by_source, counts, digests, names, times
 
 from ddflow.errors import CorruptState
@@ -85,13 +87,13 @@ def test_what_is_written_is_read(receipt: Receipt) -> None:
 
 
 def test_a_task_that_wrote_nothing_keeps_the_inventory_of_another() -> None:
-    idle = typical()._replace(nonce="", outputs={}, added=(), gone=(), sent="", rows={})
+    idle = replace(typical(), nonce="", outputs={}, added=(), gone=(), sent="", rows={})
     assert Receipt.from_json(idle.to_json(), "a task") == idle
 
 
 def refused(change: dict[str, Any]) -> str:
     """The error that a field of another value makes."""
-    data = json.dumps(json.loads(typical().to_json()) | change).encode()
+    data = json.dumps(json.loads(typical().to_json()) | to_builtins(change)).encode()
     with pytest.raises(CorruptState, match=r"^the receipt of a task") as caught:
         Receipt.from_json(data, "the receipt of a task")
     return str(caught.value)
@@ -114,11 +116,11 @@ def refused(change: dict[str, Any]) -> str:
         ("inventory", None),
         ("inventory", ["/etc/passwd", 1, "00" * 16]),
         ("inventory", [NONCE + "-1.json", -1, ""]),
-        ("inventory", blob(1, "json", "11" * 8).to_json()),
+        ("inventory", blob(1, "json", "11" * 8)),
         ("outputs", []),
         ("outputs", {"a": {"blobs": [], "rows": 1}}),
-        ("outputs", {"a": {"blobs": [blob(1, nonce="11" * 8).to_json()], "rows": 1}}),
-        ("outputs", {"a": {"blobs": [blob(2).to_json()], "rows": -1}}),
+        ("outputs", {"a": {"blobs": [blob(1, nonce="11" * 8)], "rows": 1}}),
+        ("outputs", {"a": {"blobs": [blob(2)], "rows": -1}}),
         ("outputs", {"a": None}),
         ("rows", {"a": -1}),
         ("rows", None),
@@ -130,7 +132,7 @@ def refused(change: dict[str, Any]) -> str:
         ("frontier", None),
         ("last", 2**63),
         ("since", "1"),
-        ("added", [blob(3, nonce="11" * 8).to_json()]),
+        ("added", [blob(3, nonce="11" * 8)]),
         ("added", None),
         ("gone", ["../x"]),
         ("gone", [4]),
@@ -162,7 +164,8 @@ def test_what_receipts_add_up_to_does_not_depend_on_their_order_or_number(chance
         for number in range(parts):
             first = level == 0
             given.append(
-                typical()._replace(
+                replace(
+                    typical(),
                     level=level,
                     number=number,
                     base="0a" * 16,
@@ -176,7 +179,7 @@ def test_what_receipts_add_up_to_does_not_depend_on_their_order_or_number(chance
                 )
             )
     whole = gather(given, "0a" * 16, levels, parts)
-    mixed = [*given, *(each._replace(figures={}) for each in chance.sample(given, chance.randrange(len(given) + 1)))]
+    mixed = [*given, *(replace(each, figures={}) for each in chance.sample(given, chance.randrange(len(given) + 1)))]
     firsts = {(each.level, each.number): each for each in reversed(mixed)}
     assert gather(list(firsts.values()), "0a" * 16, levels, parts) == gather(mixed, "0a" * 16, levels, parts)
     chance.shuffle(given)

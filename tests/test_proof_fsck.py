@@ -6,13 +6,13 @@ import json
 import os
 import random
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from msgspec.structs import replace
 
 import ddflow as dd
 from ddflow.storage.manifest import at

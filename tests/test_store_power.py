@@ -8,27 +8,36 @@ each is one line that a hurried programmer might leave out or put in the wrong p
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable
 from random import Random
 from typing import Any
 
 import pytest
 from chance import sample, seeded
+from msgspec import Struct
+from msgspec.json import Decoder
 from simdisk import Faulty, Killed, SimDisk, Story, killing
 
 from ddflow.errors import DdflowError
+from ddflow.storage.fields import decoded, encoded
 from ddflow.storage.local import LocalStore
 from ddflow.storage.protocol import Blob, Store
-from ddflow.storage.record import Record
 
 PATH = "/data/orders"
 CHUNK, CHUNKS = 2500, 5
 STORIES = range(1000, 2000)
 
 
+class Named(Struct):
+    """A manifest, as far as a store is concerned."""
+
+    nonce: str
+    number: int
+    blobs: list[Blob]
+
+
 def blobs(data: bytes) -> list[Blob]:
-    return Record.parse(data, "manifest").blobs("blobs")
+    return decoded(Decoder(Named), data, "manifest").blobs
 
 
 class Writer:
@@ -46,7 +55,7 @@ class Writer:
         self.garbage = [blob.name for blob in self.blobs if blob not in keep]
         new = keep + [self.put(random) for _ in range(random.randint(1, 4))]
         number = self.number + 1
-        data = json.dumps({"nonce": self.store.nonce, "number": number, "blobs": [b.to_json() for b in new]}).encode()
+        data = encoded(Named(self.store.nonce, number, new))
         self.store.sync()
         if self.publish(number, data):
             self.number, self.blobs = number, new

@@ -14,7 +14,7 @@ import pty
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -58,11 +58,11 @@ def evil_state() -> str:
     return f"state {EVIL}"
 
 
-def shown(*words: str, code: int = 0) -> str:
+def shown(*words: str, code: int = 0, program: Sequence[str | Path] = (DDFLOW,)) -> str:
     """What a terminal gets from a command, without what Rich draws with; it holds no other control character."""
     ours, theirs = pty.openpty()
     environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "300", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen([DDFLOW, *words], stdout=theirs, stderr=theirs, env=environment)
+    process = subprocess.Popen([*program, *words], stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
     got = b""
     while True:
@@ -127,7 +127,6 @@ def test_what_is_written_to_files_stays_as_it_is() -> None:
         (["rescale", "{state}", "--partitions", "1"], 0),
         (["export", "{state}", "-o", "folder{evil}"], 0),
         (["export", "{state}", "-o", "x{evil}.parquet"], 0),
-        (["demo", "--no-spark", "--repo", "none{evil}"], 1),
     ],
 )
 def test_no_verb_lets_a_control_character_through(words: list[str], code: int) -> None:
@@ -143,7 +142,10 @@ def test_the_demo_of_a_repository_with_evil_names(tmp_path: Path) -> None:
     for change in "12":
         repo.write(f"{EVIL}.{EVIL}", change)
         repo.commit(EVIL)
-    assert r"\x1b]0;owned" in shown("demo", "--no-spark", "--repo", str(repo.path), "--out", f"out{EVIL}")
+    program = (sys.executable, ROOT / "examples" / "git" / "demo.py")
+    words = ("--no-spark", "--out", f"out{EVIL}", "--repo")
+    assert r"\x1b]0;owned" in shown(*words, str(repo.path), program=program)
+    assert SPELLED in shown(*words, f"none{EVIL}", program=program, code=1)
 
 
 def test_what_is_logged_and_warned_of_is_spelled_out() -> None:
@@ -161,7 +163,7 @@ warnings.warn("at \\x9b2J")
 
 def test_text_goes_to_a_terminal_in_one_place_only() -> None:
     """Verbs and the demo print by `say`, or on a console that spells control characters out."""
-    for path in [*(ROOT / "ddflow" / "cli").glob("*.py"), *(ROOT / "ddflow" / "demo").glob("*.py")]:
+    for path in [*(ROOT / "ddflow" / "cli").glob("*.py"), *(ROOT / "examples" / "git").glob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
             assert called not in ("print", "typer.echo", "typer.secho", "Console") or path.name == "say.py", path

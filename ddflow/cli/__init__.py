@@ -45,7 +45,6 @@ VERBS: Final = (
     "rollback",
     "migrate",
     "rescale",
-    "demo",
     "warmup",
 )
 REFUSED, BUG, INTERRUPTED, NO_READER = 1, 70, 130, 141

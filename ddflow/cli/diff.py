@@ -9,40 +9,11 @@ are the collection.  The work is in ``run``.
 
 from __future__ import annotations
 
-from ddflow.cli import options as o
+from ddflow.cli.options import OF_COUNTS, OF_FULL_FILES, Ask, asks
 
 
-def diff(
-    inputs: o.Inputs,
-    key: o.Key,
-    order_by: o.OrderBy = None,
-    tie: o.Tie = "last",
-    seq: o.Seq = None,
-    stale: o.Stale = "drop",
-    time: o.Time = None,
-    lateness: o.Lateness = None,
-    late: o.Late = "error",
-    tombstone: o.Tombstone = None,
-    delete: o.Delete = None,
-    null_key: o.NullKey = "error",
-    noop_ignore: o.NoopIgnore = None,
-    track: o.Track = None,
-    merge: o.Merge = None,
-    group: o.Group = None,
-    versions: o.Versions = "row",
-    derive: o.Derive = None,
-    filter_: o.Filter = None,
-    project: o.Project = None,
-    types: o.Types = None,
-    output: o.Out = None,
-    stale_output: o.StaleOutput = None,
-    overwrite: o.Overwrite = False,
-    as_json: o.Json = False,
-    state: o.State = None,
-    epoch: o.Epoch = None,
-    memory: o.Memory = None,
-    trust: o.Trust = "owner",
-) -> None:
+@asks(without=OF_COUNTS | OF_FULL_FILES)
+def diff(ask: Ask) -> None:
     """Turn a history of upserts into differences: each change with its own retraction.
 
     Every row of the input says "this key now has these values", or that it is gone. Every row of the output says
@@ -69,8 +40,6 @@ def diff(
 
     * `ddflow diff wednesday.csv --state state/orders --key id -o wednesday.parquet`
     """
-    ask = o.Ask(**locals())  # every option is a field of it
-
     from ddflow.cli.run import run
 
     run(ask)

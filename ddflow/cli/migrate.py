@@ -9,13 +9,14 @@ The work is in `ddflow.tools.migrate`, the options are those of ``diff`` and ``c
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ddflow.cli import options as o
 from ddflow.cli.arguments import Full, Scope
+from ddflow.cli.options import OF_FULL_FILES, OF_MERGES, Ask, asks
 from ddflow.cli.say import say
 
 if TYPE_CHECKING:
@@ -31,37 +32,16 @@ Counts = Annotated[bool, typer.Option("--count", help="Count, as `ddflow count` 
 Whole = Annotated[bool, typer.Option("--whole", help="Where the columns have changed, write the new contents whole.")]
 
 
+@asks(without=OF_FULL_FILES | OF_MERGES | {"inputs", "net", "stale_output", "state", "epoch"})
 def migrate(
     old: Old,
     new: New,
     log: Log,
-    key: o.Key,
+    ask: Ask,
     counts: Counts = False,
-    by: o.By = None,
-    name: o.Name = "count",
     whole: Whole = False,
     full: Full = None,
     scope: Scope = None,
-    order_by: o.OrderBy = None,
-    tie: o.Tie = "last",
-    seq: o.Seq = None,
-    stale: o.Stale = "drop",
-    time: o.Time = None,
-    lateness: o.Lateness = None,
-    late: o.Late = "error",
-    tombstone: o.Tombstone = None,
-    delete: o.Delete = None,
-    null_key: o.NullKey = "error",
-    noop_ignore: o.NoopIgnore = None,
-    track: o.Track = None,
-    filter_: o.Filter = None,
-    project: o.Project = None,
-    types: o.Types = None,
-    output: o.Out = None,
-    overwrite: o.Overwrite = False,
-    memory: o.Memory = None,
-    trust: o.Trust = "owner",
-    as_json: o.Json = False,
 ) -> None:
     """Make a new state of the log under another plan, and write what changes for those who follow the old one.
 
@@ -80,19 +60,11 @@ def migrate(
 
     * `ddflow migrate state/orders state/orders2 log/ --key id,region --order-by updated_at -o changes.parquet`
     """
-    words = locals()
-    left_out = {"old", "new", "log", "counts", "whole", "full", "scope"}
-    ask = o.Ask(
-        inputs=log,
-        counts=counts or by is not None,
-        state=new,
-        **{word: value for word, value in words.items() if word not in left_out},
-    )
-
+    ask = dataclasses.replace(ask, inputs=log, counts=counts or ask.by is not None, state=new)
     _migrate(ask, old, whole, full, scope)
 
 
-def _migrate(ask: o.Ask, old: str, whole: bool, full: list[str] | None, scope: str | None) -> None:
+def _migrate(ask: Ask, old: str, whole: bool, full: list[str] | None, scope: str | None) -> None:
     """Replay the log, and say what came of it."""
     from ddflow.cli.plan import OUT, check_usage
 

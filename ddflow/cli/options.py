@@ -1,17 +1,27 @@
-"""The options that ``diff`` and ``count`` share: how each is written, and what it means in one line.
+"""The options of the verbs that make differences: how each is written, and what it means in one line.
 
-Invariant: an option is described here once, for both verbs, and means what the field of `ddflow.Upsert` of its name
-means; `Ask` holds what was given, as it was given.  Nothing is interpreted here.
+Invariant: an option is declared here once, for all these verbs, and means what the field of `ddflow.Upsert` of its name
+means. `Ask` holds what was given, as it was given; nothing is interpreted here. A verb is a function of an `Ask` under
+`asks`, which gives it the options of `Ask` on the command line, in the order of the fields.
 
 >>> Ask(inputs=[], key=["id"], time="at").held_back
 True
+>>> @asks(without=OF_COUNTS | OF_FULL_FILES)
+... def verb(ask: Ask, dry_run: bool = False) -> None:
+...     print(ask.key, ask.inputs, dry_run)
+>>> verb(inputs=["a.csv"], key=["id"])
+['id'] ['a.csv'] False
+>>> list(inspect.signature(verb).parameters)[:5]
+['dry_run', 'inputs', 'key', 'order_by', 'tie']
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import inspect
+from collections.abc import Callable, Collection
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -19,353 +29,264 @@ _WINS, _GOES = "Which event of a key wins", "What deletes, what is no change"
 _MERGES = "How partial rows are merged"
 _OUT, _TIME, _ROWS, _STATE = "Output", "Time", "Rows", "State"
 
-Inputs = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="INPUT",
-        show_default=False,
-        help="Files (.parquet, .csv, .jsonl, .ndjson, .arrow, .feather, .arrows; text also .gz), or folders of them.",
-    ),
-]
-Scope = Annotated[
-    str | None,
-    typer.Option(
-        "--scope",
-        metavar="EXPR",
-        show_default=False,
-        rich_help_panel=_GOES,
-        help="The files hold only the rows for which this SQL condition is true: others stay as they are.",
-    ),
-]
-Key = Annotated[
-    list[str],
-    typer.Option(
-        "--key",
-        "-k",
-        metavar="COLUMNS",
-        show_default=False,
-        rich_help_panel=_WINS,
-        help="The columns that identify a row: id, or id,region.",
-    ),
-]
-OrderBy = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--order-by",
-        metavar="COLUMNS",
-        show_default=False,
-        rich_help_panel=_WINS,
-        help="The greatest of these wins, left to right, null smallest. Without: the last to arrive.",
-    ),
-]
-Tie = Annotated[
-    str,
-    typer.Option(
-        "--tie",
-        metavar="last|first|greatest|error",
-        rich_help_panel=_WINS,
-        help="Which of two events of equal order wins.",
-    ),
-]
-Seq = Annotated[
-    str | None,
-    typer.Option(
-        "--seq",
-        metavar="COLUMN",
-        show_default=False,
-        rich_help_panel=_WINS,
-        help="The integer column that counts arrivals, where the rows' own order is not it.",
-    ),
-]
-Time = Annotated[
-    str | None,
-    typer.Option(
-        "--time",
-        metavar="COLUMN",
-        show_default=False,
-        rich_help_panel=_TIME,
-        help="Hold-back mode, by this column: int64, a timestamp or a date.",
-    ),
-]
-Lateness = Annotated[
-    str | None,
-    typer.Option(
-        "--lateness",
-        metavar="N",
-        show_default=False,
-        rich_help_panel=_TIME,
-        help="Close times this far behind the greatest seen: a number in the column's unit, or 10s, 5min, 2h, "
-        "1d. 0 for input sorted by time. Without: everything waits for the end.",
-    ),
-]
-Late = Annotated[
-    str,
-    typer.Option(
-        "--late",
-        metavar="error|drop|advance",
-        rich_help_panel=_TIME,
-        help="What becomes of an event whose time is closed already.",
-    ),
-]
-Stale = Annotated[
-    str,
-    typer.Option(
-        "--stale",
-        metavar="drop|mark|side",
-        rich_help_panel=_WINS,
-        help="An event older than what its key holds: counted; or every event marked, or the stale ones, in a "
-        "file of their own.",
-    ),
-]
-StaleOutput = Annotated[
-    Path | None,
-    typer.Option(
-        "--stale-output",
-        metavar="FILE",
-        show_default=False,
-        rich_help_panel=_OUT,
-        help="Where --stale mark or side writes those events.",
-    ),
-]
-Tombstone = Annotated[
-    str | None,
-    typer.Option(
-        "--tombstone",
-        metavar="COLUMN[=VALUE]",
-        show_default=False,
-        rich_help_panel=_GOES,
-        help="An event deletes where the column has this value (op=D), is true, or is not null.",
-    ),
-]
-Delete = Annotated[
-    str | None,
-    typer.Option(
-        "--delete",
-        metavar="EXPR",
-        show_default=False,
-        rich_help_panel=_GOES,
-        help="An event deletes where this SQL condition is true.",
-    ),
-]
-NullKey = Annotated[
-    str,
-    typer.Option(
-        "--null-key",
-        metavar="error|drop|keep",
-        rich_help_panel=_GOES,
-        help="What becomes of an event whose key is null.",
-    ),
-]
-Merge = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--merge",
-        metavar="COLUMN=STRATEGY",
-        show_default=False,
-        rich_help_panel=_MERGES,
-        help="Rows are partial: visits=sum, tags=union; default=last for the others; or just first_row.",
-    ),
-]
-Group = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--group",
-        metavar="ORDER=COLUMNS",
-        show_default=False,
-        rich_help_panel=_MERGES,
-        help="These columns are decided by an order of their own: paid_at=amount,currency.",
-    ),
-]
-Versions = Annotated[
-    str,
-    typer.Option(
-        "--versions",
-        metavar="row|cell",
-        rich_help_panel=_MERGES,
-        help="One order for the row, or one for each cell: then a late partial row fills what is older.",
-    ),
-]
-Derive = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--derive",
-        metavar="COLUMN=EXPRESSION",
-        show_default=False,
-        rich_help_panel=_MERGES,
-        help="A column that is computed of the merged row: 'total=score + bonus'.",
-    ),
-]
-NoopIgnore = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--noop-ignore",
-        metavar="COLUMNS",
-        show_default=False,
-        rich_help_panel=_GOES,
-        help="Columns whose change alone is no change.",
-    ),
-]
-Track = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--track",
-        metavar="COLUMNS",
-        show_default=False,
-        rich_help_panel=_GOES,
-        help="The only columns whose change is a change; the opposite of --noop-ignore.",
-    ),
-]
-Filter = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--filter",
-        metavar="EXPR",
-        show_default=False,
-        rich_help_panel=_ROWS,
-        help="Keep the rows for which this SQL condition is true. Several must all hold.",
-    ),
-]
-Project = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--project",
-        metavar="COLUMNS|NAME=EXPR",
-        show_default=False,
-        rich_help_panel=_ROWS,
-        help="Keep these columns: city,amount; or compute one: 'total=price * quantity'. May be repeated.",
-    ),
-]
-Types = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--types",
-        metavar="COLUMN=TYPE,...",
-        show_default=False,
-        rich_help_panel=_ROWS,
-        help="Types of input columns where the first file's will not do: zip=string,total=decimal(12,2).",
-    ),
-]
-Out = Annotated[
-    str | None,
-    typer.Option(
-        "--output",
-        "-o",
-        metavar="FILE",
-        show_default=False,
-        rich_help_panel=_OUT,
-        help="The file to write, of the kind its extension says; - for JSON lines on stdout. Without: the "
-        "first rows as a table on a terminal, JSON lines into a pipe.",
-    ),
-]
-Overwrite = Annotated[bool, typer.Option("--overwrite", rich_help_panel=_OUT, help="Replace output files that exist.")]
-Json = Annotated[
-    bool,
-    typer.Option(
-        "--json",
-        rich_help_panel=_OUT,
-        help="Say what was done as one JSON object on stdout, for machines; needs -o FILE.",
-    ),
-]
-State = Annotated[
-    str | None,
-    typer.Option(
-        "--state",
-        metavar="FOLDER",
-        show_default=False,
-        rich_help_panel=_STATE,
-        help="Continue the state in this folder, or s3://bucket/prefix; made if it is missing. Each file is "
-        "its next epoch.",
-    ),
-]
-Epoch = Annotated[
-    int | None,
-    typer.Option(
-        "--epoch",
-        metavar="N",
-        min=1,
-        show_default=False,
-        rich_help_panel=_STATE,
-        help="The first file is this epoch of the state. One that was committed gives the rows it gave, so "
-        "that the same line can be run again after a crash.",
-    ),
-]
-Memory = Annotated[
-    str | None,
-    typer.Option(
-        "--memory",
-        metavar="SIZE",
-        show_default=False,
-        rich_help_panel=_STATE,
-        help="A budget for the state, such as 512MB; what does not fit stays in its files.",
-    ),
-]
-Trust = Annotated[
-    str,
-    typer.Option(
-        "--trust",
-        metavar="owner|group",
-        rich_help_panel=_STATE,
-        help="group accepts a folder of another user, or that others can write to.",
-    ),
-]
-By = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--by",
-        metavar="COLUMNS",
-        show_default=False,
-        rich_help_panel=_ROWS,
-        help="The groups to count by: city, or city,year. Without: one count of all rows.",
-    ),
-]
-Name = Annotated[str, typer.Option("--name", rich_help_panel=_ROWS, help="What the column of counts is called.")]
-Net = Annotated[
-    bool, typer.Option("--net", rich_help_panel=_OUT, help="Write the final counts instead of their differences.")
-]
+OF_FULL_FILES = frozenset({"scope"})
+"""The options of ``replace`` alone; below those of ``count`` alone, of partial rows, and of events."""
+OF_COUNTS = frozenset({"by", "name", "net"})
+OF_MERGES = frozenset({"merge", "group", "versions", "derive"})
+OF_EVENTS = OF_MERGES | {"order_by", "tie", "seq", "stale", "stale_output", "time", "lateness", "late"}
 
 
-@dataclass(frozen=True)
+def _option(flags: str, metavar: str | None, panel: str, text: str, least: int | None = None) -> Any:
+    return typer.Option(*flags.split("/"), metavar=metavar, rich_help_panel=panel, help=text, min=least)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ask:
-    """What a command line asks for.  The fields are those of the verbs; ``counts`` says that it is ``count``,
-    ``whole`` that it is ``replace``."""
+    """What a command line asks for.  ``counts``: that rows are counted; ``whole``: that files are full contents."""
 
-    inputs: list[str]
-    key: list[str]
-    order_by: list[str] | None = None
-    tie: str = "last"
-    seq: str | None = None
-    stale: str = "drop"
-    time: str | None = None
-    lateness: str | None = None
-    late: str = "error"
-    tombstone: str | None = None
-    delete: str | None = None
-    null_key: str = "error"
-    noop_ignore: list[str] | None = None
-    track: list[str] | None = None
-    merge: list[str] | None = None
-    group: list[str] | None = None
-    versions: str = "row"
-    derive: list[str] | None = None
-    filter_: list[str] | None = None
-    project: list[str] | None = None
-    types: list[str] | None = None
-    output: str | None = None
-    stale_output: Path | None = None
-    overwrite: bool = False
-    as_json: bool = False
-    state: str | None = None
-    epoch: int | None = None
-    memory: str | None = None
-    trust: str = "owner"
-    by: list[str] | None = None
-    name: str = "count"
-    net: bool = False
-    counts: bool = field(default=False, kw_only=True)
-    whole: bool = field(default=False, kw_only=True)
-    scope: str | None = field(default=None, kw_only=True)
+    inputs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="INPUT",
+            help="Files (.parquet, .csv, .jsonl, .ndjson, .arrow, .feather, .arrows; text also .gz), or folders of "
+            "them.",
+        ),
+    ] = field(default_factory=list)
+    key: Annotated[
+        list[str], _option("--key/-k", "COLUMNS", _WINS, "The columns that identify a row: id, or id,region.")
+    ]
+    scope: Annotated[
+        str | None,
+        _option(
+            "--scope",
+            "EXPR",
+            _GOES,
+            "The files hold only the rows for which this SQL condition is true: others stay as they are.",
+        ),
+    ] = None
+    by: Annotated[
+        list[str] | None,
+        _option(
+            "--by", "COLUMNS", _ROWS, "The groups to count by: city, or city,year. Without: one count of all rows."
+        ),
+    ] = None
+    name: Annotated[str, _option("--name", None, _ROWS, "What the column of counts is called.")] = "count"
+    net: Annotated[bool, _option("--net", None, _OUT, "Write the final counts instead of their differences.")] = False
+    order_by: Annotated[
+        list[str] | None,
+        _option(
+            "--order-by",
+            "COLUMNS",
+            _WINS,
+            "The greatest of these wins, left to right, null smallest. Without: the last to arrive.",
+        ),
+    ] = None
+    tie: Annotated[
+        str, _option("--tie", "last|first|greatest|error", _WINS, "Which of two events of equal order wins.")
+    ] = "last"
+    seq: Annotated[
+        str | None,
+        _option(
+            "--seq", "COLUMN", _WINS, "The integer column that counts arrivals, where the rows' own order is not it."
+        ),
+    ] = None
+    stale: Annotated[
+        str,
+        _option(
+            "--stale",
+            "drop|mark|side",
+            _WINS,
+            "An event older than what its key holds: counted; or every event marked, or the stale ones, in a file of "
+            "their own.",
+        ),
+    ] = "drop"
+    time: Annotated[
+        str | None, _option("--time", "COLUMN", _TIME, "Hold-back mode, by this column: int64, a timestamp or a date.")
+    ] = None
+    lateness: Annotated[
+        str | None,
+        _option(
+            "--lateness",
+            "N",
+            _TIME,
+            "Close times this far behind the greatest seen: a number in the column's unit, or 10s, 5min, 2h, 1d. 0 "
+            "for input sorted by time. Without: everything waits for the end.",
+        ),
+    ] = None
+    late: Annotated[
+        str, _option("--late", "error|drop|advance", _TIME, "What becomes of an event whose time is closed already.")
+    ] = "error"
+    tombstone: Annotated[
+        str | None,
+        _option(
+            "--tombstone",
+            "COLUMN[=VALUE]",
+            _GOES,
+            "An event deletes where the column has this value (op=D), is true, or is not null.",
+        ),
+    ] = None
+    delete: Annotated[
+        str | None, _option("--delete", "EXPR", _GOES, "An event deletes where this SQL condition is true.")
+    ] = None
+    null_key: Annotated[
+        str, _option("--null-key", "error|drop|keep", _GOES, "What becomes of an event whose key is null.")
+    ] = "error"
+    noop_ignore: Annotated[
+        list[str] | None, _option("--noop-ignore", "COLUMNS", _GOES, "Columns whose change alone is no change.")
+    ] = None
+    track: Annotated[
+        list[str] | None,
+        _option(
+            "--track", "COLUMNS", _GOES, "The only columns whose change is a change; the opposite of --noop-ignore."
+        ),
+    ] = None
+    merge: Annotated[
+        list[str] | None,
+        _option(
+            "--merge",
+            "COLUMN=STRATEGY",
+            _MERGES,
+            "Rows are partial: visits=sum, tags=union; default=last for the others; or just first_row.",
+        ),
+    ] = None
+    group: Annotated[
+        list[str] | None,
+        _option(
+            "--group",
+            "ORDER=COLUMNS",
+            _MERGES,
+            "These columns are decided by an order of their own: paid_at=amount,currency.",
+        ),
+    ] = None
+    versions: Annotated[
+        str,
+        _option(
+            "--versions",
+            "row|cell",
+            _MERGES,
+            "One order for the row, or one for each cell: then a late partial row fills what is older.",
+        ),
+    ] = "row"
+    derive: Annotated[
+        list[str] | None,
+        _option(
+            "--derive",
+            "COLUMN=EXPRESSION",
+            _MERGES,
+            "A column that is computed of the merged row: 'total=score + bonus'.",
+        ),
+    ] = None
+    filter_: Annotated[
+        list[str] | None,
+        _option(
+            "--filter", "EXPR", _ROWS, "Keep the rows for which this SQL condition is true. Several must all hold."
+        ),
+    ] = None
+    project: Annotated[
+        list[str] | None,
+        _option(
+            "--project",
+            "COLUMNS|NAME=EXPR",
+            _ROWS,
+            "Keep these columns: city,amount; or compute one: 'total=price * quantity'. May be repeated.",
+        ),
+    ] = None
+    types: Annotated[
+        list[str] | None,
+        _option(
+            "--types",
+            "COLUMN=TYPE,...",
+            _ROWS,
+            "Types of input columns where the first file's will not do: zip=string,total=decimal(12,2).",
+        ),
+    ] = None
+    output: Annotated[
+        str | None,
+        _option(
+            "--output/-o",
+            "FILE",
+            _OUT,
+            "The file to write, of the kind its extension says; - for JSON lines on stdout. Without: the first rows "
+            "as a table on a terminal, JSON lines into a pipe.",
+        ),
+    ] = None
+    stale_output: Annotated[
+        Path | None, _option("--stale-output", "FILE", _OUT, "Where --stale mark or side writes those events.")
+    ] = None
+    overwrite: Annotated[bool, _option("--overwrite", None, _OUT, "Replace output files that exist.")] = False
+    as_json: Annotated[
+        bool,
+        _option("--json", None, _OUT, "Say what was done as one JSON object on stdout, for machines; needs -o FILE."),
+    ] = False
+    state: Annotated[
+        str | None,
+        _option(
+            "--state",
+            "FOLDER",
+            _STATE,
+            "Continue the state in this folder, or s3://bucket/prefix; made if it is missing. Each file is its next "
+            "epoch.",
+        ),
+    ] = None
+    epoch: Annotated[
+        int | None,
+        _option(
+            "--epoch",
+            "N",
+            _STATE,
+            "The first file is this epoch of the state. One that was committed gives the rows it gave, so that the "
+            "same line can be run again after a crash.",
+            least=1,
+        ),
+    ] = None
+    memory: Annotated[
+        str | None,
+        _option(
+            "--memory", "SIZE", _STATE, "A budget for the state, such as 512MB; what does not fit stays in its files."
+        ),
+    ] = None
+    trust: Annotated[
+        str,
+        _option(
+            "--trust", "owner|group", _STATE, "group accepts a folder of another user, or that others can write to."
+        ),
+    ] = "owner"
+    counts: bool = False
+    whole: bool = False
 
     @property
     def held_back(self) -> bool:
         """Whether it names a time column."""
         return self.time is not None
+
+
+def asks(without: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A verb of the command line from a function of an `Ask`, which it is given as ``ask``.
+
+    The verb has the function's other parameters as its own options, then those of `Ask` but ``without``.
+    """
+
+    def decorate(verb: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(Ask, include_extras=True)
+        own = [each for each in inspect.signature(verb, eval_str=True).parameters.values() if each.name != "ask"]
+        asked = [
+            inspect.Parameter(
+                each.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if each.default is MISSING else each.default,
+                annotation=hints[each.name],
+            )
+            for each in fields(Ask)
+            if each.name not in {*without, "counts", "whole"}
+        ]
+
+        def called(**given: Any) -> None:
+            ask = Ask(**{each.name: given.pop(each.name) for each in asked if each.name in given})
+            verb(ask=ask, **given)
+
+        called.__name__, called.__doc__, called.__module__ = verb.__name__, verb.__doc__, verb.__module__
+        own = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
+        vars(called)["__signature__"] = inspect.Signature([*own, *asked])
+        return called
+
+    return decorate

@@ -9,29 +9,13 @@ holds the updates that lead from one to the next, times ascending.  The work is 
 
 from __future__ import annotations
 
-from ddflow.cli import options as o
+import dataclasses
+
+from ddflow.cli.options import OF_COUNTS, OF_EVENTS, Ask, asks
 
 
-def replace(
-    inputs: o.Inputs,
-    key: o.Key,
-    scope: o.Scope = None,
-    tombstone: o.Tombstone = None,
-    delete: o.Delete = None,
-    null_key: o.NullKey = "error",
-    noop_ignore: o.NoopIgnore = None,
-    track: o.Track = None,
-    filter_: o.Filter = None,
-    project: o.Project = None,
-    types: o.Types = None,
-    output: o.Out = None,
-    overwrite: o.Overwrite = False,
-    as_json: o.Json = False,
-    state: o.State = None,
-    epoch: o.Epoch = None,
-    memory: o.Memory = None,
-    trust: o.Trust = "owner",
-) -> None:
+@asks(without=OF_COUNTS | OF_EVENTS)
+def replace(ask: Ask) -> None:
     """Turn successive full files into differences: what came, what changed, what is gone.
 
     Every file holds *all* rows there are at its time: a key that it does not name is deleted. `_time` is 1 for the
@@ -49,8 +33,6 @@ def replace(
 
     * `ddflow replace packages/ --key name --noop-ignore checked_at -o changes.jsonl`
     """
-    ask = o.Ask(**locals(), whole=True)  # every option is a field of it
-
     from ddflow.cli.run import run
 
-    run(ask)
+    run(dataclasses.replace(ask, whole=True))

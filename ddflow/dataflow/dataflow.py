@@ -41,7 +41,7 @@ from ddflow.dataflow.spilling import make_room, release
 from ddflow.dataflow.step import Computation
 from ddflow.dataflow.verdicts import Verdicts, counted
 from ddflow.errors import SpillFailed, SpillFull, StorageFailed, StorageFull
-from ddflow.operators.upsert.upsert import Judgement
+from ddflow.operators.upsert.judgement import Judgement
 from ddflow.plan.collection import Plan
 from ddflow.storage.feeding import Fed
 from ddflow.time import CLOSED, NEVER

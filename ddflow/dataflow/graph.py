@@ -28,7 +28,7 @@ from ddflow.operators.base import Context, Readable, Running, held
 from ddflow.operators.held_rows import HeldRows
 from ddflow.operators.updates import Updates, consolidated, ints
 from ddflow.operators.upsert.events import Sealed
-from ddflow.operators.upsert.expiring import Seen
+from ddflow.operators.upsert.keyed import Seen
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.plan.collection import Collection, Plan
 from ddflow.trace.arrangement import Arrangement, Change

@@ -30,7 +30,7 @@ from ddflow.dataflow.verdicts import named
 from ddflow.errors import SpecError
 from ddflow.kernels.resolve import STALE
 from ddflow.operators.updates import time_column
-from ddflow.operators.upsert.upsert import Judgement
+from ddflow.operators.upsert.judgement import Judgement
 from ddflow.plan.bind import Bound
 from ddflow.plan.collection import Input, Plan
 
@@ -60,7 +60,7 @@ def verdict_rows(bound: Bound, of: Admitted | Judgement) -> pa.Table:
         winners = [pa.nulls(len(arrival), bound.schema.field(n).type) for n in bound.spec.order_by]
     else:
         rows = of.given
-        events = of.sealed.events.take(pa.array(rows)) if of.absent.size else of.sealed.events
+        events = of.sealed.events.take(pa.array(rows)) if of.keyed.absent.size else of.sealed.events
         codes, arrival = of.verdict[rows], of.sealed.arrival[rows]
         times = time_column(of.sealed.times[rows], bound.time_type)
         winners = of.winner_orders(rows)

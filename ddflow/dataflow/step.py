@@ -33,8 +33,8 @@ from ddflow.columns.schema import DIFF, empty
 from ddflow.dataflow.buffer import Shelf
 from ddflow.dataflow.graph import Circuit, Released, Stepped
 from ddflow.operators.updates import Updates, concat, consolidated, few, ints
-from ddflow.operators.upsert.expiring import Seen
-from ddflow.operators.upsert.upsert import Judgement
+from ddflow.operators.upsert.judgement import Judgement
+from ddflow.operators.upsert.keyed import Seen
 from ddflow.plan.collection import Collection
 from ddflow.trace.arrangement import Arrangement, Change
 
@@ -107,7 +107,7 @@ class Computation:
             judgement = upsert.judge(sealed, self.times, self.since, self.circuit.winners)
             counts += judgement.counts
             if upsert.expiring is not None:
-                self.out.seen[name] = judgement.seen.plus(self.out.seen.get(name, Seen()))
+                self.out.seen[name] = judgement.keyed.seen.plus(self.out.seen.get(name, Seen()))
             self.observe(judgement)
             if wanted is not None:
                 self._spread(node, judgement.updates(schema))

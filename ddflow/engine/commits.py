@@ -19,15 +19,15 @@ opened anew. What state consists of is ``recovery``'s, what is published the ``l
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from ddflow.columns.hashing import Secret
 from ddflow.dataflow.dataflow import Dataflow
@@ -48,9 +48,11 @@ from ddflow.errors import (
 from ddflow.plan.codec import describe, fingerprint
 from ddflow.plan.collection import Plan, widened
 from ddflow.plan.compatibility import Change, compare
-from ddflow.plan.options import Options
+from ddflow.plan.options import EngineOptions
 from ddflow.storage.arrow_file import readable
 from ddflow.storage.batch_store import Vault
+from ddflow.storage.epochs import Kind
+from ddflow.storage.fields import encoded
 from ddflow.storage.garbage import gc, names_of
 from ddflow.storage.manifest import Call, Epoch, Output
 from ddflow.storage.manifest_log import Ledger, newest
@@ -66,9 +68,9 @@ KEPT: Final = 8
 
 @dataclass(frozen=True)
 class Asked:
-    """A call as it was made: ``kind``: of `KINDS`.  ``time``: of the step, or the frontier asked for."""
+    """A call as it was made: ``time``: of the step, or the frontier asked for."""
 
-    kind: str
+    kind: Kind
     time: int
     further: str = ""
     """What else the call names, in words of its own; it counts in the digest."""
@@ -90,6 +92,7 @@ class Durable:
         self, ledger: Ledger, plan: Mapping[str, Any], change: Change, outputs: Outputs, autocommit: bool
     ) -> None:
         self.ledger, self.plan, self.change, self.outputs, self.autocommit = ledger, plan, change, outputs, autocommit
+        self.fingerprint = fingerprint(plan)
         self.vault = Vault(ledger.store)
         self.calls: list[Call] = []
         """Made since the last commit; their outputs are in files."""
@@ -99,7 +102,7 @@ class Durable:
         """The epoch that is being given again, and how many of its calls were."""
 
     @classmethod
-    def open(cls, flow: Plan, options: Options) -> Durable:
+    def open(cls, flow: Plan, options: EngineOptions) -> Durable:
         """Take hold of the state that ``options`` name, or make a new one there.
 
         Raises `CorruptState`, `PlanChanged`, and what the store raises.
@@ -251,7 +254,7 @@ class Durable:
         """Write what a call put out to files, for the commit to come.  O(updates).  Raises as `commit` does."""
         counts = {name: n for name, n in {**step.verdicts.counts, "absent": step.verdicts.absent}.items() if n}
         outputs = {name: self._put(name, table) for name, table in step.items() if table.num_rows}
-        self.calls.append(Call(asked.kind, asked.time, digest, step.frontier, counts, outputs))
+        self.calls.append(Call(asked.kind, asked.time, digest, step.frontier, counts, outputs, {}))
 
     def commit(self, dataflow: Dataflow) -> int:
         """Publish the calls since the last commit as one epoch; its number.  O(what changed).
@@ -264,7 +267,7 @@ class Durable:
         calls = tuple(self.calls)
         # Who would read those of a plan with fewer columns a year from now?
         before = () if self.change.columns else self.ledger.manifest.receipts[1 - KEPT :]
-        receipts = (*before, Epoch(epoch, calls))
+        receipts = (*before, Epoch(epoch, calls, None))
         self.publish(dataflow, epoch, receipts, f"commit of {', '.join(sorted({call.kind for call in calls}))}")
         self.calls, self.change = [], Change()
         try:
@@ -296,14 +299,14 @@ class Durable:
         self.vault.settle()
         if not self._tidy:
             self._look_after()
-        data = json.dumps(recovery.take(dataflow, self.vault), separators=(",", ":")).encode()
+        data = encoded(recovery.take(dataflow, self.vault))
         part = store.put("json", lambda sink: sink.write(data))
         greatest, horizons = recovery.reached(dataflow)
         new = replace(
             manifest,
             epoch=epoch,
             plan=self.plan,
-            fingerprint=fingerprint(self.plan),
+            fingerprint=self.fingerprint,
             frontier=dataflow.frontier,
             last=dataflow.last,
             since=dataflow.since,

@@ -38,14 +38,14 @@ from ddflow.engine.reads import Reading
 from ddflow.engine.replace import replace
 from ddflow.errors import SpecError, TimeWentBack
 from ddflow.plan.collection import Plan
-from ddflow.plan.options import Options
+from ddflow.plan.options import EngineOptions
 from ddflow.time import CLOSED, advance, as_int64, shown
 
 
 class Engine(Reading):
     """Runs a flow; `Flow.open` makes it.  Its options are there, what can be read of it is in `Reading`."""
 
-    def __init__(self, flow: Plan, options: Options) -> None:
+    def __init__(self, flow: Plan, options: EngineOptions) -> None:
         if not flow.sources or not flow.outputs:
             raise SpecError(
                 "open a flow",
@@ -205,7 +205,7 @@ class Engine(Reading):
         self.dataflow._check()
 
 
-def _dataflow(flow: Plan, options: Options, durable: Durable | None) -> Dataflow:
+def _dataflow(flow: Plan, options: EngineOptions, durable: Durable | None) -> Dataflow:
     """A new dataflow, with nothing in it."""
     lists, crew, memory = options.verdicts == "rows", Crew(options.threads), parse_size(options.memory)
     secret = (options.secret or Secret.fresh()) if durable is None else durable.secret

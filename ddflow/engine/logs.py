@@ -34,7 +34,7 @@ from ddflow.columns.schema import conform, imported, to_table
 from ddflow.engine.full_contents import given_order, ordered, spelled, unspelled
 from ddflow.errors import LogUnclear, NotArrow
 from ddflow.plan.bind import Bound
-from ddflow.storage.feeding import EVENTS, FULL, RESTATED, Fed, Run, Way
+from ddflow.storage.feeding import EVENTS, FULL, RESTATED, Fed, FedCalls, Way
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class _Telling:
                 "give it from the beginning",
             )
 
-    def _marked(self, part: Any, run: Run) -> Full | Restated:
+    def _marked(self, part: Any, run: FedCalls) -> Full | Restated:
         """A part as the call that it was, whose mark may leave open what the state says."""
         way = run.way
         mark: Full | Restated = part if isinstance(part, MARKS) else (Full if way.kind == FULL else Restated)(part)
@@ -204,7 +204,7 @@ class _Telling:
                 )
         return mark
 
-    def _order(self, run: Run) -> Any:
+    def _order(self, run: FedCalls) -> Any:
         """The order that was given with a call, by column; None where there was none."""
         if run.way.order is None:
             return None

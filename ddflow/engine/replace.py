@@ -22,7 +22,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -44,7 +44,14 @@ from ddflow.time import CLOSED, as_int64, shown
 
 
 def replace(
-    calls: Calls, kind: str, name: str, rows: Any, time: int, scope: str | None, order: Any, epoch: int | None
+    calls: Calls,
+    kind: Literal["replace", "restate"],
+    name: str,
+    rows: Any,
+    time: int,
+    scope: str | None,
+    order: Any,
+    epoch: int | None,
 ) -> Step:
     """Either of the two: a step of one source, in which what is absent is deleted."""
     dataflow = calls.dataflow

@@ -22,16 +22,14 @@ verdicts: applied 1,990, noop 10
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterator, Mapping
-from html import escape
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from ddflow.dataflow.budget import shown_size
 from ddflow.dataflow.verdicts import Verdicts
 from ddflow.operators.held_rows import FIRST, HeldRows
-from ddflow.terminal import printable
+from ddflow.terminal import html_table, printable, text_table
 from ddflow.time import shown
 from ddflow.trace.arrangement import Arrangement
 
@@ -181,13 +179,13 @@ class Stats(Mapping[str, Any]):
 
     def __str__(self) -> str:
         first, *rest = self._lines()
-        return as_text(first, self._table(), rest)
+        return text_table(first, self._table(), rest)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         first, *rest = self._lines()
-        return as_html(first, self._table(), rest)
+        return html_table(first, self._table(), rest)
 
     def _table(self) -> list[list[str]]:
         """The head and a row for each arrangement, then their total where there are several."""
@@ -223,36 +221,3 @@ def _figure(name: str, number: int) -> str:
 
 def _many(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def as_text(first: str, table: list[list[str]], rest: list[str]) -> str:
-    """A table for a terminal, its head and rows between lines: the first column is text, the others are numbers.
-
-    O(cells of the table).  Pure.
-    """
-    widths = [max(map(_cells, column)) for column in zip(*table, strict=True)]
-    lines = []
-    for name, *figures in table:
-        numbers = (figure.rjust(width) for figure, width in zip(figures, widths[1:], strict=True))
-        lines.append("  ".join([name + " " * (widths[0] - _cells(name)), *numbers]))
-    return "\n".join([first, *lines, *rest])
-
-
-def as_html(first: str, table: list[list[str]], rest: list[str]) -> str:
-    """The same for a notebook.  O(cells of the table).  Pure."""
-    # The first column is text; notebooks align all others, which are numbers, to the right by themselves.
-    left = ' style="text-align: left"'
-
-    def row(tag: str, texts: list[str]) -> str:
-        each = "".join(f"<{tag}{left if i == 0 else ''}>{escape(text)}</{tag}>" for i, text in enumerate(texts))
-        return f"<tr>{each}</tr>"
-
-    head, *body = table
-    rows = "".join(row("td", each) for each in body)
-    top, *below = (f"<div>{escape(line)}</div>" for line in (first, *rest))
-    return f"{top}<table><thead>{row('th', head)}</thead><tbody>{rows}</tbody></table>{''.join(below)}"
-
-
-def _cells(text: str) -> int:
-    """How many cells of a terminal a text takes: two for a wide character, none for an accent of its own."""
-    return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)

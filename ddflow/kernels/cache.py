@@ -1,28 +1,28 @@
-"""Where compiled kernels stay between runs: one private directory for one exact set of sources, versions and processor.
+"""Where compiled kernels stay between runs: one private folder for one exact set of sources, versions and processor.
 
 Invariant: what is read back is what this user's own process wrote for exactly the code that is running, or it is not
-read at all. Numba's own cache looks at one source file, so a kernel that calls a helper in another file keeps running
-the old helper; it stops the program when a file is truncated; and it does not notice that bounds checks were asked
-for. Here the directory is named by a digest of every source file of this package together with the versions and
-switches that shape machine code, so any change is another directory. Every file names that directory and its kernel,
-so that one copied from elsewhere is not taken, and carries a checksum of all that; a damaged one costs a compilation,
-never a failure: the directory is emptied once, and if damage comes back, caching is off for the rest of the process.
-The sources must also still be those that were imported, else nothing is read or written.
+read at all. The folder is named by a digest of every source file of this package and of the versions and switches that
+shape machine code, so any change is another folder. A file names that folder and its kernel, so one copied from
+elsewhere is not taken, and carries a checksum. A damaged file costs a compilation, which replaces it. The sources must
+still be those that were imported, else nothing is read or written.
 
-A file holds a pickle, for that is how numba serialises its results, and whoever can write a pickle can run code.  It is
-acceptable under the conditions checked here at every opening, on the open directory itself and not on its name: the
-directory is no symbolic link, belongs to this user, and nobody else may enter it (mode 0700); the one that it is in is
-this user's or root's, and nobody else may rename what is in it (not writable by others, or sticky).  Who can plant a
-file there can already act as this user.  The checksum guards against damage, not against an adversary.
+It is not numba's own index because that has no checksums, and because two processes that compile two signatures of one
+kernel at once number their files alike: one signature then runs the other's machine code.
 
-What it does not do: know anything of numba or of what is inside a file, or lock.  Files appear under their final name
-whole (written aside, then renamed), so two processes that compile the same kernel at once both succeed.
+A file holds a pickle, for that is how numba serialises its results, and who can write a pickle can run code. So each
+opening checks, on the open folder itself and not on its name: it is no symbolic link, belongs to this user, and nobody
+else may enter it (mode 0700); the folder above is this user's or root's, and nobody else may rename what is in it (not
+writable by others, or sticky). Who can plant a file there can already act as this user. The checksum guards against
+damage, not against an adversary.
+
+Limits: it knows nothing of numba and takes no lock. Files appear whole under their final name (written aside, then
+renamed), so two processes that compile the same kernel at once both succeed.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
-...     shelf = Shelf.choose([Path("/dev/null/nowhere"), Path(folder)], "0" * 32)
-...     shelf.write("double", b"machine code")
-...     shelf.read("double"), shelf.read("triple"), shelf.directory.parent == Path(folder)
+...     kept = KernelFolder.choose([Path("/dev/null/nowhere"), Path(folder)], "0" * 32)
+...     kept.write("double", b"machine code")
+...     kept.read("double"), kept.read("triple"), kept.directory.parent == Path(folder)
 (b'machine code', None, True)
 """
 
@@ -32,19 +32,15 @@ import contextlib
 import hashlib
 import logging
 import os
-import re
 import stat
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 LOG = logging.getLogger("ddflow")
 KEPT = 4
-"""How many directories of other digests stay beside ours: enough for a few branches, environments and switches."""
-_MAGIC = "ddflow kernel 2"
-_NAME = re.compile(r"kernels-[0-9a-f]{32}")
-_OURS = (".kernel", ".tmp")
+"""How many folders of other digests stay beside ours: enough for a few branches, environments and switches."""
 
 
 def stamp(package: Path) -> tuple[tuple[str, int, int], ...]:
@@ -94,9 +90,7 @@ def candidates() -> list[Path]:
 
 
 def refusal(state: os.stat_result, user: int) -> str | None:
-    """Why a directory in this state may not hold our files, None if it may: it must be ``user``'s and private."""
-    if not stat.S_ISDIR(state.st_mode):
-        return "it is not a directory"
+    """Why a folder in this state may not hold our files, None if it may: it must be ``user``'s and private."""
     if state.st_uid != user:
         return f"it belongs to user {state.st_uid}, not to {user}"
     if stat.S_IMODE(state.st_mode) & 0o077:
@@ -105,7 +99,7 @@ def refusal(state: os.stat_result, user: int) -> str | None:
 
 
 def exposure(state: os.stat_result, user: int) -> str | None:
-    """Why others may replace what is in a directory in this state, None if only ``user`` and root may."""
+    """Why others may replace what is in a folder in this state, None if only ``user`` and root may."""
     if state.st_uid not in (user, 0):
         return f"it belongs to user {state.st_uid}, not to {user}"
     if state.st_mode & 0o022 and not state.st_mode & stat.S_ISVTX:
@@ -114,7 +108,7 @@ def exposure(state: os.stat_result, user: int) -> str | None:
 
 
 def private(place: Path, name: str) -> Path:
-    """The directory ``name`` in ``place``, made if need be, this user's and closed to others; OSError if that fails."""
+    """The folder ``name`` in ``place``, made if need be, this user's and closed to others; OSError if that fails."""
     directory = Path(os.path.abspath(os.path.expanduser(place))) / name
     directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory.mkdir(mode=0o700, exist_ok=True)
@@ -124,128 +118,106 @@ def private(place: Path, name: str) -> Path:
 
 @contextlib.contextmanager
 def _opened(directory: Path) -> Iterator[int]:
-    """A descriptor of ``directory``, checked by ``refusal``, and found in a parent checked by ``exposure``: files
-    opened through it are in the directory checked."""
-    above = os.open(directory.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        if reason := exposure(os.fstat(above), os.geteuid()):
-            raise PermissionError(f"{directory.parent} is refused: {reason}")
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(directory.name, flags, dir_fd=above)
-    finally:
-        os.close(above)
-    try:
-        if reason := refusal(os.fstat(descriptor), os.geteuid()):
-            raise PermissionError(f"{directory} is refused: {reason}")
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    """A descriptor of a folder that `refusal` lets pass, in a parent that `exposure` lets pass; files opened through it
+    are in the folder that was checked."""
+    with contextlib.ExitStack() as stack:
 
+        def checked(name: str, flags: int, why: Callable[[os.stat_result, int], str | None], above: int | None) -> int:
+            opened = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | flags, dir_fd=above)
+            stack.callback(os.close, opened)
+            if reason := why(os.fstat(opened), os.geteuid()):
+                raise PermissionError(f"{name} is refused as a place for compiled kernels: {reason}")
+            return opened
 
-def _empty(directory: Path) -> None:
-    """Remove our files from ``directory``, and nothing else."""
-    with contextlib.suppress(OSError), _opened(directory) as here:
-        for name in os.listdir(here):
-            if name.endswith(_OURS):
-                with contextlib.suppress(OSError):
-                    os.unlink(name, dir_fd=here)
+        above = checked(str(directory.parent), 0, exposure, None)
+        yield checked(directory.name, os.O_NOFOLLOW, refusal, above)
 
 
 def _forget_old(directory: Path) -> None:
-    """Remove what other digests left beside ``directory``, but for the ``KEPT`` most recently used."""
+    """Remove our files from what other digests left beside ``directory``, but for the ``KEPT`` most recently used."""
     with contextlib.suppress(OSError):
-        others = [entry for entry in os.scandir(directory.parent) if _NAME.fullmatch(entry.name)]
-        others = [entry for entry in others if entry.name != directory.name]
-        others.sort(key=lambda entry: entry.stat(follow_symlinks=False).st_mtime_ns, reverse=True)
-        for entry in others[KEPT:]:
-            _empty(Path(entry.path))
-            with contextlib.suppress(OSError):
-                os.rmdir(entry.path)
+        others = [folder for folder in directory.parent.glob("kernels-*") if folder != directory]
+        others.sort(key=lambda folder: folder.lstat().st_mtime_ns, reverse=True)
+        for old in others[KEPT:]:
+            with contextlib.suppress(OSError), _opened(old) as here:
+                for name in os.listdir(here):
+                    if name.endswith((".kernel", ".tmp")):
+                        os.unlink(name, dir_fd=here)
+                old.rmdir()
 
 
-class Shelf:
-    """The files of one digest in one directory; ``directory`` is None when caching is off."""
+class KernelFolder:
+    """The files of one digest in one folder; ``directory`` is None where nothing can be kept."""
 
     def __init__(self, directory: Path | None) -> None:
         self.directory = directory
-        self._healed = False
 
     @classmethod
-    def choose(cls, places: Iterable[Path], name: str) -> Shelf:
-        """The shelf called ``name`` (a digest) in the first of ``places`` that takes files; off if none does."""
+    def choose(cls, places: Iterable[Path], name: str) -> KernelFolder:
+        """The one of the digest ``name`` in the first of ``places`` that takes files; of none if no place does."""
         for place in places:
             try:
-                shelf = cls(private(place, f"kernels-{name}"))
-                shelf._put("probe", b"")
-                shelf._used()
+                directory = private(place, f"kernels-{name}")
+                _put(directory, "probe", b"some bytes")
+                with contextlib.suppress(FileNotFoundError):  # another process probed at the same time
+                    (directory / "probe.kernel").unlink()
+                os.utime(directory)  # the most recently used
             except OSError as error:
                 LOG.debug("kernels cannot be cached in %s: %s", place, error)
                 continue
-            return shelf
+            _forget_old(directory)
+            return cls(directory)
         return cls(None)
 
     def read(self, name: str) -> bytes | None:
-        """The bytes written as ``name``; None if there are none, or if they were damaged and have been cleared away."""
+        """The bytes written as ``name``; None if there are none, or not those that were written."""
         if self.directory is None:
             return None
         try:
-            with _opened(self.directory) as here:
-                opened = os.open(f"{name}.kernel", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
-                with open(opened, "rb") as file:
-                    content = file.read()
+            with _opened(self.directory) as here, open(f"{name}.kernel", "rb", opener=_within(here)) as file:
+                content = file.read()
         except OSError:
             return None
-        size = len(self._head(name, b""))
-        head, payload = content[:size], content[size:]
-        if head != self._head(name, payload):
-            self.heal(f"{name}.kernel fails its checksum, or is of another kernel")
+        payload = content[len(_head(self.directory, name, b"")) :]
+        if content != _head(self.directory, name, payload) + payload:
+            self.warn(f"{name}.kernel fails its checksum, or is of another kernel")
             return None
         return payload
 
     def write(self, name: str, payload: bytes) -> None:
-        """Keep ``payload`` as ``name``.  A directory that has gone is made again; a full or lost disk is no error."""
+        """Keep ``payload`` as ``name``.  A folder that has gone is made again; a full or lost disk is no error."""
         if self.directory is None:
             return
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._put(name, payload)
+            _put(self.directory, name, payload)
         except OSError as error:
             LOG.debug("kernel %s was not cached: %s", name, error)
 
-    def heal(self, reason: str) -> None:
-        """Something read back was not what was written: empty the directory the first time, then stop caching."""
-        LOG.warning("the kernel cache %s is damaged (%s); kernels are compiled again", self.directory, reason)
-        if self.directory is not None:
-            _empty(self.directory)
-        if self._healed:
-            self.directory = None
-        self._healed = True
+    def warn(self, reason: str) -> None:
+        """Something read back cannot be used; what is compiled in its place will replace it."""
+        LOG.warning("the kernel cache %s is damaged (%s); the kernel is compiled again", self.directory, reason)
 
-    def _head(self, name: str, payload: bytes) -> bytes:
-        """What a file begins with: what it is, of which digest, which kernel, and the checksum of all of it."""
-        assert self.directory is not None
-        label = f"{_MAGIC}\n{self.directory.name}/{name}\n".encode()
-        return label + hashlib.sha256(label + payload).digest()
 
-    def _used(self) -> None:
-        """Remove the probe, mark this directory as the most recently used, and forget the least."""
-        assert self.directory is not None
-        with _opened(self.directory) as here:
-            with contextlib.suppress(FileNotFoundError):  # another process probed at the same time
-                os.unlink("probe.kernel", dir_fd=here)
-            os.utime(here)
-        _forget_old(self.directory)
+def _head(directory: Path, name: str, payload: bytes) -> bytes:
+    """What a file begins with: what it is, of which digest, which kernel, and the checksum of all of it."""
+    label = f"ddflow kernel\n{directory.name}/{name}\n".encode()
+    return label + hashlib.sha256(label + payload).digest()
 
-    def _put(self, name: str, payload: bytes) -> None:
-        assert self.directory is not None
-        aside = f"{name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
-        with _opened(self.directory) as here:
-            try:
-                opened = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=here)
-                with open(opened, "wb") as file:
-                    file.write(self._head(name, payload) + payload)
-                os.rename(aside, f"{name}.kernel", src_dir_fd=here, dst_dir_fd=here)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    os.unlink(aside, dir_fd=here)
-                raise
+
+def _within(here: int) -> Callable[[str, int], int]:
+    """Opens files of the folder ``here``, for this user alone, through no symbolic link."""
+    return lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=here)
+
+
+def _put(directory: Path, name: str, payload: bytes) -> None:
+    aside = f"{name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
+    with _opened(directory) as here:
+        try:
+            with open(aside, "xb", opener=_within(here)) as file:
+                file.write(_head(directory, name, payload) + payload)
+            os.rename(aside, f"{name}.kernel", src_dir_fd=here, dst_dir_fd=here)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(aside, dir_fd=here)
+            raise

@@ -1,9 +1,8 @@
 """``@kernel``, the decorator every kernel wears: compiled by numba on its first call, kept in a cache that heals.
 
 Invariant: importing a module of kernels compiles nothing; a kernel called twice with the same types is compiled once a
-machine, not once a process; and whatever has happened to the cache, the call still returns the right answer.  That is
-not trivial because the cache must notice every edit, and survive damage, read-only installs and homes, and several
-processes at once: ``cache.py`` says how.  Here its bytes become numba's compile results and back.
+machine, not once a process; and whatever has happened to the cache, the call still returns the right answer.
+``cache.py`` says how that survives edits, damage, read-only installs and homes, and several processes at once.
 
 Every kernel is compiled to run without the GIL (background merges run beside the interpreter) and with numpy's
 arithmetic: division by zero gives zero or an infinity, overflow wraps.  With ``NUMBA_DISABLE_JIT=1`` a kernel runs as
@@ -78,7 +77,7 @@ def kernels() -> list[Any]:
 
 def cache_directory() -> Path | None:
     """Where compiled kernels are kept; None when caching is off.  Makes the directory if it can."""
-    return _shelf().directory
+    return _folder().directory
 
 
 class Interpreted(Generic[P, R]):
@@ -95,20 +94,20 @@ class Interpreted(Generic[P, R]):
 
 
 @functools.cache
-def _chosen(*switches: str) -> cache.Shelf:
-    """The shelf for the code as it was imported, and for these switches of numba; chosen once a process."""
+def _chosen(*switches: str) -> cache.KernelFolder:
+    """The folder for the code as it was imported, and for these switches of numba; chosen once a process."""
     versions = (sys.version, sys.implementation.cache_tag, numba.__version__, llvmlite.__version__, np.__version__)
     facts = (*versions, llvmlite.binding.get_host_cpu_name(), *switches)
     name = cache.digest([file for file, _, _ in _IMPORTED], facts)
-    return cache.Shelf.choose(cache.candidates(), name)
+    return cache.KernelFolder.choose(cache.candidates(), name)
 
 
-def _shelf() -> cache.Shelf:
-    """The shelf, or one that is off when the sources are unknown or no longer those that were imported."""
+def _folder() -> cache.KernelFolder:
+    """The folder of this process, or none when the sources are unknown or no longer those that were imported."""
     with contextlib.suppress(OSError):  # a source was removed while we looked
         if _IMPORTED and cache.stamp(_PACKAGE) == _IMPORTED:
             return _chosen(*(f"{switch}={getattr(config, switch, None)}" for switch in _SWITCHES))
-    return cache.Shelf(None)
+    return cache.KernelFolder(None)
 
 
 class KernelCache(caching._Cache):  # type: ignore[misc]
@@ -126,15 +125,15 @@ class KernelCache(caching._Cache):  # type: ignore[misc]
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The compiled form for the argument types ``sig``, or None: then numba compiles."""
         target_context.refresh()
-        shelf, key = _shelf(), self._key(sig, target_context.codegen())
-        payload = shelf.read(self._file(key))
+        folder, key = _folder(), self._key(sig, target_context.codegen())
+        payload = folder.read(self._file(key))
         if payload is None:
             return None
         try:
             stored, reduced = serialize.loads(payload)
             return CompileResult._rebuild(target_context, *reduced) if stored == key else None
         except Exception as error:  # the bytes are those once written, and still numba cannot use them
-            shelf.heal(f"{self._name}: {error!r}")
+            folder.warn(f"{self._name}: {error!r}")
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
@@ -144,18 +143,14 @@ class KernelCache(caching._Cache):  # type: ignore[misc]
                 "kernel %s cannot be cached: it holds an address or an object of this process", self._name
             )
             return
-        shelf, key = _shelf(), self._key(sig, data.codegen)
-        if shelf.directory is not None:
-            shelf.write(self._file(key), serialize.dumps((key, data._reduce())))
+        folder, key = _folder(), self._key(sig, data.codegen)
+        if folder.directory is not None:
+            folder.write(self._file(key), serialize.dumps((key, data._reduce())))
 
     def enable(self) -> None:
-        """Nothing to do: a kernel's cache is on unless there is no place for it."""
+        """Nothing to do: the cache is on unless there is no place for it, and other sources have another folder."""
 
-    def disable(self) -> None:
-        """Nothing to do, as for ``enable``."""
-
-    def flush(self) -> None:
-        """Nothing to do: other sources have another directory."""
+    disable = flush = enable
 
     def _key(self, sig: Any, codegen: Any) -> tuple[Any, ...]:
         return self._name, sig, codegen.magic_tuple()

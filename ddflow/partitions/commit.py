@@ -26,10 +26,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from os import PathLike
 from time import perf_counter_ns
 from typing import Final, Literal, NamedTuple
+
+from msgspec.structs import replace
 
 from ddflow.columns.hashing import Secret
 from ddflow.dataflow.budget import parse_size
@@ -54,6 +55,7 @@ from ddflow.partitions.stages import cut
 from ddflow.plan.codec import describe, fingerprint
 from ddflow.plan.collection import Plan
 from ddflow.plan.compatibility import Change
+from ddflow.storage.epochs import Kind
 from ddflow.storage.feeding import EVENTS, fed_by
 from ddflow.storage.garbage import gc, inside, names_of
 from ddflow.storage.manifest import Call, Epoch, Feed, Manifest, Output
@@ -320,7 +322,8 @@ class Coordinator:
     def _next(self, base: Base, whole: Gathered, feed: Feed | None) -> Manifest:
         """What the state will be."""
         manifest = self.manifest
-        kind, time = ("step", base.time) if not self.flow.holds_back else ("push", 0)
+        kind: Kind = "push" if self.flow.holds_back else "step"
+        time = 0 if self.flow.holds_back else base.time
         if base.closes:
             kind, time = "advance_to", CLOSED
         digest = call_digest(kind, time, whole.rows, whole.digests)
@@ -331,7 +334,7 @@ class Coordinator:
             () if self.change.columns else manifest.receipts[max(0, len(manifest.receipts) + 1 - self.given.keep) :]
         )
         if feeds.begins_anew(manifest.feed, feed):
-            before = tuple(each._replace(batch=None) for each in before)
+            before = tuple(replace(each, batch=None) for each in before)
         receipts = (*self.outputs.kept(before), Epoch(base.epoch, (call,), None if feed is None else feed.batch))
         return replace(
             manifest,

@@ -16,28 +16,39 @@ True
 >>> Receipt.from_json(receipt.to_json().replace(b"-1.json", b"/../.js"), "the receipt of a task")
 Traceback (most recent call last):
     ...
-ddflow.errors.CorruptState: the receipt of a task: inventory is ['00ff00ff00ff00ff/../.js', 40, ...
+ddflow.errors.CorruptState: the receipt of a task: it is no record of this format: Expected `str` matching regex ...
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator
+from typing import Annotated, Any, Final
+
+from msgspec import Meta
+from msgspec.json import Decoder
 
 from ddflow.errors import CorruptState
-from ddflow.storage import epochs
-from ddflow.storage.epochs import Output, digits, instant, numbers, only
+from ddflow.storage.epochs import Output, check_files
+from ddflow.storage.fields import (
+    FileName,
+    Hex,
+    HexOrNone,
+    Instant,
+    Natural,
+    NonceOrNone,
+    Strict,
+    decoded,
+    encoded,
+)
 from ddflow.storage.manifest import PARTITIONS
-from ddflow.storage.protocol import NAME, Blob
-from ddflow.storage.record import Record
-from ddflow.time import NEVER
+from ddflow.storage.protocol import Blob
 
+AGAIN: Final = "it was not written by a task of ddflow; run the job again"
 LEVELS: Final = 1 << 10
 """The greatest number of levels that a receipt may be of."""
 
 
-class Receipt(NamedTuple):
+class Receipt(Strict, frozen=True):
     """What the task of a ``level`` and partition ``number`` did.
 
     ``base``: digest of the manifest that it started from.  ``nonce``: of the writer of its files, "" where it wrote
@@ -49,24 +60,24 @@ class Receipt(NamedTuple):
     "" for none.  ``figures``: microseconds and bytes.
     """
 
-    level: int
-    number: int
-    base: str
-    nonce: str
+    level: Annotated[int, Meta(ge=0, lt=LEVELS)]
+    number: Annotated[int, Meta(ge=0, lt=PARTITIONS)]
+    base: Hex
+    nonce: NonceOrNone
     inventory: Blob
-    outputs: Mapping[str, Output]
-    rows: Mapping[str, int]
-    digests: Mapping[str, str]
-    counts: Mapping[str, int]
-    greatest: Mapping[str, int]
-    horizons: Mapping[str, int]
-    frontier: int
-    last: int
-    since: int
+    outputs: dict[str, Output]
+    rows: dict[str, Natural]
+    digests: dict[str, Hex]
+    counts: dict[str, Natural]
+    greatest: dict[str, Instant]
+    horizons: dict[str, Instant]
+    frontier: Instant
+    last: Instant
+    since: Instant
     added: tuple[Blob, ...]
-    gone: tuple[str, ...]
-    sent: str
-    figures: Mapping[str, int]
+    gone: tuple[FileName, ...]
+    sent: HexOrNone
+    figures: dict[str, Natural]
 
     @property
     def content(self) -> dict[str, Any]:
@@ -91,60 +102,27 @@ class Receipt(NamedTuple):
 
     def to_json(self) -> bytes:
         """Its bytes.  O(files)."""
-        plain = self._asdict() | {
-            "inventory": self.inventory.to_json(),
-            "added": [blob.to_json() for blob in self.added],
-            "outputs": {name: epochs.given(each) for name, each in self.outputs.items()},
-        }
-        for name in ("rows", "digests", "counts", "greatest", "horizons", "figures"):
-            plain[name] = dict(plain[name])
-        return json.dumps(plain, separators=(",", ":")).encode()
+        return encoded(self)
 
     @classmethod
     def from_json(cls, data: bytes, what: str) -> Receipt:
         """The receipt that these bytes are.  ``what``: whose, for messages.  O(bytes).  Raises `CorruptState`."""
-        record = Record.parse(data, what)
-        only(record, frozenset(cls._fields))
-        digests, gone = record.record("digests"), record.texts("gone")
-        wrong = [name for name in gone if not NAME.fullmatch(name)]
-        if wrong:
-            raise _refused(record, f"gone names {wrong[0][:80]!r}, which is no file of a state")
-        receipt = cls(
-            level=record.number("level", 0, LEVELS - 1),
-            number=record.number("number", 0, PARTITIONS - 1),
-            base=digits(record, "base", 32),
-            nonce=_optional(record, "nonce", 16),
-            inventory=record.blob("inventory"),
-            outputs={name: epochs.output(each) for name, each in record.named("outputs").items()},
-            rows=numbers(record.record("rows")),
-            digests={name: digits(digests, name, 32) for name in digests.names()},
-            counts=numbers(record.record("counts")),
-            greatest=numbers(record.record("greatest"), NEVER),
-            horizons=numbers(record.record("horizons"), NEVER),
-            frontier=instant(record, "frontier"),
-            last=instant(record, "last"),
-            since=instant(record, "since"),
-            added=tuple(record.blobs("added")),
-            gone=tuple(gone),
-            sent=_optional(record, "sent", 32),
-            figures=numbers(record.record("figures")),
-        )
-        receipt._look(record)
+        receipt = decoded(_DECODER, data, what, AGAIN)
+        try:
+            check_files(receipt.outputs)
+            receipt._look()
+        except ValueError as error:
+            raise CorruptState(what, str(error), AGAIN) from None
         return receipt
 
-    def _look(self, record: Record) -> None:
-        """Raise `CorruptState` unless all files that are new are its writer's own."""
+    def _look(self) -> None:
+        """Raise `ValueError` unless all files that are new are its writer's own."""
         own = f"{self.nonce}-"
         for blob in (*self.added, *(blob for output in self.outputs.values() for blob in output.blobs)):
             if not (self.nonce and blob.name.startswith(own)):
-                raise _refused(record, f"it names the file {blob.name}, which {self.nonce or 'nobody'} did not write")
+                raise ValueError(f"it names the file {blob.name}, which {self.nonce or 'nobody'} did not write")
         if self.nonce and not self.inventory.name.startswith(own):
-            raise _refused(record, f"its inventory {self.inventory.name} is not of its writer {self.nonce}")
+            raise ValueError(f"its inventory {self.inventory.name} is not of its writer {self.nonce}")
 
 
-def _optional(record: Record, name: str, count: int) -> str:
-    return digits(record, name, count) if record.text(name, count) else ""
-
-
-def _refused(record: Record, found: str) -> CorruptState:
-    return CorruptState(record.what, found, "it was not written by a task of ddflow; run the job again")
+_DECODER: Final = Decoder(Receipt)

@@ -26,13 +26,13 @@ that was committed meanwhile wins. Files of the version before go in their time.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import replace
 from os import PathLike
 from types import TracebackType
 from typing import Literal, NamedTuple
+
+from msgspec.structs import replace
 
 from ddflow.dataflow.budget import LEAST, parse_size, shown_size
 from ddflow.errors import CorruptState, DdflowError, Fenced, MissingReceipts, PlanChanged, SpecError, StateRefused
@@ -43,6 +43,7 @@ from ddflow.plan.codec import describe, fingerprint
 from ddflow.plan.collection import Plan
 from ddflow.plan.compatibility import compare
 from ddflow.plan.rebuild import rebuild
+from ddflow.storage.fields import encoded
 from ddflow.storage.manifest import PARTITIONS, Manifest, newest
 from ddflow.storage.manifest_log import Ledger, digest
 from ddflow.storage.memory import MemoryStore
@@ -187,11 +188,10 @@ class Rescaler:
     def _joined(self, parts: list[Blob]) -> Blob:
         """One inventory of all levels, as a local engine writes it."""
         levels = [
-            Record.parse(self.store.map(each).to_pybytes(), f"the file {each.name} of {self.store.where}").given
-            for each in parts
+            Record.parse(self.store.map(each), f"the file {each.name} of {self.store.where}").given for each in parts
         ]
         operators = {name: each for level in levels for name, each in level["operators"].items()}
-        data = json.dumps({**levels[0], "operators": operators}, separators=(",", ":")).encode()
+        data = encoded({**levels[0], "operators": operators})
         for each in parts:
             self.store.delete(each.name)
         return self.store.put("json", lambda sink: sink.write(data))
@@ -277,7 +277,7 @@ def _move(store: Store, manifest: Manifest, plan: Cut, partitions: int, trust: s
     if manifest.spread == 1 and base.inventories:
         blob = base.inventories[0][0]
         what = f"the file {blob.name} of {store.where}"
-        for name, each in Record.parse(store.map(blob).to_pybytes(), what).named("sources").items():
+        for name, each in Record.parse(store.map(blob), what).named("sources").items():
             greatest[name] = max(greatest.get(name, NEVER), each.number("greatest", NEVER, CLOSED))
             if "horizon" in each:
                 horizons[name] = max(horizons.get(name, NEVER), each.number("horizon", NEVER, CLOSED))

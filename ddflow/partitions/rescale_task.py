@@ -24,13 +24,14 @@ the first partition with a share. It publishes nothing (``rescale``).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import perf_counter_ns
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Meta, structs
+from msgspec.json import Decoder
 
 from ddflow.columns.hashing import Ints, Secret, Words, identities, partition_of
 from ddflow.columns.rows import gather
@@ -42,11 +43,12 @@ from ddflow.operators.upsert.events import Sealed
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.partitions.epoch_start import Base
 from ddflow.partitions.key_ranges import first_of, overlapping
+from ddflow.partitions.receipt import AGAIN, LEVELS
 from ddflow.partitions.stages import Cut, placed
 from ddflow.plan.codec import node_ids
 from ddflow.plan.collection import Collection, Columns, Input
 from ddflow.storage.batch_store import Vault
-from ddflow.storage.epochs import numbers, only
+from ddflow.storage.fields import Natural, Strict, decoded, encoded
 from ddflow.storage.manifest import PARTITIONS
 from ddflow.storage.protocol import Blob, Store
 from ddflow.storage.record import Record
@@ -56,6 +58,7 @@ from ddflow.trace.batch import Batch, same
 from ddflow.trace.batch_file import Made, filed, unfiled
 from ddflow.trace.checkpoint import Written, restore, take
 from ddflow.trace.merge import Picked, by_sorting, useless
+from ddflow.trace.records import ArrangementRecord
 from ddflow.trace.run import Part, Run
 
 CHUNK: Final = 1 << 20
@@ -74,41 +77,29 @@ class Move(NamedTuple):
     greatest: Mapping[str, int]
 
 
-class Moved(NamedTuple):
+class Moved(Strict, frozen=True):
     """One partition of a level, made.  ``inventory``: of it.  ``added``: the files that names.  ``versions``,
     ``pending``: how many it holds.  ``figures``: microseconds and bytes."""
 
-    level: int
-    number: int
+    level: Annotated[int, Meta(ge=0, lt=LEVELS)]
+    number: Annotated[int, Meta(ge=0, lt=PARTITIONS)]
     inventory: Blob
     added: tuple[Blob, ...]
-    versions: int
-    pending: int
-    figures: Mapping[str, int]
+    versions: Natural
+    pending: Natural
+    figures: dict[str, Natural]
 
     def to_json(self) -> bytes:
         """Its bytes.  O(files)."""
-        plain = self._asdict() | {
-            "inventory": self.inventory.to_json(),
-            "figures": dict(self.figures),
-            "added": [blob.to_json() for blob in self.added],
-        }
-        return json.dumps(plain, separators=(",", ":")).encode()
+        return encoded(self)
 
     @classmethod
     def from_json(cls, data: bytes, what: str) -> Moved:
         """From those again.  ``what``: whose, for messages.  O(bytes).  Raises `CorruptState`."""
-        record = Record.parse(data, what)
-        only(record, frozenset(cls._fields))
-        return cls(
-            record.number("level", 0, PARTITIONS),
-            record.number("number", 0, PARTITIONS - 1),
-            record.blob("inventory"),
-            tuple(record.blobs("added")),
-            record.number("versions"),
-            record.number("pending"),
-            numbers(record.record("figures")),
-        )
+        return decoded(_DECODER, data, what, AGAIN)
+
+
+_DECODER: Final = Decoder(Moved)
 
 
 def task(cut: Cut, move: Move, level: int, number: int, store: Store | None = None) -> Moved:
@@ -127,7 +118,7 @@ def task(cut: Cut, move: Move, level: int, number: int, store: Store | None = No
         if store is None:
             own.close()
     written = made.inventory.length + sum(blob.length for blob in made.added)
-    return made._replace(figures={"task": (perf_counter_ns() - began) // 1000, "bytes": written})
+    return structs.replace(made, figures={"task": (perf_counter_ns() - began) // 1000, "bytes": written})
 
 
 class _Task:
@@ -146,7 +137,7 @@ class _Task:
         self.first_share = {n for n in self.old if first_of(n, before, move.partitions) == number}
 
     def _record(self, blob: Blob) -> Record:
-        return Record.parse(self.store.map(blob).to_pybytes(), f"the file {blob.name} of {self.store.where}")
+        return Record.parse(self.store.map(blob), f"the file {blob.name} of {self.store.where}")
 
     def made(self) -> Moved:
         """The partition, written.  O(bytes of those it has keys in common with)."""
@@ -164,7 +155,7 @@ class _Task:
             if node in self.cut.keeping(self.level)
         }
         whole = {"sources": sources, "operators": operators, "totals": totals}
-        data = json.dumps(whole, separators=(",", ":")).encode()
+        data = encoded(whole)
         self.vault.name(files_named(data))
         blob = self.store.put("json", lambda sink: sink.write(data))
         return Moved(self.level, self.number, blob, tuple(self.added), self.versions, waiting, {})
@@ -213,12 +204,12 @@ class _Task:
         high, _ = identities(pa.RecordBatch.from_arrays(columns, schema=bound.key_schema), self.secret)
         return self._rows(high)
 
-    def _operator(self, node: Collection, name: str, by: Columns) -> list[dict[str, Any]]:
+    def _operator(self, node: Collection, name: str, by: Columns) -> list[ArrangementRecord]:
         """An operator's groups: its own; or, where it stands with the keys it is made of, those beside its own keys."""
         records = [record.record("operators").record(name).records("arrangements") for record in self.old.values()]
         context = Context(self.secret, self.cut.flow.time_type, frozenset(node.schema.names))
 
-        def joined(number: int) -> dict[str, Any]:
+        def joined(number: int) -> ArrangementRecord:
             def fresh() -> tuple[Arrangement, Made]:
                 opened: Running = node.open(context)
                 return opened.arrangements[number], opened.rehashed
@@ -231,7 +222,7 @@ class _Task:
 
     def _joined(
         self, records: Iterable[Record], fresh: Callable[[], tuple[Arrangement, Made]], keys: pa.Schema | None = None
-    ) -> dict[str, Any]:
+    ) -> ArrangementRecord:
         """One arrangement of what several hold of this partition, as an inventory has it.
 
         ``keys``: the columns whose identities tell what that is, None where the rows' own do."""

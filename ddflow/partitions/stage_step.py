@@ -27,12 +27,12 @@ others were given.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from time import perf_counter_ns
 from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from ddflow.columns.hashing import Secret, value_hashes
 from ddflow.dataflow.budget import Budget
@@ -46,6 +46,7 @@ from ddflow.partitions.stage_graph import LevelCircuit, LevelComputation, as_upd
 from ddflow.partitions.stages import Cut
 from ddflow.plan.codec import node_ids
 from ddflow.storage.batch_store import Vault
+from ddflow.storage.fields import encoded
 from ddflow.storage.manifest import Output
 from ddflow.storage.outputs import OutputFolder, disk_of
 from ddflow.storage.protocol import Blob
@@ -91,11 +92,11 @@ class Part:
         """Take up what the inventory says."""
         blob = base.inventories[self.level][self.number]
         what = f"the file {blob.name} of {self.store.where}"
-        given = Record.parse(self.store.map(blob).to_pybytes(), what)
-        own = _own(given, self.cut, self.level)
+        given = Record.parse(self.store.map(blob), what)
+        own = Record(_own(given, self.cut, self.level), what)
         self.dataflow.frontier, self.dataflow.last, self.dataflow.since = base.frontier, base.last, base.since
-        recovery.fill(self.dataflow, [Record(own, what)], self.vault, indexed=self.dataflow.budget.memory is None)
-        self.at, self.names = blob.name, {each.name: each for each in _blobs(own)}
+        recovery.fill(self.dataflow, [own], self.vault, indexed=self.dataflow.budget.memory is None)
+        self.at, self.names = blob.name, {each.name: each for each in own.files()}
         self.vault.name(self.names)
 
     def close(self) -> None:
@@ -128,7 +129,7 @@ class Part:
         sent = {number: table for number, table in self.levelled.sent.items() if table.num_rows}
         self.levelled.came, self.levelled.sent = {}, {}
         receipt = self._written(base, step)
-        receipt = receipt._replace(rows=dict(rows), digests=dict(digests), sent=_sent(sent, self.dataflow.secret))
+        receipt = replace(receipt, rows=dict(rows), digests=dict(digests), sent=_sent(sent, self.dataflow.secret))
         figures = {
             "open": self.opened,
             "step": (stepped - began) // 1000,
@@ -137,7 +138,7 @@ class Part:
             "bytes": receipt.inventory.length + sum(each.length for each in receipt.added),
         }
         self.opened = 0
-        return Done(receipt._replace(figures=figures), sent)
+        return Done(replace(receipt, figures=figures), sent)
 
     def _events(self, base: Base, inputs: Mapping[str, Any]) -> Step:
         """Level 0: rows of inputs."""
@@ -165,10 +166,10 @@ class Part:
         store, before = self.store, self.names
         outputs = self._put(base, step)
         inventory = _own(Record(recovery.take(self.dataflow, self.vault), "an inventory"), self.cut, self.level)
-        data = json.dumps(inventory, separators=(",", ":")).encode()
+        data = encoded(inventory)
         blob = store.put("json", lambda sink: sink.write(data))
         store.sync()
-        self.names = {each.name: each for each in _blobs(inventory)}
+        self.names = {each.name: each for each in Record.parse(data, "an inventory").files()}
         self.vault.name(self.names)
         self.at = blob.name
         greatest = {name: intake.greatest for name, intake in self.dataflow.intakes.items()} if not self.level else {}
@@ -258,15 +259,6 @@ def _own(record: Record, cut: Cut, level: int) -> dict[str, Any]:
         "operators": operators,
         "totals": record.record("totals").given if first else {},
     }
-
-
-def _blobs(value: Any) -> Iterator[Blob]:
-    """All files that an inventory names."""
-    if isinstance(value, list) and [type(each) for each in value] == [str, int, str]:
-        yield Record({"a file": value}, "an inventory").blob("a file")
-    elif isinstance(value, list | dict):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _blobs(each)
 
 
 def _some(updates: Updates) -> bool:

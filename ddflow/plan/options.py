@@ -1,19 +1,33 @@
-"""What an engine is opened with: the options of `Flow.open`, checked.
+"""What an engine is opened with: the options of `Flow.open`, declared and checked in one place.
 
-Invariant: options that exist can be run with; each mistake is an error that names the option, and nothing was opened.
-(The spill folder itself is claimed by the engine.)
+Invariant: an option is a field here and nowhere else: `opened_with` gives `Flow.open` its signature and its text from
+these fields. Options that exist can be run with; each mistake is an error that names the option, before anything is
+opened. (The engine itself locks the spill folder.)
 
->>> Options(retain=-1)
+>>> EngineOptions(retain=-1)
 Traceback (most recent call last):
     ...
 ddflow.errors.SpecError: retain=-1: that is no number of times; give a whole number, 0 or more
+>>> class Plan:
+...     @opened_with(EngineOptions)
+...     def open(self, options: EngineOptions) -> int:
+...         return options.threads
+>>> Plan().open(threads=2)
+2
+>>> Plan().open(thread=2)
+Traceback (most recent call last):
+    ...
+TypeError: Plan.open() got an unexpected keyword argument 'thread'
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from os import PathLike
-from typing import Literal
+from typing import Concatenate, Literal, ParamSpec, TypeVar
 
 from ddflow.columns.hashing import Secret
 from ddflow.errors import SpecError
@@ -21,18 +35,64 @@ from ddflow.storage import address
 from ddflow.storage.manifest_log import GRACE
 from ddflow.storage.protocol import Store
 
+P = ParamSpec("P")
+Owner = TypeVar("Owner")
+Opened = TypeVar("Opened")
+
 
 @dataclass(frozen=True)
-class Options:
-    """See `Flow.open`.  Raises `SpecError`."""
+class EngineOptions:
+    """How an engine is opened, see `Flow.open`.
 
+    Parameters
+    ----------
+    state
+        A folder, or ``s3://bucket/prefix``, that the state lives in and is continued from.  Without one it is in memory
+        and gone with the engine.
+    memory
+        A budget such as ``"512MB"``.
+    spill
+        A folder of this engine's own for what does not fit in the budget (a state brings its own).  Without one, a step
+        whose state would pass the budget is refused.
+    verdicts
+        "rows" also lists every event with its verdict.
+    retain
+        How many times of history reads may go back.
+    threads
+        How many share the kernels of a step; results do not depend on it.
+    secret
+        For identities; a fresh one by default, a state's own where there is one.
+    outputs
+        Of a state: a folder, of this state alone, in which each epoch's updates appear as Parquet once it is committed.
+        Else they are kept in the state for as long as an epoch may be given again.
+    autocommit
+        Of a state: whether every call is an epoch, or `Engine.commit` makes one.
+    trust
+        Of a state: "group" accepts a folder of another user, or that others can write to.
+    grace
+        Of a state: seconds that a version outlives its successor, for readers.
+    verify
+        Of a state: "lazy" compares the checksums of files in the background, before the first commit, instead of before
+        all else.
+
+    Raises
+    ------
+    SpecError
+        For a flow without sources or outputs, and for an option that is no choice.
+    SpillRefused, SpillInUse
+        For the spill folder.
+    StateRefused, PlanChanged, CorruptState, StorageFailed
+        For the state.
+    """
+
+    state: str | PathLike[str] | Store | None = None
+    _: KW_ONLY
     memory: str | int | None = None
     spill: str | PathLike[str] | None = None
     verdicts: Literal["counts", "rows"] = "counts"
     retain: int = 0
     threads: int = 1
     secret: Secret | None = None
-    state: str | PathLike[str] | Store | None = None
     outputs: str | PathLike[str] | None = None
     autocommit: bool = True
     trust: Literal["owner", "group"] = "owner"
@@ -40,15 +100,16 @@ class Options:
     verify: Literal["open", "lazy"] = "open"
 
     def __post_init__(self) -> None:
-        if self.verdicts not in ("counts", "rows"):
-            raise SpecError(f"verdicts={self.verdicts!r}", "that is no choice", "use 'counts' or 'rows'")
-        if self.verify not in ("open", "lazy"):
-            raise SpecError(f"verify={self.verify!r}", "that is no choice", "use 'open' or 'lazy'")
-        if self.trust not in ("owner", "group"):
-            raise SpecError(f"trust={self.trust!r}", "that is no choice", "use 'owner' or 'group'")
+        for name, choices in (
+            ("verdicts", ("counts", "rows")),
+            ("verify", ("open", "lazy")),
+            ("trust", ("owner", "group")),
+        ):
+            if (given := getattr(self, name)) not in choices:
+                raise SpecError(f"{name}={given!r}", "that is no choice", "use {!r} or {!r}".format(*choices))
         if self.state is None and (self.outputs is not None or not self.autocommit):
-            given = "outputs=" if self.outputs is not None else "autocommit="
-            raise SpecError(given, "it has no effect without a state", "give the folder of a state too")
+            name = "outputs=" if self.outputs is not None else "autocommit="
+            raise SpecError(name, "it has no effect without a state", "give the folder of a state too")
         address.folder(self.outputs, "write outputs to")  # before anything is made
         for name, what, least in (("retain", "times", 0), ("threads", "threads", 1)):
             given = getattr(self, name)
@@ -56,3 +117,32 @@ class Options:
                 raise SpecError(
                     f"{name}={given!r}", f"that is no number of {what}", f"give a whole number, {least} or more"
                 )
+
+
+def opened_with(
+    options: Callable[P, EngineOptions],
+) -> Callable[[Callable[[Owner, EngineOptions], Opened]], Callable[Concatenate[Owner, P], Opened]]:
+    """A method of a plan that takes each of the options by its name, from one that takes them as one object.
+
+    Checkers, editors and ``help`` see the options with their types, defaults and text.
+    """
+
+    def decorate(method: Callable[[Owner, EngineOptions], Opened]) -> Callable[Concatenate[Owner, P], Opened]:
+        taken = inspect.signature(options).parameters.values()
+
+        @functools.wraps(method)
+        def opened(self: Owner, /, *args: P.args, **given: P.kwargs) -> Opened:
+            try:
+                signature.bind(self, *args, **given)
+            except TypeError as error:
+                raise TypeError(f"{method.__qualname__}() {error}") from None
+            return method(self, options(*args, **given))
+
+        me = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        signature = inspect.Signature([me, *taken], return_annotation=method.__annotations__.get("return"))
+        _, _, described = (inspect.getdoc(options) or "").partition("\n\n")
+        opened.__doc__ = f"{method.__doc__}\n\n{described}"
+        vars(opened)["__signature__"] = signature
+        return opened
+
+    return decorate

@@ -31,7 +31,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from os import PathLike
 from time import time
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from ddflow.errors import CorruptState
 from ddflow.storage import leftovers
@@ -153,20 +153,12 @@ def blobs_of(store: Store, manifest: Manifest) -> Iterator[Blob]:
     yield from manifest.outputs()
     for part in manifest.partitions:
         what = f"the file {part.name} of {store.where}"
-        yield from _blobs(Record.parse(store.map(part).to_pybytes(), what).given, what)
+        yield from Record.parse(store.map(part), what).files()
 
 
 def inside(blob: Blob) -> bool:
     """Whether a file is one of the state's, and not in a folder of outputs."""
     return not blob.name.endswith(".parquet")
-
-
-def _blobs(value: Any, what: str) -> Iterator[Blob]:
-    if isinstance(value, list) and [type(each) for each in value] == [str, int, str]:
-        yield Record({"a file": value}, what).blob("a file")
-    elif isinstance(value, list | dict):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _blobs(each, what)
 
 
 def _garbage(

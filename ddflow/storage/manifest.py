@@ -3,50 +3,46 @@
 Invariant: `Manifest.decode` gives back what `Manifest.encode` was called on, or raises `CorruptState` with the number
 and the place; one flipped bit or one missing byte is never another manifest. A checksum tells of accidents only, so
 whatever passes it is still read with suspicion, field by field; a format of a later ddflow must be told from damage, so
-the format stands in the header and again under the checksum; and the newest manifest may be the one that is lost, which
+the format in the header counts in the checksum; and the newest manifest may be the one that is lost, which
 only a mark can tell: then nothing steps back to the one before by itself. A manifest names blobs; it does not read
 them, does not know what a plan says, and publishes nothing.
 
-The bytes: one line ``ddflow manifest <format> <length of body> <xxh3-128 of body>``, then the body, compact JSON.
+The bytes: one line ``ddflow manifest <format> <length of body> <xxh3-128 of body, with the format as its seed>``, then
+the body, compact JSON.
 
 >>> zero = "0" * 32
 >>> first = Manifest(id=zero, number=0, epoch=0, nonce="0" * 16, written=0, secret=(1, 2), plan={}, fingerprint=zero,
-...                  frontier=0, last=0, since=0, partitions=(), receipts=(), folder=None, note="created")
+...                  frontier=0, last=0, since=0, partitions=(), receipts=(), folder=None, note="created", previous="",
+...                  spread=1, horizons={}, greatest={}, feed=None, fed={})
 >>> data = first.encode()
 >>> Manifest.decode(data, 0, "memory") == first
 True
 >>> Manifest.decode(data[:-1], 0, "memory")
 Traceback (most recent call last):
     ...
-ddflow.errors.CorruptState: manifest 0 of memory: its body has 381 bytes, its header says 382; go back with ddflow ...
+ddflow.errors.CorruptState: manifest 0 of memory: its body has 341 bytes, its header says 342; go back with ddflow ...
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from math import isfinite
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import xxhash
+from msgspec import Meta
+from msgspec.json import Decoder
 
 from ddflow.aside import aside
-from ddflow.errors import CorruptState, StateRefused
-from ddflow.storage import epochs
-from ddflow.storage import feeding as fed
-from ddflow.storage.epochs import KINDS, REMEDY, Call, Epoch, Feed, Output, damaged, digits, instant, numbers, only
+from ddflow.errors import CorruptState, StateRefused, cut
+from ddflow.storage.epochs import REMEDY, Call, Epoch, Feed, Output, check_files, damaged
 from ddflow.storage.feeding import Fed
+from ddflow.storage.fields import REFUSALS, Hex, HexOrNone, Instant, Natural, Nonce, Path, Strict, Word, encoded
 from ddflow.storage.protocol import GREATEST, MANIFEST, Blob, Store
-from ddflow.storage.record import I64, Record
-from ddflow.time import CLOSED, NEVER
 
 __all__ = [
     "FORMAT",
     "GREATEST",
     "INSTANTS",
-    "KINDS",
     "MANIFEST",
     "PARTITIONS",
     "Call",
@@ -59,7 +55,7 @@ __all__ = [
     "newest",
 ]
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 """What `Manifest.encode` writes, and the only one that is read."""
 
 INSTANTS: Final = (-62_135_596_800_000, 253_402_300_799_999)
@@ -72,36 +68,9 @@ PARTITIONS: Final = 1 << 16
 """The greatest number of partitions of a state."""
 
 _HEADER = re.compile(rb"ddflow manifest ([1-9][0-9]{0,5}) (0|[1-9][0-9]{0,11}) ([0-9a-f]{32})\n")
-_FIELDS = frozenset(
-    (
-        "format",
-        "number",
-        "epoch",
-        "nonce",
-        "written",
-        "secret",
-        "plan",
-        "fingerprint",
-        "frontier",
-        "last",
-        "since",
-        "partitions",
-        "receipts",
-        "folder",
-        "note",
-        "previous",
-        "spread",
-        "horizons",
-        "greatest",
-        "feed",
-        "fed",
-        "id",
-    )
-)
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(Strict, frozen=True, kw_only=True):
     """One version of a state.
 
     ``id``: of the state, 32 hex digits; a copy has the same.  ``nonce``: of its writer, 16 hex digits.  ``written``:
@@ -116,72 +85,50 @@ class Manifest:
     ``fed``: by source that was ever named in a call, how it was fed.
     """
 
-    id: str
-    number: int
-    epoch: int
-    nonce: str
-    written: int
-    secret: tuple[int, int]
-    plan: Mapping[str, Any]
-    fingerprint: str
-    frontier: int
-    last: int
-    since: int
+    id: Hex
+    number: Annotated[int, Meta(ge=0, le=GREATEST)]
+    epoch: Natural
+    nonce: Nonce
+    written: Annotated[int, Meta(ge=INSTANTS[0], le=INSTANTS[1])]
+    secret: tuple[Word, Word]
+    plan: dict[str, Any]
+    fingerprint: Hex
+    frontier: Instant
+    last: Instant
+    since: Instant
     partitions: tuple[Blob, ...]
     receipts: tuple[Epoch, ...]
-    folder: str | None
-    note: str
-    previous: str = ""
-    spread: int = 1
-    horizons: Mapping[str, int] = field(default_factory=dict)
-    greatest: Mapping[str, int] = field(default_factory=dict)
-    feed: Feed | None = None
-    fed: Mapping[str, Fed] = field(default_factory=dict)
+    folder: Path | None
+    note: Annotated[str, Meta(max_length=1 << 24)]
+    previous: HexOrNone
+    spread: Annotated[int, Meta(ge=1, le=PARTITIONS)]
+    horizons: dict[str, Instant]
+    greatest: dict[str, Instant]
+    feed: Feed | None
+    fed: dict[str, Fed]
 
-    def outputs(self) -> Iterator[Blob]:
+    def outputs(self) -> list[Blob]:
         """The files of all outputs of all receipts, in order."""
+        out: list[Blob] = []
         for receipt in self.receipts:
             for call in receipt.calls:
                 for output in call.outputs.values():
-                    yield from output.blobs
+                    out += output.blobs
+        return out
 
     def encode(self) -> bytes:
-        """Header and body.  O(bytes).  Raises `ValueError` for a plan that is no JSON, or deeper than `DEPTH`;
-        `StateRefused` for anything else that `decode` would refuse."""
-        if _too_deep(self.plan):
-            raise ValueError(f"the plan is nested deeper than {DEPTH} levels")
-        plain = {
-            "format": FORMAT,
-            "id": self.id,
-            "number": self.number,
-            "epoch": self.epoch,
-            "nonce": self.nonce,
-            "written": self.written,
-            "secret": "".join(f"{word:016x}" for word in self.secret),
-            "plan": self.plan,
-            "fingerprint": self.fingerprint,
-            "frontier": self.frontier,
-            "last": self.last,
-            "since": self.since,
-            "partitions": [blob.to_json() for blob in self.partitions],
-            "receipts": [epochs.written(each) for each in self.receipts],
-            "folder": self.folder,
-            "note": self.note,
-            "previous": self.previous,
-            "spread": self.spread,
-            "horizons": dict(self.horizons),
-            "greatest": dict(self.greatest),
-            "feed": None if self.feed is None else self.feed._asdict(),
-            "fed": {name: fed.written(each) for name, each in self.fed.items()},
-        }
+        """Header and body.  O(bytes).  Raises `StateRefused` for what `decode` would refuse, or read as another."""
+        asked = f"write manifest {self.number}"
         try:
-            _read(Record(plain, f"write manifest {self.number}"))
-        except CorruptState as error:
-            raise _unreadable(error.asked, error.found) from None
-        body = json.dumps(plain, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")
-        data = f"ddflow manifest {FORMAT} {len(body)} {xxhash.xxh3_128_hexdigest(body)}\n".encode("ascii") + body
+            body = encoded(self)
+            # A struct checks its fields when it is read, not when it is made; and NaN would be read as null.
+            if _read(body) != self:
+                raise ValueError("its plan has a value that JSON has not")
+        except REFUSALS as error:
+            raise _unreadable(asked, cut(str(error))) from None
+        data = f"ddflow manifest {FORMAT} {len(body)} {_checksum(body, FORMAT)}\n".encode("ascii") + body
         if len(data) > MANIFEST:
-            raise _unreadable(f"write manifest {self.number}", f"it has {len(data):,} bytes, of {MANIFEST:,} at most")
+            raise _unreadable(asked, f"it has {len(data):,} bytes, of {MANIFEST:,} at most")
         return data
 
     @classmethod
@@ -198,13 +145,9 @@ class Manifest:
         body = data[header.end() :]
         if len(body) != length:
             raise damaged(what, f"its body has {len(body):,} bytes, its header says {length:,}")
-        found = xxhash.xxh3_128_hexdigest(body)
+        found = _checksum(body, format_)
         if found != digest:
-            raise damaged(what, f"its body has checksum {found}, its header says {digest}")
-        record = Record(_parsed(body, what), what)
-        inside = record.number("format", 1)
-        if inside != format_:
-            raise damaged(what, f"its header says format {format_}, its body format {inside}")
+            raise damaged(what, f"it has checksum {found}, its header says {digest}")
         if format_ != FORMAT:
             raise CorruptState(
                 what,
@@ -212,7 +155,11 @@ class Manifest:
                 "it was written by another ddflow: open it with that one, or replay the log into a "
                 "new state; ddflow rollback goes back to a version of this format, where one is kept",
             )
-        manifest = _read(record)
+        try:
+            # How deep a plan may be nested must not depend on who calls.
+            manifest = aside(lambda: _read(body))
+        except REFUSALS as error:
+            raise damaged(what, f"its body is no manifest: {cut(str(error))}") from None
         if manifest.number != number:
             raise damaged(what, f"it says it is manifest {manifest.number}")
         return manifest
@@ -223,6 +170,9 @@ class Manifest:
         # A receipt is of an epoch that was committed, and each epoch has one.
         given = [receipt.epoch for receipt in self.receipts]
         assert given == sorted(set(given)) and all(epoch <= self.epoch for epoch in given)
+
+
+_DECODER: Final = Decoder(Manifest)
 
 
 def newest(store: Store) -> Manifest | None:
@@ -269,72 +219,45 @@ def _unreadable(asked: str, found: str) -> StateRefused:
     )
 
 
-def _parsed(body: bytes, what: str) -> Any:
-    """What the body's JSON says; NaN and infinity are none, however they are written."""
-
-    def finite(text: str) -> float:
-        number = float(text)
-        if not isfinite(number):
-            raise ValueError(f"{text[:20]} is no number of JSON")
-        return number
-
-    try:
-        return aside(lambda: json.loads(body.decode("ascii"), parse_constant=finite, parse_float=finite))
-    except (ValueError, RecursionError) as error:
-        raise damaged(what, f"its body is no JSON ({error})") from None
+def _checksum(body: bytes, format_: int) -> str:
+    """Of a body and its format, which is in the header: one flipped bit must not make it another format."""
+    return xxhash.xxh3_128_hexdigest(body, format_)
 
 
-def _read(record: Record) -> Manifest:
-    only(record, _FIELDS)
-    secret, epoch, spread = digits(record, "secret", 32), record.number("epoch"), record.number("spread", 1, PARTITIONS)
-    receipts = tuple(epochs.read(each) for each in record.records("receipts"))
-    given = [receipt.epoch for receipt in receipts]
-    if given != sorted(set(given)) or given[-1:] > [epoch]:
-        raise damaged(record.what, f"the epochs of its {len(given)} receipts do not ascend to {epoch}")
-    partitions = tuple(record.blobs("partitions"))
+def _read(body: bytes) -> Manifest:
+    """The manifest of a body.  Raises one of `REFUSALS`."""
+    manifest = _DECODER.decode(body)
+    last = -1
+    for receipt in manifest.receipts:
+        if not last < receipt.epoch <= manifest.epoch:
+            raise ValueError(f"the epochs of its {len(manifest.receipts)} receipts do not ascend to {manifest.epoch}")
+        last = receipt.epoch
+        for call in receipt.calls:
+            if call.outputs:
+                check_files(call.outputs)
+    for fed in manifest.fed.values():
+        fed.check(manifest.epoch)
+    partitions = manifest.partitions
     if len({blob.name for blob in partitions}) < len(partitions):
-        raise damaged(record.what, "two of its partitions are the same file")
-    if (count := len(partitions)) % spread:
-        raise damaged(record.what, f"it has {count} inventories, which are no levels of {spread} partitions")
-    plan = record.record("plan").given
-    if _too_deep(plan):
-        raise damaged(record.what, f"its plan is nested deeper than {DEPTH} levels")
-    folder = record.text("folder", 1 << 16) if "folder" in record else None
-    if folder is not None and "\0" in folder:
-        raise damaged(record.what, f"its folder is {folder!r}, which is no path")
-    return Manifest(
-        id=digits(record, "id", 32),
-        number=record.number("number", 0, GREATEST),
-        epoch=epoch,
-        nonce=digits(record, "nonce", 16),
-        written=record.number("written", *INSTANTS),
-        secret=(int(secret[:16], 16), int(secret[16:], 16)),
-        plan=plan,
-        fingerprint=digits(record, "fingerprint", 32),
-        frontier=instant(record, "frontier"),
-        last=instant(record, "last"),
-        since=instant(record, "since"),
-        partitions=partitions,
-        receipts=receipts,
-        folder=folder,
-        note=record.text("note"),
-        spread=spread,
-        previous=digits(record, "previous", 32) if record.text("previous", 32) else "",
-        horizons=numbers(record.record("horizons"), NEVER),
-        greatest=numbers(record.record("greatest"), NEVER),
-        feed=epochs.feed(record.record("feed")) if "feed" in record else None,
-        fed={name: fed.read(each, epoch) for name, each in record.named("fed").items()},
-    )
+        raise ValueError("two of its partitions are the same file")
+    if len(partitions) % manifest.spread:
+        raise ValueError(f"it has {len(partitions)} inventories, which are no levels of {manifest.spread} partitions")
+    if max(manifest.secret) >= 1 << 64:
+        raise ValueError("its secret is not two words of 64 bits")
+    if _too_deep(manifest.plan):
+        raise ValueError(f"its plan is nested deeper than {DEPTH} levels")
+    return manifest
 
 
-def _too_deep(plan: Any) -> bool:
-    level = [plan]
-    for _ in range(DEPTH + 1):
-        level = [each for each in level if isinstance(each, Mapping | list | tuple)]
-        if not level:
+def _too_deep(plan: dict[str, Any]) -> bool:
+    level: list[Any] = [plan]
+    for _ in range(DEPTH):
+        below: list[Any] = []
+        for each in level:
+            for child in each.values() if isinstance(each, dict) else each:
+                if isinstance(child, dict | list):
+                    below.append(child)
+        if not below:
             return False
-        level = [child for each in level for child in (each.values() if isinstance(each, Mapping) else each)]
+        level = below
     return True
-
-
-assert CLOSED == I64

@@ -25,12 +25,12 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from threading import Thread
 from time import monotonic, time
 from typing import Any, Final, NamedTuple
 
 import xxhash
+from msgspec.structs import replace
 
 from ddflow.columns.hashing import Secret
 from ddflow.errors import CorruptState, DdflowError, Fenced, OutcomeUnknown
@@ -88,7 +88,7 @@ class Ledger:
             nonce=store.nonce,
             written=int(time() * 1000),
             secret=(secret.k0, secret.k1),
-            plan=plan,
+            plan=dict(plan),
             fingerprint=fingerprint,
             frontier=NEVER,
             last=NEVER,
@@ -97,7 +97,12 @@ class Ledger:
             receipts=(),
             folder=folder,
             note="created",
+            previous="",
             spread=spread,
+            horizons={},
+            greatest={},
+            feed=None,
+            fed={},
         )
         if store.publish(0, first.encode()):
             store.mark(0)

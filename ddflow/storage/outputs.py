@@ -24,22 +24,23 @@ from __future__ import annotations
 
 import io
 import itertools
-import json
 import os
 import re
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
+from msgspec.json import Decoder
 
-from ddflow.errors import CorruptState, SpecError, StateRefused
+from ddflow.errors import SpecError, StateRefused, cut
 from ddflow.storage import address
 from ddflow.storage.disk import Disk
+from ddflow.storage.fields import Hex, Path, Strict, decoded, encoded
 from ddflow.storage.protocol import Blob, Store, lost, verified
-from ddflow.storage.record import Record
 from ddflow.storage.site import Site
 
 MARK: Final = "outputs.json"
@@ -53,7 +54,6 @@ AGAIN: Final = (
 )
 COPY: Final = "restore it from a copy, or go back with ddflow rollback"
 _UNSAFE = re.compile(r"[^A-Za-z0-9.]+")
-_ID = re.compile(r"[0-9a-f]{32}")
 _DISK = Disk()
 
 
@@ -65,13 +65,16 @@ def of(name: str) -> str:
     return f"{readable}-{digest}" if readable else digest
 
 
-class Mark(NamedTuple):
+class Mark(Strict, frozen=True):
     """What ``outputs.json`` says: the id of the ``state`` that the folder belongs to; the place ``at`` which that was
-    when it last claimed it, since a copy has the same id; the names of its ``outputs``."""
+    when it last claimed it, since a copy has the same id; the folders of its ``outputs`` by their names."""
 
-    state: str
-    at: str
-    outputs: frozenset[str]
+    state: Hex
+    at: Path
+    outputs: dict[str, str]
+
+
+_DECODER: Final = Decoder(Mark)
 
 
 class OutputFolder:
@@ -118,13 +121,18 @@ class OutputFolder:
         """Take the folder for a state's, and make what is missing of it, durably.  O(names).
 
         ``at``: where the state is.  Of several states that do so at the same time one gets it.  Raises as `look` does,
-        `StorageFull`.
+        `StateRefused` for a name that is no UTF-8, `StorageFull`.
         """
+        wanted = {name: of(name) for name in sorted(names)}
+        try:
+            encoded([self.path, at, wanted])
+        except UnicodeEncodeError as error:
+            odd = f"the name of a folder or an output is no UTF-8 ({error.reason}): {error.object!r}"
+            raise self.site.refused(cut(odd), "give it another name") from None
         self.look(state)
         with self.site.guarded("make it", opening=True):
             self.site.make()
             self.site.look(self.path)
-            wanted = frozenset(names)
             found = self.mark() or self._first(Mark(state, at, wanted))
             self._must_be_of(state, found)
             for name in wanted:
@@ -140,20 +148,12 @@ class OutputFolder:
 
     def mark(self) -> Mark | None:
         """What ``outputs.json`` says; None where there is none.  O(its bytes).  Raises `CorruptState` for another."""
-        what = f"the file {MARK} of {self.path}"
         with self.site.reading(f"file {MARK}", lost(MARK, self.path), AGAIN):
             try:
                 data = self.disk.read(self.site.below(MARK), MARK_BYTES)
             except FileNotFoundError:
                 return None
-        try:
-            record = Record.parse(data, what)
-            state, at, outputs = record.text("state", 32), record.text("at", 1 << 16), record.record("outputs").given
-        except CorruptState as error:
-            raise CorruptState(what, error.found if data else "it is empty", AGAIN) from None
-        if not _ID.fullmatch(state):
-            raise CorruptState(what, f"its state is {state!r}, which is no id of one", AGAIN)
-        return Mark(state, at, frozenset(outputs))
+        return decoded(_DECODER, data, f"the file {MARK} of {self.path}", AGAIN)
 
     def put(self, name: str, table: pa.Table) -> Blob:
         """Write what an output gained to a hidden file, durable but for its name.  O(rows).
@@ -255,10 +255,9 @@ class OutputFolder:
 
     def _written(self, mark: Mark) -> str:
         """A new file with it, durable but for its name: its path."""
-        outputs = {name: of(name) for name in sorted(mark.outputs)}
-        data = json.dumps({"state": mark.state, "at": mark.at, "outputs": outputs}, indent=1)
+        data = msgspec.json.format(encoded(mark), indent=1)
         path = self.site.below(f".{self.nonce}-{next(self._numbers)}.part")
-        self.site.written(path, f"write {MARK}", lambda sink: sink.write(data.encode()))
+        self.site.written(path, f"write {MARK}", lambda sink: sink.write(data))
         return path
 
 

@@ -7,8 +7,8 @@ every failure says whether the thing *did not happen* (`StorageFull`, `StorageFa
 nothing a user wrote becomes a name. A store knows neither what blobs hold nor what manifests say; what no manifest
 names is garbage, whose collection is another's.
 
->>> Blob("00ff-1.arrow", 4, bytes(16)).to_json()
-['00ff-1.arrow', 4, '00000000000000000000000000000000']
+>>> Blob("00ff00ff00ff00ff-1.arrow", 4, bytes(16)).length
+4
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
 import pyarrow as pa
 import xxhash
+from msgspec import Meta
 
 from ddflow.errors import CorruptState, EngineClosed, StateRefused, StorageFailed
+from ddflow.storage.fields import FILE, FileName, Natural
 
-NAME: Final = re.compile(r"[0-9a-f]{16}-[0-9]{1,12}\.(?:arrow|json|parquet)")
-"""What every blob is called: the nonce of its writer, a number, what it is."""
+NAME: Final = re.compile(FILE)
+"""What every blob is called."""
 
 GREATEST: Final = 10**16 - 2
 """The greatest number of a manifest: sixteen digits, and there is a number to follow it."""
@@ -42,15 +44,14 @@ _NUMBER = re.compile(r"[0-9]{16}")
 
 
 class Blob(NamedTuple):
-    """A blob as a manifest names it: ``name``, ``length`` in bytes, ``digest``: xxh3-128 of them."""
+    """A blob as a manifest names it: ``name``, ``length`` in bytes, ``digest``: xxh3-128 of them.
 
-    name: str
-    length: int
-    digest: bytes
+    In JSON these are three values in a list, the digest in base64.
+    """
 
-    def to_json(self) -> list[Any]:
-        """Three plain values; `Record.blob` reads them."""
-        return [self.name, self.length, self.digest.hex()]
+    name: FileName
+    length: Natural
+    digest: Annotated[bytes, Meta(min_length=16, max_length=16)]
 
 
 class Entry(NamedTuple):

@@ -1,13 +1,12 @@
-"""A record: a JSON object from a store, read with suspicion.
+"""A record whose fields are not known beforehand, such as the parameters of a plan's node: read with suspicion.
 
 Invariant: a value that comes out is of the type and in the range that was asked for; anything else is `CorruptState`
-with the path to it. Checksums tell of accidents, not of intent, and whatever a number says may be allocated, sliced or
-mapped later; so nothing is taken from JSON but through here. It does not know what fields mean.
+with the path to it. A record whose fields are known is a struct (``fields``); `Record.to` makes one of a part. It does
+not know what fields mean.
 
->>> blob = b'["00ff00ff00ff00ff-1.arrow", 4, "00000000000000000000000000000000"]'
->>> record = Record.parse(b'{"rows": 3, "blob": ' + blob + b"}", "m")
->>> record.number("rows"), record.blob("blob").length
-(3, 4)
+>>> record = Record.parse(b'{"rows": 3, "of": {"name": "x"}}', "m")
+>>> record.number("rows"), record.record("of").text("name")
+(3, 'x')
 >>> record.number("rows", most=2)
 Traceback (most recent call last):
     ...
@@ -17,18 +16,20 @@ ddflow.errors.CorruptState: m: rows is 3, not a whole number from 0 to 2; it was
 from __future__ import annotations
 
 import builtins
-import json
 import reprlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, TypeVar
 
-from ddflow.aside import aside
+from msgspec.json import Decoder
+
 from ddflow.errors import CorruptState
-from ddflow.storage.protocol import NAME, Blob
+from ddflow.storage.fields import I64, MEND, converted, decoded
+from ddflow.storage.protocol import Blob
 
-I64 = 2**63 - 1
+T = TypeVar("T")
 _SHORT = reprlib.Repr()  # what is nested as deep as JSON may be, or as long, has no repr of Python's own
 _SHORT.maxstring = _SHORT.maxother = 80
+_ANY: Final = Decoder(Any)
 
 
 class Record:
@@ -41,12 +42,9 @@ class Record:
         self.given: dict[str, Any] = given
 
     @classmethod
-    def parse(cls, data: bytes, what: str) -> Record:
+    def parse(cls, data: Any, what: str) -> Record:
         """The object that JSON text holds.  O(bytes)."""
-        try:
-            return cls(aside(lambda: json.loads(data)), what)
-        except (ValueError, RecursionError) as error:
-            raise CorruptState(what, f"it is no JSON ({error})", "restore it from a copy") from None
+        return cls(decoded(_ANY, data, what), what)
 
     def __contains__(self, name: str) -> bool:
         return self.given.get(name) is not None
@@ -54,6 +52,12 @@ class Record:
     def names(self) -> list[str]:
         """The names of its fields."""
         return list(self.given)
+
+    def to(self, kind: type[T], name: str | None = None) -> T:
+        """It, or the value of a field, as a struct or any other type that msgspec knows.  O(values)."""
+        if name is None:
+            return converted(self.given, kind, self.what)
+        return converted(self.given.get(name), kind, f"{self.what}, {name[:80]}")
 
     def number(self, name: str, least: int = 0, most: int = I64) -> int:
         """A whole number in [least, most]."""
@@ -67,13 +71,6 @@ class Record:
         value = self.given.get(name)
         if not isinstance(value, str) or len(value) > most:
             raise self._wrong(name, value, "a text")
-        return value
-
-    def flag(self, name: str) -> bool:
-        """True or false."""
-        value = self.given.get(name)
-        if not isinstance(value, bool):
-            raise self._wrong(name, value, "true or false")
         return value
 
     def list(self, name: str) -> list[Any]:
@@ -103,29 +100,27 @@ class Record:
         within = self.record(name)
         return {each: within.record(each) for each in within.names()}
 
-    def blob(self, name: str) -> Blob:
-        """A blob, as `Blob.to_json` wrote it."""
-        return self._blob(name, self.given.get(name))
+    def files(self) -> builtins.list[Blob]:
+        """All files that it names, wherever in it they stand.  O(values).  Raises `CorruptState` for what is none."""
+        return converted([file for _, _, file in self._files()], builtins.list[Blob], f"{self.what}, its files")
 
-    def blobs(self, name: str) -> builtins.list[Blob]:
-        """A list of them."""
-        return [self._blob(f"{name}[{i}]", each) for i, each in enumerate(self.list(name))]
+    def rename(self, files: Mapping[str, Blob]) -> None:
+        """Name other files in the place of those that it names.  O(values)."""
+        for holder, at, file in builtins.list(self._files()):
+            holder[at] = files[file[0]]
 
-    def _blob(self, name: str, value: Any) -> Blob:
-        if isinstance(value, list) and [type(each) for each in value] == [str, int, str]:
-            called, length, digest = value
-            if NAME.fullmatch(called) and 0 <= length <= I64 and len(digest) == 32:
-                try:
-                    return Blob(called, length, bytes.fromhex(digest))
-                except ValueError:
-                    pass
-        raise self._wrong(name, value, "the name, length and checksum of a file")
+    def _files(self) -> Iterator[tuple[Any, Any, Any]]:
+        """Each value that names a file: what holds it, at which name or number, and the value."""
+        ahead: builtins.list[Any] = [self.given]
+        while ahead:
+            holder = ahead.pop()
+            for at, value in holder.items() if isinstance(holder, dict) else enumerate(holder):
+                if isinstance(value, builtins.list) and [type(each) for each in value] == [str, int, str]:
+                    yield holder, at, value
+                elif isinstance(value, dict | builtins.list):
+                    ahead.append(value)
 
     def _wrong(self, name: str, value: Any, wanted: str) -> CorruptState:
         shown = _SHORT.repr(value)
         shown = shown if len(shown) <= 200 else f"{shown[:197]}..."
-        return CorruptState(
-            self.what,
-            f"{name[:80]} is {shown}, not {wanted}",
-            "it was not written by ddflow, or damaged; restore it from a copy, or go back with ddflow rollback",
-        )
+        return CorruptState(self.what, f"{name[:80]} is {shown}, not {wanted}", MEND)

@@ -1,36 +1,38 @@
-"""Estimates: what the state of a source will take, said before anything is run.
+"""Estimates: what the state of an input will take, said before anything is run.
 
-Invariant: keys are counted exactly, by the identities that the engine would give them; bytes come from the weights and
-rules of ``layout``, put through the same steps. What an arrangement takes depends on its past, not only on its keys:
-on how many versions each step writes (a key that comes twice in a step writes one, a no-op none) and on when they are
-merged. Payload is never copied: the rows are looked at once, batch by batch, and some 50 bytes are kept for each.
-Left out: history that ``retain=`` or readers keep, events that wait for their time, operators behind the source (a
+Invariant: keys are counted exactly, by the identities that the engine would give them, and a row's columns are weighed
+by their types. The rest follows from constants of the index and the spine: how full a table of slots is made, how much
+garbage a merge waits for, how long a merge lasts. So `bytes_resident` is a mean over steps. After one step the engine
+may hold two thirds of it, or half as much again; `bytes_most` bounds that. Payload is never copied: the rows are looked
+at once, batch by batch, and some 20 bytes are kept for each.
+Left out: history that ``retain=`` or readers keep, events that wait for their time, operators behind the input (a
 count holds its groups), and which of two events of a key has the greater order: the later wins.
 
 >>> import ddflow as dd, pyarrow as pa
 >>> orders = pa.table({"id": pa.array(range(5000)), "total": pa.array([1.5] * 5000)})
 >>> print(dd.estimate(orders, dd.Upsert(key="id")))
-keys          5,000
-index      177.6 KB
-batches    125.0 KB
-together   302.6 KB, 60.5 bytes a key
-at most    302.6 KB, after a step, while batches wait to be merged
+5,000 keys, 60.5 bytes a key
+part                                   size
+index                              177.6 KB
+batches                            125.0 KB
+together                           302.6 KB
+at most, while batches are merged  302.6 KB
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from html import escape
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import Ints, Secret, Words, identities, value_hashes, words
+from ddflow.columns.hashing import Secret, identities, is_wide
 from ddflow.columns.rows import offset_width, width
 from ddflow.columns.schema import conform, empty, one_batch, to_schema, to_table
 from ddflow.columns.sorting import sort
@@ -39,11 +41,23 @@ from ddflow.errors import SpecError
 from ddflow.operators.upsert.orders import orders
 from ddflow.plan.bind import Bound, bind
 from ddflow.plan.spec import Upsert
-from ddflow.tools.layout import Brought, Rise, weigh
+from ddflow.terminal import html_table, text_table
+from ddflow.trace.index import LEAST, LOAD, SPARE
+from ddflow.trace.spine import EFFORT, GARBAGE
 
-Flags = np.ndarray[Any, np.dtype[np.bool_]]
-PIECE, MOST_STEPS = 1 << 20, 10_000
-SECRET = Secret(0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)
+PIECE: Final = 1 << 20
+WORD: Final = 8
+"""Bytes of an identity's word, a value hash, a reference, an order word.  A version has a byte more: is it live?"""
+GROWTH: Final = 1.5
+"""A full index becomes so much larger; so it has between 1 and 1.5 times the slots it needs, 1.25 in the mean."""
+MERGING: Final = 1 / (GARBAGE + 1) / (1 + (GARBAGE - 1) * EFFORT / GARBAGE)
+"""Of all versions, those that merges have copied while they still hold the originals, in the mean.
+
+A merge of everything begins when there are GARBAGE versions a key. It goes through EFFORT versions for each that comes
+in, so it takes GARBAGE/EFFORT of a cycle that is GARBAGE - 1 + GARBAGE/EFFORT long. While it lasts, it holds half a
+version a key besides, when there are (GARBAGE + 1)/2 in the mean.
+"""
+SECRET: Final = Secret(0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)
 """Any: which identities keys get does not matter to how many there are."""
 
 
@@ -56,9 +70,11 @@ class Estimate:
     tombstones: int
     """Deleted keys whose order must stay."""
     bytes_index: int
+    """Of the index, in the mean over steps."""
     bytes_batches: int
+    """Of the batches of versions, in the mean over steps."""
     bytes_most: int
-    """Of index and batches together, after whichever step that was most."""
+    """Of index and batches together, after whichever step."""
 
     @property
     def bytes_resident(self) -> int:
@@ -75,37 +91,43 @@ class Estimate:
         return asdict(self) | {"bytes_resident": self.bytes_resident, "bytes_per_key": self.bytes_per_key}
 
     def __str__(self) -> str:
-        lines = self._lines()
-        size = max(len(figure) for _, figure, _ in lines)
-        return "\n".join(f"{what:<9}{figure:>{size + 2}}{', ' if more else ''}{more}" for what, figure, more in lines)
+        return text_table(self._above(), self._table(), [])
 
     def _repr_html_(self) -> str:
-        def row(what: str, figure: str, more: str) -> str:
-            return f"<tr><th>{escape(what)}</th><td>{escape(figure)}</td><td>{escape(more)}</td></tr>"
+        return html_table(self._above(), self._table(), [])
 
-        return f"<table><tbody>{''.join(row(*line) for line in self._lines())}</tbody></table>"
+    def _above(self) -> str:
+        tombstones = f", {self.tombstones:,} tombstones" if self.tombstones else ""
+        per_key = "" if self.bytes_per_key is None else f", {self.bytes_per_key:,.1f} bytes a key"
+        return f"{self.keys:,} keys{tombstones}{per_key}"
 
-    def _lines(self) -> list[tuple[str, str, str]]:
-        per_key = "" if self.bytes_per_key is None else f"{self.bytes_per_key:,.1f} bytes a key"
-        return [
-            ("keys", f"{self.keys:,}", f"and {self.tombstones:,} tombstones" if self.tombstones else ""),
-            ("index", shown_size(self.bytes_index), ""),
-            ("batches", shown_size(self.bytes_batches), ""),
-            ("together", shown_size(self.bytes_resident), per_key),
-            ("at most", shown_size(self.bytes_most), "after a step, while batches wait to be merged"),
-        ]
+    def _table(self) -> list[list[str]]:
+        sizes = {
+            "index": self.bytes_index,
+            "batches": self.bytes_batches,
+            "together": self.bytes_resident,
+            "at most, while batches are merged": self.bytes_most,
+        }
+        return [["part", "size"], *([part, shown_size(size)] for part, size in sizes.items())]
 
 
 def estimate(table: Any, spec: Upsert, *, keys: int | None = None, step: int = 100_000) -> Estimate:
-    """What the state of a source will take when these rows come in.
+    """What the state of an input will take when these rows come in.
 
-    ``table``: anything that speaks Arrow; a reader is streamed.  ``spec``: as for ``flow.upserts``.  ``keys``: how many
-    different keys there will be, when the table is a sample: best all events of some of the keys.  ``step``: how many
-    rows a step brings.  Rows without a key are left out unless the spec keeps them.  O(rows); some 50 bytes a row.
+    Parameters
+    ----------
+    table
+        Anything that speaks Arrow; a reader is streamed.
+    spec
+        As for ``flow.upserts``.
+    keys
+        How many different keys there will be, when the table is a sample: best all events of some of the keys.
+    step
+        How many rows a step brings.  Rows that all come in one step leave nothing to merge.
 
-    Keys that come about equally often: within 10 % of what the engine takes, after whichever step.  Where some come
-    much more often than others it may be 40 % off while a merge is at work.  Raises `NotArrow`, `SchemaMismatch`,
-    `SpecError` when spec and columns do not fit, or ``keys`` or ``step`` make no sense.
+    Rows without a key are left out unless the spec keeps them.  ``bytes_resident`` is within 15 % of the mean over the
+    later steps, and no step takes more than ``bytes_most``.  O(rows); some 20 bytes a row.  Raises `NotArrow`,
+    `SchemaMismatch`, `SpecError` when spec and columns do not fit, or ``keys`` or ``step`` make no sense.
     """
     for name, given in (("keys", keys), ("step", step)):
         if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
@@ -118,130 +140,78 @@ def estimate(table: Any, spec: Upsert, *, keys: int | None = None, step: int = 1
             "give the number expected in all, or leave keys= out",
         )
     times = 1.0 if keys is None else keys / seen.keys
-    rise = Rise(weigh(seen.bound, seen.payload))
-    most = live = dead = 0
-    for brought in seen.steps(step / times):
-        scaled = Brought(*(round(n * times) for n in brought))
-        rise.step(scaled)
-        most, live, dead = max(most, rise.bytes_index + rise.bytes_batches), scaled.live, scaled.dead
+    rows, entries, live = (round(n * times) for n in (seen.rows, seen.keys, seen.live))
+    order, wide = orders(seen.bound), is_wide(seen.bound.key_schema)
+    dead = entries - live if order.keeps else 0
+    slot = WORD * (3 + wide + order.words)
+    version = WORD * (1 + wide + order.words) + 1 + seen.payload
+    slots, most_slots = _slots(entries, rows, step)
+    versions, most_versions = _versions(entries, live + dead, rows, step)
+    index, batches = round(slots * slot), round(versions * version)
     return Estimate(
-        live,
-        dead if rise.weights.keeps else 0,
-        rise.bytes_index,
-        rise.bytes_batches,
-        max(most, rise.bytes_index + rise.bytes_batches),
+        live, dead, index, batches, max(index + batches, round(most_slots * slot + most_versions * version))
     )
 
 
+def _slots(entries: int, rows: int, step: int) -> tuple[int, int]:
+    """Slots of an index: in the mean, at most.  Deleted keys keep theirs until the table grows."""
+    later = min(step, rows - step)
+    if later <= 0:  # all came at once, into a table made for them
+        exact = max(LEAST, int(entries / LOAD)) + SPARE
+        return exact, exact
+    # Before a step there must be room for all of its keys, though most are known: of those drawn evenly so many differ.
+    again = entries * -math.expm1(-later / entries) * (1 - entries / rows)
+    need = max(LEAST, int((entries + again) / LOAD))
+    return round(need * (1 + GROWTH) / 2) + SPARE, round(need * GROWTH) + SPARE
+
+
+def _versions(entries: int, needed: int, rows: int, step: int) -> tuple[float, float]:
+    """Versions in batches: in the mean, at most.  ``needed``: how many would be left if all were merged."""
+    if rows <= step:
+        return needed, needed
+    written, full = rows, GARBAGE * entries
+    mean = min(written, (needed + full) / 2) * (1 + MERGING)
+    return mean, min(written, full * (1 + 1 / EFFORT) + min(step, entries)) + needed
+
+
 class _Seen:
-    """The rows, looked at once.  Of each that has a key: its identity, whether it deletes, a hash of what counts in
-    "did it change", and its time where it has one."""
+    """The rows, looked at once: how many have a key, how many keys there are and are live, bytes of a live row."""
 
     def __init__(self, given: Any, spec: Upsert) -> None:
         batches, schema = _batches(given)
         self.bound = bind("the table", schema, spec)
-        weighed, parts, live = _Weighed(self.bound), [], 0
+        stored = [*self.bound.row_schema.names, *(spec.order_by if orders(self.bound).hidden else [])]
+        nbytes, alive, parts = 0.0, 0, []
         for batch in batches:
             events = _events(batch, self.bound)
             by_key = pa.RecordBatch.from_arrays([events.column(n) for n in spec.key], schema=self.bound.key_schema)
-            gone = self.bound.deletes(events)
-            value = value_hashes(events.select(self.bound.tracked), SECRET)
-            times = words(events.column(spec.time)).view(np.int64) if spec.time else np.empty(0, np.int64)
-            parts.append((*identities(by_key, SECRET), gone != 0, value, times))
-            weighed.add(events if not gone.any() else events.filter(pa.array(gone == 0)))
-            live += int(gone.size - gone.sum())
-        high, low, self.gone, self.value, self.times = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-        self.by = sort(high, low)
-        self.payload = weighed.nbytes / max(live, 1)
-
-    @property
-    def keys(self) -> int:
-        """How many different ones there are."""
-        return self.by.starts.size - 1
-
-    def steps(self, rows: float) -> Iterator[Brought]:
-        """What each step of so many rows brings."""
-        n = self.gone.size
-        if not n:
-            return
-        rows = max(rows, 1.0, n / MOST_STEPS)
-        # The sort is stable, so a key's events stand in the order of steps: the last one of each step (and time) stays.
-        step = (self.by.permutation / rows).astype(np.int64)
-        first = np.zeros(n, bool)
-        first[self.by.starts[:-1]] = True
-        times = self.times[self.by.permutation] if self.times.size else step
-        begins = np.flatnonzero(first | _differs(step) | _differs(times))
-        last = self.by.permutation[np.append(begins[1:], n) - 1]
-        first, step, live, value = first[begins], step[begins], ~self.gone[last], self.value[last]
-        # Several times in a step: a key that changed, and back again, has written a version all the same.
-        changed = np.ones(live.size, bool) if self.bound.spec.keeps_order else _changed(first, live, value)
-        begins = np.flatnonzero(first | _differs(step))
-        last = np.append(begins[1:], live.size) - 1
-        changed = np.logical_or.reduceat(changed, begins)
-        new, live, lived = first[begins], live[last], _before(first[begins], live[last])
-        step = step[begins]
-        # Not known yet: no step before has written a version of the key.
-        known = np.cumsum(changed) - changed
-        entered = changed & (known == np.repeat(known[new], np.diff(np.append(np.flatnonzero(new), new.size))))
-
-        def each(which: Any) -> Ints:
-            return np.bincount(step[which], minlength=int(step.max()) + 1)
-
-        alive = np.cumsum(each(live & ~lived) - each(lived & ~live))
-        columns = (
-            each(slice(None)),
-            each(changed),
-            each(entered),
-            each(changed & live & ~lived & ~entered),
-            alive,
-            np.cumsum(each(new)) - alive,
-        )
-        yield from (Brought(*numbers) for numbers in zip(*(column.tolist() for column in columns), strict=True))
+            gone = self.bound.deletes(events) != 0
+            parts.append((*identities(by_key, SECRET), gone))
+            rows = events.filter(pa.array(~gone)) if gone.any() else events
+            nbytes, alive = nbytes + sum(_nbytes(rows.column(name)) for name in stored), alive + rows.num_rows
+        high, low, gone = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        by = sort(high, low)
+        self.rows, self.keys = gone.size, by.starts.size - 1
+        # The sort is stable, so the last event of a key stands last.
+        self.live = int((~gone[by.permutation[by.starts[1:] - 1]]).sum())
+        self.payload = nbytes / max(alive, 1)
 
 
-def _differs(column: Ints | Words) -> Flags:
-    """bool[n]: whether each value is another than the one before it; the first is."""
-    return np.append(True, column[1:] != column[:-1])
-
-
-def _before(first: Flags, live: Flags) -> Flags:
-    """bool[n]: whether each event's key was live before it, as the key's previous event left it."""
-    out: Flags = ~first & np.append(False, live[:-1])
-    return out
-
-
-def _changed(first: Flags, live: Flags, value: Words) -> Flags:
-    """bool[n]: whether each event, or the last one of each step, changes what its key holds."""
-    lived = _before(first, live)
-    out: Flags = np.where(live, ~lived | _differs(value), lived)
-    return out
-
-
-class _Weighed:
-    """Bytes of the columns that an arrangement stores, added up over batches of live rows."""
-
-    def __init__(self, bound: Bound) -> None:
-        self.names = [*bound.row_schema.names, *(bound.spec.order_by if orders(bound).hidden else [])]
-        self.nbytes = 0.0
-
-    def add(self, events: pa.RecordBatch) -> None:
-        """Weigh some rows as they are when gathered into a batch of their own.  O(rows)."""
-        n = events.num_rows
-        for column in (events.column(name) for name in self.names):
-            kind = column.type
-            self.nbytes += n / 8 if column.null_count else 0
-            if pat.is_boolean(kind):
-                self.nbytes += n / 8
-            elif width(kind):
-                self.nbytes += n * width(kind)
-            elif offset_width(kind):
-                self.nbytes += n * offset_width(kind) + (pc.sum(pc.binary_length(column)).as_py() or 0)
-            else:
-                self.nbytes += column.nbytes
+def _nbytes(column: pa.Array) -> float:
+    """Bytes of a column when it is gathered into a batch of its own."""
+    n, kind = len(column), column.type
+    nulls = n / 8 if column.null_count else 0
+    if pat.is_boolean(kind):
+        return nulls + n / 8
+    if width(kind):
+        return float(nulls + n * width(kind))
+    if offset_width(kind):
+        return float(nulls + n * offset_width(kind) + (pc.sum(pc.binary_length(column)).as_py() or 0))
+    return float(nulls + column.nbytes)
 
 
 def _batches(given: Any) -> tuple[Iterator[pa.Table], pa.Schema]:
-    """The rows in pieces, one at least, and the schema that a source of them would have."""
+    """The rows in pieces, one at least, and the schema that an input of them would have."""
     if isinstance(given, pa.RecordBatchReader):
         schema = to_schema(given.schema)
         return chain([empty(schema)], (pa.Table.from_batches([batch]) for batch in given)), schema
@@ -251,7 +221,7 @@ def _batches(given: Any) -> tuple[Iterator[pa.Table], pa.Schema]:
 
 
 def _events(table: pa.Table, bound: Bound) -> pa.RecordBatch:
-    """A piece in the source's types, without the rows that have no key."""
+    """A piece in the input's types, without the rows that have no key."""
     events = one_batch(conform(table, bound.schema, "an estimate", bound.required))
     if bound.spec.null_key == "keep":
         return events

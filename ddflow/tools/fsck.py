@@ -183,13 +183,13 @@ class _Check:
                 self.named = None
                 return None
             try:
-                record = Record.parse(bytes(whole), f"the file {part.name} of {self.store.where}")
+                record = Record.parse(whole, f"the file {part.name} of {self.store.where}")
                 names = files_named(bytes(whole))
             except BaseException:
                 self.named = None
                 raise
             self._name(names)
-            for blob in blobs_named(record):
+            for blob in record.files():
                 self._compare(blob, number)
             self._examination(manifest, flow, place, newest).run(record)
         return record
@@ -328,24 +328,6 @@ class _Check:
 def manifest_file(number: int) -> str:
     """What a manifest's file is called in its state."""
     return f"manifests/{number:016d}"
-
-
-def blobs_named(record: Record) -> list[Blob]:
-    """The files of an inventory, as it names them.  O(inventory)."""
-    found: list[Blob] = []
-
-    def walk(value: object) -> None:
-        if isinstance(value, dict):
-            for each in value.values():
-                walk(each)
-        elif isinstance(value, list) and [type(each) for each in value] == [str, int, str]:
-            found.append(Record({"file": value}, record.what).blob("file"))
-        elif isinstance(value, list):
-            for each in value:
-                walk(each)
-
-    walk(record.given)
-    return found
 
 
 def output_schema(flow: Plan, name: str) -> pa.Schema | None:

@@ -24,6 +24,9 @@ import time
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from msgspec import to_builtins
+
+from ddflow.dataflow.batcher import PendingRecord
 from ddflow.engine.snapshot import State, found
 from ddflow.errors import DdflowError
 from ddflow.plan.codec import columns, shown
@@ -34,7 +37,7 @@ from ddflow.storage.opening import open_store
 from ddflow.storage.outputs import of
 from ddflow.storage.protocol import Store
 from ddflow.storage.record import Record
-from ddflow.tools.fsck import blobs_named
+from ddflow.trace.records import ArrangementRecord, RunRecord
 
 
 def inspect(state: State, *, trust: Literal["owner", "group"] = "owner") -> dict[str, Any]:
@@ -73,15 +76,15 @@ def inspect(state: State, *, trust: Literal["owner", "group"] = "owner") -> dict
             "partitions": manifest.spread,
             "levels": max(len(manifest.partitions) // manifest.spread, 1),
             "parts": [],
-            "fed": None if manifest.feed is None else manifest.feed._asdict(),
+            "fed": None if manifest.feed is None else to_builtins(manifest.feed),
         }
         whole = Record(manifest.plan, f"the plan of {store.where}")
         outputs = whole.record("outputs")
         out["outputs"] = {name: shown(manifest.plan, outputs.text(name), store.where) for name in outputs.names()}
         named = {blob.name: blob.length for blob in (*manifest.outputs(), *manifest.partitions)}
         for place, part in enumerate(manifest.partitions):
-            record = Record.parse(store.map(part).to_pybytes(), f"the file {part.name} of {store.where}")
-            files = {blob.name: blob.length for blob in blobs_named(record)}
+            record = Record.parse(store.map(part), f"the file {part.name} of {store.where}")
+            files = {blob.name: blob.length for blob in record.files()}
             level, number = divmod(place, manifest.spread)
             within = {"level": level, "partition": number, "files": len(files), "bytes": sum(files.values())}
             out["parts"].append(within | _fill(out, record, manifest, store.where))
@@ -140,12 +143,12 @@ def _fill(out: dict[str, Any], record: Record, manifest: Manifest, where: str) -
     """Put in what an inventory says; the keys and pending events that it has."""
     keys = pending = 0
     for name, each in record.named("sources").items():
-        runs = each.records("runs")
+        runs = each.to(list[PendingRecord], "runs")
         figures = _arranged(each.record("rows")) | {
             "arrived": each.number("arrived"),
-            "pending": sum(run.number("rows", 1) - run.number("begin") for run in runs),
+            "pending": sum(run.rows - run.begin for run in runs),
             "pending_files": len(runs),
-            "pending_bytes": sum(run.blob("file").length for run in runs),
+            "pending_bytes": sum(run.file.length for run in runs),
         }
         _add(out["sources"].setdefault(name, {}), figures)
         keys, pending = keys + figures["keys"], pending + figures["pending"]
@@ -166,24 +169,20 @@ def _add(to: dict[str, Any], figures: dict[str, int]) -> None:
 
 def _arranged(record: Record) -> dict[str, int]:
     """The figures of one arrangement."""
-    items = record.records("items")
-    runs = [run for item in items for run in (item, *_within(item)) if "parts" in run]
-    parts = [part for run in runs for part in run.list("parts") if isinstance(part, list) and len(part) == 3]
-    files = {blob.name: blob.length for blob in blobs_named(record)}
-    lapsed = record.number("lapsed") if "lapsed" in record else 0
+    given = record.to(ArrangementRecord)
+    merges = [item for item in given.items if not isinstance(item, RunRecord)]
+    runs = [item for item in given.items if isinstance(item, RunRecord)]
+    runs += [run for merge in merges for run in (*merge.inputs, merge.output)]
+    files = {blob.name: blob.length for batch in given.batches for blob in (batch.file, batch.sieve) if blob}
     return {
-        "keys": record.number("keys"),
-        "tombstones": record.number("tombstones") - lapsed,
-        "versions": sum(end - begin for _, begin, end in parts),
-        "runs": sum(bool(run.list("parts")) for run in runs),
-        "merges": sum("inputs" in item for item in items),
+        "keys": given.keys,
+        "tombstones": given.tombstones - given.lapsed,
+        "versions": sum(end - begin for run in runs for _, begin, end in run.parts),
+        "runs": sum(bool(run.parts) for run in runs),
+        "merges": len(merges),
         "files": len(files),
         "bytes": sum(files.values()),
     }
-
-
-def _within(item: Record) -> list[Record]:
-    return [*item.records("inputs"), item.record("output")] if "inputs" in item else []
 
 
 def _receipt(receipt: Epoch) -> dict[str, Any]:

@@ -42,6 +42,7 @@ from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch
 from ddflow.trace.batch_file import Made
 from ddflow.trace.merge import by_sorting
+from ddflow.trace.records import ArrangementRecord, BatchRecord
 from ddflow.trace.spill import WORDS, Sieve
 
 Guard = Callable[[], AbstractContextManager[None]]
@@ -172,9 +173,9 @@ class Examination:
             mine = slice(None) if told else batch.live[begin:end] != 0
             self._within(record, place(batch)[begin:end][mine], "a key")
         by_file = {file.columns.blob.name: arranged.slots[slot] for slot, file in arranged.slots.files.items()}
-        for each in record.records("batches"):
+        for each in record.to(ArrangementRecord).batches:
             with self.guard():
-                self._batch(each, by_file[each.blob("file").name], arranged, rows)
+                self._batch(each, by_file[each.file.name], arranged, rows)
         if self.whole:
             live, dead = census(arranged, rows)
             if live != arranged.keys or (arranged.keeps and arranged.lapse is None and dead != arranged.tombstones):
@@ -185,9 +186,9 @@ class Examination:
                 )
             arranged._check()
 
-    def _batch(self, record: Record, batch: Batch, arranged: Arrangement, rows: Made) -> None:
+    def _batch(self, record: BatchRecord, batch: Batch, arranged: Arrangement, rows: Made) -> None:
         """Whether rows are where their keys belong, and hashed as they are; and the sieve."""
-        name = record.blob("file").name
+        name, sieve = record.file.name, record.sieve
         if name not in self.seen:
             self.seen.add(name)
             high, low, value = rows(pa.table(batch.rows.table))
@@ -200,7 +201,7 @@ class Examination:
             ):
                 if there.size and (odd := np.flatnonzero(at & (there != expected))).size:
                     raise self._odd(name, f"the {what} of row {odd[0]:,} is not that of its columns")
-        if "sieve" in record and (sieve := record.blob("sieve")).name not in self.seen:
+        if sieve is not None and sieve.name not in self.seen:
             self.seen.add(sieve.name)
             words = Sieve.room(int(batch.high[0]), int(batch.high[-1]), len(batch))[2]
             kept = self.vault.open(sieve, pa.schema({WORDS: pa.uint64()}), words)

@@ -21,22 +21,25 @@ committed after that version is lost to readers.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from time import time
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
+
+from msgspec.structs import replace
 
 from ddflow.errors import CorruptState, DdflowError, Fenced, OutcomeUnknown, SnapshotExpired, StateRefused
 from ddflow.storage import leftovers
+from ddflow.storage.fields import encoded
 from ddflow.storage.garbage import blobs_of, inside
-from ddflow.storage.manifest import Manifest, Output, at
+from ddflow.storage.manifest import Call, Manifest, at
 from ddflow.storage.manifest_log import digest
 from ddflow.storage.opening import open_store
 from ddflow.storage.outputs import OutputFolder
 from ddflow.storage.protocol import Blob, Store
+from ddflow.storage.record import Record
 
 State = str | PathLike[str] | Store
 Trust = Literal["owner", "group"]
@@ -166,18 +169,7 @@ def _copied(store: Store, old: Manifest, number: int) -> Manifest:
         parts = tuple(_rewritten(store, part, made) for part in old.partitions)
         made |= {blob.name: blob for blob in parts}
         receipts = tuple(
-            receipt._replace(
-                calls=tuple(
-                    call._replace(
-                        outputs={
-                            name: Output(tuple(made.get(b.name, b) for b in each.blobs), each.rows)
-                            for name, each in call.outputs.items()
-                        }
-                    )
-                    for call in receipt.calls
-                )
-            )
-            for receipt in old.receipts
+            replace(each, calls=tuple(_of_copies(call, made) for call in each.calls)) for each in old.receipts
         )
         new = replace(
             old,
@@ -208,6 +200,15 @@ def _copied(store: Store, old: Manifest, number: int) -> Manifest:
     return new
 
 
+def _of_copies(call: Call, made: dict[str, Blob]) -> Call:
+    """A call, with the copies of its outputs' files."""
+    outputs = {
+        name: replace(each, blobs=tuple(made.get(blob.name, blob) for blob in each.blobs))
+        for name, each in call.outputs.items()
+    }
+    return replace(call, outputs=outputs)
+
+
 def _digest(store: Store, number: int) -> str:
     """The digest of a manifest, whatever it says; "" when it is lost."""
     with suppress(CorruptState):
@@ -233,18 +234,9 @@ def _copy(store: Store, blob: Blob) -> Blob:
 
 def _rewritten(store: Store, part: Blob, made: dict[str, Blob]) -> Blob:
     """A partition's inventory, with the names of the copies."""
-
-    def renamed(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: renamed(each) for name, each in value.items()}
-        if not isinstance(value, list):
-            return value
-        if [type(each) for each in value] == [str, int, str]:
-            return made[value[0]].to_json()
-        return [renamed(each) for each in value]
-
-    data = json.dumps(renamed(json.loads(store.map(part).to_pybytes())), separators=(",", ":")).encode()
-    return store.put("json", lambda sink: sink.write(data))
+    record = Record.parse(store.map(part), f"the file {part.name} of {store.where}")
+    record.rename(made)
+    return store.put("json", lambda sink: sink.write(encoded(record.given)))
 
 
 def _hidden(store: Store, made: Manifest, folders: list[OutputFolder]) -> list[str]:

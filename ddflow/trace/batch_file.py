@@ -19,15 +19,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Meta
 
 from ddflow.columns.hashing import NONE, Words
 from ddflow.columns.rows import Rows, plainly
-from ddflow.errors import CorruptState
-from ddflow.storage.record import I64, Record
+from ddflow.storage.fields import Instant, Strict
 from ddflow.trace.batch import Batch, same
 
 KINDS: Final[dict[str, Any]] = {
@@ -46,48 +46,26 @@ MOST_WORDS: Final = 1 << 10
 """Order words of a version, at most."""
 
 
-class Layout(NamedTuple):
+class Layout(Strict, frozen=True):
     """What a file's columns are.  ``own``: those of ours that it has.  ``time``, ``live``: what all versions share.
     ``words``: order words a version.  ``compressed``: whether the identities and hashes of live versions are left to be
     made again from their rows, and what lies there in their place is zero."""
 
-    own: tuple[str, ...]
-    time: int | None
-    live: int | None
-    words: int
-    compressed: bool = False
+    own: tuple[Literal["high", "low", "time", "live", "value"], ...]
+    time: Instant | None
+    live: Annotated[int, Meta(ge=0, le=1)] | None
+    words: Annotated[int, Meta(ge=0, le=MOST_WORDS)]
+    compressed: bool
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        plain = {"own": list(self.own), "time": self.time, "live": self.live, "words": self.words}
-        return plain | {"compressed": True} if self.compressed else plain
-
-    @classmethod
-    def of(cls, record: Record) -> Layout:
-        """From those again.  Raises `CorruptState`."""
-        own = record.texts("own")
-        time = record.number("time", -I64 - 1) if "time" in record else None
-        live = record.number("live", 0, 1) if "live" in record else None
-        layout = cls(
-            tuple(own),
-            time,
-            live,
-            record.number("words", 0, MOST_WORDS),
-            "compressed" in record and record.flag("compressed"),
-        )
-        there = [name for name in KINDS if name in own]
+    def __post_init__(self) -> None:
+        own = self.own
         if (
-            own != there
+            own != tuple([name for name in KINDS if name in own])
             or "high" not in own
-            or ("time" in own) == (time is not None)
-            or ("live" in own) == (live is not None)
+            or ("time" in own) == (self.time is not None)
+            or ("live" in own) == (self.live is not None)
         ):
-            raise CorruptState(
-                record.what,
-                f"a file cannot have the columns {own} beside time {time} and live {live}",
-                "restore it from a copy, or go back with ddflow rollback",
-            )
-        return layout
+            raise ValueError(f"a file cannot have the columns {own} beside time {self.time} and live {self.live}")
 
     def schema(self, payload: pa.Schema) -> pa.Schema:
         """The columns of the file.  ``payload``: its own last ones."""
@@ -104,7 +82,8 @@ def filed(batch: Batch, compressed: bool = False) -> tuple[pa.RecordBatch, Layou
     live = None if "live" in kept else int(batch.live[0])
     if compressed:
         kept |= {name: np.where(batch.live != 0, np.uint64(0), kept[name]) for name in MADE if name in kept}
-    layout = Layout(tuple(kept), time, live, batch.order.shape[1], compressed)
+    own: Any = tuple(kept)
+    layout = Layout(own, time, live, batch.order.shape[1], compressed)
     arrays = [pa.array(column) for column in kept.values()]
     if layout.words:
         arrays.append(pa.FixedSizeListArray.from_arrays(pa.array(batch.order.reshape(-1)), layout.words))

@@ -8,12 +8,14 @@ budget; then all runs go beneath, where they are searched. Whatever comes from a
 it.
 
 >>> from ddflow.storage.memory import MemoryStore
+>>> from ddflow.trace.arrangement import Change
 >>> vault, schema = Vault(MemoryStore()), pa.schema({"k": pa.int64()})
 >>> arranged = Arrangement(schema, wide=False, words=0)
 >>> arranged.slots.lasting, zero = True, np.array([0])
 >>> batch = Batch.of([5], [3], [True], pa.table({"k": [1]}))
 >>> arranged.apply([Change(batch, np.array([5], np.uint64), zero, zero, 0, born=1, buried=0)], upper=4, since=3)
->>> record = Record(json.loads(json.dumps(take(arranged, vault))), "an example")
+>>> from ddflow.storage.fields import encoded
+>>> record = Record.parse(encoded(take(arranged, vault)), "an example")
 >>> again = Arrangement(schema, wide=False, words=0)
 >>> restore(again, record, vault, indexed=True, made=lambda rows: (NONE, NONE, NONE))  # nothing is compressed
 >>> again.read().to_pylist(), again.upper, again.keys
@@ -22,8 +24,6 @@ it.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -31,34 +31,33 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace as changed
 
-from ddflow.columns.hashing import NONE, Ints
+from ddflow.columns.hashing import NONE
 from ddflow.columns.rows import Rows
-from ddflow.errors import CorruptState
+from ddflow.errors import CorruptState, cut
 from ddflow.kernels.check import first_wrong
 from ddflow.kernels.gather import SLOTS
 from ddflow.storage.batch_store import Deposit, Kept, Vault
+from ddflow.storage.fields import MEND
+from ddflow.storage.protocol import Blob
 from ddflow.storage.record import Record
-from ddflow.time import CLOSED, NEVER, Description
-from ddflow.trace.arrangement import Arrangement, Change
+from ddflow.time import Description
+from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch
 from ddflow.trace.batch_file import Layout, Made, filed, unfiled, whole
 from ddflow.trace.merge import Merge
-from ddflow.trace.run import Part, Run, Slots
+from ddflow.trace.records import ArrangementRecord, BatchRecord, MergeRecord, RunRecord
+from ddflow.trace.run import LASTS, Part, Run, Slots, lasts
 from ddflow.trace.spill import WORDS, Files, Sieve, sifted, spilled
-
-__all__ = ["Batch", "Change", "json", "restore", "take"]
-
-CHUNK = 1 << 16
-"""Versions that go into the index together."""
 
 
 class Written:
-    """The file of a resident batch.  ``names``: of its payload's columns.  ``plain``: as an inventory says it."""
+    """The file of a resident batch.  ``names``: of its payload's columns.  ``record``: as an inventory says it."""
 
     def __init__(self, columns: Deposit, layout: Layout, names: list[str]) -> None:
         self.columns, self.layout, self.names = columns, layout, names
-        self.plain: dict[str, Any] = {}
+        self.record: BatchRecord | None = None
 
     def drop(self) -> None:
         """Let it go."""
@@ -70,63 +69,69 @@ class Written:
             self.columns.verify()
 
 
-def take(arranged: Arrangement, vault: Vault) -> dict[str, Any]:
-    """Write what is in no file yet; the arrangement as plain values.  O(bytes not written yet + batches).
+def take(arranged: Arrangement, vault: Vault) -> ArrangementRecord:
+    """Write what is in no file yet; the arrangement as a record.  O(bytes not written yet + batches).
 
     Raises `StorageFull`, `StorageFailed`; the arrangement is then as before.
     """
     slots, numbers = arranged.slots, dict[int, int]()
-    shapes: list[list[str]] = []
-    batches: list[dict[str, Any]] = []
+    shapes, batches = list[list[str]](), list[BatchRecord]()
     for slot, batch in enumerate(slots.held):
         if batch is not None:
             numbers[slot] = len(batches)
-            batches.append(_batch(slots, slot, batch, vault, shapes))
+            file = batch.mapped or slots.files.get(slot)
+            record = None if file is None else file.record
+            if file is None or record is None or shapes[record.shape : record.shape + 1] != [file.names]:
+                record = _batch(slots, slot, batch, vault, shapes)
+            batches.append(record)
 
-    def run(run: Run) -> dict[str, Any]:
-        parts = [[numbers[part.slot], part.begin, part.end] for part in run.parts]
-        return {**run.description._asdict(), "parts": parts}
+    def run(run: Run) -> RunRecord:
+        parts = []
+        for slot, begin, end in run.parts:
+            parts.append((numbers[slot], begin, end))
+        return RunRecord(*run.description, parts)
 
-    def item(item: Run | Merge) -> dict[str, Any]:
+    items = list[RunRecord | MergeRecord]()
+    for item in (*arranged.beneath.items, *arranged.spine.items):
         if isinstance(item, Run):
-            return run(item)
-        return {
-            "inputs": [run(each) for each in item.inputs],
-            "output": run(item.output),
-            "whole": item.whole,
-            "first": str(item.first),
-            "credit": item.credit,
-        }
-
-    items = [item(each) for each in [*arranged.beneath.items, *arranged.spine.items]]
-    names = ("since", "upper", "latest", "keys", "tombstones", "lapsed")
-    return {
-        **{name: int(getattr(arranged, name)) for name in names},
-        "shapes": shapes,
-        "batches": batches,
-        "items": items,
-    }
+            items.append(run(item))
+        else:
+            inputs = [run(each) for each in item.inputs]
+            items.append(MergeRecord(inputs, run(item.output), item.whole, int(item.first), int(item.credit)))
+    return ArrangementRecord(
+        since=int(arranged.since),
+        upper=int(arranged.upper),
+        latest=int(arranged.latest),
+        keys=int(arranged.keys),
+        tombstones=int(arranged.tombstones),
+        lapsed=int(arranged.lapsed),
+        shapes=shapes,
+        batches=batches,
+        items=items,
+    )
 
 
-def _batch(slots: Slots, slot: int, batch: Batch, vault: Vault, shapes: list[list[str]]) -> dict[str, Any]:
-    """A batch as plain values, written to a file where it is in none."""
+def _batch(slots: Slots, slot: int, batch: Batch, vault: Vault, shapes: list[list[str]]) -> BatchRecord:
+    """A batch as a record, written to a file where it is in none."""
     file: Files | Written | None = batch.mapped or slots.files.get(slot)
     if file is None:
         record, layout = filed(batch, vault.compresses)
         file = Written(vault.deposit(record), layout, batch.rows.table.schema.names)
         slots.wrote(slot, file)
-    shape = file.names
-    if shape not in shapes:
-        shapes.append(shape)
-    if not file.plain:
+    if file.names not in shapes:
+        shapes.append(file.names)
+    shape = shapes.index(file.names)
+    if file.record is None:
         sieve = _blob(file.words) if isinstance(file, Files) else None
-        file.plain = {"file": _blob(file.columns), "rows": len(batch), "sieve": sieve, **file.layout.to_json()}
-    return file.plain | {"shape": shapes.index(shape)}
+        file.record = BatchRecord(_blob(file.columns), len(batch), sieve, file.layout, shape)
+    elif file.record.shape != shape:
+        file.record = changed(file.record, shape=shape)
+    return file.record
 
 
-def _blob(file: Deposit) -> list[Any]:
+def _blob(file: Deposit) -> Blob:
     assert isinstance(file, Deposit), "what is durable is in the vault"
-    return file.blob.to_json()
+    return file.blob
 
 
 def restore(
@@ -145,23 +150,23 @@ def restore(
     runs beneath will be searched, and not only read.  ``home``: where what is compressed is written anew, to be read
     where it lies; None: it is held in memory.  Raises `CorruptState`, and what the home raises.
     """
-    slots = arranged.slots
+    slots, given, what = arranged.slots, record.to(ArrangementRecord), record.what
     slots.lasting = True
-    arranged.since, arranged.upper, arranged.latest = (
-        record.number(name, NEVER, CLOSED) for name in ("since", "upper", "latest")
-    )
-    shapes = [_fields(names, arranged.schema, record) for names in record.list("shapes")]
-    loaded = [
-        _load(each, shapes, vault, arranged, made, not indexed and sieved, home) for each in record.records("batches")
-    ]
+    arranged.since, arranged.upper, arranged.latest = given.since, given.upper, given.latest
+    shapes = [_fields(names, arranged.schema, what) for names in given.shapes]
+    searched = not indexed and sieved
+    loaded = [_load(each, shapes, vault, arranged, made, searched, home, what) for each in given.batches]
     if len(loaded) >= SLOTS:
-        raise _wrong(record, f"it has {len(loaded):,} batches")
+        raise _wrong(what, f"it has {len(loaded):,} batches")
     target = None if indexed else partial(spilled, filing=vault)
-    items = _Items(arranged, loaded, target, vault if sieved else None, indexed)
-    (arranged.spine if indexed else arranged.beneath).items[:] = [items.item(each) for each in record.records("items")]
-    items.check(record)
-    arranged.keys, arranged.buried = (record.number(n, 0, items.versions) for n in ("keys", "tombstones"))
-    arranged.useless(record.number("lapsed", 0, arranged.buried) if "lapsed" in record else 0)
+    items = _Items(arranged, loaded, target, vault if sieved else None, indexed, what)
+    (arranged.spine if indexed else arranged.beneath).items[:] = [items.item(each) for each in given.items]
+    items.check()
+    if max(given.keys, given.tombstones) > items.versions or given.lapsed > given.tombstones:
+        found = f"{given.keys:,} keys, {given.tombstones:,} tombstones, {given.lapsed:,} of them lapsed"
+        raise _wrong(what, f"it has {items.versions:,} versions, and says {found}")
+    arranged.keys, arranged.buried = given.keys, given.tombstones
+    arranged.useless(given.lapsed)
     if indexed:
         _index(arranged)
     elif items.versions:
@@ -173,53 +178,53 @@ class _Items:
     """Runs and merges of an inventory, whose batches get their numbers as they are named."""
 
     def __init__(
-        self, arranged: Arrangement, loaded: list[tuple[Batch, Any]], target: Any, vault: Vault | None, indexed: bool
+        self,
+        arranged: Arrangement,
+        loaded: list[tuple[Batch, Any]],
+        target: Any,
+        vault: Vault | None,
+        indexed: bool,
+        what: str,
     ) -> None:
         self.arranged, self.loaded, self.target, self.vault, self.indexed = arranged, loaded, target, vault, indexed
+        self.what = what
         self.used: set[int] = set()
         self.versions = 0
 
-    def item(self, record: Record) -> Run | Merge:
+    def item(self, record: RunRecord | MergeRecord) -> Run | Merge:
         """A run, or a merge under way."""
-        if "inputs" not in record:
+        if isinstance(record, RunRecord):
             return self._run(record)
-        first = record.text("first", 20)
-        inputs, output = [self._run(each) for each in record.records("inputs")], self._run(record.record("output"))
-        if not inputs or not first.isascii() or not first.isdecimal() or int(first) >= 2**64:
-            raise _wrong(record, "its merge cannot be gone on with")
+        inputs, output = [self._run(each) for each in record.inputs], self._run(record.output)
         low, high = output.description.lower, output.description.upper
         if (inputs[0].description.lower, inputs[-1].description.upper) != (low, high):
-            raise _wrong(record, "a merge speaks of other times than its inputs")
-        self._meet([run.description for run in inputs], record)
-        merge = Merge(inputs, record.flag("whole"), self.target)
+            raise _wrong(self.what, "a merge speaks of other times than its inputs")
+        self._meet([run.description for run in inputs])
+        merge = Merge(inputs, record.whole, self.target)
         # A piece may be larger than what was paid for, so that the credit is less than nothing.
-        merge.output, merge.first, merge.credit = output, int(first), record.number("credit", NEVER, CLOSED)
+        merge.output, merge.first, merge.credit = output, record.first, record.credit
         return merge
 
-    def _run(self, record: Record) -> Run:
-        description = Description(*(record.number(name, NEVER, CLOSED) for name in ("lower", "upper", "since")))
+    def _run(self, record: RunRecord) -> Run:
         parts: list[Part] = []
-        for given in record.list("parts"):
-            part = self._part(given, record)
+        for number, begin, end in record.parts:
+            part = self._part(number, begin, end)
             if parts and self._high(parts[-1], -1) >= self._high(part, 0):
-                raise _wrong(record, "the files of a run overlap")
+                raise _wrong(self.what, "the files of a run overlap")
             parts.append(part)
             self.versions += part.end - part.begin
-        return Run(description, parts)
+        return Run(Description(record.lower, record.upper, record.since), parts)
 
     def _high(self, part: Part, at: int) -> int:
         return int(self.arranged.slots[part.slot].high[part.begin if at == 0 else part.end - 1])
 
-    def _part(self, given: Any, record: Record) -> Part:
-        if not (isinstance(given, list) and [type(each) for each in given] == [int] * 3):
-            raise _wrong(record, f"{given!r} is no part of a run")
-        number, begin, end = given
-        if not 0 <= number < len(self.loaded) or number in self.used:
-            raise _wrong(record, f"the batch {number} is not there, or is used twice")
+    def _part(self, number: int, begin: int, end: int) -> Part:
+        if number >= len(self.loaded) or number in self.used:
+            raise _wrong(self.what, f"the batch {number} is not there, or is used twice")
         self.used.add(number)
         batch, file = self.loaded[number]
-        if not 0 <= begin < end <= len(batch):
-            raise _wrong(record, f"rows {begin} to {end} of a batch of {len(batch):,}")
+        if not begin < end <= len(batch):
+            raise _wrong(self.what, f"rows {begin} to {end} of a batch of {len(batch):,}")
         if not self.indexed and batch.mapped is None and self.vault is not None:
             batch = replace(batch, mapped=sifted(file.columns, file.layout, self.vault).mapped)
         slot = self.arranged.slots.put(batch).slot
@@ -227,46 +232,47 @@ class _Items:
             self.arranged.slots.files[slot] = file
         return Part(slot, begin, end)
 
-    def _meet(self, descriptions: list[Description], record: Record) -> None:
+    def _meet(self, descriptions: list[Description]) -> None:
         if not all(older.meets(newer) for older, newer in pairwise(descriptions)):
-            raise _wrong(record, "its runs leave out times, or overlap")
+            raise _wrong(self.what, "its runs leave out times, or overlap")
 
-    def check(self, record: Record) -> None:
+    def check(self) -> None:
         """Raise `CorruptState` unless every batch is used, and every time is spoken of once."""
         if len(self.used) != len(self.loaded):
-            raise _wrong(record, "it names batches that no run has")
+            raise _wrong(self.what, "it names batches that no run has")
         items = self.arranged.spine.items or self.arranged.beneath.items
-        self._meet([(each if isinstance(each, Run) else each.output).description for each in items], record)
+        self._meet([(each if isinstance(each, Run) else each.output).description for each in items])
 
 
-def _fields(names: Any, schema: pa.Schema, record: Record) -> list[pa.Field]:
+def _fields(names: list[str], schema: pa.Schema, what: str) -> list[pa.Field]:
     """The columns of a payload by name."""
-    known = isinstance(names, list) and all(isinstance(n, str) and n in schema.names for n in names)
-    if not known or names != [name for name in schema.names if name in names]:
-        raise _wrong(record, f"its files have the columns {names!r}, which the plan has not")
+    if names != [name for name in schema.names if name in names]:
+        raise _wrong(what, f"its files have the columns {cut(str(names))}, which the plan has not")
     return [schema.field(name) for name in names]
 
 
 def _load(
-    record: Record,
+    record: BatchRecord,
     shapes: list[list[pa.Field]],
     vault: Vault,
     arranged: Arrangement,
     made: Made,
     sieved: bool,
     home: Vault | None,
+    what: str,
 ) -> tuple[Batch, Any]:
     """A batch from its file, and the file where the batch does not hold it."""
-    layout, fields = Layout.of(record), shapes[record.number("shape", 0, len(shapes) - 1)]
-    rows = record.number("rows", 1)
+    if record.shape >= len(shapes):
+        raise _wrong(what, f"it has no shape {record.shape}")
+    layout, fields, rows = record.layout, shapes[record.shape], record.rows
     wanted = layout.schema(pa.schema(fields))
     if (
         ("low" in layout.own) != arranged.index.wide
         or layout.words != arranged.index.words
         or "value" not in layout.own
     ):
-        raise _wrong(record, f"its own columns are {layout.own} and {layout.words} of order, which the plan has not")
-    kept = vault.open(record.blob("file"), wanted, rows, layout.compressed)
+        raise _wrong(what, f"its own columns are {layout.own} and {layout.words} of order, which the plan has not")
+    kept = vault.open(record.file, wanted, rows, layout.compressed)
     file = Written(kept, layout, [f.name for f in fields])
     batch = unfiled(kept.batch, layout)
     if layout.compressed:
@@ -279,11 +285,10 @@ def _load(
     timed, told = (batch.time if layout.time is None else NONE.view(np.int64)), layout.live is None
     wrong = first_wrong(batch.high, batch.low, timed, batch.live if told else np.empty(0, np.uint8))
     if wrong >= 0:
-        raise _wrong(record, f"row {wrong} of {kept.blob.name} is not in order")
-    if sieved and "sieve" in record and len(fields) == len(arranged.schema):
-        sieve = record.blob("sieve")
+        raise _wrong(what, f"row {wrong} of {kept.blob.name} is not in order")
+    if sieved and record.sieve is not None and len(fields) == len(arranged.schema):
         words = Sieve.room(int(batch.high[0]), int(batch.high[-1]), rows)[2]
-        held = vault.open(sieve, pa.schema({WORDS: pa.uint64()}), words)
+        held = vault.open(record.sieve, pa.schema({WORDS: pa.uint64()}), words)
         return replace(batch, mapped=Files(kept, layout, held, Sieve.of(batch, held.batch))), None
     return _widened(batch, arranged.schema, made), file
 
@@ -307,13 +312,13 @@ def _index(arranged: Arrangement) -> None:
     """Make the index of all versions, older runs first, so that the newest of a key stays."""
     index, slots = arranged.index, arranged.slots
     versions = sum(part.end - part.begin for part in arranged.spine.parts)
-    index.room(arranged.keys + arranged.tombstones + min(CHUNK, versions))
+    index.room(arranged.keys + arranged.tombstones + min(LASTS, versions))
     for run in arranged.spine.runs:
         # Deletions that need not be kept stand in the index all the same until newer runs are told.
-        index.room(sum(last.size for part in run.parts for last in _lasts(slots[part.slot], part)))
+        index.room(sum(last.size for part in run.parts for last in lasts(slots[part.slot], part)))
         for part in run.parts:
             batch = slots[part.slot]
-            for last in _lasts(batch, part):
+            for last in lasts(batch, part):
                 index.write(
                     np.full(last.size, -1),
                     index.built,
@@ -329,26 +334,5 @@ def _index(arranged: Arrangement) -> None:
                 slots.wrote(part.slot, slots.files[part.slot])
 
 
-def _lasts(batch: Batch, part: Part) -> Iterator[Ints]:
-    """The rows that are the last of their keys in a part, some at a time."""
-    for begin in range(part.begin, part.end, CHUNK):
-        yield _last(batch, begin, min(begin + CHUNK, part.end), part.end)
-
-
-def _last(batch: Batch, begin: int, end: int, of: int) -> Ints:
-    """The rows of [begin, end) that are the last of their keys in the part, which ends at ``of``."""
-    to = min(end + 1, of)
-    same = batch.high[begin + 1 : to] == batch.high[begin : to - 1]
-    if batch.low.size:
-        same &= batch.low[begin + 1 : to] == batch.low[begin : to - 1]
-    last = np.ones(end - begin, bool)
-    last[: same.size] = ~same
-    return np.flatnonzero(last) + begin
-
-
-def _wrong(record: Record, found: str) -> CorruptState:
-    return CorruptState(
-        record.what,
-        found,
-        "it was not written by ddflow, or damaged; restore it from a copy, or go back with ddflow rollback",
-    )
+def _wrong(what: str, found: str) -> CorruptState:
+    return CorruptState(what, found, MEND)

@@ -16,6 +16,7 @@ numbers. A run does not know what is current; the index does.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -27,6 +28,9 @@ from ddflow.columns.rows import Sources
 from ddflow.kernels.gather import SLOT
 from ddflow.time import Description
 from ddflow.trace.batch import Batch
+
+LASTS = 1 << 16
+"""Versions that `lasts` looks at together."""
 
 
 class Part(NamedTuple):
@@ -40,6 +44,19 @@ class Part(NamedTuple):
     def references(self) -> Ints:
         """int64[end - begin]: the references of the rows, without flags."""
         return np.arange(self.slot << SLOT | self.begin, self.slot << SLOT | self.end, dtype=np.int64)
+
+
+def lasts(batch: Batch, part: Part) -> Iterator[Ints]:
+    """The rows that are the last of their keys in a part, some at a time.  O(rows)."""
+    for begin in range(part.begin, part.end, LASTS):
+        end = min(begin + LASTS, part.end)
+        to = min(end + 1, part.end)
+        same = batch.high[begin + 1 : to] == batch.high[begin : to - 1]
+        if batch.low.size:
+            same &= batch.low[begin + 1 : to] == batch.low[begin : to - 1]
+        last = np.ones(end - begin, bool)
+        last[: same.size] = ~same
+        yield np.flatnonzero(last) + begin
 
 
 class Slots:

@@ -75,13 +75,13 @@ class Sieve(NamedTuple):
 class Files:
     """The files of one batch: its columns, and its filter.
 
-    ``layout``: what the columns are.  ``names``: the payload's.  ``plain``: as an inventory says it.
+    ``layout``: what the columns are.  ``names``: the payload's.  ``record``: as an inventory says it.
     """
 
     def __init__(self, columns: Kept, layout: Layout, words: Kept, sieve: Sieve) -> None:
         self.columns, self.layout, self.words, self.sieve = columns, layout, words, sieve
         self.nbytes = columns.nbytes + words.nbytes
-        self.plain: dict[str, Any] = {}
+        self.record: Any = None
         self.names = columns.batch.schema.names[len(layout.own) + bool(layout.words) :]
 
     def drop(self) -> None:

@@ -7,6 +7,6 @@ inventory  all of it as plain values and files, and back
 """
 
 from ddflow.dataflow.batcher.batcher import Batcher
-from ddflow.dataflow.batcher.checkpoint import restore, take
+from ddflow.dataflow.batcher.checkpoint import PendingRecord, restore, take
 
-__all__ = ["Batcher", "restore", "take"]
+__all__ = ["Batcher", "PendingRecord", "restore", "take"]

@@ -12,26 +12,45 @@ by where it begins; runs that are merged are written anew, each event once a siz
 >>> batcher.add(Sealed(rows, times, times, np.array([0, 1])))
 >>> batcher.seal(4).events.to_pylist()
 [{'k': 'early'}]
->>> again = restore(Record({"runs": take(batcher, vault)}, "an example"), rows.schema, vault, spilled=False)
+>>> from ddflow.storage.fields import encoded
+>>> record = Record.parse(encoded({"runs": take(batcher, vault)}), "an example")
+>>> again = restore(record, rows.schema, vault, spilled=False)
 >>> again.seal(6).events.to_pylist()
 [{'k': 'late'}]
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import pyarrow as pa
 
 from ddflow.dataflow.batcher.batcher import Batcher
 from ddflow.dataflow.batcher.run import Run, filed, unfiled
-from ddflow.errors import CorruptState
+from ddflow.errors import CorruptState, cut
 from ddflow.storage.batch_store import Deposit, Vault
+from ddflow.storage.fields import MEND, Natural, Positive, Strict
+from ddflow.storage.protocol import Blob
 from ddflow.storage.record import Record
 
 
-def take(batcher: Batcher, vault: Vault) -> list[dict[str, Any]]:
-    """Write the runs that are in no file yet; all of them as plain values.  O(bytes not written yet + runs).
+class PendingRecord(Strict, frozen=True):
+    """A run of pending events.  ``rows``: of its file, of which those from ``begin`` on wait.  ``advanced``: whether
+    events have been given later times.  ``final``: whether it is merged no more.  ``columns``: of its events."""
+
+    file: Blob
+    rows: Positive
+    begin: Natural
+    advanced: bool
+    final: bool
+    columns: list[str]
+    compressed: bool
+
+    def __post_init__(self) -> None:
+        if self.begin >= self.rows:
+            raise ValueError(f"it begins at row {self.begin:,} of {self.rows:,}")
+
+
+def take(batcher: Batcher, vault: Vault) -> list[PendingRecord]:
+    """Write the runs that are in no file yet; all of them as records.  O(bytes not written yet + runs).
 
     Raises `StorageFull`, `StorageFailed`; the batcher is then as before.
     """
@@ -40,18 +59,9 @@ def take(batcher: Batcher, vault: Vault) -> list[dict[str, Any]]:
         if run.stored is None:
             run.stored = vault.deposit(filed(run.sealed))
         assert isinstance(run.stored, Deposit)
-        columns = run.sealed.events.schema.names
-        out.append(
-            {
-                "file": run.stored.blob.to_json(),
-                "rows": int(run.sealed.times.size),
-                "begin": run.begin,
-                "advanced": run.sealed.original is not run.sealed.times,
-                "final": run.final,
-                "columns": columns,
-            }
-            | ({"compressed": True} if run.stored.compressed else {})
-        )
+        advanced, columns = run.sealed.original is not run.sealed.times, run.sealed.events.schema.names
+        rows, stored = int(run.sealed.times.size), run.stored
+        out.append(PendingRecord(stored.blob, rows, int(run.begin), advanced, run.final, columns, stored.compressed))
     return out
 
 
@@ -63,8 +73,8 @@ def restore(record: Record, schema: pa.Schema, vault: Vault, spilled: bool, home
     the home raises.
     """
     batcher = Batcher()
-    for each in record.records("runs"):
-        run = _run(each, schema, vault, spilled)
+    for each in record.to(list[PendingRecord], "runs"):
+        run = _run(each, schema, vault, spilled, record.what)
         if home is not None and run.stored.compressed:
             run = Run.spilled(home, run.waiting)
         batcher.runs.add(run)
@@ -72,27 +82,21 @@ def restore(record: Record, schema: pa.Schema, vault: Vault, spilled: bool, home
     return batcher
 
 
-def _run(record: Record, schema: pa.Schema, vault: Vault, spilled: bool) -> Run:
-    names, rows, advanced = record.texts("columns"), record.number("rows", 1), record.flag("advanced")
+def _run(record: PendingRecord, schema: pa.Schema, vault: Vault, spilled: bool, what: str) -> Run:
+    names, rows = record.columns, record.rows
     if not set(names) <= set(schema.names):
-        raise _wrong(record, f"its file has the columns {names}, which the plan has not")
-    own = ["_time", "_arrival", *(["_original"] if advanced else [])]
+        raise CorruptState(what, f"its file has the columns {cut(str(names))}, which the plan has not", MEND)
+    own = ["_time", "_arrival", *(["_original"] if record.advanced else [])]
     fields = [*(pa.field(name, pa.int64()) for name in own), *(schema.field(name) for name in names)]
-    compressed = "compressed" in record and record.flag("compressed")
-    kept = vault.open(record.blob("file"), pa.schema(fields), rows, compressed)
+    kept = vault.open(record.file, pa.schema(fields), rows, record.compressed)
     if any(column.null_count for column in kept.batch.columns[: len(own)]):
-        raise _wrong(record, "a time is null")
-    sealed = unfiled(kept.batch, advanced)
+        raise CorruptState(what, f"a time of {record.file.name} is null", MEND)
+    sealed = unfiled(kept.batch, record.advanced)
     if not bool((sealed.times[1:] >= sealed.times[:-1]).all()):
-        raise _wrong(record, "its times are not in order")
+        raise CorruptState(what, f"the times of {record.file.name} are not in order", MEND)
     if names != schema.names:
         columns = [sealed.events.column(f.name) if f.name in names else pa.nulls(rows, f.type) for f in schema]
         sealed = sealed._replace(events=pa.RecordBatch.from_arrays(columns, schema=schema))
-    begin = record.number("begin", 0, rows - 1)
     if spilled:
-        return Run(sealed, begin, 0, kept, True)
-    return Run(sealed, begin, int(sealed.events.nbytes) + sealed.kept, None, record.flag("final"), kept)
-
-
-def _wrong(record: Record, found: str) -> CorruptState:
-    return CorruptState(record.what, found, "restore it from a copy, or go back with ddflow rollback")
+        return Run(sealed, record.begin, 0, kept, True)
+    return Run(sealed, record.begin, int(sealed.events.nbytes) + sealed.kept, None, record.final, kept)

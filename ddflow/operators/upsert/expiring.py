@@ -20,7 +20,7 @@ life. It emits nothing: the deletion is an event that nobody gave, judged like a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -28,34 +28,16 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import NONE, Ints, Secret, Words, identities
 from ddflow.columns.rows import gather
-from ddflow.columns.sorting import Sorted, sort
-from ddflow.kernels.resolve import LAPSED, LIVE, NOBODY, Held
+from ddflow.columns.sorting import sort
+from ddflow.kernels.resolve import LAPSED, LIVE, NOBODY
 from ddflow.operators.upsert.events import Sealed
 from ddflow.operators.upsert.horizon import AHEAD, Bools, Horizons
+from ddflow.operators.upsert.keyed import Keyed, Seen
 from ddflow.operators.upsert.ordering import LEAST, Order
 from ddflow.operators.upsert.orders import MergeOrders
 from ddflow.plan.bind import Bound
 from ddflow.trace.arrangement import Arrangement, Change
 from ddflow.trace.batch import Batch
-
-if TYPE_CHECKING:
-    from ddflow.operators.upsert.upsert import Judgement
-
-
-class Seen(NamedTuple):
-    """What a step brings for the next one."""
-
-    greatest: int | None = None
-    """The word of the greatest order among its events, None where there is none."""
-    forgotten: int = 0
-    """How many live keys it forgot."""
-    useless: int = 0
-    """How many more deletions than before need not be known."""
-
-    def plus(self, other: Seen) -> Seen:
-        """Of two pieces of a step."""
-        both = [each for each in (self.greatest, other.greatest) if each is not None]
-        return Seen(max(both, default=None), self.forgotten + other.forgotten, self.useless + other.useless)
 
 
 class Expiring:
@@ -198,23 +180,23 @@ class Expiring:
 
     # In a step
 
-    def look(self, work: Judgement) -> tuple[Seen, Ints]:
+    def look(self, keyed: Keyed) -> Keyed:
         """Note which keys hold what is forgotten, and leave out the events that come too late.
 
-        Returns what the step brings, and the rows of the events left out: their verdict is ``forgotten``, or they are
-        deletions that nobody gave, of keys that have events.  O(events).
+        Their verdict is ``forgotten``, or they are deletions that nobody gave, of keys that have events.  O(events).
         """
-        events, given = work.sealed.events, work.sealed.arrival < NOBODY
-        own, contents = self.horizons.words(events), work.upsert.contents
-        named = given if contents is None else given & (work.sealed.arrival < contents)
+        sealed, full = keyed.sealed, keyed.full
+        given = sealed.arrival < NOBODY
+        own = self.horizons.words(sealed.events)
+        named = given if full is None else given & (sealed.arrival < full)
         most, forgotten = self.horizons.most(own[named]), int((~given).sum())
         if self.horizons.greatest is None:
-            return Seen(most), np.empty(0, np.int64)
-        held, permutation, starts = work.held, work.by.permutation, work.by.starts
+            return keyed._replace(seen=Seen(most))
+        held, permutation, starts = keyed.held, keyed.by.permutation, keyed.by.starts
         lapsed = self.horizons.lapsed(held)
         held.reference[lapsed] |= LAPSED
         late = np.zeros(given.size, np.bool_)
-        if self.refuses and contents is None:
+        if self.refuses and full is None:
             late = given & self.horizons.below(own, self.horizons.graves, [0])
             if late.any():
                 group = np.repeat(np.arange(starts.size - 1), np.diff(starts))
@@ -225,9 +207,10 @@ class Expiring:
             some = np.add.reduceat(stands[permutation], starts[:-1]) > 0
             late[permutation] |= ~given[permutation] & np.repeat(some, np.diff(starts))
         if late.any():
-            work.by, work.held = _left(work.by, held, ~late)
-        again = work.held.reference & (LAPSED | LIVE) == LAPSED
-        return Seen(most, forgotten, int((~given & ~late).sum()) - int(again.sum())), np.flatnonzero(late)
+            keyed = keyed.without(~late)
+        again = keyed.held.reference & (LAPSED | LIVE) == LAPSED
+        seen = Seen(most, forgotten, int((~given & ~late).sum()) - int(again.sum()))
+        return keyed._replace(seen=seen, left=np.flatnonzero(late))
 
     # After a step
 
@@ -254,18 +237,6 @@ def _beyond(horizon: int | None, until: int | None) -> bool:
 def _picked(batch: Batch, at: Ints, key: Ints, begin: int) -> tuple[Ints, Words, Words]:
     """Some versions' orders and identities; ``key``: the orders of the versions from ``begin`` on."""
     return key[at - begin], batch.high[at], batch.low[at] if batch.low.size else NONE
-
-
-def _left(by: Sorted, held: Held, stays: Bools) -> tuple[Sorted, Held]:
-    """The sorted events without some rows, and what the keys hold that still have some."""
-    here = stays[by.permutation]
-    counts = np.add.reduceat(here, by.starts[:-1], dtype=np.int64)
-    groups = counts > 0
-    starts = np.concatenate([[0], np.cumsum(counts[groups])]).astype(np.int32)
-    low = by.low[here] if by.low.size else by.low
-    return Sorted(by.permutation[here], by.high[here], low, starts), Held(
-        held.place[groups], held.reference[groups], held.value[groups], held.order[groups]
-    )
 
 
 def _taken(sealed: Sealed, rows: Ints) -> Sealed:

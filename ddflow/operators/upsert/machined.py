@@ -21,22 +21,18 @@ and a machine may have dropped all it held. What comes out is judged like any ot
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.rows import shown_row
 from ddflow.errors import IllegalTransition
+from ddflow.operators.upsert.walking import Walking
 from ddflow.plan.merge.chains import Chains
 from ddflow.plan.merge.records import kind_of, to_records
 from ddflow.plan.merge.rounds import picked
 
-if TYPE_CHECKING:
-    from ddflow.operators.upsert.merged import Merged
 
-
-def columns(of: Merged) -> dict[str, pa.Array]:
+def columns(of: Walking) -> dict[str, pa.Array]:
     """The column of what keys hold, by moment; which of them hold anything is written to ``of.taken.live``.
 
     O(events) and what a function takes.  Raises `IllegalTransition`, `MergerFailed`, `ListTooLong`.
@@ -45,7 +41,7 @@ def columns(of: Merged) -> dict[str, pa.Array]:
     assert machined is not None
     field, action = machined.column, of.taken.action[0]
     events = of.sealed.events.select(machined.schema.names)
-    held = of._gathered(of.cells, field)
+    held = of.gathered(of.cells, field)
 
     def key(row: int) -> str:
         return str(shown_row(events.select(list(of.upsert.bound.spec.key)), row))

@@ -24,7 +24,7 @@ columns of one row from different ones; and of the events it is the last folded 
 
 from __future__ import annotations
 
-from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -36,20 +36,20 @@ from ddflow.columns.sorting import Sorted
 from ddflow.kernels.fold import LAST as LATEST
 from ddflow.kernels.fold import NOTHING, choose
 from ddflow.kernels.gather import SLOT
-from ddflow.kernels.resolve import FATE, LAST, Rules
+from ddflow.kernels.resolve import FATE, LAST, Judged, Rules
 from ddflow.kernels.walk import NONE, ROW, SKIP, TAKE
 from ddflow.operators.upsert import machined, own
-from ddflow.operators.upsert.folds import fold
-from ddflow.operators.upsert.walking import LATER, Walking
-from ddflow.plan.merge.bound import Column
+from ddflow.operators.upsert.keyed import Keyed
+from ddflow.operators.upsert.state import UpsertState
+from ddflow.operators.upsert.walking import Walking
 
 
-class Merged(Walking):
-    """The outcome of one step's events of one source that merges."""
+class MergedRows(Walking):
+    """The rows that a fold makes of a step's events: see `ddflow.operators.upsert.judgement.Weighed`."""
 
-    def _weigh(self, since: int) -> None:
-        """Fold the events; from here on `by`, `mark`, `words` and `value` are of the rows that were made."""
-        self._begin()
+    def __init__(self, state: UpsertState, keyed: Keyed, since: int) -> None:
+        """Fold the events; `by`, `mark`, `words` and `value` are of the rows that are made."""
+        super().__init__(state, keyed)
         self._make()
         while self.times.size > 1 and not self.upsert.bound.spec.compares_all and self._let_go():
             self._make()
@@ -70,7 +70,7 @@ class Merged(Walking):
         if merging.machine is not None:
             columns |= {name: self._cell(each, merging.machine.column) for name, each in machined.columns(self).items()}
         for column in merging.columns:
-            made = self._folded(column) if folded is None else folded[column.name]
+            made = self.folded(column) if folded is None else folded[column.name]
             columns[column.name] = self._cell(made, column.field)
         row = self.upsert.bound.row_schema
         for field, _ in merging.derived:
@@ -106,23 +106,6 @@ class Merged(Walking):
         self.action = np.where(np.repeat(let_go, np.diff(steps.moments)), np.uint8(SKIP), self.action)
         return bool(gone.size)
 
-    def _folded(self, column: Column) -> Ints | pa.Array:
-        """One merged column by moment: references, or the cells."""
-        events, action = self.sealed.events, self.action[column.group]
-        strategy = column.strategy if not self.merging.cells else LATER.get(column.strategy.name, column.strategy)
-        return fold(
-            strategy,
-            column.field.type,
-            self.steps,
-            action,
-            events.column(column.name),
-            self.merging.had(events, column.name),
-            self._cells(column),
-            self.upsert.secret,
-            self._named,
-            column.name,
-        )
-
     def _orders(self) -> dict[str, pa.Array]:
         """The order columns of the row, and those that are kept beside it."""
         out: dict[str, pa.Array] = {}
@@ -156,7 +139,7 @@ class Merged(Walking):
         """Orders of cells, by reference; those of events as they were inherited."""
         ours = (made >= 0) & (made < 1 << SLOT)
         mine = own.inherited(self, given).take(pa.array(np.where(ours, made, 0)))
-        return pc.if_else(pa.array(ours), mine, self._gathered(np.where(ours, NOTHING, made), kept))
+        return pc.if_else(pa.array(ours), mine, self.gathered(np.where(ours, NOTHING, made), kept))
 
     def _set_by(self, group: int, part: int, name: str) -> Ints:
         """References to the rows whose order a group runs by; under versions of cells: its part.  ``name``: held as."""
@@ -168,8 +151,8 @@ class Merged(Walking):
             action = self._raised(group)
         follows = np.where(action != SKIP, TAKE, SKIP).astype(np.uint8)
         every = bool(group) or self.merging.cells or name.startswith("_tie_")
-        counts = np.empty(0, np.uint8) if every else validity(self.sealed.events.column(self._plain(name)))
-        held = self._held_references() if name in self.upsert.arranged.schema.names and self.order.keeps else None
+        counts = np.empty(0, np.uint8) if every else validity(self.sealed.events.column(self.plain_name(name)))
+        held = self.held_references() if name in self.upsert.arranged.schema.names and self.order.keeps else None
         cells = np.where(self.status != NONE, held, NOTHING) if held is not None and not self.over else None
         start, walked = cells, self.steps
         if not self.order.keeps:  # no order is held from one time to the next
@@ -189,59 +172,46 @@ class Merged(Walking):
     def _cell(self, made: Ints | pa.Array, field: pa.Field) -> pa.Array:
         """A column of the made rows, which are in the order of times."""
         if isinstance(made, np.ndarray):
-            return self._gathered(made[self.places], field)
+            return self.gathered(made[self.places], field)
         return made if self.times.size < 2 else made.take(pa.array(self.places))
 
     def _stand_in(self) -> None:
         """Let the made rows stand in the place of the events."""
         steps, m = self.steps, self.places.size
-        at = self.by.starts[:-1]
-        self.event_mark, counts = self.mark, np.diff(steps.keys)
-        high = np.repeat(self.by.high.take(at), counts)
-        low = np.repeat(self.by.low.take(at), counts) if self.by.low.size else self.by.low
+        at = self.keyed.by.starts[:-1]
+        counts = np.diff(steps.keys)
+        high = np.repeat(self.keyed.by.high.take(at), counts)
+        low = np.repeat(self.keyed.by.low.take(at), counts) if self.keyed.by.low.size else self.keyed.by.low
         self.permutation = np.empty(m, np.int32)
         self.permutation[self.places] = np.arange(m, dtype=np.int32)
         first = steps.permutation.take(steps.moments[:-1])[self.places]
-        self.mark = (self.mark.take(first) | 1) - self.taken.live[self.places].astype(np.int32)
+        self.mark = (self.keyed.mark.take(first) | 1) - self.taken.live[self.places].astype(np.int32)
         self.by = Sorted(self.permutation, high, low, steps.keys)
         words = self.taken.running[self.places] if self.order.words else np.empty((m, 0), np.int64)
         self.words = np.ascontiguousarray(words)
-
-    def _spell(self) -> None:
-        """As of full rows; then each event's own verdict: the last one folded at a time has that of the row."""
-        super()._spell()
-        self._verdict = self.taken.why
-        last = self.taken.last[self.places]
-        acted = last >= 0
-        self._verdict[last[acted]] = ((self.out.fate[acted] >> FATE) & 7).astype(np.uint8)
-        self.counts = np.bincount(self._verdict, minlength=8).astype(np.int64)
-        self.counts -= np.bincount(self._verdict[self.absent], minlength=8)
-
-    def _leave_out(self) -> None:
-        """They have their verdict by now."""
-
-    def _nobodys(self) -> Ints:
-        return np.zeros(8, np.int64)
-
-    @property
-    def verdict(self) -> Flags:
-        """uint8[n]: the verdict of each event."""
-        return self._verdict
 
     @property
     def rows(self) -> pa.RecordBatch:
         """The rows that were made."""
         return self.made
 
-    @cached_property
     def payload(self) -> Rows:
-        """The made rows as the arrangement stores them."""
+        """See `Weighed.payload`."""
         return Rows(self.made)
 
-    def _hidden(self, name: str) -> pa.Array:
+    def hidden(self, name: str) -> pa.Array:
+        """See `Weighed.hidden`."""
         return self.made.column(name)
 
-    def winner_orders(self, rows: Ints) -> list[pa.Array]:
+    def verdicts(self, fate: Any, counts: Ints) -> tuple[Ints, Flags | None]:
+        """Each event's own verdict: the last one folded at a time has that of the row."""
+        verdict, last = self.taken.why, self.taken.last[self.places]
+        acted = last >= 0
+        verdict[last[acted]] = ((fate[acted] >> FATE) & 7).astype(np.uint8)
+        own = np.bincount(verdict, minlength=8).astype(np.int64)
+        return own - np.bincount(verdict[self.keyed.absent], minlength=8), verdict
+
+    def winner_orders(self, out: Judged, rows: Ints) -> list[pa.Array]:
         """For each of some events, the values of ``order_by`` that its key runs by after that time.  O(events)."""
         steps, m = self.steps, self.places.size
         moment = np.full(self.sealed.times.size, -1)
@@ -250,28 +220,28 @@ class Merged(Walking):
         stands[self.places] = np.arange(m)
         none = moment[rows] < 0
         at, stood = pa.array(moment[rows], mask=none), pa.array(stands[moment[rows]] if m else moment[rows], mask=none)
-        out, running, live = [], self.taken.running, self.taken.live != 0
+        made_, running, live = [], self.taken.running, self.taken.live != 0
         if self.merging.cells:  # of a deleted key the order of its latest delete, which stands behind that of its row
             wide = self.order.width
             running = np.where(live[:, None], running[:, :wide], running[:, wide : 2 * wide])
         for field in self.merging.groups[0].order:
             made = self.order.column(field.name, running)
             if made is not None:
-                out.append(made.take(at))
+                made_.append(made.take(at))
                 continue
             name = f"_order_{field.name}"
             if self.merging.cells:
                 of_delete = next(each.hidden[1][1] for each in self.order.ranks if each.field.name == field.name)
                 either = pa.array(live[self.places]), self.made.column(name), self.made.column(of_delete)
-                out.append(pc.if_else(*either).take(stood))
+                made_.append(pc.if_else(*either).take(stood))
                 continue
             if name not in self.made.schema.names:  # no order is held from one time to the next
                 set_by = self._set_by(0, 0, field.name)
                 given = self.sealed.events.column(field.name)
-                out.append(given.take(pa.array(set_by, mask=set_by == NOTHING)).take(at))
+                made_.append(given.take(pa.array(set_by, mask=set_by == NOTHING)).take(at))
                 continue
-            out.append(self.made.column(name).take(stood))
-        return out
+            made_.append(self.made.column(name).take(stood))
+        return made_
 
 
 def derived_column(values: pa.Array, field: pa.Field) -> pa.Array:

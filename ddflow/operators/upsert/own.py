@@ -24,8 +24,6 @@ earlier step. Calling it is ``merging.rounds``', or a compiled loop's.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -39,6 +37,7 @@ from ddflow.kernels.gather import SLOT
 from ddflow.kernels.scalars import CHANGED, FINE, NULL, merger, records
 from ddflow.kernels.walk import CLEAR, NONE, ROW, SKIP, TAKE
 from ddflow.operators.upsert.folds import Cells, fold
+from ddflow.operators.upsert.walking import Walking
 from ddflow.plan.merge.bound import Column
 from ddflow.plan.merge.chains import Chains
 from ddflow.plan.merge.records import NULL as NULL_FLAG
@@ -46,11 +45,8 @@ from ddflow.plan.merge.records import column_of, fields_of, fits, kind_of, to_re
 from ddflow.plan.merge.rounds import Merger, joined, named, picked
 from ddflow.plan.merge.strategy import first, last_non_null
 
-if TYPE_CHECKING:
-    from ddflow.operators.upsert.merged import Merged
 
-
-def columns(of: Merged) -> dict[str, Ints | pa.Array]:
+def columns(of: Walking) -> dict[str, Ints | pa.Array]:
     """The merged columns by moment: references, or cells, as `merging.folds.fold` gives them.
 
     O(events) and what the function takes.  Raises `MergerFailed`, with nothing changed.
@@ -80,20 +76,20 @@ def columns(of: Merged) -> dict[str, Ints | pa.Array]:
     return {each.name: made.column(each.name).take(pa.array(chains.shown)) for each in of.merging.columns}
 
 
-def _fixed(of: Merged) -> list[str]:
+def _fixed(of: Walking) -> list[str]:
     """The columns that no function may change: those of the key, and of the order as far as it is in the row."""
     names = [*of.upsert.bound.spec.key, *(field.name for field in of.merging.groups[0].order)]
     return [name for name in of.upsert.bound.row_schema.names if name in names]
 
 
-def _held(of: Merged, schema: pa.Schema, keys: Ints) -> pa.RecordBatch:
+def _held(of: Walking, schema: pa.Schema, keys: Ints) -> pa.RecordBatch:
     """The rows that some keys hold; null for those that hold none."""
     derived = {field.name for field, _ in of.merging.derived}
-    found = [pa.nulls(keys.size, f.type) if f.name in derived else of._gathered(of.cells[keys], f) for f in schema]
+    found = [pa.nulls(keys.size, f.type) if f.name in derived else of.gathered(of.cells[keys], f) for f in schema]
     return pa.RecordBatch.from_arrays(found, schema=pa.schema([field.with_nullable(True) for field in schema]))
 
 
-def _given(of: Merged, schema: pa.Schema) -> pa.RecordBatch:
+def _given(of: Walking, schema: pa.Schema) -> pa.RecordBatch:
     """The events as rows."""
     events, derived = of.sealed.events, {field.name for field, _ in of.merging.derived}
     orders = {field.name: field for field in of.merging.groups[0].order}
@@ -108,7 +104,7 @@ def _given(of: Merged, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(out, schema=pa.schema([field.with_nullable(True) for field in schema]))
 
 
-def inherited(of: Merged, field: pa.Field) -> pa.Array:
+def inherited(of: Walking, field: pa.Field) -> pa.Array:
     """An order column of the events; where it is null, what their key ran by before.  O(n), nothing without one."""
     column, steps, n = of.sealed.events.column(field.name), of.steps, of.sealed.times.size
     if not column.null_count:
@@ -133,24 +129,24 @@ def inherited(of: Merged, field: pa.Field) -> pa.Array:
     found[steps.permutation] = np.where(validity(column).take(own) != 0, own, before)
     values = of.order.column(field.name, of.held.order) if kept else None
     if values is None:
-        hidden = of._held_table()
+        hidden = of.held_table()
         values = pa.nulls(g, field.type) if hidden is None else hidden.column(f"_order_{field.name}").combine_chunks()
     values = values.chunk(0) if isinstance(values, pa.ChunkedArray) else values
     both = pa.concat_arrays([column, values.cast(field.type)])
     return both.take(pa.array(found, mask=found == NOTHING))
 
 
-def first_order(of: Merged, field: pa.Field) -> pa.Array:
+def first_order(of: Walking, field: pa.Field) -> pa.Array:
     """An order column of rows of which the first event made all: that event's own, or what it inherited.  O(events)."""
-    made = of._folded(Column(field.name, first(), field, 0))
+    made = of.folded(Column(field.name, first(), field, 0))
     assert isinstance(made, np.ndarray)
     at = made[of.places]
     ours = (at >= 0) & (at < 1 << SLOT)
     mine = inherited(of, field).take(pa.array(np.where(ours, at, 0)))
-    return pc.if_else(pa.array(ours), mine, of._gathered(at, field))
+    return pc.if_else(pa.array(ours), mine, of.gathered(at, field))
 
 
-def _scalar(of: Merged) -> dict[str, Ints | pa.Array]:
+def _scalar(of: Walking) -> dict[str, Ints | pa.Array]:
     """By a compiled loop; columns that records do not have are folded by ``dd.last_non_null()``."""
     bound, function, steps = of.upsert.bound, of.merging.function, of.steps
     derived = {field.name for field, _ in of.merging.derived}
@@ -189,7 +185,7 @@ def _scalar(of: Merged) -> dict[str, Ints | pa.Array]:
         if each.name in schema.names:
             out[each.name] = column_of(made, each.field)
         else:
-            events, cells = of.sealed.events, of._cells(each)
+            events, cells = of.sealed.events, of.cells_of(each)
             out[each.name] = fold(
                 last_non_null(),
                 each.field.type,
@@ -199,7 +195,7 @@ def _scalar(of: Merged) -> dict[str, Ints | pa.Array]:
                 np.empty(0, np.uint8),
                 Cells(cells.references, cells.values),
                 of.upsert.secret,
-                of._named,
+                of.key_of,
                 each.name,
             )
     return out

@@ -27,9 +27,10 @@ from ddflow.kernels.walk_cells import EARLIEST, EVERY, LATEST, Values, walk_cell
 from ddflow.kernels.walk_cells_plain import walk_cells_plain
 from ddflow.kernels.walk_row import walk_row
 from ddflow.operators.upsert.fold_lists import present as present_of
-from ddflow.operators.upsert.folds import Cells, ranked
+from ddflow.operators.upsert.folds import Cells, fold, ranked
+from ddflow.operators.upsert.keyed import Keyed
 from ddflow.operators.upsert.orders import MergeOrders
-from ddflow.operators.upsert.upsert import Judgement
+from ddflow.operators.upsert.state import UpsertState
 from ddflow.plan.merge.bound import Column
 from ddflow.plan.merge.strategy import ORDER_FREE, last, last_non_null
 
@@ -37,15 +38,17 @@ LATER = {"first": last(), "first_non_null": last_non_null()}
 """Under versions of cells the walk takes an earlier event, and what it takes replaces what was there."""
 
 
-class Walking(Judgement):
+class Walking:
     """What the fold of one step's events begins with."""
 
-    def _begin(self) -> None:
+    def __init__(self, state: UpsertState, keyed: Keyed) -> None:
         """Walk the events; nothing is folded yet."""
-        order, merging = self.upsert.order, self.upsert.bound.merging
+        self.upsert, self.keyed = state, keyed
+        self.sealed, self.times, self.held, self.gone = keyed.sealed, keyed.times, keyed.held, keyed.gone
+        order, merging = state.order, state.bound.merging
         assert isinstance(order, MergeOrders) and merging is not None
         self.order, self.merging = order, merging
-        self.over = self.upsert.contents is not None
+        self.over = keyed.full is not None
         held = self.held.reference
         unheld = (held == 0) | (held & LAPSED != 0)
         self.status = np.where(unheld, NONE, np.where(held & LIVE != 0, ROW, GRAVE)).astype(np.uint8)
@@ -59,15 +62,15 @@ class Walking(Judgement):
 
     def _steps(self, order: MergeOrders) -> Walked:
         """The events by key and time, in the order in which they are folded."""
-        by, n = self.by, self.sealed.times.size
+        by, n = self.keyed.by, self.sealed.times.size
         self.own = order.of(self.sealed.events, self.sealed.original, self.gone)
         if order.ranks:
-            order.rank(self.sealed.events, self.gone, self.own, self._held_table(), self.held.order)
+            order.rank(self.sealed.events, self.gone, self.own, self.held_table(), self.held.order)
         permutation, g = by.permutation, by.starts.size - 1
         if self.times.size < 2:
             moments, keys = by.starts, np.arange(g + 1, dtype=np.int32)
         else:
-            rank = self.mark.take(permutation) >> 1
+            rank = self.keyed.mark.take(permutation) >> 1
             begins = np.ones(n, np.bool_)
             begins[1:] = rank[1:] != rank[:-1]
             begins[by.starts[:-1]] = True
@@ -89,7 +92,7 @@ class Walking(Judgement):
 
     def _places(self) -> Ints:
         """int64[m]: the moments in the order of times, in which rows stand from now on."""
-        rank = self.mark.take(self.steps.permutation.take(self.steps.moments[:-1])) >> 1
+        rank = self.keyed.mark.take(self.steps.permutation.take(self.steps.moments[:-1])) >> 1
         return np.argsort(rank, kind="stable") if self.times.size > 1 else np.arange(rank.size)
 
     def _walk(self) -> None:
@@ -105,7 +108,7 @@ class Walking(Judgement):
             np.empty(m, np.uint8),
             np.empty(m, np.int64),
         )
-        self.taken.why[self.left] = FORGOTTEN
+        self.taken.why[self.keyed.left] = FORGOTTEN
         rule = Rule(order.tie, order.keeps, order.ordered, spec.deletes == "group", self.over, order.inherits(events))
         scratch = np.empty((4, words + groups), np.int64)
         if self.merging.cells and self._plain_cells(rule):
@@ -155,7 +158,7 @@ class Walking(Judgement):
                 self.taken,
             )
         if refused >= 0:
-            self._refuse(refused)
+            raise self.tie(refused)
 
     def _plain_cells(self, rule: Rule) -> bool:
         """Whether cells are compared by one column without nulls, and only the latest of each counts."""
@@ -191,30 +194,48 @@ class Walking(Judgement):
             np.ones((cells, g), np.uint8),
         )
         for i, column in enumerate(self.merging.columns):
-            given, held = self.sealed.events.column(column.name), self._cells(column).values()
+            given, held = self.sealed.events.column(column.name), self.cells_of(column).values()
             out.word[i], out.held[i] = ranked(given, held)
             for flags, of in ((out.there[i], given), (out.had[i], held)):
                 if of.null_count:
                     flags[:] = validity(of)
         return out
 
-    def _cells(self, column: Column) -> Cells:
+    def cells_of(self, column: Column) -> Cells:
         """What keys hold of a column when the step begins."""
-        return Cells(self.cells, lambda: self._gathered(self.cells, column.field))
+        return Cells(self.cells, lambda: self.gathered(self.cells, column.field))
 
-    def _plain(self, name: str) -> str:
+    def folded(self, column: Column) -> Ints | pa.Array:
+        """One merged column by moment: references, or the cells."""
+        events, action = self.sealed.events, self.action[column.group]
+        strategy = column.strategy if not self.merging.cells else LATER.get(column.strategy.name, column.strategy)
+        return fold(
+            strategy,
+            column.field.type,
+            self.steps,
+            action,
+            events.column(column.name),
+            self.merging.had(events, column.name),
+            self.cells_of(column),
+            self.upsert.secret,
+            self.key_of,
+            column.name,
+        )
+
+    def plain_name(self, name: str) -> str:
         """The column of events that a hidden column keeps."""
         return next((each.field.name for each in self.order.ranks if name in [n for _, n in each.hidden]), name)
 
-    def _held_references(self) -> Ints:
+    def held_references(self) -> Ints:
+        """References to what keys hold, tombstones included."""
         return self.held.reference & ~np.int64(OCCUPIED | LIVE)
 
-    def _held_table(self) -> pa.Table | None:
+    def held_table(self) -> pa.Table | None:
         """The hidden columns of all keys; null for those that hold nothing."""
         if not self.order.hidden:
             return None
-        references = np.where(self.status != NONE, self._held_references(), NOTHING)
-        return pa.table({f.name: self._gathered(references, f) for f in self.order.hidden})
+        references = np.where(self.status != NONE, self.held_references(), NOTHING)
+        return pa.table({f.name: self.gathered(references, f) for f in self.order.hidden})
 
     @cached_property
     def _from(self) -> tuple[Sources, int]:
@@ -222,7 +243,7 @@ class Walking(Judgement):
         arranged, events = self.upsert.arranged, self.sealed.events
         n, columns = events.num_rows, []
         for field in arranged.schema:
-            name = field.name if field.name in events.schema.names else self._plain(field.name)
+            name = field.name if field.name in events.schema.names else self.plain_name(field.name)
             column = events.column(name) if name in events.schema.names else pa.nulls(n, field.type)
             columns.append(column if column.type == field.type else pa.nulls(n, field.type))
         schema = pa.schema([f.with_nullable(True) for f in arranged.schema])
@@ -231,20 +252,22 @@ class Walking(Judgement):
         sources.put(none, Rows(pa.RecordBatch.from_arrays([pa.nulls(1, f.type) for f in schema], schema=schema)))
         return sources, none
 
-    def _gathered(self, references: Ints, field: pa.Field) -> pa.Array:
+    def gathered(self, references: Ints, field: pa.Field) -> pa.Array:
         """Cells by reference, NOTHING for null."""
         sources, none = self._from
         return gather_column(sources, np.where(references == NOTHING, none << 40, references), field)
 
-    def _named(self, group: int) -> str:
+    def key_of(self, group: int) -> str:
+        """A key for a message."""
         row = int(self.steps.permutation[self.steps.moments[self.steps.keys[group]]])
         return str(shown_row(self.sealed.events.select(list(self.upsert.bound.spec.key)), row))
 
-    def _refuse(self, row: int) -> None:
+    def tie(self, row: int) -> TieRefused:
+        """The error for a tie that ``tie="error"`` refuses."""
         bound, events = self.upsert.bound, self.sealed.events
         names = [field.name for group in self.merging.groups for field in group.order]
         key, order = (shown_row(events.select(list(dict.fromkeys(names))), row) for names in (bound.spec.key, names))
-        raise TieRefused(
+        return TieRefused(
             f"a step of {bound.name!r}",
             f"the key {key} has another event of the order {order}, at time {self.sealed.times[row]}",
             "mend the feed, or choose tie='last', 'first' or 'greatest'; nothing was changed",

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import IO, Final, NamedTuple
 
 import pyarrow as pa
+from git_command import said, spoken
 
-from ddflow.demo.git_command import said, spoken
 from ddflow.errors import UnreadableInput
 
 SLICE: Final = 65_536

@@ -1,10 +1,12 @@
-"""The demo's run: a feed through its plan in process, then on local Spark, every difference between them looked for.
+"""A git history becomes differences, in process and on local Spark, and git confirms them row by row.
 
-Invariant: the exit code is 0 only if every check held, and each was asked of what was really put out: the witness
-judges the engine's updates slice by slice as they come, and Spark's rows are compared with the Parquet files that were
-written, not with something kept in memory. A history may be larger than one likes to hold, so nothing of it stays but
-running counts, and both engines read the very same events. It knows no git, no dpkg and no Spark itself; those are the
-feeds' and the bridge's. Files of an earlier run in the folder are replaced.
+Run it from a checkout: ``make demo``, or ``python examples/git/demo.py --repo PATH``.  Files are upserts (path -> mode
+and blob, or gone), and commits are times.
+
+Invariant: the exit code is 0 only if every check held. Git judges the updates of the engine slice by slice, and the
+rows of Spark are compared with the Parquet files that were written, not with something kept in memory. Only running
+counts of the history stay in memory, and both engines read the same events. The witness is never the engine itself:
+a history checked against itself always agrees. Files of an earlier run in the folder are replaced.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
@@ -17,52 +19,51 @@ feeds' and the bridge's. Files of an earlier run in the folder are replaced.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Any
+from typing import Annotated, Any
 
+import counts_plot
 import pyarrow as pa
 import pyarrow.parquet as pq
+import typer
+from activity import ENGINE, Activity, Clock, printable, show_activity, show_checks, show_clock
+from git_feed import GitFeed
 from rich.console import Console
 from rich.status import Status
+from tally import Checks, compare, equal
 
 import ddflow as dd
 from ddflow import terminal
-from ddflow.demo import plot
-from ddflow.demo.dpkg_feed import DpkgFeed
-from ddflow.demo.feed import Feed
-from ddflow.demo.git_feed import GitFeed
-from ddflow.demo.report import ENGINE, Activity, Clock, printable, show_activity, show_checks, show_clock
-from ddflow.demo.tally import Checks, compare, equal
+from ddflow.cli import guard
 from ddflow.errors import MissingExtra, OutputExists
 
 
 @contextmanager
-def _session(console: Console) -> Iterator[Any]:
-    """A local Spark session of the demo's own, stopped afterwards."""
-    remedy = "pip install 'ddflow[spark,java]', or leave Spark out with --no-spark"
+def local_spark(console: Console) -> Iterator[Any]:
+    """A local Spark session of the demo's own, stopped afterwards.  Raises `MissingExtra` without PySpark or Java."""
+    asked = "run the plan on local Spark"
     try:
         from spark_bridge.local import local_session
     except ImportError as error:
-        raise MissingExtra("run the plan on local Spark", str(error), remedy) from None
+        remedy = "pip install 'ddflow[spark,java]', or leave Spark out with --no-spark"
+        raise MissingExtra(asked, str(error), remedy) from None
     with ExitStack() as stack:
         clock = Clock()
         with console.status("starting local Spark"), clock("start"):
             try:
                 session = stack.enter_context(local_session("ddflow demo"))
             except MissingExtra as error:
-                raise MissingExtra(
-                    "run the plan on local Spark", error.found, f"{error.remedy}; or give --no-spark"
-                ) from None
+                raise MissingExtra(asked, error.found, f"{error.remedy}; or give --no-spark") from None
         console.print(f"local Spark {session.version} started in {clock['start']:.1f} s")
         yield session
 
 
 class Files:
-    """Parquet files of one folder, by name, each written table by table and there under its name only when whole."""
+    """Parquet files of one folder, written table by table; a file gets its name only when it is complete."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -97,50 +98,50 @@ class Files:
 
 
 class Demo:
-    """One feed's run: its plan, its folder, and what has been counted and timed so far."""
+    """One run: its plan, its folder, and what has been counted and timed so far."""
 
-    def __init__(self, feed: Feed, folder: Path, console: Console) -> None:
+    def __init__(self, feed: GitFeed, folder: Path, console: Console) -> None:
         self.feed, self.folder, self.console = feed, folder, console
         self.flow = feed.plan()
-        self.checks, self.clock, self.activity = Checks(), Clock(), Activity(feed.group, feed.key)
+        self.checks, self.clock, self.activity = Checks(), Clock(), Activity()
         self.events = self.updates = 0
         self.now: dict[str, int] = {}
 
     def locally(self) -> None:
-        """Run the plan in this process, judge its updates, write them."""
+        """Run the plan in this process, check its updates, write them."""
         feed, clock = self.feed, self.clock
         with self.flow.open() as engine, Files(self.folder) as files, self.console.status("") as status:
             slices = feed.slices()
             while True:
-                with clock(f"reading {feed.name}"):
+                with clock("reading git"):
                     part = next(slices, None)
                 if part is None:
                     break
                 if not self.events:
                     self._warm(part.events, status)
                 with clock(ENGINE):
-                    engine.push({feed.source: part.events})
+                    engine.push({"files": part.events})
                     out = engine.advance_to(part.closes)
                 self._take(files, out, part.events)
-                with clock(f"judging by {feed.name}"):
+                with clock("judging by git"):
                     feed.judge(part, out, self.checks)
-                status.update(f"{feed.name}: {self.events:,} upserts, {self.updates:,} updates")
+                status.update(f"git: {self.events:,} upserts, {self.updates:,} updates")
             with clock(ENGINE):
                 last = engine.advance_to(dd.CLOSED)
                 final = {name: engine.read(name) for name in self.flow.outputs}
             left = sum(table.num_rows for table in last.values())
             self.checks.add("after the last event: nothing more", equal("updates", 0, left))
-            with clock(f"judging by {feed.name}"):
+            with clock("judging by git"):
                 feed.conclude(final, engine.verdicts.counts, self.checks)
-            files.write(feed.extras())
-        counts = final[f"by_{feed.group}"]
-        self.now = dict(zip(counts[feed.group].to_pylist(), counts["count"].to_pylist(), strict=True))
+            files.write({"commits": feed.commit_table()})
+        counts = final["by_extension"]
+        self.now = dict(zip(counts["extension"].to_pylist(), counts["count"].to_pylist(), strict=True))
 
     def _warm(self, events: pa.RecordBatch, status: Status) -> None:
         """Load the kernels by a few events in an engine of their own, so that the rates are the plan's."""
         status.update("loading the kernels; the first time on a machine they are compiled")
         with self.clock("kernels, compiled or loaded"), self.flow.open() as engine:
-            engine.push({self.feed.source: events.slice(0, 1000)})
+            engine.push({"files": events.slice(0, 1000)})
             engine.advance_to(dd.CLOSED)
 
     def _take(self, files: Files, out: Mapping[str, pa.Table], events: pa.RecordBatch) -> None:
@@ -148,7 +149,7 @@ class Demo:
         self.updates += sum(table.num_rows for table in out.values())
         with self.clock("writing Parquet"):
             files.write({"upserts": pa.Table.from_batches([events]), **out})
-        self.activity.add(out[self.feed.source])
+        self.activity.add(out["files"])
 
     def on_spark(self, session: Any, partitions: int) -> None:
         """Run the same plan on Spark, from the same events, and compare each output with the written one."""
@@ -156,7 +157,7 @@ class Demo:
 
         with TemporaryDirectory() as scratch, self.console.status("the plan, on Spark"):
             frame = session.read.parquet(str(self.folder / "upserts.parquet"))
-            frames = spark_bridge.run(self.flow, {self.feed.source: frame}, partitions=partitions)
+            frames = spark_bridge.run(self.flow, {"files": frame}, partitions=partitions)
             for name, result in frames.items():
                 where = Path(scratch) / name
                 with self.clock("the plan, on local Spark"):
@@ -167,67 +168,73 @@ class Demo:
 
     def picture(self) -> None:
         """Draw the counts over time; where there is nothing to draw with, say so."""
-        output = f"by_{self.feed.group}"
         try:
             with self.clock("drawing"):
-                updates = pq.read_table(self.folder / f"{output}.parquet")
-                labels = plot.Labels(self.feed.title, self.feed.time, self.feed.source)
-                plot.draw(updates, self.feed.group, self.folder / "counts.png", labels)
+                updates = pq.read_table(self.folder / "by_extension.parquet")
+                counts_plot.draw(updates, self.folder / "counts.png", self.feed.title)
         except MissingExtra as error:
             self.console.print(f"no picture: {error}", markup=False)
 
     def show(self) -> None:
         """Say what was done, on the console."""
-        show_activity(self.console, self.activity, self.now, self.feed.source)
+        show_activity(self.console, self.activity, self.now)
         show_checks(self.console, self.checks)
         for note in self.feed.notes():
             self.console.print(f"note: {note}", markup=False)
         show_clock(self.console, self.clock, self.events, self.updates)
+        written = ", ".join(sorted(each.name for each in self.folder.iterdir()))
+        self.console.print(f"written to {self.folder}: {written}", markup=False, soft_wrap=True)
+        style = "bold green" if self.checks.good else "bold red"
+        self.console.print(self.checks.closing, style=style, highlight=False)
 
 
-def run(
-    repo: str | Path | None = None,
-    *,
-    dpkg: bool = False,
-    spark: bool = True,
-    out: Path = Path("out"),
-    partitions: int = 4,
-    console: Console | None = None,
-) -> int:
-    """Run the demo and show it: 0 if every check held, 1 if one did not.
+def perform(feed: GitFeed, *, spark: bool, out: Path, partitions: int, console: Console) -> int:
+    """Run a feed through its plan, in process and with ``spark`` on Spark too, and show it; the exit code.
 
-    The git history of ``repo``, or of the checkout around the working directory where ``dpkg`` is not asked for
-    instead; with ``dpkg`` this machine's dpkg log.  Files go to ``out``/git and ``out``/dpkg.  Raises `UnreadableInput`
-    for an input that cannot be read, `MissingExtra` where git, dpkg-query, or with ``spark`` Spark or Java is missing.
     O(n log n) time in n events; the memory of the final collections, a slice of events, one output, and Spark's own.
+    Raises `UnreadableInput` for a history that cannot be read, `MissingExtra` where git, Spark or Java is missing.
     """
-    feeds: list[Feed] = [GitFeed(repo)] if repo is not None or not dpkg else []
-    feeds += [DpkgFeed()] if dpkg else []
-    return perform(feeds, spark=spark, out=out, partitions=partitions, console=console or terminal.console())
-
-
-def perform(feeds: Sequence[Feed], *, spark: bool, out: Path, partitions: int, console: Console) -> int:
-    """Run each feed through its plan, in process and with ``spark`` on Spark too; show it; the exit code."""
-    both = Checks()
     with ExitStack() as stack:
-        session = stack.enter_context(_session(console)) if spark else None
-        for feed in feeds:
-            console.rule(printable(feed.title, 100), align="left")
-            demo = Demo(feed, out / feed.name, console)
-            demo.locally()
-            if session is not None:
-                demo.on_spark(session, partitions)
-            demo.picture()
-            demo.show()
-            written = ", ".join(sorted(each.name for each in demo.folder.iterdir()))
-            console.print(f"written to {demo.folder}: {written}", markup=False, soft_wrap=True)
-            _close(console, demo.checks)
-            both.add(feed.name, demo.checks.total)
-    if len(feeds) > 1:
-        console.rule("all together", align="left")
-        _close(console, both)
-    return 0 if both.good else 1
+        session = stack.enter_context(local_spark(console)) if spark else None
+        console.rule(printable(feed.title, 100), align="left")
+        demo = Demo(feed, out / "git", console)
+        demo.locally()
+        if session is not None:
+            demo.on_spark(session, partitions)
+        demo.picture()
+        demo.show()
+    return 0 if demo.checks.good else 1
 
 
-def _close(console: Console, checks: Checks) -> None:
-    console.print(checks.closing, style="bold green" if checks.good else "bold red", highlight=False)
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+
+
+@app.command()
+def run(
+    repo: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH", help="A git checkout whose history to run. Default: the one around the working directory."
+        ),
+    ] = None,
+    spark: Annotated[bool, typer.Option(help="Run the plan on local Spark too, and compare.")] = True,
+    partitions: Annotated[int, typer.Option(min=1, help="How many partitions on Spark.")] = 4,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the diffs and the picture, in git/.")] = Path(
+        "out"
+    ),
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Run a git history through a plan and check every difference against git, and against Spark.
+
+    Files are upserts (path -> mode and blob, or gone), commits are times. Every retraction is checked against the old
+    side of git's own raw log, the final files against git ls-tree, and Spark's rows against the local ones. The diffs
+    are written as Parquet, the counts over time drawn as PNG. The exit code is 0 if all checks held, 1 if one did not.
+    """
+    with guard(debug):
+        code = perform(GitFeed(repo), spark=spark, out=out, partitions=partitions, console=terminal.console())
+    raise typer.Exit(code)
+
+
+if __name__ == "__main__":
+    terminal.guard_log()
+    app()

@@ -3,8 +3,8 @@
 Invariant: ``held`` and ``asked`` of a tally are sums over distinct rows of min and max of how often the row is in the
 expected and in the actual table, so that a missing, an extra and a doubled row each cost exactly one check, and ``held
 == asked`` exactly when the two tables are equal up to the order of their rows. A check that only walks the expected
-rows does not see an extra one, and a comparison of sorted tables says no more than "different". Nothing here knows
-where the rows come from; the witnesses are the feeds, `git_feed` and `dpkg_feed`.
+rows does not see an extra one, and a comparison of sorted tables says no more than "different". It does not know where
+the rows come from.
 
 >>> expected = pa.table({"path": ["a", "b"], "_diff": [1, 1]})
 >>> actual = pa.table({"_diff": [1, 1, 1], "path": ["b", "c", "b"]})

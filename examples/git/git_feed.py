@@ -6,7 +6,7 @@ raw line answers for exactly one possible retraction and one possible assertion,
 without its retraction, and a line whose two sides are equal (a no-op) are all seen. It does not read file contents or
 renames: a rename is a path that goes and a path that comes, as in git's own trees.
 
->>> from ddflow.demo.git import RAW
+>>> from git_log import RAW
 >>> raw = pa.table({"path": ["a.py"], "extension": [".py"], "commit": [2], "old_mode": ["100644"], "old_blob": ["1f"],
 ...                 "mode": ["100755"], "blob": ["1f"]}).cast(RAW)
 >>> retractions(raw).to_pylist()
@@ -20,27 +20,37 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
+import git_log as git
 import pyarrow as pa
 import pyarrow.compute as pc
+from git_log import COMMITS
+from tally import Checks, compare, equal
 
 import ddflow as dd
-from ddflow.demo import git
-from ddflow.demo.feed import Slice
-from ddflow.demo.git import COMMITS
-from ddflow.demo.tally import Checks, compare, equal
 
 EVENTS: Final = pa.schema([*git.TREE, ("gone", pa.bool_()), ("commit", pa.int64())])
 """The schema of the source: a path's new side, whether it is gone, and the commit's ordinal as the time."""
 EXECUTABLE: Final = "100755"
 
 
-class GitFeed:
-    """The history of one repository up to its head."""
+class Slice(NamedTuple):
+    """Some events that end where a commit ends, with what git says of the same commits."""
 
-    name, source, key, group = "git", "files", "path", "extension"
-    time = "commits along the first parents"
+    events: pa.RecordBatch
+    """The upserts, in the columns of `EVENTS`."""
+    closes: int
+    """The frontier after them: later slices have times from here on."""
+    said: Mapping[str, pa.Table]
+    """The updates that git names for these commits, by what they are."""
+
+
+class GitFeed:
+    """The history of one repository up to its head: a plan, its events, and git as the witness.
+
+    ``slices`` is read once; ``conclude``, ``commit_table`` and ``notes`` come after it.
+    """
 
     def __init__(self, repo: str | Path | None = None) -> None:
         """Open the repository; see `git.find` for what it raises."""
@@ -99,11 +109,9 @@ class GitFeed:
             what = f"events with verdict {verdict}:"
             checks.add("verdicts: one for each raw line", equal(what, accounts.get(verdict, 0), verdicts[verdict]))
 
-    def extras(self) -> Mapping[str, pa.Table]:
+    def commit_table(self) -> pa.Table:
         """The commits: which ordinal (``_time``) is which hash, made when."""
-        return {
-            "commits": pa.Table.from_pylist([dict(zip(COMMITS.names, c, strict=True)) for c in self.commits], COMMITS)
-        }
+        return pa.Table.from_pylist([dict(zip(COMMITS.names, c, strict=True)) for c in self.commits], COMMITS)
 
     def notes(self) -> list[str]:
         """That a shallow clone's history begins at its boundary."""

@@ -1,22 +1,20 @@
-"""The picture of a run: counts over time, a step line for each of the largest groups.
+"""The picture of a run: counts over time, a step line for each of the largest extensions.
 
-Invariant: a line is at a group's count at every time, because counts come as updates (the new count enters at the time
-it holds from) and a group that leaves is drawn down to zero, though no update says "0". The updates of a time may hold
-both an old and a new count, and a group's last word may be a retraction alone. It draws into a file and nowhere else,
-whatever display there is; nothing is read but the table of updates.
+Invariant: a line is at an extension's count at every time. A new count enters at the time it holds from; an extension
+whose last update is a retraction alone is drawn down to zero, though no update says "0". It draws into a file and
+nowhere else, whatever display there is, and reads nothing but the table of updates.
 
 >>> import pyarrow as pa
 >>> updates = pa.table({"extension": [".c", ".c", ".c", ".h", ".h"], "count": [1, 1, 2, 3, 3],
 ...                     "_time": [1, 4, 4, 2, 5], "_diff": [1, -1, 1, 1, -1]})
->>> levels(updates, "extension")
+>>> levels(updates)
 {'.c': ([1, 4], [1, 2]), '.h': ([2, 5], [3, 0])}
 """
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -24,14 +22,16 @@ from ddflow.errors import MissingExtra
 from ddflow.terminal import printable
 
 LINES: Final = 8
-"""How many groups get a line; the legend says how many there are besides."""
+"""How many extensions get a line; the legend says how many there are besides."""
 
 
-def levels(updates: pa.Table, group: str) -> dict[str, tuple[list[Any], list[int]]]:
-    """For each group, the times at which its count changes and the count from then on.  O(n log n) in the updates."""
+def levels(updates: pa.Table) -> dict[str, tuple[list[Any], list[int]]]:
+    """For each extension, the times at which its count changes, and the count from then on.  O(n log n)."""
     found: dict[str, dict[Any, int]] = {}
     # Within a time the retraction comes first, so the assertion has the last word.
-    rows = updates.select([group, "count", "_time", "_diff"]).sort_by([("_time", "ascending"), ("_diff", "ascending")])
+    rows = updates.select(["extension", "count", "_time", "_diff"]).sort_by(
+        [("_time", "ascending"), ("_diff", "ascending")]
+    )
     for batch in rows.to_batches():
         columns = (column.to_pylist() for column in batch.columns)
         for name, count, time, diff in zip(*columns, strict=True):
@@ -39,16 +39,8 @@ def levels(updates: pa.Table, group: str) -> dict[str, tuple[list[Any], list[int
     return {name: (list(steps), list(steps.values())) for name, steps in found.items()}
 
 
-class Labels(NamedTuple):
-    """What stands above the picture, below it, and beside it."""
-
-    title: str
-    time: str
-    rows: str
-
-
-def draw(updates: pa.Table, group: str, where: Path, labels: Labels) -> None:
-    """Draw the counts over time as PNG: the `LINES` groups with the greatest count ever.
+def draw(updates: pa.Table, where: Path, title: str) -> None:
+    """Draw the counts over time as PNG: the `LINES` extensions with the greatest count ever.
 
     Raises `MissingExtra` without matplotlib.
     """
@@ -58,13 +50,11 @@ def draw(updates: pa.Table, group: str, where: Path, labels: Labels) -> None:
         from matplotlib.ticker import MaxNLocator, StrMethodFormatter
     except ImportError as error:
         raise MissingExtra(f"draw {where}", str(error), "pip install 'ddflow[plot]'") from None
-    steps = levels(updates, group)
+    steps = levels(updates)
     largest = sorted(steps, key=lambda name: (-max(steps[name][1]), name))[:LINES]
     seen = [time for times, _ in steps.values() for time in (times[0], times[-1])]
-    whole = bool(seen) and isinstance(seen[0], int)
     # Past the last change, so that the count after it is seen too.
-    least = 0.5 if whole else timedelta(seconds=1)
-    end = max(seen) + max((max(seen) - min(seen)) / 50, least) if seen else None
+    end = max(seen) + max((max(seen) - min(seen)) / 50, 0.5) if seen else None
     figure = Figure(figsize=(11, 6), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -73,20 +63,17 @@ def draw(updates: pa.Table, group: str, where: Path, labels: Labels) -> None:
         style = "-" if number < LINES // 2 else "--"
         label = f"{_plain(name[:24])}: {counts[-1]:,} ({max(counts):,})"
         axes.step([*times, end], [*counts, counts[-1]], style, where="post", label=label, linewidth=1.8)
-    axes.set(title=f"{labels.rows} by {group}\n{_plain(labels.title)}", xlabel=labels.time, ylabel=labels.rows)
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    if whole:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.set(title=f"files by extension\n{_plain(title)}", xlabel="commits along the first parents", ylabel="files")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     besides = f"\n{len(steps) - len(largest)} more not drawn" if len(steps) > len(largest) else ""
     if largest:
-        axes.legend(
-            title=f"{group}: now (at most){besides}", loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False
-        )
+        heading = f"extension: now (at most){besides}"
+        axes.legend(title=heading, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     figure.savefig(where, format="png")
 
 

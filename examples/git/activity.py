@@ -1,4 +1,4 @@
-"""What a run of the demo says on the terminal: how the groups changed, which checks held, how long each part took.
+"""What a run of the demo says on the terminal: how the extensions changed, which checks held, how long each part took.
 
 Invariant: what is shown is counted from the diffs themselves, so that "added" + "edited" is the number of assertions
 and "edited" + "removed" that of retractions. An edit is two updates of one key at one time, and only seeing both tells
@@ -6,7 +6,7 @@ it from a coming and a going. Names from outside (paths may hold anything) are s
 escaped. It computes nothing that is checked, and decides no exit code.
 
 >>> import pyarrow as pa
->>> activity = Activity("extension", "path")
+>>> activity = Activity()
 >>> activity.add(pa.table({"extension": [".c", ".c", ".h"], "path": ["a.c", "a.c", "b.h"], "_time": [2, 2, 2],
 ...                        "_diff": [-1, 1, 1]}))
 >>> activity.groups[".c"], activity.groups[".h"]
@@ -26,17 +26,17 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from tally import EXAMPLES, Checks
 
 from ddflow import terminal
-from ddflow.demo.tally import EXAMPLES, Checks
 
 SHOWN: Final = 15
-"""How many groups get a line of their own."""
+"""How many extensions get a line of their own."""
 
 
 @dataclass
 class Moves:
-    """How often a key of a group came, changed, or went, each at one time."""
+    """How often files of an extension came, changed, or went, each at one time."""
 
     added: int = 0
     edited: int = 0
@@ -44,11 +44,9 @@ class Moves:
 
     def add(self, other: Moves) -> None:
         """Take the other's in."""
-        self.added, self.edited, self.removed = (
-            self.added + other.added,
-            self.edited + other.edited,
-            self.removed + other.removed,
-        )
+        self.added += other.added
+        self.edited += other.edited
+        self.removed += other.removed
 
     @property
     def assertions(self) -> int:
@@ -62,20 +60,18 @@ class Moves:
 
 
 class Activity:
-    """The moves of each group, added up slice by slice.  O(groups) memory."""
+    """The moves of each extension, added up slice by slice.  O(extensions) memory."""
 
-    def __init__(self, group: str, key: str) -> None:
-        self.group, self.key = group, key
+    def __init__(self) -> None:
         self.groups: dict[str, Moves] = {}
 
     def add(self, updates: pa.Table) -> None:
         """Count the moves in the updates of whole times.  O(n)."""
-        each = updates.group_by([self.group, self.key, "_time"]).aggregate([("_diff", "min"), ("_diff", "max")])
-        kinds = each.group_by([self.group, "_diff_min", "_diff_max"]).aggregate([(self.key, "count")])
+        each = updates.group_by(["extension", "path", "_time"]).aggregate([("_diff", "min"), ("_diff", "max")])
+        kinds = each.group_by(["extension", "_diff_min", "_diff_max"]).aggregate([("path", "count")])
         for row in kinds.to_pylist():
-            count = row[f"{self.key}_count"]
             kind = "added" if row["_diff_min"] > 0 else "removed" if row["_diff_max"] < 0 else "edited"
-            self.groups.setdefault(row[self.group], Moves()).add(Moves(**{kind: count}))
+            self.groups.setdefault(row["extension"], Moves()).add(Moves(**{kind: row["path_count"]}))
 
 
 class Clock(dict[str, float]):
@@ -113,10 +109,10 @@ def _table(title: str) -> Table:
     return Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
 
 
-def show_activity(console: Console, activity: Activity, now: Mapping[str, int], things: str) -> None:
-    """The table of groups: how many are there now, and how they changed; the busiest first, the rest in one line."""
-    table = _table(f"{things} by {activity.group}, and how they changed")
-    table.add_column(activity.group, no_wrap=True)
+def show_activity(console: Console, activity: Activity, now: Mapping[str, int]) -> None:
+    """The table of extensions: how many files are there now, and how they changed; the busiest first."""
+    table = _table("files by extension, and how they changed")
+    table.add_column("extension", no_wrap=True)
     names = ("now", "added", "edited", "removed", "assertions", "retractions", "updates")
     for name in names:
         table.add_column(name, justify="right")

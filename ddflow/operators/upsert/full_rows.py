@@ -1,0 +1,122 @@
+"""Full rows: what a step's events weigh where they replace what their keys hold.
+
+Invariant: rows are compared by hashes and order words only, so a no-op never touches payload. Order columns without
+words of their own (text, decimals) are ranked among the events of the step and what their keys hold.
+
+>>> from ddflow.columns.hashing import Secret
+>>> from ddflow.operators.updates import ints
+>>> from ddflow.operators.upsert.events import Sealed
+>>> from ddflow.plan.bind import bind
+>>> from ddflow.plan.spec import Upsert
+>>> schema = pa.schema({"k": pa.int64(), "v": pa.string()})
+>>> state = UpsertState(bind("rows", schema, Upsert("k")), Secret(1, 2))
+>>> events = pa.record_batch({"k": [7, 8, 7], "v": ["a", "b", "c"]}, schema=schema)
+>>> keyed = state.keyed(Sealed(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
+>>> full = FullRows(state, keyed, since=0)
+>>> full.value[0] == full.value[1], full.rows.num_rows
+(np.False_, 3)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.hashing import Flags, Ints, Narrow, validity, value_hashes
+from ddflow.columns.rows import Rows, gather, shown_row
+from ddflow.errors import TieRefused
+from ddflow.kernels.resolve import ERROR, FATE, LIVE, NOTHING, Judged, Rules
+from ddflow.operators.upsert.keyed import Keyed
+from ddflow.operators.upsert.ordering import Order
+from ddflow.operators.upsert.state import UpsertState
+
+
+class FullRows:
+    """See `ddflow.operators.upsert.judgement.Weighed`."""
+
+    def __init__(self, state: UpsertState, keyed: Keyed, since: int) -> None:
+        self.state, self.keyed, self.by, self.mark = state, keyed, keyed.by, keyed.mark
+        order, sealed, expiring = state.order, keyed.sealed, state.expiring
+        assert isinstance(order, Order)
+        self.order, self.rows = order, sealed.events
+        self.value = value_hashes(sealed.events.select(state.bound.tracked), state.secret)
+        self.words = order.of(sealed.events, sealed.original, keyed.gone)
+        if order.ranks:
+            self._rank(order)
+        forgets = expiring is not None and expiring.forgets
+        self.rules = Rules(order.base, order.tie, order.ties, order.keeps, since, keyed.full is not None, forgets)
+        self.permutation = self._by_order() if order.tie == ERROR else keyed.by.permutation
+
+    def payload(self) -> Rows:
+        """See `Weighed.payload`."""
+        events, order = self.rows, self.order
+        columns = [events.column(n) for n in self.state.bound.row_schema.names]
+        columns += [events.column(f.name) for f in order.fields] if order.hidden else []
+        batch = pa.RecordBatch.from_arrays(columns, schema=self.state.arranged.schema)
+        # A retraction may take its key from the deletion, so there a null is looked at.
+        others = [i for i, f in enumerate(batch.schema) if f.name not in self.state.exact]
+        return Rows(batch, [batch.schema.field(i).name for i in others if self._filled(columns[i])])
+
+    def _filled(self, column: pa.Array) -> bool:
+        """Whether only deletions are null in a column, which nobody will look at."""
+        return bool(column.null_count) and bool((self.keyed.gone | validity(column)).all())
+
+    def hidden(self, name: str) -> pa.Array:
+        """See `Weighed.hidden`."""
+        return self.rows.column(name[7:])
+
+    def verdicts(self, fate: Any, counts: Ints) -> tuple[Ints, Flags | None]:
+        """See `Weighed.verdicts`."""
+        return counts - np.bincount((fate[self.keyed.absent] >> FATE) & 7, minlength=8), None
+
+    def winner_orders(self, out: Judged, rows: Ints) -> list[pa.Array]:
+        """See `Weighed.winner_orders`."""
+        order, winner, events = self.order, out.winner[rows], self.rows
+        groups = np.unique(-1 - winner[(winner < 0) & (winner != NOTHING)])
+        held = self._held_rows(groups) if order.hidden and groups.size else None
+        if groups.size:
+            values = order.values(self.keyed.held.order[groups], held)
+        place = np.where(winner >= 0, winner, events.num_rows + np.searchsorted(groups, -1 - winner))
+        place = pa.array(place, mask=winner == NOTHING)
+        made = []
+        for i, field in enumerate(order.fields):
+            parts = [events.column(field.name)]
+            if groups.size:
+                old = values[i]
+                parts.append(old.combine_chunks() if isinstance(old, pa.ChunkedArray) else old)
+            made.append(pa.concat_arrays(parts).take(place))
+        return made
+
+    def _held_rows(self, groups: Ints) -> pa.Table:
+        arranged = self.state.arranged
+        return gather(arranged.sources(), self.keyed.held.reference[groups], arranged.schema)
+
+    def _rank(self, order: Order) -> None:
+        """Rank what has no word of its own, among the events and what their keys hold."""
+        held = self.keyed.held
+        groups = np.flatnonzero(held.reference != 0) if order.keeps else np.empty(0, np.int64)
+        old = held.order[groups] if order.keeps else np.empty((0, order.width), np.int64)
+        rows = self._held_rows(groups) if groups.size else None
+        lives = (held.reference[groups] & LIVE != 0).astype(np.uint8)
+        order.rank(self.keyed.sealed.events, self.keyed.gone, self.words, rows, lives, old, self.state.secret)
+        if groups.size:
+            held.order[groups] = old
+
+    def _by_order(self) -> Narrow:
+        """The permutation with each key and time's events in the order of their base words: ties stand side by side."""
+        groups = np.repeat(np.arange(self.by.starts.size - 1), np.diff(self.by.starts))
+        at = self.by.permutation
+        base = [self.words[at, w] for w in range(self.rules.base)]
+        return at[np.lexsort((*reversed(base), self.mark[at] >> 1, groups))]
+
+    def tie(self, row: int) -> TieRefused:
+        """See `Weighed.tie`."""
+        spec, events = self.state.bound.spec, self.keyed.sealed.events
+        key, order = (shown_row(events.select(list(names)), row) for names in (spec.key, spec.order_by))
+        return TieRefused(
+            f"a step of {self.state.bound.name!r}",
+            f"the key {key} has two events of order {order} at time {self.keyed.sealed.times[row]}",
+            "mend the feed, or choose tie='last', 'first' or 'greatest'; nothing was changed",
+        )

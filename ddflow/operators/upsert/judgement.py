@@ -1,0 +1,241 @@
+"""The outcome of one step's events of one input: resolve, emit, and what to make of it.
+
+Invariant: nothing of the state changes here. `resolve` gives each row a verdict and each key its versions, without
+touching payload; `emit` writes the updates, in the order of rows; columns are gathered when somebody reads them.
+
+>>> from ddflow.columns.hashing import Secret
+>>> from ddflow.operators.updates import ints
+>>> from ddflow.operators.upsert.events import Sealed
+>>> from ddflow.operators.upsert.full_rows import FullRows
+>>> from ddflow.plan.bind import bind
+>>> from ddflow.plan.spec import Upsert
+>>> schema = pa.schema({"k": pa.int64(), "v": pa.string()})
+>>> state = UpsertState(bind("rows", schema, Upsert("k")), Secret(1, 2))
+>>> events = pa.record_batch({"k": [7, 8, 7], "v": ["a", "b", "c"]}, schema=schema)
+>>> keyed = state.keyed(Sealed(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
+>>> judgement = Judgement(state, keyed, FullRows(state, keyed, 0), winners=False)
+>>> judgement.updates(schema).to_table(schema, None).to_pylist()
+[{'k': 8, 'v': 'b', '_diff': 1}, {'k': 7, 'v': 'c', '_diff': 1}]
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.arena import Arena
+from ddflow.columns.hashing import NONE, Flags, Ints, Narrow, Words
+from ddflow.columns.rows import Rows, Sources, View, gather, width
+from ddflow.columns.sorting import Sorted
+from ddflow.columns.threads import ALONE
+from ddflow.errors import DdflowError
+from ddflow.kernels.resolve import FATE, FORGOTTEN, NOTHING, Events, Judged, Rules, judge, judged
+from ddflow.kernels.spell import emit as emit_updates
+from ddflow.kernels.spell import spread, tally
+from ddflow.operators.updates import Updates
+from ddflow.operators.upsert.keyed import Keyed
+from ddflow.operators.upsert.state import UpsertState
+from ddflow.trace.arrangement import Change
+from ddflow.trace.batch import Batch, same
+
+
+class Weighed(Protocol):
+    """The full rows that compete, and by what: those of the events, or those that a fold made of them."""
+
+    @property
+    def rows(self) -> pa.RecordBatch:
+        """The full rows."""
+
+    by: Sorted
+    permutation: Narrow
+    mark: Narrow
+    words: Ints
+    """int64[n, words]: order words."""
+    value: Words
+    """uint64[n]: hashes of what counts in "did it change"."""
+    rules: Rules
+
+    def payload(self) -> Rows:
+        """The rows as the arrangement stores them."""
+
+    def hidden(self, name: str) -> pa.Array:
+        """A column that is kept beside the payload."""
+
+    def tie(self, row: int) -> DdflowError:
+        """The error for a tie that ``tie="error"`` refuses."""
+
+    def verdicts(self, fate: Any, counts: Ints) -> tuple[Ints, Flags | None]:
+        """int64[8] events by verdict, and the verdict of each event; None where the rows are the events."""
+
+    def winner_orders(self, out: Judged, rows: Ints) -> list[pa.Array]:
+        """For each of some events, the order columns' values that its key holds after that time; null for none."""
+
+
+class Resolved(NamedTuple):
+    """What became of each row, and the versions of each key."""
+
+    out: Judged
+    spans: list[tuple[int, int]]
+    """Of keys: each was resolved on its own."""
+    done: list[tuple[int, int, int, int, int]]
+    """By span: updates, versions, the row refused (or -1), how many more keys live, how many more tombstones."""
+
+
+class Emitted(NamedTuple):
+    """m updates: by which row, their diffs and the ranks of their times."""
+
+    sources: Any
+    diffs: Ints
+    ranks: Narrow
+    parts: list[tuple[int, int, int, int]]
+    """Spans of rows, and of the updates that these caused."""
+    counts: Ints
+    """int64[8]: rows by verdict."""
+
+
+def resolve(state: UpsertState, keyed: Keyed, weighed: Weighed, winners: bool) -> Resolved:
+    """Resolve the keys, in spans of them where there are several threads; each writes versions of its own.
+
+    ``winners``: whether anybody asks for `Judgement.winner_orders`.  O(n).  Raises `TieRefused`.
+    """
+    n, order, held = weighed.value.size, state.order, keyed.held
+    kept = Arena.of(n * (9 + 8 * state.wide + 8 * (not keyed.settled)) + 2048)
+    keeps = bool(order.words or order.hidden)
+    room = state.arena.empty, kept.empty
+    out = judged(n, held.reference.size, state.wide, winners, *room, not keyed.settled, keeps)
+    if weighed.by is keyed.by:
+        out.fate[keyed.left] = FORGOTTEN << FATE
+        if out.winner.size:
+            out.winner[keyed.left] = NOTHING
+    by, starts = weighed.by, weighed.by.starts
+    work = Events(weighed.permutation, starts, by.high, by.low, weighed.mark, keyed.times, weighed.words, weighed.value)
+
+    def span(begin: int, end: int) -> tuple[int, int, int, int, int]:
+        at, to = int(starts[begin]), int(starts[end])
+        mine = work._replace(starts=starts[begin : end + 1])
+        return judge(mine, held.span(begin, end), weighed.rules, out.span(at, to, begin, end))
+
+    crew = ALONE if out.winner.size else state.crew
+    spans = crew.spans(starts.size - 1)
+    done = crew.each(span, spans)
+    for _, _, refused, _, _ in done:
+        if refused >= 0:
+            raise weighed.tie(refused)
+    return Resolved(out, spans, done)
+
+
+def emit(state: UpsertState, weighed: Weighed, resolved: Resolved) -> Emitted:
+    """Count the verdicts and write the updates: by which row, the diff, the rank of the time.  O(n)."""
+    crew, arena, fate, mark = state.crew, state.arena, resolved.out.fate, weighed.mark
+    n = sum(updates for updates, *_ in resolved.done)
+    spelled: Any = (arena.empty(n, np.int64), np.empty(n, np.int64), arena.empty(n, np.int32))
+    spans = crew.spans(fate.size)
+    ends = [0, n]
+    if len(spans) > 1:
+        ends = np.cumsum([0, *crew.each(lambda a, b: tally(fate[a:b], mark[a:b]), spans)]).tolist()
+    parts = [(a, b, ends[i], ends[i + 1]) for i, (a, b) in enumerate(spans)]
+    at = {a: (begin, end) for a, _, begin, end in parts}
+
+    def span(a: int, b: int) -> Ints:
+        begin, end = at[a]
+        counts = np.zeros(8, np.int64)
+        sources, diffs, ranks = (column[begin:end] for column in spelled)
+        emit_updates(fate[a:b], mark[a:b], np.int64(a), sources, diffs, ranks, counts)
+        return counts
+
+    counts: Ints = sum(crew.each(span, spans), np.zeros(8, np.int64))
+    return Emitted(spelled[0], spelled[1], spelled[2], parts, counts)
+
+
+class Judgement:
+    """The outcome of one step's events of one input.  ``counts``: int64[8], events by verdict."""
+
+    def __init__(self, state: UpsertState, keyed: Keyed, weighed: Weighed, winners: bool) -> None:
+        self.upsert, self.keyed, self.weighed = state, keyed, weighed
+        self.resolved = resolve(state, keyed, weighed, winners)
+        self.emitted = emit(state, weighed, self.resolved)
+        self.counts, self._verdict = weighed.verdicts(self.resolved.out.fate, self.emitted.counts)
+
+    @property
+    def sealed(self) -> Any:
+        """The events."""
+        return self.keyed.sealed
+
+    @property
+    def verdict(self) -> Flags:
+        """uint8[n]: the verdict of each event.  O(n)."""
+        if self._verdict is not None:
+            return self._verdict
+        return ((self.resolved.out.fate >> FATE) & 7).astype(np.uint8)
+
+    @property
+    def given(self) -> Ints:
+        """int64[m]: the events that somebody gave.  O(n)."""
+        return np.delete(np.arange(self.sealed.times.size), self.keyed.absent)
+
+    def winner_orders(self, rows: Ints) -> list[pa.Array]:
+        """For each of some events, the order columns' values that its key holds after that time; null for none.
+
+        O(rows + keys) a column.
+        """
+        return self.weighed.winner_orders(self.resolved.out, rows)
+
+    def near(self, name: str) -> pa.Array | None:
+        """A column of the updates from the events that caused them, where these hold the very same values.
+
+        None where they need not, or for a type of another width than 64 bits.  O(events).
+        """
+        column = self.weighed.rows.column(name) if name in self.upsert.exact else None
+        if column is None or width(column.type) != 8 or column.null_count:
+            return None
+        out = np.empty(self.emitted.diffs.size, np.uint64)
+        start = column.buffers()[1].address + 8 * column.offset
+        fate, mark, at = (
+            self.resolved.out.fate,
+            self.weighed.mark,
+            {a: (begin, end) for a, _, begin, end in self.emitted.parts},
+        )
+        self.upsert.crew.each(
+            lambda a, b: spread(fate[a:b], mark[a:b], np.uint64(start + 8 * a), out[slice(*at[a])]),
+            [(a, b) for a, b, _, _ in self.emitted.parts],
+        )
+        return pa.Array.from_buffers(column.type, out.size, [None, pa.py_buffer(out)], 0)
+
+    @cached_property
+    def sources(self) -> Sources:
+        """What the updates' rows are gathered from."""
+        return self.upsert.arranged.sources(self.weighed.payload())
+
+    def updates(self, schema: pa.Schema) -> Updates:
+        """The differences, in the order of their times; a column is gathered when somebody reads it.  O(updates)."""
+        sources, diffs, ranks, *_ = self.emitted
+        return Updates(View(self.sources, sources, schema, self.near), ranks, diffs, self.keyed.times)
+
+    @cached_property
+    def changes(self) -> list[Change]:
+        """What the state must take in, by ascending identities.  O(versions)."""
+        return [
+            self._change(begin, end, *done[1::2], done[4])
+            for (begin, end), done in zip(self.resolved.spans, self.resolved.done, strict=True)
+        ]
+
+    def _change(self, begin: int, end: int, versions: int, born: int, buried: int) -> Change:
+        """What a span of keys brings."""
+        at = int(self.weighed.by.starts[begin])
+        out = self.resolved.out.span(at, at + versions, begin, end)
+        order, schema = self.upsert.order, self.upsert.bound.row_schema
+        table = gather(self.sources, out.row, schema)
+        for field in order.hidden:
+            table = table.append_column(field, self.weighed.hidden(field.name).take(pa.array(out.event)))
+        words = self.weighed.words[out.event] if order.words else np.empty((versions, 0), np.int64)
+        high, low, live = out.high, out.low, out.live
+        time = same(int(self.keyed.times[-1]), versions, np.int64) if self.keyed.settled else out.time
+        if versions < self.resolved.out.high.size // 2 // len(self.resolved.spans):
+            # Else the room of those that are not there would be kept with them.
+            high, low, live = high.copy(), low.copy(), live.copy()
+            time = time if self.keyed.settled else time.copy()
+        batch = Batch(high, low, time, live, NONE, words, Rows(table))
+        return Change(batch, out.value, out.last, self.keyed.held.place[begin:end], self.keyed.built, born, buried)

@@ -1,0 +1,93 @@
+"""The state of the upsert operator: one live row a key, with the order that it was won by; and what is known when a
+plan is opened.
+
+Invariant: the arrangement is the collection that the updates of all steps add up to. It does not change in a step until
+all of the step is computed.
+
+>>> from ddflow.columns.hashing import Secret
+>>> from ddflow.operators.updates import ints
+>>> from ddflow.operators.upsert.events import Sealed
+>>> from ddflow.plan.bind import bind
+>>> from ddflow.plan.spec import Upsert
+>>> schema = pa.schema({"k": pa.int64(), "v": pa.string()})
+>>> state = UpsertState(bind("rows", schema, Upsert("k")), Secret(1, 2))
+>>> events = pa.record_batch({"k": [7, 8, 7], "v": ["a", "b", "c"]}, schema=schema)
+>>> keyed = state.keyed(Sealed(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
+>>> keyed.by.starts.tolist(), keyed.held.reference.tolist()  # two keys, of which nothing is held
+([0, 2, 3], [0, 0])
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+
+from ddflow.columns.arena import Arena
+from ddflow.columns.hashing import Ints, Narrow, Secret, Words, identities, is_wide, value_hashes
+from ddflow.columns.rows import plainly
+from ddflow.columns.schema import is_word
+from ddflow.columns.sorting import sort
+from ddflow.columns.threads import ALONE, Crew
+from ddflow.kernels.resolve import NOBODY
+from ddflow.kernels.spell import marks
+from ddflow.operators.base import Hashes, Readable
+from ddflow.operators.upsert.events import Sealed
+from ddflow.operators.upsert.expiring import Expiring
+from ddflow.operators.upsert.keyed import Keyed
+from ddflow.operators.upsert.orders import orders
+from ddflow.plan.bind import Bound
+from ddflow.trace.arrangement import Arrangement
+
+
+class UpsertState(Readable):
+    """``bound``: the input's spec and schema."""
+
+    def __init__(self, bound: Bound, secret: Secret, crew: Crew = ALONE) -> None:
+        self.bound, self.secret, self.crew = bound, secret, crew
+        self.order = orders(bound)
+        stored = pa.schema([*bound.row_schema, *self.order.hidden])
+        self.contents: int | None = None
+        """In a step of full contents: the arrival number from which on events stand for keys that are absent."""
+        self.wide, self.arena = is_wide(bound.key_schema), Arena()
+        self.arrangements = (Arrangement(stored, self.wide, self.order.words, self.order.keeps),)
+        self.tracked = bound.tracked
+        self.arranged.slots.sources.crew = crew
+        expires = bound.spec.expiry is not None
+        self.expiring = Expiring(bound, self.order, self.arranged, secret) if expires else None
+        # Equal keys of these types are the same bytes, so a retraction may take its key from the event beside it.
+        exact = [n for n in bound.spec.key if is_word(bound.key_schema.field(n).type)]
+        self.exact = {n for n in exact if not pat.is_floating(bound.key_schema.field(n).type)}
+
+    def identities_of(self, rows: pa.Table | pa.RecordBatch) -> tuple[Words, Words]:
+        """Identities of rows.  O(rows)."""
+        # A deletion's payload is filler, whose key may be null; what is null there must not be hashed as a null would
+        # be, or keys of one word would get two.
+        nullable = pa.schema([field.with_nullable(True) for field in self.bound.key_schema])
+        schema = nullable if self.wide else self.bound.key_schema
+        keys = pa.Table.from_arrays([rows.column(name) for name in schema.names], schema=schema)
+        return identities(keys, self.secret, rows.num_rows)
+
+    def rehashed(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
+        """See `Readable.rehashed`."""
+        return *self.identities_of(rows), value_hashes(rows.select(self.bound.tracked), self.secret)
+
+    def keyed(self, sealed: Sealed, times: Ints, since: int) -> Keyed:
+        """Sort events by key, and look up what their keys hold.  O(n) expected.
+
+        ``times``: the step's distinct times, ascending.  ``since``: what it will be after the step.
+        """
+        arena, events, bound = self.arena, sealed.events, self.bound
+        keys = pa.RecordBatch.from_arrays([events.column(n) for n in bound.spec.key], schema=bound.key_schema)
+        by = sort(*identities(keys, self.secret), arena, self.crew)
+        gone, full = bound.deletes(events), self.contents
+        own = NOBODY if full is None else full
+        plain = full is None and self.expiring is None
+        absent = np.empty(0, np.int64) if plain else np.flatnonzero(sealed.arrival >= own)
+        gone[absent] = 1
+        held = self.arranged.seek(by.high, by.low, by.starts[:-1], arena)
+        mark: Narrow = arena.empty(sealed.times.size, np.int32)
+        marks(plainly(sealed.times), times, gone, mark)
+        settled = bool(times.size) and int(times[-1]) <= since
+        keyed = Keyed(sealed, times, settled, by, held, self.arranged.index.built, gone, absent, mark, full)
+        return keyed if self.expiring is None else self.expiring.look(keyed)
