@@ -117,7 +117,7 @@ class Life:
             engine.close()
         except Killed:
             if engine is not None and engine.durable is not None:
-                engine.durable.vault._process = -1  # the dead delete nothing, however their objects go
+                engine.durable.batch_store._process = -1  # the dead delete nothing, however their objects go
         return done
 
 

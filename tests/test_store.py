@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from kinds import ENCODED, PLAIN
 
 from ddflow.errors import CorruptState, EngineClosed, SpillFailed, SpillInUse, SpillRefused
-from ddflow.storage.batch_store import Kept, Vault
+from ddflow.storage.batch_store import BatchStore, StoredBatch
 from ddflow.storage.folder_lock import LOCK
 from ddflow.storage.protocol import Blob
 from ddflow.storage.scratch import ScratchStore
@@ -31,16 +31,16 @@ KINDS = PLAIN | {name: array for name, (array, _) in ENCODED.items()}
 INTS = pa.record_batch({"n": [1, 2, 3], "s": ["a", None, "ccc"]})
 
 
-def scratch(place: Path | str) -> Vault:
-    return Vault(ScratchStore(place))
+def scratch(place: Path | str) -> BatchStore:
+    return BatchStore(ScratchStore(place))
 
 
-def path_of(kept: Kept, place: Path | str) -> str:
+def path_of(kept: StoredBatch, place: Path | str) -> str:
     return os.path.join(place, kept.blob.name)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Vault]:
+def folder(tmp_path: Path) -> Iterator[BatchStore]:
     with scratch(tmp_path) as opened:
         yield opened
 
@@ -70,7 +70,7 @@ def finished(process: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_every_arrow_type_comes_back_as_it_was(folder: Vault, name: str) -> None:
+def test_every_arrow_type_comes_back_as_it_was(folder: BatchStore, name: str) -> None:
     array = KINDS[name]
     for piece in (array, array.slice(1), array.slice(1, 1), array.slice(0, 0)):
         batch = pa.RecordBatch.from_arrays([piece], names=["x"])
@@ -105,7 +105,7 @@ class Unregistered(pa.ExtensionType):
         return b""
 
 
-def test_an_extension_type_that_nobody_registered_comes_back_even_inside_a_list(folder: Vault) -> None:
+def test_an_extension_type_that_nobody_registered_comes_back_even_inside_a_list(folder: BatchStore) -> None:
     array = pa.ExtensionArray.from_storage(Unregistered(), pa.array([1, None, 3]))
     lists = pa.ListArray.from_arrays(pa.array([0, 1, 3], pa.int32()), array)
     batch = pa.RecordBatch.from_arrays([array.slice(0, 2), lists], names=["e", "l"])
@@ -114,7 +114,7 @@ def test_an_extension_type_that_nobody_registered_comes_back_even_inside_a_list(
 
 
 def test_a_batch_takes_no_memory_once_it_is_written_and_anybodys_arrow_can_read_it(
-    folder: Vault, tmp_path: Path
+    folder: BatchStore, tmp_path: Path
 ) -> None:
     batch = pa.record_batch({"n": np.arange(100_000), "s": pa.array(["text"] * 100_000)})
     before = pa.total_allocated_bytes()
@@ -126,7 +126,7 @@ def test_a_batch_takes_no_memory_once_it_is_written_and_anybodys_arrow_can_read_
         assert reader.num_record_batches == 1 and reader.get_batch(0).equals(batch)
 
 
-def test_a_write_that_the_system_takes_in_bits_is_complete(folder: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_the_system_takes_in_bits_is_complete(folder: BatchStore, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, data: write(file, memoryview(data)[:7]))
     assert folder.write(INTS).batch.equals(INTS)
@@ -136,10 +136,10 @@ def test_writing_makes_no_second_copy() -> None:
     out = finished(
         python("""if True:
         import sys, tempfile, tracemalloc, pyarrow as pa, numpy as np
-        from ddflow.storage.batch_store import Vault
+        from ddflow.storage.batch_store import BatchStore
         from ddflow.storage.scratch import ScratchStore
         batch = pa.record_batch({"n": np.arange(4 << 20), "s": pa.array(["some text"] * (1 << 22))})
-        with tempfile.TemporaryDirectory() as place, Vault(ScratchStore(place)) as folder:
+        with tempfile.TemporaryDirectory() as place, BatchStore(ScratchStore(place)) as folder:
             tracemalloc.start()
             pool = pa.default_memory_pool()
             filler = pa.allocate_buffer(max(pool.max_memory() - pool.bytes_allocated(), 1))
@@ -189,7 +189,7 @@ def test_a_damaged_file_is_refused_before_it_is_parsed_and_removed(
             os.truncate(path, at) if cut else flip(path, at, data.draw(st.integers(0, 7)))
             return super().map(blob, check)
 
-    with Vault(Damaged(place)) as folder:
+    with BatchStore(Damaged(place)) as folder:
         for write in (folder.write, lambda batch: folder.mapped([batch], batch.schema)):
             with pytest.raises(CorruptState, match=f"of {place}") as caught:
                 write(INTS)
@@ -199,7 +199,7 @@ def test_a_damaged_file_is_refused_before_it_is_parsed_and_removed(
 # Nothing stays.
 
 
-def test_files_are_private_and_named_by_us(folder: Vault, tmp_path: Path) -> None:
+def test_files_are_private_and_named_by_us(folder: BatchStore, tmp_path: Path) -> None:
     batch = pa.record_batch({"../../etc/passwd": [1]})
     mapped = folder.write(batch)
 
@@ -212,7 +212,7 @@ def test_files_are_private_and_named_by_us(folder: Vault, tmp_path: Path) -> Non
     assert folder.mapped(look(), batch.schema).num_rows == 1
 
 
-def test_a_dropped_batch_loses_its_file_and_keeps_its_values(folder: Vault, tmp_path: Path) -> None:
+def test_a_dropped_batch_loses_its_file_and_keeps_its_values(folder: BatchStore, tmp_path: Path) -> None:
     mapped = folder.write(INTS)
     mapped.drop()
     assert files(tmp_path) == []
@@ -221,14 +221,14 @@ def test_a_dropped_batch_loses_its_file_and_keeps_its_values(folder: Vault, tmp_
     assert mapped.batch.equals(INTS)
 
 
-def test_a_forgotten_batch_loses_its_file_while_its_columns_stay(folder: Vault, tmp_path: Path) -> None:
+def test_a_forgotten_batch_loses_its_file_while_its_columns_stay(folder: BatchStore, tmp_path: Path) -> None:
     column = folder.write(INTS).batch.column("s")
     gc.collect()
     assert files(tmp_path) == []
     assert column.to_pylist() == ["a", None, "ccc"]
 
 
-def test_no_descriptor_stays_open_however_many_batches_there_are(folder: Vault) -> None:
+def test_no_descriptor_stays_open_however_many_batches_there_are(folder: BatchStore) -> None:
     before = len(os.listdir("/dev/fd"))
     mapped = [folder.write(INTS) for _ in range(50)]
     tables = [folder.mapped([INTS], INTS.schema)]
@@ -289,9 +289,9 @@ def test_an_exit_without_close_leaves_nothing(tmp_path: Path) -> None:
         python(
             """if True:
         import sys, pyarrow as pa
-        from ddflow.storage.batch_store import Vault
+        from ddflow.storage.batch_store import BatchStore
         from ddflow.storage.scratch import ScratchStore
-        folder = Vault(ScratchStore(sys.argv[1]))
+        folder = BatchStore(ScratchStore(sys.argv[1]))
         kept = folder.write(pa.record_batch({"n": [1]}))
         """,
             tmp_path,
@@ -304,9 +304,9 @@ def test_what_a_killed_engine_left_is_gone_at_the_next_open_and_nothing_else(tmp
     process = python(
         """if True:
         import sys, time, pyarrow as pa
-        from ddflow.storage.batch_store import Vault
+        from ddflow.storage.batch_store import BatchStore
         from ddflow.storage.scratch import ScratchStore
-        folder = Vault(ScratchStore(sys.argv[1]))
+        folder = BatchStore(ScratchStore(sys.argv[1]))
         kept = folder.write(pa.record_batch({"n": [1]}))
 
         def slowly():
@@ -338,9 +338,9 @@ def test_a_forked_child_touches_nothing_and_does_not_keep_the_folder(tmp_path: P
             """if True:
         import os, sys, time, pyarrow as pa
         from ddflow.errors import EngineClosed
-        from ddflow.storage.batch_store import Vault
+        from ddflow.storage.batch_store import BatchStore
         from ddflow.storage.scratch import ScratchStore
-        folder = Vault(ScratchStore(sys.argv[1]))
+        folder = BatchStore(ScratchStore(sys.argv[1]))
         kept = folder.write(pa.record_batch({"n": [1]}))
         if child := os.fork():
             assert os.waitpid(child, 0)[1] == 0
@@ -369,7 +369,7 @@ def test_a_forked_child_touches_nothing_and_does_not_keep_the_folder(tmp_path: P
 # Tables.
 
 
-def test_a_table_is_the_users_and_its_file_is_gone_at_once(folder: Vault, tmp_path: Path) -> None:
+def test_a_table_is_the_users_and_its_file_is_gone_at_once(folder: BatchStore, tmp_path: Path) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         for _ in range(3):
             yield INTS
@@ -382,12 +382,12 @@ def test_a_table_is_the_users_and_its_file_is_gone_at_once(folder: Vault, tmp_pa
 
 
 @pytest.mark.parametrize("schema", [INTS.schema, pa.schema({"u": KINDS["sparse union"].type})])
-def test_a_table_without_rows_has_its_columns(folder: Vault, schema: pa.Schema) -> None:
+def test_a_table_without_rows_has_its_columns(folder: BatchStore, schema: pa.Schema) -> None:
     table = folder.mapped([], schema)
     assert table.schema == schema and table.num_rows == 0
 
 
-def test_a_table_given_up_leaves_no_file(folder: Vault, tmp_path: Path) -> None:
+def test_a_table_given_up_leaves_no_file(folder: BatchStore, tmp_path: Path) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         yield INTS
         raise KeyError("stop")
@@ -403,7 +403,7 @@ def test_a_table_given_up_leaves_no_file(folder: Vault, tmp_path: Path) -> None:
 # One engine a folder.
 
 
-def test_a_second_engine_is_refused_until_the_first_lets_go(folder: Vault, tmp_path: Path) -> None:
+def test_a_second_engine_is_refused_until_the_first_lets_go(folder: BatchStore, tmp_path: Path) -> None:
     with pytest.raises(SpillInUse, match=f"{re.escape(str(tmp_path))}.*process {os.getpid()}"):
         ScratchStore(tmp_path)
     link = tmp_path.parent / f"{tmp_path.name} by another name"
@@ -509,10 +509,10 @@ def test_a_full_disk_is_an_error_with_sizes_after_which_going_on_works(tmp_path:
             """if True:
         import os, resource, sys, pyarrow as pa, numpy as np
         from ddflow.errors import SpillFull
-        from ddflow.storage.batch_store import Vault
+        from ddflow.storage.batch_store import BatchStore
         from ddflow.storage.scratch import ScratchStore
         small, large = pa.record_batch({"n": [1, 2]}), pa.record_batch({"n": np.arange(100_000)})
-        with Vault(ScratchStore(sys.argv[1])) as folder:
+        with BatchStore(ScratchStore(sys.argv[1])) as folder:
             before = folder.write(small)
             resource.setrlimit(resource.RLIMIT_FSIZE, (300_001, resource.RLIM_INFINITY))
             for write in (folder.write, lambda batch: folder.mapped([batch], batch.schema)):
@@ -541,7 +541,9 @@ def test_a_full_disk_is_an_error_with_sizes_after_which_going_on_works(tmp_path:
     assert all(re.search(r"800,\d{3} bytes were wanted", line) for line in lines[:2])
 
 
-def test_a_folder_that_was_taken_away_is_an_error_and_put_back_it_works_again(folder: Vault, tmp_path: Path) -> None:
+def test_a_folder_that_was_taken_away_is_an_error_and_put_back_it_works_again(
+    folder: BatchStore, tmp_path: Path
+) -> None:
     before, away = folder.write(INTS), tmp_path.with_name("away")
     tmp_path.rename(away)
     with pytest.raises(OSError, match="call again") as caught:
@@ -553,8 +555,8 @@ def test_a_folder_that_was_taken_away_is_an_error_and_put_back_it_works_again(fo
     assert folder.write(INTS).batch.equals(INTS)
 
 
-def test_several_threads_may_write_at_once(folder: Vault, tmp_path: Path) -> None:
-    mapped: list[Kept] = []
+def test_several_threads_may_write_at_once(folder: BatchStore, tmp_path: Path) -> None:
+    mapped: list[StoredBatch] = []
 
     def write(begin: int) -> None:
         mapped.extend(folder.write(pa.record_batch({"n": np.arange(i, i + 1000)})) for i in range(begin, begin + 20))

@@ -16,7 +16,7 @@ import pytest
 from s3_server import Moto, moto, options
 
 from ddflow.errors import CorruptState, EngineClosed
-from ddflow.storage.batch_store import Vault
+from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.local import LocalStore
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import NAME, Blob, Store
@@ -157,7 +157,7 @@ def test_scratch_is_private_and_goes(opener: Opener) -> None:
     scratches = [store.scratch(), store.scratch(), other.scratch()]
     paths = [scratch.where for scratch in scratches]
     assert len(set(paths)) == 3 and all(stat.S_IMODE(os.stat(path).st_mode) == 0o700 for path in paths)
-    kept = [Vault(scratch).write(pa.record_batch({"n": [1]})) for scratch in scratches]
+    kept = [BatchStore(scratch).write(pa.record_batch({"n": [1]})) for scratch in scratches]
     opener().scratch().close()
     for batch, path in zip(kept, paths, strict=True):
         assert os.path.exists(f"{path}/{batch.blob.name}"), "a third store cleared those of open ones"

@@ -24,7 +24,7 @@ from ddflow.errors import (
     StateRefused,
     StorageFailed,
 )
-from ddflow.storage.batch_store import Vault
+from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.disk import Disk
 from ddflow.storage.folder_lock import LOCK
 from ddflow.storage.local import MANIFEST, LocalStore
@@ -448,7 +448,7 @@ def test_folders_to_spill_to_are_fresh_private_and_gone_at_the_end(place: Path) 
     scratches = [one.scratch(), one.scratch(), other.scratch()]
     paths = [scratch.where for scratch in scratches]
     assert len(set(paths)) == 3 and all(mode(path) == 0o700 and os.listdir(path) == [LOCK] for path in paths)
-    mapped = Vault(scratches[0]).write(pa.record_batch({"n": [1]}))
+    mapped = BatchStore(scratches[0]).write(pa.record_batch({"n": [1]}))
     one.close()
     LocalStore(place).close()  # which leaves alone what is held
     assert os.path.exists(f"{paths[0]}/{mapped.blob.name}") and all(map(os.path.isdir, paths))
@@ -463,12 +463,12 @@ def test_a_killed_writers_spill_is_removed_by_the_next(place: Path) -> None:
     code = """
 import sys, time
 import pyarrow as pa
-from ddflow.storage.batch_store import Vault
+from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.local import LocalStore
 
 store = LocalStore(sys.argv[1])
 scratch = store.scratch()
-mapped = Vault(scratch).write(pa.record_batch({"n": [1]}))
+mapped = BatchStore(scratch).write(pa.record_batch({"n": [1]}))
 other = store.scratch()
 print("ready", flush=True)
 time.sleep(60)

@@ -19,7 +19,7 @@ from os import PathLike
 from typing import Final, cast
 
 from ddflow.errors import BudgetExceeded, SpecError
-from ddflow.storage.batch_store import Vault
+from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.protocol import Store
 from ddflow.storage.scratch import ScratchStore
 
@@ -58,7 +58,7 @@ class Budget:
                 "there is no budget, so nothing would be spilled",
                 "give memory= too, such as '512MB'",
             )
-        self.memory, self.scratch = memory, cast(Vault | None, None)
+        self.memory, self.scratch = memory, cast(BatchStore | None, None)
         if memory is not None and (spill is not None or state is not None):
             if memory < LEAST:
                 raise SpecError(
@@ -66,10 +66,10 @@ class Budget:
                     "that is too small to work in",
                     f"with spill= give {shown_size(LEAST)} or more",
                 )
-            self.scratch = Vault(state.scratch() if spill is None and state is not None else ScratchStore(spill))
+            self.scratch = BatchStore(state.scratch() if spill is None and state is not None else ScratchStore(spill))
         self.home = self.scratch
         total = memory or 0
-        self.state, self.pending, self.shelf, self.piece = total // 2, total // 8, total // 8, total // 4
+        self.state, self.pending, self.buffered, self.piece = total // 2, total // 8, total // 8, total // 4
         self.lot = self.pending // 4
 
     @property

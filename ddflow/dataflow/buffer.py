@@ -7,7 +7,7 @@ caller's table is mapped from. Without scratch everything stays in memory.
 
 >>> from ddflow.operators.updates import few, ints
 >>> pieces = [Updates(pa.table({"v": [v, v]}), few(0, 1), ints(1, -1), ints(5, 9)) for v in (1, 2)]
->>> Shelf(None, 0).output(pieces, pieces[0].rows.schema, pa.int64()).to_pydict()
+>>> UpdateBuffer(None, 0).output(pieces, pieces[0].rows.schema, pa.int64()).to_pydict()
 {'v': [1, 2, 1, 2], '_time': [5, 5, 9, 9], '_diff': [1, 1, -1, -1]}
 """
 
@@ -21,19 +21,19 @@ import pyarrow as pa
 from ddflow.columns.rows import plainly
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.updates import Updates
-from ddflow.storage.batch_store import Vault
+from ddflow.storage.batch_store import BatchStore
 
 NONE = np.empty(0, np.int64)
 
 
-class Shelf:
+class UpdateBuffer:
     """``scratch``: for files, None where there is no budget.  ``share``: bytes that may lie in memory.
     ``home``: for changes of state."""
 
-    def __init__(self, scratch: Vault | None, share: int, home: Vault | None = None) -> None:
+    def __init__(self, scratch: BatchStore | None, share: int, home: BatchStore | None = None) -> None:
         self.scratch, self.share, self.held, self.home = scratch, share, 0, home
 
-    def lay(self, updates: Updates) -> Updates:
+    def keep(self, updates: Updates) -> Updates:
         """The same updates, of their own memory or mapped: what they were gathered from may change.  O(n)."""
         rows = updates.rows.select(updates.rows.schema.names)
         own = Updates(rows, updates.ranks.copy(), updates.diffs, updates.times)

@@ -11,7 +11,7 @@ uniform, so ranges are of one size.)
 >>> events = pa.record_batch({"k": pa.array(range(100), pa.int64())})
 >>> times = np.zeros(100, np.int64)
 >>> from ddflow.storage.scratch import ScratchStore
->>> with tempfile.TemporaryDirectory() as place, Vault(ScratchStore(place)) as scratch:
+>>> with tempfile.TemporaryDirectory() as place, BatchStore(ScratchStore(place)) as scratch:
 ...     ranges = Ranges(pa.schema([pa.field("k", pa.int64(), nullable=False)]), Secret(1, 2), scratch, 4)
 ...     ranges.add(Sealed(events, times, times, np.arange(100)))
 ...     sizes = [part.times.size for part in ranges]
@@ -28,16 +28,16 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Ints, Secret, identities
 from ddflow.operators.upsert.events import Sealed, joined
-from ddflow.storage.batch_store import Kept, Vault
+from ddflow.storage.batch_store import BatchStore, StoredBatch
 
 
 class Ranges:
     """``keys``: the key columns.  ``count``: how many ranges, a power of two."""
 
-    def __init__(self, keys: pa.Schema, secret: Secret, scratch: Vault, count: int) -> None:
+    def __init__(self, keys: pa.Schema, secret: Secret, scratch: BatchStore, count: int) -> None:
         self.keys, self.secret, self.scratch = keys, secret, scratch
         self.bits = count.bit_length() - 1
-        self.pieces: list[tuple[Kept, Ints]] = []
+        self.pieces: list[tuple[StoredBatch, Ints]] = []
 
     def add(self, sealed: Sealed) -> None:
         """Write some events in the order of ranges.  O(n).  Raises `SpillFull`, `SpillFailed`."""

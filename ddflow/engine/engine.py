@@ -211,5 +211,5 @@ def _dataflow(flow: Plan, options: EngineOptions, durable: Durable | None) -> Da
     secret = (options.secret or Secret.fresh()) if durable is None else durable.secret
     budget = Budget(memory, options.spill, None if durable is None else durable.ledger.store)
     if durable is not None and budget.spills:
-        budget.home = durable.vault
+        budget.home = durable.batch_store
     return Dataflow(flow, Circuit(flow, secret, lists, crew), budget, lists, options.retain, crew)

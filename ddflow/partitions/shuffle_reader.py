@@ -48,7 +48,7 @@ from ddflow.partitions.chunks import (
     with_arrival,
 )
 from ddflow.partitions.stages import Cut
-from ddflow.storage.batch_store import Vault
+from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.scratch import ScratchStore
 
 SHARE: Final = 8
@@ -103,7 +103,7 @@ class Spool:
         self._chunks: dict[int, list[Chunk]] = {}
         self._payloads: list[pa.Array] = []
         self._mapped = 0  # of those, the first so many
-        self._where, self._scratch = scratch, cast(Vault | None, None)
+        self._where, self._scratch = scratch, cast(BatchStore | None, None)
 
     def __enter__(self) -> Spool:
         return self
@@ -200,7 +200,7 @@ class Spool:
         """Move the payloads that are in memory to a file.  O(bytes)."""
         if self._scratch is None:
             assert self._where is not None
-            self._scratch = Vault(ScratchStore.within(self._where))
+            self._scratch = BatchStore(ScratchStore.within(self._where))
         payloads = (each.cast(pa.large_binary()) for each in self._payloads[self._mapped :])
         batches = (pa.RecordBatch.from_arrays([each], schema=_SCRATCH) for each in payloads)
         self._payloads[self._mapped :] = self._scratch.mapped(batches, _SCRATCH).column(0).chunks

@@ -45,7 +45,7 @@ from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.stage_graph import LevelCircuit, LevelComputation, as_updates
 from ddflow.partitions.stages import Cut
 from ddflow.plan.codec import node_ids
-from ddflow.storage.batch_store import Vault
+from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.fields import encoded
 from ddflow.storage.manifest import Output
 from ddflow.storage.outputs import OutputFolder, disk_of
@@ -76,8 +76,12 @@ class Part:
             circuit = LevelCircuit(cut, level, Secret(*base.secret))
             budget = Budget(None if base.memory is None else own(base.memory), None, store)
             self.dataflow = Dataflow(cut.flow, circuit, budget, retain=base.retain, step=LevelComputation)
-            self.levelled, self.store, self.vault = circuit, store, Vault(store, compresses=base.memory is None)
-            self.dataflow.budget.home = self.vault if self.dataflow.budget.spills else None
+            self.levelled, self.store, self.batch_store = (
+                circuit,
+                store,
+                BatchStore(store, compresses=base.memory is None),
+            )
+            self.dataflow.budget.home = self.batch_store if self.dataflow.budget.spills else None
             for arranged in circuit.arrangements.values():
                 arranged.slots.lasting = True
             self.at, self.names, self.folder = "", dict[str, Blob](), cast(OutputFolder | None, None)
@@ -95,9 +99,9 @@ class Part:
         given = Record.parse(self.store.map(blob), what)
         own = Record(_own(given, self.cut, self.level), what)
         self.dataflow.frontier, self.dataflow.last, self.dataflow.since = base.frontier, base.last, base.since
-        recovery.fill(self.dataflow, [own], self.vault, indexed=self.dataflow.budget.memory is None)
+        recovery.fill(self.dataflow, [own], self.batch_store, indexed=self.dataflow.budget.memory is None)
         self.at, self.names = blob.name, {each.name: each for each in own.files()}
-        self.vault.name(self.names)
+        self.batch_store.name(self.names)
 
     def close(self) -> None:
         """Let go of all that is held; twice is harmless."""
@@ -165,12 +169,12 @@ class Part:
         """Write what is in no file yet; the receipt for all of it."""
         store, before = self.store, self.names
         outputs = self._put(base, step)
-        inventory = _own(Record(recovery.take(self.dataflow, self.vault), "an inventory"), self.cut, self.level)
+        inventory = _own(Record(recovery.take(self.dataflow, self.batch_store), "an inventory"), self.cut, self.level)
         data = encoded(inventory)
         blob = store.put("json", lambda sink: sink.write(data))
         store.sync()
         self.names = {each.name: each for each in Record.parse(data, "an inventory").files()}
-        self.vault.name(self.names)
+        self.batch_store.name(self.names)
         self.at = blob.name
         greatest = {name: intake.greatest for name, intake in self.dataflow.intakes.items()} if not self.level else {}
         expiring = {name: upsert.expiring for name, upsert in self.dataflow.circuit.upserts.items()}
@@ -208,7 +212,7 @@ class Part:
             self.folder.sync()
             return out
         for name, table in here.items():
-            out[name] = Output((self.vault.put(table.to_batches(), table.schema),), table.num_rows)
+            out[name] = Output((self.batch_store.put(table.to_batches(), table.schema),), table.num_rows)
         return out
 
 

@@ -9,7 +9,7 @@ nothing: its parent goes on. Mapped bytes are not private memory: the system tak
 descriptor stays open.
 
 >>> from ddflow.storage.memory import MemoryStore
->>> batches = Vault(MemoryStore())
+>>> batches = BatchStore(MemoryStore())
 >>> kept = batches.write(pa.record_batch({"n": [1, 2]}))
 >>> len(batches.store.list()), batches.table(kept.blob, pa.schema({"n": pa.int64()}), 2).to_pylist()
 (1, [{'n': 1}, {'n': 2}])
@@ -39,10 +39,10 @@ from ddflow.storage.file_writer import Sink
 from ddflow.storage.protocol import Blob, Blobs, verified
 
 
-class Deposit:
+class StoredBlob:
     """A blob of a batch store's.  ``blob``: as a manifest names it.  ``compressed``: whether its buffers are."""
 
-    def __init__(self, batches: Vault, blob: Blob, compressed: bool = False) -> None:
+    def __init__(self, batches: BatchStore, blob: Blob, compressed: bool = False) -> None:
         self.blob, self.nbytes, self.compressed = blob, blob.length, compressed
         self._end = weakref.finalize(self, batches.forget, blob.name)
         self._end.atexit = False  # what a crash would leave, an end may leave; scratch removes itself
@@ -52,11 +52,13 @@ class Deposit:
         self._end()
 
 
-class Kept(Deposit):
+class StoredBatch(StoredBlob):
     """A batch in a blob.  ``batch``: over the mapped bytes, or over memory where it was compressed.  ``nbytes``: of the
     file."""
 
-    def __init__(self, batches: Vault, blob: Blob, whole: pa.Buffer, batch: pa.RecordBatch, compressed: bool) -> None:
+    def __init__(
+        self, batches: BatchStore, blob: Blob, whole: pa.Buffer, batch: pa.RecordBatch, compressed: bool
+    ) -> None:
         super().__init__(batches, blob, compressed)
         self.batch, self._whole, self._store = batch, whole, batches.store
 
@@ -83,7 +85,7 @@ class Behind(threading.Thread):
             self.error = error
 
 
-class Vault:
+class BatchStore:
     """``store``: where blobs go.  ``compresses``: what is not read where it lies.  ``commits``: how many were tried.
     ``lazy``: whether files that are opened are verified behind the caller's back, and `settle` tells what came of it.
     """
@@ -96,7 +98,7 @@ class Vault:
         self._behind: Behind | None = None
         self._process = os.getpid()
 
-    def __enter__(self) -> Vault:
+    def __enter__(self) -> BatchStore:
         return self
 
     def __exit__(
@@ -104,7 +106,7 @@ class Vault:
     ) -> None:
         self.store.close()
 
-    def write(self, batch: pa.RecordBatch) -> Kept:
+    def write(self, batch: pa.RecordBatch) -> StoredBatch:
         """Write a batch of any types to a blob of its own, and map it.  O(bytes); no second copy in memory.
 
         Raises what `Blobs.put` does; nothing is left then.
@@ -112,7 +114,7 @@ class Vault:
         blob = self._put(_released([batch]), batch.schema, False)
         try:
             whole = self.store.map(blob)
-            return Kept(self, blob, whole, _read(whole, batch.schema)[0], False)
+            return StoredBatch(self, blob, whole, _read(whole, batch.schema)[0], False)
         except BaseException:
             self.forget(blob.name)
             raise
@@ -131,9 +133,9 @@ class Vault:
             self.forget(blob.name)
         return pa.Table.from_batches(mapped, schema) if mapped else empty(schema)
 
-    def deposit(self, batch: pa.RecordBatch) -> Deposit:
+    def save(self, batch: pa.RecordBatch) -> StoredBlob:
         """Write a batch that stays in memory, too.  O(bytes).  Raises as `write` does."""
-        return Deposit(self, self.put([batch], batch.schema), self.compresses)
+        return StoredBlob(self, self.put([batch], batch.schema), self.compresses)
 
     def put(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Blob:
         """Write a table, batch by batch, to a blob that is not read here.  O(bytes).  Raises as `write` does."""
@@ -148,7 +150,7 @@ class Vault:
 
         return self.store.put("arrow", arrow)
 
-    def open(self, blob: Blob, schema: pa.Schema, rows: int, compressed: bool = False) -> Kept:
+    def open(self, blob: Blob, schema: pa.Schema, rows: int, compressed: bool = False) -> StoredBatch:
         """A batch that a manifest names: mapped, verified, and read with suspicion.  O(bytes).
 
         ``schema``, ``rows``: what it must have.  ``compressed``: what is said of it, to be remembered.  Raises
@@ -160,7 +162,7 @@ class Vault:
             self._behind = self._behind or Behind(self.store.where)
             self._behind.files.append((whole, blob))
         what = f"the file {blob.name} of {self.store.where}"
-        return Kept(self, blob, whole, read_batch(whole, schema, rows, what), compressed)
+        return StoredBatch(self, blob, whole, read_batch(whole, schema, rows, what), compressed)
 
     def table(self, blob: Blob, schema: pa.Schema, rows: int | None) -> pa.Table:
         """A table that `put` wrote, of so many rows, or any.  O(bytes).  Raises `CorruptState`, naming the file."""

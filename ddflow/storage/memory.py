@@ -1,6 +1,6 @@
 """A state in memory: for tests and examples, gone with the process.
 
-Invariant: all stores over the same `Shelf` see the same blobs and manifests, and a manifest's number is given once.
+Invariant: all stores over the same `Shared` see the same blobs and manifests, and a manifest's number is given once.
 The same steps must run on it as on the others, so a blob that was deleted stays readable for whoever has mapped it,
 what a failed `put` wrote is gone, and every opener has a nonce of its own. It proves nothing about durability, and it
 is not for several threads.
@@ -27,7 +27,7 @@ from ddflow.storage.protocol import NAME, Blob, Entry, Store, Write, lost, sized
 from ddflow.storage.scratch import ScratchStore
 
 
-class Shelf:
+class Shared:
     """What stores in memory share: blobs with the time they were put at, manifests, marks."""
 
     def __init__(self) -> None:
@@ -37,15 +37,15 @@ class Shelf:
 
 
 class MemoryStore(Store):
-    """``shelf``: where things are; a new one if none is given.  See `Store`; it refuses only once closed."""
+    """``shared``: where things are; a new one if none is given.  See `Store`; it refuses only once closed."""
 
-    def __init__(self, shelf: Shelf | None = None) -> None:
+    def __init__(self, shared: Shared | None = None) -> None:
         super().__init__("memory")
-        self.shelf = shelf or Shelf()
+        self.shared = shared or Shared()
 
     def writer(self) -> MemoryStore:
         """Another opener of the same state.  O(1)."""
-        return MemoryStore(self.shelf)
+        return MemoryStore(self.shared)
 
     def put(self, ending: str, write: Write) -> Blob:
         """A new blob.  O(bytes).  See `Store.put`."""
@@ -61,7 +61,7 @@ class MemoryStore(Store):
         sink = Sink(take)
         write(sink)
         sink.finish()
-        self.shelf.blobs[name] = bytes(whole), time.time()
+        self.shared.blobs[name] = bytes(whole), time.time()
         return Blob(name, sink.size, sink.state.digest())
 
     def sync(self) -> None:
@@ -70,56 +70,56 @@ class MemoryStore(Store):
 
     def map(self, blob: Blob, check: bool = True) -> pa.Buffer:
         """The bytes that were put.  O(bytes), for the checksum.  See `Store.map`."""
-        if blob.name not in self.shelf.blobs:
+        if blob.name not in self.shared.blobs:
             raise lost(blob.name, self.where)
-        whole = pa.py_buffer(self.shelf.blobs[blob.name][0])
+        whole = pa.py_buffer(self.shared.blobs[blob.name][0])
         return verified(whole, blob, self.where) if check else sized(whole, blob, self.where)
 
     def list(self) -> builtins.list[Entry]:
         """All blobs.  O(blobs)."""
         now = time.time()
-        return [Entry(name, len(data), max(0.0, now - put)) for name, (data, put) in self.shelf.blobs.items()]
+        return [Entry(name, len(data), max(0.0, now - put)) for name, (data, put) in self.shared.blobs.items()]
 
     def sizes(self, names: builtins.list[str]) -> dict[str, int]:
         """As `Store.sizes`.  O(names)."""
-        there = self.shelf.blobs
+        there = self.shared.blobs
         return {name: len(there[name][0]) for name in names if name in there}
 
     def delete(self, name: str) -> None:
         """Forget a blob.  O(1)."""
         self._must_write()
-        self.shelf.blobs.pop(name, None)
+        self.shared.blobs.pop(name, None)
 
     def numbers(self) -> builtins.list[int]:
         """The numbers of all manifests, ascending.  O(manifests)."""
-        return sorted(self.shelf.manifests)
+        return sorted(self.shared.manifests)
 
     def manifest(self, number: int) -> bytes:
         """The bytes of a manifest.  O(1).  See `Store.manifest`."""
-        if number not in self.shelf.manifests:
+        if number not in self.shared.manifests:
             raise CorruptState(
                 f"manifest {number} of {self.where}", "it is missing", "open the state again, or restore it from a copy"
             )
-        return self.shelf.manifests[number]
+        return self.shared.manifests[number]
 
     def publish(self, number: int, data: bytes) -> bool:
         """Whether the number was free.  O(1).  See `Store.publish`."""
         self._must_write()
-        return self.shelf.manifests.setdefault(number, data) is data
+        return self.shared.manifests.setdefault(number, data) is data
 
     def expire(self, number: int) -> None:
         """Forget a manifest.  O(1)."""
         self._must_write()
-        self.shelf.manifests.pop(number, None)
+        self.shared.manifests.pop(number, None)
 
     def mark(self, number: int) -> None:
         """Keep the greatest.  O(1)."""
         self._must_write()
-        self.shelf.marked = max(self.shelf.marked, number)
+        self.shared.marked = max(self.shared.marked, number)
 
     def marked(self) -> int:
         """The greatest number marked, or -1.  O(1)."""
-        return self.shelf.marked
+        return self.shared.marked
 
     def scratch(self) -> ScratchStore:
         """As `Store.scratch`, among the system's temporary folders."""
