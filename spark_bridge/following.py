@@ -33,7 +33,7 @@ from ddflow.operators.updates import Updates, consolidated, ints
 from ddflow.partitions.reading import columns_of, plan_of, read_updates, stamped
 from ddflow.partitions.version import Version
 from ddflow.plan.collection import Plan
-from ddflow.storage.batch_store import Vault
+from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.garbage import inside
 from ddflow.storage.manifest import Epoch, Manifest
 from ddflow.storage.opening import open_store
@@ -209,7 +209,7 @@ class Follower(DataSourceStreamReader):
             for file in files:
                 try:
                     if file.folder is None:
-                        yield Vault(store).table(file.blob, schema, None)
+                        yield BatchStore(store).table(file.blob, schema, None)
                     else:
                         folder = OutputFolder(file.folder)
                         yield folder.read(self.output, file.epoch, file.blob, schema)

@@ -43,7 +43,7 @@ from ddflow.partitions.stage_once import computed
 from ddflow.partitions.stage_step import Part, idle
 from ddflow.partitions.stages import Cut
 from ddflow.partitions.version import Version
-from ddflow.storage.batch_store import Vault
+from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.opening import open_store
 from ddflow.storage.outputs import OutputFolder
 from ddflow.storage.protocol import Blob
@@ -224,7 +224,7 @@ class ReadFiles:
 
     def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
         with noted(), ExitStack() as stack:
-            vault: Vault | None = None
+            batch_store: BatchStore | None = None
             for batch in batches:
                 for name, length, digest_ in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                     blob = Blob(name, length, digest_)
@@ -232,11 +232,11 @@ class ReadFiles:
                         folder = OutputFolder(self.folder)
                         table = folder.read(self.name, self.epoch, blob, self.schema)
                     else:
-                        if vault is None:
+                        if batch_store is None:
                             store = open_store(self.store, trust=self.trust, create=False, readonly=True)
                             stack.callback(store.close)
-                            vault = Vault(store)
-                        table = vault.table(blob, self.schema, None)
+                            batch_store = BatchStore(store)
+                        table = batch_store.table(blob, self.schema, None)
                     yield from travelling(table, self.name)
 
 

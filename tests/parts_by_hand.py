@@ -17,7 +17,7 @@ from ddflow.columns.hashing import Secret, identities, partition_of
 from ddflow.partitions.commit import Committed, Coordinator
 from ddflow.partitions.epoch_start import Base
 from ddflow.partitions.stage_step import Done, Part, idle
-from ddflow.storage.batch_store import Vault
+from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.protocol import Store
 
 Tables = dict[str, pa.Table]
@@ -90,10 +90,13 @@ class Hands:
     def outputs(self, committed: Committed) -> Tables:
         """What the committed files hold."""
         schemas = {name: node.updates_schema(self.cut.flow.time_type) for name, node in self.cut.flow.outputs.items()}
-        vault = Vault(self.store)
+        batch_store = BatchStore(self.store)
         return {
             name: pa.concat_tables(
-                [vault.table(blob, schemas[name], rows_of(vault, blob)) for blob in committed.outputs[name].blobs]
+                [
+                    batch_store.table(blob, schemas[name], rows_of(batch_store, blob))
+                    for blob in committed.outputs[name].blobs
+                ]
                 or [schemas[name].empty_table()]
             )
             if name in committed.outputs
@@ -102,9 +105,9 @@ class Hands:
         }
 
 
-def rows_of(vault: Vault, blob: Any) -> int:
+def rows_of(batch_store: BatchStore, blob: Any) -> int:
     """How many rows a file has, as Arrow tells."""
-    return int(pa.ipc.open_file(vault.store.map(blob)).read_all().num_rows)
+    return int(pa.ipc.open_file(batch_store.store.map(blob)).read_all().num_rows)
 
 
 def mine(table: pa.Table, by: Any, base: Base, number: int) -> pa.Table:

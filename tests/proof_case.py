@@ -110,7 +110,7 @@ def lie_in(store: MemoryStore, **fields: Any) -> None:
 
 def rewritten(store: MemoryStore, named: list[Any], change: Callable[[pa.Table], pa.Table]) -> list[Any]:
     """A file of an inventory with other columns, as the inventory would name it."""
-    with pa.ipc.open_file(store.shelf.blobs[named[0]][0]) as file:
+    with pa.ipc.open_file(store.shared.blobs[named[0]][0]) as file:
         table = change(file.read_all())
 
     def write(sink: Any) -> None:

@@ -19,7 +19,8 @@ from ddflow.columns.hashing import NONE
 from ddflow.columns.rows import Rows, gather
 from ddflow.errors import CorruptState, NotReadable, SpillFull, TimeWentBack
 from ddflow.kernels.resolve import LIVE
-from ddflow.storage.spill_folder import Folder
+from ddflow.storage.batch_store import BatchStore
+from ddflow.storage.scratch import ScratchStore
 from ddflow.time import NEVER, Description
 from ddflow.trace import spine as spines
 from ddflow.trace.arrangement import Arrangement, Change
@@ -417,7 +418,7 @@ def test_what_is_moved_to_files_at_any_moment_is_read_and_sought_as_before(
 ) -> None:
     twin, upper, since, keys = Twin(seed, wide, words, keeps), 0, NEVER, 40
     arranged, mapped = twin.arranged, 0
-    with pytest.MonkeyPatch.context() as patch, Folder.open(tmp_path_factory.mktemp("spill")) as folder:
+    with pytest.MonkeyPatch.context() as patch, BatchStore(ScratchStore(tmp_path_factory.mktemp("spill"))) as folder:
         patch.setattr(spines, "PIECE", 4)
         arranged.spine.fan, arranged.beneath.fan = 4, 2
         for _ in range(40):

@@ -27,8 +27,9 @@ from ddflow.dataflow.batcher import Batcher, batcher, run, runs
 from ddflow.dataflow.batcher import chunks as lots
 from ddflow.errors import SpillFull
 from ddflow.operators.upsert.events import FEW, Sealed, by_time, joined
+from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.folder_lock import LOCK
-from ddflow.storage.spill_folder import Folder
+from ddflow.storage.scratch import ScratchStore
 
 Event = tuple[int, int]
 """Time and number of arrival."""
@@ -108,7 +109,7 @@ def test_every_event_is_released_once_by_the_first_seal_above_its_time_in_order(
 ) -> None:
     pending, arrived, upper, old = list[Event](), 0, 0, list[tuple[Batcher, list[Event]]]()
     place = tmp_path_factory.mktemp("spill")
-    with tiny(), Folder.open(place) as folder:
+    with tiny(), BatchStore(ScratchStore(place)) as folder:
         waiting = Batcher()
         for step in steps:
             if isinstance(step, list):
@@ -296,7 +297,7 @@ def test_runs_are_spilled_into_files_of_some_megabytes_that_follow_each_other_in
         waiting.add(plain(order[i : i + 100_000], i))
     total = waiting.nbytes
     assert total == 24 * order.size
-    with Folder.open(tmp_path) as folder:
+    with BatchStore(ScratchStore(tmp_path)) as folder:
         waiting.spill(folder, 10_000_000)
         waiting._check()
         assert 8_000_000 <= waiting.nbytes <= 10_000_000 and waiting.mapped >= total - waiting.nbytes
@@ -321,7 +322,7 @@ def test_runs_are_spilled_into_files_of_some_megabytes_that_follow_each_other_in
 def test_a_spilled_run_loses_its_file_with_its_last_event_and_what_was_released_stays_readable(tmp_path: Path) -> None:
     waiting = Batcher()
     waiting.add(plain(np.arange(1000), 0, s=pa.array([str(i) for i in range(1000)])))
-    with Folder.open(tmp_path) as folder:
+    with BatchStore(ScratchStore(tmp_path)) as folder:
         waiting.spill(folder, 0)
         other = waiting.with_run(plain([7], 1000, s=["more"]))
         first = waiting.seal(600)
@@ -336,7 +337,7 @@ def test_a_spilled_run_loses_its_file_with_its_last_event_and_what_was_released_
 
 def test_many_small_spills_do_not_leave_many_files(tmp_path: Path) -> None:
     waiting = Batcher()
-    with Folder.open(tmp_path) as folder:
+    with BatchStore(ScratchStore(tmp_path)) as folder:
         for i in range(200):
             waiting.add(plain([200 - i, 1000 + i], 2 * i))
             waiting.spill(folder, 0)
@@ -353,7 +354,7 @@ def test_events_of_every_type_are_the_same_after_spilling(tmp_path: Path, name: 
     times = np.arange(len(array)) // 2
     waiting = Batcher()
     waiting.add(Sealed(rows, times, times - 1, np.arange(len(array))))
-    with Folder.open(tmp_path) as folder:
+    with BatchStore(ScratchStore(tmp_path)) as folder:
         waiting.spill(folder, 0)
         sealed = waiting.seal(100)
     assert sealed is not None and repr(sealed.events.to_pydict()) == repr(rows.to_pydict())
@@ -377,7 +378,7 @@ def test_a_spill_that_fails_half_way_leaves_the_batcher_and_the_disk_as_before(t
     long = ["x" * 2000] * 5000
     # The first lot fits the disk, the second, of longer texts, does not.
     waiting.add(plain(np.arange(50_000), 0, s=pa.array(["y"] * 45_000 + long)))
-    with Folder.open(tmp_path) as folder:
+    with BatchStore(ScratchStore(tmp_path)) as folder:
         rows = waiting.runs.by_least[0]
         with files_no_larger_than(3_000_000), pytest.raises(SpillFull, match="call again") as caught:
             waiting.spill(folder, 0)

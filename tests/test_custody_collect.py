@@ -52,9 +52,9 @@ def whole(store: Any) -> None:
 
 def age(store: MemoryStore, seconds: float, *names: str) -> None:
     """Make blobs older, all of them by default, and manifests with them."""
-    for name in names or list(store.shelf.blobs):
-        data, put = store.shelf.blobs[name]
-        store.shelf.blobs[name] = data, put - seconds
+    for name in names or list(store.shared.blobs):
+        data, put = store.shared.blobs[name]
+        store.shared.blobs[name] = data, put - seconds
 
 
 def test_versions_go_when_their_successor_is_old_enough_and_the_two_newest_stay() -> None:
@@ -89,7 +89,7 @@ def test_a_file_that_nobody_named_goes_when_it_is_old_and_older_than_the_newest_
         age(store, 5)
         assert gc(other, orphans=3 * DAY).waiting == 1
         done = gc(other)
-        assert (done.files, done.waiting) == (1, 0) and orphan.name not in store.shelf.blobs
+        assert (done.files, done.waiting) == (1, 0) and orphan.name not in store.shared.blobs
     whole(other)
 
 
@@ -99,7 +99,7 @@ def test_a_state_without_a_commit_keeps_what_its_first_epoch_writes() -> None:
         steps(engine, range(2))
         early = store.put("arrow", lambda sink: sink.write(b"of the first epoch"))
         age(store, 9 * DAY)
-        assert gc(store.writer(), grace=0, orphans=0).files == 0 and early.name in store.shelf.blobs
+        assert gc(store.writer(), grace=0, orphans=0).files == 0 and early.name in store.shared.blobs
         engine.commit()
 
 
@@ -124,7 +124,7 @@ def test_what_is_put_and_published_while_the_collector_looks_is_not_garbage() ->
 
     age(store, 2 * DAY)
     for _ in range(3):
-        gc(Late(store.shelf), grace=0, orphans=0)
+        gc(Late(store.shared), grace=0, orphans=0)
         whole(store.writer())
     expected = engine.read("people")
     engine.close()
@@ -158,7 +158,7 @@ def test_a_collector_that_was_stopped_and_woken_takes_nothing_of_later_versions(
     store.put("arrow", lambda sink: sink.write(b"garbage"))
     age(store, 2 * DAY)
     steps(engine, range(3, 5))
-    done = gc(Asleep(store.shelf), grace=0)
+    done = gc(Asleep(store.shared), grace=0)
     assert done.files >= 4 and len(done.manifests) == 4
     whole(store.writer())
     steps(engine, range(engine.last + 1, engine.last + 3))
@@ -174,22 +174,22 @@ def test_nothing_is_deleted_when_something_cannot_be_accounted_for(what: str) ->
     number = store.numbers()[-1] - (what == "second")
     if what == "inventory":
         name = at(store, number).partitions[0].name
-        data, put = store.shelf.blobs[name]
-        store.shelf.blobs[name] = data[:-1] + b"?", put
+        data, put = store.shared.blobs[name]
+        store.shared.blobs[name] = data[:-1] + b"?", put
     else:
-        store.shelf.manifests[number] = store.shelf.manifests[number][:-1]
+        store.shared.manifests[number] = store.shared.manifests[number][:-1]
         name = f"manifest {number}"
-    before = dict(store.shelf.blobs), dict(store.shelf.manifests)
+    before = dict(store.shared.blobs), dict(store.shared.manifests)
     with pytest.raises(CorruptState, match=name):
         gc(store.writer(), grace=0)
-    assert (store.shelf.blobs, store.shelf.manifests) == before
+    assert (store.shared.blobs, store.shared.manifests) == before
 
 
 def test_a_damaged_manifest_that_was_passed_over_goes_in_its_time() -> None:
     store = MemoryStore()
     with plan().open(store) as engine:
         steps(engine, range(4))
-    store.shelf.manifests[4] = b"damaged"
+    store.shared.manifests[4] = b"damaged"
     dd.rollback(store.writer())
     with pytest.raises(CorruptState, match=r"manifest 4 .*nothing was deleted"):
         gc(store.writer(), grace=0)
@@ -233,7 +233,7 @@ def test_random_lives_of_a_state_lose_nothing(seed: int = 7) -> None:
         if what == "step":
             engine.step(rows(choice.randrange(1, 9), str(turn)), max(engine.last, -1) + 1)
         elif what == "crash":
-            engine.durable.vault.put(rows(3)["people"].to_batches(), rows(3)["people"].schema)  # type: ignore
+            engine.durable.batch_store.put(rows(3)["people"].to_batches(), rows(3)["people"].schema)  # type: ignore
             engine = plan().open(store := store.writer(), grace=choice.choice([0, 60]))
         elif what == "collect":
             age(store, choice.choice([0, 3, DAY]))

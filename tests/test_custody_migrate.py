@@ -77,9 +77,9 @@ def test_the_old_output_and_the_net_difference_are_the_new_output(
     before, after = plan(SPECS[one], least), plan(SPECS[other], most)
     old, new = MemoryStore(), MemoryStore()
     held, wanted = run(before, log, old), run(after, log)
-    kept = dict(old.shelf.blobs), dict(old.shelf.manifests)
+    kept = dict(old.shared.blobs), dict(old.shared.manifests)
     done = migrate(old.writer(), new, after, log)
-    assert (old.shelf.blobs, old.shelf.manifests) == kept
+    assert (old.shared.blobs, old.shared.manifests) == kept
     for name in ("large", "by_region"):
         net = counted(done.tables[name])
         both = Counter(held[name])
@@ -116,7 +116,7 @@ def test_outputs_that_cannot_be_compared_are_refused_by_name_or_given_whole() ->
     new = MemoryStore()
     with pytest.raises(PlanChanged, match=r"'large'.*'region', 'int64'"):
         migrate(old.writer(), new, after, log)
-    assert not new.shelf.blobs and not new.shelf.manifests
+    assert not new.shared.blobs and not new.shared.manifests
     done = migrate(old.writer(), new, after, log, whole=True)
     assert (done.new, done.whole, done.gone) == (["more"], ["large"], [])
     assert done.tables["large"].to_pylist() == [{"id": 1, "amount": 5, "_time": 2, "_diff": 1}]

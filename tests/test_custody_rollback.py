@@ -49,8 +49,8 @@ def lived(store: Any, epochs: int = 4, **options: Any) -> dict[int, pa.Table]:
 
 
 def damage(store: MemoryStore, name: str) -> None:
-    data, put = store.shelf.blobs[name]
-    store.shelf.blobs[name] = bytes([data[0] ^ 1]) + data[1:], put
+    data, put = store.shared.blobs[name]
+    store.shared.blobs[name] = bytes([data[0] ^ 1]) + data[1:], put
 
 
 def newest_file(store: MemoryStore, number: int) -> str:
@@ -64,11 +64,11 @@ def newest_file(store: MemoryStore, number: int) -> str:
 def test_the_state_is_as_it_was_and_goes_on_from_there(epoch: int | None) -> None:
     store = MemoryStore()
     held = lived(store)
-    files = dict(store.shelf.blobs)
+    files = dict(store.shared.blobs)
     done = rollback(store.writer(), epoch)
     to = 3 if epoch is None else epoch
     assert (done.manifest.epoch, done.manifest.number, done.version) == (to, 5, to)
-    assert files.items() <= store.shelf.blobs.items() and store.numbers() == [0, 1, 2, 3, 4, 5]
+    assert files.items() <= store.shared.blobs.items() and store.numbers() == [0, 1, 2, 3, 4, 5]
     with plan().open(store.writer()) as engine:
         engine._check()
         assert engine.epoch == to
@@ -87,9 +87,9 @@ def test_from_any_damage_to_the_newest_version_the_last_whole_one_is_found(what:
     held = lived(store)
     to = 3
     if what in ("manifest", "two"):
-        store.shelf.manifests[4] = store.shelf.manifests[4][:-1]
+        store.shared.manifests[4] = store.shared.manifests[4][:-1]
     if what == "lost":
-        del store.shelf.manifests[4]
+        del store.shared.manifests[4]
     if what == "inventory":
         damage(store, at(store, 4).partitions[0].name)
     if what == "file":
@@ -109,7 +109,7 @@ def test_from_any_damage_to_the_newest_version_the_last_whole_one_is_found(what:
     assert len(done.passed) == 4 - to
     assert dd.read(store.writer(), "people").equals(held[to])
     if what != "lost":
-        assert store.shelf.manifests[4]  # it stays to be looked into
+        assert store.shared.manifests[4]  # it stays to be looked into
     with plan().open(store.writer()) as engine:
         engine.step(rows(9), 1000)
         assert engine.epoch == to + 1
@@ -131,16 +131,16 @@ def test_to_where_one_is_already_nothing_is_published() -> None:
     store = MemoryStore()
     lived(store)
     rollback(store.writer(), 2)
-    before = dict(store.shelf.blobs), dict(store.shelf.manifests)
+    before = dict(store.shared.blobs), dict(store.shared.manifests)
     done = rollback(store.writer(), 2)
-    assert (done.manifest.number, done.version) == (5, 5) and (store.shelf.blobs, store.shelf.manifests) == before
+    assert (done.manifest.number, done.version) == (5, 5) and (store.shared.blobs, store.shared.manifests) == before
     assert rollback(store.writer()).manifest.epoch == 1  # and without a number one goes further
 
 
 def test_what_cannot_be_gone_back_to_is_refused_and_nothing_is_left() -> None:
     store = MemoryStore()
     lived(store)
-    before = dict(store.shelf.blobs), dict(store.shelf.manifests)
+    before = dict(store.shared.blobs), dict(store.shared.manifests)
     with pytest.raises(SnapshotExpired, match="epoch 7"):
         rollback(store.writer(), 7)
     for number in range(5):
@@ -148,7 +148,7 @@ def test_what_cannot_be_gone_back_to_is_refused_and_nothing_is_left() -> None:
             damage(store, blob.name)
     with pytest.raises(CorruptState, match="no version of it is whole"):
         rollback(store.writer(), 3)
-    assert store.shelf.manifests == before[1] and set(store.shelf.blobs) == set(before[0])
+    assert store.shared.manifests == before[1] and set(store.shared.blobs) == set(before[0])
     with pytest.raises(StateRefused):
         rollback(MemoryStore())
 
@@ -182,10 +182,10 @@ def test_of_two_who_write_at_once_one_wins_and_the_copies_of_the_other_are_gone(
             writer.step(rows(5), 50)
             return super().publish(number, data)
 
-    before = set(store.shelf.blobs)
+    before = set(store.shared.blobs)
     with pytest.raises(Fenced, match="meanwhile"):
-        rollback(slow := Slow(store.shelf))
-    assert not [name for name in set(store.shelf.blobs) - before if name.startswith(slow.nonce)]
+        rollback(slow := Slow(store.shared))
+    assert not [name for name in set(store.shared.blobs) - before if name.startswith(slow.nonce)]
     writer.step(rows(6), 60)
     assert writer.epoch == 6
 
@@ -205,8 +205,8 @@ def test_of_one_who_slept_while_others_went_on_and_tidied_up_nothing_stands() ->
             return super().publish(number, data)
 
     with pytest.raises(Fenced, match="meanwhile"):
-        rollback(slow := Asleep(store.shelf))
-    assert store.numbers() == [7, 8] and not [name for name in store.shelf.blobs if name.startswith(slow.nonce)]
+        rollback(slow := Asleep(store.shared))
+    assert store.numbers() == [7, 8] and not [name for name in store.shared.blobs if name.startswith(slow.nonce)]
     writer.step(rows(9), 90)
     assert writer.epoch == 9
 
@@ -226,10 +226,10 @@ def test_when_a_copy_fails_nothing_has_changed() -> None:
                 raise StorageFailed("put", "the disk is gone", "mend it")
             return super().put(ending, write)
 
-    before = dict(store.shelf.blobs), dict(store.shelf.manifests)
+    before = dict(store.shared.blobs), dict(store.shared.manifests)
     with pytest.raises(StorageFailed):
-        rollback(Full(store.shelf))
-    assert (store.shelf.blobs, store.shelf.manifests) == before
+        rollback(Full(store.shared))
+    assert (store.shared.blobs, store.shared.manifests) == before
 
 
 def test_output_files_of_epochs_that_are_no_more_are_hidden_and_named(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ class Restarts:
     def compress(self) -> None:
         """Let what is written be compressed, or not, as parts of a partitioned state do: it reads the same."""
         engine = self.door.engine
-        engine.durable.vault.compresses = engine.dataflow.budget.home is None and self.data.draw(st.booleans())
+        engine.durable.batch_store.compresses = engine.dataflow.budget.home is None and self.data.draw(st.booleans())
 
     def call(self, call: list[Any], expected: Any) -> None:
         """A call that an engine that never stops answers with ``expected``; None: refuses."""
@@ -183,14 +183,14 @@ def test_each_epoch_given_again_returns_what_it_returned_however_its_rows_are_cu
         case.go(door, epoch)
         assert door.engine.epoch == epoch
         case.holds(door, epoch)
-    before = store.shelf.blobs.keys(), store.numbers()
+    before = store.shared.blobs.keys(), store.numbers()
     for shape in SHAPES.values():
         for again in (door, opened(case.scenario, store.writer(), None, shape=shape)):
             again.shape = shape
             for epoch in (len(case.calls), 1, *range(1, len(case.calls) + 1)):
                 case.go(again, epoch)
             case.holds(again, len(case.calls))
-    assert (store.shelf.blobs.keys(), store.numbers()) == before
+    assert (store.shared.blobs.keys(), store.numbers()) == before
 
 
 def test_a_step_at_a_time_that_was_committed_is_told_again_without_its_number() -> None:

@@ -29,11 +29,11 @@ from simdisk import Faulty, Killed, SimDisk, Story, killing
 from ddflow.engine import checkpoint as recovery
 from ddflow.engine import commits as durable
 from ddflow.errors import DdflowError, EpochSkipped, Fenced, OutcomeUnknown
-from ddflow.storage.batch_store import Vault
+from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest_log import Ledger
-from ddflow.storage.output_site import Site
 from ddflow.storage.protocol import Blob
+from ddflow.storage.site import Site
 
 PATH = "/data/orders"
 IMAGES, CHUNKS = 250, 2
@@ -97,7 +97,7 @@ class Life:
             door = self.open(open(before=killing(name, ending, chance.randrange(3, 9))), None)
             self.case.play(door, epoch)
         if door is not None:
-            door.engine.durable.vault._process = -1  # the dead delete nothing, however their objects go
+            door.engine.durable.batch_store._process = -1  # the dead delete nothing, however their objects go
 
     def _lose_an_answer(self, open: Callable[..., Any], epoch: int) -> None:
         """A process that is not told whether it has committed, and cleans up after itself."""
@@ -171,12 +171,12 @@ def late_outputs(patch: pytest.MonkeyPatch) -> None:
     """Outputs are put when the manifest that names them is there already."""
     waiting: list[tuple[Any, str, bytes]] = []
 
-    def put(vault: Vault, batches: Any, schema: pa.Schema) -> Blob:
+    def put(batch_store: BatchStore, batches: Any, schema: pa.Schema) -> Blob:
         sink = io.BytesIO()
         with pa.ipc.new_file(sink, schema) as writer:
             for batch in batches:
                 writer.write_batch(batch)
-        data, store = sink.getvalue(), vault.store
+        data, store = sink.getvalue(), batch_store.store
         name = f"{store.nonce}-{next(store._numbers)}.arrow"
         waiting.append((store, name, data))
         return Blob(name, len(data), xxhash.xxh3_128(data).digest())
@@ -185,11 +185,11 @@ def late_outputs(patch: pytest.MonkeyPatch) -> None:
         out = real(ledger, *given, **named)
         while waiting:
             store, name, data = waiting.pop()
-            store.place.written(store._blob(name), "late", lambda sink, data=data: sink.write(data))
+            store.site.written(store._blob(name), "late", lambda sink, data=data: sink.write(data))
         return out
 
     real = Ledger.commit
-    patch.setattr(Vault, "put", put)
+    patch.setattr(BatchStore, "put", put)
     patch.setattr(Ledger, "commit", commit)
 
 
@@ -231,12 +231,12 @@ def one_kept(patch: pytest.MonkeyPatch) -> None:
 def eager_vault(patch: pytest.MonkeyPatch) -> None:
     """A file goes when nobody of this process needs it, though manifests name it."""
 
-    def forget(vault: Vault, name: str) -> None:
-        if vault._process > 0:
+    def forget(batch_store: BatchStore, name: str) -> None:
+        if batch_store._process > 0:
             with contextlib.suppress(DdflowError):
-                vault.store.delete(name)
+                batch_store.store.delete(name)
 
-    patch.setattr(Vault, "forget", forget)
+    patch.setattr(BatchStore, "forget", forget)
 
 
 def lost_receipt(patch: pytest.MonkeyPatch) -> None:
@@ -282,7 +282,7 @@ def changed_inventory(change: Callable[[Any], Any]) -> Callable[[pytest.MonkeyPa
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         real = recovery.take
-        patch.setattr(recovery, "take", lambda engine, vault: change(to_builtins(real(engine, vault))))
+        patch.setattr(recovery, "take", lambda engine, batch_store: change(to_builtins(real(engine, batch_store))))
 
     return plant
 
@@ -321,11 +321,11 @@ def told_too_early(patch: pytest.MonkeyPatch) -> None:
     def publish(store: LocalStore, number: int, data: bytes) -> bool:
         if number == 0:
             return real(store, number, data)
-        disk, store.place.disk = store.disk, Unsyncing(store.disk)
+        disk, store.site.disk = store.disk, Unsyncing(store.disk)
         try:
             return real(store, number, data)
         finally:
-            store.place.disk = disk
+            store.site.disk = disk
 
     patch.setattr(LocalStore, "publish", publish)
 
@@ -342,7 +342,7 @@ PLANTED: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "files go before the manifest that does not name them": sweep_first,
     "files go that later manifests name": greedy_sweep,
     "the last manifest goes before the next is there": one_kept,
-    "the vault deletes files that manifests name": eager_vault,
+    "the batch store deletes files that manifests name": eager_vault,
     "a manifest does not tell what its epoch returned": lost_receipt,
     "names of files are not synced": unsynced,
     "the inventory is not synced": late_inventory,

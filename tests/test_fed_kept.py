@@ -64,7 +64,7 @@ def test_forgetting_leaves_no_word_of_a_scope_and_counts_are_enough_for_a_marked
         engine.replace("orders", one(2), 2, "city = 'Bern' or city = 'Zermatt'", order=424242)
         engine.replace("orders", one(3, at=5), 3)
         engine.compact(forget=True)
-    every = [*store.shelf.manifests.values(), *(data for data, _ in store.shelf.blobs.values())]
+    every = [*store.shared.manifests.values(), *(data for data, _ in store.shared.blobs.values())]
     assert not any(b"Zermatt" in data or b"424242" in data for data in every)
     found = newest(store)
     assert found is not None and found.fed["orders"] == Fed((FedCalls(3, 3, 1, Way(FULL)),), 2, events=1, full=1)

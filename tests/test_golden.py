@@ -136,7 +136,7 @@ def write(place: Path) -> None:
             if kind == "spilled":
                 engine.dataflow.budget.state = 0  # everything goes to files at once
             assert engine.durable is not None
-            engine.durable.vault.compresses = kind == "compressed"  # as parts of a partitioned state do
+            engine.durable.batch_store.compresses = kind == "compressed"  # as parts of a partitioned state do
             for arranged in engine.dataflow.circuit.arrangements.values():
                 arranged.spine.fan = arranged.beneath.fan = 3
             feed(engine, kind, range(1, 13))
@@ -211,7 +211,7 @@ def test_a_flip_of_any_byte_and_a_cut_at_any_length_of_any_file_is_named(form: s
         for at in range(2 * len(data)):
             if at < len(data):
                 data[at] ^= 1 << at % 8
-            memory.shelf.blobs[blob.name] = (bytes(data) if at < len(data) else bytes(data[: at - len(data)])), 0.0
+            memory.shared.blobs[blob.name] = (bytes(data) if at < len(data) else bytes(data[: at - len(data)])), 0.0
             try:
                 memory.map(blob)
             except CorruptState as error:
@@ -221,7 +221,7 @@ def test_a_flip_of_any_byte_and_a_cut_at_any_length_of_any_file_is_named(form: s
             if at < len(data):
                 data[at] ^= 1 << at % 8
             tried += 1
-        memory.shelf.blobs[blob.name] = bytes(data), 0.0
+        memory.shared.blobs[blob.name] = bytes(data), 0.0
         memory.map(blob)
     assert tried > 50_000
 

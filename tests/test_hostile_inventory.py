@@ -105,15 +105,15 @@ def attack(kind: str, folder: Path, seeds: range) -> None:
     assert manifest is not None
     [part] = manifest.partitions
     inventory = json.loads(store.map(part).to_pybytes())
-    shelf = MemoryStore().shelf
+    shared = MemoryStore().shared
     for entry in store.list():
-        shelf.blobs[entry.name] = (folder / "blobs" / entry.name).read_bytes(), 0.0
+        shared.blobs[entry.name] = (folder / "blobs" / entry.name).read_bytes(), 0.0
     for seed in seeds:
         print(seed, flush=True)
         rng = random.Random(seed)
         data = json.dumps(mutated(inventory, rng)).encode()
         memory = MemoryStore()
-        memory.shelf.blobs = dict(shelf.blobs)
+        memory.shared.blobs = dict(shared.blobs)
         blob: Blob = memory.put("json", lambda sink, data=data: sink.write(data))
         assert memory.publish(0, replace(manifest, number=0, partitions=(blob,)).encode())
         memory.mark(0)

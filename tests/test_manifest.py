@@ -498,7 +498,7 @@ def test_a_newest_that_was_lost_is_an_error_and_no_step_back(stage: Stage) -> No
 
 def test_a_newest_that_is_damaged_is_an_error_and_no_step_back() -> None:
     stage = Stage(6, 7)
-    stage.shelf.manifests[7] = stage.manifest(7)[:-1]
+    stage.shared.manifests[7] = stage.manifest(7)[:-1]
     with pytest.raises(CorruptState, match=f"manifest 7 of {WHERE}: its body has .*; go back with ddflow rollback"):
         newest(stage)
     assert at(stage, 6) == typical(6)

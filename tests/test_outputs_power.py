@@ -29,9 +29,9 @@ from ddflow.storage import leftovers
 from ddflow.storage.garbage import gc
 from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest import newest
-from ddflow.storage.output_site import Site
 from ddflow.storage.outputs import OutputFolder, of
 from ddflow.storage.showing import Outputs
+from ddflow.storage.site import Site
 
 PATH, FOLDER = "/data/orders", "/data/out"
 LAST, IMAGES, CHUNKS = 13, 50, 2
@@ -117,7 +117,7 @@ class Life:
             engine.close()
         except Killed:
             if engine is not None and engine.durable is not None:
-                engine.durable.vault._process = -1  # the dead delete nothing, however their objects go
+                engine.durable.batch_store._process = -1  # the dead delete nothing, however their objects go
         return done
 
 

@@ -290,7 +290,7 @@ def test_names_are_those_of_the_version_and_what_is_over_goes() -> None:
         manifest, ledger = hands.coordinator.manifest, hands.coordinator.ledger
         assert ledger.names == names_of(store, manifest)
         kept = set().union(*(names_of(store, at(store, number)) for number in store.numbers()))
-        assert kept <= set(store.shelf.blobs) and len(store.numbers()) <= 3
+        assert kept <= set(store.shared.blobs) and len(store.numbers()) <= 3
         if n % 4 == 3:
             hands.close()
             hands = Hands(flow, store.writer(), None, chance, grace=0, keep=3)
@@ -418,7 +418,7 @@ def test_a_driver_that_dies_while_it_publishes_is_told_by_the_state(happened: bo
             raise OutcomeUnknown("publish", "the driver died", "open it again")
 
     store = MemoryStore()
-    coordinator = Coordinator.open(flow_of(), Dying(store.shelf), partitions=2)
+    coordinator = Coordinator.open(flow_of(), Dying(store.shared), partitions=2)
     epoch(coordinator, feed=Feed("a", 0))
     with pytest.raises(OutcomeUnknown):
         epoch(coordinator, feed=Feed("a", 1))
@@ -572,5 +572,5 @@ def test_outputs_stay_as_long_as_their_epoch_is_kept() -> None:
     for n in range(6):
         files += epoch(coordinator, rows=n + 1).outputs["orders"].blobs
         assert all((blob.name in coordinator.ledger.names) == (blob in files[-2:]) for blob in files)
-    assert [blob.name in store.shelf.blobs for blob in files] == [False] * 3 + [True] * 3  # one version is still kept
+    assert [blob.name in store.shared.blobs for blob in files] == [False] * 3 + [True] * 3  # one version is still kept
     assert all(inside(blob) for blob in files)

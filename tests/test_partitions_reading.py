@@ -229,8 +229,8 @@ def test_an_engine_has_one_partition_and_says_so() -> None:
 def test_old_versions_are_kept_collected_and_gone_back_to() -> None:
     cut, _ = case("epochs", 3, steps=6)
     _, before = case("epochs", 1, steps=4)
-    kept = len(cut.shelf.blobs)
-    assert gc(cut.writer(), grace=0, orphans=0).files > 0 and len(cut.shelf.blobs) < kept
+    kept = len(cut.shared.blobs)
+    assert gc(cut.writer(), grace=0, orphans=0).files > 0 and len(cut.shared.blobs) < kept
     cut, _ = case("epochs", 3, steps=6)
     done = rollback(cut.writer(), 4)
     assert done.manifest.epoch == 4 and done.manifest.spread == 3 and len(done.manifest.partitions) == 6
@@ -322,11 +322,11 @@ def test_each_byte_of_each_inventory_is_looked_at() -> None:
     manifest = newest(cut)
     assert manifest is not None
     for part in manifest.partitions:
-        data, put = cut.shelf.blobs[part.name]
-        cut.shelf.blobs[part.name] = data[:-1] + b" ", put
+        data, put = cut.shared.blobs[part.name]
+        cut.shared.blobs[part.name] = data[:-1] + b" ", put
         report = dd.fsck(cut)
         assert [each.file for each in report.problems] == [f"blobs/{part.name}"], str(report)
-        cut.shelf.blobs[part.name] = data, put
+        cut.shared.blobs[part.name] = data, put
     assert dd.fsck(cut).ok
 
 

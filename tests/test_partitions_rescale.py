@@ -42,7 +42,7 @@ from ddflow.errors import CorruptState, Fenced, MissingReceipts, PlanChanged, Sp
 from ddflow.partitions import rescale_task as moved
 from ddflow.partitions.rescale import Rescaler, rescale
 from ddflow.partitions.rescale_task import Moved, task
-from ddflow.storage.batch_store import Vault
+from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.garbage import names_of
 from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest import newest
@@ -141,7 +141,7 @@ def accounts(store: MemoryStore, flow: dd.Flow) -> None:
         waiting = 0
         for name, each in inventory["sources"].items():
             schema = flow.sources[name].bound.event_schema
-            batcher = pending.restore(Record(each, name), schema, Vault(store.writer()), spilled=True)
+            batcher = pending.restore(Record(each, name), schema, BatchStore(store.writer()), spilled=True)
             given = [number for run in batcher.runs.by_least for number in run.waiting.arrival.tolist()]
             assert len(set(given)) == len(given) and max(given, default=-1) < each["arrived"]
             waiting += len(batcher)

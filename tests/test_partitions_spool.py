@@ -271,9 +271,11 @@ def test_an_eighth_of_the_budget_is_held_in_memory(tmp_path: Path) -> None:
     route = Router(flow, "s", 1, SECRET, chunk_rows=1000)
     batches = list(route([pa.record_batch({"id": range(40_000)})], 0))
     spool = Spool(cut(flow), 0, 0, 800_000, str(tmp_path))
+    held = []
     for batch in batches:
         spool.take(batch)
-    assert spool.held <= 100_000 < spool.held + batches[0].nbytes
+        held.append(spool.held)
+    assert max(held) <= 100_000 < max(held) + batches[0].nbytes
     assert spool.held + spool.spilled > 40 * 8000
     assert len(os.listdir(tmp_path)) == 1
     rows = read(spool)

@@ -19,7 +19,7 @@ from ddflow.storage.manifest import at
 from ddflow.storage.memory import MemoryStore
 from ddflow.tools.report import Report
 from ddflow.trace import spine
-from ddflow.trace.spill import Sieve
+from ddflow.trace.spill import BloomFilter
 from tests.proof_case import EPOCH, HELD, WIDE, events, feed, files, lie, named, plan, rewritten
 
 SEED = 20
@@ -265,9 +265,9 @@ LIES = {
 
 def _sieve(store: MemoryStore, batch: Any) -> list[Any]:
     """Zeros, as many as a sieve would have: it would say of every key that it is not there."""
-    with pa.ipc.open_file(store.shelf.blobs[batch["file"][0]][0]) as file:
+    with pa.ipc.open_file(store.shared.blobs[batch["file"][0]][0]) as file:
         high = file.read_all().column(0).to_numpy()
-    words = Sieve.room(int(high[0]), int(high[-1]), high.size)[2]
+    words = BloomFilter.room(int(high[0]), int(high[-1]), high.size)[2]
     table = pa.table({"words": pa.array([0] * words, pa.uint64())})
     return rewritten(store, batch["file"], lambda _: table)
 
@@ -328,7 +328,7 @@ def test_a_writer_that_goes_on_and_sweeps_is_no_damage() -> None:
     with plan().open(writer, grace=0.0) as engine:
         for time in (1, 2, 3):
             engine.step({"orders": steps.pop()}, time=time)
-        report: Report = dd.fsck(Busy(writer.shelf))
+        report: Report = dd.fsck(Busy(writer.shared))
     assert report.ok, str(report)
     assert len(steps) < 5
 
@@ -338,7 +338,7 @@ def test_a_version_that_the_next_was_not_made_from_is_noted() -> None:
     feed(store, events(SEED, 4))
     for number in (2, 3):  # a writer that slept found its number free again, and died before it took this back
         manifest = at(store, number)
-        store.shelf.manifests[number] = replace(manifest, note="late").encode()
+        store.shared.manifests[number] = replace(manifest, note="late").encode()
     report = dd.fsck(store)
     assert report.ok and [note[:26] for note in report.notes] == [f"manifests/{number:016d}" for number in (3, 2)]
 

@@ -106,7 +106,7 @@ def test_a_disk_that_is_full_at_any_point_refuses_a_step_whole_and_takes_it_when
     refused = 0
     with plan(holds_back).open() as memory, opened(plan(holds_back), tmp_path) as engine:
         tighten(engine, share=20_000, rows=200)
-        engine.dataflow.budget.pending, engine.dataflow.budget.shelf = (20_000, 20_000) if holds_back else (MANY, 0)
+        engine.dataflow.budget.pending, engine.dataflow.budget.buffered = (20_000, 20_000) if holds_back else (MANY, 0)
         acts = [("step", first), ("close", 5), ("step", second), ("close", 9)]
         plain, hindered = Calls(memory, holds_back), Calls(engine, holds_back)
         for call, given in acts:
@@ -129,7 +129,7 @@ def test_a_disk_that_is_full_at_any_point_refuses_a_step_whole_and_takes_it_when
             assert contents(engine) == contents(memory)
     assert refused > 12
     # Pending events, the ranges of a large step, what it changes, its updates and its outputs: each met a full disk.
-    assert met >= {"released", "shelved", "lay", "output"} | ({"flowing"} if holds_back else set())
+    assert met >= {"release", "stored", "keep", "output"} | ({"flowing"} if holds_back else set())
 
 
 def test_a_flush_that_the_disk_refuses_goes_on_when_there_is_room(tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ import pytest
 from s3_server import Moto, moto, options
 
 from ddflow.errors import CorruptState, EngineClosed
+from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.local import LocalStore
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import NAME, Blob, Store
 from ddflow.storage.s3 import S3Store
-from ddflow.storage.spill_folder import Folder
 
 __all__ = ["moto"]
 Opener = Callable[[], Store]
@@ -154,16 +154,17 @@ def test_the_greatest_mark_is_kept(opener: Opener) -> None:
 
 def test_scratch_is_private_and_goes(opener: Opener) -> None:
     store, other = opener(), opener()
-    paths = [store.scratch(), store.scratch(), other.scratch()]
+    scratches = [store.scratch(), store.scratch(), other.scratch()]
+    paths = [scratch.where for scratch in scratches]
     assert len(set(paths)) == 3 and all(stat.S_IMODE(os.stat(path).st_mode) == 0o700 for path in paths)
-    for path in paths:
-        with Folder.open(path) as folder:
-            assert folder.write(pa.record_batch({"n": [1]})).batch.num_rows == 1
-    opener().scratch()
-    assert all(os.listdir(path) == [] for path in paths), "a third store cleared those of open ones"
-    store.close()
-    other.close()
+    kept = [BatchStore(scratch).write(pa.record_batch({"n": [1]})) for scratch in scratches]
+    opener().scratch().close()
+    for batch, path in zip(kept, paths, strict=True):
+        assert os.path.exists(f"{path}/{batch.blob.name}"), "a third store cleared those of open ones"
+    for scratch in scratches:
+        scratch.close()
     assert not any(os.path.exists(path) for path in paths)
+    assert [batch.batch.num_rows for batch in kept] == [1, 1, 1]
 
 
 def test_a_closed_store_takes_nothing(opener: Opener) -> None:

@@ -191,7 +191,7 @@ def test_a_full_disk_is_told_through_arrows_code_and_even_when_the_writer_hides_
 def test_after_a_failed_sync_of_names_it_takes_no_more() -> None:
     disk = SimDisk()
     store = LocalStore(PATH, disk=disk)
-    store.place.disk = Faulty(disk, 0, "fsync")
+    store.site.disk = Faulty(disk, 0, "fsync")
     with pytest.raises(StorageFailed, match=r"sync its files.*Input/output error"):
         store.sync()
     for call in (store.sync, lambda: store.publish(0, b"names what may be lost")):

@@ -24,11 +24,12 @@ from ddflow.errors import (
     StateRefused,
     StorageFailed,
 )
+from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.disk import Disk
+from ddflow.storage.folder_lock import LOCK
 from ddflow.storage.local import MANIFEST, LocalStore
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob, Store
-from ddflow.storage.spill_folder import Folder
 
 NUMBER = "0000000000000000"
 
@@ -84,7 +85,7 @@ def test_blobs_and_manifests_come_back_and_a_number_is_given_once(place: Path, k
     for gone in (lambda: other.map(kept[1]), lambda: other.manifest(0)):
         with pytest.raises(CorruptState, match="is missing"):
             gone()
-    with pytest.raises(CorruptState, match=f"{kept[0].name}.*0 bytes.*the manifest says 1 "):
+    with pytest.raises(CorruptState, match=f"{kept[0].name}.*0 bytes.*and 1 with .* were written"):
         one.map(kept[0]._replace(length=1))
     for wrong in ("../x", "0-1.arrow", kept[0].name + "/x"):
         with pytest.raises((ValueError, CorruptState)):
@@ -130,7 +131,7 @@ def test_only_the_owner_may_look_whatever_the_umask(place: Path, umask: None) ->
             store = LocalStore(root, trust=trust)
             blob = put(store)
             store.publish(0, b"m"), store.mark(0)
-            Path(store.scratch())
+            store.scratch().close()
             folders = [root.parent, root, root / "blobs", root / "manifests", root / "marks", root / "spill"]
             files = [root / "blobs" / blob.name, root / "manifests" / NUMBER, root / "marks" / NUMBER]
             assert [mode(path) for path in folders] == [folder] * 6
@@ -332,7 +333,7 @@ def test_a_link_whose_answer_was_lost_is_known_by_its_bytes() -> None:
 def test_after_an_unknown_outcome_it_takes_no_more() -> None:
     disk = SimDisk()
     store = LocalStore("/s", disk=disk)
-    store.place.disk = Linking(disk, failing(errno.EIO))
+    store.site.disk = Linking(disk, failing(errno.EIO))
     with pytest.raises(OutcomeUnknown, match=r"publish manifest 4, in the state /s: .*open the state again"):
         store.publish(4, b"m")
     for call in (lambda: put(store), lambda: store.publish(5, b"m"), store.sync, lambda: store.delete("x")):
@@ -426,7 +427,7 @@ from ddflow.errors import EngineClosed
 from ddflow.storage.local import LocalStore
 
 store = LocalStore(sys.argv[1])
-folder = store.scratch()
+scratch = store.scratch()
 if not os.fork():
     try:
         store.put("arrow", lambda sink: sink.write(b"child"))
@@ -435,7 +436,7 @@ if not os.fork():
         sys.exit()
     os._exit(1)
 assert os.wait()[1] == 0
-assert os.path.isdir(folder)
+assert os.path.isdir(scratch.where)
 store.put("arrow", lambda sink: sink.write(b"parent"))
 """
     subprocess.run([sys.executable, "-c", code, place], check=True, timeout=60)
@@ -444,16 +445,17 @@ store.put("arrow", lambda sink: sink.write(b"parent"))
 
 def test_folders_to_spill_to_are_fresh_private_and_gone_at_the_end(place: Path) -> None:
     one, other = LocalStore(place), LocalStore(place)
-    paths = [one.scratch(), one.scratch(), other.scratch()]
-    assert len(set(paths)) == 3 and all(mode(path) == 0o700 and os.listdir(path) == [] for path in paths)
-    with Folder.open(paths[0]) as folder:
-        mapped = folder.write(pa.record_batch({"n": [1]}))
-        LocalStore(place).close()  # which leaves alone what is held
-        assert os.path.exists(mapped.path) and all(map(os.path.isdir, paths))
-        one.close()
-        assert os.path.exists(mapped.path) and not os.path.exists(paths[1])
-    other.close()
-    LocalStore(place).close()
+    scratches = [one.scratch(), one.scratch(), other.scratch()]
+    paths = [scratch.where for scratch in scratches]
+    assert len(set(paths)) == 3 and all(mode(path) == 0o700 and os.listdir(path) == [LOCK] for path in paths)
+    mapped = BatchStore(scratches[0]).write(pa.record_batch({"n": [1]}))
+    one.close()
+    LocalStore(place).close()  # which leaves alone what is held
+    assert os.path.exists(f"{paths[0]}/{mapped.blob.name}") and all(map(os.path.isdir, paths))
+    scratches[1].close()
+    assert [os.path.exists(path) for path in paths] == [True, False, True]
+    scratches[0].close()
+    scratches[2].close()
     assert os.listdir(place / "spill") == []
 
 
@@ -461,13 +463,13 @@ def test_a_killed_writers_spill_is_removed_by_the_next(place: Path) -> None:
     code = """
 import sys, time
 import pyarrow as pa
-from ddflow.storage.spill_folder import Folder
+from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.local import LocalStore
 
 store = LocalStore(sys.argv[1])
-folder = Folder.open(store.scratch())
-mapped = folder.write(pa.record_batch({"n": [1]}))
-store.scratch()
+scratch = store.scratch()
+mapped = BatchStore(scratch).write(pa.record_batch({"n": [1]}))
+other = store.scratch()
 print("ready", flush=True)
 time.sleep(60)
 """
@@ -482,8 +484,9 @@ time.sleep(60)
     assert os.listdir(place / "spill") == []
 
 
-def test_a_forgotten_store_leaves_no_folder_to_spill_to(place: Path) -> None:
-    store = LocalStore(place)
-    Folder.open(store.scratch())
-    del store
+def test_a_forgotten_scratch_store_leaves_no_folder(place: Path) -> None:
+    scratch = LocalStore(place).scratch()
+    scratch.put("arrow", lambda sink: sink.write(b"four"))
+    assert len(os.listdir(place / "spill")) == 1
+    del scratch
     assert os.listdir(place / "spill") == []

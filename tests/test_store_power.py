@@ -261,7 +261,7 @@ class Replaces(LocalStore):
     """A number that is taken is taken over."""
 
     def _linked(self, temporary: str, target: str, data: bytes) -> bool:
-        self.place.tidy(target)
+        self.site.tidy(target)
         return super()._linked(temporary, target, data)
 
 
@@ -269,13 +269,13 @@ class LinksFirst(LocalStore):
     """A manifest has its number before its bytes."""
 
     def publish(self, number: int, data: bytes) -> bool:
-        temporary, target = self.place.below("manifests", f".{self.nonce}-1.part"), self._path("manifests", number)
+        temporary, target = self.site.below("manifests", f".{self.nonce}-1.part"), self._path("manifests", number)
         file = self.disk.create(temporary, 0o600)
         won = self._linked(temporary, target, data)
         if won:
             self.disk.write(file, data)
             self.disk.fsync(file)
-            self.disk.sync_dir(self.place.below("manifests"))
+            self.disk.sync_dir(self.site.below("manifests"))
         self.disk.unlink(temporary)
         return won
 
@@ -291,7 +291,7 @@ class InPlace(LocalStore):
         for begin in range(0, len(data), 500):
             self.disk.write(file, data[begin : begin + 500])
         self.disk.fsync(file)
-        self.disk.sync_dir(self.place.below("manifests"))
+        self.disk.sync_dir(self.site.below("manifests"))
         return True
 
 

@@ -27,8 +27,8 @@ from ddflow.dataflow.ranges import Ranges
 from ddflow.dataflow.spilling import make_room
 from ddflow.engine.engine import Engine
 from ddflow.kernels.gather import SLOT, SLOTS
+from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.folder_lock import LOCK
-from ddflow.storage.table import TableWriter
 from ddflow.trace import arrangement, spine
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.merge import Merge
@@ -119,10 +119,10 @@ WATCHED: list[tuple[Any, str, Callable[..., list[str]]]] = [
     (Merge, "advance", _advanced),
     (Arrangement, "_seek_beneath", _sought),
     (Ranges, "add", lambda *_: ["a step taken in ranges"]),
-    (Arrangement, "shelved", lambda out, *_: ["a change that went beneath at once"] if out.batch.mapped else []),
+    (Arrangement, "stored", lambda out, *_: ["a change that went beneath at once"] if out.batch.mapped else []),
     (arrangement, "find", lambda out, *_: ["a key found beneath"] if out[0].size else []),
     (computation.Computation, "_ranged", lambda _, __, ___, by, bits: ["updates brought into ranges"] if bits else []),
-    (TableWriter, "finish", lambda *_: ["a table that was mapped"]),
+    (BatchStore, "mapped", lambda *_: ["a table that was mapped"]),
     (Batcher, "spill", lambda _, waiting, *__: ["pending events that were spilled"] if waiting.mapped else []),
     (Crew, "each", lambda _, __, ___, spans: ["work shared by threads"] if len(spans) > 1 else []),
     (Intake, "admit", lambda *given: ["an input taken in portions"] if given[5] else []),
@@ -133,7 +133,7 @@ WATCHED: list[tuple[Any, str, Callable[..., list[str]]]] = [
 def tighten(engine: Engine, share: int = 0, rows: int = 3) -> None:
     """Leave the engine ``share`` bytes each for state, pending events and results; more than ``rows`` are too many."""
     budget = engine.dataflow.budget
-    budget.state = budget.pending = budget.shelf = share
+    budget.state = budget.pending = budget.buffered = share
     budget.piece = 700
     budget.rows = lambda width: rows  # type: ignore[method-assign]
     for arranged in engine.dataflow.circuit.arrangements.values():

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import re
 from os import PathLike
-from typing import Final
+from typing import Final, cast
 
 from ddflow.errors import BudgetExceeded, SpecError
-from ddflow.storage.spill_folder import Folder
-from ddflow.storage.stored import Filing
+from ddflow.storage.batch_store import BatchStore
+from ddflow.storage.protocol import Store
+from ddflow.storage.scratch import ScratchStore
 
 UNITS: Final = {
     "": 1,
@@ -41,37 +42,45 @@ SCRATCH: Final = 320
 
 
 class Budget:
-    """``memory``: bytes in all, None for no budget.  ``spill``: the folder to spill to, None for none; it is claimed.
+    """``memory``: bytes in all, None for no budget.  ``spill``: the folder to spill to, None for none.  ``state``: the
+    state that gives a folder where none is named.
 
-    ``folder``: for what a call has no room for.  ``home``: for state and pending events: the same folder, unless the
-    state is durable.
+    ``scratch``: for what a call has no room for.  ``home``: for state and pending events: the same, unless the state is
+    durable.
 
-    Raises `SpecError` for a budget too small, before the folder is looked at, and what `Folder.open` does.
+    Raises `SpecError` for a budget too small, before the folder is looked at, and what `ScratchStore` does.
     """
 
-    def __init__(self, memory: int | None, spill: str | PathLike[str] | None) -> None:
+    def __init__(self, memory: int | None, spill: str | PathLike[str] | None, state: Store | None = None) -> None:
         if spill is not None and memory is None:
             raise SpecError(
                 f"spill={str(spill)!r}",
                 "there is no budget, so nothing would be spilled",
                 "give memory= too, such as '512MB'",
             )
-        if spill is not None and memory is not None and memory < LEAST:
-            raise SpecError(
-                f"memory={shown_size(memory)}",
-                "that is too small to work in",
-                f"with spill= give {shown_size(LEAST)} or more",
-            )
-        self.memory, self.folder = memory, None if spill is None else Folder.open(spill)
-        self.home: Filing | None = self.folder
+        self.memory, self.scratch = memory, cast(BatchStore | None, None)
+        if memory is not None and (spill is not None or state is not None):
+            if memory < LEAST:
+                raise SpecError(
+                    f"memory={shown_size(memory)}",
+                    "that is too small to work in",
+                    f"with spill= give {shown_size(LEAST)} or more",
+                )
+            self.scratch = BatchStore(state.scratch() if spill is None and state is not None else ScratchStore(spill))
+        self.home = self.scratch
         total = memory or 0
-        self.state, self.pending, self.shelf, self.piece = total // 2, total // 8, total // 8, total // 4
+        self.state, self.pending, self.buffered, self.piece = total // 2, total // 8, total // 8, total // 4
         self.lot = self.pending // 4
 
     @property
     def spills(self) -> bool:
         """Whether there is somewhere to spill to."""
-        return self.folder is not None
+        return self.scratch is not None
+
+    def close(self) -> None:
+        """Remove the files of calls; twice is harmless."""
+        if self.scratch is not None:
+            self.scratch.store.close()
 
     def rows(self, width: float) -> int:
         """How many events of some bytes a row are judged together."""

@@ -1,13 +1,13 @@
-"""A shelf: where the updates of a large step lie between operators, and what an output is put together on.
+"""The update buffer: where the updates of a large step wait between operators, and what outputs are put together on.
 
-Invariant: what is taken from a shelf equals what was laid there; past its share of memory it lies in mapped files. A
-step in pieces gives each output in pieces, each in the order of times, and an output is in the order of times as a
-whole; so the pieces are merged by windows of times, none larger than the share, straight into the file that the
-caller's table is mapped from. Without a folder everything stays in memory.
+Invariant: updates that come back equal those that were kept; past the buffer's share of memory they are in mapped
+files. A step in pieces gives each output in pieces, each in the order of times, and an output is in the order of times
+as a whole. So the pieces are merged by windows of times, none larger than the share, straight into the file that the
+caller's table is mapped from. Without scratch everything stays in memory.
 
 >>> from ddflow.operators.updates import few, ints
 >>> pieces = [Updates(pa.table({"v": [v, v]}), few(0, 1), ints(1, -1), ints(5, 9)) for v in (1, 2)]
->>> Shelf(None, 0).output(pieces, pieces[0].rows.schema, pa.int64()).to_pydict()
+>>> UpdateBuffer(None, 0).output(pieces, pieces[0].rows.schema, pa.int64()).to_pydict()
 {'v': [1, 2, 1, 2], '_time': [5, 5, 9, 9], '_diff': [1, 1, -1, -1]}
 """
 
@@ -21,39 +21,30 @@ import pyarrow as pa
 from ddflow.columns.rows import plainly
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.updates import Updates
-from ddflow.storage.spill_folder import Folder
-from ddflow.storage.stored import Filing
+from ddflow.storage.batch_store import BatchStore
 
 NONE = np.empty(0, np.int64)
 
 
-class Shelf:
-    """``folder``: for files, None where there is no budget.  ``share``: bytes that may lie in memory.
+class UpdateBuffer:
+    """``scratch``: for files, None where there is no budget.  ``share``: bytes that may lie in memory.
     ``home``: for changes of state."""
 
-    def __init__(self, folder: Folder | None, share: int, home: Filing | None = None) -> None:
-        self.folder, self.share, self.held, self.home = folder, share, 0, home
+    def __init__(self, scratch: BatchStore | None, share: int, home: BatchStore | None = None) -> None:
+        self.scratch, self.share, self.held, self.home = scratch, share, 0, home
 
-    def lay(self, updates: Updates) -> Updates:
+    def keep(self, updates: Updates) -> Updates:
         """The same updates, of their own memory or mapped: what they were gathered from may change.  O(n)."""
         rows = updates.rows.select(updates.rows.schema.names)
         own = Updates(rows, updates.ranks.copy(), updates.diffs, updates.times)
         size = rows.nbytes + own.ranks.nbytes + own.diffs.nbytes
-        if self.folder is None or self.held + size <= self.share:
+        if self.scratch is None or self.held + size <= self.share:
             self.held += size
             return own
         fields = [pa.field("", pa.int32()), pa.field("", pa.int64())]
         schema = pa.schema([*rows.schema, *fields])
         columns = [*rows.combine_chunks().columns, pa.array(own.ranks), pa.array(own.diffs)]
-        table = pa.Table.from_arrays(columns, schema=schema)
-        writer = self.folder.writer(schema)
-        try:
-            for batch in table.to_batches():
-                writer.write(batch)
-            there = writer.finish()
-        except BaseException:
-            writer.abort()
-            raise
+        there = self.scratch.mapped(pa.Table.from_arrays(columns, schema=schema).to_batches(), schema)
         width = len(rows.schema)
         kept = pa.Table.from_arrays(there.columns[:width], schema=rows.schema)
         ranks, diffs = (plainly(there.column(width + i).to_numpy()) for i in range(2))  # they are read-only
@@ -68,25 +59,13 @@ class Shelf:
     def table(self, tables: Iterable[pa.Table]) -> pa.Table:
         """Tables one behind the other: in memory, or mapped when they are more than the share."""
         held: list[pa.Table] = []
-        writer, size = None, 0
-        try:
-            for table in tables:
-                size += table.nbytes
-                if self.folder is not None and writer is None and held and size > self.share:
-                    writer = self.folder.writer(table.schema)
-                    for batch in pa.concat_tables(held).to_batches():
-                        writer.write(batch)
-                    held.clear()
-                if writer is None:
-                    held.append(table)
-                    continue
-                for batch in table.to_batches():
-                    writer.write(batch)
-            return pa.concat_tables(held) if writer is None else writer.finish()
-        except BaseException:
-            if writer is not None:
-                writer.abort()
-            raise
+        rest, size = iter(tables), 0
+        for table in rest:
+            held.append(table)
+            size += table.nbytes
+            if self.scratch is not None and len(held) > 1 and size > self.share:
+                return self.scratch.mapped(_batches(held, rest), table.schema)
+        return pa.concat_tables(held)
 
     def _merged(
         self, pieces: Sequence[Updates], schema: pa.Schema, time_type: pa.DataType | None
@@ -101,7 +80,7 @@ class Shelf:
             yield pieces[0].to_table(schema, time_type)
             return
         size = sum(piece.rows.nbytes for piece in pieces) // max(total, 1) + 16
-        most = max(self.share // 2 // size, 1024) if self.folder is not None else max(total, 1)
+        most = max(self.share // 2 // size, 1024) if self.scratch is not None else max(total, 1)
         ends = np.cumsum(counts)
         begin = 0
         while begin < counts.size:
@@ -133,6 +112,14 @@ class Shelf:
             rows = pa.concat_tables([part.rows for part in parts]).combine_chunks()
             whole = Updates(rows, ranks, np.concatenate([part.diffs for part in parts]), parts[0].times)
             yield whole.picked(order).to_table(schema, time_type)
+
+
+def _batches(held: list[pa.Table], rest: Iterator[pa.Table]) -> Iterator[pa.RecordBatch]:
+    """The batches of all tables, of which those that were ``held`` are let go one by one."""
+    while held:
+        yield from held.pop(0).to_batches()
+    for table in rest:
+        yield from table.to_batches()
 
 
 def together(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:

@@ -30,7 +30,7 @@ from ddflow.columns.threads import ALONE, Crew
 from ddflow.dataflow.admission import Intake
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget
-from ddflow.dataflow.buffer import Shelf
+from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.call_guard import Turns
 from ddflow.dataflow.graph import Circuit, Released, Stepped
 from ddflow.dataflow.holds import Holds
@@ -137,8 +137,7 @@ class Dataflow:
         self.turns.state = "closed"
         self.circuit, self.batchers = Circuit(self.flow, Secret(0, 0)), {}
         self.crew.close()
-        if self.budget.folder is not None:
-            self.budget.folder.close()
+        self.budget.close()
 
     def committed(self, tables: Mapping[str, pa.Table], counts: Mapping[str, int], frontier: int) -> Step:
         """The step of a call that was committed: its outputs that are not empty, its verdicts."""
@@ -168,8 +167,8 @@ class Dataflow:
         given = self.circuit.expiring(given, last, self.budget.rows(64) if self.budget.spills else None)
         if any(not isinstance(each.pieces, list) for each in given.values() if each.total):
             make_room(self.budget, self.circuit, {}, 0)
-        shelf = Shelf(self.budget.folder, self.budget.shelf, self.budget.home)
-        stepped = self.computation(self.circuit, given, self.since_after(last), shelf, observe).run()
+        buffer = UpdateBuffer(self.budget.scratch, self.budget.buffered, self.budget.home)
+        stepped = self.computation(self.circuit, given, self.since_after(last), buffer, observe).run()
         return Judged(stepped, sides.tables(), rows)
 
     def check_budget(self, judged: Judged | None, inflows: Mapping[str, Inflow]) -> None:

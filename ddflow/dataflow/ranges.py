@@ -10,8 +10,9 @@ uniform, so ranges are of one size.)
 >>> from ddflow.operators.upsert.events import Sealed
 >>> events = pa.record_batch({"k": pa.array(range(100), pa.int64())})
 >>> times = np.zeros(100, np.int64)
->>> with tempfile.TemporaryDirectory() as place, Folder.open(place) as folder:
-...     ranges = Ranges(pa.schema([pa.field("k", pa.int64(), nullable=False)]), Secret(1, 2), folder, 4)
+>>> from ddflow.storage.scratch import ScratchStore
+>>> with tempfile.TemporaryDirectory() as place, BatchStore(ScratchStore(place)) as scratch:
+...     ranges = Ranges(pa.schema([pa.field("k", pa.int64(), nullable=False)]), Secret(1, 2), scratch, 4)
 ...     ranges.add(Sealed(events, times, times, np.arange(100)))
 ...     sizes = [part.times.size for part in ranges]
 >>> len(sizes), sum(sizes)
@@ -27,17 +28,16 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Ints, Secret, identities
 from ddflow.operators.upsert.events import Sealed, joined
-from ddflow.storage.mapped import Mapped
-from ddflow.storage.spill_folder import Folder
+from ddflow.storage.batch_store import BatchStore, StoredBatch
 
 
 class Ranges:
     """``keys``: the key columns.  ``count``: how many ranges, a power of two."""
 
-    def __init__(self, keys: pa.Schema, secret: Secret, folder: Folder, count: int) -> None:
-        self.keys, self.secret, self.folder = keys, secret, folder
+    def __init__(self, keys: pa.Schema, secret: Secret, scratch: BatchStore, count: int) -> None:
+        self.keys, self.secret, self.scratch = keys, secret, scratch
         self.bits = count.bit_length() - 1
-        self.pieces: list[tuple[Mapped, Ints]] = []
+        self.pieces: list[tuple[StoredBatch, Ints]] = []
 
     def add(self, sealed: Sealed) -> None:
         """Write some events in the order of ranges.  O(n).  Raises `SpillFull`, `SpillFailed`."""
@@ -54,7 +54,7 @@ class Ranges:
         arrays = [pa.array(np.ascontiguousarray(column)) for column in numbers]
         fields = [pa.field(f"_{i}", pa.int64(), nullable=False) for i in range(3)]
         batch = pa.RecordBatch.from_arrays([*events.columns, *arrays], schema=pa.schema([*events.schema, *fields]))
-        self.pieces.append((self.folder.write(batch.take(pa.array(order))), ends))
+        self.pieces.append((self.scratch.write(batch.take(pa.array(order))), ends))
 
     def __iter__(self) -> Iterator[Sealed]:
         for number in range(1 << self.bits):

@@ -62,14 +62,14 @@ def release(
     try:
         for name, batcher in batchers.items():
             most = budget.rows((batcher.nbytes + batcher.mapped) / max(len(batcher), 1)) if budget.spills else 0
-            if budget.folder is None or len(batcher) <= most:
+            if budget.scratch is None or len(batcher) <= most:
                 out[name] = Released.of(batcher.peek(to))
                 continue
             count, parts = batcher.released(to)
             if count <= most:
                 out[name] = Released.of(batcher.peek(to))
                 continue
-            ranges = Ranges(keys[name], secret, budget.folder, 1 << min((count // most).bit_length(), 14))
+            ranges = Ranges(keys[name], secret, budget.scratch, 1 << min((count // most).bit_length(), 14))
             made.append(ranges)
             times = []
             for part in parts:

@@ -3,8 +3,8 @@
 Invariant: what comes out does not depend on how many pieces the events came in. A piece is all events of some range of
 identities; most steps are one. Operators without state pass pieces on as they come; a count, or a consolidation, sees
 equal rows of all pieces together, for which they are brought into ranges of their own. Scratch is used again by the
-next piece, so what outlives one (updates for an output or for a keyed operator, changes of state) is laid on the shelf,
-in files where memory is short; and each node is computed once, however many read it.
+next piece, so what outlives one (updates for an output or for a keyed operator, changes of state) is kept in the
+update buffer, in files where memory is short; and each node is computed once, however many read it.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.collection import Plan
@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Ints, identities
 from ddflow.columns.schema import DIFF, empty
-from ddflow.dataflow.buffer import Shelf
+from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.graph import Circuit, Released, Stepped
 from ddflow.operators.updates import Updates, concat, consolidated, few, ints
 from ddflow.operators.upsert.judgement import Judgement
@@ -51,10 +51,10 @@ class Computation:
     """``circuit``: the operators.  ``released``: the events, by source.  ``since``: what it will be after the step."""
 
     def __init__(
-        self, circuit: Circuit, released: Mapping[str, Released], since: int, shelf: Shelf, observe: Observe
+        self, circuit: Circuit, released: Mapping[str, Released], since: int, buffer: UpdateBuffer, observe: Observe
     ) -> None:
         released = {name: each for name, each in released.items() if each.total}
-        self.circuit, self.released, self.since, self.shelf, self.observe = circuit, released, since, shelf, observe
+        self.circuit, self.released, self.since, self.buffer, self.observe = circuit, released, since, buffer, observe
         times = [each.times for each in released.values()]
         self.times = times[0] if len(times) == 1 else np.unique(np.concatenate([ints(), *times]))
         self.done: dict[Collection, list[Updates]] = {}
@@ -108,16 +108,16 @@ class Computation:
 
     def _kept(self, arranged: Arrangement, change: Change) -> Change:
         """A change that outlives its piece: in files, where the step is in pieces since memory is short."""
-        if not self.many or self.shelf.home is None:
+        if not self.many or self.buffer.home is None:
             return change
-        return arranged.shelved(change, self.shelf.home)
+        return arranged.stored(change, self.buffer.home)
 
     def _table(self, node: Collection, pieces: Sequence[Updates], time_type: pa.DataType) -> pa.Table:
         """The pieces of an output as one table."""
         shown = node.updates_schema(time_type)
         if shown.names[-1] == DIFF:
-            return self.shelf.output(pieces, node.schema, time_type)
-        return self.shelf.output(pieces, pieces[0].rows.schema, time_type).select(shown.names)
+            return self.buffer.output(pieces, node.schema, time_type)
+        return self.buffer.output(pieces, pieces[0].rows.schema, time_type).select(shown.names)
 
     def _compute(self, node: Collection) -> None:
         """An operator that sees what meets there, of all pieces together."""
@@ -151,7 +151,7 @@ class Computation:
                 fresh[each] = self.circuit.running[each].compute([fresh[each.inputs[0]]], self.since)[0]
         for each, made in fresh.items():
             if each in self.kept:
-                self.done.setdefault(each, []).append(self.shelf.lay(made) if self.many else made)
+                self.done.setdefault(each, []).append(self.buffer.keep(made) if self.many else made)
 
     def _pieces(self, node: Collection) -> list[Updates]:
         """All pieces of a node's updates; an empty one where there are none."""
@@ -164,7 +164,7 @@ class Computation:
 
     def _consolidated(self, node: Collection) -> list[Updates]:
         return [
-            self.shelf.lay(made) if self.many else made
+            self.buffer.keep(made) if self.many else made
             for made in (consolidated(piece, self.circuit.secret) for piece in self._gathered(node))
         ]
 
@@ -175,7 +175,7 @@ class Computation:
             yield pieces[0]
             return
         total = sum(piece.diffs.size for piece in pieces)
-        bits = (total // GATHERED).bit_length() if self.shelf.folder is not None else 0
+        bits = (total // GATHERED).bit_length() if self.buffer.scratch is not None else 0
         ranged = [self._ranged(piece, by, bits) for piece in pieces]
         for number in range(1 << bits):
             parts = [piece.between(int(ends[number]), int(ends[number + 1])) for piece, ends in ranged]
@@ -189,19 +189,19 @@ class Computation:
         high, _ = identities(piece.rows.select(names), self.circuit.secret, piece.diffs.size)
         at = (high >> np.uint64(64 - bits)).astype(np.uint16)
         ends = np.concatenate([ints(0), np.cumsum(np.bincount(at, minlength=1 << bits))])
-        return self.shelf.lay(piece.picked(np.argsort(at, kind="stable"))), ends
+        return self.buffer.keep(piece.picked(np.argsort(at, kind="stable"))), ends
 
 
 def compute(
     circuit: Circuit,
     released: Mapping[str, Released],
     since: int,
-    shelf: Shelf | None = None,
+    buffer: UpdateBuffer | None = None,
     observe: Observe = nothing,
 ) -> Stepped:
     """Compute a step from the events released of each source.  O(events and updates); nothing changes.
 
-    ``shelf``: where updates of a large step lie.  ``observe``: is shown each judgement once, when its events have been
+    ``buffer``: where updates of a large step lie.  ``observe``: is shown each judgement once, when its events have been
     judged.
     """
-    return Computation(circuit, released, since, shelf or Shelf(None, 0), observe).run()
+    return Computation(circuit, released, since, buffer or UpdateBuffer(None, 0), observe).run()

@@ -35,7 +35,7 @@ from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.verdicts import NAMES
 from ddflow.errors import CorruptState
 from ddflow.plan.codec import node_ids
-from ddflow.storage.batch_store import Vault
+from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.record import Record
 from ddflow.time import CLOSED, NEVER
 from ddflow.trace import checkpoint as inventory
@@ -46,7 +46,7 @@ from ddflow.trace.joined import Joined, astray, catch_up
 MEND: Final = "restore it from a copy, or go back with ddflow rollback"
 
 
-def take(dataflow: Dataflow, vault: Vault) -> dict[str, Any]:
+def take(dataflow: Dataflow, batch_store: BatchStore) -> dict[str, Any]:
     """Write what is in no file yet; all of the engine's state as plain values.
 
     O(bytes not written yet + files).  Raises `StorageFull`, `StorageFailed`; the engine is then as before.
@@ -56,14 +56,14 @@ def take(dataflow: Dataflow, vault: Vault) -> dict[str, Any]:
         name: {
             "arrived": dataflow.intakes[name].arrived,
             "greatest": dataflow.intakes[name].greatest,
-            "rows": inventory.take(upsert.arranged, vault),
-            "runs": pending.take(dataflow.batchers[name], vault),
+            "rows": inventory.take(upsert.arranged, batch_store),
+            "runs": pending.take(dataflow.batchers[name], batch_store),
             **({} if upsert.expiring is None else {"horizon": upsert.expiring.horizons.greatest}),
         }
         for name, upsert in circuit.upserts.items()
     }
     operators = {
-        ids[node]: {"arrangements": [inventory.take(arranged, vault) for arranged in each.arrangements]}
+        ids[node]: {"arrangements": [inventory.take(arranged, batch_store) for arranged in each.arrangements]}
         for node, each in circuit.keeping.items()
         if each.arrangements
     }
@@ -71,7 +71,12 @@ def take(dataflow: Dataflow, vault: Vault) -> dict[str, Any]:
 
 
 def fill(
-    dataflow: Dataflow, records: Sequence[Record], vault: Vault, indexed: bool, sieved: bool = True, spread: int = 1
+    dataflow: Dataflow,
+    records: Sequence[Record],
+    batch_store: BatchStore,
+    indexed: bool,
+    sieved: bool = True,
+    spread: int = 1,
 ) -> None:
     """Fill a new dataflow, whose times are set, from inventories.  O(bytes), and O(rows) for counts that are new.
 
@@ -87,15 +92,15 @@ def fill(
         intake.arrived = sum(each.number("arrived") for each in given)
         intake.greatest = max(each.number("greatest", NEVER, CLOSED) for each in given)
         made, rows = upsert.rehashed, [each.record("rows") for each in given]
-        upsert.arrangements = (_restored(dataflow, upsert.arranged, rows, vault, indexed, made, sieved),)
+        upsert.arrangements = (_restored(dataflow, upsert.arranged, rows, batch_store, indexed, made, sieved),)
         for number, each in enumerate(upsert.arranged.partitions):
             if spread > 1 and (odd := astray(each, number, spread)) is not None:
                 raise CorruptState(given[number].what, f"partition {number} of {spread} has a key of {odd}", MEND)
         if upsert.expiring is not None:
             known = [each.number("horizon", NEVER, CLOSED) for each in given if "horizon" in each]
             upsert.expiring.horizons.greatest = max(known, default=None)
-        home = vault if sieved and not indexed else None
-        dataflow.batchers[name] = _waiting(given, upsert.bound.event_schema, vault, not indexed, home)
+        home = batch_store if sieved and not indexed else None
+        dataflow.batchers[name] = _waiting(given, upsert.bound.event_schema, batch_store, not indexed, home)
     dataflow.totals = held.totals()
     ids = node_ids(dataflow.flow)
     for node, running in circuit.keeping.items():
@@ -104,7 +109,7 @@ def fill(
             if any(len(part) != len(running.arrangements) for part in parts):
                 raise CorruptState(records[0].what, f"a {node.verb} has {len(parts[0])} arrangements", MEND)
             running.arrangements = tuple(
-                _restored(dataflow, empty, list(records), vault, indexed, running.rehashed, sieved)
+                _restored(dataflow, empty, list(records), batch_store, indexed, running.rehashed, sieved)
                 for empty, records in zip(running.arrangements, zip(*parts, strict=True), strict=True)
             )
         elif running.arrangements and dataflow.last > NEVER:
@@ -151,7 +156,7 @@ def _restored(
     dataflow: Dataflow,
     empty: Arrangement,
     given: Sequence[Record],
-    vault: Vault,
+    batch_store: BatchStore,
     indexed: bool,
     made: Made,
     sieved: bool,
@@ -162,16 +167,20 @@ def _restored(
     for each, record in zip(every, given, strict=True):
         if empty.lapse is not None and each is not empty:
             each.lapses(empty.lapse.of)
-        inventory.restore(each, record, vault, indexed, made, sieved, vault if sieved and not indexed else None)
+        inventory.restore(
+            each, record, batch_store, indexed, made, sieved, batch_store if sieved and not indexed else None
+        )
     if len(every) > 1:
         return Joined(every, dataflow.since, dataflow.frontier)
     catch_up(empty, dataflow.since, dataflow.frontier)
     return empty
 
 
-def _waiting(given: Sequence[Record], schema: pa.Schema, vault: Vault, spilled: bool, home: Vault | None) -> Batcher:
+def _waiting(
+    given: Sequence[Record], schema: pa.Schema, batch_store: BatchStore, spilled: bool, home: BatchStore | None
+) -> Batcher:
     """The pending events of all partitions."""
-    first, *others = (pending.restore(each, schema, vault, spilled, home) for each in given)
+    first, *others = (pending.restore(each, schema, batch_store, spilled, home) for each in given)
     for other in others:
         for run in other.runs.by_least:
             first.runs.add(run)

@@ -50,7 +50,7 @@ from ddflow.plan.collection import Plan, widened
 from ddflow.plan.compatibility import Change, compare
 from ddflow.plan.options import EngineOptions
 from ddflow.storage.arrow_file import readable
-from ddflow.storage.batch_store import Vault
+from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.epochs import Kind
 from ddflow.storage.fields import encoded
 from ddflow.storage.garbage import gc, names_of
@@ -85,15 +85,15 @@ class Asked:
 
 
 class Durable:
-    """``ledger``, ``vault``: of the store.  ``outputs``: where they go.  ``change``: what the plan has that the state's
-    had not."""
+    """``ledger``, ``batch_store``: of the store.  ``outputs``: where they go.  ``change``: what the plan has that the
+    state's had not."""
 
     def __init__(
         self, ledger: Ledger, plan: Mapping[str, Any], change: Change, outputs: Outputs, autocommit: bool
     ) -> None:
         self.ledger, self.plan, self.change, self.outputs, self.autocommit = ledger, plan, change, outputs, autocommit
         self.fingerprint = fingerprint(plan)
-        self.vault = Vault(ledger.store)
+        self.batch_store = BatchStore(ledger.store)
         self.calls: list[Call] = []
         """Made since the last commit; their outputs are in files."""
         self._tidy = False
@@ -133,7 +133,7 @@ class Durable:
             store.close()
             raise
         durable = cls(ledger, plan, change, outputs, options.autocommit)
-        durable.vault.lazy = options.verify == "lazy"
+        durable.batch_store.lazy = options.verify == "lazy"
         return durable
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ class Durable:
         for call in self.calls:
             for output in call.outputs.values():
                 for blob in output.blobs:
-                    self.vault.forget(blob.name)
+                    self.batch_store.forget(blob.name)
         self.calls = []
         with suppress(DdflowError):  # whoever opens the state next does it again
             self.outputs.sync()
@@ -173,9 +173,9 @@ class Durable:
             whole = self.ledger.store.map(part).to_pybytes()
             names |= {part.name} | files_named(whole)
             records.append(Record.parse(whole, f"the file {part.name} of {self.ledger.store.where}"))
-        recovery.fill(dataflow, records, self.vault, dataflow.budget.memory is None)
-        self.vault.begin()
-        self.vault.name(names)
+        recovery.fill(dataflow, records, self.batch_store, dataflow.budget.memory is None)
+        self.batch_store.begin()
+        self.batch_store.name(names)
         self.ledger.names = names
         self.outputs.show(manifest.receipts)
         if manifest.last == NEVER:
@@ -236,7 +236,7 @@ class Durable:
         if node is not None:
             there = node.before(added, time_type)
         parts = [
-            self.vault.table(blob, there, None)
+            self.batch_store.table(blob, there, None)
             if not blob.name.endswith(PARQUET)
             else self.outputs.read(name, epoch, blob, there)
             for blob in output.blobs
@@ -296,10 +296,10 @@ class Durable:
     def publish(self, dataflow: Dataflow, epoch: int, receipts: tuple[Epoch, ...], note: str) -> None:
         """Write what is in no file yet, and publish the engine's state as the next manifest.  As `commit`."""
         manifest, store = self.ledger.manifest, self.ledger.store
-        self.vault.settle()
+        self.batch_store.settle()
         if not self._tidy:
             self._look_after()
-        data = encoded(recovery.take(dataflow, self.vault))
+        data = encoded(recovery.take(dataflow, self.batch_store))
         part = store.put("json", lambda sink: sink.write(data))
         greatest, horizons = recovery.reached(dataflow)
         new = replace(
@@ -318,7 +318,7 @@ class Durable:
         )
         names = files_named(data) | {b.name for b in new.outputs() if not b.name.endswith(PARQUET)}
         # From here on it may happen, whatever we are told.
-        self.vault.name(names)
+        self.batch_store.name(names)
         self.outputs.sync()
         self.ledger.commit(new, (part,), names, note)
 
@@ -326,7 +326,7 @@ class Durable:
         """Write what an output gained to a file."""
         if self.outputs.folder is not None:
             return Output((self.outputs.folder.put(name, table),), table.num_rows)
-        return Output((self.vault.put(table.to_batches(), table.schema),), table.num_rows)
+        return Output((self.batch_store.put(table.to_batches(), table.schema),), table.num_rows)
 
 
 def check_types(flow: Plan) -> None:

@@ -17,9 +17,9 @@ for as long as its order does.
 >>> with flow.open(store) as engine:
 ...     for time, name in enumerate(["Ann Onymous", "Bob"]):
 ...         _ = engine.step({"people": pa.table({"id": [1], "name": [name]})}, time)
-...     before = any(b"Ann" in data for data, _ in store.shelf.blobs.values())
+...     before = any(b"Ann" in data for data, _ in store.shared.blobs.values())
 ...     engine.compact(forget=True)
-...     before, any(b"Ann" in data for data, _ in store.shelf.blobs.values()), engine.read("people").num_rows
+...     before, any(b"Ann" in data for data, _ in store.shared.blobs.values()), engine.read("people").num_rows
 (True, False, 1)
 """
 
@@ -41,8 +41,8 @@ from ddflow.dataflow.graph import Stepped
 from ddflow.engine.calls import Calls
 from ddflow.engine.commits import Durable
 from ddflow.errors import SpecError
+from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.garbage import gc
-from ddflow.storage.stored import Filing
 from ddflow.time import shown
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch
@@ -88,7 +88,7 @@ def _refuse(calls: Calls, forget: bool) -> None:
         )
 
 
-def merge(arranged: Arrangement, home: Filing | None, hidden: Iterable[str] = ()) -> None:
+def merge(arranged: Arrangement, home: BatchStore | None, hidden: Iterable[str] = ()) -> None:
     """Make one run of all versions that reads at or after ``since`` need.  O(versions).
 
     ``home``: where runs beneath live, None where all is in memory.  ``hidden``: columns that tombstones need.
@@ -98,7 +98,7 @@ def merge(arranged: Arrangement, home: Filing | None, hidden: Iterable[str] = ()
     spine, index, target = arranged.spine, cast(Index | None, arranged.index), cast(Target | None, None)
     if home is not None:
         arranged.spill(home, 0)
-        spine, index, target = arranged.beneath, None, partial(_filed, filing=home, hidden=hidden)
+        spine, index, target = arranged.beneath, None, partial(_filed, batch_store=home, hidden=hidden)
     settled = arranged.latest <= arranged.since
     spine.work(None, slots, index, arranged.since, settled)
     runs = [item for item in spine.items if isinstance(item, Run)]
@@ -111,8 +111,8 @@ def merge(arranged: Arrangement, home: Filing | None, hidden: Iterable[str] = ()
             slots.swap(part.slot, cleared(slots[part.slot], hidden))
 
 
-def _filed(batch: Batch, filing: Filing, hidden: Iterable[str]) -> Batch:
-    return spilled(cleared(batch, hidden), filing)
+def _filed(batch: Batch, batch_store: BatchStore, hidden: Iterable[str]) -> Batch:
+    return spilled(cleared(batch, hidden), batch_store)
 
 
 def cleared(batch: Batch, hidden: Iterable[str]) -> Batch:
@@ -133,7 +133,7 @@ def cleared(batch: Batch, hidden: Iterable[str]) -> Batch:
     return replace(batch, rows=Rows(pa.RecordBatch.from_arrays(columns, schema=table.schema)))
 
 
-def rewrite(batcher: Batcher, home: Filing | None) -> None:
+def rewrite(batcher: Batcher, home: BatchStore | None) -> None:
     """Copy the events that still wait out of runs of which some were released.  O(their bytes)."""
     for run in [each for each in batcher.runs.by_least if each.begin]:
         if run.file is None or home is None:

@@ -215,10 +215,7 @@ def _dataflow(flow: Plan, options: EngineOptions, durable: Durable | None) -> Da
     """A new dataflow, with nothing in it."""
     lists, crew, memory = options.verdicts == "rows", Crew(options.threads), parse_size(options.memory)
     secret = (options.secret or Secret.fresh()) if durable is None else durable.secret
-    spill = options.spill
-    if spill is None and memory is not None and durable is not None:
-        spill = durable.ledger.store.scratch()
-    budget = Budget(memory, spill)
+    budget = Budget(memory, options.spill, None if durable is None else durable.ledger.store)
     if durable is not None and budget.spills:
-        budget.home = durable.vault
+        budget.home = durable.batch_store
     return Dataflow(flow, Circuit(flow, secret, lists, crew), budget, lists, options.retain, crew)

@@ -38,7 +38,7 @@ from ddflow.errors import CorruptState, DdflowError, SnapshotExpired, StateRefus
 from ddflow.plan.collection import Plan
 from ddflow.plan.compatibility import compare
 from ddflow.plan.rebuild import rebuild
-from ddflow.storage.batch_store import Vault
+from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.manifest import Manifest, at, newest
 from ddflow.storage.opening import open_store
 from ddflow.storage.protocol import Store
@@ -61,7 +61,7 @@ class Snapshot(Reading):
             store.ahead(files_named(whole))
             records.append(Record.parse(whole, f"the file {part.name} of {store.where}"))
         super().__init__(Dataflow(flow, Circuit(flow, Secret(*manifest.secret)), Budget(None, None)))
-        fill_version(self.dataflow, manifest, records, Vault(store), manifest.spread)
+        fill_version(self.dataflow, manifest, records, BatchStore(store), manifest.spread)
 
     @classmethod
     def open(
@@ -124,12 +124,12 @@ class Snapshot(Reading):
 
 
 def fill_version(
-    dataflow: Dataflow, manifest: Manifest, records: Sequence[Record], vault: Vault, spread: int = 1
+    dataflow: Dataflow, manifest: Manifest, records: Sequence[Record], batch_store: BatchStore, spread: int = 1
 ) -> None:
     """Fill a new dataflow with what inventories of a version say, for reading.  ``spread``: as in `recovery.fill`."""
     dataflow.fed = manifest.fed
     dataflow.frontier, dataflow.last, dataflow.since = manifest.frontier, manifest.last, manifest.since
-    recovery.fill(dataflow, records, vault, indexed=False, sieved=False, spread=spread)
+    recovery.fill(dataflow, records, batch_store, indexed=False, sieved=False, spread=spread)
 
 
 def read(

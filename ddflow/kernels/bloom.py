@@ -1,6 +1,6 @@
 """A split-block Bloom filter over a batch's identities: which keys need not be searched for there at all.
 
-Invariant: an identity that was filled in is never sifted out; of the others about one in eighty passes at 10 bits a
+Invariant: an identity that was filled in is never filtered out; of the others about one in eighty passes at 10 bits a
 key. A plain filter of that quality touches seven cache lines a probe. Here an identity has one block of 256 bits,
 half a line, and one bit in each of its eight 32-bit parts. The block is chosen by the leading bits, so that a sorted
 step walks the blocks front to back; the bits within come from the other end of the word, which is independent since

@@ -35,7 +35,7 @@ from ddflow.columns.rows import Rows, Sources, gather, offset_width
 from ddflow.columns.schema import one_batch, one_chunk, plain_size, updates_schema
 from ddflow.errors import Misrouted
 from ddflow.partitions.stages import Cut, Meeting
-from ddflow.storage.mapped import restored
+from ddflow.storage.arrow_file import restored
 
 PACKED: Final = pa.schema(
     [

@@ -43,7 +43,7 @@ from ddflow.plan.codec import node_ids
 from ddflow.plan.collection import Plan
 from ddflow.plan.compatibility import compare
 from ddflow.plan.rebuild import rebuild
-from ddflow.storage.batch_store import Vault
+from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.protocol import Store
 from ddflow.storage.record import Record
@@ -123,7 +123,7 @@ class Share(Reading):
         ids, kept = node_ids(flow), record.record("operators")
         if missing := sorted(ids[node] for node in circuit.keeping if ids[node] not in kept):
             raise CorruptState(record.what, f"it lacks the operators {missing}", MEND)
-        fill_version(self.dataflow, manifest, [record], Vault(store))
+        fill_version(self.dataflow, manifest, [record], BatchStore(store))
         for upsert in circuit.upserts.values():
             if (odd := astray(upsert.arranged, number, manifest.spread)) is not None:
                 raise CorruptState(record.what, f"partition {number} of {manifest.spread} has a key of {odd}", MEND)

@@ -47,7 +47,7 @@ from ddflow.partitions.receipt import AGAIN, LEVELS
 from ddflow.partitions.stages import Cut, placed
 from ddflow.plan.codec import node_ids
 from ddflow.plan.collection import Collection, Columns, Input
-from ddflow.storage.batch_store import Vault
+from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.fields import Natural, Strict, decoded, encoded
 from ddflow.storage.manifest import PARTITIONS
 from ddflow.storage.protocol import Blob, Store
@@ -124,8 +124,8 @@ def task(cut: Cut, move: Move, level: int, number: int, store: Store | None = No
 class _Task:
     def __init__(self, cut: Cut, move: Move, level: int, number: int, store: Store) -> None:
         self.cut, self.move, self.level, self.number = cut, move, level, number
-        self.store, self.vault, self.secret = store, Vault(store), Secret(*move.base.secret)
-        self.home = None if move.base.memory is None else self.vault
+        self.store, self.batch_store, self.secret = store, BatchStore(store), Secret(*move.base.secret)
+        self.home = None if move.base.memory is None else self.batch_store
         self.added: list[Blob] = []
         self.versions = 0
         # What is written is deleted when nobody refers to it, until it is known to be of use.
@@ -156,7 +156,7 @@ class _Task:
         }
         whole = {"sources": sources, "operators": operators, "totals": totals}
         data = encoded(whole)
-        self.vault.name(files_named(data))
+        self.batch_store.name(files_named(data))
         blob = self.store.put("json", lambda sink: sink.write(data))
         return Moved(self.level, self.number, blob, tuple(self.added), self.versions, waiting, {})
 
@@ -173,7 +173,7 @@ class _Task:
         records = {n: record.record("sources").record(name) for n, record in self.old.items()}
         batcher, arrived = self._pending(source, records)
         rows = self._joined([each.record("rows") for each in records.values()], fresh)
-        runs = pending.take(batcher, self.vault)
+        runs = pending.take(batcher, self.batch_store)
         self.added += [run.stored.blob for run in batcher.runs.by_least]
         self._held.append(batcher)
         out = {"arrived": arrived, "greatest": self.move.greatest.get(name, NEVER), "rows": rows, "runs": runs}
@@ -182,7 +182,7 @@ class _Task:
     def _pending(self, source: Input, records: Mapping[int, Record]) -> tuple[Batcher, int]:
         """The pending events of this partition, and how many came: those, and the judged ones that it stands for."""
         schema, memory = source.bound.event_schema, self.move.base.memory
-        old = {n: pending.restore(each, schema, self.vault, True, self.home) for n, each in records.items()}
+        old = {n: pending.restore(each, schema, self.batch_store, True, self.home) for n, each in records.items()}
         arrived = sum(records[n].number("arrived", 0, CLOSED) - len(old[n]) for n in self.first_share)
         out = Batcher()
         for each in old.values():
@@ -193,7 +193,7 @@ class _Task:
                 if rows.size:
                     out.add(_taken(part, rows, arrived + np.searchsorted(order, part.arrival[rows])))
                     if memory is not None and out.nbytes > memory // 8:
-                        out.spill(self.vault, memory // 16, memory // 32)
+                        out.spill(self.batch_store, memory // 16, memory // 32)
             arrived += order.size
         return out, arrived
 
@@ -229,7 +229,7 @@ class _Task:
         shares, new, descriptions = fresh()[0], fresh()[0], list[Description]()
         for given in records:
             old, made = fresh()
-            restore(old, given, self.vault, indexed=False, made=made, sieved=False, home=self.home)
+            restore(old, given, self.batch_store, indexed=False, made=made, sieved=False, home=self.home)
             descriptions += [(each if isinstance(each, Run) else each.output).description for each in old.beneath.items]
             new.since, new.upper = max(new.since, old.since), max(new.upper, old.upper)
             # Of one key all are in one partition, so only their order within that matters.
@@ -243,7 +243,7 @@ class _Task:
             since = max(min(new.since, upper - 1), *(each.since for each in descriptions))
             new.beneath.append(Run(Description(lower, upper, since), parts))
         self._held.append(new)
-        return take(new, self.vault)
+        return take(new, self.batch_store)
 
     def _pieces(self, old: Arrangement, new: Arrangement, keys: pa.Schema | None) -> Iterator[Batch]:
         """What is taken of all there is, merged, some identities at a time; counted for the new arrangement."""
@@ -304,7 +304,7 @@ class _Task:
     def _laid(self, batch: Batch, new: Arrangement) -> Part:
         """A batch written to a file, as the next part of an arrangement."""
         record, layout = filed(batch)
-        kept = self.vault.write(record)
+        kept = self.batch_store.write(record)
         part = new.slots.put(unfiled(kept.batch, layout))
         new.slots.files[part.slot] = Written(kept, layout, batch.rows.table.schema.names)
         self.added.append(kept.blob)

@@ -2,10 +2,10 @@
 
 Invariant: what is read is every row that was taken, once, by origin and by its place there, whatever order the chunks
 came in and wherever they lie meanwhile; a chunk for another partition is refused. A step must see its rows in order,
-and the shuffle ends only with its last chunk, so all are held until then, in less memory than they need: an eighth of
-the budget, then a scratch file, where they are read as they lie. Rows that were read twice over the same stretch of a
-Kafka partition interleave, and are merged a stretch at a time. What is not for this level passes through. It judges
-nothing, and knows rows only by their columns (``packing``).
+and the shuffle ends only with its last chunk, so all are held until then, in less memory than they need: whenever what
+is in memory passes an eighth of the budget, it goes to a scratch file, and is read where it lies. Rows that were read
+twice over the same stretch of a Kafka partition interleave, and are merged a stretch at a time. What is not for this
+level passes through. It judges nothing, and knows rows only by their columns (``chunks``).
 
 >>> import ddflow as dd
 >>> from ddflow.columns.hashing import Secret
@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from types import TracebackType
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -48,9 +48,8 @@ from ddflow.partitions.chunks import (
     with_arrival,
 )
 from ddflow.partitions.stages import Cut
-from ddflow.storage.scratch import Scratch
-from ddflow.storage.spill_folder import Folder
-from ddflow.storage.table import TableWriter
+from ddflow.storage.batch_store import BatchStore
+from ddflow.storage.scratch import ScratchStore
 
 SHARE: Final = 8
 """The part of the budget that chunks may take in memory: one of so many."""
@@ -58,13 +57,13 @@ _SCRATCH: Final = pa.schema([("payload", pa.large_binary())])
 
 
 class Chunk(NamedTuple):
-    """What a row of `PACKED` says, and where its payload is: in memory, or as (batch, row) of the scratch file."""
+    """What a row of `PACKED` says, and where its payload is: which of those that came, and its row there."""
 
     origin: str
     at: int
     rows: int
     digest: bytes
-    place: pa.Buffer | tuple[int, int]
+    place: tuple[int, int]
 
     @property
     def told(self) -> bool:
@@ -102,12 +101,9 @@ class Spool:
         self.held = self.spilled = 0
         self._digests: dict[str, bytes] = {}
         self._chunks: dict[int, list[Chunk]] = {}
-        self._where = scratch
-        self._scratch: Scratch | None = None
-        self._folder: Folder | None = None
-        self._writer: TableWriter | None = None
-        self._written = 0
-        self._file: pa.ChunkedArray | None = None
+        self._payloads: list[pa.Array] = []
+        self._mapped = 0  # of those, the first so many
+        self._where, self._scratch = scratch, cast(BatchStore | None, None)
 
     def __enter__(self) -> Spool:
         return self
@@ -123,12 +119,10 @@ class Spool:
         return {name: digest.hex() for name, digest in self._digests.items()}
 
     def take(self, batch: pa.RecordBatch) -> None:
-        """Take in some chunks, of the columns `PACKED`; nothing may have been read yet.  O(chunks), and O(bytes) for
-        what goes to the scratch file.
+        """Take in some chunks, of the columns `PACKED`.  O(chunks), and O(bytes) where memory runs out.
 
         Raises `Misrouted` for one that is not for this task, `SpillFull` and `SpillFailed`.
         """
-        assert self._file is None, "rows come before they are read"
         if not batch.num_rows:
             return
         # A chunk is thousands of rows, so what travels beside them may be Python's; compute kernels cost more to call.
@@ -136,18 +130,16 @@ class Spool:
         payload = batch.column(6)
         here = [i for i, given in enumerate(payload.is_valid().to_pylist()) if given and what[i] is not None]
         self._check(to, {what[i] for i in here})
-        size = batch.nbytes
-        spill = self.most is not None and self.held + size > self.most
-        if spill:
-            self._write(payload.cast(pa.large_binary()))
-        else:
-            self.held += size
+        self._payloads.append(payload)
+        self.held += batch.nbytes
+        if self.most is not None and self.held > self.most:
+            self._spill()
         for i in here:
             number = what[i]
             if number == RECEIPT:
                 self.receipts.append(payload[i].as_py())
                 continue
-            place = (self._written - 1, i) if spill else payload_at(payload, i)
+            place = len(self._payloads) - 1, i
             self._chunks.setdefault(number, []).append(Chunk(origin[i], at[i], rows[i], digest[i], place))
             if number >= 0:
                 name = self.names[number]
@@ -198,36 +190,26 @@ class Spool:
                     yield pa.RecordBatch.from_arrays(columns, schema=PACKED)
 
     def close(self) -> None:
-        """Let the scratch file go.  What was read stays valid; twice is harmless."""
+        """Let the scratch folder go.  What was read stays valid; twice is harmless."""
         self._chunks.clear()
-        self._file = None
-        for each in (self._writer, self._folder, self._scratch):
-            if isinstance(each, TableWriter):
-                each.abort()
-            elif each is not None:
-                each.close()
-        self._writer = self._folder = self._scratch = None
+        self._payloads.clear()
+        if self._scratch is not None:
+            self._scratch.store.close()
 
-    def _write(self, payload: pa.Array) -> None:
-        """Append payloads to the scratch file."""
-        if self._writer is None:
+    def _spill(self) -> None:
+        """Move the payloads that are in memory to a file.  O(bytes)."""
+        if self._scratch is None:
             assert self._where is not None
-            self._scratch = Scratch(self._where)
-            self._folder = Folder.open(self._scratch.folder())
-            self._writer = self._folder.writer(_SCRATCH)
-        self._writer.write(pa.RecordBatch.from_arrays([payload], schema=_SCRATCH))
-        self._written += 1
-        self.spilled += payload.nbytes
+            self._scratch = BatchStore(ScratchStore.within(self._where))
+        payloads = (each.cast(pa.large_binary()) for each in self._payloads[self._mapped :])
+        batches = (pa.RecordBatch.from_arrays([each], schema=_SCRATCH) for each in payloads)
+        self._payloads[self._mapped :] = self._scratch.mapped(batches, _SCRATCH).column(0).chunks
+        self._mapped, self.held, self.spilled = len(self._payloads), 0, self.spilled + self.held
 
     def _bytes(self, chunk: Chunk) -> pa.Buffer:
         """The payload of a chunk, where it lies."""
-        if not isinstance(chunk.place, tuple):
-            return chunk.place
-        if self._file is None:
-            assert self._writer is not None
-            self._file, self._writer = self._writer.finish().column(0), None
         batch, row = chunk.place
-        return payload_at(self._file.chunk(batch), row)
+        return payload_at(self._payloads[batch], row)
 
     def _open(self, chunk: Chunk, schema: pa.Schema) -> pa.RecordBatch:
         return unpack(self._bytes(chunk), schema, chunk.rows)

@@ -13,7 +13,7 @@ summed first, so that one update a row and time leaves a partition.
 >>> circuit = LevelCircuit(cut(flow), 1, Secret(1, 2))
 >>> rows = pa.table({"city": ["Bern", "Bern"], "_time": [7, 7], "_diff": [2, 1]})
 >>> circuit.came = {0: as_updates(rows, circuit.cut.meetings[0].schema)}
->>> LevelComputation(circuit, {}, 7, Shelf(None, 0), print).run().outputs["by_city"].to_pylist()
+>>> LevelComputation(circuit, {}, 7, UpdateBuffer(None, 0), print).run().outputs["by_city"].to_pylist()
 [{'city': 'Bern', 'count': 3, '_time': 7, '_diff': 1}]
 """
 
@@ -27,7 +27,7 @@ import pyarrow as pa
 from ddflow.columns.hashing import Ints, Secret
 from ddflow.columns.schema import DIFF, TIME
 from ddflow.columns.threads import ALONE, Crew
-from ddflow.dataflow.buffer import Shelf
+from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.graph import Circuit, Released, Stepped
 from ddflow.dataflow.step import Computation, Observe
 from ddflow.operators.updates import Updates, consolidated, few, ints
@@ -54,9 +54,9 @@ class LevelComputation(Computation):
     """One step of a level; ``sent`` of its circuit is what it sends on."""
 
     def __init__(
-        self, circuit: Circuit, released: Mapping[str, Released], since: int, shelf: Shelf, observe: Observe
+        self, circuit: Circuit, released: Mapping[str, Released], since: int, buffer: UpdateBuffer, observe: Observe
     ) -> None:
-        super().__init__(circuit, released, since, shelf, observe)
+        super().__init__(circuit, released, since, buffer, observe)
         assert isinstance(circuit, LevelCircuit)
         self.level = circuit
         cut, nodes = circuit.cut, circuit.plan.nodes
@@ -92,8 +92,8 @@ class LevelComputation(Computation):
             columns = [piece.rows.column(name) for name in by] or [pa.repeat(True, n)]
             rows = pa.Table.from_arrays([c.cast(f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
             made = consolidated(piece._replace(rows=rows), self.level.secret)
-            pieces.append(self.shelf.lay(made) if self.many else made)
-        return self.shelf.output(pieces, schema, pa.int64())
+            pieces.append(self.buffer.keep(made) if self.many else made)
+        return self.buffer.output(pieces, schema, pa.int64())
 
 
 def as_updates(table: pa.Table, schema: pa.Schema) -> Updates:

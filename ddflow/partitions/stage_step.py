@@ -45,7 +45,7 @@ from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.stage_graph import LevelCircuit, LevelComputation, as_updates
 from ddflow.partitions.stages import Cut
 from ddflow.plan.codec import node_ids
-from ddflow.storage.batch_store import Vault
+from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.fields import encoded
 from ddflow.storage.manifest import Output
 from ddflow.storage.outputs import OutputFolder, disk_of
@@ -64,23 +64,24 @@ class Done(NamedTuple):
 class Part:
     """``at``: the name of the inventory that it holds, "" for none.  ``level``, ``number``: which part it is."""
 
-    def __init__(self, cut: Cut, base: Base, level: int, number: int, scratch: str | None = None) -> None:
+    def __init__(self, cut: Cut, base: Base, level: int, number: int) -> None:
         """Open what the base says that this part holds.  O(bytes of it); every file is verified.
 
-        ``scratch``: a folder for what does not fit into the base's budget, by default one within the state.  Raises
-        `StateRefused` where the state cannot be seen from here, `CorruptState`, and what stores raise.
+        Raises `StateRefused` where the state cannot be seen from here, `CorruptState`, and what stores raise.
         """
         began = perf_counter_ns()
         self.cut, self.level, self.number = cut, level, number
         store = base.version.opened("open a partition of", readonly=False)
         try:
-            if base.memory is not None and scratch is None:
-                scratch = store.scratch()
             circuit = LevelCircuit(cut, level, Secret(*base.secret))
-            budget = Budget(None if base.memory is None else own(base.memory), scratch)
+            budget = Budget(None if base.memory is None else own(base.memory), None, store)
             self.dataflow = Dataflow(cut.flow, circuit, budget, retain=base.retain, step=LevelComputation)
-            self.levelled, self.vault = circuit, Vault(store, compresses=base.memory is None)
-            self.dataflow.budget.home = self.vault if self.dataflow.budget.spills else None
+            self.levelled, self.store, self.batch_store = (
+                circuit,
+                store,
+                BatchStore(store, compresses=base.memory is None),
+            )
+            self.dataflow.budget.home = self.batch_store if self.dataflow.budget.spills else None
             for arranged in circuit.arrangements.values():
                 arranged.slots.lasting = True
             self.at, self.names, self.folder = "", dict[str, Blob](), cast(OutputFolder | None, None)
@@ -94,19 +95,19 @@ class Part:
     def _fill(self, base: Base) -> None:
         """Take up what the inventory says."""
         blob = base.inventories[self.level][self.number]
-        what = f"the file {blob.name} of {self.vault.store.where}"
-        given = Record.parse(self.vault.store.map(blob), what)
+        what = f"the file {blob.name} of {self.store.where}"
+        given = Record.parse(self.store.map(blob), what)
         own = Record(_own(given, self.cut, self.level), what)
         self.dataflow.frontier, self.dataflow.last, self.dataflow.since = base.frontier, base.last, base.since
-        recovery.fill(self.dataflow, [own], self.vault, indexed=self.dataflow.budget.memory is None)
+        recovery.fill(self.dataflow, [own], self.batch_store, indexed=self.dataflow.budget.memory is None)
         self.at, self.names = blob.name, {each.name: each for each in own.files()}
-        self.vault.name(self.names)
+        self.batch_store.name(self.names)
 
     def close(self) -> None:
         """Let go of all that is held; twice is harmless."""
         with self.dataflow.turns.alone("close"):
             self.dataflow.close()
-            self.vault.store.close()
+            self.store.close()
 
     def step(
         self,
@@ -166,14 +167,14 @@ class Part:
 
     def _written(self, base: Base, step: Step) -> Receipt:
         """Write what is in no file yet; the receipt for all of it."""
-        store, before = self.vault.store, self.names
+        store, before = self.store, self.names
         outputs = self._put(base, step)
-        inventory = _own(Record(recovery.take(self.dataflow, self.vault), "an inventory"), self.cut, self.level)
+        inventory = _own(Record(recovery.take(self.dataflow, self.batch_store), "an inventory"), self.cut, self.level)
         data = encoded(inventory)
         blob = store.put("json", lambda sink: sink.write(data))
         store.sync()
         self.names = {each.name: each for each in Record.parse(data, "an inventory").files()}
-        self.vault.name(self.names)
+        self.batch_store.name(self.names)
         self.at = blob.name
         greatest = {name: intake.greatest for name, intake in self.dataflow.intakes.items()} if not self.level else {}
         expiring = {name: upsert.expiring for name, upsert in self.dataflow.circuit.upserts.items()}
@@ -206,12 +207,12 @@ class Part:
         out, here = {}, {name: step[name] for name in self.cut.outputs[self.level] if step[name].num_rows}
         if base.folder is not None and here:
             if self.folder is None or self.folder.path != base.folder:  # one for all epochs, since it numbers its files
-                self.folder = OutputFolder(base.folder, self.vault.store.nonce, base.trust, disk_of(self.vault.store))
+                self.folder = OutputFolder(base.folder, self.store.nonce, base.trust, disk_of(self.store))
             out = {name: Output((self.folder.put(name, table),), table.num_rows) for name, table in here.items()}
             self.folder.sync()
             return out
         for name, table in here.items():
-            out[name] = Output((self.vault.put(table.to_batches(), table.schema),), table.num_rows)
+            out[name] = Output((self.batch_store.put(table.to_batches(), table.schema),), table.num_rows)
         return out
 
 

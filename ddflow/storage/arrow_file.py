@@ -33,7 +33,7 @@ import pyarrow.types as pat
 
 from ddflow.errors import CorruptState
 from ddflow.storage.compressed import OPTIONS, decompressed, known
-from ddflow.storage.flatbuffer import Malformed, Table, root
+from ddflow.storage.flatbuffer import FlatTable, Malformed, root
 
 MAGIC: Final = b"ARROW1"
 RATIO: Final = 1024
@@ -109,6 +109,14 @@ def new_file(sink: Any, schema: pa.Schema, compresses: bool = False) -> pa.ipc.R
     return pa.ipc.new_file(sink, schema, options=OPTIONS if compresses else options)
 
 
+def restored(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """A batch read with the types it was written with: Arrow forgets extension types that nobody registered."""
+    if batch.schema.equals(schema, check_metadata=True):
+        return batch
+    columns = [c if c.type.equals(f.type) else c.view(f.type) for c, f in zip(batch.columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
 @cache
 def readable(kind: pa.DataType) -> bool:
     """Whether a file may have columns of a type: whatever `ddflow.columns.schema.normal_type` leaves as it is, all
@@ -125,7 +133,7 @@ def _is_list(kind: pa.DataType) -> bool:
     return bool(pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind) or pat.is_map(kind))
 
 
-def _messages(data: memoryview) -> Iterator[tuple[Table, int, int]]:
+def _messages(data: memoryview) -> Iterator[tuple[FlatTable, int, int]]:
     """The messages of a file with where their bodies begin and end, each behind the one before."""
     end = len(data) - len(MAGIC) - 4
     if end < 24 or bytes(data[:8]) != MAGIC + b"\0\0" or bytes(data[-len(MAGIC) :]) != MAGIC:
@@ -153,7 +161,7 @@ def _messages(data: memoryview) -> Iterator[tuple[Table, int, int]]:
         raise Malformed(f"its footer has {footer:,} bytes, and {end - at:,} are there")
 
 
-def _compare(message: Table, data: memoryview, schema: pa.Schema) -> None:
+def _compare(message: FlatTable, data: memoryview, schema: pa.Schema) -> None:
     """Raise `Malformed` unless the file's schema is the expected one, metadata left aside."""
     expected = memoryview(schema.serialize()).cast("B")
     # The bytes are the same where the same version of Arrow wrote them.
@@ -166,7 +174,7 @@ def _compare(message: Table, data: memoryview, schema: pa.Schema) -> None:
         raise Malformed(f"its columns are not those expected ({columns})")
 
 
-def _alike(found: Table, wanted: Table, slot: int, named: bool) -> bool:
+def _alike(found: FlatTable, wanted: FlatTable, slot: int, named: bool) -> bool:
     """Whether two vectors of fields are the same; it walks what is wanted, so however the found one is knotted."""
     if found.count(slot) != wanted.count(slot):
         return False
@@ -179,7 +187,7 @@ def _alike(found: Table, wanted: Table, slot: int, named: bool) -> bool:
     return True
 
 
-def _same_type(found: Table | None, wanted: Table | None, kind: int) -> bool:
+def _same_type(found: FlatTable | None, wanted: FlatTable | None, kind: int) -> bool:
     """Whether the tables of two types of one kind say the same."""
     if found is None or wanted is None:
         return found is wanted
@@ -199,7 +207,7 @@ def _same_type(found: Table | None, wanted: Table | None, kind: int) -> bool:
 class _Body:
     """What a batch's message declares: its ``nodes`` (length, nulls) and buffers, taken one after the other."""
 
-    def __init__(self, whole: pa.Buffer, message: Table, begin: int, size: int) -> None:
+    def __init__(self, whole: pa.Buffer, message: FlatTable, begin: int, size: int) -> None:
         header = message.table(2)
         if header is None:
             raise Malformed("a message has no header")
@@ -238,7 +246,7 @@ class _Body:
         return self.buffers[self.buffer - 1]
 
 
-def _batch(whole: pa.Buffer, message: Table, begin: int, size: int, schema: pa.Schema) -> pa.RecordBatch:
+def _batch(whole: pa.Buffer, message: FlatTable, begin: int, size: int, schema: pa.Schema) -> pa.RecordBatch:
     body = _Body(whole, message, begin, size)
     columns = []
     for field in schema:

@@ -1,19 +1,22 @@
-"""The vault of one engine: batches that go into a store, and are read where they lie.
+"""The batch store of one engine: batches that go into files, and are read where they lie.
 
-Invariant: a file that a manifest of ours named, or may have named, is never deleted from here; one that none did is
-deleted as soon as nobody needs it. Most batches are merged into others before they are ever committed, and would
-otherwise be garbage for a collector to find; but a commit whose answer was lost may have happened, so files count as
-named from just before it is tried. A forked child deletes nothing: its parent goes on.
+Invariant: a batch or a table that comes back equals the one given, for as long as anybody refers to it or to one of its
+columns; where the files are, in a state or in scratch, is the store's below. A file that a manifest of ours named, or
+may have named, is never deleted from here; one that none did is deleted as soon as nobody needs it. Most batches are
+merged into others before they are ever committed, and would otherwise be garbage for a collector to find; but a commit
+whose answer was lost may have happened, so files count as named from just before it is tried. A forked child deletes
+nothing: its parent goes on. Mapped bytes are not private memory: the system takes their pages back at will, and no
+descriptor stays open.
 
 >>> from ddflow.storage.memory import MemoryStore
->>> vault = Vault(MemoryStore())
->>> kept = vault.write(pa.record_batch({"n": [1, 2]}))
->>> len(vault.store.list()), vault.table(kept.blob, pa.schema({"n": pa.int64()}), 2).to_pylist()
+>>> batches = BatchStore(MemoryStore())
+>>> kept = batches.write(pa.record_batch({"n": [1, 2]}))
+>>> len(batches.store.list()), batches.table(kept.blob, pa.schema({"n": pa.int64()}), 2).to_pylist()
 (1, [{'n': 1}, {'n': 2}])
 >>> kept.drop()  # a manifest may name it by now, since it was asked for by its name
->>> other = vault.write(pa.record_batch({"n": [3]}))
+>>> other = batches.write(pa.record_batch({"n": [3]}))
 >>> other.drop()
->>> len(vault.store.list()), other.batch.column(0).to_pylist()
+>>> len(batches.store.list()), other.batch.column(0).to_pylist()
 (1, [3])
 """
 
@@ -22,41 +25,46 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Any, cast
+from types import TracebackType
+from typing import cast
 
 import pyarrow as pa
 
+from ddflow.columns.schema import empty
 from ddflow.errors import CorruptState, DdflowError
-from ddflow.storage.arrow_file import new_file, read_batch, read_batches
-from ddflow.storage.mapped import opened, restored
-from ddflow.storage.protocol import Blob, Store, verified
+from ddflow.storage.arrow_file import new_file, read_batch, read_batches, restored
+from ddflow.storage.file_writer import Sink
+from ddflow.storage.protocol import Blob, Blobs, verified
 
 
-class Deposit:
-    """A blob of the vault's.  ``blob``: as a manifest names it.  ``compressed``: whether its buffers are."""
+class StoredBlob:
+    """A blob of a batch store's.  ``blob``: as a manifest names it.  ``compressed``: whether its buffers are."""
 
-    def __init__(self, vault: Vault, blob: Blob, compressed: bool = False) -> None:
+    def __init__(self, batches: BatchStore, blob: Blob, compressed: bool = False) -> None:
         self.blob, self.nbytes, self.compressed = blob, blob.length, compressed
-        self._end = weakref.finalize(self, vault.forget, blob.name)
-        self._end.atexit = False  # what a crash would leave, an end may leave
+        self._end = weakref.finalize(self, batches.forget, blob.name)
+        self._end.atexit = False  # what a crash would leave, an end may leave; scratch removes itself
 
     def drop(self) -> None:
         """Delete the blob unless a manifest may name it.  Arrays that refer to it stay valid; twice is harmless."""
         self._end()
 
 
-class Kept(Deposit):
-    """A batch in a blob.  ``batch``: over the mapped bytes, or over memory where it was compressed."""
+class StoredBatch(StoredBlob):
+    """A batch in a blob.  ``batch``: over the mapped bytes, or over memory where it was compressed.  ``nbytes``: of the
+    file."""
 
-    def __init__(self, vault: Vault, blob: Blob, whole: pa.Buffer, batch: pa.RecordBatch, compressed: bool) -> None:
-        super().__init__(vault, blob, compressed)
-        self.batch, self._whole, self._where = batch, whole, vault.store.where
+    def __init__(
+        self, batches: BatchStore, blob: Blob, whole: pa.Buffer, batch: pa.RecordBatch, compressed: bool
+    ) -> None:
+        super().__init__(batches, blob, compressed)
+        self.batch, self._whole, self._store = batch, whole, batches.store
 
     def verify(self) -> None:
         """Compare the mapped bytes with the checksum of those written.  O(bytes).  Raises `CorruptState`."""
-        verified(self._whole, self.blob, self._where)
+        verified(self._whole, self.blob, self._store.where, self._store.remedy)
 
 
 class Behind(threading.Thread):
@@ -77,12 +85,12 @@ class Behind(threading.Thread):
             self.error = error
 
 
-class Vault:
+class BatchStore:
     """``store``: where blobs go.  ``compresses``: what is not read where it lies.  ``commits``: how many were tried.
     ``lazy``: whether files that are opened are verified behind the caller's back, and `settle` tells what came of it.
     """
 
-    def __init__(self, store: Store, compresses: bool = False) -> None:
+    def __init__(self, store: Blobs, compresses: bool = False) -> None:
         self.store, self.compresses, self.commits = store, compresses, 0
         self._named: dict[str, int] = {}
         self._most = 1 << 16
@@ -90,34 +98,59 @@ class Vault:
         self._behind: Behind | None = None
         self._process = os.getpid()
 
-    def write(self, batch: pa.RecordBatch) -> Kept:
+    def __enter__(self) -> BatchStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.store.close()
+
+    def write(self, batch: pa.RecordBatch) -> StoredBatch:
         """Write a batch of any types to a blob of its own, and map it.  O(bytes); no second copy in memory.
 
-        Raises `StorageFull` and `StorageFailed`; nothing is left then.
+        Raises what `Blobs.put` does; nothing is left then.
         """
-        blob = self._put([batch], batch.schema, False)
-        # Whoever writes may be short of memory, and Arrow's allocator keeps what columns before this one gave back.
-        pa.default_memory_pool().release_unused()
-        whole = self.store.map(blob)
-        return Kept(self, blob, whole, restored(opened(whole).get_batch(0), batch.schema), False)
+        blob = self._put(_released([batch]), batch.schema, False)
+        try:
+            whole = self.store.map(blob)
+            return StoredBatch(self, blob, whole, _read(whole, batch.schema)[0], False)
+        except BaseException:
+            self.forget(blob.name)
+            raise
 
-    def deposit(self, batch: pa.RecordBatch) -> Deposit:
+    def mapped(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
+        """A table in a file, written batch by batch and mapped; the file loses its name at once.  O(bytes).
+
+        The table is the caller's: it stays as it is, whatever becomes of this store.  A batch is a chunk.
+        ``schema``: of every batch, whose dictionaries must be the same throughout (a file holds one a column).  Raises
+        as `write` does.
+        """
+        blob = self._put(_released(batches), schema, False)
+        try:
+            mapped = _read(self.store.map(blob), schema)
+        finally:
+            self.forget(blob.name)
+        return pa.Table.from_batches(mapped, schema) if mapped else empty(schema)
+
+    def save(self, batch: pa.RecordBatch) -> StoredBlob:
         """Write a batch that stays in memory, too.  O(bytes).  Raises as `write` does."""
-        return Deposit(self, self.put([batch], batch.schema), self.compresses)
+        return StoredBlob(self, self.put([batch], batch.schema), self.compresses)
 
     def put(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Blob:
         """Write a table, batch by batch, to a blob that is not read here.  O(bytes).  Raises as `write` does."""
         return self._put(batches, schema, self.compresses)
 
     def _put(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, compresses: bool) -> Blob:
-        def arrow(sink: Any) -> None:
+        def arrow(sink: Sink) -> None:
             with new_file(sink, schema, compresses) as writer:
                 for batch in batches:
+                    sink.wanted += batch.nbytes
                     writer.write_batch(batch)
 
         return self.store.put("arrow", arrow)
 
-    def open(self, blob: Blob, schema: pa.Schema, rows: int, compressed: bool = False) -> Kept:
+    def open(self, blob: Blob, schema: pa.Schema, rows: int, compressed: bool = False) -> StoredBatch:
         """A batch that a manifest names: mapped, verified, and read with suspicion.  O(bytes).
 
         ``schema``, ``rows``: what it must have.  ``compressed``: what is said of it, to be remembered.  Raises
@@ -129,7 +162,7 @@ class Vault:
             self._behind = self._behind or Behind(self.store.where)
             self._behind.files.append((whole, blob))
         what = f"the file {blob.name} of {self.store.where}"
-        return Kept(self, blob, whole, read_batch(whole, schema, rows, what), compressed)
+        return StoredBatch(self, blob, whole, read_batch(whole, schema, rows, what), compressed)
 
     def table(self, blob: Blob, schema: pa.Schema, rows: int | None) -> pa.Table:
         """A table that `put` wrote, of so many rows, or any.  O(bytes).  Raises `CorruptState`, naming the file."""
@@ -167,3 +200,16 @@ class Vault:
         if name not in self._named and os.getpid() == self._process:
             with suppress(DdflowError):
                 self.store.delete(name)
+
+
+def _released(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same batches.  Whoever writes is short of memory, and Arrow's allocator keeps what was given back."""
+    for batch in batches:
+        yield batch
+        pa.default_memory_pool().release_unused()
+
+
+def _read(whole: pa.Buffer, schema: pa.Schema) -> list[pa.RecordBatch]:
+    """The batches of a file that was just written here, over its bytes."""
+    reader = pa.ipc.open_file(pa.BufferReader(whole))
+    return [restored(reader.get_batch(i), schema) for i in range(reader.num_record_batches)]

@@ -28,10 +28,11 @@ from typing import Final
 
 import pyarrow as pa
 
-from ddflow.errors import CorruptState, DdflowError, StateRefused, StorageFailed, StorageFull
-from ddflow.storage.disk import NO_ROOM, Disk, no_room
+from ddflow.errors import CorruptState, StateRefused
+from ddflow.storage.disk import Disk
 from ddflow.storage.file_writer import Sink
-from ddflow.storage.protocol import Blob, verified
+from ddflow.storage.protocol import Blob, Write, verified
+from ddflow.storage.site import Site
 
 SIZE: Final = 1 << 30
 """Bytes that a cache holds unless it is told otherwise."""
@@ -49,7 +50,8 @@ class Cache:
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, size: int = SIZE) -> None:
-        self.path = os.path.abspath(default_place() if path is None else os.fspath(path))
+        self.site = Site(Disk(), default_place() if path is None else path, "owner", "the cache", durable=False)
+        self.path = self.site.path
         self.size = size
         self._held = self._added = 0
         self._make()
@@ -61,7 +63,7 @@ class Cache:
         try:
             if os.stat(path, follow_symlinks=False).st_size != blob.length:
                 raise CorruptState(path, "its length is wrong", "it is fetched again")
-            whole = verified(_mapping(path, blob.length), blob, self.path)
+            whole = verified(self.site.disk.map(path), blob, self.path)
             os.utime(path)
         except FileNotFoundError:
             return None
@@ -77,42 +79,35 @@ class Cache:
         No more than its length is ever taken.  Raises `CorruptState` when the pieces are not the blob, and whatever
         they raise; `StorageFull`, `StorageFailed` when the cache's disk refuses.  Nothing is left then.
         """
-        path, file = self.create()
+        what = f"cache {blob.name} of {where}"
+
+        def fetch(sink: Sink) -> None:
+            for piece in pieces:
+                sink.write(memoryview(piece)[: blob.length - sink.size + 1])
+                if sink.size > blob.length:
+                    break
+
+        path, _ = self.written(what, fetch)
         try:
-            try:
-                sink = Sink(file)
-                for piece in pieces:
-                    sink.write(memoryview(piece)[: blob.length - sink.size + 1])
-                    if sink.size > blob.length:
-                        break
-                sink.finish()
-            finally:
-                os.close(file)
-            whole = verified(_mapping(path, sink.size), blob, where)
+            with self.site.guarded(what):
+                whole = verified(self.site.disk.map(path), blob, where)
             self.keep(path, blob)
-        except OSError as error:
-            self.drop(path)
-            raise refused(self.path, f"cache {blob.name} of {where} in {self.path}", error) from None
         except BaseException:
             self.drop(path)
             raise
         return whole
 
-    def create(self) -> tuple[str, int]:
-        """Path and descriptor of a new file, which only this user may read; `keep` or `drop` it."""
+    def written(self, what: str, write: Write) -> tuple[str, Sink]:
+        """Path of a new file, which only this user may read, and what was written to it; `keep` or `drop` it.
+
+        O(bytes).  Raises as `Site.written` does, for ``what``; nothing is left then.
+        """
+        self._make()  # Somebody may have cleared the caches, which is their right.
         path = os.path.join(self.path, f"{os.urandom(8).hex()}.part")
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            try:
-                return path, os.open(path, flags, 0o600)
-            except FileNotFoundError:
-                self._make()  # Somebody cleared the caches, which is their right.
-                return path, os.open(path, flags, 0o600)
-        except OSError as error:
-            raise refused(self.path, f"write to the cache {self.path}", error) from None
+        return path, self.site.written(path, what, write)
 
     def keep(self, path: str, blob: Blob) -> None:
-        """Give a file of `create` its name; it holds this blob.  Never fails: what cannot be kept is dropped."""
+        """Give a file of `written` its name; it holds this blob.  Never fails: what cannot be kept is dropped."""
         if blob.length > self.size:
             return self.drop(path)
         try:
@@ -124,9 +119,8 @@ class Cache:
             self._evict()
 
     def drop(self, path: str) -> None:
-        """Unlink a file of `create`; twice is harmless."""
-        with suppress(OSError):
-            os.unlink(path)
+        """Unlink a file of `written`; twice is harmless."""
+        self.site.tidy(path)
 
     def _make(self) -> None:
         asked = f"cache blobs in {self.path}"
@@ -169,39 +163,8 @@ class Cache:
             self._held -= size
 
 
-class CacheSink(Sink):
-    """Writes to a file of the cache, and keeps its ``failure``: others' code may be in between, and change it."""
-
-    failure: OSError | None = None
-
-    def _take(self, piece: memoryview) -> int:
-        try:
-            return super()._take(piece)
-        except OSError as error:
-            self.failure = error
-            raise
-
-
 def default_place() -> str:
     """The folder ``ddflow/blobs`` where this user keeps caches: ``$XDG_CACHE_HOME``, or ``~/.cache``."""
     given = os.environ.get("XDG_CACHE_HOME", "")
     home = given if os.path.isabs(given) else os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(home, "ddflow", "blobs")
-
-
-def refused(place: str, asked: str, error: OSError) -> DdflowError:
-    """What to raise when a local disk refuses something in a folder; nothing happened then."""
-    if isinstance(error, DdflowError):
-        return error
-    after = "and open the state again; nothing was changed"
-    if error.errno not in NO_ROOM:
-        return StorageFailed(asked, error.strerror or str(error), f"mend the disk or the folder {after}")
-    found, remedy = no_room(error, lambda: Disk().free(place))
-    return StorageFull(asked, found, f"{remedy} {after}")
-
-
-def _mapping(path: str, length: int) -> pa.Buffer:
-    if length == 0:
-        return pa.py_buffer(b"")
-    with pa.memory_map(path) as source:
-        return source.read_buffer()

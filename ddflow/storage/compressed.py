@@ -26,7 +26,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from ddflow.storage.flatbuffer import Malformed, Table
+from ddflow.storage.flatbuffer import FlatTable, Malformed
 
 MOST: Final = 255
 """Bytes that one byte of LZ4 may stand for at most."""
@@ -38,7 +38,7 @@ _PLAIN: Final = -1
 """What a buffer says that would not have become smaller."""
 
 
-def known(compression: Table) -> None:
+def known(compression: FlatTable) -> None:
     """Raise `Malformed` for the header of a batch that is compressed in another way.  O(1)."""
     if compression.number(0, "b") or compression.number(1, "b"):
         raise Malformed("a batch is compressed, and not by LZ4, buffer by buffer")

@@ -1,35 +1,26 @@
-"""A part: a file being written, as an uncompressed Arrow IPC file, hashed on its way.
+"""What everything that is written to a disk goes through: a sink that counts and hashes the bytes on their way.
 
-Invariant: it either gets its final name with every byte of every batch in it, or leaves no file. A write may be short,
-or fail half way (a full disk), in the middle of Arrow's own code; what was written so far then goes, and the caller
-learns how much room was wanted and how much there was. Arrow hands over its buffers one by one and they go to the
-descriptor in slices, so no second copy of a batch is ever made; the xxh3-128 of the bytes is computed from the same
-slices, while they are in the processor's cache. Nothing is synced: spilled bytes need not survive. Buffers begin at
-multiples of 8 bytes.
+Invariant: `Sink.size` and `Sink.state` are those of the bytes that were taken, in their order, however few of them the
+system takes at once. Whoever writes to it (Arrow, Parquet, a download) hands over its buffers one by one. They go on in
+slices, so no second copy is made, and a slice is hashed while it is in the processor's cache. Small pieces wait for
+each other, because Arrow writes twenty of them a batch; so `finish` is due when all is written. The code between may
+change or lose the disk's error, so `failure` keeps it.
 
->>> import tempfile
->>> with tempfile.TemporaryDirectory() as place:
-...     claim = Claim.take(place)
-...     part = Part(claim, pa.schema({"n": pa.int64()}))
-...     part.write(pa.record_batch({"n": [1, 2]}))
-...     written = part.finish()
-...     os.path.getsize(written.path) == written.size, len(written.digest)
-...     claim.release()
-(True, 16)
+>>> pieces = []
+>>> sink = Sink(lambda piece: pieces.append(bytes(piece)) or len(piece))
+>>> sink.write(b"four"), sink.write(pa.py_buffer(b"more")), sink.finish()
+(4, 4, None)
+>>> pieces, sink.size, sink.state.digest() == xxhash.xxh3_128(b"fourmore").digest()
+([b'fourmore'], 8, True)
 """
 
 from __future__ import annotations
 
-import os
-import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable
+from typing import Final
 
 import pyarrow as pa
 import xxhash
-
-from ddflow.storage.folder_lock import Claim, failure
 
 SLICE: Final = 1 << 20
 """Bytes that are hashed, then written, before the next are looked at."""
@@ -37,28 +28,21 @@ CRUMBS: Final = 1 << 16
 """Bytes that wait to be written together."""
 
 
-class Written(NamedTuple):
-    """A whole file: what it is called, where it is, its bytes, and their xxh3-128."""
-
-    name: str
-    path: str
-    size: int
-    digest: bytes
-
-
 class Sink:
-    """What Arrow writes to: a descriptor, with a count and a hash of what went through.
+    """``take``: writes the beginning of a piece, and says how many bytes that was; may raise `OSError`.
 
-    Arrow writes twenty crumbs a batch, so small pieces wait for each other; `finish` is due when all is written.
+    ``size``: bytes so far.  ``wanted``: how many there will be at least, where the writer says so, for messages.
+    ``failure``: the last error of ``take``.
     """
 
     closed = False
 
-    def __init__(self, file: int) -> None:
-        self.file, self.size, self.state = file, 0, xxhash.xxh3_128()
-        self._crumbs = bytearray()
+    def __init__(self, take: Callable[[memoryview], int]) -> None:
+        self.size, self.wanted, self.state = 0, 0, xxhash.xxh3_128()
+        self.failure: OSError | None = None
+        self._take, self._crumbs = take, bytearray()
 
-    def write(self, data: Any) -> int:
+    def write(self, data: bytes | bytearray | memoryview | pa.Buffer) -> int:
         """Write all of a buffer, however often the system takes only a part of it."""
         with memoryview(data) as view, view.cast("B") as whole:
             if len(self._crumbs) + whole.nbytes <= CRUMBS:
@@ -80,12 +64,12 @@ class Sink:
     def _all(self, piece: memoryview) -> None:
         self.state.update(piece)
         done = 0
-        while done < piece.nbytes:
-            done += self._take(piece[done:])
-
-    def _take(self, piece: memoryview) -> int:
-        """Bytes of a piece that the system took."""
-        return os.write(self.file, piece)
+        try:
+            while done < piece.nbytes:
+                done += self._take(piece[done:])
+        except OSError as error:
+            self.failure = error
+            raise
 
     def tell(self) -> int:
         """Bytes so far."""
@@ -95,64 +79,4 @@ class Sink:
         """What waits may wait: the caller finishes."""
 
     def close(self) -> None:
-        """The descriptor is the part's."""
-
-
-class Part:
-    """``schema``: of every batch.  Open until `finish` or `abort`, or until nobody holds it, which aborts.
-
-    Raises `SpillFull`, `SpillFailed`, `EngineClosed`; no file is left then, here and in every method.
-    """
-
-    def __init__(self, claim: Claim, schema: pa.Schema) -> None:
-        self.claim, self.name = claim, claim.new_name()
-        self._wanted = 0
-        try:
-            self._file = claim.create(self.name)
-        except OSError as error:
-            claim.remove(self.name)
-            raise failure(claim.path, error, "write a file", 0) from None
-        self._end = weakref.finalize(self, _abandon, claim, self.name, self._file)
-        self._sink = Sink(self._file)
-        with self._guarded():
-            self._arrow = pa.ipc.new_file(self._sink, schema)
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Append a batch.  O(bytes), without a copy of them.  Raises `pyarrow.ArrowInvalid` for another schema."""
-        self._wanted += int(batch.nbytes)
-        with self._guarded():
-            self._arrow.write_batch(batch)
-        # Whoever writes is short of memory, and Arrow's allocator keeps what columns before this one gave back.
-        pa.default_memory_pool().release_unused()
-
-    def finish(self) -> Written:
-        """Complete the file and give it its name."""
-        with self._guarded():
-            self._arrow.close()
-            self._sink.finish()
-            path = self.claim.publish(self.name)
-        self._end.detach()
-        os.close(self._file)
-        return Written(self.name, path, self._sink.size, self._sink.state.digest())
-
-    def abort(self) -> None:
-        """Remove what was written; twice is harmless."""
-        self._end()
-
-    @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """Whatever goes wrong inside leaves no file; what the disk refused gets its error."""
-        try:
-            yield
-        except OSError as error:
-            self.abort()
-            raise failure(self.claim.path, error, "write a file", max(self._wanted, self._sink.size)) from None
-        except BaseException:
-            self.abort()
-            raise
-
-
-def _abandon(claim: Claim, name: str, file: int) -> None:
-    claim.remove(name)
-    with suppress(OSError):
-        os.close(file)
+        """The file is the caller's."""

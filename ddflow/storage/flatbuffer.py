@@ -26,7 +26,7 @@ class Malformed(ValueError):
     """Metadata is not what its format says; whoever reads a file words the error."""
 
 
-class Table:
+class FlatTable:
     """The table at position ``at`` of ``data``.  Every method is O(1) unless it says otherwise; raises `Malformed`."""
 
     __slots__ = ("_fields", "_vtable", "at", "data")
@@ -51,10 +51,10 @@ class Table:
         at = self.where(slot)
         return _get(self.data, at, kind) if at else default
 
-    def table(self, slot: int) -> Table | None:
+    def table(self, slot: int) -> FlatTable | None:
         """A table field."""
         at = self.where(slot)
-        return Table(self.data, self._follow(at)) if at else None
+        return FlatTable(self.data, self._follow(at)) if at else None
 
     def text(self, slot: int) -> bytes:
         """A text field, empty when it is absent.  O(bytes)."""
@@ -70,11 +70,11 @@ class Table:
         """How many tables a vector of tables has."""
         return self._vector(slot, 4)[1]
 
-    def tables(self, slot: int) -> Iterator[Table]:
+    def tables(self, slot: int) -> Iterator[FlatTable]:
         """The tables of a vector.  O(tables)."""
         begin, count = self._vector(slot, 4)
         for i in range(count):
-            yield Table(self.data, self._follow(begin + 4 * i))
+            yield FlatTable(self.data, self._follow(begin + 4 * i))
 
     def _follow(self, at: int) -> int:
         return at + _get(self.data, at, "I")
@@ -91,9 +91,9 @@ class Table:
         return begin + 4, count
 
 
-def root(data: memoryview) -> Table:
+def root(data: memoryview) -> FlatTable:
     """The table that a flatbuffer is."""
-    return Table(data, _get(data, 0, "I"))
+    return FlatTable(data, _get(data, 0, "I"))
 
 
 def _get(data: memoryview, at: int, kind: str) -> int:

@@ -1,125 +1,97 @@
-"""A claim: one engine's hold on a folder, and the names of the files it has there.
+"""The lock of a scratch folder: one store's hold on it, and the removal of what earlier ones left there.
 
-Invariant: at any moment at most one claim holds a folder, and every file named by our pattern in it belongs to that
-claim; so what else carries such a name when a claim begins was left by a crash, and is removed. The lock file goes
-when its holder does, and a second engine may have opened it just before, so a lock counts only on the file that still
-has the name. A forked child inherits the descriptor and would keep the lock, or delete its parent's files when it
-exits: it lets go of both at once. Names are made here, of random bits and a number; nothing a user wrote becomes a
-path. A claim does not know what files hold.
+Invariant: at any moment at most one lock holds a folder, and every file of our pattern in it belongs to its holder. So
+a file that is there when a lock is taken was left by a crash, and is removed; `release` removes the holder's own. The
+lock file goes when its holder does, and somebody else may have opened it just before, so a lock counts only on the file
+that still has the name. A forked child inherits the descriptor and would keep the lock when its parent is gone, so it
+closes it at once, and removes nothing. What is not named like ours is never touched.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as place:
-...     claim = Claim.take(place)
-...     name = claim.new_name()
-...     claim.release()
+...     lock = FolderLock(place)
 ...     os.listdir(place)
+...     lock.release()
+...     os.listdir(place)
+['ddflow-spill.lock']
 []
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import itertools
 import os
 import re
 import stat
 import weakref
-from typing import Any
+from contextlib import suppress
+from typing import Any, Final
 
 from ddflow.errors import DdflowError, EngineClosed, SpillFailed, SpillFull, SpillInUse, SpillRefused
 from ddflow.storage import address
 from ddflow.storage.disk import NO_ROOM, Disk, no_room
 
-LOCK = "ddflow-spill.lock"
-_OURS = re.compile(r"ddflow-[0-9a-f]{16}-[0-9]+\.(?:arrow|part)")
+LOCK: Final = "ddflow-spill.lock"
+PREFIX: Final = "ddflow-"
+"""What the names of files in a scratch folder begin with: the folder may be one where others keep theirs."""
+OURS: Final = re.compile(rf"{PREFIX}[0-9a-f]{{16}}-[0-9]{{1,12}}\.arrow")
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
-_claims: weakref.WeakSet[Claim] = weakref.WeakSet()
+_locks: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 
 
-class Claim:
-    """``path``: of the folder, absolute.  ``directory``: its open descriptor.  `take` makes one."""
+class FolderLock:
+    """``path``: of the folder, absolute.  ``whole``: whether `release` removes the folder as well.
 
-    def __init__(self, path: str, directory: int) -> None:
-        self.path, self.directory = path, directory
-        self.lock = self._locked()
-        self.held = True
-        self.names: set[str] = set()
-        self._nonce, self._numbers = os.urandom(8).hex(), itertools.count()
-        _claims.add(self)
+    Making one locks the folder, and removes what a crash left in it.  O(files).  Raises `SpillRefused`, `SpillInUse`,
+    `SpillFull`, `SpillFailed`; the folder is then as before.
+    """
 
-    @classmethod
-    def take(cls, given: Any) -> Claim:
-        """Claim a folder, and remove what a crashed engine left in it.  O(files).
-
-        Raises `SpillRefused`, `SpillInUse`, `SpillFull`, `SpillFailed`; the folder is then as before.
-        """
+    def __init__(self, given: Any, whole: bool = False) -> None:
         address.folder(given, "spill to", SpillRefused)
+        self.whole, self.held = whole, False
         try:
-            directory = os.open(os.fsdecode(given), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            found = os.stat(os.fsdecode(given))
+            if not stat.S_ISDIR(found.st_mode):
+                raise NotADirectoryError
         except (OSError, TypeError, ValueError) as error:
             raise _refused(given, error) from None
-        path = os.path.realpath(os.fsdecode(given))
+        self.path = os.path.realpath(os.fsdecode(given))
+        self._name = os.path.join(self.path, LOCK)
+        _check_folder(self.path, found)
         try:
-            _check_folder(path, os.fstat(directory))
-            claim = cls(path, directory)
-        except BaseException as error:
-            os.close(directory)
-            raise _unless_ours(path, error) from None
-        try:
-            claim._clear()
-        except BaseException as error:
-            claim.release()
-            raise _unless_ours(path, error) from None
-        return claim
+            self._file = self._locked()
+            self.held = True
+            _locks.add(self)
+            self._clear()
+        except OSError as error:
+            self.release()
+            if isinstance(error, DdflowError):
+                raise
+            if error.errno in NO_ROOM:
+                raise failure(self.path, "open an engine", error, 1) from None
+            raise _refused(self.path, error) from None
 
-    def new_name(self) -> str:
-        """A name that no file here has or had, without its ending; ours from now on."""
-        self._must_hold()
-        name = f"ddflow-{self._nonce}-{next(self._numbers)}"
-        self.names.add(name)
-        return name
-
-    def create(self, name: str) -> int:
-        """The descriptor of the new file that ``name`` is written to, which only this user may read."""
-        self._must_hold()
-        return os.open(f"{name}.part", os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600, dir_fd=self.directory)
-
-    def publish(self, name: str) -> str:
-        """Give a written file its final name; returns the path."""
-        self._must_hold()
-        os.rename(f"{name}.part", f"{name}.arrow", src_dir_fd=self.directory, dst_dir_fd=self.directory)
-        return os.path.join(self.path, f"{name}.arrow")
-
-    def remove(self, name: str) -> None:
-        """Unlink a file, written or half written.  Never fails: what stays is removed by the next claim."""
-        if self.held and name in self.names:
-            self.names.discard(name)
-            for ending in ("arrow", "part"):
-                with contextlib.suppress(OSError):
-                    os.unlink(f"{name}.{ending}", dir_fd=self.directory)
+    def must_hold(self) -> None:
+        """Raise `EngineClosed` once it was released."""
+        if not self.held:
+            raise EngineClosed(f"spill to {self.path}", "the folder was closed", "open a new engine")
 
     def release(self) -> None:
-        """Remove every file of this claim, and its lock.  Twice is harmless."""
+        """Remove the files, then the lock.  Never fails: what stays is removed by the next.  Twice is harmless."""
         if not self.held:
             return
-        for name in list(self.names):
-            self.remove(name)
         self.held = False
-        self._unlock(self.lock)
-        os.close(self.directory)
+        with suppress(OSError):
+            self._clear()
+        self._unlock(self._file)
+        if self.whole:
+            with suppress(OSError):
+                os.rmdir(self.path)
 
     def disown(self) -> None:
         """Let go without touching the folder: what a forked child does, whose parent goes on."""
         if self.held:
             self.held = False
-            os.close(self.lock)
-            os.close(self.directory)
-
-    def _must_hold(self) -> None:
-        """Raise `EngineClosed` once let go of; the descriptors' numbers may be others' by then."""
-        if not self.held:
-            raise EngineClosed(f"spill to {self.path}", "the folder was closed", "open a new engine")
+            os.close(self._file)
 
     def _locked(self) -> int:
         """The descriptor of the lock file, locked.  Raises `SpillInUse`.
@@ -128,47 +100,46 @@ class Claim:
         of a file system that is read-only or full.
         """
         while True:
-            lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600, dir_fd=self.directory)
+            file = os.open(self._name, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # Its last holder may have unlinked it between our opening and our locking it.
-                if self._is_current(lock):
-                    os.ftruncate(lock, 0)
-                    os.write(lock, f"{os.getpid()}\n".encode())
-                    return lock
+                if self._is_current(file):
+                    os.ftruncate(file, 0)
+                    os.write(file, f"{os.getpid()}\n".encode())
+                    return file
             except BlockingIOError:
-                holder = os.pread(lock, 20, 0).decode("ascii", "replace").strip() or "unknown"
-                os.close(lock)
+                holder = os.pread(file, 20, 0).decode("ascii", "replace").strip() or "unknown"
+                os.close(file)
                 raise SpillInUse(
                     f"spill to {self.path}",
                     f"an engine of process {holder} holds it",
                     "close that engine, or give this one a folder of its own",
                 ) from None
             except BaseException:
-                self._unlock(lock)
+                self._unlock(file)
                 raise
-            os.close(lock)
+            os.close(file)
 
-    def _unlock(self, lock: int) -> None:
+    def _unlock(self, file: int) -> None:
         """Remove the lock file while it is still locked, then let go of it."""
-        with contextlib.suppress(OSError):
-            if self._is_current(lock):
-                os.unlink(LOCK, dir_fd=self.directory)
-        os.close(lock)
+        with suppress(OSError):
+            if self._is_current(file):
+                os.unlink(self._name)
+        os.close(file)
 
-    def _is_current(self, lock: int) -> bool:
+    def _is_current(self, file: int) -> bool:
         try:
-            return os.path.samestat(os.fstat(lock), os.stat(LOCK, dir_fd=self.directory, follow_symlinks=False))
+            return os.path.samestat(os.fstat(file), os.stat(self._name, follow_symlinks=False))
         except FileNotFoundError:
             return False
 
     def _clear(self) -> None:
-        """Remove what a crash left: whole and half files of our pattern, nothing else."""
-        for name in os.listdir(self.directory):
-            if _OURS.fullmatch(name) and stat.S_ISREG(
-                os.stat(name, dir_fd=self.directory, follow_symlinks=False).st_mode
-            ):
-                os.unlink(name, dir_fd=self.directory)
+        """Remove all regular files of our pattern."""
+        with os.scandir(self.path) as entries:
+            for entry in entries:
+                if OURS.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                    os.unlink(entry.path)
 
 
 def _check_folder(path: str, state: os.stat_result) -> None:
@@ -187,7 +158,7 @@ def _check_folder(path: str, state: os.stat_result) -> None:
         raise SpillRefused(f"spill to {path}", f"it is read-only (mode {mode:o})", "make it writable, or give another")
 
 
-def failure(path: str, error: OSError, what: str, wanted: int) -> DdflowError:
+def failure(path: str, what: str, error: OSError, wanted: int) -> DdflowError:
     """What to raise when the disk refuses; ``wanted``: bytes."""
     asked, why = f"{what} in the spill folder {path}", f"the disk says {error.strerror or str(error)!r}"
     after = "and call again; nothing was changed, the state before stays readable"
@@ -195,13 +166,6 @@ def failure(path: str, error: OSError, what: str, wanted: int) -> DdflowError:
         return SpillFailed(asked, why, f"mend the disk or its folder {after}")
     found, remedy = no_room(error, lambda: Disk().free(path))
     return SpillFull(asked, f"{wanted:,} bytes were wanted, {found}", f"{remedy} {after}")
-
-
-def _unless_ours(path: str, error: BaseException) -> BaseException:
-    """What to raise for an error while a claim begins: ours and interrupts as they are."""
-    if isinstance(error, DdflowError) or not isinstance(error, OSError):
-        return error
-    return failure(path, error, "open an engine", 1) if error.errno in NO_ROOM else _refused(path, error)
 
 
 def _refused(given: Any, error: Exception) -> SpillRefused:
@@ -216,8 +180,8 @@ def _refused(given: Any, error: Exception) -> SpillRefused:
 
 
 def _after_fork() -> None:
-    for claim in list(_claims):
-        claim.disown()
+    for lock in list(_locks):
+        lock.disown()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -24,7 +24,6 @@ from __future__ import annotations
 import builtins
 import contextlib
 import errno
-import itertools
 import os
 import re
 import shutil
@@ -34,11 +33,12 @@ from typing import Final
 
 import pyarrow as pa
 
-from ddflow.errors import CorruptState, EngineClosed, OutcomeUnknown, StateRefused, StorageFailed, StorageFull
+from ddflow.errors import CorruptState, EngineClosed, OutcomeUnknown, StorageFailed, StorageFull
+from ddflow.storage.blob_folder import BlobFolder
 from ddflow.storage.disk import Disk
-from ddflow.storage.protocol import MANIFEST, NAME, Blob, Entry, Store, Write, lost, numbered, sized, verified
-from ddflow.storage.scratch import Scratch, clear
-from ddflow.storage.state_folder import INSIDE, Place
+from ddflow.storage.protocol import MANIFEST, NAME, Entry, Store, numbered
+from ddflow.storage.scratch import ScratchStore, sweep
+from ddflow.storage.state_folder import INSIDE, StateFolder
 
 FEW: Final = 64
 """Fewer files than these are deleted one after the other."""
@@ -48,7 +48,7 @@ _NUMBER = re.compile(r"[0-9]{16}")
 _DISK = Disk()
 
 
-class LocalStore(Store):
+class LocalStore(BlobFolder, Store):
     """``path``: the folder, made if ``create`` and missing.  ``trust``: "owner", or "group" where others write too.
 
     ``readonly``: nothing is made, proved or swept, and nothing can be put; for readers, also on a read-only mount.
@@ -66,48 +66,28 @@ class LocalStore(Store):
         readonly: bool = False,
         disk: Disk = _DISK,
     ) -> None:
-        self.place, self.readonly = Place(disk, path, trust), readonly
-        self.nonce = os.urandom(8).hex()
-        self._numbers, self._process = itertools.count(3), os.getpid()  # the first three are the proof's
-        self._closed, self._broken = False, ""
-        self._scratch: Scratch | None = None
+        site = StateFolder(disk, path, trust)
+        site.enter(create, readonly)
+        super().__init__(site, "blobs", first=3)  # the first three are the proof's
+        self.site: StateFolder = site
+        self.readonly, self._process = readonly, os.getpid()
         self._held: dict[str, pa.Buffer] = {}
-        self.place.enter(create, readonly)
-        self.where = self.place.path
         if not readonly:
-            self.place.prove(self.nonce)
-            self.place.sweep(self.place.below("manifests"))
-            with self.place.guarded("remove what a crash left"):
+            self.site.prove(self.nonce)
+            self.site.sweep(self.site.below("manifests"))
+            with self.site.guarded("remove what a crash left"):
                 if "spill" in disk.names(self.where):
-                    clear(self.place.below("spill"))
-
-    @property
-    def disk(self) -> Disk:
-        """The disk that it is on."""
-        return self.place.disk
-
-    def put(self, ending: str, write: Write) -> Blob:
-        """A new blob in a file of its own.  O(bytes) and a sync; no second copy of them.  See `Store.put`."""
-        self._must_write()
-        name = f"{self.nonce}-{next(self._numbers)}.{ending}"
-        sink = self.place.written(self._blob(name), f"write the file {name}", write)
-        return Blob(name, sink.size, sink.state.digest())
+                    sweep(self.site.below("spill"))
 
     def sync(self) -> None:
         """One sync of the folder of blobs."""
         self._must_write()
         try:
-            with self.place.guarded("sync its files"):
-                self.disk.sync_dir(self.place.below("blobs"))
+            with self.site.guarded("sync its files"):
+                self.disk.sync_dir(self.site.below("blobs"))
         except (StorageFailed, StorageFull):
             self._broken = "a sync of its files failed"
             raise
-
-    def map(self, blob: Blob, check: bool = True) -> pa.Buffer:
-        """The bytes where they lie.  O(bytes), for the checksum; no descriptor stays open.  See `Store.map`."""
-        with self.place.reading(f"file {blob.name}", lost(blob.name, self.where), REMEDY):
-            whole = self._held.pop(blob.name, None) or self.disk.map(self._blob(blob.name))
-            return verified(whole, blob, self.where) if check else sized(whole, blob, self.where)
 
     def ahead(self, names: Iterable[str]) -> None:
         """Map them now, look at their bytes later.  O(blobs)."""
@@ -118,24 +98,19 @@ class LocalStore(Store):
     def list(self) -> builtins.list[Entry]:
         """All blobs, with their ages by this machine's clock.  O(blobs), a call each."""
         now, found = self.disk.now(), []
-        with self.place.guarded("list its files"), contextlib.suppress(FileNotFoundError):
-            found = self.disk.scan(self.place.below("blobs"))
+        with self.site.guarded("list its files"), contextlib.suppress(FileNotFoundError):
+            found = self.disk.scan(self.site.below("blobs"))
         return [Entry(name, size, max(0.0, now - changed)) for name, size, changed in found if NAME.fullmatch(name)]
 
     def sizes(self, names: builtins.list[str]) -> dict[str, int]:
         """As `Store.sizes`; a call for each name."""
         out: dict[str, int] = {}
-        with self.place.guarded("look for its files"):
+        with self.site.guarded("look for its files"):
             for name in names:
                 with contextlib.suppress(FileNotFoundError):
                     found = self.disk.status(self._blob(name))
                     out |= {name: found.size} if found.kind == "file" else {}
         return out
-
-    def delete(self, name: str) -> None:
-        """Unlink a blob.  O(1); not synced, so it may be back after a power failure."""
-        self._must_write()
-        self._unlink(self._blob(name), f"delete the file {name}")
 
     def discard(self, names: Iterable[str]) -> None:
         """Unlink blobs.  O(names); some file systems take 3 ms for one and no more for eight at once."""
@@ -153,7 +128,7 @@ class LocalStore(Store):
 
     def published(self, number: int) -> bool:
         """Whether a manifest has this number.  O(1)."""
-        with self.place.guarded(f"look for manifest {number}"):
+        with self.site.guarded(f"look for manifest {number}"):
             try:
                 self.disk.status(self._path("manifests", number))
             except FileNotFoundError:
@@ -166,23 +141,23 @@ class LocalStore(Store):
         missing = CorruptState(
             f"{what} of {self.where}", "it is missing", "open the state again, or restore it from a copy"
         )
-        with self.place.reading(what, missing, REMEDY):
+        with self.site.reading(what, missing, REMEDY):
             return self.disk.read(self._path("manifests", number), MANIFEST)
 
     def publish(self, number: int, data: bytes) -> bool:
         """Link a manifest to its number.  O(bytes) and two syncs.  See `Store.publish`."""
         self._must_write()
         what, target = f"publish manifest {number}", self._path("manifests", number)
-        temporary = self.place.below("manifests", f".{self.nonce}-{next(self._numbers)}.part")
-        self.place.written(temporary, what, lambda sink: sink.write(data))
+        temporary = self.site.below("manifests", f".{self.nonce}-{next(self._numbers)}.part")
+        self.site.written(temporary, what, lambda sink: sink.write(data))
         self._broken = f"it is unknown whether manifest {number} was published"
         try:
             won = self._linked(temporary, target, data)
-            self.place.tidy(temporary)
+            self.site.tidy(temporary)
             if won:
-                self.disk.sync_dir(self.place.below("manifests"))
+                self.disk.sync_dir(self.site.below("manifests"))
         except OSError as error:
-            self.place.tidy(temporary)
+            self.site.tidy(temporary)
             why = error.strerror or str(error)
             raise OutcomeUnknown(
                 f"{what}, in the state {self.where}",
@@ -195,63 +170,48 @@ class LocalStore(Store):
     def expire(self, number: int) -> None:
         """Unlink a manifest.  O(1); not synced."""
         self._must_write()
-        self._unlink(self._path("manifests", number), f"delete manifest {number}")
+        self.site.unlink(self._path("manifests", number), f"delete manifest {number}")
 
     def mark(self, number: int) -> None:
         """An empty file of that number, instead of those before.  O(1); not synced."""
         self._must_write()
-        with self.place.guarded(f"mark {number}"):
+        with self.site.guarded(f"mark {number}"):
             with contextlib.suppress(FileExistsError):
-                self.disk.close(self.disk.create(self._path("marks", number), self.place.file_mode))
+                self.disk.close(self.disk.create(self._path("marks", number), self.site.file_mode))
             for other in self._numbered("marks"):
                 if other < number:
-                    self._unlink(self._path("marks", other), f"mark {number}")
+                    self.site.unlink(self._path("marks", other), f"mark {number}")
 
     def marked(self) -> int:
         """The greatest number marked, or -1.  O(marks), of which there is one as a rule."""
         return max(self._numbered("marks"), default=-1)
 
-    def scratch(self) -> str:
-        """A fresh folder to spill to (`ddflow.storage.spill_folder.Folder.open`), this store's own; gone when it is
-        closed.
-
-        O(1).  Raises `StorageFull`, `StorageFailed`.
-        """
+    def scratch(self) -> ScratchStore:
+        """As `Store.scratch`, below ``spill/``.  O(1).  Raises `StorageFull`, `StorageFailed` too."""
         self._must_write()
-        with self.place.guarded("make a folder to spill to"):
-            if self._scratch is None:
-                with contextlib.suppress(FileExistsError):
-                    self.disk.mkdir(self.place.below("spill"), self.place.folder_mode)
-                self._scratch = Scratch(self.place.below("spill"))
-            return self._scratch.folder()
+        with self.site.guarded("make a folder to spill to"):
+            with contextlib.suppress(FileExistsError):
+                self.disk.mkdir(self.site.below("spill"), self.site.folder_mode)
+            return ScratchStore.within(self.site.below("spill"))
 
     def abandon(self, whole: bool) -> None:
         """Remove a state that was only just made, with its folder if ``whole``.  Never fails: what stays is garbage."""
-        for path in [self.where] if whole else [self.place.below(name) for name in (*INSIDE, "spill")]:
+        for path in [self.where] if whole else [self.site.below(name) for name in (*INSIDE, "spill")]:
             shutil.rmtree(path, ignore_errors=True)
 
     def close(self) -> None:
-        """Nothing can be put any more, its folders to spill to are removed; blobs stay mapped.  Twice is harmless."""
-        self._closed = True
+        """As `Blobs.close`."""
+        super().close()
         self._held.clear()
-        if self._scratch is not None:
-            self._scratch.close()
 
     def _must_write(self) -> None:
-        """Raise unless this store may still change the state."""
-        asked = f"write to the state {self.where}"
-        if self.readonly:
-            raise StateRefused(asked, "it was opened for reading", "open it without readonly=True")
-        if self._closed:
-            raise EngineClosed(asked, "it was closed", "open it again")
+        super()._must_write()
         if os.getpid() != self._process:  # two processes would give the same names
             raise EngineClosed(
-                asked,
+                f"write to the state {self.where}",
                 f"it was opened by process {self._process}, before this one was forked from it",
                 "open it again in this process",
             )
-        if self._broken:
-            raise StorageFailed(asked, self._broken, "open the state again")
 
     def _linked(self, temporary: str, target: str, data: bytes) -> bool:
         """Whether the manifest has its number now.  If it is taken, it may be by ourselves: a file server may forget
@@ -267,24 +227,18 @@ class LocalStore(Store):
                     return False
                 raise
 
-    def _unlink(self, path: str, what: str) -> None:
-        with self.place.guarded(what), contextlib.suppress(FileNotFoundError):
-            self.disk.unlink(path)
-
     def _numbered(self, folder: str) -> builtins.list[int]:
         """The numbers that are names in a folder, ascending."""
         names: builtins.list[str] = []
-        with self.place.guarded(f"list its {folder}"), contextlib.suppress(FileNotFoundError):
-            names = self.disk.names(self.place.below(folder))
+        with self.site.guarded(f"list its {folder}"), contextlib.suppress(FileNotFoundError):
+            names = self.disk.names(self.site.below(folder))
         return numbered(folder, names, self.where)
 
     def _path(self, folder: str, number: int) -> str:
         name = f"{number:016d}"
         if not _NUMBER.fullmatch(name):
             raise ValueError(f"{number} is no number of a manifest")
-        return self.place.below(folder, name)
+        return self.site.below(folder, name)
 
-    def _blob(self, name: str) -> str:
-        if not NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is no name of a blob")
-        return self.place.below("blobs", name)
+    def _mapping(self, name: str) -> pa.Buffer:
+        return self._held.pop(name, None) or super()._mapping(name)

@@ -1,6 +1,6 @@
 """A state in memory: for tests and examples, gone with the process.
 
-Invariant: all stores over the same `Shelf` see the same blobs and manifests, and a manifest's number is given once.
+Invariant: all stores over the same `Shared` see the same blobs and manifests, and a manifest's number is given once.
 The same steps must run on it as on the others, so a blob that was deleted stays readable for whoever has mapped it,
 what a failed `put` wrote is gone, and every opener has a nonce of its own. It proves nothing about durability, and it
 is not for several threads.
@@ -16,21 +16,18 @@ b'four'
 from __future__ import annotations
 
 import builtins
-import contextlib
-import itertools
-import os
 import tempfile
 import time
-from typing import Any
 
 import pyarrow as pa
-import xxhash
 
-from ddflow.errors import CorruptState, EngineClosed
+from ddflow.errors import CorruptState
+from ddflow.storage.file_writer import Sink
 from ddflow.storage.protocol import NAME, Blob, Entry, Store, Write, lost, sized, verified
+from ddflow.storage.scratch import ScratchStore
 
 
-class Shelf:
+class Shared:
     """What stores in memory share: blobs with the time they were put at, manifests, marks."""
 
     def __init__(self) -> None:
@@ -40,124 +37,91 @@ class Shelf:
 
 
 class MemoryStore(Store):
-    """``shelf``: where things are; a new one if none is given.  See `Store`; it refuses only once closed."""
+    """``shared``: where things are; a new one if none is given.  See `Store`; it refuses only once closed."""
 
-    def __init__(self, shelf: Shelf | None = None) -> None:
-        self.shelf, self.where, self.nonce = shelf or Shelf(), "memory", os.urandom(8).hex()
-        self._numbers, self._closed = itertools.count(), False
-        self._folders: builtins.list[str] = []
+    def __init__(self, shared: Shared | None = None) -> None:
+        super().__init__("memory")
+        self.shared = shared or Shared()
 
     def writer(self) -> MemoryStore:
         """Another opener of the same state.  O(1)."""
-        return MemoryStore(self.shelf)
+        return MemoryStore(self.shared)
 
     def put(self, ending: str, write: Write) -> Blob:
         """A new blob.  O(bytes).  See `Store.put`."""
-        self._must_be_open()
-        name = f"{self.nonce}-{next(self._numbers)}.{ending}"
+        name = self._new_name(ending)
         if not NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no name of a blob")
-        sink = _Bytes()
+        whole = bytearray()
+
+        def take(piece: memoryview) -> int:
+            whole.extend(piece)
+            return piece.nbytes
+
+        sink = Sink(take)
         write(sink)
-        whole = b"".join(sink.pieces)
-        self.shelf.blobs[name] = whole, time.time()
-        return Blob(name, len(whole), xxhash.xxh3_128(whole).digest())
+        sink.finish()
+        self.shared.blobs[name] = bytes(whole), time.time()
+        return Blob(name, sink.size, sink.state.digest())
 
     def sync(self) -> None:
         """Nothing is durable here."""
-        self._must_be_open()
+        self._must_write()
 
     def map(self, blob: Blob, check: bool = True) -> pa.Buffer:
         """The bytes that were put.  O(bytes), for the checksum.  See `Store.map`."""
-        if blob.name not in self.shelf.blobs:
+        if blob.name not in self.shared.blobs:
             raise lost(blob.name, self.where)
-        whole = pa.py_buffer(self.shelf.blobs[blob.name][0])
+        whole = pa.py_buffer(self.shared.blobs[blob.name][0])
         return verified(whole, blob, self.where) if check else sized(whole, blob, self.where)
 
     def list(self) -> builtins.list[Entry]:
         """All blobs.  O(blobs)."""
         now = time.time()
-        return [Entry(name, len(data), max(0.0, now - put)) for name, (data, put) in self.shelf.blobs.items()]
+        return [Entry(name, len(data), max(0.0, now - put)) for name, (data, put) in self.shared.blobs.items()]
 
     def sizes(self, names: builtins.list[str]) -> dict[str, int]:
         """As `Store.sizes`.  O(names)."""
-        there = self.shelf.blobs
+        there = self.shared.blobs
         return {name: len(there[name][0]) for name in names if name in there}
 
     def delete(self, name: str) -> None:
         """Forget a blob.  O(1)."""
-        self._must_be_open()
-        self.shelf.blobs.pop(name, None)
+        self._must_write()
+        self.shared.blobs.pop(name, None)
 
     def numbers(self) -> builtins.list[int]:
         """The numbers of all manifests, ascending.  O(manifests)."""
-        return sorted(self.shelf.manifests)
+        return sorted(self.shared.manifests)
 
     def manifest(self, number: int) -> bytes:
         """The bytes of a manifest.  O(1).  See `Store.manifest`."""
-        if number not in self.shelf.manifests:
+        if number not in self.shared.manifests:
             raise CorruptState(
                 f"manifest {number} of {self.where}", "it is missing", "open the state again, or restore it from a copy"
             )
-        return self.shelf.manifests[number]
+        return self.shared.manifests[number]
 
     def publish(self, number: int, data: bytes) -> bool:
         """Whether the number was free.  O(1).  See `Store.publish`."""
-        self._must_be_open()
-        return self.shelf.manifests.setdefault(number, data) is data
+        self._must_write()
+        return self.shared.manifests.setdefault(number, data) is data
 
     def expire(self, number: int) -> None:
         """Forget a manifest.  O(1)."""
-        self._must_be_open()
-        self.shelf.manifests.pop(number, None)
+        self._must_write()
+        self.shared.manifests.pop(number, None)
 
     def mark(self, number: int) -> None:
         """Keep the greatest.  O(1)."""
-        self._must_be_open()
-        self.shelf.marked = max(self.shelf.marked, number)
+        self._must_write()
+        self.shared.marked = max(self.shared.marked, number)
 
     def marked(self) -> int:
         """The greatest number marked, or -1.  O(1)."""
-        return self.shelf.marked
+        return self.shared.marked
 
-    def scratch(self) -> str:
-        """A new folder among the system's temporary ones."""
-        self._must_be_open()
-        self._folders.append(tempfile.mkdtemp(prefix="ddflow-"))
-        return self._folders[-1]
-
-    def close(self) -> None:
-        """Nothing can be put any more; others go on.  Twice is harmless."""
-        self._closed = True
-        while self._folders:
-            with contextlib.suppress(OSError):
-                os.rmdir(self._folders.pop())
-
-    def _must_be_open(self) -> None:
-        if self._closed:
-            raise EngineClosed("write to the state in memory", "it was closed", "open it again with writer()")
-
-
-class _Bytes:
-    """A sink that keeps what it is given."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self.pieces: list[bytes] = []
-        self._size = 0
-
-    def write(self, data: Any) -> int:
-        """Keep a copy of a buffer.  O(bytes)."""
-        self.pieces.append(bytes(memoryview(data).cast("B")))
-        self._size += len(self.pieces[-1])
-        return len(self.pieces[-1])
-
-    def tell(self) -> int:
-        return self._size
-
-    def flush(self) -> None:
-        """Nothing is held back."""
-
-    def close(self) -> None:
-        """There is nothing to close."""
+    def scratch(self) -> ScratchStore:
+        """As `Store.scratch`, among the system's temporary folders."""
+        self._must_write()
+        return ScratchStore(tempfile.mkdtemp(prefix="ddflow-"), whole=True)

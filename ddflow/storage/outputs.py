@@ -40,8 +40,8 @@ from ddflow.errors import SpecError, StateRefused, cut
 from ddflow.storage import address
 from ddflow.storage.disk import Disk
 from ddflow.storage.fields import Hex, Path, Strict, decoded, encoded
-from ddflow.storage.output_site import Site
 from ddflow.storage.protocol import Blob, Store, lost, verified
+from ddflow.storage.site import Site
 
 MARK: Final = "outputs.json"
 MARK_BYTES: Final = 1 << 24

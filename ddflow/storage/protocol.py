@@ -14,16 +14,18 @@ names is garbage, whose collection is another's.
 from __future__ import annotations
 
 import builtins
+import itertools
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
 import pyarrow as pa
 import xxhash
 from msgspec import Meta
 
-from ddflow.errors import CorruptState
+from ddflow.errors import CorruptState, EngineClosed, StateRefused, StorageFailed
 from ddflow.storage.fields import FILE, FileName, Natural
 
 NAME: Final = re.compile(FILE)
@@ -34,6 +36,9 @@ GREATEST: Final = 10**16 - 2
 
 MANIFEST: Final = 1 << 28
 """Bytes that a manifest may have at most."""
+
+RESTORE: Final = "restore it from a copy, go back with ddflow rollback, or replay the log into a new state"
+"""What to do about a file of a state that is damaged."""
 
 _NUMBER = re.compile(r"[0-9]{16}")
 
@@ -61,26 +66,25 @@ Write = Callable[[Any], None]
 """Writes a blob's bytes to the sink it is given, which has ``write(buffer) -> int``, ``tell()``, ``flush()``."""
 
 
-class Store(ABC):
-    """``where``: for messages.  ``nonce``: 16 hex digits, this writer's own.  One thread at a time.
+class Blobs(ABC):
+    """Where blobs are, whether they last or are scratch.  ``where``: for messages.  ``nonce``: 16 hex digits, this
+    writer's own.  ``remedy``: what to do about a blob that is damaged.
 
     Every method raises `StorageFailed` when the place cannot be read or written, unless it says otherwise.
     """
 
-    where: str
-    nonce: str
+    remedy: ClassVar[str] = RESTORE
+    prefix: ClassVar[str] = ""
+
+    def __init__(self, where: str, first: int = 0) -> None:
+        self.where, self.nonce, self._numbers = where, os.urandom(8).hex(), itertools.count(first)
 
     @abstractmethod
     def put(self, ending: str, write: Write) -> Blob:
         """A new blob with the bytes that ``write`` wrote, hashed on the way.  ``ending``: "arrow" or "json".
 
-        Its bytes are durable when this returns, its name is after `sync`.  Raises `StorageFull`, and whatever ``write``
-        raises; nothing is left then.
+        Raises `StorageFull`, and whatever ``write`` raises; nothing is left then.
         """
-
-    @abstractmethod
-    def sync(self) -> None:
-        """Make the names of all blobs durable that were put before."""
 
     @abstractmethod
     def map(self, blob: Blob, check: bool = True) -> pa.Buffer:
@@ -90,7 +94,38 @@ class Store(ABC):
         blob is missing or not what was put, naming it.
         """
 
-    def ahead(self, names: Iterable[str]) -> None:  # noqa: B027
+    @abstractmethod
+    def delete(self, name: str) -> None:
+        """Delete a blob; one that is not there is as good as deleted.  Whoever has mapped it keeps its bytes."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what was opened: nothing can be put any more, what is mapped stays.  Twice is harmless."""
+
+    @abstractmethod
+    def _must_write(self) -> None:
+        """Raise unless this store may still change what is there."""
+
+    def _new_name(self, ending: str) -> str:
+        """A name that no blob has or had."""
+        self._must_write()
+        return f"{self.prefix}{self.nonce}-{next(self._numbers)}.{ending}"
+
+
+class Store(Blobs):
+    """Blobs that last, and the manifests that name them.  One thread at a time.
+
+    The bytes of a blob are durable when `put` returns, its name is after `sync`.  ``readonly``: it changes nothing.
+    """
+
+    readonly = False
+    _closed, _broken = False, ""
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Make the names of all blobs durable that were put before."""
+
+    def ahead(self, names: Iterable[str]) -> None:
         """Take hold of blobs that will be mapped, so that their being deleted meanwhile does no harm where that can be.
 
         O(blobs); no byte is read.  Never fails: `map` does, for one that is gone.
@@ -104,10 +139,6 @@ class Store(ABC):
         """The lengths in bytes of those blobs that are there, by name.  O(names), or O(blobs) where that is cheaper."""
         there = {entry.name: entry.length for entry in self.list()}
         return {name: there[name] for name in names if name in there}
-
-    @abstractmethod
-    def delete(self, name: str) -> None:
-        """Delete a blob; one that is not there is as good as deleted.  Whoever has mapped it keeps its bytes."""
 
     def discard(self, names: Iterable[str]) -> None:
         """Delete blobs, many at a time where that is faster, and from any thread.  O(names)."""
@@ -150,25 +181,36 @@ class Store(ABC):
         """The greatest number marked, -1 for none."""
 
     @abstractmethod
-    def scratch(self) -> str:
-        """A new private folder on this machine, for files that need not survive; `close` removes it when empty."""
+    def scratch(self) -> Blobs:
+        """A new scratch store in a private folder on this machine, which goes when that is closed.
 
-    @abstractmethod
+        Raises `SpillFull`, `SpillFailed`.
+        """
+
     def close(self) -> None:
-        """Let go of what was opened; twice is harmless."""
+        """As `Blobs.close`."""
+        self._closed = True
+
+    def _must_write(self) -> None:
+        asked = f"write to the state {self.where}"
+        if self.readonly:
+            raise StateRefused(asked, "it was opened for reading", "open it without readonly=True")
+        if self._closed:
+            raise EngineClosed(asked, "it was closed", "open it again")
+        if self._broken:
+            raise StorageFailed(asked, self._broken, "open the state again")
 
 
-def verified(whole: pa.Buffer | bytes, blob: Blob, where: str) -> pa.Buffer | bytes:
+def verified(whole: pa.Buffer | bytes, blob: Blob, where: str, remedy: str = RESTORE) -> pa.Buffer | bytes:
     """The same bytes.  Raises `CorruptState`, naming the blob, unless they are what was put.  O(bytes)."""
     size = len(whole) if isinstance(whole, bytes) else whole.size
     found = xxhash.xxh3_128(whole).digest()
     if size != blob.length or found != blob.digest:
         raise CorruptState(
             f"the file {blob.name} of {where}",
-            f"it has {size:,} bytes with checksum {found.hex()}, the manifest says {blob.length:,} with "
-            f"{blob.digest.hex()}",
-            "it was changed or cut; restore it from a copy, go back with ddflow rollback, or replay the "
-            "log into a new state",
+            f"it has {size:,} bytes with checksum {found.hex()}, and {blob.length:,} with {blob.digest.hex()} were "
+            "written",
+            f"it was changed or cut; {remedy}",
         )
     return whole
 
@@ -183,7 +225,7 @@ def lost(name: str, where: str) -> CorruptState:
     return CorruptState(
         f"the file {name} of {where}",
         "it is missing, and the manifest names it",
-        "restore it from a copy, go back with ddflow rollback, or replay the log into a new state",
+        RESTORE,
     )
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import itertools
 import os
 import re
 import time
@@ -26,11 +25,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from ddflow.errors import CorruptState, EngineClosed, OutcomeUnknown, StateRefused, StorageFailed
-from ddflow.storage.cache import Cache, CacheSink, refused
+from ddflow.errors import CorruptState, OutcomeUnknown, StorageFailed
+from ddflow.storage.cache import Cache
 from ddflow.storage.object_store import Bucket
-from ddflow.storage.protocol import MANIFEST, NAME, Blob, Entry, Store, Write, lost, numbered
-from ddflow.storage.scratch import Scratch, clear
+from ddflow.storage.protocol import MANIFEST, NAME, RESTORE, Blob, Entry, Store, Write, lost, numbered
+from ddflow.storage.scratch import ScratchStore, sweep
 
 MANY: Final = 2_000
 """Of more blobs than these, sizes are taken from a list of all."""
@@ -58,11 +57,10 @@ class S3Store(Store):
         create: bool = True,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.where, self.nonce, self.readonly = url, os.urandom(8).hex(), readonly
+        super().__init__(url)
+        self.readonly = readonly
         self._bucket = Bucket(url, options)
-        self._names, self._marks = itertools.count(), set[int]()
-        self._closed, self._broken = False, ""
-        self._scratch: Scratch | None = None
+        self._marks = set[int]()
         self._look(create and not readonly)
         if not readonly:
             self._bucket.prove("probes/put-if-absent")
@@ -70,27 +68,13 @@ class S3Store(Store):
 
     def put(self, ending: str, write: Write) -> Blob:
         """As `Store.put`: written to the cache's disk, then uploaded.  O(bytes); memory for a few pieces."""
-        self._may_write()
-        name = f"{self.nonce}-{next(self._names)}.{ending}"
-        path, file = self.cache.create()
+        name = self._new_name(ending)
+        what = f"write the file {name} of {self.where}"
+        path, sink = self.cache.written(what, write)
         try:
-            sink = CacheSink(file)
-            try:
-                write(sink)
-                sink.finish()
-            except BaseException:
-                if sink.failure is None:
-                    raise
-            finally:
-                os.close(file)
-            if sink.failure is not None:  # whatever became of it on its way through others' code
-                raise sink.failure
             blob = Blob(name, sink.size, sink.state.digest())
-            self._bucket.upload(f"blobs/{name}", path, blob.length)
-        except OSError as error:
-            self.cache.drop(path)
-            place = self.cache.path
-            raise refused(place, f"write the file {name} of {self.where} in {place}", error) from None
+            with self.cache.site.guarded(what):
+                self._bucket.upload(f"blobs/{name}", path, blob.length)
         except BaseException:
             self.cache.drop(path)
             raise
@@ -131,17 +115,17 @@ class S3Store(Store):
 
     def delete(self, name: str) -> None:
         """As `Store.delete`; one request."""
-        self._may_write()
+        self._must_write()
         self._bucket.delete(_blob(name))
 
     def discard(self, names: Iterable[str]) -> None:
         """As `Store.discard`; a request for each, many at a time."""
-        self._may_write()
+        self._must_write()
         self._bucket.drop([_blob(name) for name in names])
 
     def numbers(self) -> builtins.list[int]:
         """As `Store.numbers`; O(manifests), a request for each 1,000."""
-        return self._numbers("manifests")
+        return self._numbered("manifests")
 
     def published(self, number: int) -> bool:
         """As `Store.published`; one request."""
@@ -168,7 +152,7 @@ class S3Store(Store):
 
     def publish(self, number: int, data: bytes) -> bool:
         """As `Store.publish`: a conditional put; after anything but a plain yes, what is there is compared."""
-        self._may_write()
+        self._must_write()
         try:
             return self._bucket.create(_key("manifests", number), data)
         except OutcomeUnknown:
@@ -177,12 +161,12 @@ class S3Store(Store):
 
     def expire(self, number: int) -> None:
         """As `Store.expire`."""
-        self._may_write()
+        self._must_write()
         self._bucket.delete(_key("manifests", number))
 
     def mark(self, number: int) -> None:
         """As `Store.mark`; smaller marks that this writer knows of go."""
-        self._may_write()
+        self._must_write()
         self._bucket.put(_key("marks", number), b"")
         for smaller in [each for each in self._marks if each < number]:
             with contextlib.suppress(StorageFailed):
@@ -192,27 +176,17 @@ class S3Store(Store):
 
     def marked(self) -> int:
         """As `Store.marked`; O(marks)."""
-        self._marks = set(self._numbers("marks"))
+        self._marks = set(self._numbered("marks"))
         return max(self._marks, default=-1)
 
-    def scratch(self) -> str:
-        """As `Store.scratch`: below the cache.  Raises `StorageFull` too."""
-        self._may_write()
-        try:
-            if self._scratch is None:
-                spill = os.path.join(self.cache.path, "spill")
-                os.makedirs(spill, mode=0o700, exist_ok=True)
-                clear(spill)
-                self._scratch = Scratch(spill)
-            return self._scratch.folder()
-        except OSError as error:
-            raise refused(self.cache.path, f"make a folder to spill to in {self.cache.path}", error) from None
-
-    def close(self) -> None:
-        """Nothing can be put any more, its folders to spill to are removed; blobs stay mapped.  Twice is harmless."""
-        self._closed = True
-        if self._scratch is not None:
-            self._scratch.close()
+    def scratch(self) -> ScratchStore:
+        """As `Store.scratch`: below the cache.  Raises `StorageFull`, `StorageFailed` too."""
+        self._must_write()
+        with self.cache.site.guarded("make a folder to spill to"):
+            spill = os.path.join(self.cache.path, "spill")
+            os.makedirs(spill, mode=0o700, exist_ok=True)
+            sweep(spill)
+            return ScratchStore.within(spill)
 
     def _look(self, create: bool) -> None:
         """Raise `StateRefused` unless there is a state, or, to make one, nothing else."""
@@ -236,24 +210,14 @@ class S3Store(Store):
                 raise CorruptState(
                     f"the file {blob.name} of {self.where}",
                     f"it has {length:,} bytes, the manifest says {blob.length:,}",
-                    "restore it from a copy, go back with ddflow rollback, or replay the log into a new state",
+                    RESTORE,
                 )
             yield from pieces
         except FileNotFoundError:
             raise lost(blob.name, self.where) from None
 
-    def _numbers(self, folder: str) -> builtins.list[int]:
+    def _numbered(self, folder: str) -> builtins.list[int]:
         return numbered(folder, (each.key.removeprefix(f"{folder}/") for each in self._bucket.list(folder)), self.where)
-
-    def _may_write(self) -> None:
-        """Raise unless this store may still change the state."""
-        asked = f"write to the state {self.where}"
-        if self.readonly:
-            raise StateRefused(asked, "it was opened for reading", "open it without readonly=True")
-        if self._closed:
-            raise EngineClosed(asked, "it was closed", "open it again")
-        if self._broken:
-            raise StorageFailed(asked, self._broken, "open the state again")
 
 
 def _key(folder: str, number: int) -> str:

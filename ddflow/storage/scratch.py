@@ -1,98 +1,99 @@
-"""Folders to spill to, inside a state: private to one open store, gone with it.
+"""A scratch store: blobs in a local folder that need not survive, for what has no room in memory.
 
-Invariant: a folder that `Scratch.folder` gave is used by nobody else, and whatever is in ``spill/`` belongs to a store
-that is open, or is removed when the next one opens. Whether a store is open is told by a lock that its process holds,
-which the sweeper may take in the moment before the owner does; the owner then takes another name. A forked child
-removes nothing of its parent's. Nothing here is synced: spilled bytes need not survive.
+Invariant: one store at a time uses a folder (`FolderLock`), and nothing of it stays: its files are gone after `close`,
+when nobody refers to it, and at exit; after a crash, the next store that opens the folder removes them. It is a local
+store without manifests that never syncs. A write that fails leaves no file and changes nothing, so an engine stays as
+it was. A forked child can neither write nor remove. Files are readable by this user only (0600), and what they hold is
+in the clear.
 
-    spill/00112233aabbccdd/ddflow-spill.lock      spill/00112233aabbccdd/0/
+A state has scratch folders of its own, each locked by the store that made it. `sweep` removes those whose owners are
+gone. It may lock a new folder in the moment before its owner does; the owner then makes another.
+
+    spill/00112233aabbccdd/ddflow-spill.lock      spill/00112233aabbccdd/ddflow-8899aabbccddeeff-0.arrow
 
 >>> import tempfile
->>> with tempfile.TemporaryDirectory() as spill:
-...     scratch = Scratch(spill)
-...     Folder.open(scratch.folder()).close()
-...     clear(spill)
-...     len(os.listdir(spill))
-...     scratch.close()
-...     os.listdir(spill)
-1
+>>> with tempfile.TemporaryDirectory() as place:
+...     store = ScratchStore(place)
+...     blob = store.put("arrow", lambda sink: sink.write(b"four"))
+...     store.map(blob).to_pybytes(), len(os.listdir(place))
+...     store.close()
+...     os.listdir(place)
+(b'four', 2)
 []
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import os
 import re
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final
 
-from ddflow.errors import SpillInUse, SpillRefused
-from ddflow.storage.folder_lock import Claim
-from ddflow.storage.spill_folder import Folder
+from ddflow.errors import CorruptState, DdflowError, SpillInUse, SpillRefused
+from ddflow.storage.blob_folder import BlobFolder
+from ddflow.storage.disk import Disk
+from ddflow.storage.folder_lock import OURS, PREFIX, FolderLock, failure
+from ddflow.storage.site import Site
 
-_OURS = re.compile(r"[0-9a-f]{16}")
-_TRIES = 5
+TRIES: Final = 5
+_FOLDER = re.compile(r"[0-9a-f]{16}")
+_DISK = Disk()
 
 
-class Scratch:
-    """``spill``: the folder for those of all stores.  Raises `SpillFull`, `SpillFailed`, `SpillRefused`, `OSError`."""
+class ScratchStore(BlobFolder):
+    """``path``: a folder that exists and is this user's own.  ``whole``: whether it is removed with its files.
 
-    def __init__(self, spill: str) -> None:
-        self._claim = _claimed(spill)
-        self._numbers = itertools.count()
-        self._end = weakref.finalize(self, _leave, self._claim)
+    Several threads may write at once.  O(files that a crash left).  Raises `SpillRefused` when the folder is missing,
+    no folder, someone else's, writable by all or read-only; `SpillInUse` when another store has it; `SpillFull` when
+    its disk takes not even a byte.  `put` raises `SpillFull`, `SpillFailed`, and `EngineClosed` after `close`.
+    """
 
-    def folder(self) -> str:
-        """A fresh folder, empty, which only this user may enter.  O(1).  Raises `OSError`."""
-        path = os.path.join(self._claim.path, str(next(self._numbers)))
-        _private(path)
-        return path
+    pattern, prefix = OURS, PREFIX
+    remedy = "mend the disk or the memory, and replay the log into a new state"
+
+    def __init__(self, path: Any, whole: bool = False) -> None:
+        self._lock = FolderLock(path, whole)
+        self._end = weakref.finalize(self, self._lock.release)
+        super().__init__(_ScratchSite(_DISK, self._lock.path, "owner", "the spill folder", durable=False))
+
+    @classmethod
+    def within(cls, spill: str) -> ScratchStore:
+        """One in a new private folder below ``spill``, which goes with it.  O(1).  Raises `OSError` too."""
+        for left in reversed(range(TRIES)):
+            path = os.path.join(spill, os.urandom(8).hex())
+            _DISK.mkdir(path, 0o700)
+            try:
+                return cls(path, whole=True)
+            except (SpillInUse, SpillRefused):  # a sweeper was quicker
+                if not left:
+                    raise
+        raise AssertionError
 
     def close(self) -> None:
-        """Remove the folders, those that are empty; what others hold goes when they let go.  Twice is harmless."""
+        """Remove every file; nothing can be put any more.  What is mapped stays readable.  Twice is harmless."""
         self._end()
 
+    def _must_write(self) -> None:
+        self._lock.must_hold()
 
-def clear(spill: str) -> None:
-    """Remove what stores left that are gone.  Never fails: what stays is tried again.  O(files)."""
+
+def sweep(spill: str) -> None:
+    """Remove the scratch folders of stores that are gone.  Never fails: what stays is tried again.  O(files)."""
     for name in os.listdir(spill):
-        if _OURS.fullmatch(name):
-            with contextlib.suppress(OSError):  # held by a store that is open, or another user's
-                claim = Claim.take(os.path.join(spill, name))
-                for below in _folders(claim.path):
-                    with contextlib.suppress(OSError):
-                        Folder.open(below).close()
-                _leave(claim)
+        if _FOLDER.fullmatch(name):
+            with suppress(OSError):  # held by a store that is open, or another user's
+                FolderLock(os.path.join(spill, name), whole=True).release()
 
 
-def _claimed(spill: str) -> Claim:
-    """A new folder, claimed."""
-    for left in reversed(range(_TRIES)):
-        path = os.path.join(spill, os.urandom(8).hex())
-        _private(path)
-        try:
-            return Claim.take(path)
-        except (SpillInUse, SpillRefused):  # a sweeper was quicker
-            if not left:
-                raise
-    raise AssertionError
+class _ScratchSite(Site):
+    """A folder of which the state does not depend, so that a call may be made again."""
 
+    def failure(self, what: str, error: OSError, wanted: int = 0) -> DdflowError:
+        return failure(self.path, what, error, wanted)
 
-def _private(path: str) -> None:
-    os.mkdir(path, 0o700)
-    os.chmod(path, 0o700)  # whatever the umask
-
-
-def _leave(claim: Claim) -> None:
-    if claim.held:  # and not disowned by a fork
-        for path in _folders(claim.path):
-            with contextlib.suppress(OSError):
-                os.rmdir(path)
-        claim.release()
-        with contextlib.suppress(OSError):
-            os.rmdir(claim.path)
-
-
-def _folders(path: str) -> list[str]:
-    return [os.path.join(path, name) for name in os.listdir(path) if name.isdecimal()]
+    @contextmanager
+    def reading(self, what: str, missing: CorruptState, remedy: str) -> Iterator[None]:
+        with self.guarded(f"map the {what}"):
+            yield

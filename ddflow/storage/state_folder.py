@@ -8,7 +8,7 @@ which two writers would both win.  It does not know what is stored.
 
 >>> import os, tempfile
 >>> with tempfile.TemporaryDirectory() as above:
-...     place = Place(Disk(), os.path.join(above, "orders"), "owner")
+...     place = StateFolder(Disk(), os.path.join(above, "orders"), "owner")
 ...     place.enter(create=True, readonly=False)
 ...     sorted(os.listdir(place.path))
 ['blobs', 'manifests', 'marks']
@@ -22,12 +22,12 @@ from typing import Any, Final
 
 from ddflow.errors import DdflowError
 from ddflow.storage.disk import NO_ROOM, Disk
-from ddflow.storage.output_site import Site
+from ddflow.storage.site import Site
 
 INSIDE: Final = ("blobs", "marks", "manifests")
 
 
-class Place(Site):
+class StateFolder(Site):
     """``path``: of the folder, absolute once entered.  ``trust``: "owner", or "group" where others may write too."""
 
     def __init__(self, disk: Disk, path: Any, trust: str) -> None:

@@ -15,8 +15,8 @@ looked at last (``restored``).
 >>> report = fsck(store)
 >>> report.ok, report.epoch, report.manifests, report.files
 (True, 1, 2, 3)
->>> name, (data, put) = next(each for each in store.shelf.blobs.items() if each[0].endswith("arrow"))
->>> store.shelf.blobs[name] = data[:-1], put
+>>> name, (data, put) = next(each for each in store.shared.blobs.items() if each[0].endswith("arrow"))
+>>> store.shared.blobs[name] = data[:-1], put
 >>> [(each.file == f"blobs/{name}", each.found.split(" with")[1][:9]) for each in fsck(store).problems]
 [(True, ' checksum')]
 """
@@ -49,11 +49,11 @@ from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest import Epoch, Manifest
 from ddflow.storage.manifest_log import digest
 from ddflow.storage.opening import open_store
-from ddflow.storage.output_site import TEMPORARY
 from ddflow.storage.outputs import MARK, OutputFolder, disk_of
 from ddflow.storage.protocol import Blob, Entry, Store
 from ddflow.storage.record import Record
 from ddflow.storage.showing import PARQUET
+from ddflow.storage.site import TEMPORARY
 from ddflow.storage.state_folder import INSIDE
 from ddflow.tools.report import Report
 from ddflow.tools.restored import Examination, Known, Memo, Operators, holds_all, wrongly_fed
@@ -96,7 +96,7 @@ class _Check:
         """All names that manifests hold; None once that is not known."""
         self.made_of: dict[int, str] = {}
         """The digests that manifests should have by those after them."""
-        self.vault, self.seen = Memo(store, self.damaged), set[str]()
+        self.batch_store, self.seen = Memo(store, self.damaged), set[str]()
 
     def run(self) -> Report:
         """All of it."""
@@ -215,7 +215,7 @@ class _Check:
             manifest,
             place % manifest.spread,
             self._operators(manifest, flow),
-            self.vault,
+            self.batch_store,
             lambda: self._guard(f"blobs/{part}", manifest.number),
             self.seen,
             whole,
@@ -340,7 +340,7 @@ def output_schema(flow: Plan, name: str) -> pa.Schema | None:
 
 def strangers(store: LocalStore) -> Iterator[str]:
     """What lies in the folder of a state and is not ours.  O(names)."""
-    place = store.place
+    place = store.site
     for name in sorted(store.disk.names(place.path)):
         if name not in (*INSIDE, "spill"):
             yield name

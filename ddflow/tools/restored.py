@@ -2,14 +2,14 @@
 
 Invariant: whatever is asserted here holds for every state that an engine commits. A checksum says that bytes are those
 that were written, not that they are right. So the order of every batch is checked, the identities and hashes of its
-rows are computed anew, its sieve is made again, keys and deleted keys are counted, and every arrangement and batcher
-asserts its own invariants. What is found goes to a guard, so that one thing which is wrong does not hide another; no
-file is read twice.
+rows are computed anew, its Bloom filter is made again, keys and deleted keys are counted, and every arrangement and
+batcher asserts its own invariants. What is found goes to a guard, so that one thing which is wrong does not hide
+another; no file is read twice.
 
 >>> from ddflow.storage.memory import MemoryStore
->>> vault = Memo(MemoryStore(), set())
->>> blob = vault.put([pa.record_batch({"n": [1, 2]})], pa.schema({"n": pa.int64()}))
->>> vault.open(blob, pa.schema({"n": pa.int64()}), 2) is vault.open(blob, pa.schema({"n": pa.int64()}), 2)
+>>> batch_store = Memo(MemoryStore(), set())
+>>> blob = batch_store.put([pa.record_batch({"n": [1, 2]})], pa.schema({"n": pa.int64()}))
+>>> batch_store.open(blob, pa.schema({"n": pa.int64()}), 2) is batch_store.open(blob, pa.schema({"n": pa.int64()}), 2)
 True
 """
 
@@ -31,7 +31,7 @@ from ddflow.errors import CorruptState
 from ddflow.operators.base import Readable
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.plan.collection import Columns
-from ddflow.storage.batch_store import Kept, Vault
+from ddflow.storage.batch_store import BatchStore, StoredBatch
 from ddflow.storage.feeding import FULL, RESTATED
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.protocol import Blob, Store
@@ -43,7 +43,7 @@ from ddflow.trace.batch import Batch
 from ddflow.trace.batch_file import Made
 from ddflow.trace.merge import by_sorting
 from ddflow.trace.records import ArrangementRecord, BatchRecord
-from ddflow.trace.spill import WORDS, Sieve
+from ddflow.trace.spill import WORDS, BloomFilter
 
 Guard = Callable[[], AbstractContextManager[None]]
 """Notes whatever is raised inside, and goes on after it."""
@@ -64,17 +64,19 @@ class Known(CorruptState):
     """A file is damaged, which has been told already."""
 
 
-class Memo(Vault):
-    """A vault that reads each file once, but for compressed ones, which would stay in memory.  ``damaged``: the names
-    of files that are not to be opened."""
+class Memo(BatchStore):
+    """A batch store that reads each file once, but for compressed ones, which would stay in memory.
+
+    ``damaged``: the names of files that are not to be opened.
+    """
 
     def __init__(self, store: Store, damaged: set[str]) -> None:
         super().__init__(store)
         self.damaged = damaged
-        self.opened: dict[tuple[Blob, str, int], Kept] = {}
+        self.opened: dict[tuple[Blob, str, int], StoredBatch] = {}
 
-    def open(self, blob: Blob, schema: pa.Schema, rows: int, compressed: bool = False) -> Kept:
-        """As `Vault.open`; raises `Known` for a file that is known to be damaged."""
+    def open(self, blob: Blob, schema: pa.Schema, rows: int, compressed: bool = False) -> StoredBatch:
+        """As `BatchStore.open`; raises `Known` for a file that is known to be damaged."""
         if blob.name in self.damaged:
             raise Known(f"the file {blob.name}", "it is damaged", "see there")
         if compressed:
@@ -94,13 +96,13 @@ class Examination:
         manifest: Manifest,
         number: int,
         operators: Operators,
-        vault: Memo,
+        batch_store: Memo,
         guard: Guard,
         seen: set[str],
         whole: bool,
     ) -> None:
         self.manifest, self.number, self.operators = manifest, number, operators
-        self.vault, self.guard, self.seen, self.whole = vault, guard, seen, whole
+        self.batch_store, self.guard, self.seen, self.whole = batch_store, guard, seen, whole
 
     def run(self, record: Record) -> None:
         """Look at all of it.  O(bytes).  What is wrong goes to the guard."""
@@ -117,7 +119,7 @@ class Examination:
             with self.guard():
                 complete = False
                 arrived += sources[name].number("arrived")
-                batcher = pending.restore(sources[name], upsert.bound.event_schema, self.vault, spilled=True)
+                batcher = pending.restore(sources[name], upsert.bound.event_schema, self.batch_store, spilled=True)
                 batcher._check()
                 waiting += len(batcher)
                 self._pending(sources[name], upsert, batcher)
@@ -160,7 +162,7 @@ class Examination:
         self, arranged: Arrangement, record: Record, rows: Made, told: bool, place: Place = lambda batch: batch.high
     ) -> None:
         """Look at one.  ``told``: whether its identities tell which partition its keys are of."""
-        inventory.restore(arranged, record, self.vault, indexed=False, made=rows, sieved=False)
+        inventory.restore(arranged, record, self.batch_store, indexed=False, made=rows, sieved=False)
         if arranged.upper > self.manifest.frontier or arranged.since > max(self.manifest.since, NEVER):
             raise wrong(
                 record,
@@ -187,7 +189,7 @@ class Examination:
             arranged._check()
 
     def _batch(self, record: BatchRecord, batch: Batch, arranged: Arrangement, rows: Made) -> None:
-        """Whether rows are where their keys belong, and hashed as they are; and the sieve."""
+        """Whether rows are where their keys belong, and hashed as they are; and the Bloom filter."""
         name, sieve = record.file.name, record.sieve
         if name not in self.seen:
             self.seen.add(name)
@@ -203,13 +205,13 @@ class Examination:
                     raise self._odd(name, f"the {what} of row {odd[0]:,} is not that of its columns")
         if sieve is not None and sieve.name not in self.seen:
             self.seen.add(sieve.name)
-            words = Sieve.room(int(batch.high[0]), int(batch.high[-1]), len(batch))[2]
-            kept = self.vault.open(sieve, pa.schema({WORDS: pa.uint64()}), words)
-            if not np.array_equal(kept.batch.column(0).to_numpy(False), Sieve.over(batch.high, batch.low).words):
-                raise self._odd(sieve.name, f"it is not the sieve of {name}")
+            words = BloomFilter.room(int(batch.high[0]), int(batch.high[-1]), len(batch))[2]
+            kept = self.batch_store.open(sieve, pa.schema({WORDS: pa.uint64()}), words)
+            if not np.array_equal(kept.batch.column(0).to_numpy(False), BloomFilter.over(batch.high, batch.low).words):
+                raise self._odd(sieve.name, f"it is not the Bloom filter of {name}")
 
     def _odd(self, name: str, found: str) -> CorruptState:
-        return CorruptState(f"the file {name} of {self.vault.store.where}", found, MEND)
+        return CorruptState(f"the file {name} of {self.batch_store.store.where}", found, MEND)
 
 
 def holds_all(held: Inventories, operators: Operators) -> None:

@@ -33,7 +33,7 @@ from ddflow.columns.rows import Rows, Sources, gather
 from ddflow.errors import NotReadable
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Held
-from ddflow.storage.stored import Filing
+from ddflow.storage.batch_store import BatchStore
 from ddflow.time import NEVER, Description, advance, shown
 from ddflow.trace.batch import Batch
 from ddflow.trace.index import Index
@@ -158,7 +158,7 @@ class Arrangement:
             self.index.write(place, built, last, batch.high, batch.low, value, batch.live, batch.order, part.slot)
         return part
 
-    def shelved(self, change: Change, filing: Filing) -> Change:
+    def stored(self, change: Change, batch_store: BatchStore) -> Change:
         """The same change in files, to go beneath at once; `spill` with no share must have come before the step.
 
         O(versions).  Raises `SpillFull`, `SpillFailed`.
@@ -167,7 +167,7 @@ class Arrangement:
         if not len(change.batch):
             return change
         self.index.keep_deletions()
-        return change._replace(batch=spilled(replace(change.batch, value=change.value), filing))
+        return change._replace(batch=spilled(replace(change.batch, value=change.value), batch_store))
 
     def lapses(self, of: Callable[[Ints], Any]) -> None:
         """Let merges drop the deletions that ``of`` tells by their orders, as soon as nothing older is held."""
@@ -198,7 +198,7 @@ class Arrangement:
         upper = self.spine.upper if self.spine.items else self.beneath.upper
         return NEVER if upper is None else upper
 
-    def spill(self, filing: Filing, share: int, scratch: int = 1 << 26) -> None:
+    def spill(self, batch_store: BatchStore, share: int, scratch: int = 1 << 26) -> None:
         """Move what is in memory beneath, as far as ``share`` asks for, and go on with merges there.
 
         ``share``: bytes that it may take in memory.  ``scratch``: bytes that a piece of a merge may take beside.
@@ -212,7 +212,7 @@ class Arrangement:
             (self.slots.resident + self.slots.mapped) // max(self.spine.versions + self.beneath.versions, 1), 32
         )
         self.piece = self.spine.most = self.beneath.most = max(scratch // (4 * width + 128), 4096)
-        target = partial(spilled, filing=filing)
+        target = partial(spilled, batch_store=batch_store)
         paid = self.written - self._paid_beneath
         settled = self.latest <= self.since
         self._flush(None if self.nbytes > share else paid)

@@ -9,15 +9,15 @@ it.
 
 >>> from ddflow.storage.memory import MemoryStore
 >>> from ddflow.trace.arrangement import Change
->>> vault, schema = Vault(MemoryStore()), pa.schema({"k": pa.int64()})
+>>> batch_store, schema = BatchStore(MemoryStore()), pa.schema({"k": pa.int64()})
 >>> arranged = Arrangement(schema, wide=False, words=0)
 >>> arranged.slots.lasting, zero = True, np.array([0])
 >>> batch = Batch.of([5], [3], [True], pa.table({"k": [1]}))
 >>> arranged.apply([Change(batch, np.array([5], np.uint64), zero, zero, 0, born=1, buried=0)], upper=4, since=3)
 >>> from ddflow.storage.fields import encoded
->>> record = Record.parse(encoded(take(arranged, vault)), "an example")
+>>> record = Record.parse(encoded(take(arranged, batch_store)), "an example")
 >>> again = Arrangement(schema, wide=False, words=0)
->>> restore(again, record, vault, indexed=True, made=lambda rows: (NONE, NONE, NONE))  # nothing is compressed
+>>> restore(again, record, batch_store, indexed=True, made=lambda rows: (NONE, NONE, NONE))  # nothing is compressed
 >>> again.read().to_pylist(), again.upper, again.keys
 ([{'k': 1}], 4, 1)
 """
@@ -38,11 +38,10 @@ from ddflow.columns.rows import Rows
 from ddflow.errors import CorruptState, cut
 from ddflow.kernels.check import first_wrong
 from ddflow.kernels.gather import SLOTS
-from ddflow.storage.batch_store import Deposit, Kept, Vault
+from ddflow.storage.batch_store import BatchStore, StoredBatch, StoredBlob
 from ddflow.storage.fields import MEND
 from ddflow.storage.protocol import Blob
 from ddflow.storage.record import Record
-from ddflow.storage.stored import Filed, Filing
 from ddflow.time import Description
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch
@@ -50,13 +49,13 @@ from ddflow.trace.batch_file import Layout, Made, filed, unfiled, whole
 from ddflow.trace.merge import Merge
 from ddflow.trace.records import ArrangementRecord, BatchRecord, MergeRecord, RunRecord
 from ddflow.trace.run import LASTS, Part, Run, Slots, lasts
-from ddflow.trace.spill import WORDS, Files, Sieve, sifted, spilled
+from ddflow.trace.spill import WORDS, BatchFiles, BloomFilter, filtered, spilled
 
 
 class Written:
     """The file of a resident batch.  ``names``: of its payload's columns.  ``record``: as an inventory says it."""
 
-    def __init__(self, columns: Deposit | Filed, layout: Layout, names: list[str]) -> None:
+    def __init__(self, columns: StoredBlob, layout: Layout, names: list[str]) -> None:
         self.columns, self.layout, self.names = columns, layout, names
         self.record: BatchRecord | None = None
 
@@ -66,11 +65,11 @@ class Written:
 
     def verify(self) -> None:
         """Where the batch is over the bytes of the file, compare these with their checksum.  Raises `CorruptState`."""
-        if isinstance(self.columns, Kept):
+        if isinstance(self.columns, StoredBatch):
             self.columns.verify()
 
 
-def take(arranged: Arrangement, vault: Vault) -> ArrangementRecord:
+def take(arranged: Arrangement, batch_store: BatchStore) -> ArrangementRecord:
     """Write what is in no file yet; the arrangement as a record.  O(bytes not written yet + batches).
 
     Raises `StorageFull`, `StorageFailed`; the arrangement is then as before.
@@ -83,7 +82,7 @@ def take(arranged: Arrangement, vault: Vault) -> ArrangementRecord:
             file = batch.mapped or slots.files.get(slot)
             record = None if file is None else file.record
             if file is None or record is None or shapes[record.shape : record.shape + 1] != [file.names]:
-                record = _batch(slots, slot, batch, vault, shapes)
+                record = _batch(slots, slot, batch, batch_store, shapes)
             batches.append(record)
 
     def run(run: Run) -> RunRecord:
@@ -112,37 +111,37 @@ def take(arranged: Arrangement, vault: Vault) -> ArrangementRecord:
     )
 
 
-def _batch(slots: Slots, slot: int, batch: Batch, vault: Vault, shapes: list[list[str]]) -> BatchRecord:
+def _batch(slots: Slots, slot: int, batch: Batch, batch_store: BatchStore, shapes: list[list[str]]) -> BatchRecord:
     """A batch as a record, written to a file where it is in none."""
-    file: Files | Written | None = batch.mapped or slots.files.get(slot)
+    file: BatchFiles | Written | None = batch.mapped or slots.files.get(slot)
     if file is None:
-        record, layout = filed(batch, vault.compresses)
-        file = Written(vault.deposit(record), layout, batch.rows.table.schema.names)
+        record, layout = filed(batch, batch_store.compresses)
+        file = Written(batch_store.save(record), layout, batch.rows.table.schema.names)
         slots.wrote(slot, file)
     if file.names not in shapes:
         shapes.append(file.names)
     shape = shapes.index(file.names)
     if file.record is None:
-        sieve = _blob(file.words) if isinstance(file, Files) else None
+        sieve = _blob(file.words) if isinstance(file, BatchFiles) else None
         file.record = BatchRecord(_blob(file.columns), len(batch), sieve, file.layout, shape)
     elif file.record.shape != shape:
         file.record = changed(file.record, shape=shape)
     return file.record
 
 
-def _blob(file: Filed | Deposit) -> Blob:
-    assert isinstance(file, Deposit), "what is durable is in the vault"
+def _blob(file: StoredBlob) -> Blob:
+    assert isinstance(file, StoredBlob), "what is durable is in the batch store"
     return file.blob
 
 
 def restore(
     arranged: Arrangement,
     record: Record,
-    vault: Vault,
+    batch_store: BatchStore,
     indexed: bool,
     made: Made,
     sieved: bool = True,
-    home: Filing | None = None,
+    home: BatchStore | None = None,
 ) -> None:
     """Fill an empty arrangement with what an inventory says.  O(bytes); every file is verified.
 
@@ -156,11 +155,11 @@ def restore(
     arranged.since, arranged.upper, arranged.latest = given.since, given.upper, given.latest
     shapes = [_fields(names, arranged.schema, what) for names in given.shapes]
     searched = not indexed and sieved
-    loaded = [_load(each, shapes, vault, arranged, made, searched, home, what) for each in given.batches]
+    loaded = [_load(each, shapes, batch_store, arranged, made, searched, home, what) for each in given.batches]
     if len(loaded) >= SLOTS:
         raise _wrong(what, f"it has {len(loaded):,} batches")
-    target = None if indexed else partial(spilled, filing=vault)
-    items = _Items(arranged, loaded, target, vault if sieved else None, indexed, what)
+    target = None if indexed else partial(spilled, batch_store=batch_store)
+    items = _Items(arranged, loaded, target, batch_store if sieved else None, indexed, what)
     (arranged.spine if indexed else arranged.beneath).items[:] = [items.item(each) for each in given.items]
     items.check()
     if max(given.keys, given.tombstones) > items.versions or given.lapsed > given.tombstones:
@@ -183,11 +182,17 @@ class _Items:
         arranged: Arrangement,
         loaded: list[tuple[Batch, Any]],
         target: Any,
-        vault: Vault | None,
+        batch_store: BatchStore | None,
         indexed: bool,
         what: str,
     ) -> None:
-        self.arranged, self.loaded, self.target, self.vault, self.indexed = arranged, loaded, target, vault, indexed
+        self.arranged, self.loaded, self.target, self.batch_store, self.indexed = (
+            arranged,
+            loaded,
+            target,
+            batch_store,
+            indexed,
+        )
         self.what = what
         self.used: set[int] = set()
         self.versions = 0
@@ -226,8 +231,8 @@ class _Items:
         batch, file = self.loaded[number]
         if not begin < end <= len(batch):
             raise _wrong(self.what, f"rows {begin} to {end} of a batch of {len(batch):,}")
-        if not self.indexed and batch.mapped is None and self.vault is not None:
-            batch = replace(batch, mapped=sifted(file.columns, file.layout, self.vault).mapped)
+        if not self.indexed and batch.mapped is None and self.batch_store is not None:
+            batch = replace(batch, mapped=filtered(file.columns, file.layout, self.batch_store).mapped)
         slot = self.arranged.slots.put(batch).slot
         if batch.mapped is None:
             self.arranged.slots.files[slot] = file
@@ -255,11 +260,11 @@ def _fields(names: list[str], schema: pa.Schema, what: str) -> list[pa.Field]:
 def _load(
     record: BatchRecord,
     shapes: list[list[pa.Field]],
-    vault: Vault,
+    batch_store: BatchStore,
     arranged: Arrangement,
     made: Made,
     sieved: bool,
-    home: Filing | None,
+    home: BatchStore | None,
     what: str,
 ) -> tuple[Batch, Any]:
     """A batch from its file, and the file where the batch does not hold it."""
@@ -273,12 +278,15 @@ def _load(
         or "value" not in layout.own
     ):
         raise _wrong(what, f"its own columns are {layout.own} and {layout.words} of order, which the plan has not")
-    kept = vault.open(record.file, wanted, rows, layout.compressed)
+    kept = batch_store.open(record.file, wanted, rows, layout.compressed)
     file = Written(kept, layout, [f.name for f in fields])
     batch = unfiled(kept.batch, layout)
     if layout.compressed:
         # What lies in the file is not what is held.
-        batch, file.columns = whole(batch, made(_payload(batch, arranged.schema))), Deposit(vault, kept.blob, True)
+        batch, file.columns = (
+            whole(batch, made(_payload(batch, arranged.schema))),
+            StoredBlob(batch_store, kept.blob, True),
+        )
         if home is not None:
             plain, file.layout = filed(batch)
             written = home.write(plain)
@@ -288,9 +296,9 @@ def _load(
     if wrong >= 0:
         raise _wrong(what, f"row {wrong} of {kept.blob.name} is not in order")
     if sieved and record.sieve is not None and len(fields) == len(arranged.schema):
-        words = Sieve.room(int(batch.high[0]), int(batch.high[-1]), rows)[2]
-        held = vault.open(record.sieve, pa.schema({WORDS: pa.uint64()}), words)
-        return replace(batch, mapped=Files(kept, layout, held, Sieve.of(batch, held.batch))), None
+        words = BloomFilter.room(int(batch.high[0]), int(batch.high[-1]), rows)[2]
+        held = batch_store.open(record.sieve, pa.schema({WORDS: pa.uint64()}), words)
+        return replace(batch, mapped=BatchFiles(kept, layout, held, BloomFilter.of(batch, held.batch))), None
     return _widened(batch, arranged.schema, made), file
 
 

@@ -2,14 +2,14 @@
 
 Invariant: the batch that comes back equals the one given, column for column; only where the bytes live has changed, and
 what all rows share still takes none. Such a batch is searched, not indexed. Identities are uniform, so a look-up
-interpolates, three cache lines a key; and a split-block Bloom filter, ten bits a key in a mapped file of its own, keeps
-most keys that are not there from touching it. It does not decide what is spilled, or when.
+interpolates, three cache lines a key. A split-block Bloom filter, ten bits a key in a mapped file of its own, keeps
+most keys that are not there from touching the batch. It does not decide what is spilled, or when.
 
 >>> import tempfile
->>> from ddflow.storage.spill_folder import Folder
->>> with tempfile.TemporaryDirectory() as place, Folder.open(place) as folder:
+>>> from ddflow.storage.scratch import ScratchStore
+>>> with tempfile.TemporaryDirectory() as place, BatchStore(ScratchStore(place)) as files:
 ...     batch = Batch.of([4, 9], [1, 2], [True, True], pa.table({"k": ["a", "b"]}))
-...     there = spilled(batch, folder)
+...     there = spilled(batch, files)
 ...     there._check()
 ...     there.high.tolist(), there.rows.table.to_pylist(), there.mapped is not None
 ([4, 9], [{'k': 'a'}, {'k': 'b'}], True)
@@ -28,15 +28,15 @@ from ddflow.columns.rows import plainly
 from ddflow.errors import CorruptState
 from ddflow.kernels.bloom import BLOCK, blocks_for, fill, sift
 from ddflow.kernels.search import search
-from ddflow.storage.stored import Filed, Filing
+from ddflow.storage.batch_store import BatchStore, StoredBatch
 from ddflow.trace.batch import Batch
 from ddflow.trace.batch_file import Layout, filed, unfiled
 
 WORDS: Final = "words"
-"""The column of a sieve's file."""
+"""The column of a filter's file."""
 
 
-class Sieve(NamedTuple):
+class BloomFilter(NamedTuple):
     """Which identities of a batch's range may be in it."""
 
     base: np.uint64
@@ -44,7 +44,7 @@ class Sieve(NamedTuple):
     words: Words
 
     @classmethod
-    def over(cls, high: Words, low: Words) -> Sieve:
+    def over(cls, high: Words, low: Words) -> BloomFilter:
         """Of sorted identities.  O(n)."""
         base, shift, size = cls.room(int(high[0]), int(high[-1]), high.size)
         words = np.zeros(size, np.uint64)
@@ -52,12 +52,13 @@ class Sieve(NamedTuple):
         return cls(base, shift, words)
 
     @classmethod
-    def of(cls, batch: Batch, words: pa.RecordBatch) -> Sieve:
+    def of(cls, batch: Batch, words: pa.RecordBatch) -> BloomFilter:
         """The one over a batch's identities whose words were written.  Raises `CorruptState` where they are not its."""
         over = cls.room(int(batch.high[0]), int(batch.high[-1]), len(batch))
         column = words.column(0)
         if len(column) != over[2]:
-            raise CorruptState("the sieve of a batch", f"it has {len(column)} words, not {over[2]}", "replay the log")
+            found = f"it has {len(column)} words, not {over[2]}"
+            raise CorruptState("the Bloom filter of a batch", found, "replay the log")
         kept = plainly(np.frombuffer(column.buffers()[1], np.uint64, len(column), column.offset * 8))
         return cls(over[0], over[1], kept)
 
@@ -71,13 +72,14 @@ class Sieve(NamedTuple):
         return np.uint64(first), np.uint64(shift), BLOCK * blocks
 
 
-class Files:
-    """The files of one batch: its columns, and its sieve.  ``layout``: what the columns are.  ``names``: the payload's.
-    ``record``: as an inventory says it.
+class BatchFiles:
+    """The files of one batch: its columns, and its filter.
+
+    ``layout``: what the columns are.  ``names``: the payload's.  ``record``: as an inventory says it.
     """
 
-    def __init__(self, columns: Filed, layout: Layout, words: Filed, sieve: Sieve) -> None:
-        self.columns, self.layout, self.words, self.sieve = columns, layout, words, sieve
+    def __init__(self, columns: StoredBatch, layout: Layout, words: StoredBatch, bloom: BloomFilter) -> None:
+        self.columns, self.layout, self.words, self.bloom = columns, layout, words, bloom
         self.nbytes = columns.nbytes + words.nbytes
         self.record: Any = None
         self.names = columns.batch.schema.names[len(layout.own) + bool(layout.words) :]
@@ -93,22 +95,24 @@ class Files:
         self.words.verify()
 
 
-def spilled(batch: Batch, filing: Filing) -> Batch:
+def spilled(batch: Batch, batch_store: BatchStore) -> Batch:
     """The same batch in files.  O(bytes).  Raises what the place raises; no file is left then."""
     record, layout = filed(batch)
-    columns = filing.write(record)
+    columns = batch_store.write(record)
     try:
-        return sifted(columns, layout, filing)
+        return filtered(columns, layout, batch_store)
     except BaseException:
         columns.drop()
         raise
 
 
-def sifted(columns: Filed, layout: Layout, filing: Filing) -> Batch:
-    """A batch that is in a file already, with a sieve in another.  O(n).  Raises what the place raises."""
+def filtered(columns: StoredBatch, layout: Layout, batch_store: BatchStore) -> Batch:
+    """A batch that is in a file already, with a Bloom filter in another.  O(n).  Raises what the place raises."""
     batch = unfiled(columns.batch, layout)
-    words = filing.write(pa.RecordBatch.from_arrays([pa.array(Sieve.over(batch.high, batch.low).words)], [WORDS]))
-    return replace(batch, mapped=Files(columns, layout, words, Sieve.of(batch, words.batch)))
+    words = batch_store.write(
+        pa.RecordBatch.from_arrays([pa.array(BloomFilter.over(batch.high, batch.low).words)], [WORDS])
+    )
+    return replace(batch, mapped=BatchFiles(columns, layout, words, BloomFilter.of(batch, words.batch)))
 
 
 def find(batch: Batch, begin: int, high: Words, low: Words, starts: Narrow, wanted: Ints) -> tuple[Ints, Ints]:
@@ -117,9 +121,9 @@ def find(batch: Batch, begin: int, high: Words, low: Words, starts: Narrow, want
     ``high``, ``low``, ``starts``: sorted identities and where each group begins.  ``wanted``: int64[m], ascending, in
     the batch's range.  Both int64[found].  O(m) expected.
     """
-    sieve = batch.mapped.sieve
+    bloom = batch.mapped.bloom
     maybe = np.empty(wanted.size, np.int64)
-    n = sift(high, low, starts, wanted, sieve.base, sieve.shift, sieve.words, maybe)
+    n = sift(high, low, starts, wanted, bloom.base, bloom.shift, bloom.words, maybe)
     maybe = maybe[:n]
     row = np.empty(n, np.int64)
     second = np.uint64(batch.low.ctypes.data if low.size else 0)

@@ -23,7 +23,7 @@ from ddflow.partitions.commit import Committed, Coordinator
 from ddflow.partitions.partitioner import Router
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.version import Version
-from ddflow.storage.batch_store import Vault
+from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.local import LocalStore
 from spark_bridge import tasks
 from spark_bridge.part_cache import PartCache
@@ -164,14 +164,14 @@ class Hands:
         return batches
 
     def _outputs(self, committed: Committed) -> dict[str, pa.Table]:
-        vault = Vault(self.coordinator.ledger.store)
+        batch_store = BatchStore(self.coordinator.ledger.store)
         schemas = {name: node.updates_schema(self.flow.time_type) for name, node in self.flow.outputs.items()}
         return {
             name: pa.concat_tables(
                 [
                     schema.empty_table(),
                     *(
-                        vault.table(blob, schema, None)
+                        batch_store.table(blob, schema, None)
                         for blob in (committed.outputs[name].blobs if name in committed.outputs else ())
                     ),
                 ]

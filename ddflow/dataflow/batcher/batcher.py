@@ -23,7 +23,7 @@ from ddflow.dataflow.batcher.chunks import lots, rows_of
 from ddflow.dataflow.batcher.run import Run
 from ddflow.dataflow.batcher.runs import LARGE, Runs, to_spill
 from ddflow.operators.upsert.events import Sealed, joined
-from ddflow.storage.stored import Filing
+from ddflow.storage.batch_store import BatchStore
 
 PIECE: Final = 1 << 16
 """Events that `Batcher.released` hands out at a time, at most."""
@@ -105,7 +105,7 @@ class Batcher:
         self.pending -= number
         return number
 
-    def spill(self, filing: Filing, at_most: int, lot: int = LARGE) -> None:
+    def spill(self, batch_store: BatchStore, at_most: int, lot: int = LARGE) -> None:
         """Write runs to files until at most so many bytes are resident; they are then mapped.  O(bytes written).
 
         Those that wait longest go first, joined and cut by time into files of about ``lot`` bytes, 8 MB at most, which
@@ -119,7 +119,7 @@ class Batcher:
         written: list[Run] = []
         try:
             for sealed in lots(chosen, rows_of(chosen, lot)):
-                written.append(Run.spilled(filing, sealed))
+                written.append(Run.spilled(batch_store, sealed))
                 del sealed  # before the next takes memory
         except BaseException:
             for run in written:

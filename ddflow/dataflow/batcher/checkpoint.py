@@ -7,14 +7,14 @@ by where it begins; runs that are merged are written anew, each event once a siz
 >>> import numpy as np, pyarrow as pa
 >>> from ddflow.operators.upsert.events import Sealed
 >>> from ddflow.storage.memory import MemoryStore
->>> vault, batcher, times = Vault(MemoryStore()), Batcher(), np.array([3, 5])
+>>> batch_store, batcher, times = BatchStore(MemoryStore()), Batcher(), np.array([3, 5])
 >>> rows = pa.record_batch({"k": ["early", "late"]})
 >>> batcher.add(Sealed(rows, times, times, np.array([0, 1])))
 >>> batcher.seal(4).events.to_pylist()
 [{'k': 'early'}]
 >>> from ddflow.storage.fields import encoded
->>> record = Record.parse(encoded({"runs": take(batcher, vault)}), "an example")
->>> again = restore(record, rows.schema, vault, spilled=False)
+>>> record = Record.parse(encoded({"runs": take(batcher, batch_store)}), "an example")
+>>> again = restore(record, rows.schema, batch_store, spilled=False)
 >>> again.seal(6).events.to_pylist()
 [{'k': 'late'}]
 """
@@ -26,11 +26,10 @@ import pyarrow as pa
 from ddflow.dataflow.batcher.batcher import Batcher
 from ddflow.dataflow.batcher.run import Run, filed, unfiled
 from ddflow.errors import CorruptState, cut
-from ddflow.storage.batch_store import Deposit, Vault
+from ddflow.storage.batch_store import BatchStore, StoredBlob
 from ddflow.storage.fields import MEND, Natural, Positive, Strict
 from ddflow.storage.protocol import Blob
 from ddflow.storage.record import Record
-from ddflow.storage.stored import Filing
 
 
 class PendingRecord(Strict, frozen=True):
@@ -50,7 +49,7 @@ class PendingRecord(Strict, frozen=True):
             raise ValueError(f"it begins at row {self.begin:,} of {self.rows:,}")
 
 
-def take(batcher: Batcher, vault: Vault) -> list[PendingRecord]:
+def take(batcher: Batcher, batch_store: BatchStore) -> list[PendingRecord]:
     """Write the runs that are in no file yet; all of them as records.  O(bytes not written yet + runs).
 
     Raises `StorageFull`, `StorageFailed`; the batcher is then as before.
@@ -58,15 +57,17 @@ def take(batcher: Batcher, vault: Vault) -> list[PendingRecord]:
     out = []
     for run in batcher.runs.by_least:
         if run.stored is None:
-            run.stored = vault.deposit(filed(run.sealed))
-        assert isinstance(run.stored, Deposit)
+            run.stored = batch_store.save(filed(run.sealed))
+        assert isinstance(run.stored, StoredBlob)
         advanced, columns = run.sealed.original is not run.sealed.times, run.sealed.events.schema.names
         rows, stored = int(run.sealed.times.size), run.stored
         out.append(PendingRecord(stored.blob, rows, int(run.begin), advanced, run.final, columns, stored.compressed))
     return out
 
 
-def restore(record: Record, schema: pa.Schema, vault: Vault, spilled: bool, home: Filing | None = None) -> Batcher:
+def restore(
+    record: Record, schema: pa.Schema, batch_store: BatchStore, spilled: bool, home: BatchStore | None = None
+) -> Batcher:
     """The batcher that an inventory's ``runs`` stand for.  O(bytes); every file is verified.
 
     ``schema``: of the events.  ``spilled``: whether runs count as files, and not as memory.  ``home``: where what is
@@ -75,7 +76,7 @@ def restore(record: Record, schema: pa.Schema, vault: Vault, spilled: bool, home
     """
     batcher = Batcher()
     for each in record.to(list[PendingRecord], "runs"):
-        run = _run(each, schema, vault, spilled, record.what)
+        run = _run(each, schema, batch_store, spilled, record.what)
         if home is not None and run.stored.compressed:
             run = Run.spilled(home, run.waiting)
         batcher.runs.add(run)
@@ -83,13 +84,13 @@ def restore(record: Record, schema: pa.Schema, vault: Vault, spilled: bool, home
     return batcher
 
 
-def _run(record: PendingRecord, schema: pa.Schema, vault: Vault, spilled: bool, what: str) -> Run:
+def _run(record: PendingRecord, schema: pa.Schema, batch_store: BatchStore, spilled: bool, what: str) -> Run:
     names, rows = record.columns, record.rows
     if not set(names) <= set(schema.names):
         raise CorruptState(what, f"its file has the columns {cut(str(names))}, which the plan has not", MEND)
     own = ["_time", "_arrival", *(["_original"] if record.advanced else [])]
     fields = [*(pa.field(name, pa.int64()) for name in own), *(schema.field(name) for name in names)]
-    kept = vault.open(record.file, pa.schema(fields), rows, record.compressed)
+    kept = batch_store.open(record.file, pa.schema(fields), rows, record.compressed)
     if any(column.null_count for column in kept.batch.columns[: len(own)]):
         raise CorruptState(what, f"a time of {record.file.name} is null", MEND)
     sealed = unfiled(kept.batch, record.advanced)

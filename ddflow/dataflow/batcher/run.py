@@ -22,7 +22,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ddflow.operators.upsert.events import Sealed
-from ddflow.storage.stored import Filed, Filing
+from ddflow.storage.batch_store import BatchStore, StoredBatch
 
 SMALL: Final = 1 << 16
 """Bytes that are not worth a closer look: to count them exactly, or to copy them."""
@@ -39,7 +39,7 @@ class Run:
     __slots__ = ("begin", "file", "final", "greatest", "held", "least", "sealed", "stored")
 
     def __init__(
-        self, sealed: Sealed, begin: int, held: int, file: Filed | None, final: bool, stored: Any = None
+        self, sealed: Sealed, begin: int, held: int, file: StoredBatch | None, final: bool, stored: Any = None
     ) -> None:
         self.sealed, self.begin, self.held, self.file, self.final = sealed, begin, held, file, final
         self.stored: Any = file if stored is None else stored
@@ -60,9 +60,9 @@ class Run:
         return cls.resident(sealed.copied(), final) if run.wasteful else run
 
     @classmethod
-    def spilled(cls, filing: Filing, sealed: Sealed) -> Run:
+    def spilled(cls, batch_store: BatchStore, sealed: Sealed) -> Run:
         """Events written to a file, which is final.  O(bytes).  Raises what the place does; no file is left then."""
-        file = filing.write(filed(sealed))
+        file = batch_store.write(filed(sealed))
         return cls(unfiled(file.batch, sealed.original is not sealed.times), 0, 0, file, True)
 
     def __len__(self) -> int:

@@ -1,9 +1,9 @@
-"""A site: a folder where files of ours last, be it a state's or one of outputs; found or made, looked at, written to.
+"""A site: a folder where files of ours are, be it a state's, one of outputs or a cache; found or made, written to.
 
 Invariant: a folder is trusted once it is this user's, no link, and nobody else may write to it, unless others were said
-to be trusted; a file that `written` returns of is whole and durable but for its name; what the disk refuses is an error
-that names the folder.  The process may have been killed half way through making a folder, so each that is made is
-durable before one is made in it.  It does not know what files mean.
+to be trusted; a file that `written` returns of is whole, and durable but for its name where the site is; what the disk
+refuses is an error that names the folder. The process may have been killed half way through making a folder, so each
+that is made is durable before one is made in it.  It does not know what files mean.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as above:
@@ -23,6 +23,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 from ddflow.errors import CorruptState, DdflowError, StateRefused, StorageFailed, StorageFull
@@ -48,10 +49,10 @@ _NO_FILE = {errno.EINVAL, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EFBIG}
 
 class Site:
     """``path``: of the folder, absolute.  ``trust``: "owner", or "group" where others may write too.  ``what``: it is,
-    for messages."""
+    for messages.  ``durable``: whether files are synced."""
 
-    def __init__(self, disk: Disk, path: Any, trust: str, what: str) -> None:
-        self.disk, self.trust, self.what = disk, trust, what
+    def __init__(self, disk: Disk, path: Any, trust: str, what: str, durable: bool = True) -> None:
+        self.disk, self.trust, self.what, self.durable = disk, trust, what, durable
         try:
             self.path = os.path.abspath(os.fsdecode(path))
             if "\0" in self.path:
@@ -83,8 +84,8 @@ class Site:
                 raise self.refused(why, "give a folder that you may read and write") from None
             raise self.failure(what, error) from None
 
-    def failure(self, what: str, error: OSError) -> DdflowError:
-        """What to raise when the disk refuses ``what``."""
+    def failure(self, what: str, error: OSError, wanted: int = 0) -> DdflowError:
+        """What to raise when the disk refuses ``what``, which needs so many bytes."""
         asked = f"{what}, in {self.what} {self.path}"
         if error.errno not in NO_ROOM:
             why = error.strerror or str(error)
@@ -112,11 +113,11 @@ class Site:
     def written(self, path: str, what: str, write: Callable[[Any], Any]) -> Sink:
         """What was written to a new file, which is durable but for its name; there is no file if anything fails.
 
-        O(bytes).  Raises `StorageFull`, `StorageFailed`, and what ``write`` raises.
+        O(bytes), and a sync where the site is ``durable``.  Raises what `failure` gives, and what ``write`` raises.
         """
         with self.guarded(what):
             file = self.disk.create(path, self.file_mode)
-        sink = _DiskSink(self.disk, file)
+        sink = Sink(partial(self.disk.write, file))
         try:
             try:
                 write(sink)
@@ -124,10 +125,13 @@ class Site:
             except BaseException:
                 if sink.failure is None:
                     raise
+            if sink.failure is not None:  # whatever became of it on its way through others' code
+                # Its traceback holds Arrow's writer, which holds the sink where the collector does not see it.
+                failure, sink.failure = sink.failure, None
+                raise self.failure(what, failure, max(sink.wanted, sink.size)) from None
             with self.guarded(what):
-                if sink.failure is not None:  # whatever became of it on its way through others' code
-                    raise sink.failure
-                self.disk.fsync(file)
+                if self.durable:
+                    self.disk.fsync(file)
                 file, done = -1, file
                 self.disk.close(done)
         except BaseException:
@@ -137,6 +141,11 @@ class Site:
             self.tidy(path)
             raise
         return sink
+
+    def unlink(self, path: str, what: str) -> None:
+        """Unlink a file; one that is not there is as good as unlinked.  O(1)."""
+        with self.guarded(what), contextlib.suppress(FileNotFoundError):
+            self.disk.unlink(path)
 
     def tidy(self, path: str) -> None:
         """Unlink what is worth nothing; if it stays, it is garbage."""
@@ -191,19 +200,3 @@ class Site:
             raise self.refused(f"{path} belongs to user {found.user}, not to {os.geteuid()}", own)
         if self.trust == "owner" and found.mode & 0o022:
             raise self.refused(f"the mode of {path} is {found.mode:o}, so others may change it", f"chmod go-w, {own}")
-
-
-class _DiskSink(Sink):
-    """Writes through a `Disk`, and remembers its failure: Arrow's code may be in between."""
-
-    def __init__(self, disk: Disk, file: int) -> None:
-        super().__init__(file)
-        self.disk = disk
-        self.failure: OSError | None = None
-
-    def _take(self, piece: memoryview) -> int:
-        try:
-            return self.disk.write(self.file, piece)
-        except OSError as error:
-            self.failure = error
-            raise
