@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Secret
 from ddflow.dataflow.admission import Intake
-from ddflow.dataflow.buffer import Shelf
+from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.graph import Released
 from ddflow.dataflow.side_outputs import Sides
 from ddflow.partitions.stage_graph import LevelCircuit, LevelComputation, as_updates
@@ -55,6 +55,6 @@ def computed(cut: Cut, level: int, secret: Secret, rows: dict[str, Any], sums: M
     for name in list(rows):
         released[name] = Released.of(Intake(flow.sources[name].bound).admit(rows.pop(name), NEVER, time).sealed)
     circuit.came = {n: as_updates(table, cut.meetings[n].schema) for n, table in sums.items()}
-    stepped = LevelComputation(circuit, released, CLOSED - 1, Shelf(None, 0), sides.add).run()
+    stepped = LevelComputation(circuit, released, CLOSED - 1, UpdateBuffer(None, 0), sides.add).run()
     sent = {number: table for number, table in circuit.sent.items() if table.num_rows}
     return Computed({**stepped.outputs, **sides.tables()}, sent)
