@@ -48,7 +48,7 @@ class Receipts(Bench):
         """Commit ``epochs`` epochs; the driver's part of all but the first is timed."""
         import ddflow as dd
         from ddflow.partitions.commit import Coordinator
-        from ddflow.partitions.stage_step import Part
+        from ddflow.partitions.stage_step import StagePart
         from ddflow.storage.opening import open_store
 
         ours.warm()
@@ -57,7 +57,7 @@ class Receipts(Bench):
         with tempfile.TemporaryDirectory(prefix="ddflow-bench-") as folder:
             state = os.path.join(folder, "state")
             coordinator = Coordinator.open(_flow(), open_store(state, create=True), partitions=partitions)
-            parts, given = dict[tuple[int, int], Part](), dict[int, int]()
+            parts, given = dict[tuple[int, int], StagePart](), dict[int, int]()
             for _ in range(epochs):
                 rows = _rows(partitions * ROWS, rng)
                 given |= dict(zip(rows["key"].to_pylist(), rows["val"].to_pylist(), strict=True))
@@ -109,7 +109,7 @@ def _rows(n: int, rng: Any) -> pa.Table:
 
 def _epoch(cut: Any, base: Any, parts: dict[tuple[int, int], Any], rows: pa.Table) -> list[Any]:
     """All tasks of an epoch, one after the other; their receipts."""
-    from ddflow.partitions.stage_step import Part
+    from ddflow.partitions.stage_step import StagePart
 
     receipts, came = [], dict[int, list[pa.Table]]()
     for level in range(cut.levels):
@@ -117,7 +117,7 @@ def _epoch(cut: Any, base: Any, parts: dict[tuple[int, int], Any], rows: pa.Tabl
         shares = _by_partition(rows, ["key"], base) if level == 0 else [None] * base.partitions
         sums = {number: _by_partition(pa.concat_tables(came[number]), each.by, base) for number, each in met.items()}
         for number in range(base.partitions):
-            part = parts.setdefault((level, number), None) or Part(cut, base, level, number)
+            part = parts.setdefault((level, number), None) or StagePart(cut, base, level, number)
             parts[level, number] = part
             inputs = {} if shares[number] is None else {"rows": shares[number]}
             counts = {name: table.num_rows for name, table in inputs.items()}

@@ -8,7 +8,7 @@ The cache is a process's own, and knows neither Spark nor what a part does.
 
 >>> from types import SimpleNamespace
 >>> closed = []
->>> def part(name: str) -> Part:
+>>> def part(name: str) -> StagePart:
 ...     return SimpleNamespace(at=name, close=lambda: closed.append(name))
 >>> cache = PartCache()
 >>> cache.put(("state", 0, 0), part("first"), 10, most=100)
@@ -24,7 +24,7 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from ddflow.errors import DdflowError
-from ddflow.partitions.stage_step import Part
+from ddflow.partitions.stage_step import StagePart
 
 Key = tuple[Any, ...]
 """Which part of which state, and whatever else it was opened by."""
@@ -33,7 +33,7 @@ Key = tuple[Any, ...]
 class CachedPart(NamedTuple):
     """A part, and how many bytes it takes."""
 
-    part: Part
+    part: StagePart
     nbytes: int
 
 
@@ -48,7 +48,7 @@ class PartCache:
         """Of all parts."""
         return sum(each.nbytes for each in self._parts.values())
 
-    def take(self, key: Key, at: str) -> Part | None:
+    def take(self, key: Key, at: str) -> StagePart | None:
         """The part of a key, if it holds the inventory called ``at``; else it is closed, and None.  O(1)."""
         cached = self._parts.pop(key, None)
         if cached is None:
@@ -58,7 +58,7 @@ class PartCache:
         close(cached.part)
         return None
 
-    def put(self, key: Key, part: Part, nbytes: int, most: int) -> None:
+    def put(self, key: Key, part: StagePart, nbytes: int, most: int) -> None:
         """Keep a part; those used longest ago are closed until all take ``most`` bytes or less.  O(parts)."""
         old = self._parts.pop(key, None)
         if old is not None:
@@ -73,7 +73,7 @@ class PartCache:
             close(self._parts.popitem()[1].part)
 
 
-def close(part: Part) -> None:
+def close(part: StagePart) -> None:
     """Close a part that nobody will miss.  Never fails: its files are in the state, or garbage there."""
     with suppress(DdflowError, OSError):
         part.close()

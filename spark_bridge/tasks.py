@@ -40,7 +40,7 @@ from ddflow.partitions.partitioner import Router
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.shuffle_reader import Spool
 from ddflow.partitions.stage_once import computed
-from ddflow.partitions.stage_step import Part, idle
+from ddflow.partitions.stage_step import StagePart, idle
 from ddflow.partitions.stages import Cut
 from ddflow.partitions.version import Version
 from ddflow.storage.batch_store import BatchStore
@@ -136,11 +136,11 @@ class EpochStage:
             else:
                 yield self._receipts(spool, receipt, number)
 
-    def _part(self, number: int) -> tuple[Part, bool]:
+    def _part(self, number: int) -> tuple[StagePart, bool]:
         """The part, and whether it was open."""
         at = self.base.inventories[self.level][number].name if self.base.inventories else ""
         found = PARTS.take(self._key(number), at)
-        return (found, True) if found is not None else (Part(self.cut, self.base, self.level, number), False)
+        return (found, True) if found is not None else (StagePart(self.cut, self.base, self.level, number), False)
 
     def _key(self, number: int) -> tuple[Any, ...]:
         base = self.base

@@ -16,7 +16,7 @@ import ddflow as dd
 from ddflow.columns.hashing import Secret, identities, partition_of
 from ddflow.partitions.commit import Committed, Coordinator
 from ddflow.partitions.epoch_start import Base
-from ddflow.partitions.stage_step import Done, Part, idle
+from ddflow.partitions.stage_step import PartDone, StagePart, idle
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.protocol import Store
 
@@ -32,7 +32,7 @@ class Hands:
         self.store, self.chance = store, chance
         self.coordinator = Coordinator.open(flow, store, partitions=partitions, **options)
         self.cut = self.coordinator.cut
-        self.warm: dict[tuple[int, int], Part] = {}
+        self.warm: dict[tuple[int, int], StagePart] = {}
         self.hits = 0
         self.budgets: list[int | None] = [None]
         """Of parts of a state that has none; those without one compress their files."""
@@ -63,7 +63,7 @@ class Hands:
 
     def task(
         self, base: Base, level: int, number: int, inputs: Mapping[str, pa.Table], sums: Mapping[int, pa.Table]
-    ) -> Done:
+    ) -> PartDone:
         """One attempt at one task, on a part that is kept open where it holds what the base says."""
         rows = {name: mine(table, self.cut.flow.sources[name].spec.key, base, number) for name, table in inputs.items()}
         met = {each.number: each for each in self.cut.meetings if each.level == level}
@@ -71,14 +71,14 @@ class Hands:
         rows = {name: table for name, table in rows.items() if table.num_rows} if level == 0 else {}
         here = {n: table for n, table in here.items() if table.num_rows}
         if not rows and not here and (receipt := idle(self.cut, base, level, number)) is not None:
-            return Done(receipt, {})
+            return PartDone(receipt, {})
         part = self.warm.pop((level, number), None)
         wanted = base.inventories[level][number].name if base.inventories else ""
         if part is None or part.at != wanted or self.chance.random() < 0.3:
             if part is not None:
                 part.close()
             budget = base.memory or self.chance.choice(self.budgets)
-            part = Part(self.cut, base._replace(memory=budget), level, number)
+            part = StagePart(self.cut, base._replace(memory=budget), level, number)
         else:
             self.hits += 1
         counts = {name: table.num_rows for name, table in rows.items()}

@@ -25,7 +25,7 @@ from ddflow.time import NEVER, Description
 from ddflow.trace import spine as spines
 from ddflow.trace.arrangement import Arrangement, Change
 from ddflow.trace.batch import Batch
-from ddflow.trace.merge import Merge
+from ddflow.trace.merge import RunMerge
 from ddflow.trace.run import Run, Slots
 from ddflow.trace.spine import EFFORT, FAN, GARBAGE, Spine, choose
 
@@ -196,7 +196,7 @@ def merge_something(twin: Twin) -> None:
     if draw.random() < 0.5:
         spine.plan(len(arranged.index), True)
     elif runs and all(isinstance(item, Run) for item in runs):
-        spine.items[first : first + len(runs)] = [Merge(runs, whole=first == 0)]  # type: ignore[arg-type]
+        spine.items[first : first + len(runs)] = [RunMerge(runs, whole=first == 0)]  # type: ignore[arg-type]
     # That all is settled is for the merge to make use of, not to rely on.
     settled = arranged.latest <= arranged.since and draw.random() < 0.7
     paid = None if draw.random() < 0.1 else draw.randrange(4)
@@ -250,7 +250,7 @@ def test_merging_all_at_any_moment_with_any_since_leaves_no_more_than_reads_can_
         spine = twin.arranged.spine
         spine.work(None, twin.arranged.slots, twin.arranged.index, since, False)
         if spine.items and twin.random.random() < 0.3:
-            spine.items[:] = [Merge(spine.items[:], whole=True)]  # type: ignore[arg-type]
+            spine.items[:] = [RunMerge(spine.items[:], whole=True)]  # type: ignore[arg-type]
             spine.work(None, twin.arranged.slots, twin.arranged.index, since, False)
             assert len(spine) == 1
             seen = {version for history in twin.histories.values() for version in history if version[0] > since}
@@ -267,7 +267,7 @@ def loaded(seed: int, n: int) -> Twin:
     twin.apply({key: [(0, True, key)] for key in range(n)}, 1, 0)
     twin.apply({key: [(1, True, n + key)] for key in range(0, n, 7)}, 2, 1)
     spine = twin.arranged.spine
-    spine.items[:] = [Merge(spine.items[:], whole=True)]  # type: ignore[arg-type]
+    spine.items[:] = [RunMerge(spine.items[:], whole=True)]  # type: ignore[arg-type]
     return twin
 
 
@@ -302,7 +302,7 @@ def test_memory_comes_free_as_a_merge_goes_on(monkeypatch: pytest.MonkeyPatch) -
         twin.histories[key].append((0, True, key))
     spine, before = twin.arranged.spine, twin.arranged.slots.resident
     spine.most = 20
-    spine.items[:] = [Merge(spine.items[:], whole=True)]  # type: ignore[arg-type]
+    spine.items[:] = [RunMerge(spine.items[:], whole=True)]  # type: ignore[arg-type]
     while spine.merges:
         spine.work(2, twin.arranged.slots, twin.arranged.index, 0, True)
         twin.arranged._check()
@@ -341,7 +341,7 @@ def test_an_arrangement_whose_keys_are_all_gone_can_be_read_and_written_again() 
     twin.apply({key: [(200, False, 500 + key)] for key in range(3) if twin.live(key)}, 201, 200)
     runs = [item for item in spine.items if isinstance(item, Run)]
     assert len(runs) == len(spine)
-    spine.items[:] = [Merge(runs, whole=True)]
+    spine.items[:] = [RunMerge(runs, whole=True)]
     spine.work(None, twin.arranged.slots, twin.arranged.index, 200, True)
     assert (spine.versions, len(spine), twin.arranged.slots.resident) == (0, 1, 0)
     twin.apply({1: [(201, True, 9)]}, 202, 200)
@@ -373,7 +373,7 @@ def test_two_live_values_of_a_key_at_one_time_are_corrupt_state_and_never_a_sile
     with pytest.raises(CorruptState, match="two values of one key at time 2"):
         twin.arranged._check()
     spine = twin.arranged.spine
-    spine.items[:] = [Merge(spine.items[:], whole=True)]  # type: ignore[arg-type]
+    spine.items[:] = [RunMerge(spine.items[:], whole=True)]  # type: ignore[arg-type]
     for _ in range(2):  # what was refused is refused again: nothing was eaten
         with pytest.raises(CorruptState, match="a read or a merge"):
             spine.work(None, twin.arranged.slots, twin.arranged.index, 0, False)
@@ -389,7 +389,7 @@ def test_a_merge_whose_output_finds_no_place_leaves_all_as_it_was() -> None:
         calls.append(len(batch))
         raise SpillFull("writing a batch", "the disk is full", "free some")
 
-    spine.items[:] = [Merge(merge.inputs, True, full)]
+    spine.items[:] = [RunMerge(merge.inputs, True, full)]
     spine.most = 50
     for settled in (False, True):
         with pytest.raises(SpillFull):
@@ -398,7 +398,7 @@ def test_a_merge_whose_output_finds_no_place_leaves_all_as_it_was() -> None:
         twin.assert_reads_since()
         twin.assert_seeks(300)
     assert len(calls) == 2 and spine.owed == 300 + 43
-    spine.items[:] = [Merge(merge.inputs, True)]
+    spine.items[:] = [RunMerge(merge.inputs, True)]
     spine.work(None, arranged.slots, arranged.index, 1, True)
     arranged._check()
     assert spine.versions == 300

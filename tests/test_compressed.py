@@ -19,7 +19,7 @@ import ddflow as dd
 from ddflow.engine.commits import files_named
 from ddflow.partitions.commit import Coordinator
 from ddflow.partitions.rescale import rescale
-from ddflow.partitions.stage_step import Part
+from ddflow.partitions.stage_step import StagePart
 from ddflow.storage.arrow_file import read_batches
 from ddflow.storage.compressed import MOST, OPTIONS, decompressed
 from ddflow.storage.flatbuffer import Malformed
@@ -177,7 +177,7 @@ def test_a_budget_is_kept_though_files_hold_more_than_they_take(tmp_path: Path) 
     store = open_store(str(tmp_path / "state"), create=True)
     coordinator = Coordinator.open(flow, store, partitions=1)
     base = coordinator.begin()
-    part = Part(coordinator.cut, base, 0, 0)
+    part = StagePart(coordinator.cut, base, 0, 0)
     made = part.step(base, {"rows": pa.table({"id": range(n), "n": [7] * n})}, {}, {"rows": n}, {"rows": "0" * 32})
     part.close()
     coordinator.finish(base, [made.receipt])
@@ -186,7 +186,7 @@ def test_a_budget_is_kept_though_files_hold_more_than_they_take(tmp_path: Path) 
     for memory in (None, budget):
         pa.default_memory_pool().release_unused()
         before = pa.total_allocated_bytes()
-        part = Part(coordinator.cut, base._replace(memory=memory), 0, 0)
+        part = StagePart(coordinator.cut, base._replace(memory=memory), 0, 0)
         taken[memory] = pa.total_allocated_bytes() - before
         part.close()
         del part

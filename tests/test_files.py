@@ -25,7 +25,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddflow.connectors.files import Output, UnwritableOutput, open_input, open_output
+from ddflow.connectors.files import FileOutput, UnwritableOutput, open_input, open_output
 from ddflow.connectors.files.kinds import ARROW, CSV, JSON, KINDS, PARQUET, STREAM, kind_of
 from ddflow.connectors.files.reading import ROWS
 from ddflow.connectors.files.types import parse_type, parse_types
@@ -353,7 +353,7 @@ def parts(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def fail(out: Output) -> None:
+def fail(out: FileOutput) -> None:
     out.write(pa.table({"id": [1]}))
     raise KeyboardInterrupt
 

@@ -21,7 +21,7 @@ import ddflow as dd
 from ddflow.columns.hashing import Secret
 from ddflow.partitions.commit import Coordinator
 from ddflow.partitions.stages import cut
-from ddflow.partitions.stage_step import Part
+from ddflow.partitions.stage_step import StagePart
 from ddflow.partitions.partitioner import Router
 from ddflow.partitions.shuffle_reader import Spool
 
@@ -64,7 +64,7 @@ def take(name, total, wait):
             reader = pa.ipc.open_file(file)
             for i in range(reader.num_record_batches):
                 spool.take(reader.get_batch(i))
-        part = Part(PLAN, base, 0, 0)
+        part = StagePart(PLAN, base, 0, 0)
         done = part.step(base, {"s": spool.source("s")}, {}, spool.rows, spool.digests)
         updates = done.receipt.outputs["rows"].rows if "rows" in done.receipt.outputs else 0
         figures = done.receipt.counts, updates, part.verdicts.pending

@@ -18,7 +18,7 @@ from test_planned import above, flow_of, positive
 import ddflow as dd
 from ddflow.errors import CorruptState, PlanChanged
 from ddflow.plan.codec import describe
-from ddflow.plan.compatibility import Change, compare
+from ddflow.plan.compatibility import PlanChange, compare
 
 WHERE = "state/orders"
 COLUMNS: dict[str, Any] = {"id": pa.int64(), "at": pa.int64(), "rev": pa.int64(), "op": pa.string(), "n": pa.int32()}
@@ -203,7 +203,7 @@ def test_a_new_nullable_column_is_allowed_and_named_wherever_it_stands(place: in
     fields = list(columns())
     fields.insert(place, pa.field("city", pa.string()))
     change = compare(stored(flow()), flow(columns=pa.schema(fields)), WHERE)
-    assert change == Change(columns={"orders": ["city"]})
+    assert change == PlanChange(columns={"orders": ["city"]})
     assert change.text == "source 'orders' gets the columns ['city'], null in all rows there are"
 
 
@@ -235,13 +235,13 @@ def test_a_new_column_leaves_outputs_alone_that_do_not_read_it() -> None:
 def test_new_outputs_and_sources_are_allowed_and_named() -> None:
     new = flow(outputs={"rows": lambda rows: rows, "n": lambda rows: rows.count(by=[])}, more=("others",))
     change = compare(stored(flow()), new, WHERE)
-    assert change == Change(sources=["others"], outputs=["n"])
+    assert change == PlanChange(sources=["others"], outputs=["n"])
     assert change.text == "the sources ['others'] are new; the outputs ['n'] are new"
 
 
 def test_the_lateness_may_change_and_is_named() -> None:
     change = compare(stored(flow(HELD)), flow(HELD | {"lateness": 5}), WHERE)
-    assert change == Change(options={"orders": {"lateness": (None, 5)}})
+    assert change == PlanChange(options={"orders": {"lateness": (None, 5)}})
     assert change.text == "lateness= of source 'orders' is 5, and was None"
 
 

@@ -31,7 +31,7 @@ from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.folder_lock import LOCK
 from ddflow.trace import arrangement, spine
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.merge import Merge
+from ddflow.trace.merge import RunMerge
 
 MEMORY = "16MB"
 """The least budget that an engine with a spill folder opens with."""
@@ -99,7 +99,7 @@ def watched(function: Callable[..., Any], tell: Callable[..., list[str]], seen: 
     return wrapped
 
 
-def _advanced(_: Any, merge: Merge, rows: int, slots: Any, index: Any, *__: Any) -> list[str]:
+def _advanced(_: Any, merge: RunMerge, rows: int, slots: Any, index: Any, *__: Any) -> list[str]:
     if merge.target is None:
         return ["a piece of a merge in memory"]
     kind = "merge beneath" if index is None else "flush"
@@ -108,7 +108,7 @@ def _advanced(_: Any, merge: Merge, rows: int, slots: Any, index: Any, *__: Any)
 
 def _sought(_: Any, arranged: Arrangement, held: Any, *__: Any) -> list[str]:
     first = next(iter(arranged.spine.items), None)
-    if not isinstance(first, Merge) or first.target is None:
+    if not isinstance(first, RunMerge) or first.target is None:
         return []
     written = {part.slot for part in first.output.parts}
     found = {int(word) >> SLOT & SLOTS for word in held.reference if word}
@@ -116,7 +116,7 @@ def _sought(_: Any, arranged: Arrangement, held: Any, *__: Any) -> list[str]:
 
 
 WATCHED: list[tuple[Any, str, Callable[..., list[str]]]] = [
-    (Merge, "advance", _advanced),
+    (RunMerge, "advance", _advanced),
     (Arrangement, "_seek_beneath", _sought),
     (Ranges, "add", lambda *_: ["a step taken in ranges"]),
     (Arrangement, "stored", lambda out, *_: ["a change that went beneath at once"] if out.batch.mapped else []),

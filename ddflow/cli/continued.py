@@ -33,7 +33,7 @@ from ddflow.cli.options import Ask
 from ddflow.cli.plan import SOURCE
 from ddflow.cli.progress import Tick
 from ddflow.cli.reading import marked, taken, ticked, within
-from ddflow.connectors.files import Input, open_input
+from ddflow.connectors.files import FileInput, open_input
 from ddflow.connectors.files.types import parse_types
 from ddflow.engine.logs import MARKS
 from ddflow.errors import DdflowError, StateRefused
@@ -43,7 +43,7 @@ from ddflow.storage.opening import open_store
 from ddflow.time import NEVER
 
 
-def opened(ask: Ask, required: list[str]) -> Input:
+def opened(ask: Ask, required: list[str]) -> FileInput:
     """The input of a run, in the columns of its state where it has one.  Raises what `open_input` raises."""
     known = None if ask.state is None else _columns(ask.state, ask.trust)
     return open_input(ask.inputs, parse_types(ask.types or ()), required, known)
@@ -64,7 +64,7 @@ def _columns(state: str, trust: str) -> pa.Schema | None:
 
 
 def epochs(
-    engine: dd.Engine, given: Input, ask: Ask, tick: Tick, least: int = NEVER, parts: Sequence[Any] | None = None
+    engine: dd.Engine, given: FileInput, ask: Ask, tick: Tick, least: int = NEVER, parts: Sequence[Any] | None = None
 ) -> Iterator[dd.Step]:
     """Each file as an epoch of a state, committed before its last step is given out.
 

@@ -30,7 +30,7 @@ import pyarrow as pa
 import typer
 
 from ddflow.columns.schema import did_you_mean
-from ddflow.connectors.files import Input, open_input
+from ddflow.connectors.files import FileInput, open_input
 from ddflow.connectors.files.kinds import JSON, kind_of, listed
 from ddflow.engine.logs import Full
 from ddflow.engine.snapshot import found
@@ -57,7 +57,7 @@ def source_of(state: str, name: str | None, trust: str) -> Bound:
     return bind(name, *known[name])
 
 
-def log_of(paths: Sequence[Path | str], bound: Bound) -> Input:
+def log_of(paths: Sequence[Path | str], bound: Bound) -> FileInput:
     """Files as the log of a source.  Raises what `open_input` raises."""
     first = listed(paths)[0]
     there = set(open_input([first]).schema.names)
@@ -66,7 +66,7 @@ def log_of(paths: Sequence[Path | str], bound: Bound) -> Input:
     return open_input(paths, types, bound.required)
 
 
-def streamed(given: Input, full: Sequence[str] | None, scope: str | None) -> Iterator[Any]:
+def streamed(given: FileInput, full: Sequence[str] | None, scope: str | None) -> Iterator[Any]:
     """A reader for each file, to be read one after the other, in a mark where that is full contents.
 
     ``full``, ``scope``: as in `marked`.

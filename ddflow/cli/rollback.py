@@ -20,7 +20,7 @@ from ddflow.cli.arguments import State, Trust
 from ddflow.cli.say import say
 
 if TYPE_CHECKING:
-    from ddflow.tools.rollback import Version
+    from ddflow.tools.rollback import OldVersion
 
 
 def rollback(
@@ -101,13 +101,13 @@ def rollback(
         say(f"hidden, of an epoch that is no more: {path}")
 
 
-def _plain(version: Version) -> dict[str, Any]:
+def _plain(version: OldVersion) -> dict[str, Any]:
     of = version.manifest
     about = {} if of is None else {"epoch": of.epoch, "written": _when(of.written), "note": of.note}
     return {"manifest": version.number, **about, "wrong": version.wrong}
 
 
-def _line(version: Version) -> str:
+def _line(version: OldVersion) -> str:
     of = version.manifest
     about = "" if of is None else f"  epoch {of.epoch:>8}  {_when(of.written)}  {of.note}"
     return f"manifest {version.number:>8}{about}" + (f"  DAMAGED: {version.wrong}" if version.wrong else "")

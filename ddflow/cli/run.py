@@ -31,12 +31,12 @@ from ddflow.cli.reading import marked, taken, ticked, within
 from ddflow.cli.say import say
 from ddflow.cli.show import Done, Piped, Preview
 from ddflow.columns.schema import DIFF, updates_schema
-from ddflow.connectors.files import Input, Output, open_output
+from ddflow.connectors.files import FileInput, FileOutput, open_output
 from ddflow.dataflow.inflow import add
 from ddflow.dataflow.verdicts import Verdicts
 from ddflow.errors import OutputExists
 
-Target = Output | Piped | Preview
+Target = FileOutput | Piped | Preview
 
 
 def run(ask: Ask) -> None:
@@ -82,7 +82,7 @@ def run(ask: Ask) -> None:
         written=out.written,
         verdicts=_verdicts(counts),
         seconds=perf_counter() - began,
-        output=str(out.path) if isinstance(out, Output) else None,
+        output=str(out.path) if isinstance(out, FileOutput) else None,
         epoch=None if ask.state is None else epoch,
         pending=pending,
     )
@@ -100,7 +100,7 @@ def opening(ask: Ask, flow: dd.Flow) -> dd.Engine:
     return flow.open(ask.state, memory=ask.memory, trust=trust, autocommit=False)
 
 
-def _steps(engine: dd.Engine, given: Input, ask: Ask, tick: Tick) -> Iterator[dd.Step]:
+def _steps(engine: dd.Engine, given: FileInput, ask: Ask, tick: Tick) -> Iterator[dd.Step]:
     if ask.state is not None:
         yield from epochs(engine, given, ask, tick)
         return
@@ -137,7 +137,7 @@ def _net(engine: dd.Engine) -> pa.Table:
         return counts
 
 
-def target(ask: Ask, flow: dd.Flow, given: Input) -> Target:
+def target(ask: Ask, flow: dd.Flow, given: FileInput) -> Target:
     """Where the rows go.  Raises `OutputExists`, `UnwritableOutput`."""
     rows = flow.outputs[OUT].schema
     schema = rows if ask.net else updates_schema(rows, flow.time_type)
@@ -146,14 +146,14 @@ def target(ask: Ask, flow: dd.Flow, given: Input) -> Target:
     return Piped() if ask.output in (None, "-") else _file(Path(str(ask.output)), schema, ask, given)
 
 
-def _sides(ask: Ask, flow: dd.Flow, given: Input) -> dict[str, Output]:
+def _sides(ask: Ask, flow: dd.Flow, given: FileInput) -> dict[str, FileOutput]:
     """The files for the outputs that ``--stale`` adds, by output."""
     sides = flow.side_outputs().items() if ask.stale_output is not None else ()
     schemas = {name: updates_schema(schema, flow.time_type) for name, (_, schema) in sides}
     return {name: _file(Path(str(ask.stale_output)), schema, ask, given) for name, schema in schemas.items()}
 
 
-def _file(path: Path, schema: pa.Schema, ask: Ask, given: Input) -> Output:
+def _file(path: Path, schema: pa.Schema, ask: Ask, given: FileInput) -> FileOutput:
     """An output file that is no input."""
     if path.exists() and any(path.samefile(file) for file in given.files):
         raise OutputExists(f"write {path}", "it is one of the inputs", "choose another name")

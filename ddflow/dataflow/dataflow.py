@@ -50,7 +50,7 @@ Look = Callable[[pa.RecordBatch], None]
 """Is shown rows as they came."""
 
 
-class Judged(NamedTuple):
+class ComputedStep(NamedTuple):
     """A step that was computed, and is not taken in yet."""
 
     stepped: Stepped
@@ -153,7 +153,7 @@ class Dataflow:
         since = last - self.retain if last > NEVER + self.retain else NEVER
         return max(self.since, min(since, self.holds.least()))
 
-    def judge(self, given: Mapping[str, Released], last: int) -> Judged:
+    def judge(self, given: Mapping[str, Released], last: int) -> ComputedStep:
         """Compute a step; nothing changes.  ``last``: the last time that it closes."""
         rows: dict[str, list[pa.Table]] = {}
         sides = Sides(self.flow)
@@ -169,9 +169,9 @@ class Dataflow:
             make_room(self.budget, self.circuit, {}, 0)
         buffer = UpdateBuffer(self.budget.scratch, self.budget.buffered, self.budget.home)
         stepped = self.computation(self.circuit, given, self.since_after(last), buffer, observe).run()
-        return Judged(stepped, sides.tables(), rows)
+        return ComputedStep(stepped, sides.tables(), rows)
 
-    def check_budget(self, judged: Judged | None, inflows: Mapping[str, Inflow]) -> None:
+    def check_budget(self, judged: ComputedStep | None, inflows: Mapping[str, Inflow]) -> None:
         """Raise `BudgetExceeded` where there is nowhere to spill to, and taking it in would pass the budget."""
         if self.budget.memory is None or self.budget.spills:
             return
@@ -182,7 +182,7 @@ class Dataflow:
                 more = judged.stepped.nbytes
         self.budget.check(self.nbytes + more)
 
-    def take(self, inflows: Mapping[str, Inflow], judged: Judged | None, frontier: int, last: int) -> Step:
+    def take(self, inflows: Mapping[str, Inflow], judged: ComputedStep | None, frontier: int, last: int) -> Step:
         """Make it so: nothing below can be refused any more but by the budget, which is looked at first."""
         self.check_budget(judged, inflows)
         counts: dict[str, int] = {}

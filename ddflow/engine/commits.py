@@ -47,7 +47,7 @@ from ddflow.errors import (
 )
 from ddflow.plan.codec import describe, fingerprint
 from ddflow.plan.collection import Plan, widened
-from ddflow.plan.compatibility import Change, compare
+from ddflow.plan.compatibility import PlanChange, compare
 from ddflow.plan.options import EngineOptions
 from ddflow.storage.arrow_file import readable
 from ddflow.storage.batch_store import BatchStore
@@ -89,7 +89,7 @@ class Durable:
     state's had not."""
 
     def __init__(
-        self, ledger: Ledger, plan: Mapping[str, Any], change: Change, outputs: Outputs, autocommit: bool
+        self, ledger: Ledger, plan: Mapping[str, Any], change: PlanChange, outputs: Outputs, autocommit: bool
     ) -> None:
         self.ledger, self.plan, self.change, self.outputs, self.autocommit = ledger, plan, change, outputs, autocommit
         self.fingerprint = fingerprint(plan)
@@ -269,7 +269,7 @@ class Durable:
         before = () if self.change.columns else self.ledger.manifest.receipts[1 - KEPT :]
         receipts = (*before, Epoch(epoch, calls, None))
         self.publish(dataflow, epoch, receipts, f"commit of {', '.join(sorted({call.kind for call in calls}))}")
-        self.calls, self.change = [], Change()
+        self.calls, self.change = [], PlanChange()
         try:
             self.outputs.show(receipts[-1:])
         except (StorageFull, StorageFailed) as error:  # which would say that it did not happen

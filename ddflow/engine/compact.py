@@ -35,7 +35,7 @@ import pyarrow as pa
 
 from ddflow.columns.rows import Rows
 from ddflow.dataflow.batcher import Batcher
-from ddflow.dataflow.batcher.run import Run as Waiting
+from ddflow.dataflow.batcher.run import PendingRun as Waiting
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Stepped
 from ddflow.engine.calls import Calls
@@ -47,7 +47,7 @@ from ddflow.time import shown
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch
 from ddflow.trace.index import Index
-from ddflow.trace.merge import Merge, Target
+from ddflow.trace.merge import RunMerge, Target
 from ddflow.trace.run import Run
 from ddflow.trace.spill import spilled
 
@@ -104,7 +104,7 @@ def merge(arranged: Arrangement, home: BatchStore | None, hidden: Iterable[str] 
     runs = [item for item in spine.items if isinstance(item, Run)]
     if not runs:
         return
-    spine.items[:] = [Merge(runs, True, target)]
+    spine.items[:] = [RunMerge(runs, True, target)]
     spine.work(None, slots, index, arranged.since, settled)
     if home is None:
         for part in spine.parts:

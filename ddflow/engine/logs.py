@@ -87,7 +87,7 @@ def as_fed(log: Iterable[Any], fed: Fed, bound: Bound, to: Bound | None = None) 
     ``to``: the source that they are for, where that is another one.  Lazily, where the state was fed events only; else
     all parts are held.  O(parts + runs of calls).  Raises `LogUnclear`.
     """
-    telling = _Telling(fed, bound, to or bound)
+    telling = _LogParts(fed, bound, to or bound)
     if fed.plain:
         return telling.events(log)
     parts = list(log)
@@ -101,7 +101,7 @@ def way_of(part: Any) -> Way:
     return Way(FULL, part.scope) if isinstance(part, Full) else Way(RESTATED) if isinstance(part, Restated) else EVENTS
 
 
-class _Telling:
+class _LogParts:
     """The parts of a log beside what the state says of its source."""
 
     def __init__(self, fed: Fed, bound: Bound, to: Bound) -> None:

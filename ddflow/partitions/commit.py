@@ -54,7 +54,7 @@ from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.stages import cut
 from ddflow.plan.codec import describe, fingerprint
 from ddflow.plan.collection import Plan
-from ddflow.plan.compatibility import Change
+from ddflow.plan.compatibility import PlanChange
 from ddflow.storage.epochs import Kind
 from ddflow.storage.feeding import EVENTS, fed_by
 from ddflow.storage.garbage import gc, inside, names_of
@@ -306,7 +306,7 @@ class Coordinator:
         self.outputs.sync()
         call = new.receipts[-1].calls[0]
         self.ledger.commit(new, holdings.inventories, holdings.names() | _outputs(new), f"commit of {call.kind}")
-        self.holdings, self.change, self._base = holdings, Change(), None
+        self.holdings, self.change, self._base = holdings, PlanChange(), None
         try:
             self.outputs.show(new.receipts[-1:])
         except (StorageFull, StorageFailed) as error:  # which would say that it did not happen

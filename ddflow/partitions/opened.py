@@ -30,7 +30,7 @@ from ddflow.errors import PlanChanged, SpecError
 from ddflow.partitions.epoch_start import own
 from ddflow.plan.codec import describe, fingerprint
 from ddflow.plan.collection import Plan
-from ddflow.plan.compatibility import Change, compare
+from ddflow.plan.compatibility import PlanChange, compare
 from ddflow.storage import address
 from ddflow.storage.manifest import PARTITIONS, Manifest, newest
 from ddflow.storage.manifest_log import GRACE, Ledger
@@ -84,7 +84,7 @@ class Opened(NamedTuple):
     """``ledger``: of the state.  ``change``: what the plan has that its has not.  ``outputs``: where they go."""
 
     ledger: Ledger
-    change: Change
+    change: PlanChange
     outputs: Outputs
 
 
@@ -120,7 +120,7 @@ def opened(flow: Plan, state: str | PathLike[str] | Store, wanted: Wanted) -> Op
     return Opened(ledger, change, outputs)
 
 
-def _compared(manifest: Manifest, flow: Plan, wanted: Wanted, where: str) -> Change:
+def _compared(manifest: Manifest, flow: Plan, wanted: Wanted, where: str) -> PlanChange:
     """What a plan has that a state's had not.  Raises `PlanChanged`; `SpecError` for another number of partitions."""
     change = compare(manifest.plan, flow, where)
     _same_shape(change, manifest, where)
@@ -132,7 +132,7 @@ def _compared(manifest: Manifest, flow: Plan, wanted: Wanted, where: str) -> Cha
     return change
 
 
-def _same_shape(change: Change, manifest: Manifest, where: str) -> None:
+def _same_shape(change: PlanChange, manifest: Manifest, where: str) -> None:
     """Raise `PlanChanged` for sources or outputs that a state of many partitions cannot take up."""
     new = [
         f"the {what} {names} are new"

@@ -15,7 +15,7 @@ others were given.
 >>> with tempfile.TemporaryDirectory() as place:
 ...     coordinator = Coordinator.open(flow, os.path.join(place, "state"), partitions=1)
 ...     base = coordinator.begin()
-...     part = Part(cut(flow), base, level=0, number=0)
+...     part = StagePart(cut(flow), base, level=0, number=0)
 ...     rows = pa.table({"id": [1, 2]}).to_reader()
 ...     done = part.step(base, {"people": rows}, {}, {"people": 2}, {"people": "00" * 16})
 ...     committed = coordinator.finish(base, [done.receipt])
@@ -54,14 +54,14 @@ from ddflow.storage.record import Record
 from ddflow.time import CLOSED, NEVER
 
 
-class Done(NamedTuple):
+class PartDone(NamedTuple):
     """What a part did.  ``sums``: by meeting, what goes on to other levels: its rows, ``_time`` and ``_diff``."""
 
     receipt: Receipt
     sums: dict[int, pa.Table]
 
 
-class Part:
+class StagePart:
     """``at``: the name of the inventory that it holds, "" for none.  ``level``, ``number``: which part it is."""
 
     def __init__(self, cut: Cut, base: Base, level: int, number: int) -> None:
@@ -116,7 +116,7 @@ class Part:
         sums: Mapping[int, pa.Table],
         rows: Mapping[str, int],
         digests: Mapping[str, str],
-    ) -> Done:
+    ) -> PartDone:
         """Take in this part's rows of an epoch, and write what came of them.  O(rows and updates) expected.
 
         ``inputs``: by source, on level 0: anything that speaks Arrow, in the order of arrival.  ``sums``: by meeting of
@@ -142,7 +142,7 @@ class Part:
             "bytes": receipt.inventory.length + sum(each.length for each in receipt.added),
         }
         self.opened = 0
-        return Done(replace(receipt, figures=figures), sent)
+        return PartDone(replace(receipt, figures=figures), sent)
 
     def _events(self, base: Base, inputs: Mapping[str, Any]) -> Step:
         """Level 0: rows of inputs."""

@@ -32,7 +32,7 @@ ALL: Final = pa.schema({"all": pa.bool_()})
 """The columns of sums that are not by any: one that is true in all rows, for something must carry them."""
 
 
-class Place(NamedTuple):
+class Placement(NamedTuple):
     """Where the rows of a collection are: the collections after whose shuffle they were made, and the columns by which
     equal rows stand in one partition (None: by no columns that they still have)."""
 
@@ -107,24 +107,24 @@ def cut(flow: Plan, only: str | None = None) -> Cut:
     return _Cutter(flow).cut()
 
 
-def placed(flow: Plan) -> dict[Collection, Place]:
+def placed(flow: Plan) -> dict[Collection, Placement]:
     """The place of every collection.  O(nodes).  Raises `SpecError` for an operator that has no place here."""
-    places: dict[Collection, Place] = {}
+    places: dict[Collection, Placement] = {}
     source_keys: dict[Collection, Sequence[str]] = {source: source.spec.key for source in flow.sources.values()}
     for node in flow.nodes:
         node.check_partitions()
         inputs = [places[i] for i in node.inputs]
         if not inputs:
-            places[node] = Place((node,), tuple(source_keys[node]))
+            places[node] = Placement((node,), tuple(source_keys[node]))
         elif (by := node.exchange()[0]) is not None:
             of = inputs[0].by
-            places[node] = inputs[0] if of is not None and set(of) <= set(by) else Place((node,), by)
+            places[node] = inputs[0] if of is not None and set(of) <= set(by) else Placement((node,), by)
         elif len(inputs) == 1:
-            places[node] = Place(inputs[0].roots, node.carried(inputs[0].by))
+            places[node] = Placement(inputs[0].roots, node.carried(inputs[0].by))
         else:
             roots = tuple(dict.fromkeys(root for i in inputs for root in i.roots))
             same = len(roots) == 1 and len({i.by for i in inputs}) == 1
-            places[node] = Place(roots, inputs[0].by if same else None)
+            places[node] = Placement(roots, inputs[0].by if same else None)
     return places
 
 

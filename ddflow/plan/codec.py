@@ -40,7 +40,7 @@ def describe(flow: Plan) -> dict[str, Any]:
 
     O(nodes).  Raises `SpecError` when two functions cannot be told apart by their names.
     """
-    made = Written(flow.outputs.values())
+    made = PlanRecord(flow.outputs.values())
     return {
         "sources": {
             name: {
@@ -78,12 +78,12 @@ def node_ids(flow: Plan) -> dict[Collection, str]:
 
     Raises what `describe` raises.
     """
-    return Written(flow.outputs.values()).ids
+    return PlanRecord(flow.outputs.values()).ids
 
 
 def node_id(collection: Collection) -> str:
     """32 hex digits that say how a collection is made.  O(nodes).  Raises what `describe` raises."""
-    return Written([collection]).ids[collection]
+    return PlanRecord([collection]).ids[collection]
 
 
 def fingerprint(description: Mapping[str, Any]) -> str:
@@ -95,7 +95,7 @@ def fingerprint(description: Mapping[str, Any]) -> str:
     return digest({**description, "sources": bare})
 
 
-class Written:
+class PlanRecord:
     """Some collections and all that they are made of, as JSON: ``ids`` by collection, ``nodes`` by id."""
 
     def __init__(self, roots: Iterable[Collection]) -> None:

@@ -45,7 +45,7 @@ MOST = 8
 
 
 @dataclass(frozen=True)
-class Change:
+class PlanChange:
     """What a plan has that the state's does not; false when there is nothing.
 
     ``columns``: added ones, by source.  ``sources`` and ``outputs``: added ones.  ``options``: by source and option,
@@ -77,13 +77,13 @@ class Change:
         return "; ".join(parts) or "it is the same plan"
 
 
-def compare(old: Mapping[str, Any], flow: Plan, where: str) -> Change:
+def compare(old: Mapping[str, Any], flow: Plan, where: str) -> PlanChange:
     """What opening a state with ``flow`` adds to the plan it was made by.  O(plans).
 
     ``old``: that one's description.  ``where``: whose it is, for messages.  Raises `PlanChanged` for what may not
     change, naming all of it; `CorruptState` when ``old`` is none; `SpecError` when ``flow`` cannot be described.
     """
-    new, refused, change = describe(flow), list[str](), Change()
+    new, refused, change = describe(flow), list[str](), PlanChange()
     before = sources(old, where)
     for name, (schema, spec) in before.items():
         source = flow.sources.get(name)
@@ -106,7 +106,7 @@ def compare(old: Mapping[str, Any], flow: Plan, where: str) -> Change:
     return change
 
 
-def _options(name: str, old: Upsert, new: Upsert, change: Change) -> Iterator[str]:
+def _options(name: str, old: Upsert, new: Upsert, change: PlanChange) -> Iterator[str]:
     """What is refused of a spec; what is not goes into ``change``."""
     was, now = (json.loads(spec.to_json()) for spec in (old, new))
     for option in fields(Upsert):
@@ -148,7 +148,7 @@ def _value(spec: Upsert, option: str) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _columns(name: str, old: pa.Schema, source: Input, change: Change) -> Iterator[str]:
+def _columns(name: str, old: pa.Schema, source: Input, change: PlanChange) -> Iterator[str]:
     """What is refused of a schema; what is not goes into ``change``."""
     new, of = source.bound.schema, f"of source {name!r}"
     for was in old:
@@ -177,7 +177,7 @@ def _columns(name: str, old: pa.Schema, source: Input, change: Change) -> Iterat
         change.columns[name] = [column.name for column in added]
 
 
-def _outputs(old: Mapping[str, Any], new: Mapping[str, Any], where: str, change: Change) -> Iterator[str]:
+def _outputs(old: Mapping[str, Any], new: Mapping[str, Any], where: str, change: PlanChange) -> Iterator[str]:
     """What is refused of the outputs; what is not goes into ``change``."""
     before, now = Record(old, f"the plan of {where}").record("outputs"), new["outputs"]
     for name in before.names():

@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from ddflow.errors import CorruptState, DdflowError, SpecError, cut
 from ddflow.plan.bind import Bound, bind
-from ddflow.plan.codec import Written, columns, shown
+from ddflow.plan.codec import PlanRecord, columns, shown
 from ddflow.plan.collection import Collection, Input, Plan
 from ddflow.plan.merge.absent import Absent
 from ddflow.plan.merge.bind_machine import bind_machine
@@ -134,7 +134,7 @@ def rebuild(description: Mapping[str, Any], where: str = "a state") -> Plan:
         outputs = whole.record("outputs")
         for name in outputs.names():
             flow.output(name, made[outputs.text(name)])
-        found = Written(made.values()).ids
+        found = PlanRecord(made.values()).ids
     except (CorruptState, _Absent):
         raise
     except (CycleError, *_UNFIT) as error:

@@ -45,7 +45,7 @@ State = str | PathLike[str] | Store
 Trust = Literal["owner", "group"]
 
 
-class Version(NamedTuple):
+class OldVersion(NamedTuple):
     """A version of a state: its ``number``, its ``manifest`` where that can be read, and what is ``wrong`` with it."""
 
     number: int
@@ -65,7 +65,7 @@ class RolledBack:
     hidden: list[str]
 
 
-def versions(state: State, *, trust: Trust = "owner") -> list[Version]:
+def versions(state: State, *, trust: Trust = "owner") -> list[OldVersion]:
     """The versions that a state keeps, descending; a file that is missing or cut is told of, no file is read.
 
     O(bytes of manifests and inventories + files).  Raises `StateRefused` where there is no state.
@@ -113,7 +113,7 @@ def _numbers(store: Store) -> list[int]:
     return numbers[::-1]
 
 
-def _looked_at(store: Store, number: int, lengths: dict[str, int]) -> Version:
+def _looked_at(store: Store, number: int, lengths: dict[str, int]) -> OldVersion:
     manifest = None
     try:
         manifest = at(store, number)
@@ -121,8 +121,8 @@ def _looked_at(store: Store, number: int, lengths: dict[str, int]) -> Version:
             blob.name for blob in blobs_of(store, manifest) if lengths.get(blob.name) != blob.length and inside(blob)
         ]
     except CorruptState as error:
-        return Version(number, manifest, f"{error.asked}: {error.found}")
-    return Version(number, manifest, f"missing or cut: {', '.join(sorted(wrong))}" if wrong else None)
+        return OldVersion(number, manifest, f"{error.asked}: {error.found}")
+    return OldVersion(number, manifest, f"missing or cut: {', '.join(sorted(wrong))}" if wrong else None)
 
 
 def _chosen(store: Store, numbers: list[int], epoch: int | None) -> tuple[Manifest, list[str]]:

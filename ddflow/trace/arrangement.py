@@ -37,7 +37,7 @@ from ddflow.storage.batch_store import BatchStore
 from ddflow.time import NEVER, Description, advance, shown
 from ddflow.trace.batch import Batch
 from ddflow.trace.index import Index
-from ddflow.trace.merge import END, Lapse, Merge, by_sorting
+from ddflow.trace.merge import END, Lapse, RunMerge, by_sorting
 from ddflow.trace.run import Part, Run, Slots
 from ddflow.trace.spill import find, spilled
 from ddflow.trace.spine import Spine
@@ -98,7 +98,7 @@ class Arrangement:
     def _lower(self) -> list[list[Part]]:
         """What is not in the index's care, newest first: runs beneath, and before them one that is on its way."""
         lower = [item.parts for item in reversed(self.beneath.items)]
-        if self.spine.items and isinstance(flush := self.spine.items[0], Merge) and flush.target is not None:
+        if self.spine.items and isinstance(flush := self.spine.items[0], RunMerge) and flush.target is not None:
             lower.insert(0, flush.output.parts)
         return lower
 
@@ -222,7 +222,7 @@ class Arrangement:
             self.index.keep_deletions()
             self.spine.keeps = True
             runs = [item for item in self.spine.items if isinstance(item, Run)]
-            self.spine.items[:] = [Merge(runs, not self.beneath.items, target)]
+            self.spine.items[:] = [RunMerge(runs, not self.beneath.items, target)]
             self._flush(None if self.nbytes > share else paid)
         self.beneath.plan(self._needed, True, target)
         self.beneath.work(paid, self.slots, None, self.since, settled)
@@ -233,7 +233,7 @@ class Arrangement:
     @property
     def _flushing(self) -> bool:
         item = self.spine.items[0] if self.spine.items else None
-        return isinstance(item, Merge) and item.target is not None
+        return isinstance(item, RunMerge) and item.target is not None
 
     def _flush(self, paid: int | None) -> None:
         """Go on with a flush that is under way, None: to its end.  Its run is beneath then, and not indexed."""

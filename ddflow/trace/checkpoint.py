@@ -46,7 +46,7 @@ from ddflow.time import Description
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch
 from ddflow.trace.batch_file import Layout, Made, filed, unfiled, whole
-from ddflow.trace.merge import Merge
+from ddflow.trace.merge import RunMerge
 from ddflow.trace.records import ArrangementRecord, BatchRecord, MergeRecord, RunRecord
 from ddflow.trace.run import LASTS, Part, Run, Slots, lasts
 from ddflow.trace.spill import WORDS, BatchFiles, BloomFilter, filtered, spilled
@@ -197,7 +197,7 @@ class _Items:
         self.used: set[int] = set()
         self.versions = 0
 
-    def item(self, record: RunRecord | MergeRecord) -> Run | Merge:
+    def item(self, record: RunRecord | MergeRecord) -> Run | RunMerge:
         """A run, or a merge under way."""
         if isinstance(record, RunRecord):
             return self._run(record)
@@ -206,7 +206,7 @@ class _Items:
         if (inputs[0].description.lower, inputs[-1].description.upper) != (low, high):
             raise _wrong(self.what, "a merge speaks of other times than its inputs")
         self._meet([run.description for run in inputs])
-        merge = Merge(inputs, record.whole, self.target)
+        merge = RunMerge(inputs, record.whole, self.target)
         # A piece may be larger than what was paid for, so that the credit is less than nothing.
         merge.output, merge.first, merge.credit = output, record.first, record.credit
         return merge

@@ -11,7 +11,7 @@ together and pruned. It does not decide when to merge (``spine.choose``) nor whe
 >>> from ddflow.time import Description
 >>> slots, table = Slots(pa.schema({"k": pa.int64()})), pa.table({"k": [1, 2]})
 >>> old, new = (slots.put(Batch.of([4, 9], [time, time], [True, True], table)) for time in (0, 5))
->>> merge = Merge([Run(Description(0, 5, 0), [old]), Run(Description(5, 9, 0), [new])], whole=True)
+>>> merge = RunMerge([Run(Description(0, 5, 0), [old]), Run(Description(5, 9, 0), [new])], whole=True)
 >>> merge.advance(2, slots, None, since=5, settled=True, keeps=False)  # two of four, of which one stays
 (2, 1)
 >>> merge.owed, len(merge.output)
@@ -166,7 +166,7 @@ def useless(picked: Picked, since: int, lapse: Lapse) -> Any:
     return out
 
 
-class Merge:
+class RunMerge:
     """``inputs``: neighbouring runs, oldest first.  ``whole``: nothing older is held anywhere.  ``target``: where the
     output is to live; None for memory.
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from ddflow.trace.index import Index
-from ddflow.trace.merge import Lapse, Merge, Target
+from ddflow.trace.merge import Lapse, RunMerge, Target
 from ddflow.trace.run import Part, Run, Slots
 
 FAN = 32
@@ -58,7 +58,7 @@ class Spine:
     through at once."""
 
     def __init__(self, fan: int = FAN, keeps: bool = False) -> None:
-        self.items: list[Run | Merge] = []
+        self.items: list[Run | RunMerge] = []
         self.fan, self.keeps, self.copied, self.most = fan, keeps, 0, MOST
         self.lapse: Lapse | None = None
         # Runs when a plan was last made, and versions since: a few more of either change nothing.
@@ -73,9 +73,9 @@ class Spine:
         return sum(map(len, self.items))
 
     @property
-    def merges(self) -> list[Merge]:
+    def merges(self) -> list[RunMerge]:
         """Those in progress."""
-        return [item for item in self.items if isinstance(item, Merge)]
+        return [item for item in self.items if isinstance(item, RunMerge)]
 
     @property
     def owed(self) -> int:
@@ -117,12 +117,12 @@ class Spine:
             return
         while True:
             self.planned, self.fresh = len(self.items), 0
-            start = next((i + 1 for i in range(len(self.items) - 1, -1, -1) if isinstance(self.items[i], Merge)), 0)
+            start = next((i + 1 for i in range(len(self.items) - 1, -1, -1) if isinstance(self.items[i], RunMerge)), 0)
             runs = [item for item in self.items[start:] if isinstance(item, Run)]
             first = choose([run.size for run in runs], needed if start == 0 else None, self.fan)
             if first is None:
                 return
-            self.items[start + first :] = [Merge(runs[first:], alone and start + first == 0, target)]
+            self.items[start + first :] = [RunMerge(runs[first:], alone and start + first == 0, target)]
 
     def work(
         self, paid: int | None, slots: Slots, index: Index | None, since: int, settled: bool, files: bool | None = None
@@ -134,7 +134,7 @@ class Spine:
         """
         if not self.merges:
             return
-        for at, merge in [(i, item) for i, item in enumerate(self.items) if isinstance(item, Merge)]:
+        for at, merge in [(i, item) for i, item in enumerate(self.items) if isinstance(item, RunMerge)]:
             if files is not None and files != (merge.target is not None):
                 continue
             owed = merge.owed
@@ -153,14 +153,14 @@ class Spine:
         """Assert the invariant."""
         descriptions = []
         for item in self.items:
-            run = item.output if isinstance(item, Merge) else item
+            run = item.output if isinstance(item, RunMerge) else item
             descriptions.append(run.description)
             for part in item.parts:
                 batch, (lower, upper, _) = slots[part.slot], run.description
                 assert 0 <= part.begin < part.end <= len(batch)
                 # Every time is one the description speaks of.
                 assert int(batch.time.min()) >= lower and int(batch.time.max()) < upper, run.description
-            for each in [run, *(item.inputs if isinstance(item, Merge) else [])]:
+            for each in [run, *(item.inputs if isinstance(item, RunMerge) else [])]:
                 # The parts of a run ascend, and share no identity.
                 ends = [(int(slots[p.slot].high[p.begin]), int(slots[p.slot].high[p.end - 1])) for p in each.parts]
                 assert all(a[1] < b[0] for a, b in pairwise(ends)), ends

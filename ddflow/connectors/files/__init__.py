@@ -14,8 +14,8 @@ known here.
 (2, [[{'id': 1}, {'id': 2}]])
 """
 
-from ddflow.connectors.files.input import Input, open_input
-from ddflow.connectors.files.output import Output, open_output
+from ddflow.connectors.files.input import FileInput, open_input
+from ddflow.connectors.files.output import FileOutput, open_output
 from ddflow.errors import UnwritableOutput
 
-__all__ = ["Input", "Output", "UnwritableOutput", "open_input", "open_output"]
+__all__ = ["FileInput", "FileOutput", "UnwritableOutput", "open_input", "open_output"]

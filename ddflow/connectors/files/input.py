@@ -43,7 +43,7 @@ _READERS: Mapping[str, type[File]] = {
 }
 
 
-class Input:
+class FileInput:
     """Files with one schema; `open_input` makes it.  ``files``: in the order they are read, ``rows``: how many there
     are in all, where the files can tell without being read."""
 
@@ -166,7 +166,7 @@ def open_input(
     types: Mapping[str, str | pa.DataType] | None = None,
     required: Iterable[str] = (),
     known: pa.Schema | None = None,
-) -> Input:
+) -> FileInput:
     """Files and folders as one input of one schema.
 
     ``types``: of columns, where the files' own or guessed ones will not do; as text (``"decimal(12,2)"``) or as
@@ -175,7 +175,7 @@ def open_input(
     and 2 MiB of each that has no types.  Raises `UnreadableInput`, `SchemaMismatch`, `SpecError` for types.
     """
     declared = {name: parse_type(kind) if isinstance(kind, str) else kind for name, kind in (types or {}).items()}
-    return Input(listed(paths), declared, list(required), known)
+    return FileInput(listed(paths), declared, list(required), known)
 
 
 def merged(known: pa.Schema, here: pa.Schema) -> pa.Schema:

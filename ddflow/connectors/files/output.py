@@ -32,7 +32,7 @@ from ddflow.connectors.files.writers import Writer, writer
 from ddflow.errors import DdflowError, OutputExists, UnreadableInput, UnwritableOutput
 
 
-class Output:
+class FileOutput:
     """A file in the making; `open_output` makes it, a ``with`` completes it.  ``written``: rows so far."""
 
     def __init__(self, path: Path, schema: pa.Schema, overwrite: bool) -> None:
@@ -62,7 +62,7 @@ class Output:
             self._writer.write(table.cast(self.schema))
         self.written += table.num_rows
 
-    def __enter__(self) -> Output:
+    def __enter__(self) -> FileOutput:
         with self._worded():
             self._file = open(self._aside, "xb")
             try:
@@ -128,10 +128,10 @@ class Output:
             raise UnwritableOutput(f"write {self.path}", described(error), "mend that, or write elsewhere") from None
 
 
-def open_output(path: Path | str, schema: pa.Schema, overwrite: bool = False) -> Output:
+def open_output(path: Path | str, schema: pa.Schema, overwrite: bool = False) -> FileOutput:
     """An output file, of the kind that its extension says, to be used in a ``with``.
 
     Raises `OutputExists` for a file that is there unless ``overwrite``; `UnwritableOutput` for an unknown extension, a
     folder that is not there, or columns that the kind cannot hold (lists in CSV).  Nothing is written yet.  O(columns).
     """
-    return Output(Path(path), schema, overwrite)
+    return FileOutput(Path(path), schema, overwrite)

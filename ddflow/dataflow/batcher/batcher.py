@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from ddflow.dataflow.batcher.chunks import lots, rows_of
-from ddflow.dataflow.batcher.run import Run
+from ddflow.dataflow.batcher.run import PendingRun
 from ddflow.dataflow.batcher.runs import LARGE, Runs, to_spill
 from ddflow.operators.upsert.events import Sealed, joined
 from ddflow.storage.batch_store import BatchStore
@@ -57,7 +57,7 @@ class Batcher:
         """
         if run.times.size:
             self._peeked = None
-            self.runs.push(Run.resident(run.in_order()))
+            self.runs.push(PendingRun.resident(run.in_order()))
             self.pending += run.times.size
 
     def with_run(self, run: Sealed) -> Batcher:
@@ -116,10 +116,10 @@ class Batcher:
         lot = min(lot, LARGE)
         if not (chosen := to_spill(self.runs, at_most, lot)):
             return
-        written: list[Run] = []
+        written: list[PendingRun] = []
         try:
             for sealed in lots(chosen, rows_of(chosen, lot)):
-                written.append(Run.spilled(batch_store, sealed))
+                written.append(PendingRun.spilled(batch_store, sealed))
                 del sealed  # before the next takes memory
         except BaseException:
             for run in written:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from ddflow.dataflow.batcher.batcher import Batcher
-from ddflow.dataflow.batcher.run import Run, filed, unfiled
+from ddflow.dataflow.batcher.run import PendingRun, filed, unfiled
 from ddflow.errors import CorruptState, cut
 from ddflow.storage.batch_store import BatchStore, StoredBlob
 from ddflow.storage.fields import MEND, Natural, Positive, Strict
@@ -78,13 +78,13 @@ def restore(
     for each in record.to(list[PendingRecord], "runs"):
         run = _run(each, schema, batch_store, spilled, record.what)
         if home is not None and run.stored.compressed:
-            run = Run.spilled(home, run.waiting)
+            run = PendingRun.spilled(home, run.waiting)
         batcher.runs.add(run)
         batcher.pending += len(run)
     return batcher
 
 
-def _run(record: PendingRecord, schema: pa.Schema, batch_store: BatchStore, spilled: bool, what: str) -> Run:
+def _run(record: PendingRecord, schema: pa.Schema, batch_store: BatchStore, spilled: bool, what: str) -> PendingRun:
     names, rows = record.columns, record.rows
     if not set(names) <= set(schema.names):
         raise CorruptState(what, f"its file has the columns {cut(str(names))}, which the plan has not", MEND)
@@ -100,5 +100,5 @@ def _run(record: PendingRecord, schema: pa.Schema, batch_store: BatchStore, spil
         columns = [sealed.events.column(f.name) if f.name in names else pa.nulls(rows, f.type) for f in schema]
         sealed = sealed._replace(events=pa.RecordBatch.from_arrays(columns, schema=schema))
     if spilled:
-        return Run(sealed, record.begin, 0, kept, True)
-    return Run(sealed, record.begin, int(sealed.events.nbytes) + sealed.kept, None, record.final, kept)
+        return PendingRun(sealed, record.begin, 0, kept, True)
+    return PendingRun(sealed, record.begin, int(sealed.events.nbytes) + sealed.kept, None, record.final, kept)

@@ -9,7 +9,7 @@ than a lot, no cut by time helps: they are given run by run. It does not keep or
 >>> from ddflow.operators.upsert.events import Sealed
 >>> def run(*times):
 ...     t = np.array(times)
-...     return Run.resident(Sealed(pa.record_batch({"n": t}), t, t, t))
+...     return PendingRun.resident(Sealed(pa.record_batch({"n": t}), t, t, t))
 >>> [lot.times.tolist() for lot in lots([run(1, 4, 7, 8), run(2, 3, 5, 6)], 3)]
 [[1, 2], [3, 4, 5], [6, 7, 8]]
 """
@@ -20,17 +20,17 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ddflow.dataflow.batcher.run import Run
+from ddflow.dataflow.batcher.run import PendingRun
 from ddflow.operators.upsert.events import Sealed, joined
 
 
-def rows_of(runs: Sequence[Run], size: int) -> int:
+def rows_of(runs: Sequence[PendingRun], size: int) -> int:
     """How many events of these take ``size`` bytes, one at least.  O(runs)."""
     taken = sum(run.held if run.file is None else run.file.nbytes for run in runs)
     return max(size * sum(run.sealed.times.size for run in runs) // max(taken, 1), 1)
 
 
-def lots(runs: Sequence[Run], rows: int) -> Iterator[Sealed]:
+def lots(runs: Sequence[PendingRun], rows: int) -> Iterator[Sealed]:
     """The events that wait in ``runs``, in lots of about ``rows``, 3 x ``rows`` at most.  A lot of one run is a slice.
 
     Lots follow each other in time, but those of one time that fills several.  Takes memory for one lot, twice, and for
@@ -50,7 +50,7 @@ def lots(runs: Sequence[Run], rows: int) -> Iterator[Sealed]:
         begins = ends
 
 
-def _cuts(runs: Sequence[Run], rows: int) -> list[int]:
+def _cuts(runs: Sequence[PendingRun], rows: int) -> list[int]:
     """Ascending times with about ``rows`` events between each two, unless they have one time."""
     # Every time taken stands for `step` events; the last few of a run are not counted, at most half of `rows` in all.
     step = max(rows // (2 * len(runs)), 1)

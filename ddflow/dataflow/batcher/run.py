@@ -3,12 +3,12 @@
 Invariant: a run never changes; taking its first events makes another run over the same columns. Resident or spilled is
 where its columns live: a spilled run's are those of a mapped file, which is unlinked when no run refers to it. Rows
 come as slices of what the caller holds, and a slice keeps the whole alive; so the bytes of a run that we made are
-counted until the last of its events goes, and what keeps more than twice its own bytes alive (`Run.wasteful`) is to be
-copied. A run does not know of other runs.
+counted until the last of its events goes, and what keeps more than twice its own bytes alive (`PendingRun.wasteful`) is
+to be copied. A run does not know of other runs.
 
 >>> import numpy as np, pyarrow as pa
 >>> times = np.array([3, 5, 5])
->>> run = Run.resident(Sealed(pa.record_batch({"k": ["a", "b", "c"]}), times, times, np.arange(3)))
+>>> run = PendingRun.resident(Sealed(pa.record_batch({"k": ["a", "b", "c"]}), times, times, np.arange(3)))
 >>> rest = run.after(run.place(5))
 >>> len(rest), rest.least, rest.cut(3).events.column("k").to_pylist()
 (2, 5, ['b', 'c'])
@@ -28,7 +28,7 @@ SMALL: Final = 1 << 16
 """Bytes that are not worth a closer look: to count them exactly, or to copy them."""
 
 
-class Run:
+class PendingRun:
     """Events [begin, n) of ``sealed`` wait; ``begin`` < n.
 
     ``held``: bytes of memory it holds, 0 when spilled.  ``file``: where it is spilled to.  ``final``: whether it is not
@@ -46,7 +46,7 @@ class Run:
         self.least, self.greatest = int(sealed.times[begin]), int(sealed.times[-1])
 
     @classmethod
-    def resident(cls, sealed: Sealed, final: bool = False) -> Run:
+    def resident(cls, sealed: Sealed, final: bool = False) -> PendingRun:
         """Events in memory, at least one, referred to and not copied.  O(columns)."""
         # A few bytes too many are soon found; a few rows of a large batch must be told from all of it.
         rows = int(sealed.events.get_total_buffer_size())
@@ -54,13 +54,13 @@ class Run:
         return cls(sealed, 0, held, None, final)
 
     @classmethod
-    def own(cls, sealed: Sealed, final: bool = False) -> Run:
+    def own(cls, sealed: Sealed, final: bool = False) -> PendingRun:
         """Events in memory of their own: copied where they are a slice of more.  O(1), or O(n)."""
         run = cls.resident(sealed, final)
         return cls.resident(sealed.copied(), final) if run.wasteful else run
 
     @classmethod
-    def spilled(cls, batch_store: BatchStore, sealed: Sealed) -> Run:
+    def spilled(cls, batch_store: BatchStore, sealed: Sealed) -> PendingRun:
         """Events written to a file, which is final.  O(bytes).  Raises what the place does; no file is left then."""
         file = batch_store.write(filed(sealed))
         return cls(unfiled(file.batch, sealed.original is not sealed.times), 0, 0, file, True)
@@ -84,11 +84,11 @@ class Run:
         """All its events, without a copy."""
         return self.cut(self.sealed.times.size)
 
-    def after(self, end: int) -> Run | None:
+    def after(self, end: int) -> PendingRun | None:
         """The run without the events before place ``end``; None when that is all."""
         if end >= self.sealed.times.size:
             return None
-        return Run(self.sealed, end, self.held, self.file, self.final, self.stored)
+        return PendingRun(self.sealed, end, self.held, self.file, self.final, self.stored)
 
     @property
     def size(self) -> int:

@@ -13,7 +13,7 @@ n) in all; no merge is of more than 2 x ``LARGE`` bytes. A copy of a `Runs` shar
 >>> runs = Runs()
 >>> for i in range(1000):
 ...     n = np.array([1000 - i])
-...     runs.push(Run.resident(Sealed(pa.record_batch({"n": n}), n, n, np.array([i]))))
+...     runs.push(PendingRun.resident(Sealed(pa.record_batch({"n": n}), n, n, np.array([i]))))
 >>> len(runs.by_least) < 3 * FAN, runs.by_least[0].least
 (True, 1)
 """
@@ -26,7 +26,7 @@ from operator import attrgetter
 from typing import Final
 
 from ddflow.dataflow.batcher.chunks import lots, rows_of
-from ddflow.dataflow.batcher.run import Run
+from ddflow.dataflow.batcher.run import PendingRun
 from ddflow.operators.upsert.events import joined
 
 FAN: Final = 16
@@ -44,11 +44,11 @@ class Runs:
     __slots__ = ("by_least", "classes", "fresh", "held", "mapped")
 
     def __init__(self) -> None:
-        self.by_least: list[Run] = []
+        self.by_least: list[PendingRun] = []
         self.held = self.mapped = 0
         self.classes: dict[int, tuple[int, int]] = {}
         """Of the runs that will be merged, by class: how many, and their bytes."""
-        self.fresh: Run | None = None
+        self.fresh: PendingRun | None = None
         """What waits of the last push, as the caller gave it."""
 
     def copy(self) -> Runs:
@@ -58,14 +58,14 @@ class Runs:
         out.held, out.mapped, out.fresh = self.held, self.mapped, self.fresh
         return out
 
-    def push(self, run: Run) -> None:
+    def push(self, run: PendingRun) -> None:
         """Put in a new run, to which the caller's memory belongs.  What waits of the one before is here to stay."""
         fresh, self.fresh = self.fresh, run
         if fresh is not None and (fresh.wasteful or fresh.held >= LARGE):
             self.swap([fresh], kept(fresh))
         self.add(run)
 
-    def add(self, run: Run) -> None:
+    def add(self, run: PendingRun) -> None:
         """Put a run in, and merge its class when that is due.  O(log runs), and O(log n) amortised for each event."""
         insort(self.by_least, run, key=LEAST)
         self._count(run, 1)
@@ -73,7 +73,7 @@ class Runs:
         if number >= FAN or (number > 1 and held >= LARGE):
             self.swap(due := self.of_class(of), merged(due))
 
-    def below(self, upper: int) -> list[Run]:
+    def below(self, upper: int) -> list[PendingRun]:
         """The runs that have an event before ``upper``.  O(log runs + those)."""
         return self.by_least[: bisect_left(self.by_least, upper, key=LEAST)]
 
@@ -92,7 +92,7 @@ class Runs:
                 for part in kept(rest) if copied else [rest]:
                     self.add(part)
 
-    def swap(self, gone: Iterable[Run], new: Iterable[Run]) -> None:
+    def swap(self, gone: Iterable[PendingRun], new: Iterable[PendingRun]) -> None:
         """Replace some runs by others with the same events.  O(runs)."""
         old = set(map(id, gone))
         for run in self.by_least:
@@ -104,11 +104,11 @@ class Runs:
         for run in new:
             self.add(run)
 
-    def of_class(self, number: int) -> list[Run]:
+    def of_class(self, number: int) -> list[PendingRun]:
         """The runs of a size class."""
         return [run for run in self.by_least if class_of(run) == number]
 
-    def _count(self, run: Run, sign: int) -> None:
+    def _count(self, run: PendingRun, sign: int) -> None:
         """Count a run in, or out."""
         self.held += sign * run.held
         self.mapped += sign * (run.file.nbytes if run.file is not None else 0)
@@ -145,24 +145,24 @@ def size_class(size: int) -> int:
     return (size.bit_length() + 3) // 4
 
 
-def class_of(run: Run) -> int:
+def class_of(run: PendingRun) -> int:
     """Which runs a run is merged with: the resident ones of its size class; 0 for none."""
     return 0 if run.final or run.held >= LARGE else size_class(run.held)
 
 
-def merged(runs: Sequence[Run]) -> list[Run]:
+def merged(runs: Sequence[PendingRun]) -> list[PendingRun]:
     """The events of some runs as one run, or as final chunks when they are ``LARGE``.  O(n log n)."""
     if sum(run.size for run in runs) < LARGE:
-        return [Run.own(joined([run.waiting for run in runs]))]
-    return [Run.own(lot, final=True) for lot in lots(runs, rows_of(runs, CHUNK))]
+        return [PendingRun.own(joined([run.waiting for run in runs]))]
+    return [PendingRun.own(lot, final=True) for lot in lots(runs, rows_of(runs, CHUNK))]
 
 
-def kept(run: Run) -> list[Run]:
+def kept(run: PendingRun) -> list[PendingRun]:
     """The events of a run in memory that they share with nothing.  O(n)."""
     return merged([run])
 
 
-def to_spill(runs: Runs, at_most: int, lot: int) -> list[Run]:
+def to_spill(runs: Runs, at_most: int, lot: int) -> list[PendingRun]:
     """The runs to write so that ``at_most`` bytes stay resident, none when that is so already.  O(runs log runs).
 
     The final ones go first, those with the latest times before others, as they will wait longest; then the largest.
@@ -176,7 +176,7 @@ def to_spill(runs: Runs, at_most: int, lot: int) -> list[Run]:
         if run.file is None:
             chosen.append(run)
             held -= run.held
-    small: dict[int, list[Run]] = {}
+    small: dict[int, list[PendingRun]] = {}
     for run in runs.by_least if chosen else ():
         if run.file is not None and run.file.nbytes < lot // 2:
             small.setdefault(size_class(run.file.nbytes), []).append(run)
