@@ -33,7 +33,7 @@ STEP = 10_000
 GROWS = 2.0  # times that a commit may take at most on the largest state over that on the smallest
 
 
-class Durable(Bench):
+class Commits(Bench):
     """The jobs: a number of keys each."""
 
     name = "durable"
@@ -140,4 +140,4 @@ def _bare(folder: str, size: int) -> float:
     return mean(took)
 
 
-BENCH = Durable()
+BENCH = Commits()

@@ -2,7 +2,7 @@
 
 Invariant: the receipts are those of real tasks that took real rows and wrote real files, in both stages of a plan that
 counts behind a projection; after the last commit the state is read, and must hold what was given. The tasks run here
-one after the other, and only `Coordinator.begin` and `Coordinator.finish` are timed. Limits: these look whether every
+one after the other, and only `EpochDriver.begin` and `EpochDriver.finish` are timed. Limits: these look whether every
 file is there, by name and length; its content is compared when somebody opens it.
 
 >>> row = BENCH.measure(3, 2)
@@ -47,7 +47,7 @@ class Receipts(Bench):
     def measure(self, partitions: int, epochs: int) -> dict[str, Any]:
         """Commit ``epochs`` epochs; the driver's part of all but the first is timed."""
         import ddflow as dd
-        from ddflow.partitions.commit import Coordinator
+        from ddflow.partitions.commit import EpochDriver
         from ddflow.partitions.stage_step import StagePart
         from ddflow.storage.opening import open_store
 
@@ -56,7 +56,7 @@ class Receipts(Bench):
         begins, finishes, files = list[float](), list[float](), 0
         with tempfile.TemporaryDirectory(prefix="ddflow-bench-") as folder:
             state = os.path.join(folder, "state")
-            coordinator = Coordinator.open(_flow(), open_store(state, create=True), partitions=partitions)
+            coordinator = EpochDriver.open(_flow(), open_store(state, create=True), partitions=partitions)
             parts, given = dict[tuple[int, int], StagePart](), dict[int, int]()
             for _ in range(epochs):
                 rows = _rows(partitions * ROWS, rng)

@@ -25,12 +25,12 @@ import xxhash
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from ddflow.columns.hashing import Secret
-from ddflow.columns.schema import DIFF
+from ddflow.columns.names import DIFF
 from ddflow.engine.snapshot import found
 from ddflow.errors import CorruptState, PlanChanged, SnapshotExpired
 from ddflow.operators.to_upserts import forgetting
 from ddflow.operators.updates import Updates, consolidated, ints
-from ddflow.partitions.reading import columns_of, plan_of, read_updates, stamped
+from ddflow.partitions.reading import plan_of, read_updates, stamped
 from ddflow.partitions.version import Version
 from ddflow.plan.collection import Plan
 from ddflow.storage.batch_store import BatchStore
@@ -241,7 +241,7 @@ class Follower(DataSourceStreamReader):
     def _schema(self, plan: Plan) -> pa.Schema:
         """All columns of the output, those that are wanted among them."""
         there = self.output in (*plan.outputs, *plan.side_outputs())
-        schema = columns_of(plan, self.output) if there else pa.schema([])
+        schema = (plan.updates_schema(self.output) if there else None) or pa.schema([])
         if not set(self.columns) <= set(schema):
             raise PlanChanged(
                 f"follow {self.output!r} of {self.where}",

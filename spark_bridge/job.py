@@ -30,15 +30,16 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from ddflow.columns.hashing import Secret
-from ddflow.columns.schema import conform, did_you_mean
+from ddflow.columns.names import did_you_mean
+from ddflow.columns.schema import conform
 from ddflow.dataflow.budget import parse_size
 from ddflow.engine.flow import Flow
 from ddflow.errors import DdflowError, MissingExtra, SchemaMismatch, SpecError, WrongMode
 from ddflow.partitions.chunks import PACKED, added, held
-from ddflow.partitions.commit import Committed, Coordinator
-from ddflow.partitions.epoch_start import Base
-from ddflow.partitions.partitioner import Router, carried_only, columns_there
-from ddflow.partitions.receipt import Receipt
+from ddflow.partitions.commit import EpochDriver
+from ddflow.partitions.epoch_start import EpochStart
+from ddflow.partitions.partitioner import Partitioner, carried_only, columns_there
+from ddflow.partitions.receipt import Committed, Receipt
 from ddflow.partitions.version import Version
 from ddflow.plan.codec import describe, fingerprint
 from ddflow.plan.collection import Plan
@@ -90,7 +91,7 @@ class Job:
     """A flow on a state, opened by the driver.  ``columns``: by source, those of its rows, as `checked` gives them.
 
     Raises `SpecError` for what cannot run, as on a state of another number of partitions than the options say, and what
-    `Coordinator.open` raises.
+    `EpochDriver.open` raises.
     """
 
     def __init__(self, flow: Flow, columns: Mapping[str, tuple[str, ...]], options: StateOptions, session: Any) -> None:
@@ -98,7 +99,7 @@ class Job:
         self.memory, self.part_cache = parse_size(options.memory), parse_size(options.part_cache) or 0
         self.stamp = _stamp(flow)
         self.name = options.name or ", ".join(flow.sources)
-        self.coordinator = Coordinator.open(
+        self.coordinator = EpochDriver.open(
             self.flow,
             options.state,
             partitions=options.partitions,
@@ -160,7 +161,7 @@ class Job:
             digests[name] = added(digests.get(name, bytes(16)), bytes(digest))
         return self.coordinator.replayed(epoch, rows, {name: digest.hex() for name, digest in digests.items()})
 
-    def _run(self, session: Any, packed: DataFrame | None, base: Base) -> list[Receipt]:
+    def _run(self, session: Any, packed: DataFrame | None, base: EpochStart) -> list[Receipt]:
         """Run all levels, for every partition.  All of it again, a few times, where Spark gives a job up.
 
         Receipts name files and differ from attempt to attempt, so when an executor is lost while the last level runs,
@@ -176,7 +177,7 @@ class Job:
                     raise
         raise AssertionError
 
-    def _receipts(self, packed: DataFrame, base: Base) -> list[Receipt]:
+    def _receipts(self, packed: DataFrame, base: EpochStart) -> list[Receipt]:
         """Run all levels; the receipts of their tasks."""
         frame = packed
         for level in range(self.coordinator.cut.levels):
@@ -201,13 +202,13 @@ class Job:
 
 def router(
     flow: Plan, name: str, partitions: int, secret: Secret, columns: tuple[str, ...], chunk_bytes: int | None = None
-) -> Router:
+) -> Partitioner:
     """What brings a source's rows to their partitions, in the types in which Spark hands them over."""
     restore = partial(restored, schema=loose(flow.sources[name].bound.schema), what=f"rows for {name!r}")
-    return Router(flow, name, partitions, secret, columns, restore=restore, chunk_bytes=chunk_bytes)
+    return Partitioner(flow, name, partitions, secret, columns, restore=restore, chunk_bytes=chunk_bytes)
 
 
-def routed(frame: DataFrame, by: Router, version: Version | None) -> DataFrame:
+def routed(frame: DataFrame, by: Partitioner, version: Version | None) -> DataFrame:
     """The rows of a source as chunks.  ``version``: of the state that tasks must see.  Raises `MissingExtra`."""
     numbered = frame.toDF(*(f"c{i}" for i in range(len(frame.columns))))  # Spark minds case, dots and quotes
     return mapped(numbered, Route(by, version, tuple(frame.columns)))

@@ -23,7 +23,7 @@ from ddflow.engine.flow import Flow
 from ddflow.errors import SpecError
 from ddflow.partitions.rescale import Rescaled, Rescaler
 from ddflow.partitions.rescale_task import Move, Moved, task
-from ddflow.partitions.stages import Cut
+from ddflow.partitions.stages import Stages
 from spark_bridge.errors import noted, translated
 from spark_bridge.job import check_address, described, settings
 
@@ -36,7 +36,7 @@ _MADE: Final = pa.schema([("made", pa.binary())])
 class Rescaling:
     """The task: makes partitions.  ``tasks``: (level, number) of each, by number."""
 
-    cut: Cut
+    cut: Stages
     move: Move
     tasks: tuple[tuple[int, int], ...]
 

@@ -29,8 +29,8 @@ from ddflow.columns.hashing import Secret
 from ddflow.dataflow.verdicts import Verdicts
 from ddflow.engine.flow import Flow
 from ddflow.errors import SchemaMismatch, SpecError, WrongMode
-from ddflow.partitions.commit import Committed
-from ddflow.partitions.stages import Cut, cut
+from ddflow.partitions.receipt import Committed
+from ddflow.partitions.stages import Stages, cut
 from ddflow.plan.collection import Plan
 from spark_bridge.job import KEEP, ROWS, Job, StateOptions, check_address, checked, joined, mapped, routed, router
 from spark_bridge.monitoring import log
@@ -173,7 +173,7 @@ def schema(flow: Flow) -> StructType:
     return shapes(flow)[next(iter(flow.outputs))].spark
 
 
-def _only(flow: Plan) -> Cut:
+def _only(flow: Plan) -> Stages:
     """A flow that is a single stage, cut.  Raises `SpecError`, naming what is too much."""
     asked, run_it = "a flow as one stage", "use spark_bridge.run(flow, frames)"
     stages = cut(flow)

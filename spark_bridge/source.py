@@ -21,12 +21,12 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
-from ddflow.columns.schema import did_you_mean
+from ddflow.columns.names import did_you_mean
 from ddflow.engine.history import check_readable
 from ddflow.engine.reads import told_only
 from ddflow.engine.snapshot import found
 from ddflow.errors import MissingExtra, NotReadable, SchemaMismatch, SpecError, TimeWentBack
-from ddflow.partitions.reading import columns_of, plan_of
+from ddflow.partitions.reading import plan_of
 from ddflow.partitions.version import Version
 from ddflow.plan.collection import Plan
 from ddflow.storage.manifest import Manifest
@@ -73,7 +73,7 @@ class DdflowSource(DataSource):
         try:
             plan = self._plan(found(store), store.where)
             name = self._output(plan, store.where)
-            return spark_schema(columns_of(plan, name), f"output {name!r}")
+            return spark_schema(plan.updates_schema(name), f"output {name!r}")
         finally:
             store.close()
 
@@ -106,7 +106,7 @@ class DdflowSource(DataSource):
             if after is not None and after > (last := max(manifest.last, manifest.since) if as_of is None else as_of):
                 raise TimeWentBack(f"changes from {after}", f"they end at {shown(last)}", "give an earlier time")
             version = Version.of(store, manifest, self._trust())
-            columns = self._columns(columns_of(plan, name), schema, name)
+            columns = self._columns(plan.updates_schema(name), schema, name)
             kind = Searcher if self._flag("pushdown") else BatchReader
             return kind(Read(version, self.flow, name, columns, as_of, after), plan, manifest)
         finally:
@@ -132,7 +132,7 @@ class DdflowSource(DataSource):
                     "it is a source: no state keeps its updates",
                     "make an output of it, or read it as a batch",
                 )
-            columns = self._columns(columns_of(plan, name), schema, name)
+            columns = self._columns(plan.updates_schema(name), schema, name)
             given = (store.where, self._trust(), self.flow, name, columns, begin)
             try:
                 from spark_bridge.limiting import Limited

@@ -27,8 +27,8 @@ from typing import Any, Final, NamedTuple, overload
 
 from ddflow.dataflow.budget import shown_size
 from ddflow.dataflow.verdicts import SHOWN, Verdicts
-from ddflow.partitions.commit import Committed
 from ddflow.partitions.merged_receipts import ROWS
+from ddflow.partitions.receipt import Committed
 from ddflow.storage.manifest import Epoch, newest
 from ddflow.storage.opening import open_store
 from ddflow.terminal import html_table, printable, text_table

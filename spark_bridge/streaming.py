@@ -21,7 +21,8 @@ from pyspark.sql import DataFrame
 
 from ddflow.engine.flow import Flow
 from ddflow.errors import SpecError, WrongMode
-from ddflow.partitions.commit import Committed, Feed
+from ddflow.partitions.receipt import Committed
+from ddflow.storage.manifest import Feed
 from ddflow.time import CLOSED
 from spark_bridge.errors import noted, translated
 from spark_bridge.job import KEEP, Job, StateOptions, check_address, checked, context_of, settings

@@ -11,7 +11,7 @@ folder under the state's name: that is found before any work is done. Nothing is
 >>> import ddflow as dd
 >>> flow = dd.Flow()
 >>> _ = flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id"))
->>> route = Route(Router(flow, "people", 1, Secret(1, 2)), None, ("id",))
+>>> route = Route(Partitioner(flow, "people", 1, Secret(1, 2)), None, ("id",))
 >>> [chunk.select(["to", "rows"]).to_pylist() for chunk in route([pa.record_batch({"x": [7]})])]
 [[{'to': 0, 'rows': 1}]]
 """
@@ -35,13 +35,13 @@ from pyspark import TaskContext
 from ddflow.columns.hashing import Secret
 from ddflow.errors import SnapshotExpired
 from ddflow.partitions.chunks import packed_receipts, packed_sums
-from ddflow.partitions.epoch_start import Base
-from ddflow.partitions.partitioner import Router
+from ddflow.partitions.epoch_start import EpochStart
+from ddflow.partitions.partitioner import Partitioner
 from ddflow.partitions.receipt import Receipt
-from ddflow.partitions.shuffle_reader import Spool
+from ddflow.partitions.shuffle_reader import ShuffleReader
 from ddflow.partitions.stage_once import computed
 from ddflow.partitions.stage_step import StagePart, idle
-from ddflow.partitions.stages import Cut
+from ddflow.partitions.stages import Stages
 from ddflow.partitions.version import Version
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.opening import open_store
@@ -75,7 +75,7 @@ class Route:
     of the state, which must be seen; None: it is not looked for.  O(rows).  Raises `StateRefused`, and
     what the router raises."""
 
-    router: Router
+    router: Partitioner
     version: Version | None
     names: tuple[str, ...]
 
@@ -95,8 +95,8 @@ class EpochStage:
     Raises what `Part` raises.
     """
 
-    cut: Cut
-    base: Base
+    cut: Stages
+    base: EpochStart
     level: int
     columns: Mapping[str, tuple[str, ...]]
     stamp: str
@@ -111,7 +111,7 @@ class EpochStage:
         base, began = self.base, perf_counter_ns()
         with ExitStack() as stack:
             scratch = None if base.memory is None else stack.enter_context(_scratch())
-            spool = stack.enter_context(Spool(self.cut, self.level, number, base.memory, scratch, self.columns))
+            spool = stack.enter_context(ShuffleReader(self.cut, self.level, number, base.memory, scratch, self.columns))
             inputs, sums = _read(spool, batches)
             taken = (perf_counter_ns() - began) // 1000
             yield from spool.forwarded
@@ -147,7 +147,7 @@ class EpochStage:
         return base.store, self.stamp, base.memory, base.retain, base.partitions, self.level, number
 
     @staticmethod
-    def _receipts(spool: Spool, receipt: Receipt, number: int) -> pa.RecordBatch:
+    def _receipts(spool: ShuffleReader, receipt: Receipt, number: int) -> pa.RecordBatch:
         return packed_receipts([*spool.receipts, receipt.to_json()], number)
 
 
@@ -160,7 +160,7 @@ class RunStage:
     values that Spark cannot take.
     """
 
-    cut: Cut
+    cut: Stages
     level: int
     secret: Secret
     partitions: int
@@ -176,7 +176,7 @@ class RunStage:
                 yield from self._run(itertools.chain([first], batches), first.column("to")[0].as_py())
 
     def _run(self, batches: Batches, number: int) -> Iterator[pa.RecordBatch]:
-        with Spool(self.cut, self.level, number, columns=self.columns) as spool:
+        with ShuffleReader(self.cut, self.level, number, columns=self.columns) as spool:
             inputs, sums = _read(spool, batches)
             rows = {name: reader.read_all() for name, reader in inputs.items()}
             yield from spool.forwarded
@@ -194,7 +194,7 @@ class OnlyStage:
     Each key is in one partition, and columns have their names.  O(rows) expected.  Raises as `RunStage`.
     """
 
-    cut: Cut
+    cut: Stages
     secret: Secret
 
     def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
@@ -240,7 +240,7 @@ class ReadFiles:
                     yield from travelling(table, self.name)
 
 
-def _read(spool: Spool, batches: Batches) -> tuple[dict[str, pa.RecordBatchReader], dict[int, pa.Table]]:
+def _read(spool: ShuffleReader, batches: Batches) -> tuple[dict[str, pa.RecordBatchReader], dict[int, pa.Table]]:
     """Take all chunks in; the rows of each source and the sums of each exchange that came for this stage."""
     for batch in batches:
         spool.take(batch)

@@ -14,8 +14,9 @@ import pyarrow as pa
 
 import ddflow as dd
 from ddflow.columns.hashing import Secret, identities, partition_of
-from ddflow.partitions.commit import Committed, Coordinator
-from ddflow.partitions.epoch_start import Base
+from ddflow.partitions.commit import EpochDriver
+from ddflow.partitions.epoch_start import EpochStart
+from ddflow.partitions.receipt import Committed
 from ddflow.partitions.stage_step import PartDone, StagePart, idle
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.protocol import Store
@@ -30,7 +31,7 @@ class Hands:
         self, flow: dd.Flow, store: Store, partitions: int | None, chance: random.Random, **options: Any
     ) -> None:
         self.store, self.chance = store, chance
-        self.coordinator = Coordinator.open(flow, store, partitions=partitions, **options)
+        self.coordinator = EpochDriver.open(flow, store, partitions=partitions, **options)
         self.cut = self.coordinator.cut
         self.warm: dict[tuple[int, int], StagePart] = {}
         self.hits = 0
@@ -62,7 +63,7 @@ class Hands:
         return committed, self.outputs(committed)
 
     def task(
-        self, base: Base, level: int, number: int, inputs: Mapping[str, pa.Table], sums: Mapping[int, pa.Table]
+        self, base: EpochStart, level: int, number: int, inputs: Mapping[str, pa.Table], sums: Mapping[int, pa.Table]
     ) -> PartDone:
         """One attempt at one task, on a part that is kept open where it holds what the base says."""
         rows = {name: mine(table, self.cut.flow.sources[name].spec.key, base, number) for name, table in inputs.items()}
@@ -110,7 +111,7 @@ def rows_of(batch_store: BatchStore, blob: Any) -> int:
     return int(pa.ipc.open_file(batch_store.store.map(blob)).read_all().num_rows)
 
 
-def mine(table: pa.Table, by: Any, base: Base, number: int) -> pa.Table:
+def mine(table: pa.Table, by: Any, base: EpochStart, number: int) -> pa.Table:
     """The rows of a table that belong to a partition, in their order."""
     high, _ = identities(table.select(list(by)), Secret(*base.secret), table.num_rows)
     return table.filter(pa.array(partition_of(high, base.partitions) == number))

@@ -17,7 +17,7 @@ from parts_by_hand import Hands
 
 import ddflow as dd
 from ddflow.engine.commits import files_named
-from ddflow.partitions.commit import Coordinator
+from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.rescale import rescale
 from ddflow.partitions.stage_step import StagePart
 from ddflow.storage.arrow_file import read_batches
@@ -175,7 +175,7 @@ def test_a_budget_is_kept_though_files_hold_more_than_they_take(tmp_path: Path) 
     flow.output("rows", rows)
     n, budget = 600_000, 64 << 20
     store = open_store(str(tmp_path / "state"), create=True)
-    coordinator = Coordinator.open(flow, store, partitions=1)
+    coordinator = EpochDriver.open(flow, store, partitions=1)
     base = coordinator.begin()
     part = StagePart(coordinator.cut, base, 0, 0)
     made = part.step(base, {"rows": pa.table({"id": range(n), "n": [7] * n})}, {}, {"rows": n}, {"rows": "0" * 32})

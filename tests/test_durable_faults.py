@@ -156,7 +156,7 @@ def troubled(case: Case, faulty: Faulty, options: dict[str, Any], forever: bool)
 def refuses(case: Case, door: Any, forever: bool) -> int:
     """Assert that an engine whose call failed goes no further, or that nothing was changed and it can; the epoch."""
     epoch, engine = door.engine.epoch, door.engine
-    if engine.dataflow.turns.state == "open":  # it failed while it made room, before anything was taken in
+    if engine.dataflow.guard.state == "open":  # it failed while it made room, before anything was taken in
         case.holds(door, epoch)
         if not forever:
             case.go(door, epoch + 1)

@@ -76,7 +76,7 @@ def test_an_array_that_is_refused_leaves_the_state_whole(name: str, medium: Any,
             where = f"array {at}, {asked[at : at + 1]}: {error!r}"
             if error is not None:
                 assert isinstance(error, OutOfMemory), where
-                states.add(door.engine.dataflow.turns.state)
+                states.add(door.engine.dataflow.guard.state)
                 goes_on_or_refuses(case, door, last, where)
             elif len(asked) > at:
                 case.agrees(door, step, last)  # it was refused what it could do without
@@ -96,7 +96,7 @@ def goes_on_or_refuses(case: Any, door: Any, last: int, where: str) -> None:
     """Assert that an engine has changed nothing and goes on, or that it goes no further."""
     epoch, engine = door.engine.epoch, door.engine
     assert epoch == last - 1, where
-    if engine.dataflow.turns.state != "open":
+    if engine.dataflow.guard.state != "open":
         for act in (lambda: case.play(door, last), engine.commit, lambda: engine.read("a")):
             with pytest.raises(EngineClosed):
                 act()

@@ -31,7 +31,7 @@ from ddflow.engine import commits as durable
 from ddflow.errors import DdflowError, EpochSkipped, Fenced, OutcomeUnknown
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.local import LocalStore
-from ddflow.storage.manifest_log import Ledger
+from ddflow.storage.manifest_log import ManifestLog
 from ddflow.storage.protocol import Blob
 from ddflow.storage.site import Site
 
@@ -181,38 +181,38 @@ def late_outputs(patch: pytest.MonkeyPatch) -> None:
         waiting.append((store, name, data))
         return Blob(name, len(data), xxhash.xxh3_128(data).digest())
 
-    def commit(ledger: Ledger, *given: Any, **named: Any) -> Any:
+    def commit(ledger: ManifestLog, *given: Any, **named: Any) -> Any:
         out = real(ledger, *given, **named)
         while waiting:
             store, name, data = waiting.pop()
             store.site.written(store._blob(name), "late", lambda sink, data=data: sink.write(data))
         return out
 
-    real = Ledger.commit
+    real = ManifestLog.commit
     patch.setattr(BatchStore, "put", put)
-    patch.setattr(Ledger, "commit", commit)
+    patch.setattr(ManifestLog, "commit", commit)
 
 
 def sweep_first(patch: pytest.MonkeyPatch) -> None:
     """What the next manifest does not name is deleted before it is published."""
-    real = Ledger.commit
+    real = ManifestLog.commit
 
-    def commit(ledger: Ledger, manifest: Any, partitions: Any, names: set[str], note: str) -> Any:
+    def commit(ledger: ManifestLog, manifest: Any, partitions: Any, names: set[str], note: str) -> Any:
         for name in ledger.names - names - {blob.name for blob in partitions}:
             ledger.store.delete(name)
         return real(ledger, manifest, partitions, names, note)
 
-    patch.setattr(Ledger, "commit", commit)
+    patch.setattr(ManifestLog, "commit", commit)
 
 
 def greedy_sweep(patch: pytest.MonkeyPatch) -> None:
     """With a manifest goes all that it named, also what its successors name."""
 
-    def drop(ledger: Ledger, at: int) -> tuple[int, set[str]]:
+    def drop(ledger: ManifestLog, at: int) -> tuple[int, set[str]]:
         past = ledger._past.pop(at)
         return past.number, past.names
 
-    patch.setattr(Ledger, "_drop", drop)
+    patch.setattr(ManifestLog, "_drop", drop)
 
 
 def one_kept(patch: pytest.MonkeyPatch) -> None:
@@ -241,12 +241,12 @@ def eager_vault(patch: pytest.MonkeyPatch) -> None:
 
 def lost_receipt(patch: pytest.MonkeyPatch) -> None:
     """A manifest tells of the epochs before its own only."""
-    real = Ledger.commit
+    real = ManifestLog.commit
 
-    def commit(ledger: Ledger, manifest: Any, *given: Any, **named: Any) -> Any:
+    def commit(ledger: ManifestLog, manifest: Any, *given: Any, **named: Any) -> Any:
         return real(ledger, replace(manifest, receipts=manifest.receipts[:-1]), *given, **named)
 
-    patch.setattr(Ledger, "commit", commit)
+    patch.setattr(ManifestLog, "commit", commit)
 
 
 def unsynced(patch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from typer.testing import CliRunner
 import ddflow as dd
 from ddflow.cli import app
 from ddflow.errors import CorruptState, DdflowError, StateRefused, StorageFailed, StorageFull
-from ddflow.partitions.commit import Coordinator
+from ddflow.partitions.commit import EpochDriver
 from ddflow.storage.disk import Disk
 from ddflow.storage.garbage import gc
 from ddflow.storage.local import LocalStore
@@ -114,7 +114,7 @@ def another_folder(state: Path) -> None:
 
 
 def goes_on_in_partitions(state: Path) -> None:
-    coordinator = Coordinator.open(flow(), state, grace=0, keep=1)
+    coordinator = EpochDriver.open(flow(), state, grace=0, keep=1)
     coordinator.close()
 
 
@@ -178,7 +178,7 @@ def test_outputs_may_go_to_another_folder_and_epochs_are_told_from_the_one_that_
     "opened",
     [
         lambda state, outputs: flow().open(state, outputs=outputs),
-        lambda state, outputs: Coordinator.open(flow(), state, outputs=outputs, partitions=2),
+        lambda state, outputs: EpochDriver.open(flow(), state, outputs=outputs, partitions=2),
     ],
 )
 @pytest.mark.parametrize("new", [True, False])
@@ -302,7 +302,7 @@ def test_a_damaged_outputs_json_is_named_with_a_remedy_that_helps(damage: str, t
         lambda: flow().open(state, outputs=outputs),
         lambda: gc(state),
         lambda: rollback(state),
-        lambda: Coordinator.open(flow(), state, outputs=outputs),
+        lambda: EpochDriver.open(flow(), state, outputs=outputs),
     ):
         with pytest.raises(CorruptState, match=r"outputs\.json of .*; .*restore it.*|.*delete that file") as caught:
             wrong()

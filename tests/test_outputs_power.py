@@ -263,13 +263,13 @@ def own_renames(patch: pytest.MonkeyPatch) -> None:
 
 def shown_first(patch: pytest.MonkeyPatch) -> None:
     """Files are shown before the manifest is there."""
-    real = durable.Durable.publish
+    real = durable.Commits.publish
 
     def publish(self: Any, engine: Any, epoch: int, receipts: Any, note: str) -> None:
         self.outputs.show(receipts)
         real(self, engine, epoch, receipts, note)
 
-    patch.setattr(durable.Durable, "publish", publish)
+    patch.setattr(durable.Commits, "publish", publish)
 
 
 def only_the_folder_given(patch: pytest.MonkeyPatch) -> None:
@@ -285,7 +285,7 @@ def only_the_folder_given(patch: pytest.MonkeyPatch) -> None:
 
 def not_shown_when_opened(patch: pytest.MonkeyPatch) -> None:
     """Only the process that commits an epoch shows it."""
-    patch.setattr(durable.Durable, "recover", without_show(durable.Durable.recover))
+    patch.setattr(durable.Commits, "recover", without_show(durable.Commits.recover))
 
 
 def without_show(call: Callable[..., Any]) -> Callable[..., Any]:

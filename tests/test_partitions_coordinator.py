@@ -29,13 +29,13 @@ from ddflow.errors import (
     WrongMode,
 )
 from ddflow.partitions import commit as module
-from ddflow.partitions.commit import Committed, Coordinator, Feed
-from ddflow.partitions.epoch_start import Base
-from ddflow.partitions.receipt import Receipt
+from ddflow.partitions.commit import EpochDriver
+from ddflow.partitions.epoch_start import EpochStart
+from ddflow.partitions.receipt import Committed, Receipt
 from ddflow.storage.fields import encoded
 from ddflow.storage.garbage import inside, names_of
 from ddflow.storage.local import LocalStore
-from ddflow.storage.manifest import Output, at, newest
+from ddflow.storage.manifest import Feed, Output, at, newest
 from ddflow.storage.manifest_log import digest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.outputs import OutputFolder
@@ -59,7 +59,7 @@ def flow_of(columns: dict[str, pa.DataType] | None = None, counted: bool = False
 class Tasks:
     """Plays the tasks of a base: each writes an inventory and an output file, and says what it is told to say."""
 
-    def __init__(self, coordinator: Coordinator, base: Base) -> None:
+    def __init__(self, coordinator: EpochDriver, base: EpochStart) -> None:
         self.coordinator, self.base = coordinator, base
         store = coordinator.ledger.store
         self.store = store.writer() if isinstance(store, MemoryStore) else LocalStore(store.where)
@@ -106,16 +106,16 @@ class Tasks:
         ]
 
 
-def epoch(coordinator: Coordinator, rows: int = 3, feed: Feed | None = None, **options: Any) -> Committed:
+def epoch(coordinator: EpochDriver, rows: int = 3, feed: Feed | None = None, **options: Any) -> Committed:
     """One epoch, from begin to finish."""
     base = coordinator.begin(feed=feed, **options)
     return coordinator.finish(base, Tasks(coordinator, base).all(rows), feed=feed)
 
 
-def opened(store: MemoryStore | Path | None = None, flow: dd.Flow | None = None, **options: Any) -> Coordinator:
+def opened(store: MemoryStore | Path | None = None, flow: dd.Flow | None = None, **options: Any) -> EpochDriver:
     """A coordinator of two partitions."""
     store = store.writer() if isinstance(store, MemoryStore) else store or MemoryStore()
-    return Coordinator.open(flow or flow_of(), store, **{"partitions": 2, "secret": Secret(1, 2), **options})
+    return EpochDriver.open(flow or flow_of(), store, **{"partitions": 2, "secret": Secret(1, 2), **options})
 
 
 def test_an_epoch_is_one_manifest_of_all_receipts() -> None:
@@ -418,7 +418,7 @@ def test_a_driver_that_dies_while_it_publishes_is_told_by_the_state(happened: bo
             raise OutcomeUnknown("publish", "the driver died", "open it again")
 
     store = MemoryStore()
-    coordinator = Coordinator.open(flow_of(), Dying(store.shared), partitions=2)
+    coordinator = EpochDriver.open(flow_of(), Dying(store.shared), partitions=2)
     epoch(coordinator, feed=Feed("a", 0))
     with pytest.raises(OutcomeUnknown):
         epoch(coordinator, feed=Feed("a", 1))

@@ -19,11 +19,11 @@ import gc, json, os, sys
 import numpy as np, pyarrow as pa, pyarrow.compute as pc
 import ddflow as dd
 from ddflow.columns.hashing import Secret
-from ddflow.partitions.commit import Coordinator
+from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.stages import cut
 from ddflow.partitions.stage_step import StagePart
-from ddflow.partitions.partitioner import Router
-from ddflow.partitions.shuffle_reader import Spool
+from ddflow.partitions.partitioner import Partitioner
+from ddflow.partitions.shuffle_reader import ShuffleReader
 
 mode, place, total, memory = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 schema = pa.schema({"k": pa.int64(), "v": pa.int64(), "t": pa.int64(), "s": pa.string()})
@@ -42,8 +42,8 @@ def batches(total):
                                pc.binary_join_element_wise(pa.array(k).cast(pa.string()), 'x' * 70, '')], schema=schema)
 
 def take(name, total, wait):
-    coordinator = Coordinator.open(flow, os.path.join(place, name), partitions=1, memory=memory)
-    router = Router(flow, "s", 1, Secret(*coordinator.manifest.secret), None, chunk_bytes=memory // 16)
+    coordinator = EpochDriver.open(flow, os.path.join(place, name), partitions=1, memory=memory)
+    router = Partitioner(flow, "s", 1, Secret(*coordinator.manifest.secret), None, chunk_bytes=memory // 16)
     chunks = os.path.join(place, name + ".arrow")
     # What Spark keeps on its own disk between two stages; it hands over an eighth of the budget together, at most.
     with pa.OSFile(chunks, "wb") as file:
@@ -59,7 +59,7 @@ def take(name, total, wait):
     os.mkdir(scratch)
     base = coordinator.begin(close=mode != "epoch")
     wait("idle")
-    with Spool(PLAN, 0, 0, memory, scratch, {"s": tuple(schema.names)}) as spool:
+    with ShuffleReader(PLAN, 0, 0, memory, scratch, {"s": tuple(schema.names)}) as spool:
         with pa.OSFile(chunks) as file:
             reader = pa.ipc.open_file(file)
             for i in range(reader.num_record_batches):

@@ -29,7 +29,7 @@ from ddflow.partitions.chunks import (
     unpack,
     with_arrival,
 )
-from ddflow.partitions.partitioner import Router, columns_there, tells_arrival
+from ddflow.partitions.partitioner import Partitioner, columns_there, tells_arrival
 
 ORDERS = {"id": pa.int64(), "city": pa.string(), "at": pa.int64()}
 
@@ -42,7 +42,7 @@ def opened(columns: Any, spec: dd.Upsert | None = None) -> dd.Flow:
     return flow
 
 
-def routed(route: Router, batches: Iterable[pa.RecordBatch], origin: int = 0) -> list[dict[str, Any]]:
+def routed(route: Partitioner, batches: Iterable[pa.RecordBatch], origin: int = 0) -> list[dict[str, Any]]:
     out = []
     for batch in route(batches, origin):
         batch.validate(full=True)
@@ -80,7 +80,7 @@ def test_all_rows_arrive_in_order_each_in_the_partition_of_its_key(data: st.Data
     limits = {"chunk_rows": data.draw(st.integers(1, 6)), "chunk_bytes": data.draw(st.sampled_from([1, 60, 10**6]))}
     shape = data.draw(shapes())
     given_rows = to_arrow(source["columns"], rows)
-    chunks = routed(Router(flow, "s", partitions, SECRET, **limits), batches_of(shape(given_rows), schema))
+    chunks = routed(Partitioner(flow, "s", partitions, SECRET, **limits), batches_of(shape(given_rows), schema))
     high, _ = identities(given_rows.select(list(spec.key)), SECRET, len(rows))
     home = partition_of(high, partitions).tolist()
     for to in range(partitions) if partitions < 10 else {*home, 0, 999}:
@@ -106,7 +106,7 @@ def test_the_digest_of_the_rows_is_of_nothing_else(data: st.DataObject) -> None:
 
     def digest(rows: list[Any], partitions: int = 1, cuts: list[list[Any]] | None = None, **options: Any) -> bytes:
         """Of rows read by several tasks, each of which gives them in some shape."""
-        route = Router(flow, "s", partitions, SECRET, **options)
+        route = Partitioner(flow, "s", partitions, SECRET, **options)
         shape = data.draw(shapes())
         parts = [batches_of(shape(to_arrow(source["columns"], part)), schema) for part in cuts or [rows]]
         return of_all([c for task, part in enumerate(parts) for c in routed(route, part, task)])
@@ -131,17 +131,17 @@ def test_a_chunk_is_no_larger_than_asked() -> None:
     table = pa.table(
         {"id": rng.integers(0, 999, 5000), "city": ["x" * (i % 50) for i in range(5000)], "at": range(5000)}
     )
-    route = Router(flow, "s", 2, SECRET, chunk_rows=700, chunk_bytes=20_000)
+    route = Partitioner(flow, "s", 2, SECRET, chunk_rows=700, chunk_bytes=20_000)
     held = [sum(c["rows"] for c in batch.to_pylist()) for batch in route(table.to_batches(max_chunksize=60), 0)]
     assert sum(held) == 5000 and max(held) <= 700 and min(held[:-1]) > 300
     sizes = [batch.nbytes for batch in route(table.to_batches(), 0)]
     assert max(sizes) < 22_000 and np.median(sizes) > 12_000
-    assert len(list(Router(flow, "s", 2, SECRET)(table.to_batches(max_chunksize=60), 0))) == 1
+    assert len(list(Partitioner(flow, "s", 2, SECRET)(table.to_batches(max_chunksize=60), 0))) == 1
 
 
 def test_no_rows_are_no_chunks_but_their_columns_are_looked_at() -> None:
     flow = opened(ORDERS)
-    route = Router(flow, "s", 2, SECRET)
+    route = Partitioner(flow, "s", 2, SECRET)
     assert routed(route, []) == []
     assert routed(route, [pa.record_batch({"id": pa.array([], pa.int32())})]) == []
     with pytest.raises(SchemaMismatch, match="'ids' that was not declared; did you mean 'id'"):
@@ -153,15 +153,15 @@ def test_columns_that_are_not_there_stay_away() -> None:
     rows = pa.record_batch({"at": pa.array([1, 2], pa.int8()), "id": [7, 8]})
     there = columns_there(flow.sources["s"].bound, rows.schema)
     assert there == ("id", "at")
-    (chunk,) = routed(Router(flow, "s", 1, SECRET, there), [rows])
+    (chunk,) = routed(Partitioner(flow, "s", 1, SECRET, there), [rows])
     schema = chunk_schema(flow.sources["s"].bound.schema, there)
     assert rows_of([chunk], schema).to_pylist() == [{"id": 7, "at": 1}, {"id": 8, "at": 2}]
-    (whole,) = routed(Router(flow, "s", 1, SECRET), [rows])
+    (whole,) = routed(Partitioner(flow, "s", 1, SECRET), [rows])
     assert rows_of([whole], pa.schema(ORDERS)).to_pylist()[0] == {"id": 7, "city": None, "at": 1}
 
 
 def test_batches_of_different_columns_are_packed_apart() -> None:
-    route = Router(opened(ORDERS), "s", 1, SECRET)
+    route = Partitioner(opened(ORDERS), "s", 1, SECRET)
     chunks = routed(route, [pa.record_batch({"id": [1]}), pa.record_batch({"id": [2], "city": ["Bern"]})])
     assert rows_of(chunks, pa.schema(ORDERS)).to_pylist() == [
         {"id": 1, "city": None, "at": None},
@@ -176,14 +176,14 @@ def test_types_are_restored_before_they_are_looked_at() -> None:
     def restore(table: pa.Table) -> pa.Table:
         return table.cast(pa.schema({"id": pa.uint64()}))
 
-    route = Router(flow, "s", 1, SECRET, restore=restore)
+    route = Partitioner(flow, "s", 1, SECRET, restore=restore)
     given_rows = pa.record_batch({"id": pa.array([2**64 - 1], pa.decimal128(20))})
     assert rows_of(routed(route, [given_rows]), pa.schema({"id": pa.uint64()})).to_pylist() == [{"id": 2**64 - 1}]
 
 
 def test_it_can_be_sent() -> None:
     flow = opened(ORDERS, dd.Upsert("id", where="at > 0"))
-    route = ForkingPickler.loads(ForkingPickler.dumps(Router(flow, "s", 4, SECRET, ("id", "at"))))
+    route = ForkingPickler.loads(ForkingPickler.dumps(Partitioner(flow, "s", 4, SECRET, ("id", "at"))))
     assert [c["rows"] for c in routed(route, [pa.record_batch({"id": [1]})])] == [1]
 
 
@@ -214,7 +214,7 @@ REFUSED = {
 def test_what_no_step_would_take_is_refused_before_it_travels(case: str) -> None:
     rows, message = REFUSED[case]
     with pytest.raises(SchemaMismatch, match=message):
-        routed(Router(opened(ORDERS), "s", 2, SECRET), [rows])
+        routed(Partitioner(opened(ORDERS), "s", 2, SECRET), [rows])
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_kafkas_columns_are_picked_up_by_themselves() -> None:
     flow = opened({"id": pa.int64()})
     bound = flow.sources["s"].bound
     assert columns_there(bound, kafka(ROWS).schema) == ("id",)
-    chunks = routed(Router(flow, "s", 1, SECRET, ("id",)), [kafka(ROWS).slice(0, 3), kafka(ROWS).slice(3)], 99)
+    chunks = routed(Partitioner(flow, "s", 1, SECRET, ("id",)), [kafka(ROWS).slice(0, 3), kafka(ROWS).slice(3)], 99)
     schema = with_arrival(bound.schema, True)
     got = {c["origin"]: (c["at"], rows_of([c], schema).to_pydict()) for c in chunks}
     assert got == {
@@ -249,9 +249,9 @@ def test_kafkas_columns_are_picked_up_by_themselves() -> None:
         "t/0000000011": (5, {"id": [4], "_arrival": [5]}),
         "u/0000000003": (2, {"id": [2], "_arrival": [2]}),
     }
-    bare = routed(Router(flow, "s", 1, SECRET, ("id",)), [kafka(ROWS).select(["id"])], 99)
+    bare = routed(Partitioner(flow, "s", 1, SECRET, ("id",)), [kafka(ROWS).select(["id"])], 99)
     assert of_all(bare) == of_all(chunks), "where rows come from is no part of what they are"
-    without = routed(Router(flow, "s", 1, SECRET, ("id",)), [kafka(ROWS, topics=False)], 99)
+    without = routed(Partitioner(flow, "s", 1, SECRET, ("id",)), [kafka(ROWS, topics=False)], 99)
     assert Counter(c["origin"] for c in without) == {"/0000000003": 1, "/0000000011": 1}
 
 
@@ -259,13 +259,13 @@ def test_kafkas_columns_may_be_the_flows_own() -> None:
     ordered = opened({"id": pa.int64(), "offset": pa.int64()}, dd.Upsert("id", order_by="offset"))
     rows = kafka(ROWS)
     assert columns_there(ordered.sources["s"].bound, rows.schema) == ("id", "offset")
-    chunks = routed(Router(ordered, "s", 1, SECRET), [rows])
+    chunks = routed(Partitioner(ordered, "s", 1, SECRET), [rows])
     (own,) = [c for c in chunks if c["origin"] == "t/0000000003"]
     told = rows_of([own], with_arrival(ordered.sources["s"].bound.schema, True))
     assert told.to_pydict() == {"id": [3, 6, 1], "offset": [5, 6, 7], "_arrival": [5, 6, 7]}
     declared = {"id": pa.int64(), "offset": pa.int64(), "partition": pa.int32(), "topic": pa.string()}
     assert not tells_arrival(rows.schema, pa.schema(declared))
-    (chunk,) = routed(Router(opened(declared), "s", 1, SECRET), [rows], 4)
+    (chunk,) = routed(Partitioner(opened(declared), "s", 1, SECRET), [rows], 4)
     assert (chunk["origin"], chunk["at"]) == ("0000000004", 0)
     assert rows_of([chunk], pa.schema(declared)).column("offset").to_pylist() == [7, 2, 5, 5, 1, 6]
 
@@ -274,7 +274,7 @@ def test_rows_of_one_key_go_where_the_state_has_them() -> None:
     """The partition is that of the identity, which is the same whether or not the key may be null."""
     for keep in ("keep", "drop"):
         flow = opened({"id": pa.float64()}, dd.Upsert("id", null_key=keep))
-        chunks = routed(Router(flow, "s", 64, SECRET), [pa.record_batch({"id": [0.0, -0.0, None, float("nan")]})])
+        chunks = routed(Partitioner(flow, "s", 64, SECRET), [pa.record_batch({"id": [0.0, -0.0, None, float("nan")]})])
         high, _ = identities(pa.record_batch({"id": [0.0, None, float("nan")]}), SECRET, 3)
         zero, null, nan = partition_of(high, 64).tolist()
         assert Counter({c["to"]: c["rows"] for c in chunks}) == Counter([zero, zero, null, nan])

@@ -31,8 +31,8 @@ from ddflow.errors import (
     StateRefused,
 )
 from ddflow.partitions.reading import (
+    ByPartition,
     Share,
-    Shared,
     contents,
     partitions_with,
     plan_of,
@@ -89,9 +89,9 @@ def test_what_is_shared_and_what_is_not() -> None:
     flow.output("none", flow.sources["orders"].project(["city"]))
     flow.output("together", flow.outputs["diff"].consolidate())
     found = {name: shared(flow, name) for name in (*flow.outputs, *flow.sources)}
-    assert found["orders"] == Shared(0, ("id",)) == found["paid"]
-    assert found["by_city"] == Shared(1, ("city",))
-    assert found["sizes"] == Shared(2, ("count",)) and found["all"] == Shared(1, ())
+    assert found["orders"] == ByPartition(0, ("id",)) == found["paid"]
+    assert found["by_city"] == ByPartition(1, ("city",))
+    assert found["sizes"] == ByPartition(2, ("count",)) and found["all"] == ByPartition(1, ())
     assert found["diff"] is found["none"] is found["together"] is None
     back = dd.Flow()
     back.output("out", back.upserts("a", {"id": pa.int64()}, dd.Upsert("id")).to_upserts("id"))
@@ -107,7 +107,7 @@ def test_a_key_is_looked_for_in_its_partition_only() -> None:
     hands.epoch({"a": pa.table({"a": [*range(50)], "b": [f"b{n}" for n in range(50)], "n": [7] * 50})})
     tables, manifest = shares_of(store, flow, "rows"), found(store)
     how = shared(flow, "rows")
-    assert how == Shared(0, ("c", "a")) and sum(table.num_rows > 0 for table in tables) > 8
+    assert how == ByPartition(0, ("c", "a")) and sum(table.num_rows > 0 for table in tables) > 8
     for a in range(50):
         values = {"a": [pa.scalar(a)], "c": [pa.scalar(f"b{a}")], "n": [pa.scalar(7)]}
         numbers = partitions_with(("c", "a"), values, manifest)

@@ -32,9 +32,9 @@ from ddflow.partitions.chunks import (
     row_hashes,
     sums_schema,
 )
-from ddflow.partitions.partitioner import Router
-from ddflow.partitions.shuffle_reader import Spool
-from ddflow.partitions.stages import Cut, cut
+from ddflow.partitions.partitioner import Partitioner
+from ddflow.partitions.shuffle_reader import ShuffleReader
+from ddflow.partitions.stages import Stages, cut
 
 
 def opened(columns: Any, spec: dd.Upsert | None = None) -> dd.Flow:
@@ -56,7 +56,7 @@ def seen(table: pa.Table) -> list[str]:
     return [repr(row) for row in plain(table)]
 
 
-def read(spool: Spool, name: str = "s") -> pa.Table:
+def read(spool: ShuffleReader, name: str = "s") -> pa.Table:
     reader = spool.source(name)
     assert reader is not None
     return reader.read_all()
@@ -69,7 +69,7 @@ def test_rows_come_back_in_the_order_of_arrival(tmp_path_factory: pytest.TempPat
     rows = data.draw(events(source, most=20))
     flow = opened(schema_of(source["columns"]), spec_of(source["spec"]))
     partitions = data.draw(st.integers(1, 3))
-    route = Router(flow, "s", partitions, SECRET, chunk_rows=data.draw(st.integers(1, 5)))
+    route = Partitioner(flow, "s", partitions, SECRET, chunk_rows=data.draw(st.integers(1, 5)))
     tasks = data.draw(splits(rows))
     batches = [b for n, part in enumerate(tasks) for b in route(to_arrow(source["columns"], part).to_batches(), n)]
     whole = to_arrow(source["columns"], rows)
@@ -80,7 +80,7 @@ def test_rows_come_back_in_the_order_of_arrival(tmp_path_factory: pytest.TempPat
     for number in range(partitions):
         home = np.flatnonzero(partition_of(high, partitions) == number).tolist()
         expected = whole.take(pa.array(home, pa.int64()))
-        with Spool(cut(flow), 0, number, memory, str(scratch)) as spool:
+        with ShuffleReader(cut(flow), 0, number, memory, str(scratch)) as spool:
             for batch in shuffled(batches, data.draw(st.integers(0, 99)), number):
                 spool.take(batch)
             assert spool.rows == ({"s": len(home)} if home else {})
@@ -98,7 +98,7 @@ def test_rows_of_every_type_are_read_from_memory_and_from_the_file(kind: str, tm
     n = len(array)
     flow = opened({"id": pa.int64(), "v": array.type})
     rows = pa.record_batch({"id": pa.array(range(n)), "v": array})
-    chunks = shuffled(Router(flow, "s", 1, SECRET, chunk_rows=4)([rows], 0), 1)
+    chunks = shuffled(Partitioner(flow, "s", 1, SECRET, chunk_rows=4)([rows], 0), 1)
     odd = Origin(["t/0"], np.empty(0, np.int64), np.arange(n) * 3 % n, True)
     hashes = row_hashes(rows, SECRET)
     halves = [
@@ -114,7 +114,7 @@ def test_rows_of_every_type_are_read_from_memory_and_from_the_file(kind: str, tm
     for given_chunks in (chunks, halves):
         told = []
         for memory in (None, 0):
-            with Spool(cut(flow), 0, 0, memory, str(tmp_path)) as spool:
+            with ShuffleReader(cut(flow), 0, 0, memory, str(tmp_path)) as spool:
                 for chunk in given_chunks:
                     spool.take(chunk)
                 table = read(spool)
@@ -141,7 +141,7 @@ def kafka(
             "partition": pa.array([partition] * n, pa.int32()),
         }
     )
-    return list(Router(flow, "s", 1, SECRET, chunk_rows=chunk_rows)([rows], task))
+    return list(Partitioner(flow, "s", 1, SECRET, chunk_rows=chunk_rows)([rows], task))
 
 
 @effort(80, deadline=None)
@@ -152,7 +152,7 @@ def test_rows_of_a_kafka_partition_that_interleave_are_merged(
     flow = opened({"id": pa.int64()})
     batches = [b for task in range(tasks) for b in kafka(flow, offsets[task::tasks], task, chunk_rows=chunk_rows)]
     batches += kafka(flow, [5, 7], 11, partition=2)
-    with Spool(cut(flow), 0, 0, seed % 2 or None, str(tmp_path_factory.mktemp("scratch"))) as spool:
+    with ShuffleReader(cut(flow), 0, 0, seed % 2 or None, str(tmp_path_factory.mktemp("scratch"))) as spool:
         for batch in shuffled(batches, seed):
             spool.take(batch)
         parts = list(spool.source("s") or ())
@@ -165,24 +165,24 @@ def test_events_with_the_same_offset_come_in_one_order_whatever_the_shuffle_does
     batches = []
     for task in range(4):
         rows = pa.record_batch({"id": [1, 2, 3], "v": [task] * 3, "offset": [7, 7, 8], "partition": [0] * 3})
-        batches += list(Router(flow, "s", 1, SECRET)([rows], task))
+        batches += list(Partitioner(flow, "s", 1, SECRET)([rows], task))
     told = set()
     for seed in range(9):
-        with Spool(cut(flow), 0, 0) as spool:
+        with ShuffleReader(cut(flow), 0, 0) as spool:
             for batch in shuffled(batches, seed):
                 spool.take(batch)
             told.add(repr(read(spool).to_pylist()))
     assert len(told) == 1
 
 
-def counted() -> tuple[dd.Flow, Cut]:
+def counted() -> tuple[dd.Flow, Stages]:
     """Two levels behind the sources: counts by city, then counts of those."""
     flow = opened({"id": pa.int64(), "city": pa.string()})
     flow.output("sizes", flow.outputs["s"].count("city", name="n").project(["n"]).count())
     return flow, cut(flow)
 
 
-def sums(plan: Cut, number: int, rows: list[Any]) -> pa.Table:
+def sums(plan: Stages, number: int, rows: list[Any]) -> pa.Table:
     schema = sums_schema(plan.meetings[number])
     return pa.table([[row[i] for row in rows] for i in range(3)], schema=schema)
 
@@ -197,7 +197,7 @@ def test_sums_are_for_their_level_and_what_is_for_later_ones_passes(memory: int 
         packed_receipts([b"one", b"two"], 0),
         *packed_sums({0: sums(plan, 0, [("Chur", 7, 1)])}, plan, 1, SECRET),
     ]
-    with Spool(plan, 1, 0, memory, str(tmp_path)) as spool:
+    with ShuffleReader(plan, 1, 0, memory, str(tmp_path)) as spool:
         for batch in shuffled(batches, 3, several=9):
             spool.take(batch)
         assert sorted(spool.receipts) == [b"one", b"two"]
@@ -210,7 +210,7 @@ def test_sums_are_for_their_level_and_what_is_for_later_ones_passes(memory: int 
         passed = list(spool.forwarded)
         assert [batch.schema for batch in passed] == [PACKED]
         assert (spool.rows, spool.digests, spool.source("s")) == ({}, {}, None)
-    with Spool(plan, 2, 0) as later:
+    with ShuffleReader(plan, 2, 0) as later:
         later.take(passed[0])
         assert later.sums(1).to_pylist() == [{"n": 3, "_time": 7, "_diff": 1}]
         assert later.sums(0).num_rows == 0 and later.sums(0).schema == sums_schema(plan.meetings[0])
@@ -219,7 +219,7 @@ def test_sums_are_for_their_level_and_what_is_for_later_ones_passes(memory: int 
 
 def test_what_is_not_for_the_task_is_refused() -> None:
     flow, plan = counted()
-    (rows,) = Router(flow, "s", 1, SECRET)([pa.record_batch({"id": [1]})], 0)
+    (rows,) = Partitioner(flow, "s", 1, SECRET)([pa.record_batch({"id": [1]})], 0)
     (first,) = packed_sums({0: sums(plan, 0, [("Bern", 7, 2)])}, plan, 1, SECRET)
     cases = [
         (0, 1, rows, "partition 1 of level 0: rows for partition 0 came to it; leave the shuffle to ddflow"),
@@ -229,38 +229,41 @@ def test_what_is_not_for_the_task_is_refused() -> None:
         (0, 0, rows.set_column(1, PACKED.field("what"), pa.array([-9], pa.int32())), "sums 8 came to it"),
     ]
     for level, number, batch, message in cases:
-        with Spool(plan, level, number) as spool, pytest.raises(Misrouted, match=message):
+        with ShuffleReader(plan, level, number) as spool, pytest.raises(Misrouted, match=message):
             spool.take(batch)
 
 
 def test_a_row_without_a_payload_only_calls_its_partition() -> None:
     call = pa.RecordBatch.from_pylist([{"to": 2}], PACKED)
-    with Spool(cut(opened({"id": pa.int64()})), 1, 2) as spool:
+    with ShuffleReader(cut(opened({"id": pa.int64()})), 1, 2) as spool:
         spool.take(call)
         spool.take(call.slice(0, 0))
         assert (spool.rows, spool.receipts, spool.source("s")) == ({}, [], None)
-    with Spool(cut(opened({"id": pa.int64()})), 0, 1) as spool, pytest.raises(Misrouted, match="for partition 2"):
+    with (
+        ShuffleReader(cut(opened({"id": pa.int64()})), 0, 1) as spool,
+        pytest.raises(Misrouted, match="for partition 2"),
+    ):
         spool.take(call)
 
 
 def test_large_types_are_read_as_well() -> None:
     """Spark hands binary and text over as large ones where its session says so."""
     flow = opened({"id": pa.int64()})
-    (batch,) = Router(flow, "s", 1, SECRET)([pa.record_batch({"id": [1, 2]})], 0)
+    (batch,) = Partitioner(flow, "s", 1, SECRET)([pa.record_batch({"id": [1, 2]})], 0)
     large = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
     wide = batch.cast(pa.schema([field.with_type(large.get(field.type, field.type)) for field in PACKED]))
-    with Spool(cut(flow), 0, 0) as spool:
+    with ShuffleReader(cut(flow), 0, 0) as spool:
         spool.take(wide)
         assert read(spool).column("id").to_pylist() == [1, 2]
 
 
 def test_columns_that_are_not_there_stay_away() -> None:
     flow = opened({"id": pa.int64(), "city": pa.string(), "at": pa.int64()})
-    (batch,) = Router(flow, "s", 1, SECRET, ("id", "at"))([pa.record_batch({"at": [1], "id": [2]})], 0)
-    with Spool(cut(flow), 0, 0, columns={"s": ("id", "at")}) as spool:
+    (batch,) = Partitioner(flow, "s", 1, SECRET, ("id", "at"))([pa.record_batch({"at": [1], "id": [2]})], 0)
+    with ShuffleReader(cut(flow), 0, 0, columns={"s": ("id", "at")}) as spool:
         spool.take(batch)
         assert read(spool).to_pylist() == [{"id": 2, "at": 1}]
-    with Spool(cut(flow), 0, 0) as spool:
+    with ShuffleReader(cut(flow), 0, 0) as spool:
         spool.take(batch)
         with pytest.raises(Misrouted, match="one version of ddflow"):
             read(spool)
@@ -268,9 +271,9 @@ def test_columns_that_are_not_there_stay_away() -> None:
 
 def test_an_eighth_of_the_budget_is_held_in_memory(tmp_path: Path) -> None:
     flow = opened({"id": pa.int64()})
-    route = Router(flow, "s", 1, SECRET, chunk_rows=1000)
+    route = Partitioner(flow, "s", 1, SECRET, chunk_rows=1000)
     batches = list(route([pa.record_batch({"id": range(40_000)})], 0))
-    spool = Spool(cut(flow), 0, 0, 800_000, str(tmp_path))
+    spool = ShuffleReader(cut(flow), 0, 0, 800_000, str(tmp_path))
     held = []
     for batch in batches:
         spool.take(batch)
@@ -287,8 +290,8 @@ def test_an_eighth_of_the_budget_is_held_in_memory(tmp_path: Path) -> None:
 
 def test_several_spools_share_a_scratch_folder_and_errors_name_it(tmp_path: Path) -> None:
     flow = opened({"id": pa.int64()})
-    (batch,) = Router(flow, "s", 1, SECRET)([pa.record_batch({"id": [1]})], 0)
-    spools = [Spool(cut(flow), 0, 0, 0, str(tmp_path)) for _ in range(3)]
+    (batch,) = Partitioner(flow, "s", 1, SECRET)([pa.record_batch({"id": [1]})], 0)
+    spools = [ShuffleReader(cut(flow), 0, 0, 0, str(tmp_path)) for _ in range(3)]
     for spool in spools:
         spool.take(batch)
     for spool in spools:
@@ -296,7 +299,7 @@ def test_several_spools_share_a_scratch_folder_and_errors_name_it(tmp_path: Path
         spool.close()
     assert os.listdir(tmp_path) == []
     with (
-        Spool(cut(flow), 0, 0, 0, str(tmp_path / "gone")) as spool,
+        ShuffleReader(cut(flow), 0, 0, 0, str(tmp_path / "gone")) as spool,
         pytest.raises((SpillRefused, OSError), match="gone"),
     ):
         spool.take(batch)

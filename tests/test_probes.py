@@ -19,7 +19,7 @@ from probes import CHANCE, SLOTS, check, counted
 
 import ddflow as dd
 from ddflow.columns.hashing import Secret
-from ddflow.columns.threads import Crew
+from ddflow.columns.threads import Threads
 from ddflow.dataflow import step as computation
 from ddflow.trace import checkpoint as inventory
 from ddflow.trace.index import Index
@@ -77,7 +77,7 @@ def test_steps_of_any_size_look_a_few_slots_far_and_any_number_of_threads_gives_
     taken: list[tuple[tuple[str, int, int], bool]], threads: int, texts: bool, kind: str
 ) -> None:
     with pytest.MonkeyPatch.context() as patch, counted() as calls:
-        patch.setattr(Crew.spans, "__defaults__", (SPAN,))
+        patch.setattr(Threads.spans, "__defaults__", (SPAN,))
         with (
             plan(texts, kind).open(secret=SECRET) as one,
             plan(texts, kind).open(secret=SECRET, threads=threads) as some,

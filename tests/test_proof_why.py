@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import ddflow as dd
-from ddflow.engine.why import Story
+from ddflow.engine.story import Story
 from ddflow.storage.memory import MemoryStore
 from ddflow.tools.why import why_of
 from tests.proof_case import EPOCH, HELD, WIDE, events, feed, plan

@@ -14,7 +14,7 @@ from rules import canonical, rank
 
 from ddflow.columns.hashing import Secret, value_hashes
 from ddflow.columns.rows import Rows, Sources, View, dense_ranks, gather, plainly
-from ddflow.columns.threads import Crew
+from ddflow.columns.threads import Threads
 from ddflow.errors import TooLarge
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import LIVE, OCCUPIED
@@ -196,7 +196,7 @@ def test_threads_gather_what_one_would() -> None:
     )
     sources, places = Sources(schema, [Rows(table)]), np.random.default_rng(2).integers(0, n, n)
     alone = gather(sources, places, schema)
-    with Crew(2) as crew:
+    with Threads(2) as crew:
         sources.crew = crew
         assert len(crew.spans(n)) == 2
         assert gather(sources, places, schema).equals(alone)

@@ -31,8 +31,8 @@ from ddflow.errors import (
     WrongMode,
 )
 from ddflow.partitions.chunks import RECEIPT
-from ddflow.partitions.commit import Coordinator
-from ddflow.partitions.partitioner import Router
+from ddflow.partitions.commit import EpochDriver
+from ddflow.partitions.partitioner import Partitioner
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.version import Version
 from spark_bridge import errors, rescaling
@@ -308,10 +308,10 @@ def test_an_executor_that_sees_another_state_says_so_before_it_works(tmp_path: P
     here, there = str(tmp_path / "here"), str(tmp_path / "there")
     with flow.open(there) as engine:
         engine.step({"orders": orders_of(3)}, time=1)
-    coordinator = Coordinator.open(flow, here, partitions=1)
+    coordinator = EpochDriver.open(flow, here, partitions=1)
     sight = Version(here, "owner", 0, coordinator.ledger.digest)
     look(sight)
-    router = Router(flow, "orders", 1, Secret(1, 2))
+    router = Partitioner(flow, "orders", 1, Secret(1, 2))
 
     def never() -> Iterator[pa.RecordBatch]:
         raise AssertionError("rows were asked for")
@@ -335,13 +335,13 @@ def receipts_of(batches: list[pa.RecordBatch]) -> list[Receipt]:
 def test_a_task_that_is_run_twice_or_left_half_way_is_harmless_and_a_cached_part_tells(state: str) -> None:
     flow = dd.Flow()
     flow.output("o", flow.upserts("orders", test_spark.ORDERS, dd.Upsert("id", order_by="at")))
-    coordinator = Coordinator.open(flow, state, partitions=1)
+    coordinator = EpochDriver.open(flow, state, partitions=1)
     columns = {"orders": tuple(test_spark.ORDERS.names)}
     hits = []
     with flow.open() as engine:
         for epoch in range(1, 5):
             rows = orders_of(50, seed=epoch)
-            router = Router(flow, "orders", 1, Secret(*coordinator.manifest.secret))
+            router = Partitioner(flow, "orders", 1, Secret(*coordinator.manifest.secret))
             chunks = list(Route(router, None, columns["orders"])(rows.to_batches()))
             base = coordinator.begin()
             task = EpochStage(coordinator.cut, base, 0, columns, "a test", 1 << 30 if epoch < 4 else 0)

@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from ddflow.columns.threads import Crew
+from ddflow.columns.threads import Threads
 from ddflow.dataflow import step as computation
-from ddflow.dataflow.admission import Intake
+from ddflow.dataflow.admission import Admission
 from ddflow.dataflow.batcher import Batcher, batcher, run, runs
 from ddflow.dataflow.ranges import Ranges
 from ddflow.dataflow.spilling import make_room
@@ -63,7 +63,7 @@ SMALL: list[tuple[Any, str, Any]] = [
     (spine, "PIECE", 2),
     (spine, "EFFORT", 2),
     (computation, "GATHERED", 3),
-    (Crew.spans, "__defaults__", (2,)),
+    (Threads.spans, "__defaults__", (2,)),
 ]
 """Sizes by which ddflow decides, and what they are where everything is `tiny`."""
 
@@ -124,8 +124,8 @@ WATCHED: list[tuple[Any, str, Callable[..., list[str]]]] = [
     (computation.Computation, "_ranged", lambda _, __, ___, by, bits: ["updates brought into ranges"] if bits else []),
     (BatchStore, "mapped", lambda *_: ["a table that was mapped"]),
     (Batcher, "spill", lambda _, waiting, *__: ["pending events that were spilled"] if waiting.mapped else []),
-    (Crew, "each", lambda _, __, ___, spans: ["work shared by threads"] if len(spans) > 1 else []),
-    (Intake, "admit", lambda *given: ["an input taken in portions"] if given[5] else []),
+    (Threads, "each", lambda _, __, ___, spans: ["work shared by threads"] if len(spans) > 1 else []),
+    (Admission, "admit", lambda *given: ["an input taken in portions"] if given[5] else []),
 ]
 """Whose calls are watched, and what each call tells of, by its result and its arguments."""
 

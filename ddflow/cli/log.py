@@ -29,7 +29,7 @@ from uuid import UUID
 import pyarrow as pa
 import typer
 
-from ddflow.columns.schema import did_you_mean
+from ddflow.columns.names import did_you_mean
 from ddflow.connectors.files import FileInput, open_input
 from ddflow.connectors.files.kinds import JSON, kind_of, listed
 from ddflow.engine.logs import Full

@@ -30,7 +30,8 @@ from ddflow.cli.progress import Tick, progress
 from ddflow.cli.reading import marked, taken, ticked, within
 from ddflow.cli.say import say
 from ddflow.cli.show import Done, Piped, Preview
-from ddflow.columns.schema import DIFF, updates_schema
+from ddflow.columns.names import DIFF
+from ddflow.columns.schema import updates_schema
 from ddflow.connectors.files import FileInput, FileOutput, open_output
 from ddflow.dataflow.inflow import add
 from ddflow.dataflow.verdicts import Verdicts

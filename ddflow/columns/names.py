@@ -1,4 +1,4 @@
-"""Names of columns as options take them: one as text, or several in their order.
+"""Names of columns: as options take them, one as text or several in their order; and what a wrong one may have meant.
 
 Invariant: what comes back is text, and in an order that somebody gave: a set has none, so what is made of it would
 change from process to process.  Whether there are such columns is asked by whoever knows the schema.
@@ -13,10 +13,15 @@ ddflow.errors.SpecError: an upsert spec: seq= is ['id']; name one column, as tex
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence, Set
+from difflib import get_close_matches
+from typing import Any, Final
 
 from ddflow.errors import SpecError
+
+TIME: Final = "_time"
+DIFF: Final = "_diff"
+RESERVED = (TIME, DIFF)
 
 
 def column_names(given: Any, asked: str, option: str) -> tuple[str, ...]:
@@ -35,3 +40,25 @@ def column_name(given: Any, asked: str, option: str) -> str:
     if not isinstance(given, str) or not given:
         raise SpecError(asked, f"{option}= is {given!r:.200}", "name one column, as text")
     return given
+
+
+def check_names(names: Sequence[str], what: str) -> None:
+    """Refuse duplicate names, those that updates use themselves, and what is none.  Raises `SpecError`."""
+    for name in names:
+        if not isinstance(name, str):
+            raise SpecError(what, f"a column is called {name!r:.200}", "give names as text")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise SpecError(what, f"the columns {twice} occur more than once", "give every column its own name")
+    taken = [name for name in names if name in RESERVED]
+    if taken:
+        raise SpecError(
+            what, f"the columns {taken} are those that updates carry themselves", "rename them in the input"
+        )
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The remedy for an unknown name: the nearest one, and all of them."""
+    known = list(known)
+    near = get_close_matches(str(name), known, 1)
+    return (f"did you mean {near[0]!r}? " if near else "") + f"there are {known}"

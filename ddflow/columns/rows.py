@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.schema import one_chunk
-from ddflow.columns.threads import ALONE, Crew
+from ddflow.columns.threads import ALONE, Threads
 from ddflow.errors import TooLarge
 from ddflow.kernels.gather import ROWS, SLOT, SLOTS, gather_bits, gather_bytes, gather_sizes, gather_words
 
@@ -259,7 +259,7 @@ def gather_column(sources: Sources, references: Array, field: pa.Field) -> pa.Ar
 
 
 def _bytes(
-    references: Array, bases: Array, data: Array, wide: int, name: str, crew: Crew
+    references: Array, bases: Array, data: Array, wide: int, name: str, crew: Threads
 ) -> tuple[pa.Buffer, pa.Buffer]:
     """The offset and data buffers of gathered byte strings."""
     ends = np.empty(references.size + 1, np.int64)

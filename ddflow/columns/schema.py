@@ -18,7 +18,6 @@ DataType(string)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -26,10 +25,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.errors import NotArrow, SchemaMismatch, SpecError
-
-TIME, DIFF = "_time", "_diff"
-RESERVED = (TIME, DIFF)
+from ddflow.columns.names import DIFF, TIME, check_names, did_you_mean
+from ddflow.errors import NotArrow, SchemaMismatch
 
 
 def normal_type(kind: pa.DataType) -> pa.DataType:
@@ -169,28 +166,6 @@ def to_schema(given: Any, what: str = "schema") -> pa.Schema:
         raise NotArrow(f"{what} from {type(given).__name__}", str(error), remedy) from None
     check_names(schema.names, what)
     return pa.schema([_normal_field(field) for field in schema])
-
-
-def check_names(names: Sequence[str], what: str) -> None:
-    """Refuse duplicate names, those that updates use themselves, and what is none.  Raises `SpecError`."""
-    for name in names:
-        if not isinstance(name, str):
-            raise SpecError(what, f"a column is called {name!r:.200}", "give names as text")
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise SpecError(what, f"the columns {twice} occur more than once", "give every column its own name")
-    taken = [name for name in names if name in RESERVED]
-    if taken:
-        raise SpecError(
-            what, f"the columns {taken} are those that updates carry themselves", "rename them in the input"
-        )
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The remedy for an unknown name: the nearest one, and all of them."""
-    known = list(known)
-    near = get_close_matches(str(name), known, 1)
-    return (f"did you mean {near[0]!r}? " if near else "") + f"there are {known}"
 
 
 def to_table(given: Any, what: str, schema: pa.Schema) -> pa.Table:

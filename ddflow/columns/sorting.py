@@ -17,7 +17,7 @@ import numpy as np
 
 from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import Narrow, Words
-from ddflow.columns.threads import ALONE, Crew
+from ddflow.columns.threads import ALONE, Threads
 from ddflow.kernels.sort import begin_buckets, count_buckets, fill_buckets, group_starts, sort_buckets
 
 
@@ -33,7 +33,7 @@ class Sorted(NamedTuple):
     starts: Narrow
 
 
-def sort(high: Words, low: Words, arena: Arena | None = None, crew: Crew = ALONE) -> Sorted:
+def sort(high: Words, low: Words, arena: Arena | None = None, crew: Threads = ALONE) -> Sorted:
     """Sort rows by identity, stably, and find the groups.  ``arena``: where the result is carved from.  O(n)."""
     n, arena = high.size, arena or Arena()
     bits = min(max((n - 1).bit_length(), 1), 20) if n else 1

@@ -4,7 +4,7 @@ Invariant: results do not depend on how many there are. Work is cut into spans t
 every kernel runs without the interpreter's lock. A hand-over costs some 20 us, so small work is not cut at all; and
 Python between the kernels still runs one thread at a time.
 
->>> with Crew(2) as crew:
+>>> with Threads(2) as crew:
 ...     crew.spans(10, least=3), crew.each(lambda begin, end: sum(range(begin, end)), [(0, 5), (5, 10)])
 ([(0, 5), (5, 10)], [10, 35])
 """
@@ -21,14 +21,14 @@ LEAST = 16384
 """Rows a span, for work of some nanoseconds a row: fewer are done before another thread has woken up."""
 
 
-class Crew:
+class Threads:
     """``size``: how many threads, the caller's included."""
 
     def __init__(self, size: int = 1) -> None:
         self.size = size
         self._pool = ThreadPoolExecutor(size - 1, "ddflow") if size > 1 else None
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> Threads:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -62,5 +62,5 @@ class Crew:
         return [first, *(other.result() for other in others)]
 
 
-ALONE = Crew()
+ALONE = Threads()
 """The caller's own thread."""

@@ -8,7 +8,7 @@ the frontier but keeps its own time to be judged by. It does not wait (``batcher
 >>> import pyarrow as pa
 >>> from ddflow.plan.bind import bind
 >>> from ddflow.plan.spec import Upsert
->>> intake = Intake(bind("o", pa.schema({"k": pa.int64(), "t": pa.int64()}), Upsert("k", time="t", late="drop")))
+>>> intake = Admission(bind("o", pa.schema({"k": pa.int64(), "t": pa.int64()}), Upsert("k", time="t", late="drop")))
 >>> admitted = intake.admit(pa.table({"k": [1, 2], "t": [3, 9]}), frontier=5)
 >>> admitted.sealed.times.tolist(), admitted.counts
 ([9], {'late': 1})
@@ -53,7 +53,7 @@ class Admitted(NamedTuple):
     """The greatest time among the events that go on, or NEVER."""
 
 
-class Intake:
+class Admission:
     """``bound``: the source's spec and schema.  ``arrived``: how many rows have come so far; the engine adds to it."""
 
     def __init__(self, bound: Bound) -> None:

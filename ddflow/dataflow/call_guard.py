@@ -1,11 +1,11 @@
-"""Turns: one call of an engine at a time, and none after its end.
+"""CallGuard: one call of an engine at a time, and none after its end.
 
 Invariant: between `use` and the end of its ``with`` no other thread is in a call; an engine that was closed, or whose
 step was interrupted while it changed the state, lets nobody in again, and a forked child never: it has none of the
 threads, and a lock that was held when it was forked is held for ever. A step of one event takes so little that a
 context manager made by a generator would be a tenth of it, so the turn is its own context manager.
 
->>> turns = Turns()
+>>> turns = CallGuard()
 >>> with turns.use("step"):
 ...     turns.use("read")
 Traceback (most recent call last):
@@ -29,20 +29,20 @@ WHY: Final = {
 }
 
 
-class Turns:
+class CallGuard:
     """``state``: "open", or a key of `WHY`.  ``commit``: whoever fails in it is the last one in."""
 
     def __init__(self) -> None:
         self._lock, self._process, self.state = threading.Lock(), os.getpid(), "open"
         self.commit = Commit(self)
 
-    def alone(self, what: str) -> Turns:
+    def alone(self, what: str) -> CallGuard:
         """The turn, taken, whatever the state.  Raises `ConcurrentUse`."""
         if not self._lock.acquire(blocking=False):
             raise ConcurrentUse(what, "another call is using this engine", "give every thread its own, or a lock")
         return self
 
-    def use(self, what: str) -> Turns:
+    def use(self, what: str) -> CallGuard:
         """The turn, taken, of an open engine.  Raises `ConcurrentUse`, `EngineClosed`, there in a forked child too."""
         if os.getpid() != self._process:
             raise EngineClosed(
@@ -75,12 +75,12 @@ class Turns:
 class Commit:
     """Around what is written to a store: when it fails, nobody knows what is there until it is opened again."""
 
-    def __init__(self, turns: Turns) -> None:
-        self.turns = turns
+    def __init__(self, turns: CallGuard) -> None:
+        self.guard = turns
 
     def __enter__(self) -> None:
         """Nothing to begin."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is not None:
-            self.turns.state = "failed"
+            self.guard.state = "failed"

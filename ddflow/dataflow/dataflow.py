@@ -9,7 +9,7 @@ and ends in a receipt; a snapshot is one that takes no steps.
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()
 >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
->>> dataflow = Dataflow(flow, Circuit(flow, Secret(1, 2)), Budget(None, None))
+>>> dataflow = Dataflow(flow, Graph(flow, Secret(1, 2)), Budget(None, None))
 >>> inflows = dataflow.admit({"people": pa.table({"id": [1, 2]})}, time=7)
 >>> dataflow.step(inflows, 7)["people"].to_pylist()
 [{'id': 1, '_time': 7, '_diff': 1}, {'id': 2, '_time': 7, '_diff': 1}]
@@ -26,17 +26,17 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Secret
 from ddflow.columns.schema import empty
-from ddflow.columns.threads import ALONE, Crew
-from ddflow.dataflow.admission import Intake
+from ddflow.columns.threads import ALONE, Threads
+from ddflow.dataflow.admission import Admission
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.buffer import UpdateBuffer
-from ddflow.dataflow.call_guard import Turns
-from ddflow.dataflow.graph import Circuit, Released, Stepped
+from ddflow.dataflow.call_guard import CallGuard
+from ddflow.dataflow.graph import Graph, Released, Stepped
 from ddflow.dataflow.holds import Holds
 from ddflow.dataflow.inflow import Inflow, add, flowing
 from ddflow.dataflow.result import Step
-from ddflow.dataflow.side_outputs import Sides, verdict_rows
+from ddflow.dataflow.side_outputs import SideOutputs, verdict_rows
 from ddflow.dataflow.spilling import make_room, release
 from ddflow.dataflow.step import Computation
 from ddflow.dataflow.verdicts import Verdicts, counted
@@ -68,21 +68,21 @@ class Dataflow:
     def __init__(
         self,
         flow: Plan,
-        circuit: Circuit,
+        circuit: Graph,
         budget: Budget,
         lists: bool = False,
         retain: int = 0,
-        crew: Crew = ALONE,
+        crew: Threads = ALONE,
         step: type[Computation] = Computation,
     ) -> None:
         self.flow, self.circuit, self.budget, self.crew, self.computation = flow, circuit, budget, crew, step
         self.secret, self.lists, self.retain = circuit.secret, lists, retain
         self.holds_back, self.time_type = flow.holds_back, flow.time_type
-        self.turns, self.holds = Turns(), Holds()
-        self.intakes = {name: Intake(source.bound) for name, source in flow.sources.items()}
+        self.guard, self.holds = CallGuard(), Holds()
+        self.intakes = {name: Admission(source.bound) for name, source in flow.sources.items()}
         self.batchers = {name: Batcher() for name in flow.sources}
         outputs = {name: node.updates_schema(flow.time_type) for name, node in flow.outputs.items()}
-        self.nothing = {**{name: empty(schema) for name, schema in outputs.items()}, **Sides(flow).tables()}
+        self.nothing = {**{name: empty(schema) for name, schema in outputs.items()}, **SideOutputs(flow).tables()}
         self.frontier = self.last = self.since = NEVER
         self.totals: dict[str, int] = {}
         """Events by verdict, since the state began."""
@@ -134,8 +134,8 @@ class Dataflow:
 
     def close(self) -> None:
         """Let go of all state in memory, and of the spill folder.  Twice is harmless."""
-        self.turns.state = "closed"
-        self.circuit, self.batchers = Circuit(self.flow, Secret(0, 0)), {}
+        self.guard.state = "closed"
+        self.circuit, self.batchers = Graph(self.flow, Secret(0, 0)), {}
         self.crew.close()
         self.budget.close()
 
@@ -156,7 +156,7 @@ class Dataflow:
     def judge(self, given: Mapping[str, Released], last: int) -> ComputedStep:
         """Compute a step; nothing changes.  ``last``: the last time that it closes."""
         rows: dict[str, list[pa.Table]] = {}
-        sides = Sides(self.flow)
+        sides = SideOutputs(self.flow)
 
         def observe(judgement: Judgement) -> None:
             bound = judgement.upsert.bound
@@ -193,7 +193,7 @@ class Dataflow:
             add(counts, counted(codes))
         for name, more in (judged.rows if judged else {}).items():
             rows.setdefault(name, []).extend(more)
-        self.turns.state = "interrupted"
+        self.guard.state = "interrupted"
         for name, inflow in inflows.items():
             if self.holds_back:
                 self.batchers[name] = inflow.batcher
@@ -219,7 +219,7 @@ class Dataflow:
         for name, owed in self.owed.items():
             tables[name] = pa.concat_tables([owed, tables[name]])
         self.owed, out = {}, Step(tables, Verdicts.of(counts, self.pending, listed), frontier)
-        self.turns.state = "open"
+        self.guard.state = "open"
         return out
 
     @property

@@ -1,6 +1,6 @@
 """The operators of one opened plan, wired, with their state.
 
-Invariant: a step is computed whole (``step``) before `Circuit.apply` takes its changes in, which cannot be refused any
+Invariant: a step is computed whole (``step``) before `Graph.apply` takes its changes in, which cannot be refused any
 more; so a step that fails, whichever operator objects, leaves every arrangement as it was. Only columns that somebody
 downstream reads are gathered at all.
 
@@ -10,7 +10,7 @@ downstream reads are gathered at all.
 >>> flow = Plan()
 >>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
 >>> _ = flow.output("cities", people.project(["city"]).count())
->>> sorted(Circuit(flow, Secret(1, 2)).needed[people])
+>>> sorted(Graph(flow, Secret(1, 2)).needed[people])
 ['city']
 """
 
@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import NONE, Ints, Secret
-from ddflow.columns.threads import ALONE, Crew
+from ddflow.columns.threads import ALONE, Threads
 from ddflow.operators.base import Context, Readable, Running, held
 from ddflow.operators.held_rows import HeldRows
 from ddflow.operators.updates import Updates, consolidated, ints
@@ -73,12 +73,12 @@ class Stepped(NamedTuple):
         return sum(change.nbytes for change in every)
 
 
-class Circuit:
+class Graph:
     """``plan``: what is opened.  ``secret``: for identities.  ``winners``: whether verdict rows will be asked for.
 
     ``crew``: the threads that share the work.  ``running``: by operator."""
 
-    def __init__(self, plan: Plan, secret: Secret, winners: bool = True, crew: Crew = ALONE) -> None:
+    def __init__(self, plan: Plan, secret: Secret, winners: bool = True, crew: Threads = ALONE) -> None:
         self.plan, self.secret, self.winners = plan, secret, winners or bool(plan.side_outputs())
         self.upserts = {name: RunningUpsert(each.bound, secret, crew) for name, each in plan.sources.items()}
         self.needed = _needed(plan)

@@ -19,8 +19,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from ddflow.columns.schema import did_you_mean, imported, plain_size, to_table
-from ddflow.dataflow.admission import Admitted, Intake
+from ddflow.columns.names import did_you_mean
+from ddflow.columns.schema import imported, plain_size, to_table
+from ddflow.dataflow.admission import Admission, Admitted
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget, shown_size
 from ddflow.errors import BudgetExceeded, NotArrow, SchemaMismatch
@@ -45,7 +46,7 @@ class Inflow:
 
 def flowing(
     given: Any,
-    intake: Intake,
+    intake: Admission,
     batcher: Batcher,
     frontier: int,
     time: int | None,
@@ -55,8 +56,8 @@ def flowing(
 ) -> Inflow:
     """Admit all rows of one source.  ``time``: of the step, in epoch mode.  ``look``: is shown all rows.  O(rows).
 
-    Raises what `Intake.admit` raises, `BudgetExceeded` for a row that is larger than the budget allows, `SpillFull` and
-    `SpillFailed`; nothing has changed then.
+    Raises what `Admission.admit` raises, `BudgetExceeded` for a row that is larger than the budget allows, `SpillFull`
+    and `SpillFailed`; nothing has changed then.
     """
     bound = intake.bound
     most = budget.piece // 2 if budget.spills else None
@@ -74,7 +75,7 @@ def flowing(
     return inflow
 
 
-def check_names(inputs: Any, known: Mapping[str, Intake]) -> None:
+def check_names(inputs: Any, known: Mapping[str, Admission]) -> None:
     """Raise `NotArrow` or `SchemaMismatch` unless ``inputs`` says which rows are for which source."""
     if not isinstance(inputs, Mapping):
         raise NotArrow(
@@ -87,7 +88,7 @@ def check_names(inputs: Any, known: Mapping[str, Intake]) -> None:
             raise SchemaMismatch(f"rows for {name!r}", "there is no such source", did_you_mean(name, known))
 
 
-def lateness_frontier(intakes: Mapping[str, Intake], inflows: Mapping[str, Inflow]) -> int:
+def lateness_frontier(intakes: Mapping[str, Admission], inflows: Mapping[str, Inflow]) -> int:
     """Where ``lateness=`` puts the frontier: the least, over the sources, of the greatest time seen less it."""
     to = CLOSED
     for name, intake in intakes.items():

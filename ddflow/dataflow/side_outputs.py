@@ -24,7 +24,8 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.schema import TIME, empty, updates_schema
+from ddflow.columns.names import TIME
+from ddflow.columns.schema import empty, updates_schema
 from ddflow.dataflow.admission import Admitted
 from ddflow.dataflow.verdicts import named
 from ddflow.errors import SpecError
@@ -72,7 +73,7 @@ def verdict_rows(bound: Bound, of: Admitted | Judgement) -> pa.Table:
     return pa.table(columns)
 
 
-class Sides:
+class SideOutputs:
     """The tables of `Flow.side_outputs` for one step, judgement by judgement."""
 
     def __init__(self, flow: Plan) -> None:

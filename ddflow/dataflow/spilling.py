@@ -27,11 +27,11 @@ import pyarrow as pa
 from ddflow.columns.hashing import Secret
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget
-from ddflow.dataflow.graph import Circuit, Released
+from ddflow.dataflow.graph import Graph, Released
 from ddflow.dataflow.ranges import Ranges
 
 
-def make_room(budget: Budget, circuit: Circuit, batchers: Mapping[str, Batcher], share: int | None = None) -> None:
+def make_room(budget: Budget, circuit: Graph, batchers: Mapping[str, Batcher], share: int | None = None) -> None:
     """Bring state and pending events under their shares, or all state out of memory with a ``share`` of 0.
 
     O(1) where nothing is over; else the merges that are paid for.  Raises `SpillFull`, `SpillFailed`; what was moved

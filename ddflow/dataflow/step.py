@@ -16,7 +16,7 @@ update buffer, in files where memory is short; and each node is computed once, h
 >>> from ddflow.operators.upsert.events import Sealed
 >>> events = pa.record_batch({"k": [1, 2]}, schema=v.schema)
 >>> sealed = Sealed(events, np.zeros(2, np.int64), np.zeros(2, np.int64), np.arange(2))
->>> stepped = compute(Circuit(flow, Secret(1, 2)), {"v": Released.of(sealed)}, since=0)
+>>> stepped = compute(Graph(flow, Secret(1, 2)), {"v": Released.of(sealed)}, since=0)
 >>> stepped.outputs["n"].to_pylist()
 [{'count': 2, '_time': 0, '_diff': 1}]
 """
@@ -29,9 +29,10 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import Ints, identities
-from ddflow.columns.schema import DIFF, empty
+from ddflow.columns.names import DIFF
+from ddflow.columns.schema import empty
 from ddflow.dataflow.buffer import UpdateBuffer
-from ddflow.dataflow.graph import Circuit, Released, Stepped
+from ddflow.dataflow.graph import Graph, Released, Stepped
 from ddflow.operators.updates import Updates, concat, consolidated, few, ints
 from ddflow.operators.upsert.judgement import Judgement
 from ddflow.operators.upsert.keyed import Seen
@@ -51,7 +52,7 @@ class Computation:
     """``circuit``: the operators.  ``released``: the events, by source.  ``since``: what it will be after the step."""
 
     def __init__(
-        self, circuit: Circuit, released: Mapping[str, Released], since: int, buffer: UpdateBuffer, observe: Observe
+        self, circuit: Graph, released: Mapping[str, Released], since: int, buffer: UpdateBuffer, observe: Observe
     ) -> None:
         released = {name: each for name, each in released.items() if each.total}
         self.circuit, self.released, self.since, self.buffer, self.observe = circuit, released, since, buffer, observe
@@ -193,7 +194,7 @@ class Computation:
 
 
 def compute(
-    circuit: Circuit,
+    circuit: Graph,
     released: Mapping[str, Released],
     since: int,
     buffer: UpdateBuffer | None = None,

@@ -21,7 +21,7 @@ from typing import Any
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.inflow import Inflow, check_names
 from ddflow.dataflow.result import Step
-from ddflow.engine.commits import Asked, Durable
+from ddflow.engine.commits import Asked, Commits
 from ddflow.engine.digests import Digest, combined
 from ddflow.errors import SpecError, WrongMode
 from ddflow.storage.feeding import EVENTS, Way, fed_by
@@ -30,7 +30,7 @@ from ddflow.storage.feeding import EVENTS, Way, fed_by
 class Calls:
     """``durable``: where calls become epochs, None for a state in memory."""
 
-    def __init__(self, dataflow: Dataflow, durable: Durable | None) -> None:
+    def __init__(self, dataflow: Dataflow, durable: Commits | None) -> None:
         self.dataflow, self.durable = dataflow, durable
 
     @property
@@ -74,7 +74,7 @@ class Calls:
         """A call that was taken in and fed some ``sources``, committed where that is asked for."""
         self.dataflow.fed = fed_by(self.dataflow.fed, sources, way, self.epoch + 1)
         if self.durable is not None:
-            with self.dataflow.turns.commit:
+            with self.dataflow.guard.commit:
                 self.durable.record(asked, digest, step)
                 if self.durable.autocommit:
                     self.durable.commit(self.dataflow)

@@ -55,7 +55,7 @@ from ddflow.storage.epochs import Kind
 from ddflow.storage.fields import encoded
 from ddflow.storage.garbage import gc, names_of
 from ddflow.storage.manifest import Call, Epoch, Output
-from ddflow.storage.manifest_log import Ledger, newest
+from ddflow.storage.manifest_log import ManifestLog, newest
 from ddflow.storage.opening import open_store
 from ddflow.storage.record import Record
 from ddflow.storage.showing import PARQUET, Outputs
@@ -84,12 +84,12 @@ class Asked:
         return self.kind if self.kind == "push" else f"{self.kind} at {shown(self.time)}"
 
 
-class Durable:
+class Commits:
     """``ledger``, ``batch_store``: of the store.  ``outputs``: where they go.  ``change``: what the plan has that the
     state's had not."""
 
     def __init__(
-        self, ledger: Ledger, plan: Mapping[str, Any], change: PlanChange, outputs: Outputs, autocommit: bool
+        self, ledger: ManifestLog, plan: Mapping[str, Any], change: PlanChange, outputs: Outputs, autocommit: bool
     ) -> None:
         self.ledger, self.plan, self.change, self.outputs, self.autocommit = ledger, plan, change, outputs, autocommit
         self.fingerprint = fingerprint(plan)
@@ -102,7 +102,7 @@ class Durable:
         """The epoch that is being given again, and how many of its calls were."""
 
     @classmethod
-    def open(cls, flow: Plan, options: EngineOptions) -> Durable:
+    def open(cls, flow: Plan, options: EngineOptions) -> Commits:
         """Take hold of the state that ``options`` name, or make a new one there.
 
         Raises `CorruptState`, `PlanChanged`, and what the store raises.
@@ -115,11 +115,11 @@ class Durable:
             outputs = Outputs.open(options.outputs, store, manifest, options.trust)
             outputs.check({name: node.schema for name, node in flow.outputs.items()})
             if manifest is None:
-                ledger = Ledger.create(
+                ledger = ManifestLog.create(
                     store, plan, fingerprint(plan), options.secret or Secret.fresh(), outputs.path, options.grace
                 )
             else:
-                ledger = Ledger(store, manifest, set(), options.grace)
+                ledger = ManifestLog(store, manifest, set(), options.grace)
             change = compare(ledger.manifest.plan, flow, store.where)
             if (spread := ledger.manifest.spread) > 1:
                 raise StateRefused(
@@ -346,6 +346,3 @@ def check_types(flow: Plan) -> None:
 def files_named(inventory: bytes) -> set[str]:
     """The names of all files in an inventory, as it is written; of none other, or of such as never are.  O(bytes)."""
     return {name.decode() for name in _NAMED.findall(inventory)}
-
-
-__all__ = ["Asked", "Durable", "files_named"]

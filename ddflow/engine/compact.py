@@ -39,7 +39,7 @@ from ddflow.dataflow.batcher.run import PendingRun as Waiting
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Stepped
 from ddflow.engine.calls import Calls
-from ddflow.engine.commits import Durable
+from ddflow.engine.commits import Commits
 from ddflow.errors import SpecError
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.garbage import gc
@@ -55,7 +55,7 @@ from ddflow.trace.spill import spilled
 def compact(calls: Calls, forget: bool) -> None:
     """Merge all state into one run each, and publish it: see `Engine.compact`."""
     dataflow, durable = calls.dataflow, calls.durable
-    with dataflow.turns.use("compact"):
+    with dataflow.guard.use("compact"):
         _refuse(calls, forget)
         if forget:
             since = max(dataflow.since, dataflow.last)
@@ -143,7 +143,7 @@ def rewrite(batcher: Batcher, home: BatchStore | None) -> None:
         batcher.runs.swap([run], [new])
 
 
-def _publish(dataflow: Dataflow, durable: Durable, forget: bool) -> None:
+def _publish(dataflow: Dataflow, durable: Commits, forget: bool) -> None:
     receipts = () if forget else durable.ledger.manifest.receipts
     note = "compaction that forgets" if forget else "compaction"
     if forget:
@@ -152,7 +152,7 @@ def _publish(dataflow: Dataflow, durable: Durable, forget: bool) -> None:
         for _ in range(1 + forget):
             durable.publish(dataflow, durable.epoch, receipts, note)
     except BaseException:
-        dataflow.turns.state = "failed"
+        dataflow.guard.state = "failed"
         raise
     if forget:
         gc(durable.ledger.store, grace=0, orphans=0)

@@ -28,7 +28,7 @@ import xxhash
 
 from ddflow.columns.hashing import Secret, value_hashes
 from ddflow.columns.schema import conform, is_text, one_batch
-from ddflow.dataflow.admission import Intake
+from ddflow.dataflow.admission import Admission
 from ddflow.dataflow.inflow import check_names, portions
 from ddflow.errors import SchemaMismatch
 
@@ -91,7 +91,7 @@ def digest_of(
     kind: str,
     time: int,
     inputs: Mapping[str, Any],
-    intakes: Mapping[str, Intake],
+    intakes: Mapping[str, Admission],
     secret: Secret,
     added: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> str:

@@ -25,15 +25,15 @@ from typing import Any
 import pyarrow as pa
 
 from ddflow.columns.hashing import Secret
-from ddflow.columns.threads import Crew
+from ddflow.columns.threads import Threads
 from ddflow.dataflow.budget import Budget, parse_size
 from ddflow.dataflow.dataflow import Dataflow
-from ddflow.dataflow.graph import Circuit
+from ddflow.dataflow.graph import Graph
 from ddflow.dataflow.inflow import lateness_frontier
 from ddflow.dataflow.result import Step
 from ddflow.dataflow.side_outputs import check_listed
 from ddflow.engine.calls import Calls
-from ddflow.engine.commits import Asked, Durable
+from ddflow.engine.commits import Asked, Commits
 from ddflow.engine.compact import compact
 from ddflow.engine.digests import combined
 from ddflow.engine.reads import Reading
@@ -58,7 +58,7 @@ class Engine(Reading):
         if options.verdicts == "rows":
             for source in flow.sources.values():
                 check_listed(source.bound)
-        self.durable = Durable.open(flow, options) if options.state is not None else None
+        self.durable = Commits.open(flow, options) if options.state is not None else None
         try:
             super().__init__(_dataflow(flow, options, self.durable))
             if self.durable is not None:
@@ -82,7 +82,7 @@ class Engine(Reading):
 
         Raises `ConcurrentUse` while another thread is in a call.
         """
-        with self.dataflow.turns.alone("close"):
+        with self.dataflow.guard.alone("close"):
             self.dataflow.close()
             if self.durable is not None:
                 self.durable.close()
@@ -101,11 +101,11 @@ class Engine(Reading):
 
         ``inputs``: by source, anything that speaks Arrow.  ``epoch``: its number, on durable state, where an epoch that
         was committed returns what it returned; so does a committed ``time``.  O(rows) expected.  Raises `WrongMode` in
-        hold-back mode, `TimeWentBack`, what `Intake.admit` raises; nothing changes then.  On durable state also
+        hold-back mode, `TimeWentBack`, what `Admission.admit` raises; nothing changes then.  On durable state also
         `ReplayMismatch`, `EpochSkipped`, and what `commit` raises.
         """
         dataflow, calls = self.dataflow, self.calls
-        with dataflow.turns.use("step"):
+        with dataflow.guard.use("step"):
             calls.check_mode("step", holds_back=False)
             time = as_int64(f"step at time {time!r}", time, CLOSED - 1)
             asked = Asked("step", time)
@@ -127,7 +127,7 @@ class Engine(Reading):
         mode, and what `step` raises.
         """
         dataflow, calls = self.dataflow, self.calls
-        with dataflow.turns.use("push"):
+        with dataflow.guard.use("push"):
             calls.check_mode("push", holds_back=True)
             asked = Asked("push", 0)
             if (again := calls.replayed(asked, epoch, inputs)) is not None:
@@ -143,7 +143,7 @@ class Engine(Reading):
         `TieRefused`, and what `step` raises on durable state.
         """
         dataflow, calls = self.dataflow, self.calls
-        with dataflow.turns.use("advance_to"):
+        with dataflow.guard.use("advance_to"):
             calls.check_mode("advance_to", holds_back=True)
             to = as_int64(f"advance to {frontier!r}", frontier, CLOSED)
             asked = Asked("advance_to", to)
@@ -159,14 +159,14 @@ class Engine(Reading):
         has committed, `StorageFull` and `StorageFailed`: it did not happen; `OutcomeUnknown`: it may have.  After any
         of them the engine goes no further: open the state again.  Raises `SpecError` where state is not durable.
         """
-        with self.dataflow.turns.use("commit"):
+        with self.dataflow.guard.use("commit"):
             if self.durable is None:
                 raise SpecError(
                     "commit",
                     "this engine's state is in memory",
                     "open the flow with a state: flow.open('state/orders')",
                 )
-            with self.dataflow.turns.commit:
+            with self.dataflow.guard.commit:
                 return self.durable.commit(self.dataflow)
 
     def replace(
@@ -211,11 +211,11 @@ class Engine(Reading):
         self.dataflow._check()
 
 
-def _dataflow(flow: Plan, options: EngineOptions, durable: Durable | None) -> Dataflow:
+def _dataflow(flow: Plan, options: EngineOptions, durable: Commits | None) -> Dataflow:
     """A new dataflow, with nothing in it."""
-    lists, crew, memory = options.verdicts == "rows", Crew(options.threads), parse_size(options.memory)
+    lists, crew, memory = options.verdicts == "rows", Threads(options.threads), parse_size(options.memory)
     secret = (options.secret or Secret.fresh()) if durable is None else durable.secret
     budget = Budget(memory, options.spill, None if durable is None else durable.ledger.store)
     if durable is not None and budget.spills:
         budget.home = durable.batch_store
-    return Dataflow(flow, Circuit(flow, secret, lists, crew), budget, lists, options.retain, crew)
+    return Dataflow(flow, Graph(flow, secret, lists, crew), budget, lists, options.retain, crew)

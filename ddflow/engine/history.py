@@ -24,8 +24,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from ddflow.columns.schema import DIFF, empty
-from ddflow.dataflow.graph import Circuit
+from ddflow.columns.names import DIFF
+from ddflow.columns.schema import empty
+from ddflow.dataflow.graph import Graph
 from ddflow.errors import NotReadable, TimeWentBack
 from ddflow.operators.updates import concat, consolidated, negate
 from ddflow.plan.collection import Collection
@@ -48,7 +49,7 @@ def check_readable(asked: str, time: int, since: int, frontier: int) -> int:
     )
 
 
-def changes(circuit: Circuit, node: Collection, t1: int, t2: int) -> pa.Table:
+def changes(circuit: Graph, node: Collection, t1: int, t2: int) -> pa.Table:
     """What changed in a collection after ``t1`` and up to ``t2``: its columns and ``_diff``, consolidated.
 
     No row twice, none with diff 0, retractions first; no rows when both times are the same.  O(rows at both times).

@@ -99,7 +99,7 @@ class Reader:
         Raises `TimeWentBack` for one before its own, `NotReadable` for one that is not closed, or when the reader is.
         """
         self._must_be_open("advance")
-        with self._engine.dataflow.turns.use("advance a reader"):
+        with self._engine.dataflow.guard.use("advance a reader"):
             self._engine.dataflow.holds.advance(self._hold, self._to("advance", time))
 
     def changes_to(self, time: int | None = None) -> pa.Table:
@@ -110,7 +110,7 @@ class Reader:
         Cost and errors are those of ``engine.changes``, and those of `advance_to`.
         """
         self._must_be_open("changes")
-        with self._engine.dataflow.turns.use("changes of a reader"):
+        with self._engine.dataflow.guard.use("changes of a reader"):
             to = self._to("changes", time)
         out = self._engine.changes(self.name, self.time, to)
         self._engine.dataflow.holds.advance(self._hold, to)

@@ -20,14 +20,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from ddflow.columns.schema import did_you_mean
+from ddflow.columns.names import did_you_mean
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.verdicts import Verdicts
 from ddflow.engine.history import changes, check_readable
 from ddflow.engine.readers import Reader
 from ddflow.engine.scd2 import scd2
 from ddflow.engine.stats import Arranged, Stats
-from ddflow.engine.why import Story, why
+from ddflow.engine.story import Story
+from ddflow.engine.why import why
 from ddflow.errors import NotReadable
 from ddflow.plan.collection import Collection, Input, Plan
 from ddflow.time import CLOSED, as_int64
@@ -69,7 +70,7 @@ class Reading:
 
         O(rows of the sources it depends on).  Raises `NotReadable` for an unknown name or a time that cannot be read.
         """
-        with self.dataflow.turns.use("read"):
+        with self.dataflow.guard.use("read"):
             node = self.node(name)
             if as_of is not None:
                 as_of = self.closed(f"read {name!r} as of {as_of!r}", as_of)
@@ -81,7 +82,7 @@ class Reading:
 
         O(rows of the sources it depends on).  Raises `NotReadable` as `read` does.
         """
-        with self.dataflow.turns.use("changes"):
+        with self.dataflow.guard.use("changes"):
             node, asked = self.node(name), f"changes of {name!r} from {t1!r} to {t2!r}"
             return changes(self.dataflow.circuit, node, self.closed(asked, t1), self.closed(asked, t2))
 
@@ -90,7 +91,7 @@ class Reading:
 
         ``at``: that time, by default the last closed one.  O(log readers).  Raises `NotReadable` as `read` does.
         """
-        with self.dataflow.turns.use("reader"):
+        with self.dataflow.guard.use("reader"):
             self.node(name)
             return Reader(self, name, self.closed(f"a reader of {name!r} at {at!r}", at))
 
@@ -104,7 +105,7 @@ class Reading:
         for an unknown name or what has no key, `SpecError` for a name that is a column already.  See
         `ddflow.engine.scd2`.
         """
-        with self.dataflow.turns.use("scd2"):
+        with self.dataflow.guard.use("scd2"):
             return scd2(self.dataflow.circuit, self.node(name), self.since, (valid_from, valid_to, current))
 
     def why(self, source: str, key: Any, log: Any = None) -> Story:
@@ -112,7 +113,7 @@ class Reading:
 
         See `ddflow.engine.why.why`.  Raises `NotReadable` for an unknown source, or what is no key of it.
         """
-        with self.dataflow.turns.use("why"):
+        with self.dataflow.guard.use("why"):
             return why(self.dataflow, source, key, log)
 
     def stats(self) -> Stats:

@@ -55,7 +55,7 @@ def replace(
 ) -> Step:
     """Either of the two: a step of one source, in which what is absent is deleted."""
     dataflow = calls.dataflow
-    with dataflow.turns.use(kind):
+    with dataflow.guard.use(kind):
         if dataflow.flow.holds_back:
             raise WrongMode(
                 kind,

@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 
 from ddflow.columns.hashing import Ints, Secret, value_hashes
 from ddflow.columns.rows import gather
-from ddflow.dataflow.graph import Circuit
+from ddflow.dataflow.graph import Graph
 from ddflow.errors import NotReadable, SpecError
 from ddflow.operators.updates import time_column
 from ddflow.plan.collection import Collection
@@ -56,7 +56,7 @@ class Versions(NamedTuple):
     """bool[n]: whether none came."""
 
 
-def scd2(circuit: Circuit, node: Collection, since: int, names: tuple[str, str, str]) -> pa.Table:
+def scd2(circuit: Graph, node: Collection, since: int, names: tuple[str, str, str]) -> pa.Table:
     """The versions of a source or a count that are in history: its columns, then those of ``names``.
 
     ``since``: the engine's.  ``names``: of ``valid_from`` and ``valid_to``, nullable and of the flow's type of time,
@@ -118,7 +118,7 @@ def _times(times: Ints, unknown: Truths, kind: pa.DataType) -> pa.Array:
     return pc.if_else(pa.array(unknown), pa.scalar(None, kind), time_column(np.where(unknown, 0, times), kind))
 
 
-def _arrangement(circuit: Circuit, node: Collection) -> tuple[Arrangement, list[str]]:
+def _arrangement(circuit: Graph, node: Collection) -> tuple[Arrangement, list[str]]:
     """Where the versions of a collection are, and the columns that count in "did it change"."""
     opened = circuit.opened[node]
     if opened.tracked is not None:

@@ -30,7 +30,7 @@ import pyarrow as pa
 from ddflow.columns.hashing import Secret
 from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.dataflow import Dataflow
-from ddflow.dataflow.graph import Circuit
+from ddflow.dataflow.graph import Graph
 from ddflow.engine import checkpoint as recovery
 from ddflow.engine.commits import files_named
 from ddflow.engine.reads import Reading
@@ -60,7 +60,7 @@ class Snapshot(Reading):
             whole = store.map(part).to_pybytes()
             store.ahead(files_named(whole))
             records.append(Record.parse(whole, f"the file {part.name} of {store.where}"))
-        super().__init__(Dataflow(flow, Circuit(flow, Secret(*manifest.secret)), Budget(None, None)))
+        super().__init__(Dataflow(flow, Graph(flow, Secret(*manifest.secret)), Budget(None, None)))
         fill_version(self.dataflow, manifest, records, BatchStore(store), manifest.spread)
 
     @classmethod
@@ -111,7 +111,7 @@ class Snapshot(Reading):
 
     def close(self) -> None:
         """Let go of it; twice is harmless."""
-        with self.dataflow.turns.alone("close"):
+        with self.dataflow.guard.alone("close"):
             self.dataflow.close()
 
     def __enter__(self) -> Snapshot:

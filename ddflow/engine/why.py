@@ -27,8 +27,8 @@ its 2 events in the log (times are of the replay: one epoch for each part of the
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -36,14 +36,15 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.hashing import Ints, Secret, identities
+from ddflow.columns.names import TIME, did_you_mean
 from ddflow.columns.rows import shown_row
-from ddflow.columns.schema import TIME, did_you_mean
-from ddflow.dataflow.admission import Admitted, Intake
+from ddflow.dataflow.admission import Admission, Admitted
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.verdicts import named
 from ddflow.engine.full_contents import Contents
 from ddflow.engine.logs import MARKS, Full, Restated, as_fed, batches, parts_of
+from ddflow.engine.story import ABSENT, HELD, Story
 from ddflow.errors import NotReadable
 from ddflow.operators.updates import ints, time_column
 from ddflow.operators.upsert.events import Sealed, joined
@@ -51,87 +52,16 @@ from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.plan.bind import Bound, bind
 from ddflow.plan.spec import Upsert as Spec
 from ddflow.storage.feeding import Fed
-from ddflow.terminal import as_text
 from ddflow.time import CLOSED, NEVER
-
-HELD: Final = ("deleted", "held")
-"""What a version is called in a story, by whether it is live."""
-ABSENT: Final = "absent"
-"""What the deletion of a key that full contents do not name is called, and its verdict."""
-LOST: Final = ("stale", "tie_lost", "superseded")
-"""The verdicts of events that another one won against."""
-
-
-@dataclass(frozen=True)
-class Story:
-    """``source``, ``key``: whose.  ``table``: a row each version ("held", "deleted"), pending event ("pending"), event
-    of the log ("event"), and deletion by full contents of the log that do not name the key ("absent"): ``what``,
-    ``_time``, ``verdict`` and ``seq`` of events, the source's columns, and ``winner_`` columns of the order that the
-    key holds from then on.  ``row``: what it holds now, None for nothing.  ``columns``: of a row.  ``settled``: how
-    many versions have a time up to ``since``, or had one before it.  ``replayed``: what the times of events are, where
-    a log was given.  ``fed``: how the source was fed, where that was not by events alone.  ``scopes``: of the full
-    contents that do not name the key, in their order."""
-
-    source: str
-    key: Mapping[str, Any]
-    table: pa.Table
-    row: Mapping[str, Any] | None
-    columns: tuple[str, ...]
-    settled: int
-    replayed: str
-    fed: str = ""
-    scopes: tuple[str | None, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values: ``story`` holds the rows of the table."""
-        story = [shown_row(self.table, i) for i in range(self.table.num_rows)]
-        return {
-            "source": self.source,
-            "key": dict(self.key),
-            "row": None if self.row is None else dict(self.row),
-            "replayed": self.replayed,
-            "fed": self.fed,
-            "story": story,
-        }
-
-    def __str__(self) -> str:
-        now = "holds nothing" if self.row is None else f"holds {as_text(self.row)}"
-        lines = [f"the key {as_text(self.key)} of {self.source!r} {now}"]
-        rows = [shown_row(self.table, i) for i in range(self.table.num_rows)]
-        for i, row in enumerate(rows):
-            if row["what"] in HELD:
-                said = self._row(row) if row["what"] == "held" else "deleted"
-                settled = " or before" if i < self.settled else ""
-                lines.append(f"  from {row[TIME]}{settled}: {said}{_by(row, ', by order ')}")
-        lines += [f"  pending, for {row[TIME]}: {self._row(row)}" for row in rows if row["what"] == "pending"]
-        if self.fed:
-            lines.append(f"its source was fed {self.fed}; full contents delete what they do not name")
-        if self.replayed:
-            events = sum(row["what"] == "event" for row in rows)
-            lines.append(f"its {events} events in the log ({self.replayed})")
-        scopes = iter(self.scopes)
-        for row in rows:
-            if row["what"] == "event":
-                lost = _by(row, "; the key held order ") if row["verdict"] in LOST else ""
-                lines.append(f"  at {row[TIME]}: {row['verdict']} {self._row(row)}{lost}")
-            elif row["what"] == ABSENT:
-                scope = next(scopes)
-                whole = "full contents" if scope is None else f"full contents of the scope {scope!r}"
-                lines.append(f"  at {row[TIME]}: deleted: {whole} do not name it{_by(row, ', by order ')}")
-        return "\n".join(lines)
-
-    def _row(self, row: Mapping[str, Any]) -> str:
-        names = self.columns if row["what"] == "held" else [n for n in list(row)[4:] if not n.startswith("winner_")]
-        return as_text({name: row[name] for name in names})
 
 
 def why(dataflow: Dataflow, source: str, key: Any, log: Any = None) -> Story:
     """The story of a key.  O(runs + pending events), and O(events) of a log.
 
-    ``key``: its value, values in the order of the key columns, or a mapping by column.  ``log``: as for
-    `ddflow.verify`; each part of an iterable is one epoch.  Raises `NotReadable` for an unknown source or a value that
-    is no key of it; `LogUnclear` for a log that is not what the source was fed; what `Intake.admit` raises for it, and
-    `TieRefused`.
+    ``key``: its value, values in the order of the key columns, or a mapping by column. ``log``: as for
+    `ddflow.verify`; each part of an iterable is one epoch. Raises `NotReadable` for an unknown source or a value that
+    is no key of it; `LogUnclear` for a log that is not what the source was fed; what `Admission.admit` raises for it,
+    and `TieRefused`.
     """
     if source not in dataflow.circuit.upserts:
         raise NotReadable(
@@ -296,14 +226,14 @@ class _Telling:
         """Judge the log's events of this key, by an operator of its own, and tell of each.  ``log``: marked parts."""
         spec: Spec = replace(self.bound.spec, stale="drop", lateness=None, late=_lateless(self.bound.spec))
         bound = bind(self.bound.name, self.bound.schema, spec)
-        upsert, intake, batcher = RunningUpsert(bound, Secret.fresh()), Intake(bound), Batcher()
+        upsert, intake, batcher = RunningUpsert(bound, Secret.fresh()), Admission(bound), Batcher()
         seen = 0
         for number, part in enumerate(log, 1):
             mine, places = [], []
             whole = self._contents(upsert, part, number) if isinstance(part, MARKS) else None
             for batch in batches(part if whole is None else part.rows, self.bound):
                 if whole is not None:
-                    Intake(bound).admit(batch, NEVER, number, 0, whole.look)
+                    Admission(bound).admit(batch, NEVER, number, 0, whole.look)
                 at = self._rows(batch, upsert.secret)
                 mine.append(batch.take(pa.array(at)))
                 places.append(at + seen)
@@ -364,8 +294,3 @@ def _masked(column: pa.ChunkedArray, live: Any) -> pa.Array:
     """A column with null where a version is a deletion."""
     places: Iterator[Any] = (i if there else None for i, there in enumerate(live.tolist()))
     return column.combine_chunks().take(pa.array(list(places), pa.int64()))
-
-
-def _by(row: Mapping[str, Any], words: str) -> str:
-    order = {name[7:]: value for name, value in row.items() if name.startswith("winner_")}
-    return f"{words}{as_text(order)}" if any(value is not None for value in order.values()) else ""

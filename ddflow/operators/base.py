@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import Secret, Words
-from ddflow.columns.threads import ALONE, Crew
+from ddflow.columns.threads import ALONE, Threads
 from ddflow.operators.held_rows import HeldRows
 from ddflow.operators.updates import Updates, consolidated, few, ints
 from ddflow.plan.collection import Collection
@@ -45,7 +45,7 @@ class Context(NamedTuple):
     """Of the plan's times."""
     wanted: frozenset[str]
     """The columns of its output that somebody reads in a step."""
-    crew: Crew = ALONE
+    crew: Threads = ALONE
     """The threads that share the work."""
 
 

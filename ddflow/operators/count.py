@@ -26,9 +26,8 @@ import pyarrow as pa
 
 from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import NONE, Ints, Narrow, Secret, Words, identities, is_wide
-from ddflow.columns.names import column_names
+from ddflow.columns.names import check_names, column_names, did_you_mean
 from ddflow.columns.rows import Rows
-from ddflow.columns.schema import check_names, did_you_mean
 from ddflow.columns.sorting import Sorted, sort
 from ddflow.errors import SpecError
 from ddflow.kernels import accumulate as kernels

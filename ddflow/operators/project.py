@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.columns.names import column_names
-from ddflow.columns.schema import check_names, did_you_mean, one_batch
+from ddflow.columns.names import check_names, column_names, did_you_mean
+from ddflow.columns.schema import one_batch
 from ddflow.errors import SpecError
 from ddflow.expressions import Expression
 from ddflow.expressions import compile as compile_expression

@@ -25,12 +25,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.columns.hashing import Secret
-from ddflow.columns.schema import conform, did_you_mean, one_chunk, updates_schema
+from ddflow.columns.names import did_you_mean
+from ddflow.columns.schema import conform, one_chunk, updates_schema
 from ddflow.errors import SpecError
 from ddflow.operators.base import Context, Operator, Running, register
 from ddflow.operators.held_rows import HeldChange, HeldRows
 from ddflow.operators.updates import Updates
-from ddflow.operators.upserting import DELETED, ROWS, Conflicts, ToUpserts
+from ddflow.operators.upserting import ToUpserts
+from ddflow.operators.upserts_schema import DELETED, ROWS, Conflicts
 from ddflow.plan.collection import Collection, Columns
 from ddflow.storage.record import Record
 from ddflow.trace.arrangement import Arrangement

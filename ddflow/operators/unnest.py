@@ -20,7 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.schema import check_names, did_you_mean, one_chunk
+from ddflow.columns.names import check_names, did_you_mean
+from ddflow.columns.schema import one_chunk
 from ddflow.errors import SpecError
 from ddflow.operators.base import Context, Linear, Operator, Running, few, ints, register
 from ddflow.operators.updates import Updates

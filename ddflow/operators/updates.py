@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import Ints, Narrow, Secret, identities
+from ddflow.columns.names import DIFF, TIME
 from ddflow.columns.rows import plainly, shown_row
-from ddflow.columns.schema import DIFF, TIME
 from ddflow.columns.sorting import sort
 from ddflow.errors import CountOverflow
 from ddflow.kernels.accumulate import net

@@ -21,38 +21,25 @@ leaves it open.)
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import Ints, Narrow, Secret, identities, is_wide, value_hashes
-from ddflow.columns.names import column_names
+from ddflow.columns.names import DIFF, TIME, column_names, did_you_mean
 from ddflow.columns.rows import Rows, Sources, dense_ranks, gather, gather_column, shown_row
-from ddflow.columns.schema import (
-    DIFF,
-    TIME,
-    check_names,
-    conform,
-    did_you_mean,
-    empty,
-    is_flat,
-    is_key,
-    is_time,
-    normal_type,
-    one_chunk,
-    to_table,
-)
+from ddflow.columns.schema import conform, empty, is_flat, one_chunk, to_table
 from ddflow.columns.sorting import Sorted, sort
-from ddflow.errors import DdflowError, NotArrow, NotHeld, NotUnique, SchemaMismatch, SpecError, TimeWentBack
+from ddflow.errors import DdflowError, NotArrow, NotHeld, NotUnique, SpecError, TimeWentBack
 from ddflow.kernels import upserts as kernels
 from ddflow.kernels.gather import SLOT
+from ddflow.kernels.upserts_all import list_all
 from ddflow.operators.held_rows import NULLS, STEP, Candidates, HeldChange, HeldRows
 from ddflow.operators.updates import Updates, few, ints, overflow, time_column
+from ddflow.operators.upserts_schema import DELETED, ROWS, Conflicts, bound
 
-DELETED, ROWS = "_deleted", "rows"
-Conflicts = Literal["error", "greatest", "all"]
 UPDATES = "updates"
 """The input, as messages call it."""
 NO_SECRET = Secret(0, 0)
@@ -83,7 +70,7 @@ def to_upserts(
 
 
 class ToUpserts:
-    """Turns a stream of updates, step after step, into upserts by ``key``.
+    """CallGuard a stream of updates, step after step, into upserts by ``key``.
 
     ``on_conflict``: when a key holds more than one row, or one more than once: ``"error"`` refuses the step;
     ``"greatest"`` shows the greatest row, column by column (null smallest, NaN largest), and what it hides when it
@@ -124,7 +111,7 @@ class ToUpserts:
         `TimeWentBack`, `SchemaMismatch`, `SpecError` (a type), `CountOverflow`, `NotArrow`, `TooLarge`.
         """
         table = to_table(diffs, UPDATES, pa.schema([]))
-        declared = self.schema or self._bound(table.schema)
+        declared = self.schema or bound(table.schema, self.key, self.on_conflict)
         updates = self._ordered(conform(table, declared, UPDATES, declared.names), declared)
         if self.schema is None:
             self._open(declared)
@@ -137,7 +124,7 @@ class ToUpserts:
 
     def declare(self, given: pa.Schema) -> None:
         """Say what the updates of every step look like, before the first.  Raises as `step`: `SchemaMismatch` etc."""
-        self._open(self._bound(given))
+        self._open(bound(given, self.key, self.on_conflict))
 
     def judge(self, updates: Updates) -> tuple[Updates, HeldChange | None]:
         """The upserts of some updates, and what `keep` will hold then; nothing changes.  Raises as `step`.
@@ -165,35 +152,6 @@ class ToUpserts:
     def told(self, upserts: Updates) -> pa.Table:
         """What was judged as a table: the columns that are shown, ``_time``, ``_deleted``.  O(upserts)."""
         return upserts.to_table(self.shown, self.time_type).select(self.out.names)
-
-    def _bound(self, given: pa.Schema) -> pa.Schema:
-        """What the updates of every step must look like.  Raises `SchemaMismatch`, `SpecError`."""
-        asked = f"updates to turn into upserts by {list(self.key)}"
-        for name in (*self.key, TIME, DIFF):
-            if name not in given.names or (name in (TIME, DIFF) and name in self.key):
-                raise SchemaMismatch(asked, f"there is no column {name!r}", did_you_mean(name, given.names))
-        rows = [field for field in given if field.name not in (TIME, DIFF)]
-        check_names([field.name for field in rows], asked)
-        schema = pa.schema([field.with_type(normal_type(field.type)) for field in rows])
-        for field in schema:
-            if field.name in self.key and not is_key(field.type):
-                raise SpecError(
-                    asked,
-                    f"{field.name!r} is {field.type}, which cannot be hashed as a key",
-                    "use numbers, text, binary, dates, decimals",
-                )
-            if field.name not in self.key and self.on_conflict == "greatest" and not is_flat(field.type):
-                raise SpecError(
-                    f"on_conflict='greatest' of {asked}",
-                    f"{field.name!r} is {field.type}, which has no order",
-                    "leave the column out, or take on_conflict='all'",
-                )
-            if field.name == DELETED or (field.name in self.key and self.on_conflict == "all" and field.name == ROWS):
-                raise SchemaMismatch(asked, f"{field.name!r} is a column that upserts get themselves", "rename it")
-        kind = given.field(TIME).type
-        if not is_time(kind):
-            raise SchemaMismatch(asked, f"{TIME!r} is {kind}, which is no time", "use int64, a timestamp or a date")
-        return pa.schema([*schema, pa.field(TIME, kind, False), pa.field(DIFF, pa.int64(), False)])
 
     def _open(self, declared: pa.Schema) -> None:
         """Take the schema of the first step."""
@@ -297,7 +255,7 @@ class ToUpserts:
         while True:
             count, row, size = found.counts.copy(), np.empty(n, np.int64), np.empty(n, np.int64)
             listed, counted = np.empty(room, np.int64), np.empty(room, np.int64)
-            written, needed, why, where, place = kernels.list_all(
+            written, needed, why, where, place = list_all(
                 by.permutation,
                 by.starts,
                 ranks,

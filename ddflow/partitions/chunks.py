@@ -34,7 +34,7 @@ from ddflow.columns.hashing import Ints, Narrow, Secret, Words, identities, part
 from ddflow.columns.rows import Rows, Sources, gather, offset_width
 from ddflow.columns.schema import one_batch, one_chunk, plain_size, updates_schema
 from ddflow.errors import Misrouted
-from ddflow.partitions.stages import Cut, Meeting
+from ddflow.partitions.stages import Exchange, Stages
 from ddflow.storage.arrow_file import restored
 
 PACKED: Final = pa.schema(
@@ -93,7 +93,7 @@ def with_arrival(schema: pa.Schema, told: bool) -> pa.Schema:
     return schema.append(pa.field(ARRIVAL, pa.int64(), nullable=False)) if told else schema
 
 
-def sums_schema(meeting: Meeting) -> pa.Schema:
+def sums_schema(meeting: Exchange) -> pa.Schema:
     """The columns of sums on their way to a meeting: those they meet by, `_time` as int64, `_diff`."""
     return updates_schema(meeting.schema, pa.int64())
 
@@ -212,7 +212,9 @@ def _odd(found: str, rows: int, schema: pa.Schema) -> Misrouted:
     )
 
 
-def packed_sums(tables: Mapping[int, pa.Table], cut: Cut, partitions: int, secret: Secret) -> Iterator[pa.RecordBatch]:
+def packed_sums(
+    tables: Mapping[int, pa.Table], cut: Stages, partitions: int, secret: Secret
+) -> Iterator[pa.RecordBatch]:
     """Sums on their way, as chunks.  ``tables``: by number of their meeting, the columns of `sums_schema`.
 
     A sum goes to the partition of the columns that it meets others by.  O(n), in lots of what `held` says.

@@ -1,21 +1,19 @@
-"""The coordinator: the driver's hold on a state of many partitions, which makes epochs out of what tasks tell.
+"""The driver of epochs: its hold on a state of many partitions, of which it makes epochs from what tasks receipt.
 
-Invariant: an epoch is published whole or not at all, from one receipt of every task of one base, all of whose files are
-there; what was committed is told again and never made again. Tasks run elsewhere, several times, and may see another
-folder than the driver does; the driver may die between any two of its steps and be started anew by whoever feeds it,
-who does not know how far it came; and two drivers may hold one state. So nothing that tasks do is seen before the
-manifest that names it, files are looked for before it is written, and who loses the race for its number writes no
-more. It runs no tasks (``part``), brings no rows to them (``router``) and knows no Spark.
+Invariant: an epoch is published whole or not at all, from one receipt of every task of one epoch start, all of whose
+files are there; what was committed is answered again and never made again. Tasks run elsewhere, several times, and may
+see another folder. The driver may die between any two of its steps and be started again. Two drivers may hold one
+state, and who loses the race for a number writes no more.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> from ddflow.storage.memory import MemoryStore
 >>> flow = dd.Flow()
 >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
->>> coordinator = Coordinator.open(flow, MemoryStore(), partitions=2)
->>> base = coordinator.begin(feed=Feed("a query", 0))
->>> base.epoch, base.time, base.partitions, coordinator.cut.levels
+>>> driver = EpochDriver.open(flow, MemoryStore(), partitions=2)
+>>> base = driver.begin()
+>>> base.epoch, base.time, base.partitions, driver.cut.levels
 (1, 1, 2, 1)
->>> coordinator.finish(base, [])
+>>> driver.finish(base, [])
 Traceback (most recent call last):
     ...
 ddflow.errors.MissingReceipts: commit an epoch of 1 levels and 2 partitions: there is no receipt of partitions [0, ...
@@ -28,7 +26,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from os import PathLike
 from time import perf_counter_ns
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from msgspec.structs import replace
 
@@ -46,11 +44,11 @@ from ddflow.errors import (
     WrongMode,
 )
 from ddflow.partitions import batch_ids as feeds
-from ddflow.partitions.epoch_start import Base
+from ddflow.partitions.epoch_start import EpochStart
 from ddflow.partitions.live_files import Holdings, look, look_for
 from ddflow.partitions.merged_receipts import ROWS, Gathered, call_digest, gather, greatest
 from ddflow.partitions.opened import KEPT, Opened, Wanted, opened
-from ddflow.partitions.receipt import Receipt
+from ddflow.partitions.receipt import Committed, Receipt
 from ddflow.partitions.stages import cut
 from ddflow.plan.codec import describe, fingerprint
 from ddflow.plan.collection import Plan
@@ -58,13 +56,11 @@ from ddflow.plan.compatibility import PlanChange
 from ddflow.storage.epochs import Kind
 from ddflow.storage.feeding import EVENTS, fed_by
 from ddflow.storage.garbage import gc, inside, names_of
-from ddflow.storage.manifest import Call, Epoch, Feed, Manifest, Output
+from ddflow.storage.manifest import Call, Epoch, Feed, Manifest
 from ddflow.storage.manifest_log import GRACE
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Store
 from ddflow.time import CLOSED, NEVER, shown
-
-__all__ = ["Committed", "Coordinator", "Feed"]
 
 APART: Final = 200
 """Of more files than these, the deleting goes on while the tasks of the next epoch run."""
@@ -72,22 +68,7 @@ TIDY: Final = 2_000
 """Of more inventories than these, what others left is for ``ddflow gc``, and no commit waits for it."""
 
 
-class Committed(NamedTuple):
-    """An epoch that is committed.  ``time``: that its step stamped.  ``counts``: events by verdict.  ``rows``: that
-    came, by source.  ``outputs``: by name, where not empty.  ``figures``: what was measured, of all tasks.
-    ``replayed``: whether it was committed before."""
-
-    epoch: int
-    time: int
-    frontier: int
-    counts: Mapping[str, int]
-    rows: Mapping[str, int]
-    outputs: Mapping[str, Output]
-    figures: Mapping[str, int]
-    replayed: bool
-
-
-class Coordinator:
+class EpochDriver:
     """``flow``, ``cut``: the plan.  ``partitions``: of the state.  `open` makes it."""
 
     def __init__(self, flow: Plan, opened: Opened, wanted: Wanted) -> None:
@@ -97,8 +78,8 @@ class Coordinator:
         # What was never committed has no partitions yet, whatever its maker wanted.
         self.partitions = manifest.spread if manifest.partitions else wanted.partitions or manifest.spread
         self.holdings = Holdings.read(self.ledger.store, manifest.partitions, self.cut.levels, self.partitions)
-        self.ledger.names = self.holdings.names() | _outputs(manifest)
-        self._base: Base | None = None
+        self.ledger.names = self.holdings.names() | {blob.name for blob in manifest.outputs() if inside(blob)}
+        self._base: EpochStart | None = None
         self._feed: Feed | None = None
         self._asked: Feed | None = None
         self._tidy = False
@@ -119,7 +100,7 @@ class Coordinator:
         memory: str | int | None = None,
         secret: Secret | None = None,
         checkpoint: str | None = None,
-    ) -> Coordinator:
+    ) -> EpochDriver:
         """Take hold of a state, or make a new one there.  O(bytes of its inventories).
 
         ``partitions``: None for as many as the state has, ``default_partitions`` for a new one.  ``outputs``: a folder
@@ -148,16 +129,16 @@ class Coordinator:
         cut(flow)  # a plan that has no place on Spark is refused before anything is made
         found = opened(flow, state, wanted)
         try:
-            coordinator = cls(flow, found, wanted)
+            driver = cls(flow, found, wanted)
             found.outputs.show(found.ledger.manifest.receipts)
         except BaseException:
             found.ledger.store.close()
             raise
-        return coordinator
+        return driver
 
     @property
     def manifest(self) -> Manifest:
-        """The state's newest, as far as this coordinator knows."""
+        """The state's newest, as far as this driver knows."""
         return self.ledger.manifest
 
     @property
@@ -218,7 +199,7 @@ class Coordinator:
 
     def begin(
         self, *, epoch: int | None = None, feed: Feed | None = None, close: bool = False, adopt: bool = False
-    ) -> Base:
+    ) -> EpochStart:
         """Begin the next epoch: what its tasks start from.  O(partitions).  One that was begun before is forgotten.
 
         ``epoch``, ``feed``, ``adopt``: as in `committed`.  ``close``: close all times, hold-back mode.
@@ -246,7 +227,7 @@ class Coordinator:
         store, secret = self.ledger.store, manifest.secret
         self._feed, self._base = (
             feed,
-            Base(
+            EpochStart(
                 store=store if isinstance(store, MemoryStore) else store.where,
                 trust=self.given.trust,
                 number=self.ledger.number,
@@ -278,7 +259,7 @@ class Coordinator:
             least = min(least, max(seen - source.spec.lateness, NEVER))
         return max(least, manifest.frontier)
 
-    def finish(self, base: Base, receipts: Iterable[Receipt], *, feed: Feed | None = None) -> Committed:
+    def finish(self, base: EpochStart, receipts: Iterable[Receipt], *, feed: Feed | None = None) -> Committed:
         """Publish an epoch, of one receipt a task.  O(receipts + files of the state).
 
         Raises `MissingReceipts`, `ReceiptsDisagree`, `SpecError` for those of others, `StateRefused` when files are
@@ -305,7 +286,12 @@ class Coordinator:
             self._look_after()
         self.outputs.sync()
         call = new.receipts[-1].calls[0]
-        self.ledger.commit(new, holdings.inventories, holdings.names() | _outputs(new), f"commit of {call.kind}")
+        self.ledger.commit(
+            new,
+            holdings.inventories,
+            holdings.names() | {b.name for b in new.outputs() if inside(b)},
+            f"commit of {call.kind}",
+        )
         self.holdings, self.change, self._base = holdings, PlanChange(), None
         try:
             self.outputs.show(new.receipts[-1:])
@@ -319,7 +305,7 @@ class Coordinator:
         figures = whole.figures | {"tasks": len(whole.taken), "commit": (perf_counter_ns() - began) // 1000}
         return Committed(base.epoch, call.time, whole.frontier, whole.counts, whole.rows, whole.outputs, figures, False)
 
-    def _next(self, base: Base, whole: Gathered, feed: Feed | None) -> Manifest:
+    def _next(self, base: EpochStart, whole: Gathered, feed: Feed | None) -> Manifest:
         """What the state will be."""
         manifest = self.manifest
         kind: Kind = "push" if self.flow.holds_back else "step"
@@ -363,8 +349,3 @@ class Coordinator:
                 self.ledger.remember(names_of)
         except DdflowError:
             self.ledger.grace = math.inf
-
-
-def _outputs(manifest: Manifest) -> set[str]:
-    """The names of a manifest's output files, as far as they are the state's."""
-    return {blob.name for blob in manifest.outputs() if inside(blob)}

@@ -5,7 +5,7 @@ and wherever they run, first or again. A task may be run twice, long after, or w
 the same name; so a base says which manifest it means by number and by digest, and every time that a step depends on is
 in it and is never asked for. It holds no rows and does nothing.
 
->>> base = Base(store="s3://shop/orders", trust="owner", number=3, digest="0" * 32, epoch=4, partitions=2,
+>>> base = EpochStart(store="s3://shop/orders", trust="owner", number=3, digest="0" * 32, epoch=4, partitions=2,
 ...             secret=(1, 2), frontier=7, last=6, since=6, time=7, to=7, horizons={}, inventories=(), folder=None,
 ...             retain=0, memory=None)
 >>> base.closes, base._replace(to=2**63 - 1).closes
@@ -29,7 +29,7 @@ def own(memory: int) -> int:
     return memory - 3 * (memory // 8)
 
 
-class Base(NamedTuple):
+class EpochStart(NamedTuple):
     """What an epoch's tasks start from; it can be pickled, unless its store is in memory.
 
     ``store``: the state's address, or the store, where it is in memory.  ``trust``: as in `Flow.open`.  ``number``,

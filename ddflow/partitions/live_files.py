@@ -24,7 +24,7 @@ from ddflow.engine.commits import files_named
 from ddflow.errors import CorruptState, ReceiptsDisagree, StateRefused
 from ddflow.partitions.merged_receipts import Gathered
 from ddflow.partitions.receipt import Receipt
-from ddflow.partitions.stages import Cut
+from ddflow.partitions.stages import Stages
 from ddflow.storage.garbage import inside
 from ddflow.storage.outputs import OutputFolder
 from ddflow.storage.protocol import Blob, Store
@@ -123,7 +123,7 @@ def named(store: Store, inventory: Blob) -> frozenset[str]:
     return frozenset(files_named(store.map(inventory).to_pybytes()))
 
 
-def look(cut: Cut, taken: Sequence[Receipt], folder: bool) -> None:
+def look(cut: Stages, taken: Sequence[Receipt], folder: bool) -> None:
     """Raise `CorruptState` for a receipt that names what the plan has not.  O(receipts).
 
     ``folder``: whether outputs are in one.

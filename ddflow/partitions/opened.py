@@ -33,7 +33,7 @@ from ddflow.plan.collection import Plan
 from ddflow.plan.compatibility import PlanChange, compare
 from ddflow.storage import address
 from ddflow.storage.manifest import PARTITIONS, Manifest, newest
-from ddflow.storage.manifest_log import GRACE, Ledger
+from ddflow.storage.manifest_log import GRACE, ManifestLog
 from ddflow.storage.opening import open_store
 from ddflow.storage.protocol import Store
 from ddflow.storage.showing import Outputs
@@ -45,7 +45,7 @@ KEPT = 8
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a state is opened with: see `Coordinator.open`.  Raises `SpecError`."""
+    """What a state is opened with: see `EpochDriver.open`.  Raises `SpecError`."""
 
     partitions: int | None = None
     default_partitions: int = 1
@@ -83,7 +83,7 @@ class Wanted:
 class Opened(NamedTuple):
     """``ledger``: of the state.  ``change``: what the plan has that its has not.  ``outputs``: where they go."""
 
-    ledger: Ledger
+    ledger: ManifestLog
     change: PlanChange
     outputs: Outputs
 
@@ -101,7 +101,7 @@ def opened(flow: Plan, state: str | PathLike[str] | Store, wanted: Wanted) -> Op
         outputs.check({name: node.schema for name, node in flow.outputs.items()})
         if manifest is None:
             plan = describe(flow)
-            ledger = Ledger.create(
+            ledger = ManifestLog.create(
                 store,
                 plan,
                 fingerprint(plan),
@@ -111,7 +111,7 @@ def opened(flow: Plan, state: str | PathLike[str] | Store, wanted: Wanted) -> Op
                 wanted.partitions or wanted.default_partitions,
             )
         else:
-            ledger = Ledger(store, manifest, set(), wanted.grace)
+            ledger = ManifestLog(store, manifest, set(), wanted.grace)
         change = _compared(ledger.manifest, flow, wanted, store.where)
         outputs.claim(ledger.manifest, store, [*flow.outputs, *flow.side_outputs()])
     except BaseException:

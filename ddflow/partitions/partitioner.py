@@ -10,7 +10,7 @@ themselves, the partition and offset of a Kafka topic. Keys, orders and times ar
 >>> import ddflow as dd
 >>> flow = dd.Flow()
 >>> _ = flow.upserts("orders", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id"))
->>> route = Router(flow, "orders", partitions=2, secret=Secret(1, 2))
+>>> route = Partitioner(flow, "orders", partitions=2, secret=Secret(1, 2))
 >>> came = [pa.record_batch({"id": [1, 4]}), pa.record_batch({"id": [5, 1]})]
 >>> [(c["to"], c["at"], c["rows"]) for batch in route(came, origin=0) for c in batch.to_pylist()]
 [(0, 2, 1), (1, 0, 3)]
@@ -26,7 +26,8 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.hashing import Ints, Secret, identities, partition_of
-from ddflow.columns.schema import conform, did_you_mean, is_text, one_batch, one_chunk, plain, plain_size
+from ddflow.columns.names import did_you_mean
+from ddflow.columns.schema import conform, is_text, one_batch, one_chunk, plain, plain_size
 from ddflow.engine.digests import check_text
 from ddflow.errors import SchemaMismatch
 from ddflow.partitions.chunks import Origin, chunk_schema, held, pack, row_hashes, sliced
@@ -39,7 +40,7 @@ KAFKA: Final = ("partition", "offset")
 TOPIC: Final = "topic"
 
 
-class Router:
+class Partitioner:
     """``source``: its name in the flow.  ``columns``: the declared ones that the rows have, as `columns_there` tells
     them (None: all, and those that rows lack are null).  ``chunk_rows``, ``chunk_bytes``: what is packed together (see
     `packing.held`); four copies of it are in memory at most.  ``restore``: makes the flow's types of those that rows
@@ -163,7 +164,8 @@ def carried_only(given: pa.Schema, declared: pa.Schema) -> list[str]:
 
 
 def columns_there(bound: Bound, given: pa.Schema) -> tuple[str, ...]:
-    """The declared columns that rows have, in the declared order: what `Router` and `Spool` are to be told.
+    """The declared columns that rows have, in the declared order: what `Partitioner` and `ShuffleReader` are to be
+    told.
 
     ``given``: the columns of the rows, as they will come.  Raises `SchemaMismatch` for one that occurs twice or was not
     declared, and for a missing one that no event may lack.  O(columns).

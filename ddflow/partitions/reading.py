@@ -12,7 +12,7 @@ was swept away meanwhile is `SnapshotExpired`, never another one. Nothing is wri
 >>> cities = flow.output("cities", orders.project(["city"]))
 >>> by_city = flow.output("by_city", cities.count())
 >>> shared(flow, "orders"), shared(flow, "by_city"), shared(flow, "cities")
-(Shared(level=0, by=('id',)), Shared(level=1, by=('city',)), None)
+(ByPartition(level=0, by=('id',)), ByPartition(level=1, by=('city',)), None)
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import Secret, identities, partition_of
-from ddflow.columns.schema import DIFF, updates_schema
+from ddflow.columns.names import DIFF
 from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.engine.checkpoint import MEND
@@ -36,7 +36,7 @@ from ddflow.engine.reads import Reading
 from ddflow.engine.snapshot import Snapshot, fill_version
 from ddflow.errors import CorruptState, SpecError
 from ddflow.operators.updates import time_column
-from ddflow.partitions.stage_graph import LevelCircuit
+from ddflow.partitions.stage_graph import StageGraph
 from ddflow.partitions.stages import cut, placed
 from ddflow.partitions.version import Version, gone
 from ddflow.plan.codec import node_ids
@@ -53,7 +53,7 @@ KEYS: Final = 1000
 """Of more keys than these, nobody asks which partitions they are in."""
 
 
-class Shared(NamedTuple):
+class ByPartition(NamedTuple):
     """That a collection can be read share by share.  ``level``: whose partitions.  ``by``: the columns that say in
     which partition a row is; None where it no longer tells."""
 
@@ -61,7 +61,7 @@ class Shared(NamedTuple):
     by: tuple[str, ...] | None
 
 
-def shared(flow: Plan, name: str) -> Shared | None:
+def shared(flow: Plan, name: str) -> ByPartition | None:
     """How an output or a source is shared out to partitions; None where it must be read whole.  O(nodes)."""
     try:
         places, levels = placed(flow), cut(flow)
@@ -78,13 +78,13 @@ def shared(flow: Plan, name: str) -> Shared | None:
     roots, by = places[node]
     at = {root: n for n, root in enumerate(flow.nodes) if root in roots}
     on = {level for level, active in enumerate(levels.active) for n in at.values() if n in active}
-    return Shared(on.pop(), by) if len(on) == 1 and (node.consolidated or by is not None) else None
+    return ByPartition(on.pop(), by) if len(on) == 1 and (node.consolidated or by is not None) else None
 
 
 def partitions_with(by: Sequence[str], values: Mapping[str, Sequence[Any]], manifest: Manifest) -> list[int] | None:
     """The partitions in which rows with certain values can be, ascending; None where that is not known.  O(keys).
 
-    ``by``: as in `Shared`.  ``values``: by column, Arrow scalars of its type, one of which a row has.
+    ``by``: as in `ByPartition`.  ``values``: by column, Arrow scalars of its type, one of which a row has.
     """
     if not by or not set(by) <= set(values) or prod(len(values[name]) for name in by) > KEYS:
         return None
@@ -118,7 +118,7 @@ class Share(Reading):
         whole = store.map(blob).to_pybytes()
         store.ahead(files_named(whole))
         record = Record.parse(whole, f"the file {blob.name} of {store.where}")
-        circuit = LevelCircuit(cut(flow), level, Secret(*manifest.secret))
+        circuit = StageGraph(cut(flow), level, Secret(*manifest.secret))
         super().__init__(Dataflow(flow, circuit, Budget(None, None)))
         ids, kept = node_ids(flow), record.record("operators")
         if missing := sorted(ids[node] for node in circuit.keeping if ids[node] not in kept):
@@ -179,12 +179,3 @@ def stamped(table: pa.Table, time: int, schema: pa.Schema) -> pa.Table:
     times = time_column(np.full(table.num_rows, time), schema.field(len(schema) - 2).type)
     columns = [table.column(name) for name in schema.names[:-2]]
     return pa.Table.from_arrays([*columns, pa.chunked_array([times]), table.column(DIFF)], schema=schema)
-
-
-def columns_of(flow: Plan, name: str) -> pa.Schema:
-    """The columns of the updates of an output, a side output or a source."""
-    if name in flow.outputs:
-        return flow.outputs[name].updates_schema(flow.time_type)
-    sides: dict[str, Any] = flow.side_outputs()
-    schema = sides[name][1] if name in sides else flow.sources[name].schema
-    return updates_schema(schema, flow.time_type)

@@ -21,8 +21,8 @@ ddflow.errors.CorruptState: the receipt of a task: it is no record of this forma
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Any, Final
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Final, NamedTuple
 
 from msgspec import Meta
 from msgspec.json import Decoder
@@ -126,3 +126,18 @@ class Receipt(Strict, frozen=True):
 
 
 _DECODER: Final = Decoder(Receipt)
+
+
+class Committed(NamedTuple):
+    """An epoch that is committed.  ``time``: that its step stamped.  ``counts``: events by verdict.  ``rows``: that
+    came, by source.  ``outputs``: by name, where not empty.  ``figures``: what was measured, of all tasks.
+    ``replayed``: whether it was committed before."""
+
+    epoch: int
+    time: int
+    frontier: int
+    counts: Mapping[str, int]
+    rows: Mapping[str, int]
+    outputs: Mapping[str, Output]
+    figures: Mapping[str, int]
+    replayed: bool

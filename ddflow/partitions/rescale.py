@@ -36,16 +36,16 @@ from msgspec.structs import replace
 
 from ddflow.dataflow.budget import LEAST, parse_size, shown_size
 from ddflow.errors import CorruptState, DdflowError, Fenced, MissingReceipts, PlanChanged, SpecError, StateRefused
-from ddflow.partitions.epoch_start import Base
+from ddflow.partitions.epoch_start import EpochStart
 from ddflow.partitions.rescale_task import Move, Moved, task
-from ddflow.partitions.stages import Cut, cut
+from ddflow.partitions.stages import Stages, cut
 from ddflow.plan.codec import describe, fingerprint
 from ddflow.plan.collection import Plan
 from ddflow.plan.compatibility import compare
 from ddflow.plan.rebuild import rebuild
 from ddflow.storage.fields import encoded
 from ddflow.storage.manifest import PARTITIONS, Manifest, newest
-from ddflow.storage.manifest_log import Ledger, digest
+from ddflow.storage.manifest_log import ManifestLog, digest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.opening import open_store
 from ddflow.storage.protocol import Blob, Store
@@ -79,7 +79,7 @@ class Rescaler:
     there is nothing to be done.  ``publishing``: whether a new version may be there.
     """
 
-    def __init__(self, store: Store, own: bool, ledger: Ledger, cut: Cut, move: Move) -> None:
+    def __init__(self, store: Store, own: bool, ledger: ManifestLog, cut: Stages, move: Move) -> None:
         self.store, self.ledger, self.cut, self.move, self._own = store, ledger, cut, move, own
         there = move.base.partitions != move.partitions and bool(ledger.manifest.partitions)
         levels = range(cut.levels if there else 0)
@@ -118,7 +118,7 @@ class Rescaler:
             manifest = newest(store)
             if manifest is None:
                 raise StateRefused(f"rescale {store.where}", "there is no state", "make one with flow.open")
-            ledger, plan = Ledger(store, manifest, set()), cut(_plan(manifest, flow, store.where))
+            ledger, plan = ManifestLog(store, manifest, set()), cut(_plan(manifest, flow, store.where))
             move = _move(store, manifest, plan, partitions, trust, size)
         except BaseException:
             if store is not state:
@@ -130,7 +130,7 @@ class Rescaler:
         """Publish what the tasks made, one of each, as another version of the same epoch.  O(partitions + files).
 
         Raises `MissingReceipts` where one is missing, `CorruptState` where a file of one is not there, `Fenced` when
-        another writer has committed meanwhile, and what `Ledger.commit` raises.
+        another writer has committed meanwhile, and what `ManifestLog.commit` raises.
         """
         manifest, move = self.ledger.manifest, self.move
         by = {(each.level, each.number): each for each in made}
@@ -252,9 +252,9 @@ def _plan(manifest: Manifest, flow: Plan | None, where: str) -> Plan:
     return flow
 
 
-def _move(store: Store, manifest: Manifest, plan: Cut, partitions: int, trust: str, memory: int | None) -> Move:
+def _move(store: Store, manifest: Manifest, plan: Stages, partitions: int, trust: str, memory: int | None) -> Move:
     """What tasks start from."""
-    base = Base(
+    base = EpochStart(
         store=store if isinstance(store, MemoryStore) else store.where,
         trust=trust,
         number=manifest.number,

@@ -41,10 +41,10 @@ from ddflow.engine.commits import files_named
 from ddflow.operators.base import Context, Running
 from ddflow.operators.upsert.events import Sealed
 from ddflow.operators.upsert.upsert import RunningUpsert
-from ddflow.partitions.epoch_start import Base
+from ddflow.partitions.epoch_start import EpochStart
 from ddflow.partitions.key_ranges import first_of, overlapping
 from ddflow.partitions.receipt import AGAIN, LEVELS
-from ddflow.partitions.stages import Cut, placed
+from ddflow.partitions.stages import Stages, placed
 from ddflow.plan.codec import node_ids
 from ddflow.plan.collection import Collection, Columns, Input
 from ddflow.storage.batch_store import BatchStore
@@ -71,7 +71,7 @@ class Move(NamedTuple):
     ``base``: the state as it is.  ``partitions``: how many there will be.  ``horizons``, ``greatest``: by source, the
     greatest order where keys expire, and event time, of all partitions."""
 
-    base: Base
+    base: EpochStart
     partitions: int
     horizons: Mapping[str, int]
     greatest: Mapping[str, int]
@@ -102,7 +102,7 @@ class Moved(Strict, frozen=True):
 _DECODER: Final = Decoder(Moved)
 
 
-def task(cut: Cut, move: Move, level: int, number: int, store: Store | None = None) -> Moved:
+def task(cut: Stages, move: Move, level: int, number: int, store: Store | None = None) -> Moved:
     """Make one partition of a level.  O(bytes of the share of it), in memory that of a piece, or of ``base.memory``.
 
     ``store``: the state's, where it is open here.  Raises `StateRefused` where it cannot be seen, `CorruptState`,
@@ -122,7 +122,7 @@ def task(cut: Cut, move: Move, level: int, number: int, store: Store | None = No
 
 
 class _Task:
-    def __init__(self, cut: Cut, move: Move, level: int, number: int, store: Store) -> None:
+    def __init__(self, cut: Stages, move: Move, level: int, number: int, store: Store) -> None:
         self.cut, self.move, self.level, self.number = cut, move, level, number
         self.store, self.batch_store, self.secret = store, BatchStore(store), Secret(*move.base.secret)
         self.home = None if move.base.memory is None else self.batch_store

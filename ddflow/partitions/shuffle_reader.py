@@ -10,13 +10,13 @@ level passes through. It judges nothing, and knows rows only by their columns (`
 >>> import ddflow as dd
 >>> from ddflow.columns.hashing import Secret
 >>> from ddflow.partitions.stages import cut
->>> from ddflow.partitions.partitioner import Router
+>>> from ddflow.partitions.partitioner import Partitioner
 >>> flow = dd.Flow()
 >>> orders = flow.upserts("orders", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id"))
 >>> _ = flow.output("orders", orders)
->>> route = Router(flow, "orders", 1, Secret(1, 2), chunk_rows=2)
+>>> route = Partitioner(flow, "orders", 1, Secret(1, 2), chunk_rows=2)
 >>> chunks = list(route([pa.record_batch({"id": [3, 1, 2], "city": ["Bern", "Basel", "Chur"]})], origin=0))
->>> with Spool(cut(flow), level=0, number=0) as spool:
+>>> with ShuffleReader(cut(flow), level=0, number=0) as spool:
 ...     for chunk in reversed(chunks):
 ...         spool.take(chunk)
 ...     spool.rows, spool.source("orders").read_all().column("id").to_pylist()
@@ -47,7 +47,7 @@ from ddflow.partitions.chunks import (
     unpack,
     with_arrival,
 )
-from ddflow.partitions.stages import Cut
+from ddflow.partitions.stages import Stages
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.scratch import ScratchStore
 
@@ -71,10 +71,11 @@ class Chunk(NamedTuple):
         return "/" in self.origin
 
 
-class Spool:
-    """``level``, ``number``: of the task.  ``memory``: bytes that the task may take, None for no budget.  ``scratch``:
+class ShuffleReader:
+    """``level``, ``number``: of the task. ``memory``: bytes that the task may take, None for no budget. ``scratch``:
     a folder that several may share, for what exceeds the spool's part of it; without one all is held in memory.
-    ``columns``: by source, the declared columns that its rows have, as its `Router` was told (all, where not said).
+    ``columns``: by source, the declared columns that its rows have, as its `Partitioner` was told (all, where not
+    said).
 
     ``rows``, ``digests``: of what came, by source (those that none came for are not in it; 32 hex digits).
     ``receipts``: what came to be passed on.
@@ -82,7 +83,7 @@ class Spool:
 
     def __init__(
         self,
-        cut: Cut,
+        cut: Stages,
         level: int,
         number: int,
         memory: int | None = None,
@@ -105,7 +106,7 @@ class Spool:
         self._mapped = 0  # of those, the first so many
         self._where, self._scratch = scratch, cast(BatchStore | None, None)
 
-    def __enter__(self) -> Spool:
+    def __enter__(self) -> ShuffleReader:
         return self
 
     def __exit__(

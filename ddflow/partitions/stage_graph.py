@@ -10,10 +10,10 @@ summed first, so that one update a row and time leaves a partition.
 >>> flow = dd.Flow()
 >>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert("id"))
 >>> _ = flow.output("by_city", people.count("city"))
->>> circuit = LevelCircuit(cut(flow), 1, Secret(1, 2))
+>>> circuit = StageGraph(cut(flow), 1, Secret(1, 2))
 >>> rows = pa.table({"city": ["Bern", "Bern"], "_time": [7, 7], "_diff": [2, 1]})
 >>> circuit.came = {0: as_updates(rows, circuit.cut.meetings[0].schema)}
->>> LevelComputation(circuit, {}, 7, UpdateBuffer(None, 0), print).run().outputs["by_city"].to_pylist()
+>>> StageComputation(circuit, {}, 7, UpdateBuffer(None, 0), print).run().outputs["by_city"].to_pylist()
 [{'city': 'Bern', 'count': 3, '_time': 7, '_diff': 1}]
 """
 
@@ -25,21 +25,21 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import Ints, Secret
-from ddflow.columns.schema import DIFF, TIME
-from ddflow.columns.threads import ALONE, Crew
+from ddflow.columns.names import DIFF, TIME
+from ddflow.columns.threads import ALONE, Threads
 from ddflow.dataflow.buffer import UpdateBuffer
-from ddflow.dataflow.graph import Circuit, Released, Stepped
+from ddflow.dataflow.graph import Graph, Released, Stepped
 from ddflow.dataflow.step import Computation, Observe
 from ddflow.operators.updates import Updates, consolidated, few, ints
-from ddflow.partitions.stages import Cut, Meeting
+from ddflow.partitions.stages import Exchange, Stages
 from ddflow.plan.collection import Collection
 
 
-class LevelCircuit(Circuit):
+class StageGraph(Graph):
     """``came``: by meeting of this level, the updates that came together.  ``sent``: by meeting of later ones, those
     that a step sends on."""
 
-    def __init__(self, cut: Cut, level: int, secret: Secret, crew: Crew = ALONE) -> None:
+    def __init__(self, cut: Stages, level: int, secret: Secret, crew: Threads = ALONE) -> None:
         super().__init__(cut.flow, secret, winners=False, crew=crew)
         self.cut, self.level = cut, level
         self.here = frozenset(cut.flow.nodes[n] for n in cut.active[level])
@@ -50,14 +50,14 @@ class LevelCircuit(Circuit):
         self.sent: dict[int, pa.Table] = {}
 
 
-class LevelComputation(Computation):
+class StageComputation(Computation):
     """One step of a level; ``sent`` of its circuit is what it sends on."""
 
     def __init__(
-        self, circuit: Circuit, released: Mapping[str, Released], since: int, buffer: UpdateBuffer, observe: Observe
+        self, circuit: Graph, released: Mapping[str, Released], since: int, buffer: UpdateBuffer, observe: Observe
     ) -> None:
         super().__init__(circuit, released, since, buffer, observe)
-        assert isinstance(circuit, LevelCircuit)
+        assert isinstance(circuit, StageGraph)
         self.level = circuit
         cut, nodes = circuit.cut, circuit.plan.nodes
         self.nodes = [node for node in self.nodes if node in circuit.here]
@@ -83,7 +83,7 @@ class LevelComputation(Computation):
         came = self.came.get((node, tuple(node.schema.names if by is None else by)))
         return super().arrived(node, by) if came is None else [came]
 
-    def _sum(self, meeting: Meeting) -> pa.Table:
+    def _sum(self, meeting: Exchange) -> pa.Table:
         """What leaves for a meeting: one update a row and time."""
         node, by, schema = self.level.plan.nodes[meeting.of], list(meeting.by), meeting.schema
         pieces = []

@@ -24,12 +24,12 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from ddflow.columns.hashing import Secret
-from ddflow.dataflow.admission import Intake
+from ddflow.dataflow.admission import Admission
 from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.graph import Released
-from ddflow.dataflow.side_outputs import Sides
-from ddflow.partitions.stage_graph import LevelCircuit, LevelComputation, as_updates
-from ddflow.partitions.stages import Cut
+from ddflow.dataflow.side_outputs import SideOutputs
+from ddflow.partitions.stage_graph import StageComputation, StageGraph, as_updates
+from ddflow.partitions.stages import Stages
 from ddflow.time import CLOSED, NEVER
 
 TIME: Final = 0
@@ -44,17 +44,17 @@ class Computed(NamedTuple):
     sent: dict[int, pa.Table]
 
 
-def computed(cut: Cut, level: int, secret: Secret, rows: dict[str, Any], sums: Mapping[int, pa.Table]) -> Computed:
+def computed(cut: Stages, level: int, secret: Secret, rows: dict[str, Any], sums: Mapping[int, pa.Table]) -> Computed:
     """Compute one stage of one partition.  O(rows and updates) expected.
 
     ``rows``: by source, in the order of arrival, on stage 0; they are taken out of it one by one, so that no source is
     held twice.  ``sums``: by exchange of this stage, what came together.  Raises what a step of an engine raises.
     """
-    flow, circuit, sides = cut.flow, LevelCircuit(cut, level, secret), Sides(cut.flow)
+    flow, circuit, sides = cut.flow, StageGraph(cut, level, secret), SideOutputs(cut.flow)
     time, released = None if flow.holds_back else TIME, {}
     for name in list(rows):
-        released[name] = Released.of(Intake(flow.sources[name].bound).admit(rows.pop(name), NEVER, time).sealed)
+        released[name] = Released.of(Admission(flow.sources[name].bound).admit(rows.pop(name), NEVER, time).sealed)
     circuit.came = {n: as_updates(table, cut.meetings[n].schema) for n, table in sums.items()}
-    stepped = LevelComputation(circuit, released, CLOSED - 1, UpdateBuffer(None, 0), sides.add).run()
+    stepped = StageComputation(circuit, released, CLOSED - 1, UpdateBuffer(None, 0), sides.add).run()
     sent = {number: table for number, table in circuit.sent.items() if table.num_rows}
     return Computed({**stepped.outputs, **sides.tables()}, sent)

@@ -8,12 +8,12 @@ with what the next base says. All times come from the base, since the other part
 others were given.
 
 >>> import os, tempfile, ddflow as dd
->>> from ddflow.partitions.commit import Coordinator
+>>> from ddflow.partitions.commit import EpochDriver
 >>> from ddflow.partitions.stages import cut
 >>> flow = dd.Flow()
 >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
 >>> with tempfile.TemporaryDirectory() as place:
-...     coordinator = Coordinator.open(flow, os.path.join(place, "state"), partitions=1)
+...     coordinator = EpochDriver.open(flow, os.path.join(place, "state"), partitions=1)
 ...     base = coordinator.begin()
 ...     part = StagePart(cut(flow), base, level=0, number=0)
 ...     rows = pa.table({"id": [1, 2]}).to_reader()
@@ -40,10 +40,10 @@ from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.result import Step
 from ddflow.engine import checkpoint as recovery
 from ddflow.operators.updates import Updates
-from ddflow.partitions.epoch_start import Base, own
+from ddflow.partitions.epoch_start import EpochStart, own
 from ddflow.partitions.receipt import Receipt
-from ddflow.partitions.stage_graph import LevelCircuit, LevelComputation, as_updates
-from ddflow.partitions.stages import Cut
+from ddflow.partitions.stage_graph import StageComputation, StageGraph, as_updates
+from ddflow.partitions.stages import Stages
 from ddflow.plan.codec import node_ids
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.fields import encoded
@@ -64,7 +64,7 @@ class PartDone(NamedTuple):
 class StagePart:
     """``at``: the name of the inventory that it holds, "" for none.  ``level``, ``number``: which part it is."""
 
-    def __init__(self, cut: Cut, base: Base, level: int, number: int) -> None:
+    def __init__(self, cut: Stages, base: EpochStart, level: int, number: int) -> None:
         """Open what the base says that this part holds.  O(bytes of it); every file is verified.
 
         Raises `StateRefused` where the state cannot be seen from here, `CorruptState`, and what stores raise.
@@ -73,9 +73,9 @@ class StagePart:
         self.cut, self.level, self.number = cut, level, number
         store = base.version.opened("open a partition of", readonly=False)
         try:
-            circuit = LevelCircuit(cut, level, Secret(*base.secret))
+            circuit = StageGraph(cut, level, Secret(*base.secret))
             budget = Budget(None if base.memory is None else own(base.memory), None, store)
-            self.dataflow = Dataflow(cut.flow, circuit, budget, retain=base.retain, step=LevelComputation)
+            self.dataflow = Dataflow(cut.flow, circuit, budget, retain=base.retain, step=StageComputation)
             self.levelled, self.store, self.batch_store = (
                 circuit,
                 store,
@@ -92,7 +92,7 @@ class StagePart:
             raise
         self.opened = (perf_counter_ns() - began) // 1000
 
-    def _fill(self, base: Base) -> None:
+    def _fill(self, base: EpochStart) -> None:
         """Take up what the inventory says."""
         blob = base.inventories[self.level][self.number]
         what = f"the file {blob.name} of {self.store.where}"
@@ -105,13 +105,13 @@ class StagePart:
 
     def close(self) -> None:
         """Let go of all that is held; twice is harmless."""
-        with self.dataflow.turns.alone("close"):
+        with self.dataflow.guard.alone("close"):
             self.dataflow.close()
             self.store.close()
 
     def step(
         self,
-        base: Base,
+        base: EpochStart,
         inputs: Mapping[str, Any],
         sums: Mapping[int, pa.Table],
         rows: Mapping[str, int],
@@ -144,13 +144,13 @@ class StagePart:
         self.opened = 0
         return PartDone(replace(receipt, figures=figures), sent)
 
-    def _events(self, base: Base, inputs: Mapping[str, Any]) -> Step:
+    def _events(self, base: EpochStart, inputs: Mapping[str, Any]) -> Step:
         """Level 0: rows of inputs."""
         if not self.dataflow.flow.holds_back:
             return self.dataflow.step(self.dataflow.admit(inputs, base.time), base.time)
         return self.dataflow.push(self.dataflow.admit(inputs, None), base.to)
 
-    def _sums(self, base: Base, sums: Mapping[int, pa.Table]) -> Step:
+    def _sums(self, base: EpochStart, sums: Mapping[int, pa.Table]) -> Step:
         """Levels after it: sums that came together."""
         frontier, last = (base.to, base.to - 1) if self.dataflow.flow.holds_back else (base.time + 1, base.time)
         if frontier <= self.dataflow.frontier:
@@ -165,7 +165,7 @@ class StagePart:
         self.levelled.came = {number: each for number, each in came.items() if _some(each)}
         return self.dataflow.take({}, self.dataflow.judge({}, last), frontier, last)
 
-    def _written(self, base: Base, step: Step) -> Receipt:
+    def _written(self, base: EpochStart, step: Step) -> Receipt:
         """Write what is in no file yet; the receipt for all of it."""
         store, before = self.store, self.names
         outputs = self._put(base, step)
@@ -202,7 +202,7 @@ class StagePart:
             figures={},
         )
 
-    def _put(self, base: Base, step: Step) -> dict[str, Output]:
+    def _put(self, base: EpochStart, step: Step) -> dict[str, Output]:
         """Write what the outputs of this level gained."""
         out, here = {}, {name: step[name] for name in self.cut.outputs[self.level] if step[name].num_rows}
         if base.folder is not None and here:
@@ -216,7 +216,7 @@ class StagePart:
         return out
 
 
-def idle(cut: Cut, base: Base, level: int, number: int) -> Receipt | None:
+def idle(cut: Stages, base: EpochStart, level: int, number: int) -> Receipt | None:
     """The receipt of a part that has no rows and need not be opened for it; None where it must be.  O(1).
 
     Without rows nothing changes on later levels; nor on level 0 in epoch mode, unless keys expire.
@@ -252,7 +252,7 @@ def idle(cut: Cut, base: Base, level: int, number: int) -> Receipt | None:
     )
 
 
-def _own(record: Record, cut: Cut, level: int) -> dict[str, Any]:
+def _own(record: Record, cut: Stages, level: int) -> dict[str, Any]:
     """What of an inventory is a level's: a local engine's holds all of them."""
     ids = node_ids(cut.flow)
     here = {ids[node] for node in cut.keeping(level)}

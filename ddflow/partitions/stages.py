@@ -4,7 +4,7 @@ Invariant: every collection's updates are the sum, over the levels that compute 
 and where an operator must see equal rows together (count, consolidate, an output), they have been brought into one
 partition. Between two shuffles everything is linear, so a concat may be computed on several levels, each with what has
 come so far; and rows that stand together by columns that they still have need not move again, a count by the key for
-one. A `Meeting` is where rows of a collection come together by some columns; who needs the same one shares it. It is
+one. A `Exchange` is where rows of a collection come together by some columns; who needs the same one shares it. It is
 a plan's shape only: it does not touch rows (``part``).
 
 >>> import pyarrow as pa, ddflow as dd
@@ -40,7 +40,7 @@ class Placement(NamedTuple):
     by: Columns | None
 
 
-class Meeting(NamedTuple):
+class Exchange(NamedTuple):
     """Where rows come together: those of ``of``, by the columns ``by``, on a level.
 
     ``number``: among the meetings.  ``of``: its place among the flow's collections.  ``schema``: of ``by``; `ALL` for
@@ -54,14 +54,14 @@ class Meeting(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Cut:
+class Stages:
     """``levels``: how many.  ``meetings``: by number.  ``active``: for each level, the places of the collections that
     it computes, ascending.  ``outputs``: for each level, the names of outputs that it gives, side outputs included.
     """
 
     flow: Plan
     levels: int
-    meetings: tuple[Meeting, ...]
+    meetings: tuple[Exchange, ...]
     active: tuple[tuple[int, ...], ...]
     outputs: tuple[tuple[str, ...], ...]
 
@@ -69,7 +69,7 @@ class Cut:
         """The operators whose state a level holds."""
         return {node for n in self.active[level] if (node := self.flow.nodes[n]).keeps and node.inputs}
 
-    def sent(self, level: int) -> list[Meeting]:
+    def sent(self, level: int) -> list[Exchange]:
         """The meetings that a level may bring rows to."""
         active = self.active[level]
         return [each for each in self.meetings if each.level > level and each.of in active]
@@ -86,11 +86,11 @@ class Cut:
         return f"level {level}: {'; '.join(part for part in parts if part)}"
 
 
-def _sums(meeting: Meeting) -> str:
+def _sums(meeting: Exchange) -> str:
     return f"sums {meeting.number} by [{', '.join(meeting.by)}]"
 
 
-def cut(flow: Plan, only: str | None = None) -> Cut:
+def cut(flow: Plan, only: str | None = None) -> Stages:
     """Cut a flow into levels.  ``only``: the output that is wanted, as if there were no other.  O(nodes * meetings).
 
     Pure.  Raises `SpecError` for a flow without sources or outputs, or an operator that has no place in partitions.
@@ -134,11 +134,11 @@ class _Cutter:
     def __init__(self, flow: Plan) -> None:
         self.flow, self.places = flow, placed(flow)
         self.at = {node: n for n, node in enumerate(flow.nodes)}
-        self.meetings: dict[tuple[Any, ...], Meeting] = {}
+        self.meetings: dict[tuple[Any, ...], Exchange] = {}
         self.level: dict[Collection, int] = dict.fromkeys(flow.sources.values(), 0)
         self.needed = self._needed()
 
-    def cut(self) -> Cut:
+    def cut(self) -> Stages:
         """The cut."""
         outputs: list[tuple[int, str]] = [(0, name) for name in self.flow.side_outputs()]
         for node in self.flow.nodes:  # a collection stands behind what it is made of
@@ -155,14 +155,14 @@ class _Cutter:
             for root in self.places[node].roots if node in self.needed else ():
                 active[self.level[root]].add(self.at[node])
         given = tuple(tuple(name for at, name in outputs if at == level) for level in range(levels))
-        return Cut(self.flow, levels, tuple(self.meetings.values()), tuple(tuple(sorted(a)) for a in active), given)
+        return Stages(self.flow, levels, tuple(self.meetings.values()), tuple(tuple(sorted(a)) for a in active), given)
 
-    def _meeting(self, of: Collection, by: Columns) -> Meeting:
+    def _meeting(self, of: Collection, by: Columns) -> Exchange:
         known = (of, *by)
         if known not in self.meetings:
             level = 1 + max(self.level[root] for root in self.places[of].roots)
             schema = pa.schema([of.schema.field(name) for name in by]) if by else ALL
-            self.meetings[known] = Meeting(len(self.meetings), level, self.at[of], by, schema)
+            self.meetings[known] = Exchange(len(self.meetings), level, self.at[of], by, schema)
         return self.meetings[known]
 
     def _needed(self) -> set[Collection]:

@@ -26,7 +26,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.hashing import Flags, flags, validity
-from ddflow.columns.schema import did_you_mean, is_flat, is_key, is_text, is_time
+from ddflow.columns.names import did_you_mean
+from ddflow.columns.schema import is_flat, is_key, is_text, is_time
 from ddflow.errors import SpecError
 from ddflow.expressions import Expression
 from ddflow.expressions import compile as compile_expression

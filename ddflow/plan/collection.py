@@ -21,7 +21,8 @@ from typing import Any, ClassVar, Literal, Self
 
 import pyarrow as pa
 
-from ddflow.columns.schema import check_names, to_schema, updates_schema
+from ddflow.columns.names import check_names
+from ddflow.columns.schema import to_schema, updates_schema
 from ddflow.errors import SpecError
 from ddflow.plan.bind import Bound, bind
 from ddflow.plan.merge.bind_machine import bind_machine
@@ -294,6 +295,14 @@ class Plan:
         """The outputs that ``stale="mark"`` and ``"side"`` add, by name, with their rows' columns."""
         sides = ((source, source.bound.side) for source in self.sources.values())
         return {side[0]: (source, side[1]) for source, side in sides if side is not None}
+
+    def updates_schema(self, name: str) -> pa.Schema | None:
+        """The columns of the updates of an output, a side output or an input; None where there is none of that name."""
+        if name in self.outputs:
+            return self.outputs[name].updates_schema(self.time_type)
+        side, source = self.side_outputs().get(name), self.sources.get(name)
+        schema = side[1] if side is not None else None if source is None else source.schema
+        return None if schema is None else updates_schema(schema, self.time_type)
 
     def frozen(self) -> Plan:
         """The plan as it is now: what is added to this flow later is not in it.  O(nodes)."""

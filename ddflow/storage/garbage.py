@@ -2,14 +2,14 @@
 
 Invariant: no file is deleted that a manifest names which is kept, or that any manifest yet to come will name; a
 collection that cannot account for something deletes nothing. A writer puts files long before it publishes, and may be
-paused anywhere, for a week. It rests on one fact. *A file that was put before manifest K was published, and that K
-does not name, is named by no later one*: number K + 1 is only given to a writer that has read K, and that names files
-of K or files it put since; so does the next, and so on; a rollback names copies, which it put since. So what is
-decided here from K (or by a writer's own ``Ledger.sweep`` from the one it published) stays right for ever: who decided
-it may be stopped, fenced and woken, and still deletes nothing that is of use. That a file was put before K is told by
-the store's own clock: the youngest file that K names is older than K. Files are listed first and manifests read after,
-so that what is put and published meanwhile is seen as named. What K's writer, or one that opened the state since, has
-put and not published is left, however old it is, until somebody has published K + 1.
+paused anywhere, for a week. It rests on one fact. *A file that was put before manifest K was published, and that K does
+not name, is named by no later one*: number K + 1 is only given to a writer that has read K, and that names files of K
+or files it put since; so does the next, and so on; a rollback names copies, which it put since. So what is decided here
+from K (or by a writer's own ``ManifestLog.sweep`` from the one it published) stays right for ever: who decided it may
+be stopped, fenced and woken, and still deletes nothing that is of use. That a file was put before K is told by the
+store's own clock: the youngest file that K names is older than K. Files are listed first and manifests read after, so
+that what is put and published meanwhile is seen as named. What K's writer, or one that opened the state since, has put
+and not published is left, however old it is, until somebody has published K + 1.
 
 >>> from ddflow.storage.memory import MemoryStore
 >>> import pyarrow as pa, ddflow as dd

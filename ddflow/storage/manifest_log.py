@@ -11,11 +11,11 @@ know what partitions hold, but for which files they name.
 
 >>> from ddflow.storage.memory import MemoryStore
 >>> store = MemoryStore()
->>> ledger = Ledger.create(store, {}, "0" * 32, Secret(1, 2))
+>>> ledger = ManifestLog.create(store, {}, "0" * 32, Secret(1, 2))
 >>> part = store.put("json", lambda sink: sink.write(b"{}"))
 >>> ledger.commit(ledger.manifest, (part,), set(), note="an example").epoch
 0
->>> Ledger(store, newest(store), set()).number, ledger.number
+>>> ManifestLog(store, newest(store), set()).number, ledger.number
 (1, 1)
 """
 
@@ -38,7 +38,7 @@ from ddflow.storage.manifest import Manifest, at, newest
 from ddflow.storage.protocol import Blob, Store
 from ddflow.time import NEVER
 
-__all__ = ["Ledger", "newest"]
+__all__ = ["ManifestLog", "newest"]
 
 GRACE: Final = 60.0
 """Seconds for which a manifest, and what it names, outlives its successor."""
@@ -54,7 +54,7 @@ class Past(NamedTuple):
     names: set[str]
 
 
-class Ledger:
+class ManifestLog:
     """``manifest``: the one that this engine's state is.  ``names``: of all files that it names.
 
     ``grace``: see the header.
@@ -76,7 +76,7 @@ class Ledger:
         folder: str | None = None,
         grace: float = GRACE,
         spread: int = 1,
-    ) -> Ledger:
+    ) -> ManifestLog:
         """The ledger of a new state: its manifest 0, of which there is one whoever else creates it at the same time.
 
         ``spread``: its partitions.  Raises what `Store.publish` raises.

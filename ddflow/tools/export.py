@@ -28,8 +28,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from ddflow.columns.schema import DIFF, empty
-from ddflow.dataflow.graph import Circuit
+from ddflow.columns.names import DIFF
+from ddflow.columns.schema import empty
+from ddflow.dataflow.graph import Graph
 from ddflow.engine.snapshot import Snapshot
 from ddflow.operators.base import held
 from ddflow.operators.updates import Updates, consolidated
@@ -53,7 +54,7 @@ def contents(snapshot: Snapshot, name: str, as_of: int | None = None) -> tuple[p
     return schema, iter([snapshot.dataflow.circuit.read(node, as_of)])
 
 
-def ranges(circuit: Circuit, node: Collection, as_of: int | None = None) -> Iterator[Updates]:
+def ranges(circuit: Graph, node: Collection, as_of: int | None = None) -> Iterator[Updates]:
     """The rows of a collection, in pieces; equal rows may be in several.  O(rows)."""
     # What is to be read, and what its pieces pass then, as which input.
     walk: list[tuple[Collection, Any]] = [(node, None)]

@@ -32,8 +32,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ddflow.columns.hashing import Secret
-from ddflow.columns.schema import updates_schema
-from ddflow.dataflow.graph import Circuit
+from ddflow.dataflow.graph import Graph
 from ddflow.engine.checkpoint import Inventories
 from ddflow.engine.commits import files_named
 from ddflow.engine.snapshot import State
@@ -227,7 +226,7 @@ class _Check:
         if flow is None:
             given = bounds(manifest.plan, self.store.where)
             return Operators({name: RunningUpsert(bound, secret) for name, bound in given.items()}, None, {})
-        circuit, ids = Circuit(flow, secret), node_ids(flow)
+        circuit, ids = Graph(flow, secret), node_ids(flow)
         by: dict[str, Columns] = {}
         if manifest.spread > 1:
             places = placed(flow)
@@ -288,7 +287,7 @@ class _Check:
             return self._parquet(manifest, epoch, name, blob)
         self._name({blob.name})
         whole = self._compare(blob, manifest.number)
-        schema = None if flow is None else output_schema(flow, name)
+        schema = None if flow is None else flow.updates_schema(name)
         if whole is None or schema is None or blob.name in self.seen:
             return None
         self.seen.add(blob.name)
@@ -328,14 +327,6 @@ class _Check:
 def manifest_file(number: int) -> str:
     """What a manifest's file is called in its state."""
     return f"manifests/{number:016d}"
-
-
-def output_schema(flow: Plan, name: str) -> pa.Schema | None:
-    """The columns of an output's table; None where the flow has none of that name."""
-    if name in flow.outputs:
-        return flow.outputs[name].updates_schema(flow.time_type)
-    side = flow.side_outputs().get(name)
-    return None if side is None else updates_schema(side[1], flow.time_type)
 
 
 def strangers(store: LocalStore) -> Iterator[str]:

@@ -34,7 +34,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.schema import DIFF, did_you_mean
+from ddflow.columns.names import DIFF, did_you_mean
 from ddflow.engine.engine import Engine
 from ddflow.engine.flow import Flow
 from ddflow.engine.logs import MARKS, as_fed

@@ -217,7 +217,7 @@ def _digest(store: Store, number: int) -> str:
 
 
 def _passed(store: Store, number: int, data: bytes) -> bool:
-    """Whether the number was free again since others had gone on (see ``Ledger``); what was published there is void."""
+    """Whether the number was free again since others had gone on (see ``ManifestLog``): what is there is void."""
     if max(store.numbers()) == number:
         return False
     with suppress(CorruptState):

@@ -34,8 +34,8 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import Ints, Secret, identities, validity, words
+from ddflow.columns.names import did_you_mean
 from ddflow.columns.rows import shown_row
-from ddflow.columns.schema import did_you_mean
 from ddflow.engine.logs import MARKS, as_fed, batches, parts_of
 from ddflow.engine.snapshot import Snapshot, State
 from ddflow.errors import NotReadable

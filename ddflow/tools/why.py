@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from ddflow.engine.snapshot import Snapshot, State
-from ddflow.engine.why import Story
+from ddflow.engine.story import Story
 from ddflow.plan.collection import Plan
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import Flags, Ints, Narrow, Words
-from ddflow.columns.threads import ALONE, Crew
+from ddflow.columns.threads import ALONE, Threads
 from ddflow.kernels import index as kernels
 from ddflow.kernels.evict import evict
 from ddflow.kernels.gather import SLOT, SLOTS
@@ -50,7 +50,7 @@ class Index:
         """Bytes of the table, free slots included."""
         return int(self.table.nbytes)
 
-    def seek(self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None, crew: Crew = ALONE) -> Held:
+    def seek(self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None, crew: Threads = ALONE) -> Held:
         """What the keys at ``starts`` of the sorted identities hold.  O(keys) expected."""
         n, arena = starts.size, arena or Arena()
         held = Held(

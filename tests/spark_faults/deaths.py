@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ddflow.partitions.commit import Coordinator
-from ddflow.storage.manifest_log import Ledger
+from ddflow.partitions.commit import EpochDriver
+from ddflow.storage.manifest_log import ManifestLog
 from spark_bridge.job import Job
 from spark_bridge.streaming import Feeder
 
@@ -28,7 +28,7 @@ def dies(point: str, batch: int, die: Callable[[], Any]) -> Iterator[None]:
     before Spark's own commit has.
     """
     now = [-1]
-    feeder, tasks, finished, commit = Feeder.__call__, Job._receipts, Coordinator.finish, Ledger.commit
+    feeder, tasks, finished, commit = Feeder.__call__, Job._receipts, EpochDriver.finish, ManifestLog.commit
 
     def at(here: str) -> None:
         if here == point and now[0] == batch:
@@ -44,13 +44,13 @@ def dies(point: str, batch: int, die: Callable[[], Any]) -> Iterator[None]:
         at("before tasks")
         return tasks(self, *given)
 
-    def finishing(self: Coordinator, *given: Any, **named: Any) -> Any:
+    def finishing(self: EpochDriver, *given: Any, **named: Any) -> Any:
         at("after tasks")
         committed = finished(self, *given, **named)
         at("after outputs")
         return committed
 
-    def committing(self: Ledger, *given: Any, **named: Any) -> Any:
+    def committing(self: ManifestLog, *given: Any, **named: Any) -> Any:
         manifest = commit(self, *given, **named)
         at("after publish")
         return manifest
@@ -58,6 +58,6 @@ def dies(point: str, batch: int, die: Callable[[], Any]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Feeder, "__call__", fed)
         patch.setattr(Job, "_receipts", receipts)
-        patch.setattr(Coordinator, "finish", finishing)
-        patch.setattr(Ledger, "commit", committing)
+        patch.setattr(EpochDriver, "finish", finishing)
+        patch.setattr(ManifestLog, "commit", committing)
         yield

@@ -19,9 +19,9 @@ import ddflow as dd
 from ddflow.columns.hashing import Secret
 from ddflow.errors import StorageFull
 from ddflow.partitions.chunks import PACKED, RECEIPT
-from ddflow.partitions.commit import Committed, Coordinator
-from ddflow.partitions.partitioner import Router
-from ddflow.partitions.receipt import Receipt
+from ddflow.partitions.commit import EpochDriver
+from ddflow.partitions.partitioner import Partitioner
+from ddflow.partitions.receipt import Committed, Receipt
 from ddflow.partitions.version import Version
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.local import LocalStore
@@ -53,7 +53,7 @@ class Hands:
         memory: int | None = None,
     ) -> None:
         self.flow, self.state, self.chance, self.memory = flow, state, chance, memory
-        self.coordinator = Coordinator.open(flow, state, partitions=partitions, memory=memory)
+        self.coordinator = EpochDriver.open(flow, state, partitions=partitions, memory=memory)
         self.workers = [PartCache() for _ in range(workers)]
         self.late: list[tuple[PartCache, int, Iterator[pa.RecordBatch]]] = []
         self.seen: dict[str, int] = {}
@@ -143,7 +143,7 @@ class Hands:
         sight = Version(self.state, "owner", manifest.number, self.coordinator.ledger.digest)
         for name, table in inputs.items():
             columns = tuple(table.column_names)
-            router = Router(self.flow, name, self.coordinator.partitions, Secret(*manifest.secret), columns)
+            router = Partitioner(self.flow, name, self.coordinator.partitions, Secret(*manifest.secret), columns)
             task, third = Route(router, sight, columns), -(-table.num_rows // 3)
             for origin in range(3):
                 rows = table.slice(origin * third, third).to_batches(max_chunksize=7)

@@ -23,7 +23,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ddflow.columns.schema import conform, did_you_mean, normal_type
+from ddflow.columns.names import did_you_mean
+from ddflow.columns.schema import conform, normal_type
 from ddflow.connectors.files.guess import ANY, Possible, guess
 from ddflow.connectors.files.kinds import ARROW, CSV, JSON, PARQUET, STREAM, kind_of, listed
 from ddflow.connectors.files.read_columnar import ArrowFile, ParquetFile

@@ -32,7 +32,8 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 import pyarrow.types as pat
 
-from ddflow.columns.schema import did_you_mean, is_text
+from ddflow.columns.names import did_you_mean
+from ddflow.columns.schema import is_text
 from ddflow.connectors.files.guess import ANY, MOMENTS, NUMBERS, SAMPLE, Possible, possible, settled
 from ddflow.connectors.files.kinds import JSON
 from ddflow.connectors.files.lines import Bounds

@@ -28,7 +28,7 @@ from ddflow.columns.hashing import Ints, Narrow, Secret, Words, identities, is_w
 from ddflow.columns.rows import plainly
 from ddflow.columns.schema import is_word
 from ddflow.columns.sorting import sort
-from ddflow.columns.threads import ALONE, Crew
+from ddflow.columns.threads import ALONE, Threads
 from ddflow.kernels.resolve import NOBODY
 from ddflow.kernels.spell import marks
 from ddflow.operators.base import Hashes, Readable
@@ -43,7 +43,7 @@ from ddflow.trace.arrangement import Arrangement
 class UpsertState(Readable):
     """``bound``: the input's spec and schema."""
 
-    def __init__(self, bound: Bound, secret: Secret, crew: Crew = ALONE) -> None:
+    def __init__(self, bound: Bound, secret: Secret, crew: Threads = ALONE) -> None:
         self.bound, self.secret, self.crew = bound, secret, crew
         self.order = orders(bound)
         stored = pa.schema([*bound.row_schema, *self.order.hidden])

@@ -6,7 +6,8 @@ from dataclasses import fields, replace
 
 import pyarrow as pa
 
-from ddflow.columns.schema import check_names, did_you_mean, is_flat
+from ddflow.columns.names import check_names, did_you_mean
+from ddflow.columns.schema import is_flat
 from ddflow.errors import SpecError
 from ddflow.plan.bind import Bound, bind, check_given
 from ddflow.plan.merge.bound import Group, Merging

@@ -8,9 +8,7 @@ data.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.bind import bind
->>> from ddflow.plan.merge.machines import Machined
-from ddflow.plan.merge.machines import Machined
-from ddflow.plan.merge.merge import Merge
+>>> from ddflow.plan.merge.merge import Merge
 >>> from ddflow.plan.merge.strategy import collect, sum
 >>> from ddflow.plan.spec import Upsert
 >>> schema = pa.schema({"id": pa.int64(), "at": pa.int64(), "n": pa.int64(), "tag": pa.string()})
@@ -28,7 +26,8 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import Flags, flags, validity
-from ddflow.columns.schema import did_you_mean, is_flat
+from ddflow.columns.names import did_you_mean
+from ddflow.columns.schema import is_flat
 from ddflow.errors import SpecError
 from ddflow.expressions import Expression
 from ddflow.expressions import compile as compile_expression

@@ -1,0 +1,93 @@
+"""A key's story: its versions, its pending events and its events in a log, as a table and as text.
+
+>>> row = {"what": "held", "_time": 3, "verdict": None, "seq": None, "id": 7}
+>>> Story("people", {"id": 7}, pa.Table.from_pylist([row]), {"id": 7}, ("id",), 0, "")
+Story(source='people', ...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from ddflow.columns.names import TIME
+from ddflow.columns.rows import shown_row
+from ddflow.terminal import as_text
+
+HELD: Final = ("deleted", "held")
+"""What a version is called in a story, by whether it is live."""
+ABSENT: Final = "absent"
+"""What the deletion of a key that full contents do not name is called, and its verdict."""
+LOST: Final = ("stale", "tie_lost", "superseded")
+"""The verdicts of events that another one won against."""
+
+
+@dataclass(frozen=True)
+class Story:
+    """``source``, ``key``: whose.  ``table``: a row each version ("held", "deleted"), pending event ("pending"), event
+    of the log ("event"), and deletion by full contents of the log that do not name the key ("absent"): ``what``,
+    ``_time``, ``verdict`` and ``seq`` of events, the source's columns, and ``winner_`` columns of the order that the
+    key holds from then on.  ``row``: what it holds now, None for nothing.  ``columns``: of a row.  ``settled``: how
+    many versions have a time up to ``since``, or had one before it.  ``replayed``: what the times of events are, where
+    a log was given.  ``fed``: how the source was fed, where that was not by events alone.  ``scopes``: of the full
+    contents that do not name the key, in their order."""
+
+    source: str
+    key: Mapping[str, Any]
+    table: pa.Table
+    row: Mapping[str, Any] | None
+    columns: tuple[str, ...]
+    settled: int
+    replayed: str
+    fed: str = ""
+    scopes: tuple[str | None, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values: ``story`` holds the rows of the table."""
+        story = [shown_row(self.table, i) for i in range(self.table.num_rows)]
+        return {
+            "source": self.source,
+            "key": dict(self.key),
+            "row": None if self.row is None else dict(self.row),
+            "replayed": self.replayed,
+            "fed": self.fed,
+            "story": story,
+        }
+
+    def __str__(self) -> str:
+        now = "holds nothing" if self.row is None else f"holds {as_text(self.row)}"
+        lines = [f"the key {as_text(self.key)} of {self.source!r} {now}"]
+        rows = [shown_row(self.table, i) for i in range(self.table.num_rows)]
+        for i, row in enumerate(rows):
+            if row["what"] in HELD:
+                said = self._row(row) if row["what"] == "held" else "deleted"
+                settled = " or before" if i < self.settled else ""
+                lines.append(f"  from {row[TIME]}{settled}: {said}{_by(row, ', by order ')}")
+        lines += [f"  pending, for {row[TIME]}: {self._row(row)}" for row in rows if row["what"] == "pending"]
+        if self.fed:
+            lines.append(f"its source was fed {self.fed}; full contents delete what they do not name")
+        if self.replayed:
+            events = sum(row["what"] == "event" for row in rows)
+            lines.append(f"its {events} events in the log ({self.replayed})")
+        scopes = iter(self.scopes)
+        for row in rows:
+            if row["what"] == "event":
+                lost = _by(row, "; the key held order ") if row["verdict"] in LOST else ""
+                lines.append(f"  at {row[TIME]}: {row['verdict']} {self._row(row)}{lost}")
+            elif row["what"] == ABSENT:
+                scope = next(scopes)
+                whole = "full contents" if scope is None else f"full contents of the scope {scope!r}"
+                lines.append(f"  at {row[TIME]}: deleted: {whole} do not name it{_by(row, ', by order ')}")
+        return "\n".join(lines)
+
+    def _row(self, row: Mapping[str, Any]) -> str:
+        names = self.columns if row["what"] == "held" else [n for n in list(row)[4:] if not n.startswith("winner_")]
+        return as_text({name: row[name] for name in names})
+
+
+def _by(row: Mapping[str, Any], words: str) -> str:
+    order = {name[7:]: value for name, value in row.items() if name.startswith("winner_")}
+    return f"{words}{as_text(order)}" if any(value is not None for value in order.values()) else ""

@@ -1,0 +1,90 @@
+"""Diffs back to upserts, all rows of a key: the lists that keys hold after each time.
+
+Invariant: as in ``upserts``, whose candidates these are; a list is ascending in them, and is written as far as there is
+room, so that a caller who learns how much room it takes calls again.
+
+>>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
+>>> listed = ints(9)
+>>> list_all(few(0), few(0, 1), few(0), ints(1), few(0), ints(0, 1), ints(0), ints(0), few(0), few(0), ints(0), ints(0),
+...          listed, ints(0))
+(1, 1, 0, 0, 0)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ddflow.kernels.compile import kernel
+from ddflow.kernels.upserts import Narrow, Rows, apply_run
+
+__all__ = ["list_all", "np"]
+
+
+@kernel
+def list_all(
+    permutation: Narrow,
+    starts: Narrow,
+    ranks: Narrow,
+    diffs: Rows,
+    candidate: Narrow,
+    first: Rows,
+    count: Rows,
+    net: Rows,
+    live: Narrow,
+    entered: Narrow,
+    out_row: Rows,
+    out_size: Rows,
+    listed: Rows,
+    counted: Rows,
+) -> tuple[int, int, int, int, int]:
+    """List all that a key holds after each time at which it changed.
+
+    As `settle`, but for: live: int32[m], scratch.  out_size: int64[n], written: how many candidates each list has, 0
+    where the key is gone.  listed, counted: int64[room], written as far as there is room: the candidates of the lists,
+    ascending, and their counts.  Returns how many lists, how much room they need, and the refusal as `settle` does.
+    O(n + m, and for each list its length and the logarithm of that).
+
+    >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
+    >>> listed = ints(9, 9)
+    >>> list_all(few(0), few(0, 1), few(0), ints(2), few(1), ints(0, 2), ints(1, 0), ints(0, 0), few(0, 0), few(0),
+    ...          ints(0), ints(0), listed, ints(0, 0)), listed.tolist()
+    ((1, 2, 0, 0, 0), [0, 1])
+    """
+    written, needed, why, where, worst = 0, 0, 0, 0, 0
+    for g in range(starts.size - 1):
+        size = 0
+        for c in range(first[g], first[g + 1]):
+            if count[c] > 0:
+                live[size] = c
+                size += 1
+        begin, stop = starts[g], starts[g + 1]
+        while begin < stop:
+            rank, end = ranks[permutation[begin]], begin
+            while end < stop and ranks[permutation[end]] == rank:
+                end += 1
+            came, left, changed, refused, place = apply_run(
+                permutation, begin, end, diffs, candidate, net, count, entered
+            )
+            if refused != 0:
+                if why == 0 or permutation[place] < permutation[worst]:
+                    why, where, worst = refused, g, place
+                break
+            if left > 0:
+                stay = 0
+                for i in range(size):
+                    if count[live[i]] > 0:
+                        live[stay] = live[i]
+                        stay += 1
+                size = stay
+            if came > 0:
+                live[size : size + came] = entered[:came]
+                size += came
+                live[:size].sort()
+            if changed:
+                for i in range(size if needed + size <= listed.size else 0):
+                    listed[needed + i], counted[needed + i] = live[i], count[live[i]]
+                out_row[written], out_size[written] = permutation[begin], size
+                written += 1
+                needed += size
+            begin = end
+    return written, needed, why, where, worst
