@@ -67,7 +67,7 @@ def take(name, total, wait):
         part = StagePart(PLAN, base, 0, 0)
         done = part.step(base, {"s": spool.source("s")}, {}, spool.rows, spool.digests)
         updates = done.receipt.outputs["rows"].rows if "rows" in done.receipt.outputs else 0
-        figures = done.receipt.counts, updates, part.verdicts.pending
+        figures = done.receipt.counts, updates, part.dataflow.pending
         part.close()
     wait("done")
     coordinator.close()

@@ -22,6 +22,7 @@ from ddflow.columns.hashing import Secret
 from ddflow.columns.threads import Threads
 from ddflow.dataflow import step as computation
 from ddflow.trace import checkpoint as inventory
+from ddflow.trace import run
 from ddflow.trace.index import Index
 
 SECRET = Secret(11, 17)
@@ -103,7 +104,8 @@ def test_a_first_load_makes_room_once(threads: int, texts: bool) -> None:
 def test_a_state_is_opened_again_by_a_few_slots_a_key_also_where_many_keys_are_gone(
     tmp_path: Path, retain: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inventory, "CHUNK", 1000)
+    for module in (inventory, run):
+        monkeypatch.setattr(module, "LASTS", 1000)
     flow = dd.Flow()
     source = flow.upserts(
         "a", {"k": pa.int64(), "v": pa.int64(), "t": pa.int64()}, dd.Upsert(key="k", time="t", delete="v is null")

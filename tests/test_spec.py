@@ -129,7 +129,7 @@ def test_what_is_no_name_is_refused_wherever_one_is_wanted(taker: str) -> None:
         assert error.value.remedy
 
 
-SWAPPED = """flow.output: it is given Source(id int64) and 'rows'; write flow.output("name", collection)"""
+SWAPPED = """flow.output: it is given Input(id int64) and 'rows'; write flow.output("name", collection)"""
 
 
 def test_the_likely_mistakes_are_told_what_to_write() -> None:

@@ -1,9 +1,8 @@
 """The driver of epochs: its hold on a state of many partitions, of which it makes epochs from what tasks receipt.
 
 Invariant: an epoch is published whole or not at all, from one receipt of every task of one epoch start, all of whose
-files are there; what was committed is answered again and never made again. Tasks run elsewhere, several times, and may
-see another folder. The driver may die between any two of its steps and be started again. Two drivers may hold one
-state, and who loses the race for a number writes no more.
+files are there; what was committed is answered again and never made again. Tasks run elsewhere, several times. The
+driver may die between any two of its steps and be started again. Of two drivers, who loses a number writes no more.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> from ddflow.storage.memory import MemoryStore
