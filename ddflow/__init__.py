@@ -2,24 +2,23 @@
 
 The journey of one upsert, room by room:
 
-    a table comes in         intake      checked, numbered; null keys and late events get their verdict
-    it waits for its time    batcher     (hold-back mode) until the frontier passes
-    it is identified         identity    its key becomes one or two uniform words; its values one hash
-    it is sorted             kernels.sort        with the events of its step, by identity
-    its key is looked up     arrange.index       what does the key hold, and by which order?
-    a partial row is folded  operators.merged    with what its key holds: full rows come out of it
-    it is judged             kernels.resolve     one verdict; at most one net change a key and time
-    the rows are gathered    rows        the retraction takes the stored row, the assertion its own
-    differences go on        operators   filter, project, count: on updates, not on state
-    the change is kept       arrange     a batch of versions, the index pointing into it
+    a table comes in          dataflow.admission    to Arrow once, cast, checked, numbered; late and keyless events end here
+    it waits for its time     dataflow.batcher      in hold-back mode, until the frontier passes
+    it stands by its key      operators.upsert      `UpsertState.keyed`: identified, sorted, beside what its key holds
+    a partial row is folded   operators.upsert      `MergedRows`, with what its key holds; `FullRows` replace it
+    it is resolved            operators.upsert      `resolve`: one verdict, at most one net change a key and time
+    updates are emitted       operators.upsert      `emit`; columns are gathered when somebody reads them
+    differences go on         operators             filter, project, count: updates in, updates out
+    the change is kept        trace                 a batch of versions in a run of the spine, the index pointing into it
+    it is committed           engine.commits        on durable state: files, checkpoint, manifest
 
 The words: an *upsert* is (key, value or None, order, time).  An *update* is (data, time, diff).  A *collection* is the
 multiset that updates up to a time define.  The *frontier* is the least time that may still come in.  docs/design.md has
 the rest of them.
 
-The floors, each importing only from those below:
-    6 cli, spark_bridge   5 engine, flow   4 operators, batcher, intake   3 arrange, spec, merging
-    2 kernels, rows, expressions   1 frontier   0 errors
+The floors, upwards; pyproject.toml has them for import-linter:
+    errors  time  kernels  columns  expressions  storage  plan  trace  operators  dataflow  engine
+    partitions, connectors  tools  testing, cli, spark_bridge
 
 Importing ddflow imports nothing heavy: the errors are there at once, the names below when they are first used.
 
