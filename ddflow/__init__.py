@@ -2,14 +2,14 @@
 
 The journey of one upsert, room by room:
 
-    a table comes in          dataflow.admission    to Arrow once, cast, checked, numbered; late and keyless events end here
+    a table comes in          dataflow.admission    to Arrow once, cast, checked, numbered
     it waits for its time     dataflow.batcher      in hold-back mode, until the frontier passes
     it stands by its key      operators.upsert      `UpsertState.keyed`: identified, sorted, beside what its key holds
     a partial row is folded   operators.upsert      `MergedRows`, with what its key holds; `FullRows` replace it
     it is resolved            operators.upsert      `resolve`: one verdict, at most one net change a key and time
     updates are emitted       operators.upsert      `emit`; columns are gathered when somebody reads them
     differences go on         operators             filter, project, count: updates in, updates out
-    the change is kept        trace                 a batch of versions in a run of the spine, the index pointing into it
+    the change is kept        trace                 a batch of versions in a run of the spine, indexed
     it is committed           engine.commits        on durable state: files, checkpoint, manifest
 
 The words: an *upsert* is (key, value or None, order, time).  An *update* is (data, time, diff).  A *collection* is the
