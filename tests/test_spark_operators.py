@@ -1,0 +1,50 @@
+"""The laws of operators, on Spark: each operator of the registry gives what its twin makes of what its input holds.
+
+The examples are the rows of ``operator_table``; their other laws are in ``test_operators``.  A Spark job costs a second
+or so, hence one job of a few hundred rows in three partitions for each.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pyarrow as pa
+import pytest
+from operator_table import TABLE, Row
+from pyspark.sql import SparkSession
+from spark_session import frame_of
+from test_operators import clean, flow_of, holding, summed, table
+
+import ddflow as dd
+import spark_bridge
+
+pytestmark = pytest.mark.together("spark")
+
+CHANCE = random.Random(7)
+STEP: list[tuple[int, Row | None]] = [
+    (
+        key,
+        None
+        if key % 9 == 4
+        else (
+            CHANCE.choice(["Bern", "Chur", None]),
+            CHANCE.choice([0, 1, 2, 3, None]),
+            CHANCE.choice([None, (), ("a",), ("a", "b")]),
+        ),
+    )
+    for key in range(300)
+]
+
+
+@pytest.mark.parametrize("verb", sorted(TABLE))
+def test_spark_gives_the_same(verb: str, spark: SparkSession) -> None:
+    law, rows = TABLE[verb], table(STEP)
+    parts = [rows.slice(begin, 100) for begin in range(0, 300, 100)]
+    if law.local:
+        with pytest.raises(dd.SpecError, match=verb):
+            spark_bridge.run(flow_of(law), {"rows": frame_of(spark, *parts)})
+        return
+    frame = spark_bridge.run(flow_of(law), {"rows": frame_of(spark, *parts)})["out"]
+    found: pa.Table = frame.toArrow()
+    [held] = holding([STEP])
+    assert summed(found) == clean(law.scratch(held))
