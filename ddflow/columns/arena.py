@@ -14,6 +14,7 @@ each a few lines further on. What outlives a step (batches, outputs) is not carv
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,10 @@ class Arena:
             begin = -room.ctypes.data % 64
             self.block = room[begin : begin + size]
         self.used = 0
+
+    def room(self, n: int) -> Callable[..., Any]:
+        """What makes arrays of about ``n``: `empty`, or where they are too short to be carved numpy itself."""
+        return np.empty if n < SMALL else self.empty
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
         """An array of unspecified content, contiguous; one from the block is aligned to a cache line.  O(1)."""

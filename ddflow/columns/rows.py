@@ -104,14 +104,15 @@ class Rows:
         self.firsts = np.zeros((len(self.columns), 2), np.int64)
         for i, (field, column) in enumerate(zip(table.schema, self.columns, strict=True)):
             buffers, start, (how, wide) = column.buffers(), column.offset, layout(field.type)
+            begins = [0 if buffer is None else buffer.address for buffer in buffers]
             if column.null_count and field.name not in filled:
-                self.addresses[i, 0], self.firsts[i, 0] = address(buffers[0]), start
+                self.addresses[i, 0], self.firsts[i, 0] = begins[0], start
             if how == BITS:
-                self.addresses[i, 1], self.firsts[i, 1] = address(buffers[1]), start
+                self.addresses[i, 1], self.firsts[i, 1] = begins[1], start
             elif how != OTHER:
-                self.addresses[i, 1] = address(buffers[1]) + start * wide
+                self.addresses[i, 1] = begins[1] + start * wide
             if how == BYTES:
-                self.addresses[i, 2] = address(buffers[2])
+                self.addresses[i, 2] = begins[2]
 
     def __len__(self) -> int:
         return int(self.table.num_rows)

@@ -37,10 +37,11 @@ def sort(high: Words, low: Words, arena: Arena | None = None, crew: Threads = AL
     """Sort rows by identity, stably, and find the groups.  ``arena``: where the result is carved from.  O(n)."""
     n, arena = high.size, arena or Arena()
     bits = min(max((n - 1).bit_length(), 1), 20) if n else 1
-    permutation, starts = arena.empty(n, np.int32), arena.empty(n + 1, np.int32)
-    ids, seconds = arena.empty(n, np.uint64), arena.empty(low.size, np.uint64)
+    empty = arena.room(n)
+    permutation, starts = empty(n, np.int32), empty(n + 1, np.int32)
+    ids, seconds = empty(n, np.uint64), empty(low.size, np.uint64)
     spans = crew.spans(n)
-    at = arena.empty((len(spans), 1 << bits), np.int32)
+    at = empty((len(spans), 1 << bits), np.int32)
 
     def fill(begin: int, end: int) -> None:
         second = low[begin:end] if low.size else low

@@ -145,9 +145,9 @@ class RunningCount(Running):
     def _number(self, high: Words, low: Words) -> tuple[Narrow, Ints]:
         """The dense number of each row's group, and the first row of each group.  O(n) expected."""
         n = high.size
-        bits = max(n.bit_length() + 1, 2)
+        bits, empty = max(n.bit_length() + 1, 2), self.arena.room(n)
         table, number, first = (
-            self.arena.empty(size, kind) for size, kind in ((1 << bits, np.int32), (n, np.int32), (n, np.int64))
+            empty(size, kind) for size, kind in ((1 << bits, np.int32), (n, np.int32), (n, np.int64))
         )
         table[:] = -1
         m = group(high, low, np.int64(bits), table, number, first)
@@ -183,7 +183,8 @@ class RunningCount(Running):
 
     def _room(self, wide: int, n: int) -> list[Any]:
         """Scratch: ranks, and ``wide`` columns of int64."""
-        return [self.arena.empty(n, np.int32), *(self.arena.empty(n, np.int64) for _ in range(wide))]
+        empty = self.arena.room(n)
+        return [empty(n, np.int32), *[empty(n, np.int64) for _ in range(wide)]]
 
     def _rows(self, groups: pa.Table, rows: Ints, counts: Ints) -> pa.Table:
         taken = groups.take(pa.array(rows)).columns if len(self.groups) else []

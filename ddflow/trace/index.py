@@ -53,12 +53,8 @@ class Index:
     def seek(self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None, crew: Threads = ALONE) -> Held:
         """What the keys at ``starts`` of the sorted identities hold.  O(keys) expected."""
         n, arena = starts.size, arena or Arena()
-        held = Held(
-            arena.empty(n, np.int64),
-            arena.empty(n, np.int64),
-            arena.empty(n, np.uint64),
-            arena.empty((n, self.words), np.int64),
-        )
+        empty = arena.room(n)
+        held = Held(empty(n, np.int64), empty(n, np.int64), empty(n, np.uint64), empty((n, self.words), np.int64))
 
         def seek(begin: int, end: int) -> None:
             span = held.span(begin, end)

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.arena import Arena
+from ddflow.columns.arena import SMALL, Arena
 from ddflow.columns.hashing import NONE, Flags, Ints, Narrow, Words
 from ddflow.columns.rows import Rows, Sources, View, gather, width
 from ddflow.columns.sorting import Sorted
@@ -102,9 +102,9 @@ def resolve(state: UpsertState, keyed: Keyed, weighed: Weighed, winners: bool) -
     ``winners``: whether anybody asks for `Judgement.winner_orders`.  O(n).  Raises `TieRefused`.
     """
     n, order, held = weighed.value.size, state.order, keyed.held
-    kept = Arena.of(n * (9 + 8 * state.wide + 8 * (not keyed.settled)) + 2048)
+    kept = np.empty if n < SMALL else Arena.of(n * (9 + 8 * state.wide + 8 * (not keyed.settled)) + 2048).empty
     keeps = bool(order.words or order.hidden)
-    room = state.arena.empty, kept.empty
+    room = state.arena.room(n), kept
     out = judged(n, held.reference.size, state.wide, winners, *room, not keyed.settled, keeps)
     if weighed.by is keyed.by:
         out.fate[keyed.left] = FORGOTTEN << FATE
@@ -131,7 +131,8 @@ def emit(state: UpsertState, weighed: Weighed, resolved: Resolved) -> Emitted:
     """Count the verdicts and write the updates: by which row, the diff, the rank of the time.  O(n)."""
     crew, arena, fate, mark = state.crew, state.arena, resolved.out.fate, weighed.mark
     n = sum(updates for updates, *_ in resolved.done)
-    spelled: Any = (arena.empty(n, np.int64), np.empty(n, np.int64), arena.empty(n, np.int32))
+    empty = arena.room(n)
+    spelled: Any = (empty(n, np.int64), np.empty(n, np.int64), empty(n, np.int32))
     spans = crew.spans(fate.size)
     ends = [0, n]
     if len(spans) > 1:
