@@ -266,8 +266,8 @@ def test_a_seal_looks_only_at_runs_that_release_something_and_joins_them_once(mo
     for i in range(30):
         waiting.add(plain(np.arange(50_000) * 30 + i + 1_000_000 * (i % 2), 50_000 * i))
     looked: list[int] = []
-    place = run.Run.place
-    monkeypatch.setattr(run.Run, "place", lambda self, upper: looked.append(self.least) or place(self, upper))
+    place = run.PendingRun.place
+    monkeypatch.setattr(run.PendingRun, "place", lambda self, upper: looked.append(self.least) or place(self, upper))
     calls: list[int] = []
     monkeypatch.setattr(batcher, "joined", lambda parts: calls.append(len(parts)) or joined(parts))
     peeked = waiting.peek(600_000)
@@ -397,7 +397,7 @@ def test_lots_hold_every_event_once_and_are_none_much_larger_than_asked(pushes: 
     first, given = 0, []
     for times in pushes:
         # Some have been consumed in part, up to a time that others still have.
-        whole = run.Run.resident(plain(times, first).in_order())
+        whole = run.PendingRun.resident(plain(times, first).in_order())
         given.append(whole.after(len(times) // 3))
         first += len(times)
     out = list(lots.lots(given, rows))

@@ -137,7 +137,7 @@ def candidates(
 
 
 @kernel
-def apply_run(
+def _apply(
     permutation: Narrow, begin: int, end: int, diffs: Rows, candidate: Narrow, net: Rows, count: Rows, entered: Narrow
 ) -> tuple[int, int, bool, int, int]:
     """Net the run [begin, end) of one key and time, then apply it to the counts.
@@ -244,7 +244,7 @@ def settle(
             rank, end = ranks[permutation[begin]], begin
             while end < stop and ranks[permutation[end]] == rank:
                 end += 1
-            came, left, _, refused, place = apply_run(permutation, begin, end, diffs, candidate, net, count, entered)
+            came, left, _, refused, place = _apply(permutation, begin, end, diffs, candidate, net, count, entered)
             alive += came - left
             if refused == 0 and unique:
                 for i in range(begin, end):

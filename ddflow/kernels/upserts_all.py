@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from ddflow.kernels.compile import kernel
-from ddflow.kernels.upserts import Narrow, Rows, apply_run
+from ddflow.kernels.upserts import Narrow, Rows, _apply
 
 __all__ = ["list_all", "np"]
 
@@ -62,7 +62,7 @@ def list_all(
             rank, end = ranks[permutation[begin]], begin
             while end < stop and ranks[permutation[end]] == rank:
                 end += 1
-            came, left, changed, refused, place = apply_run(
+            came, left, changed, refused, place = _apply(
                 permutation, begin, end, diffs, candidate, net, count, entered
             )
             if refused != 0:
