@@ -62,9 +62,7 @@ def list_all(
             rank, end = ranks[permutation[begin]], begin
             while end < stop and ranks[permutation[end]] == rank:
                 end += 1
-            came, left, changed, refused, place = _apply(
-                permutation, begin, end, diffs, candidate, net, count, entered
-            )
+            came, left, changed, refused, place = _apply(permutation, begin, end, diffs, candidate, net, count, entered)
             if refused != 0:
                 if why == 0 or permutation[place] < permutation[worst]:
                     why, where, worst = refused, g, place

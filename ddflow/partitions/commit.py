@@ -1,18 +1,15 @@
 """The driver of epochs: its hold on a state of many partitions, of which it makes epochs from what tasks receipt.
 
 Invariant: an epoch is published whole or not at all, from one receipt of every task of one epoch start, all of whose
-files are there; what was committed is answered again and never made again. Tasks run elsewhere, several times. The
-driver may die between any two of its steps and be started again. Of two drivers, who loses a number writes no more.
+files are there; what was committed is answered again and never made again. Tasks run elsewhere, several times. A
+driver may die between any two of its steps. Of two drivers, who loses a number writes no more.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> from ddflow.storage.memory import MemoryStore
 >>> flow = dd.Flow()
 >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
 >>> driver = EpochDriver.open(flow, MemoryStore(), partitions=2)
->>> base = driver.begin()
->>> base.epoch, base.time, base.partitions, driver.cut.levels
-(1, 1, 2, 1)
->>> driver.finish(base, [])
+>>> driver.finish(driver.begin(), [])
 Traceback (most recent call last):
     ...
 ddflow.errors.MissingReceipts: commit an epoch of 1 levels and 2 partitions: there is no receipt of partitions [0, ...
