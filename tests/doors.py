@@ -145,9 +145,11 @@ def plain(table: pa.Table) -> list[Row]:
 
 
 def _counted(kind: pa.DataType) -> pa.DataType:
-    """The type with integers for times, also within lists."""
+    """The type with integers for times, also within lists and structs; Python has no date outside of its calendar."""
     if pat.is_list(kind):
-        return pa.list_(_counted(kind.value_type))
+        return pa.list_(kind.value_field.with_type(_counted(kind.value_type)))
+    if pat.is_struct(kind):
+        return pa.struct([field.with_type(_counted(field.type)) for field in kind])
     return (pa.int32() if kind.bit_width == 32 else pa.int64()) if is_temporal(kind) else kind
 
 
