@@ -55,10 +55,10 @@ def rollback(
 
     * `ddflow rollback state/orders --to-epoch 41 --yes`
     """
-    from ddflow.tools import rollback as custody
+    from ddflow.tools import rollback as tool
 
     choices: dict[str, Any] = {"trust": trust}
-    found = custody.versions(state, **choices)
+    found = tool.versions(state, **choices)
     if versions:
         if as_json:
             say(json.dumps([_plain(each) for each in found]))
@@ -73,7 +73,11 @@ def rollback(
             say(_line(each), err=True)
         where = "the last whole version before the newest" if to_epoch is None else f"epoch {to_epoch}"
         typer.confirm(f"go back to {where}, and lose all later epochs?", abort=True, err=True)
-    done = custody.rollback(state, to_epoch, **choices)
+    _report(state, tool.rollback(state, to_epoch, **choices), as_json)
+
+
+def _report(state: State, done: Any, as_json: bool) -> None:
+    """Say what was done."""
     if as_json:
         say(
             json.dumps(

@@ -95,16 +95,13 @@ def count(
     >>> count(a, a, np.ones(1, np.int64), np.array([4]), -1, e(), e(), f(), e(), e(), e(), f(), e(), e(), e(), e())
     (2, 1, -1)
     """
-    updates = versions = 0
-    last[:] = -1
-    net[:] = 0
-    begin = 0
+    updates = versions = begin = 0
+    last[:], net[:] = -1, 0
     while begin < groups.size:
         rank, end, some = ranks[begin], begin, 0
         while end < groups.size and ranks[end] == rank:
             group = groups[end]
-            # Not seen at this time, or cancelled so far: then it is there twice, and settled once.  No branch here: it
-            # would be guessed wrong half the time.
+            # Not seen at this time, or cancelled so far: then it is there twice, settled once.  A branch costs more.
             touched[some] = end
             some += int(net[group] == 0)
             if _overflows(net[group], diffs[end]):

@@ -142,6 +142,15 @@ def _same_bytes(one: Any, other: Any, size: Any) -> bool:
     return equal
 
 
+@kernel
+def _among(address: Any, records: Any, n: Any, size: Any) -> Any:
+    """Whether a record of so many bytes is one of n that stand together."""
+    known = False
+    for i in range(n):
+        known = known or _same_bytes(address, records + i * size, size)
+    return known
+
+
 @lru_cache(maxsize=64)
 def merger(function: Callable[..., Any], kind: Kind) -> Any:
     """A loop that folds records of a type by a function: (permutation, moments, keys, action, held, live, given, made,
@@ -262,10 +271,7 @@ def machine(function: Callable[..., Any], kind: Kind, event: Kind) -> Any:
                         if code != FINE:
                             return key, code, row
                         _settle(following + i * size, fields)
-                        known = False
-                        for j in range(n):
-                            known = known or _same_bytes(following + i * size, now + j * size, size)
-                        if not known:
+                        if not _among(following + i * size, now, n, size):
                             _copy_record(following + i * size, now + n * size, size)
                             n += 1
                 _copy_record(now, at_out + written * size, n * size)

@@ -184,6 +184,31 @@ def _fill(
 
 
 @kernel
+def _begin(scratch: Rows, held: Rows, key: int, known: bool, alive: bool, words: int) -> None:
+    """A key's orders into row 0 of scratch, and which row set each of its cells behind row 1."""
+    for w in range(words):
+        scratch[0, w] = held[key, w] if known else UNSET
+    for c in range(words, scratch.shape[1]):
+        scratch[1, c] = -1 if alive else -2
+
+
+@kernel
+def _copy(scratch: Rows, target: Rows, at: int, words: int) -> None:
+    """Row 0 of scratch into a row of another."""
+    for w in range(words):
+        target[at, w] = scratch[0, w]
+
+
+@kernel
+def _to_row(scratch: Rows, deletes: bool, alive: bool, wide: int, base: int, tie: int) -> int:
+    """The event against the order of the row that lives: a delete loses a tie under GREATEST."""
+    code = _compared(scratch, 0, 0, wide, base, tie) if alive else TAKE
+    if code == TAKE and deletes and tie == GREATEST and _same_base(scratch, 0, wide, base, alive):
+        return TIED
+    return code
+
+
+@kernel
 def walk_cells(
     steps: Walked,
     order: Rows,
@@ -213,39 +238,28 @@ def walk_cells(
     words = (2 + cells) * wide
     # Behind row 1 of scratch stands which row set each cell: -1 for what was held, -2 for none.
     setter = scratch[1, words:]
+    action[:] = SKIP
     for key in range(keys.size - 1):
-        known = not over and status[key] != NONE
-        alive = not over and status[key] == ROW
-        for w in range(words):
-            scratch[0, w] = held[key, w] if known else UNSET
-        for c in range(cells):
-            setter[c] = -1 if alive else -2
+        known, alive = not over and status[key] != NONE, not over and status[key] == ROW
+        _begin(scratch, held, key, known, alive, words)
         for moment in range(keys[key], keys[key + 1]):
             known, lived, best = known or moment > keys[key], alive, -1
-            for w in range(words):
-                scratch[1, w] = scratch[0, w]
+            _copy(scratch, scratch, 1, words)
             for place in range(moments[moment], moments[moment + 1]):
                 row = permutation[place]
+                deletes = gone[row] != 0
                 _inherit(order, row, fields, scratch, 0 if inherits and alive else -1, scratch, 2)
                 code = _compared(scratch, 0, 1, wide, base, tie)
                 if code == REFUSED:
                     return int(row)
                 late = code == OLDER and not (known and _compared(scratch, 1, 1, wide, base, tie) == OLDER)
                 tied, acted = code == TIED, False
-                action[0, place] = SKIP
-                for c in range(cells):
-                    action[1 + c, place] = SKIP
                 if code == TAKE:
-                    to_row = _compared(scratch, 0, 0, wide, base, tie) if alive else TAKE
+                    to_row = _to_row(scratch, deletes, alive, wide, base, tie)
                     if to_row == REFUSED:
                         return int(row)
-                    beaten = gone[row] != 0 and tie == GREATEST and _same_base(scratch, 0, wide, base, alive)
-                    if beaten and to_row == TAKE:
-                        to_row = TIED
-                    tied = tied or to_row == TIED
                     was = known and lived and _compared(scratch, 1, 0, wide, base, tie) == OLDER
-                    late = late or (to_row == OLDER and not was)
-                    if gone[row] != 0:
+                    if deletes:
                         _put(scratch, 1, wide)
                         acted, action[0, place] = True, TAKE
                         if to_row == TAKE:
@@ -254,29 +268,15 @@ def walk_cells(
                         _put(scratch, 0, wide)
                         alive, acted, action[0, place] = True, True, TAKE
                     filled, passed, lost, refused = _fill(
-                        gone[row] != 0,
-                        row,
-                        place,
-                        gives,
-                        kinds,
-                        base,
-                        tie,
-                        known,
-                        wide,
-                        values,
-                        setter,
-                        key,
-                        scratch,
-                        action,
+                        deletes, row, place, gives, kinds, base, tie, known, wide, values, setter, key, scratch, action
                     )
                     if refused:
                         return int(row)
-                    acted, late, tied = acted or filled, late or passed, tied or lost
+                    acted, tied = acted or filled, lost or to_row == TIED
+                    late = passed or (to_row == OLDER and not was)
                 why[row] = SUPERSEDED if acted or late else TIE_LOST if tied else STALE
-                if acted:
-                    best = row
-            for w in range(words):
-                running[moment, w] = scratch[0, w]
+                best = row if acted else best
+            _copy(scratch, running, moment, words)
             live[moment], last[moment] = np.uint8(alive), best
     return -1
 
