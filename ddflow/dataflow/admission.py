@@ -3,7 +3,7 @@
 Invariant: `admit` changes nothing; either all rows of a push or step are admitted (bad and late ones with their
 verdict) or an error names what is wrong and the source is as before. Every row gets an arrival number, bad ones too.
 The same row may lack its key and be late, and must then be counted once, as bad; and an advanced event is stamped at
-the frontier but keeps its own time to be judged by. It does not wait (``batcher``) nor decide (``upsert``).
+the frontier but keeps its own time to be judged by. It does not wait (``batcher``) nor decide (``operators.upsert``).
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.bind import bind

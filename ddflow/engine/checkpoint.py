@@ -5,8 +5,8 @@ What was cut into levels and partitions is one again: each collection is on one 
 part that a step brought nothing was left as it was, so it does not know what times are complete; and a plan may have
 gained a column or an output meanwhile. Rows that were stored without a column have null there, and hashes of values
 that know of it; a count that nobody kept is made of what its input holds now, and the outputs that are new owe their
-contents, which the next step gives before its own updates. It does not publish (``ledger``) nor say what may change
-(``reopening``).
+contents, which the next step gives before its own updates. It does not publish (``commits``) nor say what may change
+(``plan.compatibility``).
 
 >>> import pyarrow as pa, ddflow as dd
 >>> from ddflow.storage.memory import MemoryStore

@@ -4,7 +4,7 @@ Invariant: an epoch is one commit of state and outputs together; a committed epo
 returned, and changes nothing. Whoever feeds the engine may not know whether the epoch he gave was committed before one
 of the two died, so the rows of each call are digested and the outputs kept for as long as an epoch may be asked for
 again; and after a commit that failed nobody knows what the store holds, so the engine goes no further until it is
-opened anew. What state consists of is ``recovery``'s, what is published the ``ledger``'s.
+opened anew. What a state consists of is known to ``checkpoint``; publishing is the manifest log's.
 
 >>> import ddflow as dd
 >>> from ddflow.storage.memory import MemoryStore

@@ -4,7 +4,7 @@ Invariant: a call either happens whole or not at all. Everything is computed bef
 (a null key, a tie, an overflow) leaves the engine as it was, and events in = judged + pending holds after every call.
 A step touches several sources and several operators with state. A step that is interrupted while it takes its changes
 in cannot be undone in memory; the engine then refuses to go on. One thread at a time. On durable state calls become
-epochs, published whole (``durable``).
+epochs, published whole (``commits``).
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()

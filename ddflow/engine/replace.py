@@ -5,7 +5,7 @@ had; what comes out is the difference, and events in = judged + pending holds. A
 is deleted without an event, so these are counted apart; held orders must not decide, but those of the rows must stay;
 and a step of full contents is a step like any other: in pieces under a budget, an epoch on durable state, refused
 whole. Restating is the same with a log of events, which are judged among themselves as if nothing had been held. Who
-is absent is found by ``contents``.
+is absent is found by ``full_contents``.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()

@@ -5,7 +5,7 @@ out and one whose numbers began anew are refused by name, before a row is looked
 checkpoint, and the checkpoint may be lost, copied, or belong to another state, so a number by itself says nothing; and
 where the query's id cannot be had, numbers are all there is: then the same rows under the same number are the same
 batch, and a numbering that began anew is told by its first batch that differs. Pure; what is to be compared of rows is
-the ``coordinator``'s.
+the driver's.
 
 >>> kept = (Epoch(7, (), 4), Epoch(8, (), 5))
 >>> told("shop", Feed("a", 5), Feed("a", 6), kept), told("shop", Feed("a", 5), Feed("a", 4), kept).epoch

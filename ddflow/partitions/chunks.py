@@ -5,8 +5,8 @@ it is, whom it is for, and where its rows stood before the shuffle; a chunk's di
 those of all chunks added up do not depend on how rows were cut or to which partition they went. A shuffle knows no
 order and few types, and costs by the row, so rows of one partition travel as one binary value that only the two ends
 read; both know the columns (`chunk_schema`), so no chunk repeats them. Bytes that come back may lie at any address,
-and are brought to one that kernels can read. It does not choose the partition's rows (``router``), nor keep chunks
-(``spool``).
+and are brought to one that kernels can read. It does not choose the partition's rows (``partitioner``), nor keep chunks
+(``shuffle_reader``).
 
 >>> rows = pa.record_batch({"n": [10, 11, 12]})
 >>> hashes = row_hashes(rows, Secret(1, 2))

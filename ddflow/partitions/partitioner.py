@@ -5,7 +5,7 @@ row stood among those that came; so the partition can put them back into the ord
 take (unknown columns, casts that lose something, text that is no UTF-8) is refused here, before it travels. Order
 within a shuffle is no contract, so where rows come from goes along: the task that read them, or, where the rows say it
 themselves, the partition and offset of a Kafka topic. Keys, orders and times are not looked at: that is for the step
-(``intake``).
+(``dataflow.admission``).
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()

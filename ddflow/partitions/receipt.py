@@ -5,7 +5,7 @@ its own writer put, or its base had; two receipts of the same rows agree in `Rec
 task may be run twice, speculatively or again, and both may be told; their files differ in name and length (merges
 depend on what is kept in memory), so what they must agree in is what the rows made of them, and nothing else. It
 travels as a value of one row, through a shuffle that others could write to, so it is read with suspicion. It does not
-look whether files are there (``coordinator``).
+look whether files are there (``commit``).
 
 >>> blob = Blob("00ff00ff00ff00ff-1.json", 40, bytes(16))
 >>> receipt = Receipt(level=0, number=3, base="0" * 32, nonce="00ff00ff00ff00ff", inventory=blob, outputs={},

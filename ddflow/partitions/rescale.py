@@ -2,11 +2,11 @@
 
 Invariant: either there is a new version of the same epoch that says what the one before said, in Q partitions, or
 nothing has changed; a crash leaves files that nobody names. Every key must go to exactly one of the new partitions,
-with all that is known of it (``moved``); and numbers that all keys of a source have in common (the greatest order, the
-greatest event time, how many events came) are in a manifest where there are several partitions, and in the inventory
-where there is one, as a local engine has it, and must be found and kept in both. The work is done by tasks
-(``moved.task``), here or on other machines; only who opened a `Rescaler` publishes, by compare and set, and an epoch
-that was committed meanwhile wins. Files of the version before go in their time.
+with all that is known of it (``rescale_task``); and numbers that all keys of a source have in common (the greatest
+order, the greatest event time, how many events came) are in a manifest where there are several partitions, and in the
+inventory where there is one, as a local engine has it, and must be found and kept in both. The work is done by tasks
+(``rescale_task.task``), here or on other machines; only who opened a `Rescaler` publishes, by compare and set, and an
+epoch that was committed meanwhile wins. Files of the version before go in their time.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> from ddflow.storage.memory import MemoryStore

@@ -5,7 +5,7 @@ and where an operator must see equal rows together (count, consolidate, an outpu
 partition. Between two shuffles everything is linear, so a concat may be computed on several levels, each with what has
 come so far; and rows that stand together by columns that they still have need not move again, a count by the key for
 one. A `Exchange` is where rows of a collection come together by some columns; who needs the same one shares it. It is
-a plan's shape only: it does not touch rows (``part``).
+a plan's shape only: it does not touch rows (``stage_step``).
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()

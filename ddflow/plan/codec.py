@@ -4,7 +4,7 @@ Invariant: equal plans have equal descriptions, whoever built them, in which ord
 is a hash of how it is made down to its sources' names, so what is kept under it finds its place again. Columns and
 specs of sources are not in ids, since a source may get another column; nor is ``consolidate``, which changes no
 collection and comes and goes with such a column; and a plan is a graph, whose tree may be too large to write.
-``rebuilt`` makes the flow again; what may change between two plans is told by ``reopening``.
+``rebuild`` makes the plan again; ``compatibility`` says what may change between two.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.spec import Upsert

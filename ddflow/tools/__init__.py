@@ -1,11 +1,15 @@
-"""Proof: what anybody can ask of a state without trusting it, or us.
+"""Tools: what the keeper of a state asks for.
 
     verify    its collections against the stateless fold of their logs, key by key
     fsck      every byte of every file, and whether they fit together
     inspect   what it consists of, from its manifest alone
     why       one key's story: what it held, and why not something else
     export    its collections as tables, range by range
-    log       the events of a log, as a source takes them
+    rollback  an older version, published again
+    migrate   a log replayed into a new state of another plan
+    estimate  what a state will take
+    warmup    compiles every kernel by running small flows
 
-Invariant: nothing here writes to a state.  What they tell is read from files that were verified, and from the log.
+Invariant: but for rollback and migrate nothing here writes to a state. What they say is read from files that were
+verified, and from the log.
 """

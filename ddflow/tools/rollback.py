@@ -2,9 +2,9 @@
 
 Invariant: either there is a new manifest, of the next number, that says what an older one said, or nothing has changed;
 nothing is deleted, and the one that is damaged stays to be looked into. A writer that is paused, and fenced by the new
-manifest, may still delete what it had found unnamed (``collect``), so the new one names copies of all files, put since;
-and the newest number may be one whose manifest is damaged, or lost with only its mark left, and must not be given
-twice. Copies are made of bytes that were verified, and of nothing else. It is never done by itself: what was
+manifest, may still delete what it had found unnamed (``storage.garbage``), so the new one names copies of all files,
+put since; and the newest number may be one whose manifest is damaged, or lost with only its mark left, and must not be
+given twice. Copies are made of bytes that were verified, and of nothing else. It is never done by itself: what was
 committed after that version is lost to readers.
 
 >>> from ddflow.storage.memory import MemoryStore

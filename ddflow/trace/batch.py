@@ -6,7 +6,7 @@ diffs would, since a retraction's row is the version before it, at half the size
 would be two live values, and are refused as `CorruptState`. Where the columns live (memory, a mapped file) does not
 change the class: they are numpy arrays and Arrow buffers either way. What all rows share (one time after compaction,
 all live) is one value, seen as a column by a stride of zero, and takes no memory. A batch knows nothing of other
-batches, nor of the times it speaks for; that is its run's (``arrange.run``).
+batches, nor of the times it speaks for; that is its run's (``trace.run``).
 
 >>> import pyarrow as pa
 >>> batch = Batch.of([7, 7], [1, 2], [True, False], pa.table({"k": [1, 1]}))

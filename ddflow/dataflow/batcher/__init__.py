@@ -3,7 +3,7 @@
 run        a lot that waits: resident, or spilled to a file
 runs       those of one batcher, by their least time: few, whatever the pushes were
 batcher    push by push in; out in the order of time
-inventory  all of it as plain values and files, and back
+checkpoint all of it as plain values and files, and back
 """
 
 from ddflow.dataflow.batcher.batcher import Batcher

@@ -3,7 +3,7 @@
 Invariant: it sees rows as they are or would be stored: keys, orders that are inherited where the event has none, merged
 columns; derived ones are null, for they are made of what it gives. So the same events in other steps give it the
 same. The running order is a word, or a column that is ranked, and the event that set it may be a delete, or of an
-earlier step. Calling it is ``merging.rounds``', or a compiled loop's.
+earlier step. Calling it is ``plan.merge.rounds``', or a compiled loop's.
 
 >>> import pyarrow.compute as pc
 >>> from ddflow.operators.upsert.events import Sealed

@@ -7,7 +7,7 @@ of source row per cell, so nothing but row numbers is computed, and any Arrow ty
 the same row however they are split into steps (docs/semantics.md, section 9).
 
     strategy   merge   expiry     what a spec may say of it (values: frozen, with a JSON form)
-    checks   plan                 what contradicts itself, and what is left of it when columns are known
+    checks   bound                what contradicts itself, and what is left of it when columns are known
 
 >>> from ddflow.plan.merge.strategy import last, sum
 >>> last().name, sum().name

@@ -2,7 +2,7 @@
 
 Invariant: a spec that passed has no option of merging without effect, and no two that say different things.
 ``groups``, ``versions``, ``merge`` and ``derive`` each imply or exclude another, and what is order-free without deletes
-is not with them. What needs names and types of columns is seen by ``plan``.
+is not with them. What needs names and types of columns is seen by ``bound``.
 
 >>> from ddflow.plan.spec import Upsert
 >>> Upsert("id", derive={"total": "score + bonus"})

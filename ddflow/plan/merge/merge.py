@@ -3,7 +3,7 @@
 Invariant: a merge that exists names each column once, with a strategy, or has a function and no strategy. A function
 replaces all strategies, so both together would leave one of them without effect; and a merge is a value that is
 compared and written down, in which a function can only stand by its name and a digest of its code. Which columns there
-are it does not know; that is ``plan``.
+are it does not know; that is ``bound``.
 
 >>> from ddflow.plan.merge.strategy import first_non_null, sum
 >>> merge = Merge({"visits": sum(), "name": first_non_null()})
