@@ -134,7 +134,7 @@ class Twin:
         ordered = sorted(range(keys), key=self.identity)
         held = self.arranged.seek(*self.columns(ordered), np.arange(keys, dtype=np.int32))
         there = np.flatnonzero((held.reference & LIVE != 0) | ((held.reference != 0) & self.keeps))
-        rows = gather(self.arranged.sources(), held.reference[there], SCHEMA).to_pylist()
+        rows = gather(self.arranged.pool(), held.reference[there], SCHEMA).to_pylist()
         assert [(row["k"], row["v"]) for row in rows] == [(ordered[i], str(held.value[i])) for i in there]
         for i, key in enumerate(ordered):
             newest = self.histories[key][-1] if self.histories[key] else None

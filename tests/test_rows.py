@@ -13,7 +13,7 @@ from kinds import FLAT, PLAIN, pieces
 from rules import canonical, rank
 
 from ddflow.columns.hashing import Secret, value_hashes
-from ddflow.columns.rows import Rows, Sources, View, dense_ranks, gather, plainly
+from ddflow.columns.rows import RowPool, Rows, View, dense_ranks, gather, plainly
 from ddflow.columns.threads import Threads
 from ddflow.errors import TooLarge
 from ddflow.kernels.gather import SLOT
@@ -38,7 +38,7 @@ def test_values_of_every_type_come_back_equal_from_slices_and_chunks(kind: str) 
     sliced = Rows(pa.concat_tables([whole.table, whole.table]).combine_chunks().slice(1, n))
     chunked = Rows(pa.table({"n": range(n), "v": pieces(array)}, schema))
     places = [(i % 3 + 1, i * 5 % n) for i in range(3 * n)]
-    found = gather(Sources(schema, [None, whole, sliced, chunked]), references(*places), schema)
+    found = gather(RowPool(schema, [None, whole, sliced, chunked]), references(*places), schema)
     expected, shifted = values(array), [*values(array)[1:], values(array)[0]]
     assert values(found["v"]) == [(shifted if slot == 2 else expected)[row] for slot, row in places]
     assert found["n"].to_pylist() == [(row + (slot == 2)) % n for slot, row in places]
@@ -49,10 +49,10 @@ def test_values_of_every_type_come_back_equal_from_slices_and_chunks(kind: str) 
 def test_no_reference_gives_no_rows_and_columns_without_null_get_no_bitmap(kind: str) -> None:
     array = PLAIN[kind]
     schema = pa.schema({"v": array.type})
-    assert gather(Sources(schema, [None]), references(), schema).schema == schema
+    assert gather(RowPool(schema, [None]), references(), schema).schema == schema
     nothing = Rows(pa.table({"v": array.slice(0, 0)}, schema))
-    assert gather(Sources(schema, [None, nothing]), references(), schema).num_rows == 0
-    found = gather(Sources(schema, [Rows(pa.table({"v": array}, schema))]), references((0, 0), (0, 0)), schema)
+    assert gather(RowPool(schema, [None, nothing]), references(), schema).num_rows == 0
+    found = gather(RowPool(schema, [Rows(pa.table({"v": array}, schema))]), references((0, 0), (0, 0)), schema)
     assert found["v"].null_count == (0 if kind != "null" else 2)
 
 
@@ -71,7 +71,7 @@ def test_any_references_in_any_order_are_followed_and_their_flags_ignored(
         pa.table({"b": [x is None or x == "" for x in batch], "s": batch, "l": [[x] for x in batch]}, schema)
         for batch in batches
     ]
-    found = gather(Sources(schema, [Rows(table) for table in tables]), references(*places) | flags, schema)
+    found = gather(RowPool(schema, [Rows(table) for table in tables]), references(*places) | flags, schema)
     expected = [batches[slot][row] for slot, row in places]
     assert found.to_pylist() == [{"b": x is None or x == "", "s": x, "l": [x]} for x in expected]
 
@@ -79,7 +79,7 @@ def test_any_references_in_any_order_are_followed_and_their_flags_ignored(
 def test_only_the_columns_asked_for_are_gathered_in_the_order_asked_for() -> None:
     rows = Rows(pa.table({"a": [1, 2], "b": ["x", "y"], "c": [True, None]}))
     found = gather(
-        Sources(rows.table.schema, [rows]), references((0, 1)), pa.schema({"c": pa.bool_(), "a": pa.int64()})
+        RowPool(rows.table.schema, [rows]), references((0, 1)), pa.schema({"c": pa.bool_(), "a": pa.int64()})
     )
     assert found.to_pylist() == [{"c": None, "a": 2}]
 
@@ -87,17 +87,17 @@ def test_only_the_columns_asked_for_are_gathered_in_the_order_asked_for() -> Non
 def test_what_was_gathered_owns_its_memory() -> None:
     source = np.array([1, 2, 3])
     rows = Rows(pa.table({"a": pa.array(source)}))
-    found = gather(Sources(rows.table.schema, [rows]), references((0, 2), (0, 0)), rows.table.schema)
+    found = gather(RowPool(rows.table.schema, [rows]), references((0, 2), (0, 0)), rows.table.schema)
     source[:] = 9
     assert found["a"].to_pylist() == [3, 1]
 
 
 def test_a_text_column_that_would_pass_two_gibibytes_is_refused_before_any_byte_is_copied() -> None:
     rows = Rows(pa.table({"s": ["x" * (1 << 20)]}))
-    sources = Sources(rows.table.schema, [rows])
+    pool = RowPool(rows.table.schema, [rows])
     with pytest.raises(TooLarge, match=r"'s'.*2,147,483,648 bytes.*large_string"):
-        gather(sources, references(*[(0, 0)] * 2048), rows.table.schema)
-    assert gather(sources, references((0, 0)), rows.table.schema)["s"][0].as_py() == "x" * (1 << 20)
+        gather(pool, references(*[(0, 0)] * 2048), rows.table.schema)
+    assert gather(pool, references((0, 0)), rows.table.schema)["s"][0].as_py() == "x" * (1 << 20)
 
 
 NUMBERS = pa.schema({"n": pa.int64(), "s": pa.string(), "l": pa.list_(pa.int64())})
@@ -112,22 +112,22 @@ def numbered(*numbers: int | None) -> Rows:
 
 
 def test_any_number_of_batches_may_come_and_go_and_a_number_be_used_again() -> None:
-    sources = Sources(NUMBERS)
+    pool = RowPool(NUMBERS)
     for number in (3, 0, 40, 17):
-        sources.put(number, numbered(number, None))
-    sources.put(17, None)
-    sources.put(17, numbered(99))
-    found = gather(sources, references((40, 0), (17, 0), (3, 1), (0, 0)), NUMBERS)
+        pool.put(number, numbered(number, None))
+    pool.put(17, None)
+    pool.put(17, numbered(99))
+    found = gather(pool, references((40, 0), (17, 0), (3, 1), (0, 0)), NUMBERS)
     assert found["n"].to_pylist() == [40, 99, None, 0]
     assert found["s"].to_pylist() == ["s40", "s99", None, "s0"]
     assert found["l"].to_pylist() == [[40], [99], [None], [0]]
 
 
 def test_the_rows_of_a_step_stand_beside_the_batches_and_neither_sees_the_other_change() -> None:
-    sources = Sources(NUMBERS, [None, numbered(1), numbered(2)])
-    beside = sources.beside(numbered(7, 8))
-    sources.put(1, numbered(5))
-    again = sources.beside(numbered(9))
+    pool = RowPool(NUMBERS, [None, numbered(1), numbered(2)])
+    beside = pool.beside(numbered(7, 8))
+    pool.put(1, numbered(5))
+    again = pool.beside(numbered(9))
     places = references((0, 0), (1, 0), (2, 0))
     assert gather(beside, places, NUMBERS)["n"].to_pylist() == [7, 1, 2]
     assert gather(beside, places, NUMBERS)["l"].to_pylist() == [[7], [1], [2]]
@@ -137,20 +137,20 @@ def test_the_rows_of_a_step_stand_beside_the_batches_and_neither_sees_the_other_
 def test_columns_whose_nulls_nobody_looks_at_are_gathered_without_a_bitmap() -> None:
     table = pa.table({"n": [1, None, 3], "s": ["a", None, "c"]})
     schema, picked = table.schema, references((0, 0), (0, 2))
-    filled = gather(Sources(schema, [Rows(table, filled=["n", "s"])]), picked, schema)
+    filled = gather(RowPool(schema, [Rows(table, filled=["n", "s"])]), picked, schema)
     assert filled.to_pylist() == [{"n": 1, "s": "a"}, {"n": 3, "s": "c"}]
     assert [column.chunk(0).buffers()[0] for column in filled.columns] == [None, None]
-    half = gather(Sources(schema, [Rows(table, filled=["s"])]), references((0, 1)), schema)
+    half = gather(RowPool(schema, [Rows(table, filled=["s"])]), references((0, 1)), schema)
     assert half["n"].to_pylist() == [None] and half["s"].null_count == 0
 
 
 @given(st.data())
 def test_a_view_is_the_table_of_its_references_however_it_is_taken_apart(data: st.DataObject) -> None:
     batches = [numbered(*range(10 * i, 10 * i + 4)) for i in range(3)]
-    sources = Sources(NUMBERS, batches)
+    pool = RowPool(NUMBERS, batches)
     places = data.draw(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=8))
-    view = View(sources, references(*places), NUMBERS)
-    table = gather(sources, references(*places), NUMBERS)
+    view = View(pool, references(*places), NUMBERS)
+    table = gather(pool, references(*places), NUMBERS)
     for _ in range(data.draw(st.integers(0, 4))):
         if data.draw(st.booleans()):
             name = data.draw(st.sampled_from(NUMBERS.names))
@@ -174,7 +174,7 @@ def test_columns_that_are_the_same_nearby_are_gathered_from_there() -> None:
         return pa.array([5, 6]) if name == "n" else None
 
     def view() -> View:
-        return View(Sources(NUMBERS, [numbered(7, 8)]), references((0, 1), (0, 0)), NUMBERS, near)
+        return View(RowPool(NUMBERS, [numbered(7, 8)]), references((0, 1), (0, 0)), NUMBERS, near)
 
     whole = view()
     for _ in range(2):
@@ -194,12 +194,12 @@ def test_threads_gather_what_one_would() -> None:
     table = pa.table(
         [pa.array(source, pa.int32()), texts, pa.array(source % 2 == 0), texts.cast(pa.large_string())], schema=schema
     )
-    sources, places = Sources(schema, [Rows(table)]), np.random.default_rng(2).integers(0, n, n)
-    alone = gather(sources, places, schema)
+    pool, places = RowPool(schema, [Rows(table)]), np.random.default_rng(2).integers(0, n, n)
+    alone = gather(pool, places, schema)
     with Threads(2) as crew:
-        sources.crew = crew
+        pool.crew = crew
         assert len(crew.spans(n)) == 2
-        assert gather(sources, places, schema).equals(alone)
+        assert gather(pool, places, schema).equals(alone)
     assert alone.equals(table.take(pa.array(places)))
 
 

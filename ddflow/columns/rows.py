@@ -9,7 +9,7 @@ not known here.
 >>> import numpy as np, pyarrow as pa
 >>> old, new = (Rows(pa.table({"city": [name], "n": [n]})) for name, n in (("Bern", 1), ("Basel", 2)))
 >>> references = np.array([(1 << 40) | 0, 0], np.int64)  # row 0 of batch 1, row 0 of batch 0
->>> gather(Sources(old.table.schema, [old, new]), references, old.table.schema).to_pylist()
+>>> gather(RowPool(old.table.schema, [old, new]), references, old.table.schema).to_pylist()
 [{'city': 'Basel', 'n': 2}, {'city': 'Bern', 'n': 1}]
 """
 
@@ -123,7 +123,7 @@ class Rows:
         return int(self.table.nbytes)
 
 
-class Sources:
+class RowPool:
     """What references point into: rows by batch number, and their addresses by column, as the kernels want them.
 
     ``schema``: the columns, the same for all.  Room for batches grows; a number that was dropped may be used again.
@@ -150,9 +150,9 @@ class Sources:
         self.addresses[:, :, number] = 0 if rows is None else rows.addresses
         self.firsts[:, :, number] = 0 if rows is None else rows.firsts
 
-    def beside(self, events: Rows) -> Sources:
+    def beside(self, events: Rows) -> RowPool:
         """These, as they are now, with the rows of a step as number 0.  O(columns * batches)."""
-        out = object.__new__(Sources)
+        out = object.__new__(RowPool)
         out.schema, out.at, out.crew, out.rows = self.schema, self.at, self.crew, [events, *self.rows[1:]]
         out.addresses, out.firsts = self.addresses.copy(), self.firsts.copy()
         out.addresses[:, :, 0], out.firsts[:, :, 0] = events.addresses, events.firsts
@@ -168,12 +168,12 @@ class View:
 
     def __init__(
         self,
-        sources: Sources,
+        pool: RowPool,
         references: Array,
         schema: pa.Schema,
         near: Callable[[str], pa.Array | None] | None = None,
     ) -> None:
-        self.sources, self.references, self.schema, self.near = sources, references, schema, near
+        self.pool, self.references, self.schema, self.near = pool, references, schema, near
         self._made: dict[str, pa.Array] = {}
 
     @property
@@ -197,13 +197,13 @@ class View:
         if made is None:
             made = self.near(name) if self.near is not None else None
             if made is None:
-                made = gather_column(self.sources, self.references, self.schema.field(name))
+                made = gather_column(self.pool, self.references, self.schema.field(name))
             self._made[name] = made
         return made
 
     def take(self, places: pa.Array) -> View:
         """The rows at some places: nothing is gathered for it but what was before.  O(places)."""
-        out = View(self.sources, self.references.take(np.asarray(places)), self.schema)
+        out = View(self.pool, self.references.take(np.asarray(places)), self.schema)
         out._made = {name: column.take(places) for name, column in self._made.items()}
         return out
 
@@ -221,22 +221,22 @@ def fresh(size: int) -> Array:
     return np.empty(size, np.uint8)
 
 
-def gather(sources: Sources, references: Array, schema: pa.Schema) -> pa.Table:
+def gather(pool: RowPool, references: Array, schema: pa.Schema) -> pa.Table:
     """The rows that ``references`` name, in their order.
 
     ``references``: int64[n], batch number and row packed as in ``kernels.gather``; flags above are ignored.
     ``schema``: the columns wanted.  Raises `TooLarge` when a 32-bit text column would pass 2 GiB.  O(n) a column.
     """
-    return pa.Table.from_arrays([gather_column(sources, references, f) for f in schema], schema=schema)
+    return pa.Table.from_arrays([gather_column(pool, references, f) for f in schema], schema=schema)
 
 
-def gather_column(sources: Sources, references: Array, field: pa.Field) -> pa.Array:
+def gather_column(pool: RowPool, references: Array, field: pa.Field) -> pa.Array:
     """One column of `gather`."""
-    kind, n, at = field.type, references.size, sources.at[field.name]
+    kind, n, at = field.type, references.size, pool.at[field.name]
     how, wide = layout(kind)
     if how == OTHER:
-        return _take(sources.rows, references, at, kind)
-    bases, firsts = sources.addresses[at], sources.firsts[at]
+        return _take(pool.rows, references, at, kind)
+    bases, firsts = pool.addresses[at], pool.firsts[at]
     validity, nulls = None, 0
     if field.nullable and bases[0].any():
         bits = fresh((n + 7) // 8)
@@ -249,13 +249,13 @@ def gather_column(sources: Sources, references: Array, field: pa.Field) -> pa.Ar
     elif how == WORDS:
         values = fresh(n * wide)
         start = values.ctypes.data
-        sources.crew.each(
+        pool.crew.each(
             lambda a, b: gather_words(references[a:b], bases[1], np.int64(wide), np.uint64(start + a * wide)),
-            sources.crew.spans(n),
+            pool.crew.spans(n),
         )
         buffers = [validity, pa.py_buffer(values)]
     else:
-        buffers = [validity, *_bytes(references, bases[1], bases[2], wide, field.name, sources.crew)]
+        buffers = [validity, *_bytes(references, bases[1], bases[2], wide, field.name, pool.crew)]
     return pa.Array.from_buffers(kind, n, buffers, nulls)
 
 
@@ -280,7 +280,7 @@ def _bytes(
     return pa.py_buffer(ends if wide == 8 else ends.astype(np.int32)), pa.py_buffer(out)
 
 
-def _take(sources: Sequence[Rows | None], references: Array, at: int, kind: pa.DataType) -> pa.Array:
+def _take(pool: Sequence[Rows | None], references: Array, at: int, kind: pa.DataType) -> pa.Array:
     """Any other type, by Arrow: each batch's rows taken together, then put in order."""
     batch, rows = (references >> SLOT) & SLOTS, references & ROWS
     counts = np.bincount(batch)
@@ -292,11 +292,11 @@ def _take(sources: Sequence[Rows | None], references: Array, at: int, kind: pa.D
     by, ends = rows[order], np.cumsum(counts[numbers])
     parts = []
     for number, begin, end in zip(numbers.tolist(), [0, *ends[:-1]], ends, strict=True):
-        source = sources[number]
-        assert source is not None, f"a reference points at batch {number}, which is gone"
+        rows_of = pool[number]
+        assert rows_of is not None, f"a reference points at batch {number}, which is gone"
         if numbers.size == 1:
-            return source.columns[at].take(pa.array(rows))
-        parts.append(source.columns[at].take(pa.array(by[begin:end])))
+            return rows_of.columns[at].take(pa.array(rows))
+        parts.append(rows_of.columns[at].take(pa.array(by[begin:end])))
     place = np.empty(order.size, np.int64)
     place[order] = np.arange(order.size)
     return pa.concat_arrays(parts).take(pa.array(place))

@@ -141,7 +141,7 @@ class Contents:
                 missing &= ~self.upsert.expiring.among(high, low)
             gone = references[missing]
             for begin in range(0, gone.size, PIECE):
-                rows = gather(arranged.sources(), gone[begin : begin + PIECE], schema).combine_chunks()
+                rows = gather(arranged.pool(), gone[begin : begin + PIECE], schema).combine_chunks()
                 batch = pa.RecordBatch.from_arrays(
                     [column.chunk(0) if column.num_chunks else pa.nulls(0, column.type) for column in rows.columns],
                     schema=schema,

@@ -78,7 +78,7 @@ def scd2(circuit: Graph, node: Collection, since: int, names: tuple[str, str, st
     tables, columns = [schema.empty_table()], pa.schema([node.schema.field(n) for n in counting])
     for part in arranged.partitions:
         for found in versions(part, columns, since, circuit.secret):
-            rows = gather(part.slots.sources, found.references, node.schema)
+            rows = gather(part.slots.pool, found.references, node.schema)
             times = [_times(found.first, found.first <= since, kind), _times(found.to, found.current, kind)]
             tables.append(pa.Table.from_arrays([*rows.columns, *times, pa.array(found.current)], schema=schema))
     return pa.concat_tables(tables)
@@ -105,7 +105,7 @@ def _of_range(arranged: Arrangement, parts: list[Part], counting: pa.Schema, sin
     goes_on = np.zeros(live.size, bool)
     goes_on[1:] = (live[1:] == live[:-1] + 1) & ~last[live[:-1]]
     if goes_on.any() and len(counting):
-        hashed = value_hashes(gather(arranged.slots.sources, references, counting), secret)
+        hashed = value_hashes(gather(arranged.slots.pool, references, counting), secret)
         goes_on[1:] &= hashed[1:] == hashed[:-1]
     begin = np.flatnonzero(~goes_on)
     end = live[np.append(begin[1:], live.size)[: begin.size] - 1]

@@ -88,7 +88,7 @@ class Arranged(NamedTuple):
     @classmethod
     def shown(cls, held: HeldRows) -> Arranged:
         """Of the rows held for upserts that go out, which no step writes and no merge moves.  O(batches)."""
-        batches = sum(each is not None for each in held.sources.rows[FIRST:])
+        batches = sum(each is not None for each in held.pool.rows[FIRST:])
         return cls(held.keys, 0, batches, batches, held.stored, held.nbytes, 0, held.index.nbytes, 0, 0, 0)
 
 

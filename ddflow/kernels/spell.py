@@ -7,10 +7,10 @@ says beforehand how many updates each will have.
 
 >>> one, few = lambda *values: np.array(values, np.int64), lambda *values: np.array(values, np.int32)
 >>> fate = one(APPLIED << FATE, RETRACTS | APPLIED << FATE)
->>> sources, diffs, ranks, counts = np.empty(3, np.int64), np.empty(3, np.int64), few(0, 0, 0), np.zeros(8, np.int64)
->>> emit(fate, few(0, 2), np.int64(0), sources, diffs, ranks, counts)
+>>> about, diffs, ranks, counts = np.empty(3, np.int64), np.empty(3, np.int64), few(0, 0, 0), np.zeros(8, np.int64)
+>>> emit(fate, few(0, 2), np.int64(0), about, diffs, ranks, counts)
 3
->>> sources.tolist(), diffs.tolist(), ranks.tolist(), int(counts[APPLIED])  # +row 0; -row 0, +row 1
+>>> about.tolist(), diffs.tolist(), ranks.tolist(), int(counts[APPLIED])  # +row 0; -row 0, +row 1
 ([0, 0, 1], [1, -1, 1], [0, 1, 1], 2)
 """
 
@@ -52,11 +52,11 @@ def marks(times: Rows, distinct: Rows, gone: Flags, out: Narrow) -> None:
 
 
 @kernel
-def emit(fate: Rows, mark: Narrow, first: np.int64, sources: Rows, diffs: Rows, ranks: Narrow, counts: Rows) -> int:
+def emit(fate: Rows, mark: Narrow, first: np.int64, about: Rows, diffs: Rows, ranks: Narrow, counts: Rows) -> int:
     """Spell out the updates that events cause, in the order of rows, retractions before assertions.
 
     fate: int64[n], mark: int32[n], as in `Judged` and `Events`, of a span of rows; first: the number of its first row.
-    Written, by update: sources int64, the row it is about, an event or a reference into state; diffs int64, 1 or -1;
+    Written, by update: about int64, the row it is about, an event or a reference into state; diffs int64, 1 or -1;
     ranks int32, of its time.  counts: int64[8], events by verdict are added.  Returns how many there are.  O(n).
 
     >>> out, counts = [np.empty(1, np.int64) for _ in range(2)], np.zeros(8, np.int64)
@@ -73,10 +73,10 @@ def emit(fate: Rows, mark: Narrow, first: np.int64, sources: Rows, diffs: Rows, 
         if verdict != APPLIED and fate[row] >= 0:
             continue
         if fate[row] < 0:
-            sources[written], diffs[written], ranks[written] = fate[row] & ROW, -1, mark[row] >> 1
+            about[written], diffs[written], ranks[written] = fate[row] & ROW, -1, mark[row] >> 1
             written += 1
         if verdict == APPLIED and mark[row] & 1 == 0:
-            sources[written], diffs[written], ranks[written] = first + row, 1, mark[row] >> 1
+            about[written], diffs[written], ranks[written] = first + row, 1, mark[row] >> 1
             written += 1
     return written
 

@@ -12,7 +12,7 @@ the rows of a key shows, or may be there, is ``upserting``'s.
 >>> held, by = HeldRows(table.schema, wide=True), sort(*identities(table.select(["k"]), Secret(1, 2)))
 >>> keys = held.seek(by)
 >>> found = held.candidates(keys, by, np.array([7, 8]))
->>> held.keep(held.change(found._replace(counts=np.array([1, 1])), held.sources.beside(Rows(table)), by, keys))
+>>> held.keep(held.change(found._replace(counts=np.array([1, 1])), held.pool.beside(Rows(table)), by, keys))
 >>> held.rows, held.candidates(held.seek(by), by, np.array([8, 9])).counts.tolist()
 (2, [1, 1, 0])
 """
@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import Ints, Narrow, Words
-from ddflow.columns.rows import Rows, Sources, gather
+from ddflow.columns.rows import RowPool, Rows, gather
 from ddflow.columns.sorting import Sorted
 from ddflow.kernels import upserts as kernels
 from ddflow.kernels.gather import SLOT
@@ -34,7 +34,7 @@ from ddflow.kernels.resolve import LIVE
 from ddflow.trace.index import Index
 
 STEP, NULLS, FIRST = 0, 1, 2
-"""Numbers of `Sources`: the rows of the step, one row of nulls, and the first batch of rows that are held."""
+"""Numbers of `RowPool`: the rows of the step, one row of nulls, and the first batch of rows that are held."""
 BATCHES = 256
 """Batches above which the rows held are made one: a reference has room for more, a small gather has not."""
 SLACK = 4096
@@ -97,7 +97,7 @@ class HeldRows:
         self.index = Index(wide, 0, keeps=False)
         self.cells: Ints = np.zeros((1024, 4), np.int64)
         self.free, self.used, self.rows, self.keys, self.stored = -1, 0, 0, 0, 0
-        self.sources = self._sources(pa.schema([field.with_nullable(True) for field in row]))
+        self.pool = self._pool(pa.schema([field.with_nullable(True) for field in row]))
 
     def seek(self, by: Sorted, arena: Arena | None = None) -> Keys:
         """What the keys of sorted rows hold.  O(keys) expected."""
@@ -126,13 +126,13 @@ class HeldRows:
         cell = found.cell.take(which)
         return np.where(cell >= 0, self.cells[np.maximum(cell, 0), kernels.REF], found.row.take(which))
 
-    def change(self, found: Candidates, sources: Sources, by: Sorted, keys: Keys) -> HeldChange:
+    def change(self, found: Candidates, pool: RowPool, by: Sorted, keys: Keys) -> HeldChange:
         """What `keep` will do so that the candidates' counts are held.  Nothing changes.
 
-        ``sources``: these with the step's rows beside.  O(candidates).
+        ``pool``: these with the step's rows beside.  O(candidates).
         """
         new, starts = np.flatnonzero((found.cell < 0) & (found.counts > 0)), by.starts[:-1]
-        rows = gather(sources, found.row[new], self.sources.schema)
+        rows = gather(pool, found.row[new], self.pool.schema)
         low = by.low[starts] if by.low.size else by.low
         return HeldChange(found.first, found.cell, found.counts, found.hashed, new, rows, keys, by.high[starts], low)
 
@@ -145,8 +145,8 @@ class HeldRows:
     def _keep(self, change: HeldChange) -> None:
         refs, keys, more = np.empty(change.cell.size, np.int64), change.keys, change.new.size
         if more:
-            number = len(self.sources.rows)
-            self.sources.put(number, Rows(change.rows))
+            number = len(self.pool.rows)
+            self.pool.put(number, Rows(change.rows))
             refs[change.new] = np.arange(more) + (number << SLOT)
             self.stored += more
         if self.used + more > self.cells.shape[0]:
@@ -170,27 +170,27 @@ class HeldRows:
             np.empty((heads.size, 0), np.int64),
             slot=FIRST,
         )
-        if len(self.sources.rows) > BATCHES or self.stored > 2 * self.rows + SLACK:
+        if len(self.pool.rows) > BATCHES or self.stored > 2 * self.rows + SLACK:
             self._gather()
 
     @property
     def nbytes(self) -> int:
         """Bytes of the index, the cells and the rows, those that are gone and not gathered yet too.  O(batches)."""
-        rows = sum(each.nbytes for each in self.sources.rows if each is not None)
+        rows = sum(each.nbytes for each in self.pool.rows if each is not None)
         return self.index.nbytes + int(self.cells.nbytes) + rows
 
     def _gather(self) -> None:
         """Make the rows that are held one batch, without those that went.  O(rows held)."""
         live = np.flatnonzero(self.cells[: self.used, kernels.COUNT] > 0)
-        rows = Rows(gather(self.sources, self.cells[live, kernels.REF], self.sources.schema))
-        self.sources = self._sources(self.sources.schema)
-        self.sources.put(FIRST, rows)
+        rows = Rows(gather(self.pool, self.cells[live, kernels.REF], self.pool.schema))
+        self.pool = self._pool(self.pool.schema)
+        self.pool.put(FIRST, rows)
         self.cells[live, kernels.REF] = np.arange(live.size) + (FIRST << SLOT)
         self.stored = live.size
 
-    def _sources(self, schema: pa.Schema) -> Sources:
+    def _pool(self, schema: pa.Schema) -> RowPool:
         """Without batches, but for the row of nulls."""
-        out = Sources(schema)
+        out = RowPool(schema)
         out.put(NULLS, Rows(pa.Table.from_arrays([pa.nulls(1, field.type) for field in schema], schema=schema)))
         return out
 

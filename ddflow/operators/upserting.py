@@ -29,7 +29,7 @@ import pyarrow as pa
 from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import Ints, Narrow, Secret, identities, is_wide, value_hashes
 from ddflow.columns.names import DIFF, TIME, column_names, did_you_mean
-from ddflow.columns.rows import Rows, Sources, dense_ranks, gather, gather_column, shown_row
+from ddflow.columns.rows import RowPool, Rows, dense_ranks, gather, gather_column, shown_row
 from ddflow.columns.schema import conform, empty, is_flat, one_chunk, to_table
 from ddflow.columns.sorting import Sorted, sort
 from ddflow.errors import DdflowError, NotArrow, NotHeld, NotUnique, SpecError, TimeWentBack
@@ -140,10 +140,10 @@ class ToUpserts:
         by = sort(*identities(rows.table.select(self.key), self.secret), self.arena)
         hashes = value_hashes(rows.table.select(self.beside.names), self.secret).view(np.int64)
         keys = self.held.seek(by, self.arena)
-        found, sources = self.held.candidates(keys, by, hashes, self.arena), self.held.sources.beside(rows)
-        found, upserts, shown = self._settled(found, sources, by, ranks, diffs, times)
-        made = Updates(self._made(upserts, shown, sources), ranks[upserts], np.ones(upserts.size, np.int64), times)
-        return made, self.held.change(found, sources, by, keys)
+        found, pool = self.held.candidates(keys, by, hashes, self.arena), self.held.pool.beside(rows)
+        found, upserts, shown = self._settled(found, pool, by, ranks, diffs, times)
+        made = Updates(self._made(upserts, shown, pool), ranks[upserts], np.ones(upserts.size, np.int64), times)
+        return made, self.held.change(found, pool, by, keys)
 
     def keep(self, *changes: HeldChange) -> None:
         """Take in what was judged of a step.  Amortised O(updates, and the rows that their keys held)."""
@@ -194,13 +194,13 @@ class ToUpserts:
         """A time for a message."""
         return shown_row(pa.table({TIME: time_column(np.array([time]), kind)}), 0)[TIME]
 
-    def _ranked(self, found: Candidates, sources: Sources) -> Candidates:
+    def _ranked(self, found: Candidates, pool: RowPool) -> Candidates:
         """The same with each key's candidates in ascending order of their rows.
 
         Columns without an order decide last, by a hash that is the same for everybody.
         """
         n = found.cell.size
-        rows = gather(sources, self.held.references(found, np.arange(n)), self.beside)
+        rows = gather(pool, self.held.references(found, np.arange(n)), self.beside)
         flat = rows.select([field.name for field in self.beside if is_flat(field.type)])
         ranks = dense_ranks(flat, value_hashes(flat, self.secret)) if flat.num_columns else np.zeros(n, np.int64)
         ties = value_hashes(rows, NO_SECRET) if flat.num_columns < rows.num_columns else np.zeros(n, np.uint64)
@@ -213,7 +213,7 @@ class ToUpserts:
         )
 
     def _settled(
-        self, found: Candidates, sources: Sources, by: Sorted, ranks: Narrow, diffs: Ints, times: Ints
+        self, found: Candidates, pool: RowPool, by: Sorted, ranks: Narrow, diffs: Ints, times: Ints
     ) -> tuple[Candidates, Ints, Any]:
         """The candidates with their counts afterwards, the first update of each upsert, and what it shows.
 
@@ -227,7 +227,7 @@ class ToUpserts:
             return kernels.settle(*given, found.of, found.first, unique, count, net, heap, entered, row, shown)
 
         if self.on_conflict == "all":
-            return self._listed(self._ranked(found, sources), sources, by, ranks, diffs, times)
+            return self._listed(self._ranked(found, pool), pool, by, ranks, diffs, times)
         m, arena = found.cell.size, self.arena
         net, heap, entered = arena.empty(m, np.int64), arena.empty(m + n, np.int64), arena.empty(n, np.int32)
         row, shown = arena.empty(n, np.int64), arena.empty(n, np.int64)
@@ -235,12 +235,12 @@ class ToUpserts:
         # Where no key holds two rows none must be compared, whatever the rule is; and mostly none does.
         written, why, where, place = settle(True)
         if why == kernels.SEVERAL and self.on_conflict == "greatest":
-            found = self._ranked(found, sources)
+            found = self._ranked(found, pool)
             count = found.counts.copy()
             written, why, where, place = settle(False)
         found = found._replace(counts=count)
         if why:
-            raise self._refusal(why, where, int(by.permutation[place]), found, sources, times, ranks)
+            raise self._refusal(why, where, int(by.permutation[place]), found, pool, times, ranks)
         order = self._in_order(row[:written], n)
         row, shown = row.take(order), shown.take(order)
         live = np.flatnonzero(shown >= 0)
@@ -249,7 +249,7 @@ class ToUpserts:
         return found, row, at
 
     def _listed(
-        self, found: Candidates, sources: Sources, by: Sorted, ranks: Narrow, diffs: Ints, times: Ints
+        self, found: Candidates, pool: RowPool, by: Sorted, ranks: Narrow, diffs: Ints, times: Ints
     ) -> tuple[Candidates, Ints, tuple[Ints, Ints, Ints]]:
         n, m, room = diffs.size, found.cell.size, 0
         while True:
@@ -276,7 +276,7 @@ class ToUpserts:
             room = needed
         found = found._replace(counts=count)
         if why:
-            raise self._refusal(why, where, int(by.permutation[place]), found, sources, times, ranks)
+            raise self._refusal(why, where, int(by.permutation[place]), found, pool, times, ranks)
         row, size = row[:written], size[:written]
         order = self._in_order(row, n)
         begins = np.cumsum(size) - size
@@ -292,10 +292,10 @@ class ToUpserts:
         return place[place >= 0]
 
     def _refusal(
-        self, why: int, group: int, row: int, found: Candidates, sources: Sources, times: Ints, ranks: Narrow
+        self, why: int, group: int, row: int, found: Candidates, pool: RowPool, times: Ints, ranks: Narrow
     ) -> DdflowError:
         """The error for the first update that cannot be."""
-        updates = sources.rows[STEP]
+        updates = pool.rows[STEP]
         assert updates is not None
         time = self._time(int(times[ranks[row]]), self.time_type)
         asked = f"upserts by {list(self.key)} at time {time}"
@@ -310,7 +310,7 @@ class ToUpserts:
             )
         live = np.arange(found.first[group], found.first[group + 1])
         live = live[found.counts[live] > 0]
-        rows = gather(sources, self.held.references(found, live[:3]), self.held.sources.schema)
+        rows = gather(pool, self.held.references(found, live[:3]), self.held.pool.schema)
         shown = ", ".join(f"{shown_row(rows, i)} ({found.counts[live[i]]} times)" for i in range(rows.num_rows))
         more = f" and {live.size - 3} more" if live.size > 3 else ""
         return NotUnique(
@@ -319,24 +319,24 @@ class ToUpserts:
             "name the columns that make a row unique, or say which row shows: on_conflict='greatest' or 'all'",
         )
 
-    def _made(self, upserts: Ints, shown: Any, sources: Sources) -> pa.Table:
+    def _made(self, upserts: Ints, shown: Any, pool: RowPool) -> pa.Table:
         """The rows of the upserts, and ``_deleted``."""
-        columns = {name: gather_column(sources, upserts, self.row.field(name)) for name in self.key}
+        columns = {name: gather_column(pool, upserts, self.row.field(name)) for name in self.key}
         if self.on_conflict == "all":
             sizes, references, counted = shown
             gone = sizes == 0
-            columns[ROWS] = self._lists(sizes, references, counted, sources)
+            columns[ROWS] = self._lists(sizes, references, counted, pool)
         else:
             gone = shown < 0
             at = np.where(gone, NULLS << SLOT, shown)
-            columns |= {field.name: gather_column(sources, at, field) for field in self.beside}
+            columns |= {field.name: gather_column(pool, at, field) for field in self.beside}
         columns[DELETED] = pa.array(gone)
         return pa.Table.from_arrays([columns[name] for name in self.shown.names], schema=self.shown)
 
-    def _lists(self, sizes: Ints, references: Ints, counted: Ints, sources: Sources) -> pa.Array:
+    def _lists(self, sizes: Ints, references: Ints, counted: Ints, pool: RowPool) -> pa.Array:
         """The column of all rows of each key; null where there is none."""
         kind = self.out.field(ROWS).type
-        columns = [gather_column(sources, references, self.row.field(name)) for name in self.beside.names]
+        columns = [gather_column(pool, references, self.row.field(name)) for name in self.beside.names]
         values = pa.StructArray.from_arrays([*columns, pa.array(counted)], fields=list(kind.value_type))
         ends = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
         return pa.ListArray.from_arrays(pa.array(ends), values, type=kind, mask=pa.array(sizes == 0))

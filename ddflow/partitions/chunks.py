@@ -31,7 +31,7 @@ import pyarrow as pa
 import xxhash
 
 from ddflow.columns.hashing import Ints, Narrow, Secret, Words, identities, partition_of, value_hashes
-from ddflow.columns.rows import Rows, Sources, gather, offset_width
+from ddflow.columns.rows import RowPool, Rows, gather, offset_width
 from ddflow.columns.schema import one_batch, one_chunk, plain_size, updates_schema
 from ddflow.errors import Misrouted
 from ddflow.partitions.stages import Exchange, Stages
@@ -137,7 +137,7 @@ def pack(rows: pa.RecordBatch, to: Narrow, hashes: Words, origin: Origin, what: 
         if behind.any():
             order = np.lexsort((origin.places, group))
     schema, first = with_arrival(rows.schema, origin.told), order[starts]
-    table = gather(Sources(rows.schema, [Rows(rows)]), order, rows.schema)
+    table = gather(RowPool(rows.schema, [Rows(rows)]), order, rows.schema)
     columns = [*map(one_chunk, table.columns), *([pa.array(origin.places[order])] if origin.told else [])]
     payload = _serialized(pa.RecordBatch.from_arrays(columns, schema=schema), [*starts.tolist(), n])
     names = np.zeros(starts.size, np.int64) if several == 1 else origin.which[first]

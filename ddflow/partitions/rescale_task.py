@@ -293,7 +293,7 @@ class _Task:
         """bool[m]: which versions are of this partition by their rows' ``keys``.
 
         A deletion's row may be filler, so what a live version of the same key says holds for all."""
-        rows = gather(old.slots.sources, picked.references, keys)
+        rows = gather(old.slots.pool, picked.references, keys)
         high, _ = identities(rows, self.secret, picked.high.size)
         mine, starts = partition_of(high, self.move.partitions) == self.number, _starts(picked)
         of, live = np.cumsum(starts) - 1, picked.live != 0

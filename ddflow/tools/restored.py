@@ -256,7 +256,7 @@ def census(arranged: Arrangement, rows: Made) -> tuple[int, int]:
         there = last & (picked.live != 0)
         live, dead = live + int(there.sum()), dead + int((last & (picked.live == 0)).sum())
         bare = np.flatnonzero(there & (picked.value == 0))
-        if bare.size and rows(gather(arranged.slots.sources, picked.references[bare], arranged.schema))[2].any():
+        if bare.size and rows(gather(arranged.slots.pool, picked.references[bare], arranged.schema))[2].any():
             raise CorruptState("the rows of an arrangement", "a current version has no hash", MEND)
     return live, dead
 

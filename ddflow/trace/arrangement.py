@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import Ints, Narrow, Words
-from ddflow.columns.rows import Rows, Sources, gather
+from ddflow.columns.rows import RowPool, Rows, gather
 from ddflow.errors import NotReadable
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Held
@@ -90,7 +90,7 @@ class Arrangement:
 
         O(keys) expected; in memory but for those that are beneath, about 40 ns for each and run there.
         """
-        held = self.index.seek(high, low, starts, arena, self.slots.sources.crew)
+        held = self.index.seek(high, low, starts, arena, self.slots.pool.crew)
         if self._lower():
             self._seek_beneath(held, high, low, starts)
         return held
@@ -121,9 +121,9 @@ class Arrangement:
                     held.order[groups] = batch.order[rows]
             wanted = wanted[held.reference.take(wanted) == 0]
 
-    def sources(self, events: Rows | None = None) -> Sources:
+    def pool(self, events: Rows | None = None) -> RowPool:
         """What references point into: the batches, and at 0 the step's own rows."""
-        return self.slots.sources if events is None else self.slots.sources.beside(events)
+        return self.slots.pool if events is None else self.slots.pool.beside(events)
 
     def apply(self, changes: Sequence[Change], upper: int, since: int) -> None:
         """Take in the computed changes of a step, by ascending identities; times below ``upper`` are complete now.
@@ -265,12 +265,12 @@ class Arrangement:
         """What `read` gives, range by range of identities; it must not change meanwhile."""
         self.check_readable(as_of, what)
         if (as_of is None or as_of >= self.latest) and not self._lower():
-            yield gather(self.slots.sources, self.index.walk(live=True)[0], self.schema)
+            yield gather(self.slots.pool, self.index.walk(live=True)[0], self.schema)
             return
         # A merge stamps what it settles with a time up to since, which may be after the latest version's.
         as_of = max(self.latest, self.since) if as_of is None else as_of
         for parts in self.ranges():
-            yield gather(self.slots.sources, self._live_at(parts, as_of), self.schema)
+            yield gather(self.slots.pool, self._live_at(parts, as_of), self.schema)
 
     def within(self, ends: Iterable[int]) -> Iterator[pa.Table]:
         """The live rows now, of each of the ranges that end at such identities (their first words), ascending.
@@ -280,7 +280,7 @@ class Arrangement:
         whole = [Run(Description(NEVER, NEVER, NEVER), [part]) for part in self.parts]
         for end in ends:
             parts = [part for run in whole for part in run.bite(self.slots, end)]
-            yield gather(self.slots.sources, self._live_at(parts, max(self.latest, self.since)), self.schema)
+            yield gather(self.slots.pool, self._live_at(parts, max(self.latest, self.since)), self.schema)
 
     def ranges(self) -> Iterator[list[Part]]:
         """All versions, a range of identities at a time, older ones of a key before newer ones."""

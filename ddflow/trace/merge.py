@@ -88,7 +88,7 @@ class Picked(NamedTuple):
 
     def batch(self, slots: Slots, values: bool) -> Batch:
         """They as a batch of their own.  ``values``: whether it must hold the hashes.  O(m) a column."""
-        rows = Rows(gather(slots.sources, self.references, slots.sources.schema))
+        rows = Rows(gather(slots.pool, self.references, slots.pool.schema))
         return Batch(self.high, self.low, self.time, self.live, self.value if values else NONE, self.order, rows)
 
 

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import NONE, Flags, Ints
-from ddflow.columns.rows import Sources
+from ddflow.columns.rows import RowPool
 from ddflow.kernels.gather import SLOT
 from ddflow.time import Description
 from ddflow.trace.batch import Batch
@@ -68,8 +68,8 @@ class Slots:
     def __init__(self, schema: pa.Schema) -> None:
         self.held: list[Batch | None] = [None]
         self.free: list[int] = []
-        self.sources = Sources(schema)
-        self.sources.put(0, None)
+        self.pool = RowPool(schema)
+        self.pool.put(0, None)
         self.resident = self.mapped = 0
         self.lasting = False
         self.files: dict[int, Any] = {}
@@ -92,7 +92,7 @@ class Slots:
         else:
             slot = len(self.held)
             self.held.append(batch)
-        self.sources.put(slot, batch.rows)
+        self.pool.put(slot, batch.rows)
         self._weigh(batch, 1)
         return Part(slot, 0, len(batch))
 
@@ -101,7 +101,7 @@ class Slots:
         batch = self[slot]
         self._weigh(batch, -1)
         self.held[slot] = None
-        self.sources.put(slot, None)
+        self.pool.put(slot, None)
         self.free.append(slot)
         file = self.files.pop(slot, batch.mapped)
         if file is not None:
@@ -116,7 +116,7 @@ class Slots:
         """Put a batch of the same versions, row by row, in the place of a slot's.  O(columns)."""
         self._weigh(self[slot], -1)
         self.held[slot] = batch
-        self.sources.put(slot, batch.rows)
+        self.pool.put(slot, batch.rows)
         self._weigh(batch, 1)
 
     def _weigh(self, batch: Batch, sign: int) -> None:

@@ -170,7 +170,7 @@ class Expiring:
         held = self.arranged.seek(high, low, np.arange(n, dtype=np.int32))
         names = list(self.bound.spec.key)
         schema = pa.schema([self.bound.row_schema.field(name) for name in names])
-        rows = gather(self.arranged.sources(), held.reference, schema)
+        rows = gather(self.arranged.pool(), held.reference, schema)
         columns = dict(zip(names, self._key_columns(rows).columns, strict=True))
         columns[self.horizons.field.name] = self.horizons.values(held.order)
         every = [columns[f.name] if f.name in columns else pa.nulls(n, f.type) for f in self.bound.schema]

@@ -91,7 +91,7 @@ class FullRows:
 
     def _held_rows(self, groups: Ints) -> pa.Table:
         arranged = self.state.arranged
-        return gather(arranged.sources(), self.keyed.held.reference[groups], arranged.schema)
+        return gather(arranged.pool(), self.keyed.held.reference[groups], arranged.schema)
 
     def _rank(self, order: Order) -> None:
         """Rank what has no word of its own, among the events and what their keys hold."""

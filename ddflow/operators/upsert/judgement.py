@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from ddflow.columns.arena import SMALL, Arena
 from ddflow.columns.hashing import NONE, Flags, Ints, Narrow, Words
-from ddflow.columns.rows import Rows, Sources, View, gather, width
+from ddflow.columns.rows import RowPool, Rows, View, gather, width
 from ddflow.columns.sorting import Sorted
 from ddflow.columns.threads import ALONE
 from ddflow.errors import DdflowError
@@ -87,7 +87,7 @@ class Resolved(NamedTuple):
 class Emitted(NamedTuple):
     """m updates: by which row, their diffs and the ranks of their times."""
 
-    sources: Any
+    about: Any
     diffs: Ints
     ranks: Narrow
     parts: list[tuple[int, int, int, int]]
@@ -143,8 +143,8 @@ def emit(state: UpsertState, weighed: Weighed, resolved: Resolved) -> Emitted:
     def span(a: int, b: int) -> Ints:
         begin, end = at[a]
         counts = np.zeros(8, np.int64)
-        sources, diffs, ranks = (column[begin:end] for column in spelled)
-        emit_updates(fate[a:b], mark[a:b], np.int64(a), sources, diffs, ranks, counts)
+        about, diffs, ranks = (column[begin:end] for column in spelled)
+        emit_updates(fate[a:b], mark[a:b], np.int64(a), about, diffs, ranks, counts)
         return counts
 
     counts: Ints = sum(crew.each(span, spans), np.zeros(8, np.int64))
@@ -206,14 +206,14 @@ class Judgement:
         return pa.Array.from_buffers(column.type, out.size, [None, pa.py_buffer(out)], 0)
 
     @cached_property
-    def sources(self) -> Sources:
+    def pool(self) -> RowPool:
         """What the updates' rows are gathered from."""
-        return self.upsert.arranged.sources(self.weighed.payload())
+        return self.upsert.arranged.pool(self.weighed.payload())
 
     def updates(self, schema: pa.Schema) -> Updates:
         """The differences, in the order of their times; a column is gathered when somebody reads it.  O(updates)."""
-        sources, diffs, ranks, *_ = self.emitted
-        return Updates(View(self.sources, sources, schema, self.near), ranks, diffs, self.keyed.times)
+        about, diffs, ranks, *_ = self.emitted
+        return Updates(View(self.pool, about, schema, self.near), ranks, diffs, self.keyed.times)
 
     @cached_property
     def changes(self) -> list[Change]:
@@ -228,7 +228,7 @@ class Judgement:
         at = int(self.weighed.by.starts[begin])
         out = self.resolved.out.span(at, at + versions, begin, end)
         order, schema = self.upsert.order, self.upsert.bound.row_schema
-        table = gather(self.sources, out.row, schema)
+        table = gather(self.pool, out.row, schema)
         for field in order.hidden:
             table = table.append_column(field, self.weighed.hidden(field.name).take(pa.array(out.event)))
         words = self.weighed.words[out.event] if order.words else np.empty((versions, 0), np.int64)

@@ -52,7 +52,7 @@ class UpsertState(Readable):
         self.wide, self.arena = is_wide(bound.key_schema), Arena()
         self.arrangements = (Arrangement(stored, self.wide, self.order.words, self.order.keeps),)
         self.tracked = bound.tracked
-        self.arranged.slots.sources.crew = crew
+        self.arranged.slots.pool.crew = crew
         expires = bound.spec.expiry is not None
         self.expiring = Expiring(bound, self.order, self.arranged, secret) if expires else None
         # Equal keys of these types are the same bytes, so a retraction may take its key from the event beside it.

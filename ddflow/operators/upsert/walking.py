@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import Flags, Ints, Narrow, validity
-from ddflow.columns.rows import Rows, Sources, gather_column, shown_row
+from ddflow.columns.rows import RowPool, Rows, gather_column, shown_row
 from ddflow.errors import TieRefused
 from ddflow.kernels.fold import NOTHING, Walked
 from ddflow.kernels.resolve import FORGOTTEN, GREATEST, LAPSED, LAST, LIVE, OCCUPIED
@@ -238,7 +238,7 @@ class Walking:
         return pa.table({f.name: self.gathered(references, f) for f in self.order.hidden})
 
     @cached_property
-    def _from(self) -> tuple[Sources, int]:
+    def _from(self) -> tuple[RowPool, int]:
         """Where cells come from: the events at 0, the batches, and a row of nulls; its number."""
         arranged, events = self.upsert.arranged, self.sealed.events
         n, columns = events.num_rows, []
@@ -247,15 +247,15 @@ class Walking:
             column = events.column(name) if name in events.schema.names else pa.nulls(n, field.type)
             columns.append(column if column.type == field.type else pa.nulls(n, field.type))
         schema = pa.schema([f.with_nullable(True) for f in arranged.schema])
-        sources = arranged.sources(Rows(pa.RecordBatch.from_arrays(columns, schema=schema)))
-        none = len(sources.rows)
-        sources.put(none, Rows(pa.RecordBatch.from_arrays([pa.nulls(1, f.type) for f in schema], schema=schema)))
-        return sources, none
+        pool = arranged.pool(Rows(pa.RecordBatch.from_arrays(columns, schema=schema)))
+        none = len(pool.rows)
+        pool.put(none, Rows(pa.RecordBatch.from_arrays([pa.nulls(1, f.type) for f in schema], schema=schema)))
+        return pool, none
 
     def gathered(self, references: Ints, field: pa.Field) -> pa.Array:
         """Cells by reference, NOTHING for null."""
-        sources, none = self._from
-        return gather_column(sources, np.where(references == NOTHING, none << 40, references), field)
+        pool, none = self._from
+        return gather_column(pool, np.where(references == NOTHING, none << 40, references), field)
 
     def key_of(self, group: int) -> str:
         """A key for a message."""
