@@ -255,12 +255,12 @@ def _stream(task: Task, spark: Any, folder: str) -> tuple[dict[str, Any], str, s
 
     import spark_bridge
 
-    checkpoint, source = os.path.join(folder, "checkpoint"), os.path.join(folder, "feed")
-    os.makedirs(source)
+    checkpoint, input = os.path.join(folder, "checkpoint"), os.path.join(folder, "feed")
+    os.makedirs(input)
     for path in spark_files.files(task):
-        os.symlink(path, os.path.join(source, path.name))
-    schema = spark.read.parquet(source).schema
-    frame = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(source)
+        os.symlink(path, os.path.join(input, path.name))
+    schema = spark.read.parquet(input).schema
+    frame = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(input)
     begun = time.perf_counter()
     if task.contender == "ddflow":
         plan = flow(task.query, spark_bridge.arrow_schema(frame))

@@ -36,7 +36,7 @@ class SpecError(DdflowError, ValueError):
 
 
 class SchemaMismatch(DdflowError, ValueError):
-    """A batch's columns or types are not those the source declared; change the batch."""
+    """A batch's columns or types are not those the input declared; change the batch."""
 
 
 class ExpressionError(DdflowError, ValueError):

@@ -34,7 +34,7 @@ from ddflow.errors import NotInvariant, SpecError
 from ddflow.plan.spec import Upsert
 from ddflow.time import CLOSED
 
-SOURCE = "events"
+INPUT = "events"
 SECRET = Secret(1, 2)
 
 
@@ -63,9 +63,9 @@ def invariance(
 ) -> Invariance:
     """Fold ``events`` in one call, then cut at random, ``rounds`` times, and shuffled as often; compare.
 
-    ``events``: anything that speaks Arrow, in the order of arrival.  ``schema``: of the source, by default theirs.
+    ``events``: anything that speaks Arrow, in the order of arrival.  ``schema``: of the input, by default theirs.
     ``shuffled``: whether to shuffle; by default where `Upsert.order_free` says so.  ``collection``: makes of a new flow
-    what is to be compared, by default its source, which must be called "events".  ``seed``: of all that is random.
+    what is to be compared, by default its input, which must be called "events".  ``seed``: of all that is random.
 
     Returns what was tried.  Raises `NotInvariant` with the fewest events that show a difference, `SpecError` for a spec
     with ``expiry=``, and what a step of the events raises.  O(rounds * events), some 10 ms a round and call.
@@ -77,9 +77,9 @@ def invariance(
             "test it without; what is forgotten depends on how events are cut",
         )
     spec = replace(spec, lateness=None) if spec.lateness is not None else spec  # what is late depends on calls
-    table = to_table(events, repr(SOURCE), pa.schema([]))
-    declared = to_schema(table.schema if schema is None else schema, f"the schema of {SOURCE!r}")
-    trial = _Trial(spec, declared, table, collection or (lambda flow: flow.upserts(SOURCE, declared, spec)))
+    table = to_table(events, repr(INPUT), pa.schema([]))
+    declared = to_schema(table.schema if schema is None else schema, f"the schema of {INPUT!r}")
+    trial = _Trial(spec, declared, table, collection or (lambda flow: flow.upserts(INPUT, declared, spec)))
     draw, n = Random(seed), table.num_rows
     rows = list(range(n))
     whole = trial.outcome([rows])
@@ -109,7 +109,7 @@ class _Trial:
         total: Counter[int] = Counter()
         names = [n for n in node.schema.names if n in self.spec.key or self.spec.counts(n)] or node.schema.names
         with flow.open(secret=SECRET) as engine:
-            given = [{SOURCE: self.table.take(pa.array(rows, pa.int64()))} for rows in calls]
+            given = [{INPUT: self.table.take(pa.array(rows, pa.int64()))} for rows in calls]
             steps = [
                 engine.push(each) if flow.holds_back else engine.step(each, time) for time, each in enumerate(given)
             ]

@@ -8,7 +8,7 @@
 A plan is cut into stages by ``ddflow.partitions``; ``tasks`` is what workers run of them, ``types`` which type carries
 which.  ``running`` makes frames of a plan and a batch, ``streaming`` of a plan and streams; with a state, each epoch is
 a ``job``, whose tasks keep parts of the state open in a ``part_cache`` and tell ``errors`` to the driver; ``stats`` and
-``monitoring`` say what it took.  ``rescaling`` changes how many partitions a state has.  ``source`` reads a state back,
+``monitoring`` say what it took.  ``rescaling`` changes how many partitions a state has.  ``input`` reads a state back,
 as ``reading`` and ``following`` do.  ``session`` has settings, and starts a local session where one is asked for by
 name: none is ever made behind the caller's back; ``daemon`` makes workers start fast, ``java`` finds a Java.
 Importing this imports nothing of Spark.  docs/spark.md has the rest.

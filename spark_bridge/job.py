@@ -72,7 +72,7 @@ class StateOptions(NamedTuple):
     """How a state is opened and its tasks run.  ``partitions``: None for the state's own.  ``outputs``: a folder of
     Parquet files, or None.  ``memory``: a size, of a task.  ``trust``: as in `Flow.open`.  ``part_cache``: a size,
     what a worker keeps open.  ``adopt``: whether another query may go on feeding the state.  ``name``: what Spark's
-    pages and the log call it, by default its sources.  ``keep``: how many epochs can be replayed, and followed.
+    pages and the log call it, by default its inputs.  ``keep``: how many epochs can be replayed, and followed.
     ``checkpoint``: of the query, for messages."""
 
     state: str
@@ -88,7 +88,7 @@ class StateOptions(NamedTuple):
 
 
 class Job:
-    """A flow on a state, opened by the driver.  ``columns``: by source, those of its rows, as `checked` gives them.
+    """A flow on a state, opened by the driver.  ``columns``: by input, those of its rows, as `checked` gives them.
 
     Raises `SpecError` for what cannot run, as on a state of another number of partitions than the options say, and what
     `EpochDriver.open` raises.
@@ -98,7 +98,7 @@ class Job:
         self.flow, self.options, self.shapes, self.columns = flow.frozen(), options, shapes(flow), columns
         self.memory, self.part_cache = parse_size(options.memory), parse_size(options.part_cache) or 0
         self.stamp = _stamp(flow)
-        self.name = options.name or ", ".join(flow.sources)
+        self.name = options.name or ", ".join(flow.inputs)
         self.coordinator = EpochDriver.open(
             self.flow,
             options.state,
@@ -128,7 +128,7 @@ class Job:
         if self.memory is not None:
             most = min(most, max(self.memory // 16, 1 << 20))
         routers = (router(self.flow, name, partitions, secret, self.columns[name], most) for name in frames)
-        return joined(routed(frames[each.source], each, version) for each in routers)
+        return joined(routed(frames[each.input], each, version) for each in routers)
 
     def epoch(
         self, session: Any, packed: DataFrame | None, *, close: bool = False, feed: Any = None, epoch: int | None = None
@@ -154,7 +154,7 @@ class Job:
             with self.around(session, f"epoch {epoch.epoch}, again"):
                 chunks = packed.select("what", "rows", "digest").collect()
         rows, digests = dict[str, int](), dict[str, bytes]()
-        names = list(self.flow.sources)
+        names = list(self.flow.inputs)
         for what, count, digest in chunks:
             name = names[what]
             rows[name] = rows.get(name, 0) + count
@@ -203,19 +203,19 @@ class Job:
 def router(
     flow: Plan, name: str, partitions: int, secret: Secret, columns: tuple[str, ...], chunk_bytes: int | None = None
 ) -> Partitioner:
-    """What brings a source's rows to their partitions, in the types in which Spark hands them over."""
-    restore = partial(restored, schema=loose(flow.sources[name].bound.schema), what=f"rows for {name!r}")
+    """What brings an input's rows to their partitions, in the types in which Spark hands them over."""
+    restore = partial(restored, schema=loose(flow.inputs[name].bound.schema), what=f"rows for {name!r}")
     return Partitioner(flow, name, partitions, secret, columns, restore=restore, chunk_bytes=chunk_bytes)
 
 
 def routed(frame: DataFrame, by: Partitioner, version: Version | None) -> DataFrame:
-    """The rows of a source as chunks.  ``version``: of the state that tasks must see.  Raises `MissingExtra`."""
+    """The rows of an input as chunks.  ``version``: of the state that tasks must see.  Raises `MissingExtra`."""
     numbered = frame.toDF(*(f"c{i}" for i in range(len(frame.columns))))  # Spark minds case, dots and quotes
     return mapped(numbered, Route(by, version, tuple(frame.columns)))
 
 
 def joined(frames: Iterable[DataFrame]) -> DataFrame:
-    """The chunks of some sources together."""
+    """The chunks of some inputs together."""
     return reduce(lambda one, other: one.union(other), frames)
 
 
@@ -236,13 +236,13 @@ def checked(flow: Plan, name: str, frame: Any, streaming: bool) -> tuple[str, ..
     Raises `SchemaMismatch`, and `WrongMode` for a stream where none is wanted, and the reverse.
     """
     what = f"rows for {name!r}"
-    if name not in flow.sources:
-        raise SchemaMismatch(what, "there is no such source", did_you_mean(name, flow.sources))
+    if name not in flow.inputs:
+        raise SchemaMismatch(what, "there is no such input", did_you_mean(name, flow.inputs))
     if frame.isStreaming != streaming:
         if streaming:
             raise WrongMode(what, "the DataFrame is no stream", "give one of spark.readStream, or use spark_bridge.run")
         raise WrongMode(what, "the DataFrame is a stream", "give it to spark_bridge.stream")
-    bound, given = flow.sources[name].bound, arrow_schema(frame)
+    bound, given = flow.inputs[name].bound, arrow_schema(frame)
     there = columns_there(bound, given)
     own = given.empty_table().drop_columns(carried_only(given, bound.schema))
     declared = pa.schema([field.with_nullable(True) for field in loose(bound.schema)])

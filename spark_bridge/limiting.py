@@ -1,4 +1,4 @@
-"""Following a state so many epochs a batch, and to what is there now: what Spark asks of a source from 4.2 on.
+"""Following a state so many epochs a batch, and to what is there now: what Spark asks of an input from 4.2 on.
 
 Invariant: as in ``following``; and no batch has more epochs than it may, but for the first, which is what there is.
 Spark knows limits of rows, bytes and files, so epochs go for files; and a query that is to take what is available ends

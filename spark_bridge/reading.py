@@ -130,7 +130,7 @@ class Searcher(BatchReader):
 
 
 def parts_of(plan: Plan, name: str, manifest: Manifest) -> list[Split]:
-    """What tasks read of an output or a source.  O(nodes + partitions)."""
+    """What tasks read of an output or an input.  O(nodes + partitions)."""
     if manifest.spread == 1 or not manifest.partitions or (found := shared(plan, name)) is None:
         return [Split(None)]
     return [Split((found.level, number)) for number in range(manifest.spread)]

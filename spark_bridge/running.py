@@ -52,7 +52,7 @@ class OutputFiles(NamedTuple):
 
 class Ran(Mapping[str, DataFrame]):
     """The outputs of an epoch by name, as DataFrames of its files.  ``frontier``: the least time still open.
-    ``rows``: that came, by source.  ``figures``: microseconds and bytes, over all tasks, and of the driver."""
+    ``rows``: that came, by input.  ``figures``: microseconds and bytes, over all tasks, and of the driver."""
 
     def __init__(self, shapes: Mapping[str, Shape], done: Committed, files: OutputFiles) -> None:
         self._shapes, self._done, self._files = shapes, done, files
@@ -119,10 +119,10 @@ def run(
     part_cache: str | int | None = "512MB",
     keep: int = KEEP,
 ) -> Mapping[str, DataFrame]:
-    """Run a flow over batch DataFrames, one for each source; gives a DataFrame for each output.
+    """Run a flow over batch DataFrames, one for each input; gives a DataFrame for each output.
 
     With a ``state``, a folder that driver and executors see or ``s3://bucket/prefix``, it runs at once, as one epoch of
-    that state, committed when it returns; sources without a DataFrame have no rows.  What it gives is a `Ran`, whose
+    that state, committed when it returns; inputs without a DataFrame have no rows.  What it gives is a `Ran`, whose
     frames read the committed files.  ``partitions``: of a new state; one of another number is refused.  ``epoch``: its
     number; one that is committed returns what it returned.  ``outputs``: a folder in which its updates appear as
     Parquet.  ``close``: close all times after it, in hold-back mode.  ``memory``: what a task may take.  ``trust``: as
@@ -137,7 +137,7 @@ def run(
     (``tie="last"`` or ``"first"``), it is by partition of the frame, then by row in the partition.  Runs no job itself.
 
     Raises `SpecError` for a flow without outputs, an output that Spark has no type for, or a bad ``partitions``;
-    `SchemaMismatch` for a source or column that is missing, unknown, or of another type; `NotArrow` for what is
+    `SchemaMismatch` for an input or column that is missing, unknown, or of another type; `NotArrow` for what is
     no DataFrame; `WrongMode` for a stream; `MissingExtra` where pandas is missing, which PySpark asks for.  What only
     rows can show (null keys, ties) fails the job that reads them, with ddflow's message inside Spark's.
     """
@@ -156,7 +156,7 @@ def stage(flow: Flow) -> OnlyStage:
 
         df.repartition(8, "id").mapInArrow(spark_bridge.stage(flow), schema=spark_bridge.schema(flow))
 
-    Raises `SpecError` for a flow that takes more than that: several sources or outputs, a second shuffle, or a tie
+    Raises `SpecError` for a flow that takes more than that: several inputs or outputs, a second shuffle, or a tie
     that arrival decides, since nothing can carry it through the caller's shuffle.
     """
     return OnlyStage(_only(flow.frozen()), Secret.fresh())
@@ -177,14 +177,14 @@ def _only(flow: Plan) -> Stages:
     """A flow that is a single stage, cut.  Raises `SpecError`, naming what is too much."""
     asked, run_it = "a flow as one stage", "use spark_bridge.run(flow, frames)"
     stages = cut(flow)
-    for what, names in (("sources", [*flow.sources]), ("outputs", [*flow.outputs, *flow.side_outputs()])):
+    for what, names in (("inputs", [*flow.inputs]), ("outputs", [*flow.outputs, *flow.side_outputs()])):
         if len(names) != 1:
             raise SpecError(asked, f"it has {len(names)} {what}, {names}", f"keep one, or {run_it}")
     if stages.meetings:
         by = ", ".join(stages.meetings[-1].by)
         found = f"its output takes another shuffle, since equal rows must meet again by [{by}]"
         raise SpecError(asked, found, f"keep the key in them, or {run_it}")
-    spec = next(iter(flow.sources.values())).spec
+    spec = next(iter(flow.inputs.values())).spec
     if (spec.tie in ("last", "first") and spec.seq is None) or (spec.merges and not spec.order_free):
         by = "merge= folds in the order of" if spec.merges else f"tie={spec.tie!r} goes by"
         raise SpecError(
@@ -200,17 +200,15 @@ def _lazily(flow: Plan, frames: Mapping[str, DataFrame], partitions: int | None)
     cut(flow)
     flow, known = flow.frozen(), shapes(flow)
     columns = {name: checked(flow, name, frame, streaming=False) for name, frame in frames.items()}
-    for name in flow.sources:
+    for name in flow.inputs:
         if name not in frames:
             raise SchemaMismatch(
                 f"rows for {name!r}",
                 f"there is no DataFrame among {list(frames)}",
-                "give one for every source; it may be empty",
+                "give one for every input; it may be empty",
             )
     wide, secret = _partitions(partitions, next(iter(frames.values()))), Secret.fresh()
-    chunks = {
-        name: routed(frames[name], router(flow, name, wide, secret, columns[name]), None) for name in flow.sources
-    }
+    chunks = {name: routed(frames[name], router(flow, name, wide, secret, columns[name]), None) for name in flow.inputs}
     made: dict[tuple[Any, ...], DataFrame] = {}
     out = {}
     for name, shape in known.items():
@@ -228,12 +226,12 @@ def _lazily(flow: Plan, frames: Mapping[str, DataFrame], partitions: int | None)
 
 
 def _read_by(flow: Plan, name: str) -> tuple[Any, ...]:
-    """The names of the sources that an output depends on."""
+    """The names of the inputs that an output depends on."""
     read = {flow.outputs[name] if name in flow.outputs else flow.side_outputs()[name][0]}
     for node in reversed(flow.nodes):  # a collection stands behind what it is made of
         if node in read:
             read.update(node.inputs)
-    return tuple(name for name, source in flow.sources.items() if source in read)
+    return tuple(name for name, input in flow.inputs.items() if input in read)
 
 
 def _partitions(given: int | None, frame: DataFrame) -> int:
@@ -245,7 +243,7 @@ def _partitions(given: int | None, frame: DataFrame) -> int:
 
 
 def run_into(flow: Flow, frames: Mapping[str, DataFrame], options: StateOptions, epoch: int | None, close: bool) -> Ran:
-    """Run and commit one epoch of rows of some sources.  ``close``: all times after it, in hold-back mode.
+    """Run and commit one epoch of rows of some inputs.  ``close``: all times after it, in hold-back mode.
 
     Raises what `spark_bridge.run` says.
     """

@@ -2,7 +2,7 @@
 
 Invariant: every option is understood or refused, and all that a state, a plan or a schema says against a read comes out
 before a task runs. Spark hands options over as text, asks for the columns before it says whether a query is a batch or
-a stream, makes a source anew in another process for every question, and lets the user give columns of his own. So both
+a stream, makes an input anew in another process for every question, and lets the user give columns of his own. So both
 kinds of query have the same columns, those of updates, and what is asked is looked at each time. What tasks do is in
 ``reading`` and ``following``; nothing here writes.
 
@@ -56,7 +56,7 @@ class DdflowSource(DataSource):
 
     @classmethod
     def of(cls, flow: Plan) -> type[DdflowSource]:
-        """The source of states of one plan, whose functions no state holds: to be registered instead."""
+        """The input of states of one plan, whose functions no state holds: to be registered instead."""
         given = flow.frozen()
 
         class Given(cls):  # type: ignore[misc, valid-type]
@@ -98,7 +98,7 @@ class DdflowSource(DataSource):
             manifest = found(store, epoch)
             plan = self._plan(manifest, store.where)
             name = self._output(plan, store.where)
-            if name not in plan.outputs and name not in plan.sources:
+            if name not in plan.outputs and name not in plan.inputs:
                 raise told_only(f"read {name!r} of {store.where}", name, plan.side_outputs()[name][0])
             as_of = to if after is not None else as_of
             for time in (time for time in (after, as_of) if time is not None):
@@ -126,17 +126,17 @@ class DdflowSource(DataSource):
         try:
             plan = self._plan(found(store), store.where)
             name = self._output(plan, store.where)
-            if name in plan.sources and name not in plan.outputs:
+            if name in plan.inputs and name not in plan.outputs:
                 raise NotReadable(
                     f"follow {name!r} of {store.where}",
-                    "it is a source: no state keeps its updates",
+                    "it is an input: no state keeps its updates",
                     "make an output of it, or read it as a batch",
                 )
             columns = self._columns(plan.updates_schema(name), schema, name)
             given = (store.where, self._trust(), self.flow, name, columns, begin)
             try:
                 from spark_bridge.limiting import Limited
-            except ImportError as error:  # Spark asks a source for its newest offset only
+            except ImportError as error:  # Spark asks an input for its newest offset only
                 if most is None:
                     return Follower(*given)
                 asked = f"follow a state with maxEpochsPerTrigger={most}"
@@ -175,23 +175,23 @@ class DdflowSource(DataSource):
         return trust
 
     def _output(self, plan: Plan, where: str) -> str:
-        """The output, source or side output that is asked for."""
-        sides, sources = [*plan.side_outputs()], [*plan.sources]
+        """The output, input or side output that is asked for."""
+        sides, inputs = [*plan.side_outputs()], [*plan.inputs]
         name: str | None = self.options.get("output")
         if name is None:
             if len(plan.outputs) == 1:
                 return next(iter(plan.outputs))
             raise SpecError(
                 f"read {where}",
-                f"it has the outputs {[*plan.outputs]}, the side outputs {sides} and the sources {sources}",
+                f"it has the outputs {[*plan.outputs]}, the side outputs {sides} and the inputs {inputs}",
                 'name one: .option("output", ...)',
             )
-        if name not in [*plan.outputs, *sides, *sources]:
+        if name not in [*plan.outputs, *sides, *inputs]:
             raise NotReadable(
                 f"read {name!r} of {where}",
-                f"that is no output or source: there are the outputs "
-                f"{[*plan.outputs]}, the side outputs {sides} and the sources {sources}",
-                did_you_mean(name, [*plan.outputs, *sides, *sources]),
+                f"that is no output or input: there are the outputs "
+                f"{[*plan.outputs]}, the side outputs {sides} and the inputs {inputs}",
+                did_you_mean(name, [*plan.outputs, *sides, *inputs]),
             )
         return name
 

@@ -44,7 +44,7 @@ TASKS: Final = ("take", "open", "step", "write")
 
 class EpochStats(NamedTuple):
     """A batch that became an epoch.  ``batch``: its number to its query; None where none gave it.  ``rows``: that came,
-    by source.  ``counts``: events by verdict.  ``pending``: events that wait.  ``updates``: by output, where not empty.
+    by input.  ``counts``: events by verdict.  ``pending``: events that wait.  ``updates``: by output, where not empty.
     ``nbytes``: of all files written.  ``figures``: microseconds and bytes.  ``replayed``: whether it was committed
     before."""
 

@@ -5,7 +5,7 @@ killed and however often Spark gives the batch again. `foreachBatch` promises at
 remembers which query fed it up to which batch, a batch that is given again is compared by its rows and read from its
 files, and one that cannot follow (another query's, a restarted numbering, a gap) stops the query. Rows are packed in
 the streaming plan, before the batch, whose frame holds chunks only. What it does not do: choose what a batch is, that
-is the source's and the trigger's.
+is the input's and the trigger's.
 
 >>> until_the_end({"availableNow": True}), until_the_end({"processingTime": "1 minute"}), until_the_end(None)
 (True, False, False)
@@ -55,7 +55,7 @@ def stream(
 ) -> Stream:
     """A query to `Stream.start`, that feeds streaming DataFrames into a state, an epoch a batch.
 
-    ``frames``: by source; several are read side by side.  ``state``: a folder that driver and executors see, or
+    ``frames``: by input; several are read side by side.  ``state``: a folder that driver and executors see, or
     ``s3://bucket/prefix``; made if it is not there.  ``partitions``: of a new state, by default as many as there are
     cores, at most ``spark.sql.shuffle.partitions``; a state of another number is refused.  ``outputs``: a folder in
     which every epoch's updates appear as Parquet, or a function that is called with the outputs and the number of each
@@ -72,8 +72,8 @@ def stream(
     place = check_address(state, outputs)
     check_frames(flow, frames)
     if not frames:
-        raise SpecError("stream into a state", "no DataFrame is given", "give one for a source at least")
-    columns = {source: checked(flow, source, frame, streaming=True) for source, frame in frames.items()}
+        raise SpecError("stream into a state", "no DataFrame is given", "give one for an input at least")
+    columns = {input: checked(flow, input, frame, streaming=True) for input, frame in frames.items()}
     if checkpoint is None:
         if "://" in place:
             raise SpecError(
@@ -277,7 +277,7 @@ class Query:
         return ended
 
     def processAllAvailable(self) -> None:
-        """Wait until all that the sources have now is committed.  Raises what ended the query."""
+        """Wait until all that the inputs have now is committed.  Raises what ended the query."""
         with translated():
             self._query.processAllAvailable()
 

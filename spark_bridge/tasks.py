@@ -71,7 +71,7 @@ def look(version: Version) -> None:
 
 @dataclass(frozen=True)
 class Route:
-    """Rows of one source, packed for their partitions.  ``names``: of the columns that come, by position.  ``version``:
+    """Rows of one input, packed for their partitions.  ``names``: of the columns that come, by position.  ``version``:
     of the state, which must be seen; None: it is not looked for.  O(rows).  Raises `StateRefused`, and
     what the router raises."""
 
@@ -90,7 +90,7 @@ class Route:
 class EpochStage:
     """One part's share of an epoch: chunks in, sums for later stages and receipts out.
 
-    ``columns``: by source, those that the rows have.  ``stamp``: what parts have in common that may be kept open for
+    ``columns``: by input, those that the rows have.  ``stamp``: what parts have in common that may be kept open for
     each other, beside state and place.  ``most``: bytes of parts that a worker may keep open.  O(rows and updates).
     Raises what `Part` raises.
     """
@@ -189,7 +189,7 @@ class RunStage:
 
 @dataclass(frozen=True)
 class OnlyStage:
-    """The stage of a flow that has one, of one source and one output: rows in, updates out.
+    """The stage of a flow that has one, of one input and one output: rows in, updates out.
 
     Each key is in one partition, and columns have their names.  O(rows) expected.  Raises as `RunStage`.
     """
@@ -200,9 +200,9 @@ class OnlyStage:
     def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
         with noted():
             flow, parts = self.cut.flow, [batch for batch in batches if batch.num_rows]
-            (name,), (output,) = flow.sources, flow.outputs
+            (name,), (output,) = flow.inputs, flow.outputs
             if parts:
-                schema = loose(flow.sources[name].bound.schema)
+                schema = loose(flow.inputs[name].bound.schema)
                 rows = {name: restored(pa.Table.from_batches(parts), schema, f"rows for {name!r}")}
                 del parts
                 yield from travelling(computed(self.cut, 0, self.secret, rows, {}).outputs[output], output)
@@ -241,10 +241,10 @@ class ReadFiles:
 
 
 def _read(spool: ShuffleReader, batches: Batches) -> tuple[dict[str, pa.RecordBatchReader], dict[int, pa.Table]]:
-    """Take all chunks in; the rows of each source and the sums of each exchange that came for this stage."""
+    """Take all chunks in; the rows of each input and the sums of each exchange that came for this stage."""
     for batch in batches:
         spool.take(batch)
-    inputs = {name: reader for name in spool.cut.flow.sources if (reader := spool.source(name)) is not None}
+    inputs = {name: reader for name in spool.cut.flow.inputs if (reader := spool.input(name)) is not None}
     here = [each.number for each in spool.cut.meetings if each.level == spool.level]
     return inputs, {number: table for number in here if (table := spool.sums(number)).num_rows}
 

@@ -170,13 +170,13 @@ _PAIRS: Final[tuple[tuple[type[T.DataType], pa.DataType], ...]] = (
 
 
 def check_frames(flow: Any, frames: Any) -> None:
-    """Refuse what is no flow, or are no Spark DataFrames by source, saying what to write.
+    """Refuse what is no flow, or are no Spark DataFrames by input, saying what to write.
 
     Raises `SpecError`, `NotArrow`.
     """
     if not isinstance(flow, Plan) or not isinstance(frames, Mapping):
         found = f"it is given a {type(flow).__name__} and a {type(frames).__name__}"
-        raise SpecError("a flow on Spark", found, "give the dd.Flow, then {source: DataFrame}")
+        raise SpecError("a flow on Spark", found, "give the dd.Flow, then {input: DataFrame}")
     for name, frame in frames.items():
         _check_frame(frame, f"rows for {name!r}")
 

@@ -1,12 +1,12 @@
 """Two doors into the same plan: one opens the twin, the other the engine, and both speak plain Python values.
 
-Invariant: a scenario is JSON (sources with columns and spec, outputs as nested lists, rows as lists), so whatever fails
+Invariant: a scenario is JSON (inputs with columns and spec, outputs as nested lists, rows as lists), so whatever fails
 can be written down under ``tests/found`` and replayed; rows reach both sides through the same Arrow table, and what
 comes back is plain and canonical before anybody compares. Arrow's NaN, -0.0, decimals and timestamps each have a way
 to look different though they are equal. What is right is decided in ``model``, not here.
 
->>> scenario = {"sources": {"a": {"columns": {"k": "int64", "v": "string"}, "spec": {"key": ["k"]}}},
-...             "outputs": {"vs": ["count", ["project", ["source", "a"], ["v"]], None, "count"]}}
+>>> scenario = {"inputs": {"a": {"columns": {"k": "int64", "v": "string"}, "spec": {"key": ["k"]}}},
+...             "outputs": {"vs": ["count", ["project", ["input", "a"], ["v"]], None, "count"]}}
 >>> door = TwinDoor(scenario)
 >>> door.step({"a": [[1, "x"], [2, "x"]]}, 7).updates
 {'vs': {(('x', 2), 7): 1}}
@@ -30,7 +30,7 @@ import pyarrow.types as pat
 from conditions import COMPUTED, CONDITIONS
 from mergers import DERIVED, MERGERS, PROJECTIONS, with_function
 from model import Collection, Node, Twin, Updates, collection, without_zeros
-from rules import Refused, Row, Source, canonical
+from rules import Input, Refused, Row, canonical
 from tight import MEMORY, tighten
 
 import ddflow as dd
@@ -164,13 +164,13 @@ class Result:
     absent: int = 0
 
 
-def twin_source(given: Mapping[str, Any]) -> Source:
-    """A scenario's source as the twin knows it."""
+def twin_input(given: Mapping[str, Any]) -> Input:
+    """A scenario's input as the twin knows it."""
     spec = spec_of(given["spec"])
     delete = CONDITIONS[spec.delete] if isinstance(spec.delete, str) else None
     merge = given["spec"].get("merge")
     function = MERGERS[merge["function"]][0] if isinstance(merge, Mapping) and "function" in merge else None
-    return Source(
+    return Input(
         tuple(given["columns"]),
         spec,
         delete,
@@ -181,12 +181,12 @@ def twin_source(given: Mapping[str, Any]) -> Source:
     )
 
 
-def plan(expression: Sequence[Any], sources: Mapping[str, Any], python: bool) -> Any:
+def plan(expression: Sequence[Any], inputs: Mapping[str, Any], python: bool) -> Any:
     """An output's nested list, applied to twin nodes (``python``) or to ddflow collections."""
     verb, *rest = expression
-    if verb == "source":
-        return sources[rest[0]]
-    below = plan(rest[0], sources, python)
+    if verb == "input":
+        return inputs[rest[0]]
+    below = plan(rest[0], inputs, python)
     if verb == "filter":
         return below.filter(CONDITIONS[rest[1]] if python else rest[1])
     if verb == "project":
@@ -194,7 +194,7 @@ def plan(expression: Sequence[Any], sources: Mapping[str, Any], python: bool) ->
     if verb == "count":
         return below.count(by=rest[1], name=rest[2])
     if verb == "concat":
-        return below.concat(*(plan(other, sources, python) for other in rest[1:]))
+        return below.concat(*(plan(other, inputs, python) for other in rest[1:]))
     return {"negate": below.negate, "consolidate": below.consolidate}[verb]()
 
 
@@ -208,7 +208,7 @@ def projected(columns: Mapping[str, str], python: bool) -> dict[str, Any]:
 def key_of(expression: Sequence[Any], keys: Mapping[str, list[str]]) -> list[str] | None:
     """The columns of an output that determine its row, or None."""
     verb, *rest = expression
-    if verb == "source":
+    if verb == "input":
         return keys[rest[0]]
     below = key_of(rest[0], keys)
     if verb == "count":
@@ -226,15 +226,15 @@ class TwinDoor:
 
     def __init__(self, scenario: Mapping[str, Any]) -> None:
         self.scenario = scenario
-        self.columns = {name: given["columns"] for name, given in scenario["sources"].items()}
-        sources = {name: twin_source(given) for name, given in scenario["sources"].items()}
-        nodes = {name: collection(name, source) for name, source in sources.items()}
+        self.columns = {name: given["columns"] for name, given in scenario["inputs"].items()}
+        inputs = {name: twin_input(given) for name, given in scenario["inputs"].items()}
+        nodes = {name: collection(name, input) for name, input in inputs.items()}
         self.outputs: dict[str, Node] = {name: plan(each, nodes, True) for name, each in scenario["outputs"].items()}
-        self.twin = Twin(sources, self.outputs)
+        self.twin = Twin(inputs, self.outputs)
 
     def restart(self, scenario: Mapping[str, Any] | None = None) -> TwinDoor:
         """The same; another spec of a state is refused."""
-        if scenario is not None and scenario["sources"] != self.scenario["sources"]:
+        if scenario is not None and scenario["inputs"] != self.scenario["inputs"]:
             raise Refused("PlanChanged")
         return self
 
@@ -331,19 +331,19 @@ class EngineDoor:
         **options: Any,
     ) -> None:
         self.scenario, self.options = scenario, options
-        self.columns = {name: given["columns"] for name, given in scenario["sources"].items()}
+        self.columns = {name: given["columns"] for name, given in scenario["inputs"].items()}
         self.shape = shape
         self.flow = dd.Flow()
-        self.sources = {
+        self.inputs = {
             name: self.flow.upserts(name, schema_of(given["columns"]), spec_of(given["spec"]))
-            for name, given in scenario["sources"].items()
+            for name, given in scenario["inputs"].items()
         }
         self.plans = scenario["outputs"]
-        first = next(iter(scenario["sources"].values()))
+        first = next(iter(scenario["inputs"].values()))
         self.time_type = TYPES[first["columns"][first["spec"]["time"]]] if "time" in first["spec"] else pa.int64()
-        self.keys = {name: given["spec"]["key"] for name, given in scenario["sources"].items()}
+        self.keys = {name: given["spec"]["key"] for name, given in scenario["inputs"].items()}
         for name, expression in self.plans.items():
-            self.flow.output(name, plan(expression, self.sources, False))
+            self.flow.output(name, plan(expression, self.inputs, False))
         self.place = None if medium is None else mkdtemp()
         if medium is not None:
             options |= {"memory": MEMORY, "spill": self.place}
@@ -402,7 +402,7 @@ class EngineDoor:
     def collection(self, name: str, table: pa.Table) -> Collection:
         """Rows with their multiplicities, or net changes; asserts the contract of both."""
         assert table.column_names == [*self.columns_of(name), "_diff"]
-        assert table.schema.types == [*(self.flow.outputs | self.sources)[name].schema.types, pa.int64()]
+        assert table.schema.types == [*(self.flow.outputs | self.inputs)[name].schema.types, pa.int64()]
         rows = plain(table)
         out: Collection = Counter({row[:-1]: row[-1] for row in rows})
         assert len(out) == len(rows), f"{name}: a row twice: {rows}"
@@ -415,7 +415,7 @@ class EngineDoor:
         return +Counter(self.engine.verdicts.counts)
 
     def columns_of(self, name: str) -> list[str]:
-        return list((self.flow.outputs | self.sources)[name].schema.names)
+        return list((self.flow.outputs | self.inputs)[name].schema.names)
 
     def _tables(self, inputs: Mapping[str, Rows]) -> dict[str, Any]:
         return {name: self.shape(to_arrow(self.columns[name], rows)) for name, rows in inputs.items()}

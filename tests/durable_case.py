@@ -30,9 +30,9 @@ SPEC: dict[str, Any] = {
     "delete": {"tombstone": "op", "value": "D"},
     "stale": "side",
 }
-POSITIVE = ["filter", ["source", "a"], "n >= 0"]
+POSITIVE = ["filter", ["input", "a"], "n >= 0"]
 OUTPUTS: dict[str, Any] = {
-    "all": ["source", "a"],
+    "all": ["input", "a"],
     "by_s": ["count", POSITIVE, ["s"], "count"],
     "pairs": ["consolidate", ["project", POSITIVE, ["s", "n"]]],
 }
@@ -55,7 +55,7 @@ class Case:
     def __init__(self, scenario: Mapping[str, Any], calls: list[list[Any]]) -> None:
         self.scenario, self.calls = scenario, calls
         twin = TwinDoor(scenario)
-        self.names = [*scenario["sources"], *scenario["outputs"]]
+        self.names = [*scenario["inputs"], *scenario["outputs"]]
         self.after, self.results = [self._after(twin)], [Result({}, Counter(), {}, 0)]
         for verb, *arguments in calls:
             given = {
@@ -149,7 +149,7 @@ def held(door: EngineDoor, names: list[str]) -> After:
 def _epochs(steps: int, seed: int = 5, rows: int = 8, keys: int = 12, outputs: Any = OUTPUTS) -> Case:
     chance = random.Random(seed)
     calls = [["step", time, {"a": [_event(chance, time, keys) for _ in range(rows)]}] for time in range(1, steps + 1)]
-    return Case({"sources": {"a": {"columns": COLUMNS, "spec": SPEC}}, "outputs": outputs}, calls)
+    return Case({"inputs": {"a": {"columns": COLUMNS, "spec": SPEC}}, "outputs": outputs}, calls)
 
 
 def _held_back(pushes: int, seed: int = 6, rows: int = 8, keys: int = 12, outputs: Any = OUTPUTS) -> Case:
@@ -162,7 +162,7 @@ def _held_back(pushes: int, seed: int = 6, rows: int = 8, keys: int = 12, output
         if at % 2 == 0:
             calls.append(["advance", 3 * at])
     calls.append(["advance", 3 * pushes + 9])
-    return Case({"sources": {"a": {"columns": columns, "spec": spec}}, "outputs": outputs}, calls)
+    return Case({"inputs": {"a": {"columns": columns, "spec": spec}}, "outputs": outputs}, calls)
 
 
 def _event(chance: random.Random, time: int, keys: int) -> list[Any]:

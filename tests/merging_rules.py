@@ -24,7 +24,7 @@ from decimal import Context
 from typing import Any
 
 import numpy as np
-from rules import Event, Held, Refused, Row, Source, canonical, rank, ranks, same
+from rules import Event, Held, Input, Refused, Row, canonical, rank, ranks, same
 
 from ddflow.plan.merge.merge import Merge
 from ddflow.plan.merge.strategy import Strategy, first, last, last_non_null
@@ -127,9 +127,9 @@ class Merged(Held):
     cells: dict[str, Mark | None] = field(default_factory=dict)
 
 
-def strategy_of(source: Source, column: str) -> Strategy:
+def strategy_of(input: Input, column: str) -> Strategy:
     """How a column is merged."""
-    spec = source.spec
+    spec = input.spec
     if spec.merge == "first_row":
         return first()
     merge = spec.merge if isinstance(spec.merge, Merge) else Merge()
@@ -137,25 +137,25 @@ def strategy_of(source: Source, column: str) -> Strategy:
     return merge.strategies.get(column) or merge.default or (last() if grouped else last_non_null())
 
 
-def merged_columns(source: Source) -> list[str]:
+def merged_columns(input: Input) -> list[str]:
     """The row columns that are merged: not the key, no order, nothing derived."""
-    spec = source.spec
+    spec = input.spec
     others = {*spec.key, *spec.order_by, *(name for name, _ in spec.derive), *(c for of, _ in spec.groups for c in of)}
-    return [column for column in source.row if column not in others]
+    return [column for column in input.row if column not in others]
 
 
-def below(source: Source, new: Mark, old: Mark) -> bool:
+def below(input: Input, new: Mark, old: Mark) -> bool:
     """Whether it is older, by order, or by seq where that decides."""
     if new.base != old.base:
         return new.base < old.base
-    return source.spec.tie == "last" and source.spec.seq is not None and rank(new.seq) < rank(old.seq)
+    return input.spec.tie == "last" and input.spec.seq is not None and rank(new.seq) < rank(old.seq)
 
 
-def compare(source: Source, new: Mark, old: Mark, sizes: tuple[Any, Any] | None = None) -> str:
+def compare(input: Input, new: Mark, old: Mark, sizes: tuple[Any, Any] | None = None) -> str:
     """Whether an event is folded on top of what came before it.  ``sizes``: of both under ``tie="greatest"``."""
-    spec = source.spec
-    if new.base != old.base or below(source, new, old):
-        return OLDER if below(source, new, old) else FOLDED
+    spec = input.spec
+    if new.base != old.base or below(input, new, old):
+        return OLDER if below(input, new, old) else FOLDED
     if spec.tie == "error":
         raise Refused("TieRefused")
     if spec.tie == "last":
@@ -172,17 +172,17 @@ def compare(source: Source, new: Mark, old: Mark, sizes: tuple[Any, Any] | None 
 class Fold:
     """One key at one time: ``take`` the events, then ``close``."""
 
-    def __init__(self, source: Source, held: Merged | None, over: bool) -> None:
-        self.source, self.spec = source, source.spec
+    def __init__(self, input: Input, held: Merged | None, over: bool) -> None:
+        self.input, self.spec = input, input.spec
         self.before = held.row if held else None
-        kept = copy.deepcopy(held) if held and source.keeps_order and not over else None
+        kept = copy.deepcopy(held) if held and input.keeps_order and not over else None
         nobody = (None,) * len(self.spec.order_by)
         self.now = kept or Merged((), nobody, None, None, groups=[None] * len(self.spec.groups))
         self.now.row = None if over else self.before
         self.began = copy.deepcopy(self.now)
         self.refusals = set[str]()
         grouped = {column for _, columns in self.spec.groups for column in columns}
-        self.merged = merged_columns(source)
+        self.merged = merged_columns(input)
         self.rest = [column for column in self.merged if column not in grouped]
         self.ordered = not self.spec.groups or bool(self.spec.order_by) or self.spec.late == "advance"
 
@@ -202,9 +202,9 @@ class Fold:
         """Whether one who decides accepts it; notes why not.  ``sizes``: as `compare` takes them."""
         if old is None:
             return True
-        found = compare(self.source, new, old, sizes)
+        found = compare(self.input, new, old, sizes)
         if found == OLDER:
-            self.refusals.add("stale" if began is not None and below(self.source, new, began) else "superseded")
+            self.refusals.add("stale" if began is not None and below(self.input, new, began) else "superseded")
         elif found == TIE:
             self.refusals.add("tie_lost")
         return found == FOLDED
@@ -213,7 +213,7 @@ class Fold:
         """What ``tie="greatest"`` compares: what both gave these columns, by those that count; a delete is least."""
         if old is None:
             return None
-        at = [i for i, column in enumerate(self.source.row) if column in columns and self.spec.counts(column)]
+        at = [i for i, column in enumerate(self.input.row) if column in columns and self.spec.counts(column)]
         mine, its = ((0,) if by.own is None else (1, ranks(by.own[i] for i in at)) for by in (new, old))
         return mine, its
 
@@ -254,22 +254,22 @@ class Fold:
 
     def named(self) -> dict[str, Any]:
         """The row by column; all null where there is none."""
-        return dict(zip(self.source.row, self.now.row or (None,) * len(self.source.row), strict=True))
+        return dict(zip(self.input.row, self.now.row or (None,) * len(self.input.row), strict=True))
 
     def merge(self, event: Event, columns: Sequence[str], mark: Mark) -> None:
         """Fold these cells of an event into the row, or make it."""
         new, held = self.now.row is None, self.named()
-        given = dict(zip(self.source.row, event.payload, strict=True))
+        given = dict(zip(self.input.row, event.payload, strict=True))
         given |= {c: o for c, o in zip(self.spec.order_by, mark.order, strict=True) if c in given}
         given |= dict.fromkeys((name for name, _ in self.spec.derive), None)
         out = held | {name: given[name] for name in self.spec.key} if new else held
-        if self.source.function is not None and columns:  # an event that is skipped is not shown to it
-            merged = given if new else self.source.function(held, given)
+        if self.input.function is not None and columns:  # an event that is skipped is not shown to it
+            merged = given if new else self.input.function(held, given)
             out |= {column: canonical(merged[column]) for column in self.merged}
         else:
             for c in columns:
-                kind = self.source.types.get(c)
-                out[c] = cell(strategy_of(self.source, c), kind, held[c], given[c], c in event.given, new)
+                kind = self.input.types.get(c)
+                out[c] = cell(strategy_of(self.input, c), kind, held[c], given[c], c in event.given, new)
         if new and self.spec.merge == "first_row":
             out |= {c: given[c] for c in self.spec.order_by if c in given}
         self.now.row = tuple(out.values())
@@ -283,7 +283,7 @@ class Fold:
             return False
         if event.deletes:
             now.grave, now.cells = mark, self.later(now.cells, mark)
-            if now.mark is not None and compare(self.source, mark, now.mark) == FOLDED:
+            if now.mark is not None and compare(self.input, mark, now.mark) == FOLDED:
                 now.row = now.mark = None
             elif now.row is not None:
                 now.row = self.without(now.row, now.cells)
@@ -292,10 +292,10 @@ class Fold:
         values = (
             self.named() if now.row is not None else self.named() | dict(zip(self.spec.key, event.key, strict=True))
         )
-        given = dict(zip(self.source.row, event.payload, strict=True))
+        given = dict(zip(self.input.row, event.payload, strict=True))
         filled = False
         for column in self.merged:
-            kind, strategy = self.source.types.get(column), strategy_of(self.source, column)
+            kind, strategy = self.input.types.get(column), strategy_of(self.input, column)
             values[column], now.cells[column], did = self.filled(
                 strategy,
                 kind,
@@ -351,20 +351,20 @@ class Fold:
 
     def later(self, cells: Mapping[str, Mark | None], mark: Mark) -> dict[str, Mark | None]:
         """Of cells, those that a delete leaves alone."""
-        return {name: by for name, by in cells.items() if by and compare(self.source, mark, by) != FOLDED}
+        return {name: by for name, by in cells.items() if by and compare(self.input, mark, by) != FOLDED}
 
     def without(self, row: Row, cells: Mapping[str, Mark | None]) -> Row:
         """The row with nothing in the cells that nobody set."""
         return tuple(
             None if name in self.merged and name not in cells else value
-            for name, value in zip(self.source.row, row, strict=True)
+            for name, value in zip(self.input.row, row, strict=True)
         )
 
     # The end of a time
 
     def close(self, folded: Event | None) -> tuple[Merged, bool]:
         """What the key holds now, and whether its row changed."""
-        now, spec, source = self.now, self.spec, self.source
+        now, spec, input = self.now, self.spec, self.input
         if now.row is not None:
             out = self.named()
             if spec.merge != "first_row" and now.mark is not None and folded is not None:
@@ -372,19 +372,19 @@ class Fold:
             for (of, _), by in zip(spec.groups, now.groups, strict=True):
                 out |= {c: o for c, o in zip(of, by.order if by else (None,) * len(of), strict=True) if c in out}
             for name, _ in spec.derive:
-                out[name] = canonical(source.derive[name](out))
+                out[name] = canonical(input.derive[name](out))
             now.row = tuple(out.values())
-        changed = not same(source, self.before, now.row)
+        changed = not same(input, self.before, now.row)
         last_word = now.mark if now.row is not None else now.grave or now.mark
         if last_word is not None:
             now = replace(now, base=last_word.base, order=last_word.order, seq=last_word.seq)
         return replace(now, row=now.row if changed else self.before), changed
 
 
-def fold(source: Source, held: Merged | None, events: list[Event], over: bool = False) -> Merged:
+def fold(input: Input, held: Merged | None, events: list[Event], over: bool = False) -> Merged:
     """Give every event of one key and time its verdict; return what the key holds then.  Refuses what must be."""
-    this, last_folded = Fold(source, held, over), None
-    for event in sorted(events, key=lambda event: (event.base, rank(event.seq))) if source.spec.time else events:
+    this, last_folded = Fold(input, held, over), None
+    for event in sorted(events, key=lambda event: (event.base, rank(event.seq))) if input.spec.time else events:
         if this.take(event):
             event.verdict, last_folded = "superseded", event
         elif this.refusals <= {"stale"}:
@@ -400,8 +400,8 @@ def fold(source: Source, held: Merged | None, events: list[Event], over: bool = 
     return now
 
 
-def buried(source: Source, tomb: Held, its: Any) -> Merged:
+def buried(input: Input, tomb: Held, its: Any) -> Merged:
     """The tombstone of a key that is absent from full contents: its groups keep their orders, and are of the delete."""
-    mark, cells = Mark(tomb.base, tomb.order, tomb.seq, None), source.spec.versions == "cell"
+    mark, cells = Mark(tomb.base, tomb.order, tomb.seq, None), input.spec.versions == "cell"
     groups = [by and replace(by, seq=tomb.seq, own=None) for by in its.groups]
     return Merged(mark.base, mark.order, mark.seq, None, None if cells else mark, groups, mark if cells else None)

@@ -83,8 +83,8 @@ def strategy(draw: st.DrawFn, kind: str, allowed: set[str] | None = None) -> Any
 
 
 @st.composite
-def sources(draw: st.DrawFn, holds_back: bool, **fixed: Any) -> dict[str, Any]:
-    """One source that merges.  ``how``: "row", "groups", "cell", "first_row" or "function"; others as they are."""
+def inputs(draw: st.DrawFn, holds_back: bool, **fixed: Any) -> dict[str, Any]:
+    """One input that merges.  ``how``: "row", "groups", "cell", "first_row" or "function"; others as they are."""
     how = fixed.get("how", draw(st.sampled_from(["row", "row", "groups", "groups", "cell", "first_row", "function"])))
     merger = draw(st.sampled_from(["inc or reset", "longer", "in part"])) if how == "function" else None
     if merger == "in part":  # compiled for each type of record, so there are few
@@ -191,26 +191,26 @@ def merges(draw: st.DrawFn, how: str, payload: Mapping[str, str], dies: bool, on
 
 @st.composite
 def scenarios(draw: st.DrawFn, holds_back: bool | None = None, **fixed: Any) -> dict[str, Any]:
-    """A source that merges, and what it counts."""
+    """An input that merges, and what it counts."""
     holds_back = draw(st.booleans()) if holds_back is None else holds_back
-    source = draw(sources(holds_back, **fixed))
-    outputs = {"rows": ["source", "a"], "keys": ["count", ["project", ["source", "a"], ["k"]], ["k"], "count"]}
-    return {"sources": {"a": source}, "outputs": outputs}
+    input = draw(inputs(holds_back, **fixed))
+    outputs = {"rows": ["input", "a"], "keys": ["count", ["project", ["input", "a"], ["k"]], ["k"], "count"]}
+    return {"inputs": {"a": input}, "outputs": outputs}
 
 
 @st.composite
 def events(
     draw: st.DrawFn,
-    source: Mapping[str, Any],
+    input: Mapping[str, Any],
     most: int = 8,
     least: int = 0,
     times: tuple[int, int] = (0, 6),
     nulls: bool = True,
 ) -> list[list[Any]]:
-    """Rows of a source; ``nulls``: whether order columns may be null, else only those of groups."""
-    spec, kinds = source["spec"], []
+    """Rows of an input; ``nulls``: whether order columns may be null, else only those of groups."""
+    spec, kinds = input["spec"], []
     orders = [*spec.get("order_by", []), *(name for of, _ in spec.get("groups", []) for name in of)]
-    for name, kind in source["columns"].items():
+    for name, kind in input["columns"].items():
         values = MORE.get(kind, VALUES.get(kind, []))
         if name == spec.get("time"):
             kinds.append(st.integers(*times))
@@ -230,9 +230,9 @@ def events(
 
 
 @st.composite
-def batches(draw: st.DrawFn, source: Mapping[str, Any], rows: list[list[Any]]) -> Any:
+def batches(draw: st.DrawFn, input: Mapping[str, Any], rows: list[list[Any]]) -> Any:
     """The rows as they are, or now and then as a batch that lacks some columns."""
-    needed = {"k", source["spec"].get("time")}
-    lacks = draw(maybe(some([name for name in source["columns"] if name not in needed]), []))
-    kept = [i for i, name in enumerate(source["columns"]) if name not in lacks]
+    needed = {"k", input["spec"].get("time")}
+    lacks = draw(maybe(some([name for name in input["columns"] if name not in needed]), []))
+    kept = [i for i, name in enumerate(input["columns"]) if name not in lacks]
     return {"without": lacks, "rows": [[row[i] for i in kept] for row in rows]} if lacks else rows

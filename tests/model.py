@@ -1,16 +1,16 @@
 """The twin: what ddflow means, said once in dicts and lists, so that everything faster can be compared with it.
 
 Invariant: nothing here is clever. Every step judges event by event, every output is computed from nothing out of the
-sources' collections, and its updates are the difference of two neighbouring collections. So the twin cannot have the
+inputs' collections, and its updates are the difference of two neighbouring collections. So the twin cannot have the
 bugs an incremental engine has; where the two disagree, the twin is right or docs/semantics.md is unclear. It must
 still cover every option of a spec, and equality is canonical (one NaN, -0.0 == 0.0, null is a value of its own), which
 plain Python gives only to values that went through `canonical`. It reads no Arrow, parses no SQL (predicates are
 Python functions here) and forgets nothing, so any time can be read.
 
 >>> from ddflow.plan.spec import Upsert, tombstone
->>> source = Source(("id", "at", "op", "city"), Upsert(key="id", order_by="at", delete=tombstone("op", "D")))
->>> people = collection("people", source)
->>> twin = Twin({"people": source}, {"by_city": people.project(["city"]).count()})
+>>> input = Input(("id", "at", "op", "city"), Upsert(key="id", order_by="at", delete=tombstone("op", "D")))
+>>> people = collection("people", input)
+>>> twin = Twin({"people": input}, {"by_city": people.project(["city"]).count()})
 >>> out = twin.step({"people": [{"id": 1, "at": 5, "op": "U", "city": "Bern"}]}, time=1)
 >>> out.updates["by_city"]
 {(('Bern', 1), 1): 1}
@@ -31,7 +31,7 @@ from typing import Any
 
 from expiry_rules import expire, moved, refuse
 from merging_rules import buried, fold
-from rules import Condition, Event, Held, Refused, Row, Source, canonical, judge, rank, ranks
+from rules import Condition, Event, Held, Input, Refused, Row, canonical, judge, rank, ranks
 
 CLOSED = 2**63 - 1
 NEVER = -(2**63)
@@ -42,7 +42,7 @@ Updates = dict[tuple[Row, int], int]
 
 @dataclass(frozen=True)
 class Node:
-    """A collection derived from the sources' collections, always from nothing: the same verbs as ``dd.Collection``."""
+    """A collection derived from the inputs' collections, always from nothing: the same verbs as ``dd.Collection``."""
 
     columns: tuple[str, ...]
     of: Callable[[Mapping[str, Collection]], Collection]
@@ -101,9 +101,9 @@ class Node:
         return dict(zip(self.columns, row, strict=True))
 
 
-def collection(name: str, source: Source) -> Node:
-    """A source's own collection, where a plan starts."""
-    return Node(source.row, lambda collections: collections[name])
+def collection(name: str, input: Input) -> Node:
+    """An input's own collection, where a plan starts."""
+    return Node(input.row, lambda collections: collections[name])
 
 
 def misordered(spec: Any, event: Mapping[str, Any]) -> bool:
@@ -132,11 +132,11 @@ class Out:
     absent: int = 0
 
     def tell(
-        self, source: str, numbers: tuple[int, int | None], key: Row, verdict: str, time: int | None, winner: Row
+        self, input: str, numbers: tuple[int, int | None], key: Row, verdict: str, time: int | None, winner: Row
     ) -> None:
         """Note one verdict: counted, and as a row of (arrival, seq, *key, verdict, time, *winner's order)."""
         self.verdicts[verdict] += 1
-        self.rows[source].append((*numbers, *key, verdict, time, *winner))
+        self.rows[input].append((*numbers, *key, verdict, time, *winner))
 
 
 @dataclass
@@ -152,17 +152,17 @@ class State:
     orders: dict[str, Any] = field(default_factory=dict)
     lapsed: defaultdict[str, dict[Row, Held]] = field(default_factory=lambda: defaultdict(dict))
     lost: defaultdict[str, Collection] = field(default_factory=lambda: defaultdict(Counter))
-    """Of expiry: the greatest order of each source, what the step forgets, and rows forgotten without a word."""
+    """Of expiry: the greatest order of each input, what the step forgets, and rows forgotten without a word."""
 
 
 class Twin:
     """A plan, opened.  ``step`` in epoch mode, ``push`` and ``advance_to`` in hold-back mode, `read` in both."""
 
-    def __init__(self, sources: Mapping[str, Source], outputs: Mapping[str, Node]) -> None:
-        self.sources, self.outputs = dict(sources), dict(outputs)
-        self.readable = {name: collection(name, source) for name, source in self.sources.items()} | self.outputs
-        self.holds_back = any(source.spec.time for source in self.sources.values())
-        self.state = State({name: {} for name in self.sources})
+    def __init__(self, inputs: Mapping[str, Input], outputs: Mapping[str, Node]) -> None:
+        self.inputs, self.outputs = dict(inputs), dict(outputs)
+        self.readable = {name: collection(name, input) for name, input in self.inputs.items()} | self.outputs
+        self.holds_back = any(input.spec.time for input in self.inputs.values())
+        self.state = State({name: {} for name in self.inputs})
         self.history: list[tuple[int, dict[str, Collection]]] = []
         self.put_out: list[dict[str, Collection]] = []
 
@@ -177,7 +177,7 @@ class Twin:
             self._take(inputs, time, out)
             idle = not self.state.pending
             self._close(time + 1, out)
-            if idle and any(source.spec.expiry for source in self.sources.values()):
+            if idle and any(input.spec.expiry for input in self.inputs.values()):
                 self._judge_time(time, [], out)
 
         return self._whole(act)
@@ -191,7 +191,7 @@ class Twin:
         order: Mapping[str, Any] | None = None,
         once: bool = True,
     ) -> Out:
-        """Epoch mode: the source holds these rows at ``time`` and, within the scope, nothing else.
+        """Epoch mode: the input holds these rows at ``time`` and, within the scope, nothing else.
 
         ``order``: of the tombstones of absent keys, by column.  ``once``: a key may have one row only; else the rows
         are a log, judged as if nothing had been held (restate).
@@ -202,30 +202,30 @@ class Twin:
             raise Refused("TimeWentBack")
 
         def act(out: Out) -> None:
-            source, held, reasons = self.sources[name], self.state.held[name], set[str]()
+            input, held, reasons = self.inputs[name], self.state.held[name], set[str]()
             self._expire(name)
             try:
                 self._take({name: rows}, time, out)
             except Refused as refused:
                 reasons |= refused.kinds
             events, self.state.pending, self.state.frontier = self.state.pending, [], time + 1
-            inside = lambda row: scope is None or scope(dict(zip(source.row, row, strict=True))) is True  # noqa: E731
+            inside = lambda row: scope is None or scope(dict(zip(input.row, row, strict=True))) is True  # noqa: E731
             bad = self._misordered(name, rows)
             if not all(inside(row) for row in (*(event.payload for event in events), *bad.elements())):
                 reasons.add("OutOfScope")
-            places = [source.row.index(column) for column in source.spec.key]
+            places = [input.row.index(column) for column in input.spec.key]
             named = [event.key for event in events] + [tuple(row[i] for i in places) for row in bad.elements()]
             if once and len(set(named)) < len(named):
                 reasons.add("DuplicateKeys")
             absent = [key for key, its in held.items() if its.row is not None and inside(its.row) and key not in named]
-            if absent and (source.spec.order_by or source.spec.seq) and order is None and not events:
+            if absent and (input.spec.order_by or input.spec.seq) and order is None and not events:
                 reasons.add("SpecError")
             if reasons:
                 raise Refused(*reasons)
             for key in absent:
                 its = held.pop(key)
-                if source.keeps_order:
-                    held[key] = self._buried(source, its, events, order)
+                if input.keeps_order:
+                    held[key] = self._buried(input, its, events, order)
             out.absent = len(absent)
             self._judge_time(time, events, out, over=True)
 
@@ -233,16 +233,16 @@ class Twin:
 
     def _misordered(self, name: str, rows: Sequence[Mapping[str, Any]]) -> Collection:
         """The rows, of those given, that are bad since they do not give one group an order: they name their keys."""
-        source, out = self.sources[name], Counter[Row]()
+        input, out = self.inputs[name], Counter[Row]()
         for incoming in rows:
-            event = {column: canonical(incoming.get(column)) for column in source.columns}
-            null = source.spec.null_key != "keep" and any(event[column] is None for column in source.spec.key)
-            out[tuple(event[column] for column in source.row)] += misordered(source.spec, event) and not null
+            event = {column: canonical(incoming.get(column)) for column in input.columns}
+            null = input.spec.null_key != "keep" and any(event[column] is None for column in input.spec.key)
+            out[tuple(event[column] for column in input.row)] += misordered(input.spec, event) and not null
         return +out
 
-    def _buried(self, source: Source, its: Held, events: list[Event], order: Mapping[str, Any] | None) -> Held:
+    def _buried(self, input: Input, its: Held, events: list[Event], order: Mapping[str, Any] | None) -> Held:
         """The tombstone of a key that is absent from full contents; ``its``: what it held."""
-        spec = source.spec
+        spec = input.spec
         if order is not None:
             given = tuple(order[column] for column in spec.order_by)
             tomb = Held(ranks(given), given, order[spec.seq] if spec.seq else None, None)
@@ -251,7 +251,7 @@ class Twin:
             tomb = Held(greatest.base, greatest.order, greatest.seq, None)
         else:
             tomb = Held((), (), None, None)
-        return buried(source, tomb, its) if spec.merges else tomb
+        return buried(input, tomb, its) if spec.merges else tomb
 
     def push(self, inputs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Out:
         """Hold-back mode: take events in; what the lateness closes comes out."""
@@ -274,7 +274,7 @@ class Twin:
 
     def read(self, name: str, as_of: int | None = None) -> Collection:
         """The collection at a time (or now): rows with their multiplicities, none of them zero."""
-        state: dict[str, Collection] = {source: Counter() for source in self.sources}
+        state: dict[str, Collection] = {input: Counter() for input in self.inputs}
         for time, collections in self.history:
             if as_of is None or time <= as_of:
                 state = collections
@@ -305,8 +305,8 @@ class Twin:
     def _whole(self, act: Callable[[Out], None]) -> Out:
         """Do all of it or nothing."""
         before, times = copy.deepcopy(self.state), len(self.history)
-        out = Out({name: {} for name in self.outputs}, rows={name: [] for name in self.sources})
-        out.updates |= {extra: {} for extra in map(self._extra, self.sources) if extra}
+        out = Out({name: {} for name in self.outputs}, rows={name: [] for name in self.inputs})
+        out.updates |= {extra: {} for extra in map(self._extra, self.inputs) if extra}
         try:
             act(out)
         except Refused:
@@ -317,17 +317,17 @@ class Twin:
         return out
 
     def _extra(self, name: str) -> str | None:
-        """The name of the output that tells of a source's stale events, if there is one."""
-        return {"drop": None, "mark": f"{name}.events", "side": f"{name}.stale"}[self.sources[name].spec.stale]
+        """The name of the output that tells of an input's stale events, if there is one."""
+        return {"drop": None, "mark": f"{name}.events", "side": f"{name}.stale"}[self.inputs[name].spec.stale]
 
     def _take(self, inputs: Mapping[str, Sequence[Mapping[str, Any]]], stamp: int | None, out: Out) -> None:
         """Number the events, judge who is bad or late at once, and let the others wait.  ``stamp``: epoch mode's."""
         reasons: list[str] = []
         frontier = self.state.frontier
         for name, given in inputs.items():
-            source, spec = self.sources[name], self.sources[name].spec
+            input, spec = self.inputs[name], self.inputs[name].spec
             for incoming in given:
-                event = {column: canonical(incoming.get(column)) for column in source.columns}
+                event = {column: canonical(incoming.get(column)) for column in input.columns}
                 arrival = self.state.arrived[name]
                 self.state.arrived[name] += 1
                 groups = tuple(tuple(event[column] for column in of) for of, _ in spec.groups)
@@ -353,11 +353,11 @@ class Twin:
                 order = tuple(event[column] for column in spec.order_by)
                 self.state.pending.append(
                     Event(
-                        source=name,
+                        input=name,
                         numbers=numbers,
                         key=key,
-                        payload=tuple(event[column] for column in source.row),
-                        deletes=source.deletes(event),
+                        payload=tuple(event[column] for column in input.row),
+                        deletes=input.deletes(event),
                         base=ranks((time, *order) if spec.late == "advance" else order),
                         order=order,
                         seq=event[spec.seq] if spec.seq else None,
@@ -372,8 +372,8 @@ class Twin:
             raise Refused(*reasons)
 
     def _followed(self) -> int:
-        """Where the lateness lets the frontier be: behind the greatest times seen, by the slowest source."""
-        lateness = {name: source.spec.lateness for name, source in self.sources.items()}
+        """Where the lateness lets the frontier be: behind the greatest times seen, by the slowest input."""
+        lateness = {name: input.spec.lateness for name, input in self.inputs.items()}
         if all(less is None for less in lateness.values()):
             return NEVER
         seen = self.state.greatest
@@ -388,28 +388,28 @@ class Twin:
             self._judge_time(time, [event for event in due if event.stamp == time], out)
 
     def _judge_time(self, time: int, events: list[Event], out: Out, over: bool = False) -> None:
-        for name, source in self.sources.items():
-            mine = [event for event in events if event.source == name]
+        for name, input in self.inputs.items():
+            mine = [event for event in events if event.input == name]
             held, rivals = self.state.held[name], defaultdict(list)
             lapsed = self._expire(name)
-            if source.spec.expiry and not over:
-                refuse(source.spec, held, self.state.orders.get(name), mine)
+            if input.spec.expiry and not over:
+                refuse(input.spec, held, self.state.orders.get(name), mine)
             for event in mine:
                 if not event.verdict:
                     rivals[event.key].append(event)
             for key, its_events in rivals.items():
                 was, anew = held.pop(key, None) or lapsed.get(key), over or key in lapsed
-                now: Any = (fold if source.spec.merges else judge)(source, was, its_events, anew)
+                now: Any = (fold if input.spec.merges else judge)(input, was, its_events, anew)
                 if key in lapsed and now.row is None:
                     # The row goes since it is forgotten: a delete finds nothing to do.
                     for event in its_events:
                         event.verdict = "noop" if event.verdict == "applied" else event.verdict
-                if now.row is not None or source.keeps_order:
+                if now.row is not None or input.keeps_order:
                     held[key] = now
             for event in mine:
                 out.tell(name, event.numbers, event.key, event.verdict, time, event.winner)
             self._tell_stale(name, mine, time, out)
-            if source.spec.expiry:
+            if input.spec.expiry:
                 self.state.orders[name] = moved(self.state.orders.get(name), mine)
         self.state.lapsed.clear()
         before = {name: self.shown(name) for name in self.outputs}
@@ -427,11 +427,11 @@ class Twin:
             out.updates[name] |= difference(before[name], self.shown(name), time)
 
     def _expire(self, name: str) -> dict[Row, Held]:
-        """Forget what is to be forgotten of a source; what a retraction is still owed for."""
-        source, lapsed = self.sources[name], self.state.lapsed[name]
-        if source.spec.expiry:
-            gone = expire(source.spec, self.state.held[name], self.state.orders.get(name))
-            if source.spec.expiry.on_expire == "retract":
+        """Forget what is to be forgotten of an input; what a retraction is still owed for."""
+        input, lapsed = self.inputs[name], self.state.lapsed[name]
+        if input.spec.expiry:
+            gone = expire(input.spec, self.state.held[name], self.state.orders.get(name))
+            if input.spec.expiry.on_expire == "retract":
                 lapsed |= gone
             else:
                 self.state.lost[name].update(its.row for its in gone.values() if its.row is not None)
@@ -439,7 +439,7 @@ class Twin:
 
     def shown(self, name: str) -> Collection:
         """What an output has put out so far, added up: with the rows that were forgotten without a word."""
-        state = self.put_out[-1] if self.put_out else {source: Counter() for source in self.sources}
+        state = self.put_out[-1] if self.put_out else {input: Counter() for input in self.inputs}
         return without_zeros(self.readable[name].of(state))
 
     def _tell_stale(self, name: str, events: list[Event], time: int, out: Out) -> None:

@@ -6,8 +6,8 @@ the whole trace as JSON, ready to be put under ``tests/found``. A refused call m
 which takes reading everything before the next call; and with each step since goes on to what the engine was asked to
 retain or the oldest that a reader holds, so after each call every reader reads its own time.
 
->>> scenario = {"sources": {"a": {"columns": {"k": "int64"}, "spec": {"key": ["k"]}}},
-...             "outputs": {"out": ["source", "a"]}}
+>>> scenario = {"inputs": {"a": {"columns": {"k": "int64"}, "spec": {"key": ["k"]}}},
+...             "outputs": {"out": ["input", "a"]}}
 >>> pair = Pair(scenario)
 >>> pair.step({"a": [[1], [1]]}, 1).verdicts["applied"]
 1
@@ -42,7 +42,7 @@ class Pair:
         self.retain, self.last = options.get("retain", FOREVER), NEVER
         self.readers: dict[int, tuple[TwinReader, EngineReader]] = {}
         self.opened, self.since = 0, NEVER
-        self.names = [*scenario["sources"], *scenario["outputs"]]
+        self.names = [*scenario["inputs"], *scenario["outputs"]]
         for name in self.names:
             self._same(f"columns of {name}", self.twin.columns_of(name), self.engine.columns_of(name))
 

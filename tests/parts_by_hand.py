@@ -45,7 +45,7 @@ class Hands:
         self.coordinator.close()
 
     def epoch(self, inputs: Mapping[str, pa.Table], **options: Any) -> tuple[Committed, Tables]:
-        """One epoch of the rows of some sources: what was committed, and what its files hold."""
+        """One epoch of the rows of some inputs: what was committed, and what its files hold."""
         base = self.base = self.coordinator.begin(**options)
         came: dict[int, list[pa.Table]] = {}
         receipts = []
@@ -66,7 +66,7 @@ class Hands:
         self, base: EpochStart, level: int, number: int, inputs: Mapping[str, pa.Table], sums: Mapping[int, pa.Table]
     ) -> PartDone:
         """One attempt at one task, on a part that is kept open where it holds what the base says."""
-        rows = {name: mine(table, self.cut.flow.sources[name].spec.key, base, number) for name, table in inputs.items()}
+        rows = {name: mine(table, self.cut.flow.inputs[name].spec.key, base, number) for name, table in inputs.items()}
         met = {each.number: each for each in self.cut.meetings if each.level == level}
         here = {n: mine(table, met[n].by, base, number) for n, table in sums.items() if n in met}
         rows = {name: table for name, table in rows.items() if table.num_rows} if level == 0 else {}

@@ -9,8 +9,8 @@ it lost to, and how. Nothing here knows of steps, times or outputs: that is ``mo
 (0.0, True)
 >>> rank(None) < rank(-5) < rank(NAN)
 True
->>> source = Source(("id", "at", "city"), Upsert(key="id", order_by="at"))
->>> source.row
+>>> input = Input(("id", "at", "city"), Upsert(key="id", order_by="at"))
+>>> input.row
 ('id', 'at', 'city')
 """
 
@@ -58,8 +58,8 @@ def ranks(values: Iterable[Any]) -> tuple[tuple[Any, ...], ...]:
 
 
 @dataclass(frozen=True)
-class Source:
-    """One upsert source: its input columns, its spec, and its SQL conditions as Python functions of an event.
+class Input:
+    """One upsert input: its input columns, its spec, and its SQL conditions as Python functions of an event.
 
     Of merging: the columns' ``types`` by name (a dict for a struct), what ``derive=`` computes from a row, and the
     merger of one's own as a ``function`` of the row held and the one given.
@@ -121,7 +121,7 @@ class Event:
     each group of columns, as given.
     """
 
-    source: str
+    input: str
     numbers: tuple[int, int | None]
     key: Row
     payload: Row
@@ -157,9 +157,9 @@ def is_stale(spec: Upsert, event: Event, held: Held) -> bool:
     return spec.tie == "last" and spec.seq is not None and rank(event.seq) < rank(held.seq)
 
 
-def beats(source: Source, event: Event, champion: Event | Held) -> bool:
+def beats(input: Input, event: Event, champion: Event | Held) -> bool:
     """Whether an event that arrives after ``champion`` takes its place."""
-    spec = source.spec
+    spec = input.spec
     if event.base != champion.base:
         return event.base > champion.base
     if spec.tie == "last":
@@ -167,22 +167,22 @@ def beats(source: Source, event: Event, champion: Event | Held) -> bool:
     if spec.tie == "first":
         return spec.seq is not None and rank(event.seq) < rank(champion.seq)
     if isinstance(champion, Held):
-        return size(source, event.row) >= size(source, champion.row)
-    return size(source, event.row) > size(source, champion.row)
+        return size(input, event.row) >= size(input, champion.row)
+    return size(input, event.row) > size(input, champion.row)
 
 
-def size(source: Source, row: Row | None) -> tuple[Any, ...]:
+def size(input: Input, row: Row | None) -> tuple[Any, ...]:
     """The place of a row among rows of equal order under ``tie="greatest"``: by what counts; a value beats a delete."""
-    return (0,) if row is None else (1, ranks(row[i] for i in source.counting))
+    return (0,) if row is None else (1, ranks(row[i] for i in input.counting))
 
 
-def judge(source: Source, held: Held | None, events: list[Event], over: bool = False) -> Held:
+def judge(input: Input, held: Held | None, events: list[Event], over: bool = False) -> Held:
     """Give every event of one key and time its verdict; return what the key holds then.  Refuses a forbidden tie.
 
     ``over``: the order that is held decides nothing (full contents).
     """
-    spec = source.spec
-    rival = held if source.keeps_order and not over else None
+    spec = input.spec
+    rival = held if input.keeps_order and not over else None
     fresh = [event for event in events if rival is None or not is_stale(spec, event, rival)]
     if spec.tie == "error":
         bases = [event.base for event in fresh] + ([rival.base] if rival else [])
@@ -190,25 +190,25 @@ def judge(source: Source, held: Held | None, events: list[Event], over: bool = F
             raise Refused("TieRefused")
     champion: Event | Held | None = rival
     for event in fresh:
-        if champion is None or beats(source, event, champion):
+        if champion is None or beats(input, event, champion):
             champion = event
     assert champion is not None
     before = held.row if held else None
-    unchanged = same(source, before, champion.row)
+    unchanged = same(input, before, champion.row)
     for event in events:
         if event not in fresh:
             event.verdict = "stale"
         elif event is champion:
             event.verdict = "noop" if unchanged else "applied"
         else:
-            lost = rival is not None and event.base == rival.base and not beats(source, event, rival)
-            event.verdict = "tie_lost" if source.ties and (lost or event.base == champion.base) else "superseded"
+            lost = rival is not None and event.base == rival.base and not beats(input, event, rival)
+            event.verdict = "tie_lost" if input.ties and (lost or event.base == champion.base) else "superseded"
         event.winner = champion.order
     return Held(champion.base, champion.order, champion.seq, before if unchanged else champion.row)
 
 
-def same(source: Source, a: Row | None, b: Row | None) -> bool:
+def same(input: Input, a: Row | None, b: Row | None) -> bool:
     """Whether nothing changes in the columns that count."""
     if a is None or b is None:
         return a is b
-    return [a[i] for i in source.counting] == [b[i] for i in source.counting]
+    return [a[i] for i in input.counting] == [b[i] for i in input.counting]

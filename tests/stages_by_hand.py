@@ -23,7 +23,7 @@ SECRET = Secret(5, 6)
 
 
 def by_hand(flow: dd.Flow, given: Mapping[str, Sequence[pa.Table]], partitions: int) -> dict[str, pa.Table]:
-    """What each output is given, in the types that travel.  ``given``: by source, its rows by task that reads them."""
+    """What each output is given, in the types that travel.  ``given``: by input, its rows by task that reads them."""
     packed, columns = [], {name: tuple(tables[0].column_names) for name, tables in given.items()}
     for name, tables in given.items():
         by = router(flow, name, partitions, SECRET, columns[name])

@@ -75,8 +75,8 @@ def some(names: list[str], least: int = 0) -> st.SearchStrategy[list[str]]:
 
 
 @st.composite
-def sources(draw: st.DrawFn, holds_back: bool, **fixed: Any) -> dict[str, Any]:
-    """One source: columns and spec.  ``fixed`` options are taken as they are."""
+def inputs(draw: st.DrawFn, holds_back: bool, **fixed: Any) -> dict[str, Any]:
+    """One input: columns and spec.  ``fixed`` options are taken as they are."""
     keys = {"k": draw(st.sampled_from(FLAT))} | (
         {"j": draw(st.sampled_from(FLAT))} if draw(st.integers(0, 3)) == 0 else {}
     )
@@ -141,7 +141,7 @@ def deletes(draw: st.DrawFn, spec: dict[str, Any], payload: Mapping[str, str]) -
 
 
 def row_of(columns: Mapping[str, str], spec: Mapping[str, Any]) -> list[str]:
-    """The row columns of a drawn source."""
+    """The row columns of a drawn input."""
     parsed = spec_of({name: option for name, option in spec.items() if option is not None})
     if parsed.value is not None:
         return [name for name in columns if name in parsed.value or name in parsed.key]
@@ -149,21 +149,21 @@ def row_of(columns: Mapping[str, str], spec: Mapping[str, Any]) -> list[str]:
     return [name for name in columns if name not in hidden]
 
 
-def ignored(source: Mapping[str, Any]) -> list[str]:
-    """The row columns of a drawn source that do not count as a change, but for the key."""
-    spec = source["spec"]
+def ignored(input: Mapping[str, Any]) -> list[str]:
+    """The row columns of a drawn input that do not count as a change, but for the key."""
+    spec = input["spec"]
     if "track" not in spec:
         return list(spec.get("noop_ignore", []))
-    return [c for c in row_of(source["columns"], spec) if c not in spec["key"] and c not in spec["track"]]
+    return [c for c in row_of(input["columns"], spec) if c not in spec["key"] and c not in spec["track"]]
 
 
 @st.composite
 def plans(
     draw: st.DrawFn, columns: dict[str, str], names: list[str], depth: int = 2
 ) -> tuple[list[Any], dict[str, str]]:
-    """A nested list over sources with these row columns, and the columns of the collection it makes."""
+    """A nested list over inputs with these row columns, and the columns of the collection it makes."""
     if depth == 0:
-        return ["source", draw(st.sampled_from(names))], columns
+        return ["input", draw(st.sampled_from(names))], columns
     below, of = draw(plans(columns, names, depth - 1))
     conditions = [
         sql for sql in CONDITIONS if columns_in(sql) <= {name for name in of if PAYLOAD.get(name) == of[name]}
@@ -206,13 +206,13 @@ def projections(draw: st.DrawFn, below: list[Any], of: dict[str, str]) -> tuple[
 
 @st.composite
 def scenarios(draw: st.DrawFn, holds_back: bool | None = None, **fixed: Any) -> dict[str, Any]:
-    """Sources (one, or two of one shape) and up to two outputs."""
+    """Inputs (one, or two of one shape) and up to two outputs."""
     holds_back = draw(st.booleans()) if holds_back is None else holds_back
-    source = draw(sources(holds_back, **fixed))
+    input = draw(inputs(holds_back, **fixed))
     names = ["a", "b"] if draw(st.integers(0, 3)) == 0 else ["a"]
-    row = {name: source["columns"][name] for name in row_of(source["columns"], source["spec"])}
+    row = {name: input["columns"][name] for name in row_of(input["columns"], input["spec"])}
     outputs = {f"out{i}": draw(plans(row, names, draw(st.integers(0, 3))))[0] for i in range(draw(st.integers(1, 2)))}
-    return {"sources": dict.fromkeys(names, source), "outputs": outputs}
+    return {"inputs": dict.fromkeys(names, input), "outputs": outputs}
 
 
 def element(kind: str, nulls: bool) -> st.SearchStrategy[Any]:
@@ -222,10 +222,10 @@ def element(kind: str, nulls: bool) -> st.SearchStrategy[Any]:
 
 @st.composite
 def events(
-    draw: st.DrawFn, source: Mapping[str, Any], most: int = 8, least: int = 0, times: tuple[int, int] = (0, 6)
+    draw: st.DrawFn, input: Mapping[str, Any], most: int = 8, least: int = 0, times: tuple[int, int] = (0, 6)
 ) -> list[list[Any]]:
-    """Rows of a source; keys are null now and then where the spec minds, times lie within ``times``."""
-    spec, columns = source["spec"], source["columns"]
+    """Rows of an input; keys are null now and then where the spec minds, times lie within ``times``."""
+    spec, columns = input["spec"], input["columns"]
     kinds = []
     for name, kind in columns.items():
         if name == spec.get("time"):

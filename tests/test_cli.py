@@ -84,8 +84,8 @@ def rows(result: Result) -> list[tuple[Any, ...]]:
 
 
 def read(name: str) -> pa.Table:
-    source = open_input([name])
-    return pa.Table.from_batches([b for f in source.files for b in source.batches(f)], source.schema)
+    input = open_input([name])
+    return pa.Table.from_batches([b for f in input.files for b in input.batches(f)], input.schema)
 
 
 def test_each_file_is_an_epoch_and_each_change_retracts_what_was_stored() -> None:

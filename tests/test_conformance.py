@@ -38,12 +38,12 @@ def opened(request: pytest.FixtureRequest) -> Any:
 
 
 def scenario_of(case: dict[str, Any], **spec: Any) -> dict[str, Any]:
-    """The case as a scenario: its source is ``in``, what its plan makes of it ``out``."""
-    expression: list[Any] = ["source", "in"]
+    """The case as a scenario: its input is ``in``, what its plan makes of it ``out``."""
+    expression: list[Any] = ["input", "in"]
     for verb, *arguments in case.get("plan", []):
         expression = [verb, expression, *arguments]
     return {
-        "sources": {"in": {"columns": case["columns"], "spec": case["spec"] | spec}},
+        "inputs": {"in": {"columns": case["columns"], "spec": case["spec"] | spec}},
         "outputs": {"out": expression},
     }
 
@@ -71,7 +71,7 @@ def play(door: Any, calls: Sequence[Sequence[Any]], expected: dict[str, Any]) ->
 
 def with_spec(scenario: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
     """The scenario with another spec."""
-    return scenario | {"sources": {"in": scenario["sources"]["in"] | {"spec": spec}}}
+    return scenario | {"inputs": {"in": scenario["inputs"]["in"] | {"spec": spec}}}
 
 
 def state(door: Any) -> Counter[Any]:
@@ -90,7 +90,7 @@ def rows(given: Rows) -> Counter[Any]:
 
 
 @pytest.mark.parametrize("name", sorted(CASES) + sorted(OURS))
-def test_a_fact_comes_out_as_its_source_states_it(name: str, opened: Any) -> None:
+def test_a_fact_comes_out_as_its_input_states_it(name: str, opened: Any) -> None:
     case = CASES.get(name) or OURS[name]
     expected = case["expected"]
     if "back" in case:

@@ -180,7 +180,7 @@ def test_what_is_not_committed_or_not_told_yet_must_be_first(tmp_path: Path) -> 
             engine.compact()
         engine.commit()
         engine.compact()
-    flow.output("ids", flow.sources["people"].project(["id"]))
+    flow.output("ids", flow.inputs["people"].project(["id"]))
     with flow.open(state) as engine:
         with pytest.raises(SpecError, match="ids"):
             engine.compact()

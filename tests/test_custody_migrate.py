@@ -112,7 +112,7 @@ def test_outputs_that_cannot_be_compared_are_refused_by_name_or_given_whole() ->
     old, log = MemoryStore(), [{"orders": pa.table({"id": [1], "region": [1], "at": [1], "amount": [5]})}]
     run(plan(SPECS["id"]), log, old)
     after = plan(SPECS["id"], 0, ["id", "amount"])
-    after.output("more", after.sources["orders"].project(["region"]))
+    after.output("more", after.inputs["orders"].project(["region"]))
     new = MemoryStore()
     with pytest.raises(PlanChanged, match=r"'large'.*'region', 'int64'"):
         migrate(old.writer(), new, after, log)

@@ -289,8 +289,8 @@ def changed_inventory(change: Callable[[Any], Any]) -> Callable[[pytest.MonkeyPa
 
 def whole_inputs(given: Any) -> Any:
     """What a merge has eaten of its inputs is forgotten."""
-    for source in given["sources"].values():
-        for item in source["rows"]["items"]:
+    for input in given["inputs"].values():
+        for item in input["rows"]["items"]:
             for each in item.get("inputs", []):
                 each["parts"] = [[number, 0, end] for number, _, end in each["parts"]]
     return given
@@ -298,8 +298,8 @@ def whole_inputs(given: Any) -> Any:
 
 def whole_runs(given: Any) -> Any:
     """What was released of pending events is forgotten."""
-    for source in given["sources"].values():
-        for run in source["runs"]:
+    for input in given["inputs"].values():
+        for run in input["runs"]:
             run["begin"] = 0
     return given
 

@@ -27,11 +27,11 @@ def rows(*triples: tuple[int | None, str | None, int], schema: pa.Schema = SCHEM
 
 
 def epochs(schema: Any = SCHEMA, *, opens: dict[str, Any] | None = None, **spec: Any) -> Any:
-    """An engine in epoch mode with a source ``s``, its rows and their count by city as outputs."""
+    """An engine in epoch mode with an input ``s``, its rows and their count by city as outputs."""
     flow = dd.Flow()
-    source = flow.upserts("s", schema, dd.Upsert(**{"key": "id"} | spec))
-    flow.output("rows", source)
-    flow.output("by_city", source.project(["city"]).count())
+    input = flow.upserts("s", schema, dd.Upsert(**{"key": "id"} | spec))
+    flow.output("rows", input)
+    flow.output("by_city", input.project(["city"]).count())
     return flow.open(**opens or {})
 
 
@@ -146,12 +146,12 @@ def test_rows_that_do_not_fit_are_refused_whole(given: Any, kind: type[Exception
         assert engine.step({"s": rows((1, "Basel", 2))}, time=2).verdicts["applied"] == 1
 
 
-def test_inputs_must_say_which_rows_are_for_which_source() -> None:
+def test_inputs_must_say_which_rows_are_for_which_input() -> None:
     with epochs() as engine:
         for given in (rows((1, "x", 1)), [rows((1, "x", 1))], None):
             assert_refused(engine, lambda given=given: engine.step(given, time=1), errors.NotArrow, "give {name: rows}")
         act = lambda: engine.step({"t": rows((1, "x", 1))}, time=1)  # noqa: E731
-        assert_refused(engine, act, errors.SchemaMismatch, r"rows for 't': there is no such source; .*\['s'\]")
+        assert_refused(engine, act, errors.SchemaMismatch, r"rows for 't': there is no such input; .*\['s'\]")
 
 
 @pytest.mark.parametrize("time", [True, 1.0, "1", None, 2**63 - 1, 2**63, -(2**63) - 1], ids=repr)
@@ -255,7 +255,7 @@ def test_an_expression_that_cannot_be_is_refused_where_it_is_written(build: Call
         (lambda f, s: s.concat(dd.Flow().upserts("s", SCHEMA, dd.Upsert("id"))), "another flow"),
         (lambda f, s: f.output("o", dd.Flow().upserts("s", SCHEMA, dd.Upsert("id"))), "another flow"),
         (lambda f, s: (f.output("o", s), f.output("o", s)), "output 'o': that name is taken"),
-        (lambda f, s: f.upserts("s", SCHEMA, dd.Upsert("id")), "source 's': that name is taken"),
+        (lambda f, s: f.upserts("s", SCHEMA, dd.Upsert("id")), "input 's': that name is taken"),
         (lambda f, s: f.upserts("u", TIMED, dd.Upsert("id", time="t")), "hold-back mode"),
         (
             lambda f, s: (
@@ -293,12 +293,12 @@ def test_an_engine_opens_with_options_that_mean_something(options: dict[str, Any
         epochs(opens=options)
 
 
-def test_a_flow_without_sources_or_outputs_is_not_opened() -> None:
+def test_a_flow_without_inputs_or_outputs_is_not_opened() -> None:
     flow = dd.Flow()
-    with pytest.raises(errors.SpecError, match="0 sources and 0 outputs"):
+    with pytest.raises(errors.SpecError, match="0 inputs and 0 outputs"):
         flow.open()
     flow.upserts("s", SCHEMA, dd.Upsert("id"))
-    with pytest.raises(errors.SpecError, match="1 sources and 0 outputs"):
+    with pytest.raises(errors.SpecError, match="1 inputs and 0 outputs"):
         flow.open()
 
 
@@ -420,9 +420,9 @@ def test_a_call_that_fails_while_it_computes_changes_nothing(raised: type[BaseEx
         return pa.array([True] * batch.num_rows, pa.bool_())
 
     flow, schema = dd.Flow(), TIMED if holds_back else SCHEMA
-    source = flow.upserts("s", schema, dd.Upsert("id", **{"time": "t", "lateness": 0} if holds_back else {}))
-    flow.output("rows", source.filter(moody))
-    flow.output("by_city", source.project(["city"]).count())
+    input = flow.upserts("s", schema, dd.Upsert("id", **{"time": "t", "lateness": 0} if holds_back else {}))
+    flow.output("rows", input.filter(moody))
+    flow.output("by_city", input.project(["city"]).count())
     with flow.open() as engine:
         take = (
             (lambda at: engine.push({"s": rows((at, "x", at), schema=schema)}))
@@ -496,9 +496,9 @@ def doubled(collection: Any, times: int) -> Any:
 
 def test_a_sum_of_diffs_that_leaves_int64_is_refused_and_named() -> None:
     flow = dd.Flow()
-    source = flow.upserts("s", SCHEMA, dd.Upsert("id"))
-    flow.output("rows", source)
-    flow.output("by_city", doubled(source.filter("at > 0").project(["city"]), 63))
+    input = flow.upserts("s", SCHEMA, dd.Upsert("id"))
+    flow.output("rows", input)
+    flow.output("by_city", doubled(input.filter("at > 0").project(["city"]), 63))
     with flow.open() as engine:
         engine.step({"s": rows((1, "x", 0))}, time=1)
         act = lambda: engine.step({"s": rows((2, "y", 1))}, time=2)  # noqa: E731
@@ -508,9 +508,9 @@ def test_a_sum_of_diffs_that_leaves_int64_is_refused_and_named() -> None:
 @pytest.mark.parametrize("step_by_step", [False, True])
 def test_a_count_that_leaves_int64_is_refused_and_named(step_by_step: bool) -> None:
     flow = dd.Flow()
-    source = flow.upserts("s", SCHEMA, dd.Upsert("id"))
-    flow.output("rows", source)
-    many = doubled(source, 62)
+    input = flow.upserts("s", SCHEMA, dd.Upsert("id"))
+    flow.output("rows", input)
+    many = doubled(input, 62)
     flow.output("by_city", many.project(["city"]).count())
     with flow.open() as engine:
         engine.step({"s": rows((1, "x", 1), (2, "y", 1))}, time=1)
@@ -539,7 +539,7 @@ def test_reads_name_what_they_ask_for() -> None:
         engine.step({"s": rows((1, "x", 1))}, time=1)
         engine.step({"s": rows((1, "y", 1))}, time=5)
         for name, as_of, why in [
-            ("row", None, "no output or source; did you mean 'rows'"),
+            ("row", None, "no output or input; did you mean 'rows'"),
             ("rows", 4, "from 5 up to"),
             ("rows", 6, "not including, 6"),
             ("by_city", 1, "a larger retain="),
@@ -555,11 +555,11 @@ def test_an_output_that_stale_adds_is_no_collection_and_a_read_of_it_says_where_
 ) -> None:
     flow, store = dd.Flow(), MemoryStore()
     schema = {"id": pa.int64(), "at": pa.int64()}
-    source = flow.upserts("s", schema, dd.Upsert("id", order_by="at", stale=stale))
-    flow.output("rows", source)
-    flow.output("by_city", source.count(by=[]))
+    input = flow.upserts("s", schema, dd.Upsert("id", order_by="at", stale=stale))
+    flow.output("rows", input)
+    flow.output("by_city", input.count(by=[]))
     why = (
-        rf"^read '{name}': stale='{stale}' of the source 's' adds it: it tells of events, and a state holds rows; "
+        rf"^read '{name}': stale='{stale}' of the input 's' adds it: it tells of events, and a state holds rows; "
         rf"take its rows from each step, as step\['{name}'\], from the files of outputs=, .* are 's'$"
     )
     with flow.open(store) as engine:
@@ -573,7 +573,7 @@ def test_an_output_that_stale_adds_is_no_collection_and_a_read_of_it_says_where_
             lambda: engine.read(name, 1),
         ):
             assert_refused(engine, act, errors.NotReadable, why)
-        assert_refused(engine, lambda: engine.read("s.evens"), errors.NotReadable, "no output or source")
+        assert_refused(engine, lambda: engine.read("s.evens"), errors.NotReadable, "no output or input")
     with pytest.raises(errors.NotReadable, match=why):
         dd.read(store.writer(), name)
     with pytest.raises(errors.NotReadable, match=rf"compare the output '{name}': stale="):
@@ -582,10 +582,10 @@ def test_an_output_that_stale_adds_is_no_collection_and_a_read_of_it_says_where_
 
 def test_what_is_added_to_a_flow_later_is_in_the_engines_that_are_opened_later() -> None:
     flow = dd.Flow()
-    source = flow.upserts("s", SCHEMA, dd.Upsert("id"))
-    flow.output("rows", source)
+    input = flow.upserts("s", SCHEMA, dd.Upsert("id"))
+    flow.output("rows", input)
     with flow.open() as early:
-        flow.output("all", source.count(by=[]))
+        flow.output("all", input.count(by=[]))
         assert list(early.step({"s": rows((1, "x", 1))}, time=1)) == ["rows"]
         with flow.open() as later:
             assert list(later.step({"s": rows((1, "x", 1))}, time=1)) == ["rows", "all"]

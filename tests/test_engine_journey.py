@@ -29,10 +29,10 @@ def test_epochs_of_upserts_agree_with_a_dict_through_merges_deletes_and_counts(k
     flow = dd.Flow()
     values = [("city", pa.string()), ("x", pa.float64()), ("at", pa.int16()), ("gone", pa.bool_())]
     schema = pa.schema([pa.field("k", kind, nullable=False), *values])
-    source = flow.upserts("s", schema, dd.Upsert("k", order_by="at", delete=dd.tombstone("gone")))
-    flow.output("rows", source)
-    flow.output("by_city", source.project(["city"]).count())
-    flow.output("both", source.filter("x > 0.5").project(["city"]).concat(source.project(["city"]).negate()))
+    input = flow.upserts("s", schema, dd.Upsert("k", order_by="at", delete=dd.tombstone("gone")))
+    flow.output("rows", input)
+    flow.output("by_city", input.project(["city"]).count())
+    flow.output("both", input.filter("x > 0.5").project(["city"]).concat(input.project(["city"]).negate()))
     twin: dict[Any, tuple[int, Any]] = {}
     total: dict[str, Counter[Any]] = {name: Counter() for name in flow.outputs}
     columns = {"rows": ("k", "city", "x", "at"), "by_city": ("city", "count"), "both": ("city",)}
@@ -67,9 +67,9 @@ def test_events_that_wait_are_judged_in_the_order_of_times_with_history_kept() -
     flow = dd.Flow()
     schema = {"k": pa.int32(), "word": pa.string(), "t": pa.timestamp("s")}
     spec = dd.Upsert("k", order_by="word", time="t", late="advance", tie="greatest", stale="side", lateness=2)
-    source = flow.upserts("s", schema, spec)
-    flow.output("rows", source)
-    flow.output("n", source.count(by=[]))
+    input = flow.upserts("s", schema, spec)
+    flow.output("rows", input)
+    flow.output("n", input.count(by=[]))
 
     def push(*events: tuple[int, str | None, int]) -> Any:
         k, word, t = zip(*events, strict=True)

@@ -20,7 +20,7 @@ import ddflow as dd
 from ddflow.storage.memory import MemoryStore
 
 EVERY = PLAIN | {kind: array for kind, (array, _) in ENCODED.items()}
-del EVERY["null"]  # is no type of a source's column
+del EVERY["null"]  # is no type of an input's column
 SECRET = dd.Secret(3, 5)
 
 
@@ -42,9 +42,9 @@ def opened(kind: str, **options: Any) -> Any:
     flow = dd.Flow()
     schema = pa.schema({"k": pa.int64(), "at": pa.int64(), "gone": pa.bool_(), "v": EVERY[kind].type})
     spec = dd.Upsert("k", order_by="at", delete=dd.tombstone("gone"), noop_ignore=["at"])
-    source = flow.upserts("s", schema, spec)
-    flow.output("rows", source)
-    flow.output("values", source.project(["v"]).count(name="n"))
+    input = flow.upserts("s", schema, spec)
+    flow.output("rows", input)
+    flow.output("values", input.project(["v"]).count(name="n"))
     return flow.open(secret=SECRET, **options)
 
 
@@ -114,12 +114,12 @@ def test_a_column_of_nulls_is_refused_when_the_flow_is_built_and_taken_in_a_batc
     found = "the columns ['a', 'b'] are of the type null: no value fits; declare what their values will be"
     schema = pa.schema({"k": pa.int64(), "a": pa.null(), "b": pa.null()})
     ring = dd.Machine("m", {(0, "x"): 1}, on="a", start=0)
-    sources: list[Callable[[dd.Flow], Any]] = [
+    inputs: list[Callable[[dd.Flow], Any]] = [
         lambda flow: flow.upserts("s", schema, dd.Upsert("k")),
         lambda flow: flow.upserts("s", schema, dd.Upsert("a")),
         lambda flow: flow.machine("s", schema, dd.Upsert("k"), ring),
     ]
-    for make in sources:
+    for make in inputs:
         with pytest.raises(dd.SpecError) as error:
             make(dd.Flow())
         assert found in str(error.value)
@@ -195,9 +195,9 @@ def test_it_does_not_matter_who_brings_the_rows_or_how_they_lie_in_memory(name: 
 
 def test_nothing_comes_of_nothing() -> None:
     flow = dd.Flow()
-    source = flow.upserts("s", {"k": pa.int64(), "v": pa.list_(pa.string())}, dd.Upsert("k"))
-    flow.output("rows", source)
-    flow.output("n", source.count(by=[]))
+    input = flow.upserts("s", {"k": pa.int64(), "v": pa.list_(pa.string())}, dd.Upsert("k"))
+    flow.output("rows", input)
+    flow.output("n", input.count(by=[]))
     empty = pa.table({"k": pa.array([], pa.int64())})
     with flow.open(verdicts="rows") as engine:
         nothing = [
@@ -228,11 +228,11 @@ def test_a_megabyte_in_one_value_and_none_in_the_next() -> None:
 @pytest.mark.parametrize("columns", [{"one": "1"}, {"n": "cast(null as int)"}])
 def test_a_projection_to_constants_keeps_its_rows(columns: dict[str, str]) -> None:
     flow = dd.Flow()
-    source = flow.upserts("s", {"k": pa.int64(), "v": pa.string()}, dd.Upsert("k"))
-    flow.output("constant", source.project(columns))
-    flow.output("counted", source.project(columns).count())
-    flow.output("passed", source.filter("1 = 1").count(by=[]))
-    flow.output("negated", source.project(columns).negate().count(by=[], name="less"))
+    input = flow.upserts("s", {"k": pa.int64(), "v": pa.string()}, dd.Upsert("k"))
+    flow.output("constant", input.project(columns))
+    flow.output("counted", input.project(columns).count())
+    flow.output("passed", input.filter("1 = 1").count(by=[]))
+    flow.output("negated", input.project(columns).negate().count(by=[], name="less"))
     with flow.open() as engine:
         out = engine.step({"s": pa.table({"k": [1, 2, 3], "v": ["a", "b", "c"]})}, time=1)
         assert out["constant"]["_diff"].to_pylist() == [3]
@@ -246,8 +246,8 @@ def test_a_projection_to_constants_keeps_its_rows(columns: dict[str, str]) -> No
 def test_collections_that_differ_in_what_may_be_null_can_be_concatenated() -> None:
     flow = dd.Flow()
     schema = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.int64())])
-    source = flow.upserts("s", schema, dd.Upsert("k"))
-    both = source.project({"x": "k"}).concat(source.project({"x": "v"}))
+    input = flow.upserts("s", schema, dd.Upsert("k"))
+    both = input.project({"x": "k"}).concat(input.project({"x": "v"}))
     flow.output("both", both)
     flow.output("counted", both.count())
     with flow.open() as engine:

@@ -30,7 +30,7 @@ def scenario(
     expiry: dict[str, Any], columns: dict[str, str] = COLUMNS, outputs: Any = None, **spec: Any
 ) -> dict[str, Any]:
     given_spec = {"key": ["k"], "order_by": ["at"], "delete": {"tombstone": "gone"}, "expiry": expiry} | spec
-    return {"sources": {"a": {"columns": columns, "spec": given_spec}}, "outputs": outputs or {"out": ["source", "a"]}}
+    return {"inputs": {"a": {"columns": columns, "spec": given_spec}}, "outputs": outputs or {"out": ["input", "a"]}}
 
 
 def counted(upserts: dict[str, Any]) -> dict[str, int]:
@@ -41,7 +41,7 @@ def counted(upserts: dict[str, Any]) -> dict[str, int]:
 
 
 def test_pinot_metadata_ttl_a_key_below_the_horizon_is_forgotten_and_its_row_stays_in_what_was_put_out() -> None:
-    outputs = {"out": ["source", "a"], "n": ["count", ["source", "a"], [], "n"]}
+    outputs = {"out": ["input", "a"], "n": ["count", ["input", "a"], [], "n"]}
     door = EngineDoor(scenario({"ttl": 30, "on_expire": "forget"}, outputs=outputs))
     door.step({"a": [[1, 80, "old", False], [2, 120, "x", False]]}, 1)
     assert set(door.read("out")) == {(1, 80, "old"), (2, 120, "x")}
@@ -57,7 +57,7 @@ def test_pinot_metadata_ttl_a_key_below_the_horizon_is_forgotten_and_its_row_sta
 
 
 def test_retract_takes_the_row_back_through_all_operators_in_a_step_without_events() -> None:
-    outputs = {"out": ["source", "a"], "n": ["count", ["source", "a"], ["v"], "n"]}
+    outputs = {"out": ["input", "a"], "n": ["count", ["input", "a"], ["v"], "n"]}
     door = EngineDoor(scenario({"ttl": 30}, outputs=outputs))
     door.step({"a": [[1, 80, "x", False], [2, 120, "x", False]]}, 1)
     out = door.step({}, 2)
@@ -66,7 +66,7 @@ def test_retract_takes_the_row_back_through_all_operators_in_a_step_without_even
 
 
 def test_a_forgotten_key_that_comes_back_is_counted_once_unless_forgetting_is_asked_for() -> None:
-    outputs = {"n": ["count", ["source", "a"], [], "n"]}
+    outputs = {"n": ["count", ["input", "a"], [], "n"]}
     counts = {}
     for how in ("by default", "retract", "forget"):
         expiry = {"ttl": 30} if how == "by default" else {"ttl": 30, "on_expire": how}
@@ -81,7 +81,7 @@ def test_a_forgotten_key_that_comes_back_is_counted_once_unless_forgetting_is_as
 @pytest.mark.parametrize("merge", [{}, {"merge": {}}, {"merge": "first_row"}, {"versions": "cell"}])
 def test_a_delete_that_meets_the_expiry_of_its_key_is_a_noop_and_the_row_goes(merge: dict[str, Any]) -> None:
     columns = {name: kind for name, kind in COLUMNS.items() if name != "v"}
-    outputs = {"out": ["source", "a"], "n": ["count", ["source", "a"], [], "n"]}
+    outputs = {"out": ["input", "a"], "n": ["count", ["input", "a"], [], "n"]}
     door = EngineDoor(scenario({"ttl": 30}, columns, outputs, **merge))
     door.step({"a": [[1, 80, False], [2, 85, False], [3, 120, False]]}, 1)
     out = door.step({"a": [[1, 100, True], [2, 110, False], [2, 115, True], [4, 130, True]]}, 2)
@@ -204,12 +204,12 @@ def test_an_order_that_cannot_expire_is_refused(kind: str, expiry: dict[str, Any
 def test_upserts_do_not_go_out_of_what_is_forgotten_without_a_word() -> None:
     door = EngineDoor(scenario({"ttl": 30, "on_expire": "forget"}))
     with pytest.raises(SpecError, match=r"leave on_expire=.forget. out"):
-        door.sources["a"].filter("at > 0").to_upserts("k")
+        door.inputs["a"].filter("at > 0").to_upserts("k")
 
 
 @pytest.mark.parametrize("how", ["retract", "forget"])
 def test_verify_does_not_hold_a_state_to_what_it_has_forgotten(how: str) -> None:
-    outputs = {"out": ["source", "a"], "n": ["count", ["source", "a"], ["v"], "n"]}
+    outputs = {"out": ["input", "a"], "n": ["count", ["input", "a"], ["v"], "n"]}
     store = MemoryStore()
     door = EngineDoor(scenario({"ttl": 30, "on_expire": how}, outputs=outputs), state=store)
     rows = [[1, 80, "x", False], [2, 120, "x", False]]
@@ -218,7 +218,7 @@ def test_verify_does_not_hold_a_state_to_what_it_has_forgotten(how: str) -> None
     door.engine.close()
     found = dd.verify(store.writer(), {"a": to_arrow(COLUMNS, rows)})
     assert found.ok
-    assert (found.sources["a"].rows, found.sources["a"].unknown) == (1, 1)
+    assert (found.inputs["a"].rows, found.inputs["a"].unknown) == (1, 1)
     assert dd.fsck(store.writer()).ok
 
 
@@ -268,15 +268,15 @@ def expiring(draw: st.DrawFn) -> dict[str, Any]:
     if spec["tie"] in ("last", "first") and draw(st.integers(0, 4)) == 0:
         columns |= {"seq": "int64"}
         spec["seq"] = "seq"
-    outputs: dict[str, Any] = {"out": ["source", "a"], "some": ["filter", ["source", "a"], "n > 1"]}
+    outputs: dict[str, Any] = {"out": ["input", "a"], "some": ["filter", ["input", "a"], "n > 1"]}
     if expiry.get("on_expire") != "forget":
-        outputs["n"] = ["count", ["source", "a"], ["s"], "count"]
+        outputs["n"] = ["count", ["input", "a"], ["s"], "count"]
     return scenario(expiry, columns, outputs, **spec)
 
 
 @st.composite
 def rows_of(draw: st.DrawFn, given_scenario: dict[str, Any], most: int = 6, once: bool = False) -> list[list[Any]]:
-    columns = given_scenario["sources"]["a"]["columns"]
+    columns = given_scenario["inputs"]["a"]["columns"]
     values = {
         "k": [*range(6)] if columns["k"] == "int64" else ["", "a", "b", "c", None],
         "at": [*ORDERS[columns["at"]], None],
@@ -304,7 +304,7 @@ def calls(draw: st.DrawFn, given_scenario: dict[str, Any], most: int = 7) -> lis
 
 def listed(given_scenario: dict[str, Any]) -> str:
     """Under versions of cells the order that is told of a deleted key is another's matter."""
-    return "counts" if "versions" in given_scenario["sources"]["a"]["spec"] else "rows"
+    return "counts" if "versions" in given_scenario["inputs"]["a"]["spec"] else "rows"
 
 
 def played(pair: Pair, call: list[Any]) -> None:

@@ -203,7 +203,7 @@ def of(**spec: Any) -> dd.Flow:
 def test_errors_of_reopening_and_of_contents_do_not_repeat_them(tmp_path: Path) -> None:
     with of(where=f"s in ({LONG})").open(tmp_path / "state") as engine:
         engine.step({"s": BATCH}, 1)
-    with pytest.raises(PlanChanged, match="where= of source 's'") as caught:
+    with pytest.raises(PlanChanged, match="where= of input 's'") as caught:
         of(where=f"s not in ({LONG})").open(tmp_path / "state")
     assert len(str(caught.value)) < MOST_SAID
     with of().open() as engine, pytest.raises(DdflowError, match="not in the scope") as out:

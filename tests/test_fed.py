@@ -1,4 +1,4 @@
-"""How a source was fed: random histories of steps, full contents and restatements, folded again as they were given.
+"""How an input was fed: random histories of steps, full contents and restatements, folded again as they were given.
 
 Each is told three ways, by `verify`, `migrate` and `why`; and a log that is not what a state was fed is refused.
 """
@@ -66,7 +66,7 @@ def orders(spec: dd.Upsert, at: int) -> dict[str, Any]:
 def call(engine: dd.Engine, way: tuple[Any, ...], time: int) -> Any:
     """One call, if the engine takes it; the part of the log that it is, marked in full."""
     kind, rows, scope, at = way
-    spec = engine.flow.sources["orders"].spec
+    spec = engine.flow.inputs["orders"].spec
     ordered = bool(spec.order_by or spec.seq)
     order = orders(spec, 9 if at is None else at) if ordered and (at is not None or not rows) else None
     if kind == "step":
@@ -221,7 +221,7 @@ def test_full_contents_bring_no_deleted_key_back_when_they_are_migrated() -> Non
         dd.migrate(old, MemoryStore(), plan(HELD), [{"orders": part} for part in log], whole=True)
 
 
-def test_a_source_that_is_called_otherwise_is_the_only_one_there_is() -> None:
+def test_a_input_that_is_called_otherwise_is_the_only_one_there_is() -> None:
     old, flow = MemoryStore(), dd.Flow()
     log = replaced(old)
     flow.output("orders", flow.upserts("others", SCHEMA, ARRIVAL))
@@ -231,7 +231,7 @@ def test_a_source_that_is_called_otherwise_is_the_only_one_there_is() -> None:
         dd.migrate(old, MemoryStore(), flow, [{"others": part} for part in log[:2]])
 
 
-def test_one_call_of_a_log_may_bring_events_and_full_contents_of_several_sources() -> None:
+def test_one_call_of_a_log_may_bring_events_and_full_contents_of_several_inputs() -> None:
     flow, old, new = dd.Flow(), MemoryStore(), MemoryStore()
     for name in ("a", "b", "c"):
         flow.output(f"{name}s", flow.upserts(name, SCHEMA, ARRIVAL))
@@ -271,7 +271,7 @@ def test_a_story_names_the_full_contents_that_deleted_the_key() -> None:
     store = MemoryStore()
     log = replaced(store)
     lines = {key: str(dd.Snapshot.open(store).why("orders", key, log)).splitlines() for key in (1, 2, 3)}
-    fed = "its source was fed events (epoch 1), full contents (epoch 2), full contents of the scope "
+    fed = "its input was fed events (epoch 1), full contents (epoch 2), full contents of the scope "
     fed += "\"city = 'Bern'\" (epoch 3)"
     assert lines[1][-4:] == [
         f"{fed}; full contents delete what they do not name",

@@ -64,7 +64,7 @@ def test_a_log_of_full_files_brings_no_deleted_key_back() -> None:
     assert len(Path("net.csv").read_text().splitlines()) == 1
     assert "agrees with its log" in run("verify", "daily", "d1.csv", "d2.csv").stdout
     said = run("why", "daily", "1", "d1.csv", "d2.csv").stdout
-    assert "its source was fed full contents (epochs 1 to 2)" in said
+    assert "its input was fed full contents (epochs 1 to 2)" in said
     assert said.splitlines()[-1] == "  at 2: deleted: full contents do not name it"
     again = json.loads(run("why", "new", "1", "d1.csv", "d2.csv", "--json").stdout)
     assert [row["verdict"] for row in again["story"] if row["what"] in ("event", "absent")] == ["applied", "absent"]
@@ -152,7 +152,7 @@ def test_inspect_shows_the_last_of_many_ways() -> None:
         run("replace", "d1.csv", "--key", "id", "--state", "s", "-o", f"a{i}.csv")
         run("diff", "d1.csv", "--key", "id", "--state", "s", "-o", f"b{i}.csv")
     lines = run("inspect", "s").stdout.splitlines()
-    at = lines.index("How sources were fed")
+    at = lines.index("How inputs were fed")
     rows = [re.split(r" {2,}", line.strip()) for line in lines[at + 2 : at + 8]]
     assert rows[0] == ["input", "8", "1", "events"] and rows[1] == ["input", "7", "1", "full contents"]
     assert rows[5] == ["input", "1 to 3", "3", "3 runs of calls"]

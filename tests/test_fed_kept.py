@@ -1,4 +1,4 @@
-"""What a manifest keeps of how its sources were fed: with which version it goes, how much of it, in which words."""
+"""What a manifest keeps of how its inputs were fed: with which version it goes, how much of it, in which words."""
 
 from __future__ import annotations
 
@@ -187,15 +187,15 @@ def test_no_more_than_the_log_is_walked_however_many_calls_a_manifest_claims() -
     assert dd.verify(store, {"orders": [dd.Full(one(3))]}).ok
 
 
-def test_inspect_says_how_sources_were_fed() -> None:
+def test_inspect_says_how_inputs_were_fed() -> None:
     store = MemoryStore()
     replaced(store, EPOCH)
-    found = dd.inspect(store)["sources"]["orders"]["fed"]
+    found = dd.inspect(store)["inputs"]["orders"]["fed"]
     assert found["before"] is None and [run["way"] for run in found["runs"]] == ["events", "full", "full"]
     assert found["runs"][2] == {"first": 3, "last": 3, "calls": 1, "way": "full", "scope": BERN, "order": False}
     with plan(EPOCH).open(store.writer()) as engine:
         engine.compact(forget=True)
-    assert dd.inspect(store)["sources"]["orders"]["fed"]["before"] == {
+    assert dd.inspect(store)["inputs"]["orders"]["fed"]["before"] == {
         "until": 3,
         "events": 1,
         "full": 2,

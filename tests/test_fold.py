@@ -26,9 +26,9 @@ from ddflow.tools.merge_on_read import folded
 DECIDED = {"null_key": "drop", "lateness": None}
 
 
-def of_one_source(drawn: Mapping[str, Any]) -> dict[str, Any]:
-    """The first source of a drawn scenario, as its only output."""
-    return {"sources": {"a": drawn["sources"]["a"]}, "outputs": {"out": ["source", "a"]}}
+def of_one_input(drawn: Mapping[str, Any]) -> dict[str, Any]:
+    """The first input of a drawn scenario, as its only output."""
+    return {"inputs": {"a": drawn["inputs"]["a"]}, "outputs": {"out": ["input", "a"]}}
 
 
 def told(scenario: Mapping[str, Any], calls: list[Rows]) -> Counter[Any]:
@@ -45,8 +45,8 @@ def told(scenario: Mapping[str, Any], calls: list[Rows]) -> Counter[Any]:
 
 
 def found(scenario: Mapping[str, Any], log: Any, **options: Any) -> Counter[Any]:
-    source = scenario["sources"]["a"]
-    table = dd.merge_on_read(log, spec_of(source["spec"]), schema_of(source["columns"]), secret=SECRET, **options)
+    input = scenario["inputs"]["a"]
+    table = dd.merge_on_read(log, spec_of(input["spec"]), schema_of(input["columns"]), secret=SECRET, **options)
     assert "_diff" not in table.column_names
     return Counter(plain(table))
 
@@ -56,17 +56,17 @@ def found(scenario: Mapping[str, Any], log: Any, **options: Any) -> Counter[Any]
 def test_the_fold_gives_what_the_twin_holds_after_the_same_events(
     data: st.DataObject, shape: Callable[[pa.Table], Any], holds_back: bool
 ) -> None:
-    scenario = of_one_source(data.draw(scenarios(holds_back=holds_back)))
-    source = scenario["sources"]["a"]
-    rows = data.draw(events(source, most=14))
+    scenario = of_one_input(data.draw(scenarios(holds_back=holds_back)))
+    input = scenario["inputs"]["a"]
+    rows = data.draw(events(input, most=14))
     try:
         expected = told(scenario, [rows])
     except Refused as refusal:
         with pytest.raises(DdflowError) as error:
-            found(scenario, shape(to_arrow(source["columns"], rows)))
+            found(scenario, shape(to_arrow(input["columns"], rows)))
         assert type(error.value).__name__ in refusal.kinds
     else:
-        assert found(scenario, shape(to_arrow(source["columns"], rows))) == expected
+        assert found(scenario, shape(to_arrow(input["columns"], rows))) == expected
 
 
 @effort(150)
@@ -75,11 +75,11 @@ def test_calls_of_the_twin_and_parts_of_the_log_may_be_cut_anywhere(
     data: st.DataObject, holds_back: bool, tie: str
 ) -> None:
     options = DECIDED | {"tie": tie, "noop_ignore": []}
-    scenario = of_one_source(data.draw(scenarios(holds_back=holds_back, **options)))
-    source = scenario["sources"]["a"]
-    rows = data.draw(events(source, most=14))
+    scenario = of_one_input(data.draw(scenarios(holds_back=holds_back, **options)))
+    input = scenario["inputs"]["a"]
+    rows = data.draw(events(input, most=14))
     expected = told(scenario, data.draw(splits(rows)))
-    parts = [data.draw(shapes())(to_arrow(source["columns"], part)) for part in data.draw(splits(rows))]
+    parts = [data.draw(shapes())(to_arrow(input["columns"], part)) for part in data.draw(splits(rows))]
     assert found(scenario, iter(parts)) == expected
 
 

@@ -32,11 +32,11 @@ Bag = Counter[Any]
 
 
 def opened(schema: pa.Schema = SCHEMA, spec: dict[str, Any] | None = None, **options: Any) -> Any:
-    """An engine with a source ``s``, its rows and their count by city as outputs."""
+    """An engine with an input ``s``, its rows and their count by city as outputs."""
     flow = dd.Flow()
-    source = flow.upserts("s", schema, dd.Upsert("id", delete="city is null", **spec or {}))
-    flow.output("rows", source)
-    flow.output("by_city", source.project(["city"]).count())
+    input = flow.upserts("s", schema, dd.Upsert("id", delete="city is null", **spec or {}))
+    flow.output("rows", input)
+    flow.output("by_city", input.project(["city"]).count())
     return flow.open(**{"secret": SECRET} | options)
 
 
@@ -138,8 +138,8 @@ def test_times_of_other_types_are_given_as_their_number() -> None:
 
 def test_changes_that_leave_int64_are_refused() -> None:
     flow = dd.Flow()
-    source = flow.upserts("s", SCHEMA, dd.Upsert("id"))
-    many = [source.filter(f"city = '{city}'").project({"one": "1"}) for city in ("plus", "minus")]
+    input = flow.upserts("s", SCHEMA, dd.Upsert("id"))
+    many = [input.filter(f"city = '{city}'").project({"one": "1"}) for city in ("plus", "minus")]
     for _ in range(62):
         many = [each.concat(each).consolidate() for each in many]
     flow.output("out", many[0].concat(many[1].negate()))
@@ -445,8 +445,8 @@ def test_a_reader_that_goes_while_a_step_is_computed_costs_no_history_that_other
         return pa.array([True] * batch.num_rows, pa.bool_())
 
     flow = dd.Flow()
-    source = flow.upserts("s", TIMED, dd.Upsert("id", time="t"))
-    flow.output("rows", source.filter(forgetful))
+    input = flow.upserts("s", TIMED, dd.Upsert("id", time="t"))
+    flow.output("rows", input.filter(forgetful))
     with flow.open() as engine:
         engine.push({"s": rows(*((1, f"city {t}", t) for t in range(9)), schema=TIMED)})
         engine.advance_to(2)

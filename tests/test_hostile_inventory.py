@@ -87,10 +87,10 @@ def mutated(given: Any, rng: random.Random) -> Any:
                 within.append(copy.deepcopy(rng.choice(within)))
             case 4:
                 other = rng.choice([place for place in places(given) if place])
-                source = given
+                input = given
                 for key in other:
-                    source = source[key]
-                within[last] = copy.deepcopy(source)
+                    input = input[key]
+                within[last] = copy.deepcopy(input)
             case _ if isinstance(within, list):
                 rng.shuffle(within)
     return given

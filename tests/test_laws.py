@@ -28,15 +28,15 @@ DECIDED = {"tie": "last", "late": "drop", "lateness": None, "null_key": "drop"}
 @st.composite
 def calls(draw: st.DrawFn, scenario: Mapping[str, Any], most: int = 5) -> list[list[Any]]:
     """Steps at rising times, or pushes and advances; now and then one that must be refused."""
-    given_sources = scenario["sources"]
-    holds_back = "time" in next(iter(given_sources.values()))["spec"]
+    given_inputs = scenario["inputs"]
+    holds_back = "time" in next(iter(given_inputs.values()))["spec"]
     out: list[list[Any]] = []
     at = draw(st.integers(-3, 1))
     for _ in range(draw(st.integers(1, most))):
         at += draw(st.sampled_from([1, 1, 2, 3, 0]) if not holds_back else st.integers(0, 3))
-        some = draw(st.sampled_from([[name] for name in given_sources] + [list(given_sources)]))
+        some = draw(st.sampled_from([[name] for name in given_inputs] + [list(given_inputs)]))
         window = (at - 2, at + 4)
-        inputs = {name: draw(events(given_sources[name], times=window)) for name in some}
+        inputs = {name: draw(events(given_inputs[name], times=window)) for name in some}
         if not holds_back:
             out.append(["step", at, inputs])
         else:
@@ -63,7 +63,7 @@ def test_schedule_hold_back_any_pushes_and_advances_give_the_same_updates(data: 
     scenario = data.draw(
         scenarios(holds_back=True, **options | {"late": data.draw(st.sampled_from(["drop", "advance"]))})
     )
-    arrivals = {name: data.draw(events(source, most=10)) for name, source in scenario["sources"].items()}
+    arrivals = {name: data.draw(events(input, most=10)) for name, input in scenario["inputs"].items()}
     whole = EngineDoor(scenario)
     expected = merged([whole.push(arrivals), whole.advance_to(CLOSED)])
     parts = {name: data.draw(splits(rows)) for name, rows in arrivals.items()}
@@ -80,8 +80,8 @@ def test_schedule_hold_back_any_pushes_and_advances_give_the_same_updates(data: 
 def least_time(scenario: Mapping[str, Any], parts: Mapping[str, list[Any]], begin: int) -> int:
     """The least time of what is still to come: the furthest that an advance may go with nothing late."""
     times = [
-        row[list(source["columns"]).index("t")]
-        for name, source in scenario["sources"].items()
+        row[list(input["columns"]).index("t")]
+        for name, input in scenario["inputs"].items()
         for split in parts[name][begin:]
         for row in split
     ]
@@ -93,7 +93,7 @@ def least_time(scenario: Mapping[str, Any], parts: Mapping[str, list[Any]], begi
 def test_schedule_epoch_any_steps_give_the_same_collection_and_diffs_add_up_to_it(data: st.DataObject) -> None:
     tie = data.draw(st.sampled_from(["last", "first", "greatest"]))
     scenario = data.draw(scenarios(holds_back=False, tie=tie, null_key="drop"))
-    arrivals = {name: data.draw(events(source, most=12)) for name, source in scenario["sources"].items()}
+    arrivals = {name: data.draw(events(input, most=12)) for name, input in scenario["inputs"].items()}
     whole = EngineDoor(scenario)
     whole.step(arrivals, 0)
     door, results = EngineDoor(scenario), []
@@ -115,10 +115,10 @@ def test_shuffle_arrival_does_not_matter_with_a_unique_seq_or_the_greatest_row(
 ) -> None:
     seq, order_by = tie != "greatest", data.draw(st.sampled_from([["o"], ["o", "p"]]))
     scenario = data.draw(scenarios(holds_back=holds_back, **DECIDED | {"tie": tie, "seq": seq, "order_by": order_by}))
-    source = scenario["sources"]["a"]
-    rows = data.draw(events(source, most=10))
+    input = scenario["inputs"]["a"]
+    rows = data.draw(events(input, most=10))
     if seq:
-        rows = numbered(source, rows, data.draw(st.permutations(range(len(rows)))))
+        rows = numbered(input, rows, data.draw(st.permutations(range(len(rows)))))
     shuffled = data.draw(st.permutations(rows))
     doors = [EngineDoor(scenario), EngineDoor(scenario)]
     if holds_back:
@@ -126,7 +126,7 @@ def test_shuffle_arrival_does_not_matter_with_a_unique_seq_or_the_greatest_row(
             merged([door.push({"a": given}), door.advance_to(CLOSED)])
             for door, given in zip(doors, [rows, shuffled], strict=True)
         ]
-        if not ignored(source):
+        if not ignored(input):
             assert found[0] == found[1]
     else:
         doors[0].step({"a": rows}, 0)
@@ -139,9 +139,9 @@ def test_shuffle_arrival_does_not_matter_with_a_unique_seq_or_the_greatest_row(
 @given(st.data())
 def test_shuffle_a_unique_seq_is_enough_of_an_order_in_epoch_mode(data: st.DataObject) -> None:
     scenario = data.draw(scenarios(holds_back=False, order_by=[], seq=True, null_key="drop"))
-    source = scenario["sources"]["a"]
-    rows = data.draw(events(source, most=10))
-    rows = numbered(source, rows, range(len(rows)))
+    input = scenario["inputs"]["a"]
+    rows = data.draw(events(input, most=10))
+    rows = numbered(input, rows, range(len(rows)))
     doors = [EngineDoor(scenario), EngineDoor(scenario)]
     doors[0].step({"a": rows}, 0)
     for time, part in enumerate(data.draw(splits(data.draw(st.permutations(rows))))):
@@ -149,9 +149,9 @@ def test_shuffle_a_unique_seq_is_enough_of_an_order_in_epoch_mode(data: st.DataO
     same_collections(scenario, *doors)
 
 
-def numbered(source: Mapping[str, Any], rows: Rows, numbers: Sequence[int]) -> list[list[Any]]:
+def numbered(input: Mapping[str, Any], rows: Rows, numbers: Sequence[int]) -> list[list[Any]]:
     """The rows with these values of ``seq``."""
-    at = list(source["columns"]).index("seq")
+    at = list(input["columns"]).index("seq")
     return [[*row[:at], number, *row[at + 1 :]] for row, number in zip(rows, numbers, strict=True)]
 
 
@@ -162,9 +162,9 @@ def test_at_most_one_each_key_has_one_live_row_or_none(data: st.DataObject) -> N
     pair = Pair(scenario)
     for call in data.draw(calls(scenario)):
         pair.play(call)
-        for name, source in scenario["sources"].items():
+        for name, input in scenario["inputs"].items():
             found = pair.engine.read(name)
-            places = [pair.engine.columns_of(name).index(key) for key in source["spec"]["key"]]
+            places = [pair.engine.columns_of(name).index(key) for key in input["spec"]["key"]]
             keys = Counter(tuple(row[i] for i in places) for row in found)
             assert set(found.values()) <= {1}
             assert set(keys.values()) <= {1}
@@ -174,39 +174,39 @@ def test_at_most_one_each_key_has_one_live_row_or_none(data: st.DataObject) -> N
 @given(st.data())
 def test_linearity_filter_and_project_of_a_sum_are_the_sum_of_theirs(data: st.DataObject) -> None:
     scenario = data.draw(scenarios())
-    source = next(iter(scenario["sources"].values()))
-    row = {name: source["columns"][name] for name in row_of(source["columns"], source["spec"])}
+    input = next(iter(scenario["inputs"].values()))
+    row = {name: input["columns"][name] for name in row_of(input["columns"], input["spec"])}
     plan = data.draw(plans(row, ["a"], 3).filter(lambda made: "count" not in str(made[0])))[0]
-    a, b = ["source", "a"], ["negate", ["source", "b"]]
+    a, b = ["input", "a"], ["negate", ["input", "b"]]
     outputs = {"of_sum": replaced(plan, ["concat", a, b]), "sum_of": ["concat", replaced(plan, a), replaced(plan, b)]}
-    door = EngineDoor({"sources": {"a": source, "b": source}, "outputs": outputs})
-    for call in data.draw(calls({"sources": {"a": source, "b": source}})):
+    door = EngineDoor({"inputs": {"a": input, "b": input}, "outputs": outputs})
+    for call in data.draw(calls({"inputs": {"a": input, "b": input}})):
         result = quietly(door, call)
         if result is not None:
             assert result.updates["of_sum"] == result.updates["sum_of"]
     assert door.read("of_sum") == door.read("sum_of")
 
 
-def replaced(plan: Any, source: Any) -> Any:
-    """The plan over another source."""
-    if plan == ["source", "a"]:
-        return source
+def replaced(plan: Any, input: Any) -> Any:
+    """The plan over another input."""
+    if plan == ["input", "a"]:
+        return input
     return [
-        replaced(part, source) if isinstance(part, list) and part[:1] and part[0] in VERBS else part for part in plan
+        replaced(part, input) if isinstance(part, list) and part[:1] and part[0] in VERBS else part for part in plan
     ]
 
 
-VERBS = {"source", "filter", "project", "concat", "negate", "consolidate"}
+VERBS = {"input", "filter", "project", "concat", "negate", "consolidate"}
 
 
 @effort(120)
 @given(st.data())
 def test_an_incremental_count_is_the_count_from_nothing(data: st.DataObject) -> None:
     scenario = data.draw(scenarios())
-    source = scenario["sources"]["a"]
-    row = row_of(source["columns"], source["spec"])
+    input = scenario["inputs"]["a"]
+    row = row_of(input["columns"], input["spec"])
     by = data.draw(st.lists(st.sampled_from([name for name in row if name != "l"]), unique=True))
-    counted = ["count", ["source", "a"], by, "how many"]
+    counted = ["count", ["input", "a"], by, "how many"]
     door = EngineDoor(scenario | {"outputs": {"counted": counted, "twice": ["count", counted, ["how many"], "n"]}})
     for call in data.draw(calls(scenario)):
         quietly(door, call)
@@ -283,8 +283,8 @@ def test_agreement_over_many_keys_and_steps(data: st.DataObject, holds_back: boo
         "stale": data.draw(st.sampled_from(["drop", "mark", "side"])),
     } | ({"time": "t", "late": "advance"} if holds_back else {})
     scenario = {
-        "sources": {"a": {"columns": columns, "spec": spec}},
-        "outputs": {"by_s": ["count", ["filter", ["source", "a"], "n >= 0"], ["s"], "count"], "all": ["source", "a"]},
+        "inputs": {"a": {"columns": columns, "spec": spec}},
+        "outputs": {"by_s": ["count", ["filter", ["input", "a"], "n >= 0"], ["s"], "count"], "all": ["input", "a"]},
     }
     pair = Pair(scenario, retain=data.draw(st.sampled_from([0, 3, 10, FOREVER])))
     for step in range(10):
@@ -334,19 +334,19 @@ def quietly(door: EngineDoor, call: Sequence[Any]) -> Result | None:
 
 
 def same_collections(scenario: Mapping[str, Any], one: EngineDoor, other: EngineDoor) -> None:
-    """Both hold the same: sources without the columns that do not count, and outputs where all of them do."""
-    for name, source in scenario["sources"].items():
-        assert without_ignored(source, one.read(name)) == without_ignored(source, other.read(name))
-        if ignored(source):
+    """Both hold the same: inputs without the columns that do not count, and outputs where all of them do."""
+    for name, input in scenario["inputs"].items():
+        assert without_ignored(input, one.read(name)) == without_ignored(input, other.read(name))
+        if ignored(input):
             return
     for name in scenario["outputs"]:
         assert one.read(name) == other.read(name)
 
 
-def without_ignored(source: Mapping[str, Any], found: Collection) -> Collection:
+def without_ignored(input: Mapping[str, Any], found: Collection) -> Collection:
     """The collection with only the columns that count."""
-    row = row_of(source["columns"], source["spec"])
-    kept = [i for i, name in enumerate(row) if name not in ignored(source)]
+    row = row_of(input["columns"], input["spec"])
+    kept = [i for i, name in enumerate(row) if name not in ignored(input)]
     out: Collection = Counter()
     for each, n in found.items():
         out[tuple(each[i] for i in kept)] += n

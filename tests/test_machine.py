@@ -37,7 +37,7 @@ class Calls(RuleBasedStateMachine):
     pair: Pair
 
     def begin(self, pair: Pair) -> None:
-        self.pair, self.sources = pair, pair.scenario["sources"]
+        self.pair, self.inputs = pair, pair.scenario["inputs"]
         self.holds_back = pair.twin.twin.holds_back
         self.now = 0
 
@@ -46,8 +46,8 @@ class Calls(RuleBasedStateMachine):
         return self.pair.twin.twin.state.frontier
 
     def inputs(self, data: st.DataObject, at: int) -> dict[str, Any]:
-        names = data.draw(st.sampled_from([[name] for name in self.sources] + [list(self.sources), []]))
-        return {name: data.draw(events(self.sources[name], most=5, times=(at - 2, at + 3))) for name in names}
+        names = data.draw(st.sampled_from([[name] for name in self.inputs] + [list(self.inputs), []]))
+        return {name: data.draw(events(self.inputs[name], most=5, times=(at - 2, at + 3))) for name in names}
 
     @precondition(lambda self: not self.holds_back)
     @rule(data=st.data(), ahead=st.integers(1, 3))
@@ -130,8 +130,8 @@ class Calls(RuleBasedStateMachine):
 
     @rule()
     def read_one_key_twice_never(self) -> None:
-        for name, source in self.sources.items():
-            places = [self.pair.engine.columns_of(name).index(key) for key in source["spec"]["key"]]
+        for name, input in self.inputs.items():
+            places = [self.pair.engine.columns_of(name).index(key) for key in input["spec"]["key"]]
             keys = Counter(tuple(row[i] for i in places) for row in self.pair.engine.read(name).elements())
             assert set(keys.values()) <= {1}
 

@@ -547,7 +547,7 @@ GOOD = {"state": "s", "transition": {("a", "x"): "b"}, "on": "symbol", "start": 
         ),
     ],
 )
-def test_a_machine_that_contradicts_itself_or_its_source_is_refused(changed: dict[str, Any], words: str) -> None:
+def test_a_machine_that_contradicts_itself_or_its_input_is_refused(changed: dict[str, Any], words: str) -> None:
     with pytest.raises(SpecError, match=words):
         dd.Flow().machine("events", EVENTS, dd.Upsert("k"), dd.Machine(**GOOD | changed))
 
@@ -638,7 +638,7 @@ def test_a_state_of_another_machine_is_refused() -> None:
         pass
     other = dd.Machine(SESSION, failures_columns)
     for machine in (other, dd.Machine(SESSION, sessions_columns, limit=9)):
-        with pytest.raises(PlanChanged, match=r"the machine of source 'events' is .*, and was "):
+        with pytest.raises(PlanChanged, match=r"the machine of input 'events' is .*, and was "):
             flow_of(machine).open(store.writer())
     plain = dd.Flow()
     plain.output("out", plain.upserts("events", SCALAR, dd.Upsert("k", delete=dd.tombstone("gone"))))

@@ -66,7 +66,7 @@ def typical(number: int = 7) -> Manifest:
         Call("step", 41, "0a" * 16, 42, {"applied": 10, "noop": 2}, outputs, {"step": 1200, "write": 0}),
         Call("advance_to", CLOSED, "00" * 16, CLOSED, {}, {}, {}),
     )
-    plan = {"sources": [{"name": "orders", "key": ["id"]}], "where": "a < 1.5 and b = 'ß\"'", "nothing": None}
+    plan = {"inputs": [{"name": "orders", "key": ["id"]}], "where": "a < 1.5 and b = 'ß\"'", "nothing": None}
     return Manifest(
         id="c0" * 16,
         number=number,
@@ -118,7 +118,7 @@ def of_files(blobs: Any, rows: int = 1, figures: Any = None) -> dict[str, Any]:
 
 
 def so_fed(*runs: Any, **fields: Any) -> dict[str, Any]:
-    """How a source was fed, as a manifest has it."""
+    """How an input was fed, as a manifest has it."""
     return {"runs": list(runs), "until": 0, "events": 0, "full": 0, "restated": 0} | fields
 
 
@@ -150,7 +150,7 @@ blobs = st.builds(
     st.binary(min_size=16, max_size=16),
 )
 files = st.lists(blobs, min_size=1, max_size=3, unique_by=lambda each: each.name).map(tuple)
-by_source = st.dictionaries(names, times, max_size=3)
+by_input = st.dictionaries(names, times, max_size=3)
 calls = st.builds(
     Call,
     st.sampled_from(get_args(Kind)),
@@ -175,7 +175,7 @@ ways = (
 
 @st.composite
 def feedings(draw: st.DrawFn, last: int) -> Fed:
-    """How a source was fed by some calls, up to an epoch; some of them may be forgotten."""
+    """How an input was fed by some calls, up to an epoch; some of them may be forgotten."""
     fed, at = Fed(), 1
     for way in draw(st.lists(ways, max_size=6)) if last else ():
         at = draw(st.integers(at, last))
@@ -214,8 +214,8 @@ manifests = st.tuples(receipts_and_epoch, st.integers(1, 3), st.integers(0, 2)).
         note=st.text(max_size=8),
         previous=st.just("") | digests,
         spread=st.just(given[1]),
-        horizons=by_source,
-        greatest=by_source,
+        horizons=by_input,
+        greatest=by_input,
         feed=st.none() | st.builds(Feed, st.text(max_size=8), counts),
         fed=st.dictionaries(names, feedings(given[0][1]), max_size=2),
     )

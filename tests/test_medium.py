@@ -52,7 +52,7 @@ def crowds(draw: st.DrawFn) -> Trace:
         spec["tie"] = draw(st.sampled_from(["last", "first"]))
     if holds_back:
         columns["t"], spec["time"], spec["late"] = "int64", "t", "advance"
-    a, positive = ["source", "a"], ["filter", ["source", "a"], "n >= 0"]
+    a, positive = ["input", "a"], ["filter", ["input", "a"], "n >= 0"]
     outputs = {
         "by_s": ["count", positive, ["s"], "count"],
         "most": ["concat", ["project", a, ["k", "n"]], ["negate", ["project", positive, ["k", "n"]]]],
@@ -62,7 +62,7 @@ def crowds(draw: st.DrawFn) -> Trace:
     for step in range(draw(st.integers(2, 5))):
         rows = [member(chance, columns, step) for _ in range(chance.randrange(40))]
         out += [["push", {"a": rows}], ["advance", 4 * step]] if holds_back else [["step", step, {"a": rows}]]
-    return {"sources": {"a": {"columns": columns, "spec": spec}}, "outputs": outputs}, out
+    return {"inputs": {"a": {"columns": columns, "spec": spec}}, "outputs": outputs}, out
 
 
 def member(chance: random.Random, columns: Mapping[str, str], step: int) -> list[Any]:
@@ -116,8 +116,8 @@ def readable(door: EngineDoor) -> list[int | None]:
 
 
 def everything(door: EngineDoor, times: Sequence[int | None] = ()) -> dict[tuple[str, int | None], Rows]:
-    """All that can be read: each source and output at each time."""
-    names = [*door.flow.sources, *door.flow.outputs]
+    """All that can be read: each input and output at each time."""
+    names = [*door.flow.inputs, *door.flow.outputs]
     return {(name, time): door.read(name, time) for name in names for time in times or readable(door)}
 
 
@@ -226,16 +226,16 @@ def test_shuffle_arrival_does_not_matter_with_a_unique_seq_in_any_medium() -> No
     def law(data: st.DataObject, holds_back: bool, tie: str) -> None:
         options = DECIDED | {"tie": tie, "seq": True, "order_by": ["o"]}
         scenario = data.draw(scenarios(holds_back=holds_back, **options))
-        source = scenario["sources"]["a"]
-        rows = data.draw(events(source, most=14, least=4))
-        rows = numbered(source, rows, data.draw(st.permutations(range(len(rows)))))
+        input = scenario["inputs"]["a"]
+        rows = data.draw(events(input, most=14, least=4))
+        rows = numbered(input, rows, data.draw(st.permutations(range(len(rows)))))
         shuffled = data.draw(splits(data.draw(st.permutations(rows))))
         with tiny() as seen:
             memory, door = EngineDoor(scenario), EngineDoor(scenario, medium=ALL)
             if holds_back:
                 expected = merged([memory.push({"a": rows}), memory.advance_to(CLOSED)])
                 found = merged([*(door.push({"a": part}) for part in shuffled), door.advance_to(CLOSED)])
-                assert found == expected or ignored(source)
+                assert found == expected or ignored(input)
             else:
                 memory.step({"a": rows}, 0)
                 for time, part in enumerate(shuffled):

@@ -82,7 +82,7 @@ def stories(draw: st.DrawFn) -> tuple[dict[str, Any], list[list[list[Any]]]]:
                 ]
             )
         calls.append(rows)
-    scenario = {"sources": {"a": {"columns": columns, "spec": spec}}, "outputs": {"out": ["source", "a"]}}
+    scenario = {"inputs": {"a": {"columns": columns, "spec": spec}}, "outputs": {"out": ["input", "a"]}}
     return scenario, calls
 
 
@@ -95,8 +95,8 @@ def test_every_call_gives_what_the_twin_gives(story: tuple[dict[str, Any], list[
     scenario, calls = story
     pair = Pair(scenario)
     for time, rows in enumerate(calls):
-        if "time" in scenario["sources"]["a"]["spec"]:
-            late = scenario["sources"]["a"]["spec"].get("late") == "advance"
+        if "time" in scenario["inputs"]["a"]["spec"]:
+            late = scenario["inputs"]["a"]["spec"].get("late") == "advance"
             pair.push({"a": [[*row[:4], row[4] if late else row[4] + 10 * time, *row[5:]] for row in rows]})
             pair.advance_to(10 * time + (2 if time % 2 else 10))
         else:
@@ -339,7 +339,7 @@ def test_a_state_of_another_merger_is_refused() -> None:
     with flow_of(set_columns).open(store.writer()) as engine:
         assert engine.read("out").num_rows == 1
     for other in (flow_of(nulls), flow_of(set_scalar, True)):
-        with pytest.raises(PlanChanged, match=r"merge= of source 'a' is .*, and was .*test_mergers.set_columns"):
+        with pytest.raises(PlanChanged, match=r"merge= of input 'a' is .*, and was .*test_mergers.set_columns"):
             other.open(store.writer())
 
 
@@ -359,10 +359,10 @@ def test_a_plan_that_merges_is_read_back_and_one_that_was_changed_is_corrupt(opt
     flow.output("out", flow.upserts("a", names | {"gone": pa.bool_()}, dd.Upsert("k", **options)))
     written = describe(flow)
     assert describe(rebuild(written)) == written
-    for name in written["sources"]["a"]["spec"]:
+    for name in written["inputs"]["a"]["spec"]:
         for wrong in (7, [1], {"columns": 3}, {"function": "f"}, [["a"]], None, {"ttl": []}):
             changed = copy.deepcopy(written)
-            changed["sources"]["a"]["spec"][name] = wrong
+            changed["inputs"]["a"]["spec"][name] = wrong
             with pytest.raises((CorruptState, SpecError)) as caught:
                 rebuild(changed)
             assert isinstance(caught.value, CorruptState), (name, wrong)

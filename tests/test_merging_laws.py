@@ -36,17 +36,17 @@ def calls(
     draw: st.DrawFn, scenario: Mapping[str, Any], most: int = 5, contents: bool = True, nulls: bool = True
 ) -> list[list[Any]]:
     """Steps at rising times with full contents among them, or pushes and advances.  ``nulls``: as in `events`."""
-    source = scenario["sources"]["a"]
-    holds_back = "time" in source["spec"]
+    input = scenario["inputs"]["a"]
+    holds_back = "time" in input["spec"]
     out: list[list[Any]] = []
     at = draw(st.integers(-3, 1))
     for _ in range(draw(st.integers(1, most))):
         at += draw(st.sampled_from([1, 1, 2, 3]) if not holds_back else st.integers(0, 3))
-        rows = draw(events(source, times=(at - 2, at + 4), nulls=nulls))
+        rows = draw(events(input, times=(at - 2, at + 4), nulls=nulls))
         if not holds_back and out and contents and draw(st.integers(0, 4)) == 0:
-            out.append(["contents", draw(whole(source, rows, at))])
+            out.append(["contents", draw(whole(input, rows, at))])
             continue
-        given = {"a": draw(batches(source, rows)) if nulls else rows}
+        given = {"a": draw(batches(input, rows)) if nulls else rows}
         if not holds_back:
             out.append(["step", at, given])
             continue
@@ -57,9 +57,9 @@ def calls(
 
 
 @st.composite
-def whole(draw: st.DrawFn, source: Mapping[str, Any], rows: list[list[Any]], at: int) -> dict[str, Any]:
+def whole(draw: st.DrawFn, input: Mapping[str, Any], rows: list[list[Any]], at: int) -> dict[str, Any]:
     """A replace or a restatement, as the doors take it by name."""
-    spec, columns, order, scope = source["spec"], source["columns"], None, None
+    spec, columns, order, scope = input["spec"], input["columns"], None, None
     once = draw(st.booleans())
     ordered = [*spec.get("order_by", []), *([spec["seq"]] if "seq" in spec else [])]
     if ordered and (not rows or draw(st.booleans())):
@@ -92,10 +92,10 @@ def test_agreement_every_call_and_every_read_equals_the_twin(data: st.DataObject
 def test_schedule_hold_back_any_pushes_and_advances_give_the_same_updates(data: st.DataObject) -> None:
     fixed = {"late": "advance", "lateness": None, "null_key": "drop"}
     scenario = data.draw(
-        scenarios(True, **fixed).filter(lambda made: made["sources"]["a"]["spec"].get("tie") != "error")
+        scenarios(True, **fixed).filter(lambda made: made["inputs"]["a"]["spec"].get("tie") != "error")
     )
-    source = scenario["sources"]["a"]
-    rows, at = data.draw(events(source, most=10)), list(source["columns"]).index("t")
+    input = scenario["inputs"]["a"]
+    rows, at = data.draw(events(input, most=10)), list(input["columns"]).index("t")
     whole = EngineDoor(scenario)
     if (expected := quietly_all(whole, [["push", {"a": rows}], ["advance", CLOSED]])) is None:
         return
@@ -114,7 +114,7 @@ def test_schedule_hold_back_any_pushes_and_advances_give_the_same_updates(data: 
 @given(st.data())
 def test_schedule_epoch_any_steps_give_the_same_collection_and_diffs_add_up_to_it(data: st.DataObject) -> None:
     scenario = data.draw(settled(scenarios(False, null_key="drop")).filter(decided))
-    rows = data.draw(events(scenario["sources"]["a"], most=10))
+    rows = data.draw(events(scenario["inputs"]["a"], most=10))
     whole, door = EngineDoor(scenario), EngineDoor(scenario)
     if quietly_all(whole, [["step", 0, {"a": rows}]]) is None:
         return
@@ -129,12 +129,12 @@ def test_schedule_epoch_any_steps_give_the_same_collection_and_diffs_add_up_to_i
 
 def decided(scenario: Mapping[str, Any]) -> bool:
     """Whether ties are decided: a refusal refuses more, the larger the step."""
-    return scenario["sources"]["a"]["spec"].get("tie") != "error"
+    return scenario["inputs"]["a"]["spec"].get("tie") != "error"
 
 
 def settled(drawn: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
     """Scenarios in which no column that counts is made of one that does not: those hold modulo what is ignored."""
-    return drawn.filter(lambda made: not loose(made["sources"]["a"]["spec"]))
+    return drawn.filter(lambda made: not loose(made["inputs"]["a"]["spec"]))
 
 
 def loose(spec: Mapping[str, Any]) -> bool:
@@ -166,12 +166,12 @@ def test_shuffle_under_versions_of_cells_no_arrival_matters(data: st.DataObject,
             )
         )
     )
-    source = scenario["sources"]["a"]
-    rows = data.draw(events(source, most=8, nulls=False))
-    if any(inexact(source, name) for name in source["columns"]):
+    input = scenario["inputs"]["a"]
+    rows = data.draw(events(input, most=8, nulls=False))
+    if any(inexact(input, name) for name in input["columns"]):
         return
     if tie != "greatest":
-        rows = numbered(source, rows, data.draw(st.permutations(range(len(rows)))))
+        rows = numbered(input, rows, data.draw(st.permutations(range(len(rows)))))
     doors, shuffled = [EngineDoor(scenario), EngineDoor(scenario)], data.draw(st.permutations(rows))
     if holds_back:
         made = [
@@ -189,11 +189,11 @@ def test_shuffle_under_versions_of_cells_no_arrival_matters(data: st.DataObject,
         same_collections(scenario, *doors)
 
 
-def inexact(source: Mapping[str, Any], name: str) -> bool:
+def inexact(input: Mapping[str, Any], name: str) -> bool:
     """Whether a column's sums depend on the order of addition: of floats, or with an overflow on the way."""
-    merge = source["spec"].get("merge", {})
-    strategies = {**dict.fromkeys(source["columns"], merge.get("default", "")), **merge.get("columns", {})}
-    return source["columns"][name].startswith("float") and strategies[name] == "sum"
+    merge = input["spec"].get("merge", {})
+    strategies = {**dict.fromkeys(input["columns"], merge.get("default", "")), **merge.get("columns", {})}
+    return input["columns"][name].startswith("float") and strategies[name] == "sum"
 
 
 @effort(120)
@@ -213,7 +213,7 @@ def test_restart_a_state_that_was_closed_and_opened_goes_on_as_if_it_had_not(dat
             store = store.writer()
             door = opened(scenario, store, medium, **options)
             door.engine._check()
-        for name in [*scenario["sources"], *scenario["outputs"]]:
+        for name in [*scenario["inputs"], *scenario["outputs"]]:
             assert door.read(name) == never.read(name)
         assert door.totals() == never.totals()
     door.close()
@@ -287,8 +287,8 @@ def two_arrivals(kind: str, strategy: Any, cells: tuple[Any, Any], versions: str
     """What two events of orders 1 and 2 make of a cell, in both orders of arrival."""
     spec = {"key": ["k"], "order_by": ["o"], "versions": versions, "merge": {"columns": {"v": strategy}}}
     scenario = {
-        "sources": {"a": {"columns": {"k": INT, "o": INT, "v": kind}, "spec": spec}},
-        "outputs": {"rows": ["source", "a"]},
+        "inputs": {"a": {"columns": {"k": INT, "o": INT, "v": kind}, "spec": spec}},
+        "outputs": {"rows": ["input", "a"]},
     }
     out = []
     for arrival in itertools.permutations([[1, 1, cells[0]], [1, 2, cells[1]]]):
@@ -333,7 +333,7 @@ def test_with_deletes_only_the_last_ones_are_order_free(name: str) -> None:
     }
     columns = {"k": INT, "o": INT, "v": kind, "gone": "bool"}
     with pytest.raises(SpecError, match=r"depends on arrival under versions='cell' with deletes"):
-        EngineDoor({"sources": {"a": {"columns": columns, "spec": spec}}, "outputs": {"rows": ["source", "a"]}})
+        EngineDoor({"inputs": {"a": {"columns": columns, "spec": spec}}, "outputs": {"rows": ["input", "a"]}})
 
 
 def test_sums_of_floats_are_bound_to_arrival_in_their_last_bits() -> None:
@@ -342,8 +342,8 @@ def test_sums_of_floats_are_bound_to_arrival_in_their_last_bits() -> None:
     for arrival in itertools.permutations([[1, 1, 0.1], [1, 2, 0.2], [1, 3, 0.3]]):
         door = EngineDoor(
             {
-                "sources": {"a": {"columns": {"k": INT, "o": INT, "v": "float64"}, "spec": spec}},
-                "outputs": {"rows": ["source", "a"]},
+                "inputs": {"a": {"columns": {"k": INT, "o": INT, "v": "float64"}, "spec": spec}},
+                "outputs": {"rows": ["input", "a"]},
             }
         )
         door.step({"a": list(arrival)}, 0)
@@ -357,8 +357,8 @@ def test_a_merger_of_ones_own_is_bound_to_arrival() -> None:
     for arrival in itertools.permutations([[1, 5, "set"], [1, 3, "inc"]]):
         door = EngineDoor(
             {
-                "sources": {"a": {"columns": {"k": INT, "n": INT, "s": "string"}, "spec": spec}},
-                "outputs": {"rows": ["source", "a"]},
+                "inputs": {"a": {"columns": {"k": INT, "n": INT, "s": "string"}, "spec": spec}},
+                "outputs": {"rows": ["input", "a"]},
             }
         )
         door.step({"a": list(arrival)}, 0)

@@ -87,8 +87,8 @@ def stored(path: Path) -> nbformat.NotebookNode:
     return nbformat.read(path, as_version=4)
 
 
-def in_memory(*sources: str) -> nbformat.NotebookNode:
-    return new_notebook(cells=[new_code_cell(source) for source in sources])
+def in_memory(*inputs: str) -> nbformat.NotebookNode:
+    return new_notebook(cells=[new_code_cell(input) for input in inputs])
 
 
 def test_there_are_notebooks() -> None:

@@ -23,7 +23,7 @@ RANKED = [kind for kind in FLAT if not is_word(FLAT[kind].type)]
 
 
 def order_of(columns: dict[str, pa.Array], **spec: Any) -> tuple[Order, pa.RecordBatch]:
-    """An order over a source of these columns and a key, and their rows as a batch."""
+    """An order over an input of these columns and a key, and their rows as a batch."""
     n = len(next(iter(columns.values())))
     batch = pa.record_batch({"k": pa.array(range(n)), **columns})
     return Order(bind("s", batch.schema, Upsert(key="k", **spec))), batch

@@ -46,7 +46,7 @@ ROWS = ({"orders": 3}, {"orders": "ab" * 16})
 
 
 def flow_of(columns: dict[str, pa.DataType] | None = None, counted: bool = False, **spec: Any) -> dd.Flow:
-    """One source, one output, and a count that is on a level of its own."""
+    """One input, one output, and a count that is on a level of its own."""
     flow = dd.Flow()
     columns = {"id": pa.int64(), "city": pa.string(), "at": pa.int64()} | (columns or {})
     orders = flow.upserts("orders", columns, dd.Upsert(key="id", **spec))
@@ -465,7 +465,7 @@ def test_what_a_plan_may_have_got_since() -> None:
         PlanChanged, match=r"the outputs \['by_city'\] are new; a state that goes on on Spark takes up new"
     ):
         opened(store, flow_of(counted=True))
-    with pytest.raises(PlanChanged, match="order_by= of source 'orders'"):
+    with pytest.raises(PlanChanged, match="order_by= of input 'orders'"):
         opened(store, flow_of(order_by="at"))
     wider = opened(store, flow_of({"price": pa.float64()}))
     assert wider.change.columns == {"orders": ["price"]}

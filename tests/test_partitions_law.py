@@ -29,13 +29,13 @@ Inputs = dict[str, pa.Table]
 
 
 def flow_of(scenario: dict[str, Any], lateness: bool = True) -> dd.Flow:
-    """The flow of a scenario.  ``lateness``: whether its sources say how late events may be."""
-    flow, sources = dd.Flow(), {}
-    for name, source in scenario["sources"].items():
-        spec = {k: v for k, v in source["spec"].items() if lateness or k != "lateness"}
-        sources[name] = flow.upserts(name, schema_of(source["columns"]), spec_of(spec))
+    """The flow of a scenario.  ``lateness``: whether its inputs say how late events may be."""
+    flow, inputs = dd.Flow(), {}
+    for name, input in scenario["inputs"].items():
+        spec = {k: v for k, v in input["spec"].items() if lateness or k != "lateness"}
+        inputs[name] = flow.upserts(name, schema_of(input["columns"]), spec_of(spec))
     for name, expression in scenario["outputs"].items():
-        flow.output(name, plan(expression, sources, False))
+        flow.output(name, plan(expression, inputs, False))
     return flow
 
 
@@ -45,11 +45,11 @@ def shuffled(draw: st.DrawFn, **fixed: Any) -> dict[str, Any]:
     ties, nulls, late = ["last", "last", "first", "greatest"], ["drop", "keep"], ["drop", "advance"]
     fixed |= {"tie": draw(st.sampled_from(ties)), "null_key": draw(st.sampled_from(nulls))}
     scenario = draw(scenarios(late=draw(st.sampled_from(late)), **fixed))
-    name, source = next(iter(scenario["sources"].items()))
-    columns = [column for column in row_of(source["columns"], source["spec"]) if column != "l"]
-    count = ["count", ["source", name], draw(some(columns)), "how many"]
+    name, input = next(iter(scenario["inputs"].items()))
+    columns = [column for column in row_of(input["columns"], input["spec"]) if column != "l"]
+    count = ["count", ["input", name], draw(some(columns)), "how many"]
     more = {
-        "some": ["project", ["source", name], draw(some(columns, 1))],
+        "some": ["project", ["input", name], draw(some(columns, 1))],
         "count": count,
         "counts": ["count", count, ["how many"], "count"],
     }
@@ -87,8 +87,8 @@ def agree(scenario: dict[str, Any], epochs: list[Inputs], partitions: int, seed:
 
 def arrow(scenario: dict[str, Any], epochs: list[dict[str, list[Any]]]) -> list[Inputs]:
     """Epochs of plain rows as tables."""
-    sources = scenario["sources"]
-    return [{name: to_arrow(sources[name]["columns"], rows) for name, rows in each.items()} for each in epochs]
+    inputs = scenario["inputs"]
+    return [{name: to_arrow(inputs[name]["columns"], rows) for name, rows in each.items()} for each in epochs]
 
 
 @effort(150)
@@ -96,7 +96,7 @@ def arrow(scenario: dict[str, Any], epochs: list[dict[str, list[Any]]]) -> list[
 def test_any_number_of_partitions_gives_what_one_engine_gives(data: st.DataObject) -> None:
     scenario = data.draw(shuffled())
     given_ = [
-        {name: data.draw(events(source, most=10)) for name, source in scenario["sources"].items()}
+        {name: data.draw(events(input, most=10)) for name, input in scenario["inputs"].items()}
         for _ in range(data.draw(st.integers(1, 4)))
     ]
     partitions, seed = data.draw(st.sampled_from([1, 3, 8])), data.draw(st.integers(0, 99))
@@ -110,10 +110,10 @@ def test_any_number_of_partitions_gives_what_one_engine_gives(data: st.DataObjec
 
 @effort(60)
 @given(data=st.data())
-def test_merging_sources_too(data: st.DataObject) -> None:
+def test_merging_inputs_too(data: st.DataObject) -> None:
     scenario = data.draw(merging_strategies.scenarios(tie="last", null_key="drop"))
-    source = scenario["sources"]["a"]
-    given_ = [{"a": data.draw(merging_strategies.events(source, most=8))} for _ in range(data.draw(st.integers(1, 4)))]
+    input = scenario["inputs"]["a"]
+    given_ = [{"a": data.draw(merging_strategies.events(input, most=8))} for _ in range(data.draw(st.integers(1, 4)))]
     try:
         agree(scenario, arrow(scenario, given_), data.draw(st.sampled_from([1, 3])), 5, data.draw(st.booleans()))
     except DdflowError as error:  # a sum that leaves its type, a list that outgrows its limit; both sides say so

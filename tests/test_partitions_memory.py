@@ -65,7 +65,7 @@ def take(name, total, wait):
             for i in range(reader.num_record_batches):
                 spool.take(reader.get_batch(i))
         part = StagePart(PLAN, base, 0, 0)
-        done = part.step(base, {"s": spool.source("s")}, {}, spool.rows, spool.digests)
+        done = part.step(base, {"s": spool.input("s")}, {}, spool.rows, spool.digests)
         updates = done.receipt.outputs["rows"].rows if "rows" in done.receipt.outputs else 0
         figures = done.receipt.counts, updates, part.dataflow.pending
         part.close()

@@ -84,7 +84,7 @@ def alike(cut: Any, whole: Any, flow: dd.Flow | None = None) -> None:
         # Where no partition was brought anything, nothing was compacted either.
         assert (one.frontier, one.last) == (other.frontier, other.last) and one.since <= other.since
         assert one.verdicts.counts == other.verdicts.counts and one.verdicts.pending == other.verdicts.pending
-        names = [*one.flow.outputs, *one.flow.sources]
+        names = [*one.flow.outputs, *one.flow.inputs]
         times: list[int | None] = [None]
         if one.last > dd.NEVER:
             times += range(max(other.since, other.last - 12), min(one.last + 1, dd.CLOSED))
@@ -139,7 +139,7 @@ def test_of_any_plan_too(data: st.DataObject) -> None:
     if kind == "any":
         scenario = data.draw(shuffled())
         given_ = [
-            {name: data.draw(rows_of(source, most=8)) for name, source in scenario["sources"].items()}
+            {name: data.draw(rows_of(input, most=8)) for name, input in scenario["inputs"].items()}
             for _ in range(data.draw(st.integers(1, 3)))
         ]
     else:
@@ -148,7 +148,7 @@ def test_of_any_plan_too(data: st.DataObject) -> None:
             "expiring": (expiring(), expiring_rows),
         }[kind]
         scenario = data.draw(draw)
-        of = scenario["sources"]["a"] if kind == "merging" else scenario
+        of = scenario["inputs"]["a"] if kind == "merging" else scenario
         given_ = [{"a": data.draw(rows(of, most=6))} for _ in range(data.draw(st.integers(1, 3)))]
     retain = 0 if kind == "expiring" else data.draw(st.sampled_from([0, 3]))
     try:
@@ -181,10 +181,10 @@ def test_why_and_verify_find_every_key_wherever_it_is(kind: str) -> None:
             stories.append((story.row, counted(table.drop_columns(["seq"])), story.settled))
         assert stories[0] == stories[1], (str(number), stories)
     found = dd.verify(cut, {"orders": log})
-    assert found.sources["orders"].ok and found.sources["orders"].rows == dd.read(cut, "orders").num_rows
+    assert found.inputs["orders"].ok and found.inputs["orders"].rows == dd.read(cut, "orders").num_rows
     assert list(found.operators.values()) == [0]
     short = dd.verify(cut, {"orders": log[:3]})
-    assert kind == "held back" or not short.sources["orders"].ok
+    assert kind == "held back" or not short.inputs["orders"].ok
 
 
 def test_a_local_engine_goes_on_with_the_levels_of_one_partition_and_spark_with_what_it_wrote() -> None:
@@ -215,7 +215,7 @@ def test_a_local_engine_goes_on_with_the_levels_of_one_partition_and_spark_with_
 def test_a_new_count_of_what_is_in_many_partitions_is_read() -> None:
     cut, whole = case("epochs", 4)
     flow = plan(EPOCH)
-    flow.output("by at", flow.sources["orders"].project(["at"]).count())
+    flow.output("by at", flow.inputs["orders"].project(["at"]).count())
     alike(cut, whole, flow)
 
 
@@ -273,7 +273,7 @@ def _lost(manifest: Manifest, given_: list[Any]) -> None:
 
 
 def _doubled(manifest: Manifest, given_: list[Any]) -> None:
-    given_[4]["sources"] = given_[1]["sources"]
+    given_[4]["inputs"] = given_[1]["inputs"]
 
 
 def _unknown(manifest: Manifest, given_: list[Any]) -> None:
@@ -310,7 +310,7 @@ def test_a_pending_event_in_another_partition_is_found() -> None:
     cut, _ = case("held back", 3)
 
     def astray(manifest: Manifest, given_: list[Any]) -> None:
-        one, other = given_[0]["sources"]["orders"], given_[1]["sources"]["orders"]
+        one, other = given_[0]["inputs"]["orders"], given_[1]["inputs"]["orders"]
         one["runs"], other["runs"] = other["runs"], one["runs"]
 
     report = dd.fsck(lie(cut, astray))
@@ -343,8 +343,8 @@ def test_inspect_tells_how_partitions_differ(folder: str) -> None:
     assert (found["partitions"], found["levels"], len(found["parts"])) == (4, 2, 8)
     keys = dd.read(folder, "orders").num_rows, dd.read(folder, "by_city").num_rows
     assert [sum(each["keys"] for each in found["parts"] if each["level"] == n) for n in (0, 1)] == list(keys)
-    assert (found["sources"]["orders"]["keys"], *(each["keys"] for each in found["operators"].values())) == keys
-    assert sum(found["verdicts"].values()) == found["sources"]["orders"]["arrived"] == 84
+    assert (found["inputs"]["orders"]["keys"], *(each["keys"] for each in found["operators"].values())) == keys
+    assert sum(found["verdicts"].values()) == found["inputs"]["orders"]["arrived"] == 84
     shown = run("inspect", folder)
     assert "4, on 2 levels" in shown and "median" in shown and "largest, number" in shown
     assert as_json("inspect", folder)["parts"] == found["parts"]
@@ -355,8 +355,8 @@ def test_the_verbs_read_it_and_those_that_write_say_what_to_do(folder: str) -> N
     with pa.OSFile("log.arrow", "wb") as sink, pa.ipc.new_file(sink, SCHEMA) as writer:
         writer.write_table(pa_rows)
     assert "whole" in run("fsck", folder)
-    assert "agrees with its log" in run("verify", folder, "log.arrow", "--source", "orders")
-    assert "holds" in run("why", folder, "3", "--source", "orders")
+    assert "agrees with its log" in run("verify", folder, "log.arrow", "--input", "orders")
+    assert "holds" in run("why", folder, "3", "--input", "orders")
     run("export", folder, "by_city", "-o", "out.csv")
     assert "rescale" in run("gc", folder, "--forget", code=1)
     run("gc", folder)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import to_builtins
 from msgspec.structs import replace
-from test_manifest import blobs, by_source, counts, digests, names, times
+from test_manifest import blobs, by_input, counts, digests, names, times
 
 from ddflow.errors import CorruptState
 from ddflow.partitions.merged_receipts import gather, greatest, summed
@@ -68,8 +68,8 @@ receipts = nonces.flatmap(
         rows=st.dictionaries(names, counts),
         digests=st.dictionaries(names, digests),
         counts=st.dictionaries(names, counts),
-        greatest=by_source,
-        horizons=by_source,
+        greatest=by_input,
+        horizons=by_input,
         frontier=times,
         last=times,
         since=times,

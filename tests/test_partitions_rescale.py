@@ -54,10 +54,10 @@ pytestmark = pytest.mark.sampled
 NUMBERS = st.sampled_from([2, 3, 4, 7, 17])
 BUDGETS = st.sampled_from([None, "16MB"])
 TOGETHER: dict[str, Any] = {
-    "by_k_and_s": ["count", ["source", "a"], ["s", "k"], "count"],
-    "by_s": ["count", ["source", "a"], ["s"], "count"],
-    "all": ["count", ["source", "a"], [], "count"],
-    "again": ["count", ["count", ["source", "a"], ["s"], "groups"], ["groups", "s"], "count"],
+    "by_k_and_s": ["count", ["input", "a"], ["s", "k"], "count"],
+    "by_s": ["count", ["input", "a"], ["s"], "count"],
+    "all": ["count", ["input", "a"], [], "count"],
+    "again": ["count", ["count", ["input", "a"], ["s"], "groups"], ["groups", "s"], "count"],
 }
 """A count that stands with its keys, and is not by them; one that moves; one of everything; one behind another."""
 
@@ -126,7 +126,7 @@ def there_and_back(data: st.DataObject, store: MemoryStore, flow: Any) -> None:
 def reads(state: Any, flow: dd.Flow) -> dict[tuple[str, int | None], Counter[Any]]:
     """What can be read of a state, now and at some times, the first and the last among them."""
     with dd.Snapshot.open(state.writer() if isinstance(state, MemoryStore) else state, flow=flow) as snapshot:
-        names, times = [*flow.sources, *flow.outputs], readable(SimpleNamespace(engine=snapshot))
+        names, times = [*flow.inputs, *flow.outputs], readable(SimpleNamespace(engine=snapshot))
         times = [*times[:2], *times[2:-1:6], times[-1]]
         return {(name, time): Counter(plain(snapshot.read(name, time))) for name in names for time in times}
 
@@ -137,10 +137,10 @@ def accounts(store: MemoryStore, flow: dd.Flow) -> None:
     assert manifest is not None
     for blob in manifest.partitions:
         inventory = json.loads(store.map(blob).to_pybytes())
-        came = sum(each["arrived"] for each in inventory["sources"].values())
+        came = sum(each["arrived"] for each in inventory["inputs"].values())
         waiting = 0
-        for name, each in inventory["sources"].items():
-            schema = flow.sources[name].bound.event_schema
+        for name, each in inventory["inputs"].items():
+            schema = flow.inputs[name].bound.event_schema
             batcher = pending.restore(Record(each, name), schema, BatchStore(store.writer()), spilled=True)
             given = [number for run in batcher.runs.by_least for number in run.waiting.arrival.tolist()]
             assert len(set(given)) == len(given) and max(given, default=-1) < each["arrived"]
@@ -232,10 +232,10 @@ def test_a_group_that_left_and_came_again_stays_with_its_key_though_nothing_says
         for blob in manifest.partitions:
             inventory = json.loads(store.map(blob).to_pybytes())
             ((groups,),) = (each["arrangements"] for each in inventory["operators"].values())
-            assert groups["keys"] == inventory["sources"]["a"]["rows"]["keys"] > 0
+            assert groups["keys"] == inventory["inputs"]["a"]["rows"]["keys"] > 0
 
 
-def test_what_all_partitions_must_know_of_a_source_is_known_after(tmp_path: Path) -> None:
+def test_what_all_partitions_must_know_of_a_input_is_known_after(tmp_path: Path) -> None:
     flow = dd.Flow()
     for name in "ab":
         flow.output(
@@ -349,7 +349,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         rescale(MemoryStore(), 2)
     with pytest.raises(StateRefused):
         rescale(tmp_path / "nowhere", 2)
-    flow.output("more", flow.sources["a"].project(["k"]))
+    flow.output("more", flow.inputs["a"].project(["k"]))
     with pytest.raises(PlanChanged, match="it has more than the one that the state was made by"):
         rescale(tmp_path / "state", 2, flow=flow)
     back = dd.Flow()

@@ -14,7 +14,7 @@ from chance import effort
 from doors import SECRET, plain, schema_of, spec_of, to_arrow
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import events, shapes, sources, splits
+from strategies import events, inputs, shapes, splits
 
 import ddflow as dd
 from ddflow.columns.hashing import identities, partition_of
@@ -35,7 +35,7 @@ ORDERS = {"id": pa.int64(), "city": pa.string(), "at": pa.int64()}
 
 
 def opened(columns: Any, spec: dd.Upsert | None = None) -> dd.Flow:
-    """A flow whose second source has these columns."""
+    """A flow whose second input has these columns."""
     flow = dd.Flow()
     flow.upserts("other", columns, spec or dd.Upsert("id"))
     flow.output("s", flow.upserts("s", columns, spec or dd.Upsert("id")))
@@ -72,14 +72,14 @@ def batches_of(given: Any, schema: pa.Schema) -> list[pa.RecordBatch]:
 @effort(60, deadline=None)
 @given(st.data())
 def test_all_rows_arrive_in_order_each_in_the_partition_of_its_key(data: st.DataObject) -> None:
-    source = data.draw(sources(data.draw(st.booleans())))
-    rows = data.draw(events(source, most=20))
+    input = data.draw(inputs(data.draw(st.booleans())))
+    rows = data.draw(events(input, most=20))
     partitions = data.draw(st.sampled_from([1, 2, 3, 8, 1000]))
-    schema, spec = schema_of(source["columns"]), spec_of(source["spec"])
+    schema, spec = schema_of(input["columns"]), spec_of(input["spec"])
     flow = opened(schema, spec)
     limits = {"chunk_rows": data.draw(st.integers(1, 6)), "chunk_bytes": data.draw(st.sampled_from([1, 60, 10**6]))}
     shape = data.draw(shapes())
-    given_rows = to_arrow(source["columns"], rows)
+    given_rows = to_arrow(input["columns"], rows)
     chunks = routed(Partitioner(flow, "s", partitions, SECRET, **limits), batches_of(shape(given_rows), schema))
     high, _ = identities(given_rows.select(list(spec.key)), SECRET, len(rows))
     home = partition_of(high, partitions).tolist()
@@ -99,16 +99,16 @@ def test_all_rows_arrive_in_order_each_in_the_partition_of_its_key(data: st.Data
 @effort(60, deadline=None)
 @given(st.data())
 def test_the_digest_of_the_rows_is_of_nothing_else(data: st.DataObject) -> None:
-    source = data.draw(sources(False))
-    schema, spec = schema_of(source["columns"]), spec_of(source["spec"])
+    input = data.draw(inputs(False))
+    schema, spec = schema_of(input["columns"]), spec_of(input["spec"])
     flow = opened(schema, spec)
-    rows = data.draw(events(source, most=12, least=1))
+    rows = data.draw(events(input, most=12, least=1))
 
     def digest(rows: list[Any], partitions: int = 1, cuts: list[list[Any]] | None = None, **options: Any) -> bytes:
         """Of rows read by several tasks, each of which gives them in some shape."""
         route = Partitioner(flow, "s", partitions, SECRET, **options)
         shape = data.draw(shapes())
-        parts = [batches_of(shape(to_arrow(source["columns"], part)), schema) for part in cuts or [rows]]
+        parts = [batches_of(shape(to_arrow(input["columns"], part)), schema) for part in cuts or [rows]]
         return of_all([c for task, part in enumerate(parts) for c in routed(route, part, task)])
 
     once = digest(rows)
@@ -120,8 +120,8 @@ def test_the_digest_of_the_rows_is_of_nothing_else(data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(rows) - 1))
     assert once != digest(rows[:at] + rows[at + 1 :])
     assert once != digest([*rows, rows[at]])
-    other = data.draw(events(source, most=1, least=1))[0]
-    if seen(to_arrow(source["columns"], [other])) != seen(to_arrow(source["columns"], [rows[at]])):
+    other = data.draw(events(input, most=1, least=1))[0]
+    if seen(to_arrow(input["columns"], [other])) != seen(to_arrow(input["columns"], [rows[at]])):
         assert once != digest([*rows[:at], other, *rows[at + 1 :]])
 
 
@@ -151,10 +151,10 @@ def test_no_rows_are_no_chunks_but_their_columns_are_looked_at() -> None:
 def test_columns_that_are_not_there_stay_away() -> None:
     flow = opened(ORDERS)
     rows = pa.record_batch({"at": pa.array([1, 2], pa.int8()), "id": [7, 8]})
-    there = columns_there(flow.sources["s"].bound, rows.schema)
+    there = columns_there(flow.inputs["s"].bound, rows.schema)
     assert there == ("id", "at")
     (chunk,) = routed(Partitioner(flow, "s", 1, SECRET, there), [rows])
-    schema = chunk_schema(flow.sources["s"].bound.schema, there)
+    schema = chunk_schema(flow.inputs["s"].bound.schema, there)
     assert rows_of([chunk], schema).to_pylist() == [{"id": 7, "at": 1}, {"id": 8, "at": 2}]
     (whole,) = routed(Partitioner(flow, "s", 1, SECRET), [rows])
     assert rows_of([whole], pa.schema(ORDERS)).to_pylist()[0] == {"id": 7, "city": None, "at": 1}
@@ -223,7 +223,7 @@ def test_what_no_step_would_take_is_refused_before_it_travels(case: str) -> None
 def test_the_driver_can_tell_by_the_columns_alone(case: str) -> None:
     rows, message = REFUSED[case]
     with pytest.raises(SchemaMismatch, match=message.split(" 'id' of")[0]):
-        columns_there(opened(ORDERS).sources["s"].bound, rows.schema)
+        columns_there(opened(ORDERS).inputs["s"].bound, rows.schema)
 
 
 def kafka(rows: Sequence[tuple[int, str | None, int, int]], topics: bool = True) -> pa.RecordBatch:
@@ -238,7 +238,7 @@ ROWS = [(1, "t", 3, 7), (2, "u", 3, 2), (3, "t", 3, 5), (4, "t", 11, 5), (5, Non
 
 def test_kafkas_columns_are_picked_up_by_themselves() -> None:
     flow = opened({"id": pa.int64()})
-    bound = flow.sources["s"].bound
+    bound = flow.inputs["s"].bound
     assert columns_there(bound, kafka(ROWS).schema) == ("id",)
     chunks = routed(Partitioner(flow, "s", 1, SECRET, ("id",)), [kafka(ROWS).slice(0, 3), kafka(ROWS).slice(3)], 99)
     schema = with_arrival(bound.schema, True)
@@ -258,10 +258,10 @@ def test_kafkas_columns_are_picked_up_by_themselves() -> None:
 def test_kafkas_columns_may_be_the_flows_own() -> None:
     ordered = opened({"id": pa.int64(), "offset": pa.int64()}, dd.Upsert("id", order_by="offset"))
     rows = kafka(ROWS)
-    assert columns_there(ordered.sources["s"].bound, rows.schema) == ("id", "offset")
+    assert columns_there(ordered.inputs["s"].bound, rows.schema) == ("id", "offset")
     chunks = routed(Partitioner(ordered, "s", 1, SECRET), [rows])
     (own,) = [c for c in chunks if c["origin"] == "t/0000000003"]
-    told = rows_of([own], with_arrival(ordered.sources["s"].bound.schema, True))
+    told = rows_of([own], with_arrival(ordered.inputs["s"].bound.schema, True))
     assert told.to_pydict() == {"id": [3, 6, 1], "offset": [5, 6, 7], "_arrival": [5, 6, 7]}
     declared = {"id": pa.int64(), "offset": pa.int64(), "partition": pa.int32(), "topic": pa.string()}
     assert not tells_arrival(rows.schema, pa.schema(declared))

@@ -56,20 +56,20 @@ def shares_of(store: Any, flow: dd.Flow, name: str) -> list[pa.Table]:
 @given(st.data(), st.integers(2, 4), st.integers(0, 99))
 def test_shares_together_are_what_one_read_gives(data: st.DataObject, partitions: int, seed: int) -> None:
     scenario = data.draw(shuffled())
-    sources = scenario["sources"]
+    inputs = scenario["inputs"]
     flow, store = flow_of(scenario), MemoryStore()
     event("hold-back" if flow.holds_back else "epoch mode")
     try:
         hands = Hands(flow, store, partitions, random.Random(seed))
         for _ in range(data.draw(st.integers(1, 2))):
-            drawn = {name: data.draw(events(source, most=10)) for name, source in sources.items()}
-            hands.epoch({name: to_arrow(sources[name]["columns"], rows) for name, rows in drawn.items()})
+            drawn = {name: data.draw(events(input, most=10)) for name, input in inputs.items()}
+            hands.epoch({name: to_arrow(inputs[name]["columns"], rows) for name, rows in drawn.items()})
         if flow.holds_back:
             hands.epoch({}, close=True)
     except (CountOverflow, ExpressionError, SpecError) as error:
         event(type(error).__name__)
         return
-    for name in (*flow.outputs, *flow.sources):
+    for name in (*flow.outputs, *flow.inputs):
         expected = contents(Snapshot(store, found(store), flow), name)
         tables, how = shares_of(store, flow, name), shared(flow, name)
         assert counted(pa.concat_tables(tables)) == counted(expected), name
@@ -86,9 +86,9 @@ def test_shares_together_are_what_one_read_gives(data: st.DataObject, partitions
 
 def test_what_is_shared_and_what_is_not() -> None:
     flow = city_flow()
-    flow.output("none", flow.sources["orders"].project(["city"]))
+    flow.output("none", flow.inputs["orders"].project(["city"]))
     flow.output("together", flow.outputs["diff"].consolidate())
-    found = {name: shared(flow, name) for name in (*flow.outputs, *flow.sources)}
+    found = {name: shared(flow, name) for name in (*flow.outputs, *flow.inputs)}
     assert found["orders"] == ByPartition(0, ("id",)) == found["paid"]
     assert found["by_city"] == ByPartition(1, ("city",))
     assert found["sizes"] == ByPartition(2, ("count",)) and found["all"] == ByPartition(1, ())

@@ -16,7 +16,7 @@ from doors import SECRET, plain, schema_of, spec_of, to_arrow
 from hypothesis import given
 from hypothesis import strategies as st
 from kinds import PLAIN
-from strategies import events, sources, splits
+from strategies import events, inputs, splits
 
 import ddflow as dd
 from ddflow.columns.hashing import identities, partition_of
@@ -57,7 +57,7 @@ def seen(table: pa.Table) -> list[str]:
 
 
 def read(spool: ShuffleReader, name: str = "s") -> pa.Table:
-    reader = spool.source(name)
+    reader = spool.input(name)
     assert reader is not None
     return reader.read_all()
 
@@ -65,15 +65,15 @@ def read(spool: ShuffleReader, name: str = "s") -> pa.Table:
 @effort(60, deadline=None)
 @given(st.data())
 def test_rows_come_back_in_the_order_of_arrival(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    source = data.draw(sources(data.draw(st.booleans())))
-    rows = data.draw(events(source, most=20))
-    flow = opened(schema_of(source["columns"]), spec_of(source["spec"]))
+    input = data.draw(inputs(data.draw(st.booleans())))
+    rows = data.draw(events(input, most=20))
+    flow = opened(schema_of(input["columns"]), spec_of(input["spec"]))
     partitions = data.draw(st.integers(1, 3))
     route = Partitioner(flow, "s", partitions, SECRET, chunk_rows=data.draw(st.integers(1, 5)))
     tasks = data.draw(splits(rows))
-    batches = [b for n, part in enumerate(tasks) for b in route(to_arrow(source["columns"], part).to_batches(), n)]
-    whole = to_arrow(source["columns"], rows)
-    high, _ = identities(whole.select(source["spec"]["key"]), SECRET, len(rows))
+    batches = [b for n, part in enumerate(tasks) for b in route(to_arrow(input["columns"], part).to_batches(), n)]
+    whole = to_arrow(input["columns"], rows)
+    high, _ = identities(whole.select(input["spec"]["key"]), SECRET, len(rows))
     memory = data.draw(st.sampled_from([None, 0, 8 * 600]))
     scratch = tmp_path_factory.mktemp("scratch")
     digest = NO_ROWS
@@ -84,7 +84,7 @@ def test_rows_come_back_in_the_order_of_arrival(tmp_path_factory: pytest.TempPat
             for batch in shuffled(batches, data.draw(st.integers(0, 99)), number):
                 spool.take(batch)
             assert spool.rows == ({"s": len(home)} if home else {})
-            assert (spool.source("s") is None) == (not home)
+            assert (spool.input("s") is None) == (not home)
             digest = added(digest, *(bytes.fromhex(each) for each in spool.digests.values()))
             for _ in range(2 if home else 0):
                 assert seen(read(spool)) == seen(expected)
@@ -155,7 +155,7 @@ def test_rows_of_a_kafka_partition_that_interleave_are_merged(
     with ShuffleReader(cut(flow), 0, 0, seed % 2 or None, str(tmp_path_factory.mktemp("scratch"))) as spool:
         for batch in shuffled(batches, seed):
             spool.take(batch)
-        parts = list(spool.source("s") or ())
+        parts = list(spool.input("s") or ())
     assert pa.Table.from_batches(parts).column("id").to_pylist() == [5, 7, *range(40)]
     assert max(part.num_rows for part in parts) <= 3 * chunk_rows, "little is joined at a time"
 
@@ -176,7 +176,7 @@ def test_events_with_the_same_offset_come_in_one_order_whatever_the_shuffle_does
 
 
 def counted() -> tuple[dd.Flow, Stages]:
-    """Two levels behind the sources: counts by city, then counts of those."""
+    """Two levels behind the inputs: counts by city, then counts of those."""
     flow = opened({"id": pa.int64(), "city": pa.string()})
     flow.output("sizes", flow.outputs["s"].count("city", name="n").project(["n"]).count())
     return flow, cut(flow)
@@ -209,7 +209,7 @@ def test_sums_are_for_their_level_and_what_is_for_later_ones_passes(memory: int 
         assert spool.sums(0).column("_diff").chunk(0).buffers()[1].address % 8 == 0
         passed = list(spool.forwarded)
         assert [batch.schema for batch in passed] == [PACKED]
-        assert (spool.rows, spool.digests, spool.source("s")) == ({}, {}, None)
+        assert (spool.rows, spool.digests, spool.input("s")) == ({}, {}, None)
     with ShuffleReader(plan, 2, 0) as later:
         later.take(passed[0])
         assert later.sums(1).to_pylist() == [{"n": 3, "_time": 7, "_diff": 1}]
@@ -223,9 +223,9 @@ def test_what_is_not_for_the_task_is_refused() -> None:
     (first,) = packed_sums({0: sums(plan, 0, [("Bern", 7, 2)])}, plan, 1, SECRET)
     cases = [
         (0, 1, rows, "partition 1 of level 0: rows for partition 0 came to it; leave the shuffle to ddflow"),
-        (1, 0, rows, "partition 0 of level 1: rows of source 0 came to it, which are not for it"),
+        (1, 0, rows, "partition 0 of level 1: rows of input 0 came to it, which are not for it"),
         (2, 0, first, "sums 0 came to it, which are not for it"),
-        (0, 0, rows.set_column(1, PACKED.field("what"), pa.array([9], pa.int32())), "rows of source 9 came to it"),
+        (0, 0, rows.set_column(1, PACKED.field("what"), pa.array([9], pa.int32())), "rows of input 9 came to it"),
         (0, 0, rows.set_column(1, PACKED.field("what"), pa.array([-9], pa.int32())), "sums 8 came to it"),
     ]
     for level, number, batch, message in cases:
@@ -238,7 +238,7 @@ def test_a_row_without_a_payload_only_calls_its_partition() -> None:
     with ShuffleReader(cut(opened({"id": pa.int64()})), 1, 2) as spool:
         spool.take(call)
         spool.take(call.slice(0, 0))
-        assert (spool.rows, spool.receipts, spool.source("s")) == ({}, [], None)
+        assert (spool.rows, spool.receipts, spool.input("s")) == ({}, [], None)
     with (
         ShuffleReader(cut(opened({"id": pa.int64()})), 0, 1) as spool,
         pytest.raises(Misrouted, match="for partition 2"),

@@ -38,7 +38,7 @@ def flow_of(scenario: Mapping[str, Any]) -> dd.Flow:
     flow = dd.Flow()
     made = {
         name: flow.upserts(name, schema_of(given["columns"]), spec_of(given["spec"]))
-        for name, given in scenario["sources"].items()
+        for name, given in scenario["inputs"].items()
     }
     for name, expression in scenario["outputs"].items():
         flow.output(name, plan(expression, made, False))
@@ -50,7 +50,7 @@ def people(flow: dd.Flow) -> dd.Collection:
 
 
 def output(make: Callable[[dd.Collection], dd.Collection]) -> dd.Flow:
-    """A flow with one output, made of one source."""
+    """A flow with one output, made of one input."""
     flow = dd.Flow()
     flow.output("out", make(people(flow)))
     return flow
@@ -75,11 +75,11 @@ def test_every_plan_is_described_and_made_again(data: st.DataObject) -> None:
 def test_a_plan_that_was_made_again_gives_the_same_updates(data: st.DataObject) -> None:
     scenario = data.draw(scenarios(holds_back=False, null_key="keep", tie="last"))
     flow = flow_of(scenario)
-    inputs = {name: data.draw(events(source, most=6)) for name, source in scenario["sources"].items()}
+    inputs = {name: data.draw(events(input, most=6)) for name, input in scenario["inputs"].items()}
     found = []
     for each in (flow, dd.Flow.of(rebuild(describe(flow)))):
         with each.open(secret=Secret(1, 2)) as engine:
-            given_rows = {name: to_arrow(scenario["sources"][name]["columns"], rows) for name, rows in inputs.items()}
+            given_rows = {name: to_arrow(scenario["inputs"][name]["columns"], rows) for name, rows in inputs.items()}
             out = engine.step(given_rows, 1)
             found.append({name: Counter(plain(out[name])) for name in out})
     assert found[0] == found[1]
@@ -115,7 +115,7 @@ def test_other_collections_have_other_ids_and_equal_ones_the_same() -> None:
     assert all(len(each) == 32 and int(each, 16) for each in ids)
 
 
-def test_a_source_of_another_spec_or_another_column_keeps_its_id_but_not_the_fingerprint() -> None:
+def test_a_input_of_another_spec_or_another_column_keeps_its_id_but_not_the_fingerprint() -> None:
     flows = []
     for spec, more in (({}, {}), ({"order_by": "n"}, {}), ({}, {"extra": pa.int8()})):
         flow = dd.Flow()
@@ -395,25 +395,25 @@ def test_a_hostile_description_is_refused_or_is_the_plan_it_says() -> None:
             again = describe(flow)
             assert again["outputs"] == bad["outputs"], (turn, bad)
             assert set(again["collections"]) <= set(bad["collections"]), (turn, bad)
-            for name, source in again["sources"].items():
-                assert source["columns"] == bad["sources"][name]["columns"], (turn, bad)
+            for name, input in again["inputs"].items():
+                assert input["columns"] == bad["inputs"][name]["columns"], (turn, bad)
     assert refused > 1500
 
 
 def test_a_hostile_schema_is_refused_or_has_the_columns_that_stand_beside() -> None:
     good, chance = whole(), random.Random(5)
-    data = base64.b64decode(good["sources"]["people"]["schema"])
+    data = base64.b64decode(good["inputs"]["people"]["schema"])
     for turn in range(3000):
         changed = bytearray(data[: chance.randrange(len(data))] if chance.random() < 0.2 else data)
         for _ in range(chance.choice([1, 1, 2, 4]) if changed else 0):
             changed[chance.randrange(len(changed))] = chance.choice([0, 127, 128, 255, chance.randrange(256)])
         bad = copy.deepcopy(good)
-        bad["sources"]["people"]["schema"] = base64.b64encode(changed).decode()
+        bad["inputs"]["people"]["schema"] = base64.b64encode(changed).decode()
         try:
             flow = rebuild(bad)
         except CorruptState:
             continue
-        assert describe(flow)["sources"]["people"]["columns"] == good["sources"]["people"]["columns"], turn
+        assert describe(flow)["inputs"]["people"]["columns"] == good["inputs"]["people"]["columns"], turn
 
 
 def change(where: list[Any], value: Any) -> dict[str, Any]:
@@ -438,7 +438,7 @@ HOSTILE: dict[str, tuple[Callable[[], Any], str]] = {
     "an output of nothing": (lambda: change(["outputs", "rows"], "0" * 32), "do not fit together"),
     "a cycle": (a_cycle, "CycleError"),
     "a collection under another's id": (
-        lambda: change(["collections", "0" * 32], {"op": "source", "name": "people", "of": []}),
+        lambda: change(["collections", "0" * 32], {"op": "input", "name": "people", "of": []}),
         "when it is built",
     ),
     "an unknown operator": (
@@ -452,13 +452,13 @@ HOSTILE: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         "ExpressionError",
     ),
-    "a schema that is none": (lambda: change(["sources", "people", "schema"], "AAAA"), "its schema is none"),
-    "a schema that is no base64": (lambda: change(["sources", "people", "schema"], "{}"), "its schema is none"),
-    "another schema": (lambda: change(["sources", "people", "columns"], [["id", "int8", True]]), "beside it stand"),
-    "a key that is no text": (lambda: change(["sources", "people", "spec", "key"], [1]), "not a list of texts"),
-    "an unknown option": (lambda: change(["sources", "people", "spec", "keys"], "x"), "spec"),
-    "a negative lateness": (lambda: change(["sources", "people", "spec", "lateness"], -1), "not a whole number"),
-    "a spec that does not fit": (lambda: change(["sources", "people", "spec", "order_by"], ["z"]), "no column 'z'"),
+    "a schema that is none": (lambda: change(["inputs", "people", "schema"], "AAAA"), "its schema is none"),
+    "a schema that is no base64": (lambda: change(["inputs", "people", "schema"], "{}"), "its schema is none"),
+    "another schema": (lambda: change(["inputs", "people", "columns"], [["id", "int8", True]]), "beside it stand"),
+    "a key that is no text": (lambda: change(["inputs", "people", "spec", "key"], [1]), "not a list of texts"),
+    "an unknown option": (lambda: change(["inputs", "people", "spec", "keys"], "x"), "spec"),
+    "a negative lateness": (lambda: change(["inputs", "people", "spec", "lateness"], -1), "not a whole number"),
+    "a spec that does not fit": (lambda: change(["inputs", "people", "spec", "order_by"], ["z"]), "no column 'z'"),
 }
 
 

@@ -85,10 +85,10 @@ def test_stores_write_the_low_bytes_and_touch_no_others(value: int, offset: int)
 
 @given(st.binary(min_size=40, max_size=40), st.integers(0, 20), st.integers(0, 20))
 def test_copies_move_exactly_the_bytes_asked_for(content: bytes, start: int, size: int) -> None:
-    source = np.frombuffer(content, dtype=np.uint8).copy()
+    input = np.frombuffer(content, dtype=np.uint8).copy()
     for run in either(compiled_copy):
         target = np.zeros(40, dtype=np.uint8)
-        run(target.ctypes.data + 3, source.ctypes.data + start, size)
+        run(target.ctypes.data + 3, input.ctypes.data + start, size)
         assert target.tobytes() == bytes(3) + content[start : start + size] + bytes(37 - size)
 
 

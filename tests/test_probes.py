@@ -55,8 +55,8 @@ def rows(given: tuple[str, int, int], texts: bool, gone: bool) -> pa.Table:
 def plan(texts: bool, kind: str) -> dd.Flow:
     flow = dd.Flow()
     schema = {"k": pa.string() if texts else pa.int64(), "v": pa.int64()}
-    source = flow.upserts("a", schema, dd.Upsert(key="k", delete="v is null"))
-    flow.output("out", {"rows": source, "count": source.count(["k"]), "upserts": source.to_upserts("k")}[kind])
+    input = flow.upserts("a", schema, dd.Upsert(key="k", delete="v is null"))
+    flow.output("out", {"rows": input, "count": input.count(["k"]), "upserts": input.to_upserts("k")}[kind])
     return flow
 
 
@@ -107,10 +107,10 @@ def test_a_state_is_opened_again_by_a_few_slots_a_key_also_where_many_keys_are_g
     for module in (inventory, run):
         monkeypatch.setattr(module, "LASTS", 1000)
     flow = dd.Flow()
-    source = flow.upserts(
+    input = flow.upserts(
         "a", {"k": pa.int64(), "v": pa.int64(), "t": pa.int64()}, dd.Upsert(key="k", time="t", delete="v is null")
     )
-    flow.output("out", source)
+    flow.output("out", input)
     with flow.open(tmp_path / "s", retain=retain) as engine:
         for time, (count, gone) in enumerate([(60_000, False), (22_000, True)]):
             engine.push({"a": rows(("ascending", 0, count), False, gone).append_column("t", pa.array([time] * count))})

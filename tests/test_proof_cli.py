@@ -55,9 +55,9 @@ def test_verify_ends_with_0_where_they_agree_and_1_where_they_do_not(state: str)
     said = run("verify", state, "b.csv", code=1)
     assert "DIFFERS from its log: 0 rows missing, 0 extra, 1 different" in said
     assert "different (id=2): the state has (id=2, city='007', at=2), the log (id=2, city='Bern'" in said
-    found = as_json("verify", state, "b.csv", "--source", "orders", "--memory", "16MB", code=1)
-    assert not found["ok"] and found["sources"]["orders"]["different"] == 1
-    assert "did you mean 'orders'?" in run("verify", state, "a.csv", "--source", "order", code=1)
+    found = as_json("verify", state, "b.csv", "--input", "orders", "--memory", "16MB", code=1)
+    assert not found["ok"] and found["inputs"]["orders"]["different"] == 1
+    assert "did you mean 'orders'?" in run("verify", state, "a.csv", "--input", "order", code=1)
     assert "there is no such file" in run("verify", state, "c.csv", code=1)
     assert "there is no state" in run("verify", "nowhere", "a.csv", code=1)
 
@@ -74,7 +74,7 @@ def test_fsck_ends_with_1_and_names_the_file(state: str) -> None:
 def test_inspect_tells_what_there_is_without_reading_data(state: str) -> None:
     found = as_json("inspect", state)
     assert found == dd.inspect(state) | {"versions": found["versions"]}
-    orders = found["sources"]["orders"]
+    orders = found["inputs"]["orders"]
     assert (found["epoch"], found["last"], orders["keys"], orders["versions"], orders["arrived"]) == (2, 2, 3, 5, 6)
     assert [each["epoch"] for each in found["versions"]] == [2, 1, 0] and found["verdicts"]["stale"] == 1
     assert found["bytes"] > 1000 and found["folder"]["path"].endswith("out")

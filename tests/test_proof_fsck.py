@@ -54,9 +54,9 @@ def kinds(state: Path) -> dict[str, list[Path]]:
     inventory = json.loads(
         max(inventories, key=lambda path: json.loads(path.read_bytes())["totals"].get("applied", 0)).read_bytes()
     )
-    batches = [each for c in inventory["sources"].values() for each in c["rows"]["batches"]]
+    batches = [each for c in inventory["inputs"].values() for each in c["rows"]["batches"]]
     batches += [each for c in inventory["operators"].values() for each in c["arrangements"][0]["batches"]]
-    runs = [each for c in inventory["sources"].values() for each in c["runs"]]
+    runs = [each for c in inventory["inputs"].values() for each in c["runs"]]
     return {
         "manifest": manifests,
         "inventory": inventories,
@@ -230,7 +230,7 @@ def test_a_place_without_a_state_is_refused(tmp_path: Path) -> None:
 
 
 def _rows(inventory: Any) -> Any:
-    return inventory["sources"]["orders"]["rows"]
+    return inventory["inputs"]["orders"]["rows"]
 
 
 def _file(inventory: Any, store: MemoryStore, column: int, change: Any) -> None:
@@ -252,13 +252,13 @@ LIES = {
     "another key": lambda i, s: _file(i, s, -3, lambda c: pc.add(c, 1)),
     "another order of rows": lambda i, s: _file(i, s, 0, lambda c: c.take(list(reversed(range(len(c)))))),
     "a time of the future": lambda i, s: _rows(i).update(upper=99),
-    "a source that is not there": lambda i, s: i["sources"].update(other=i["sources"]["orders"]),
+    "an input that is not there": lambda i, s: i["inputs"].update(other=i["inputs"]["orders"]),
     "a count that is not there": lambda i, s: i["operators"].clear(),
     "rows that are not there": lambda i, s: _rows(i)["batches"][0].update(rows=10**12),
     "a file that is none": lambda i, s: _rows(i)["batches"][0].update(file=["x", 1, "y"]),
     "a batch used twice": lambda i, s: _rows(i)["items"].append(_rows(i)["items"][-1]),
     "no totals": lambda i, s: i.pop("totals"),
-    "numbers that are none": lambda i, s: i["sources"]["orders"].update(arrived="many"),
+    "numbers that are none": lambda i, s: i["inputs"]["orders"].update(arrived="many"),
     "a sieve of another": lambda i, s: _rows(i)["batches"][0].update(sieve=_sieve(s, _rows(i)["batches"][0])),
 }
 
@@ -307,7 +307,7 @@ def test_a_state_whose_plan_has_grown_is_whole() -> None:
     store = MemoryStore()
     feed(store, events(SEED, 3))
     more = plan(EPOCH, rating=pa.float64())
-    more.output("all", more.sources["orders"].count([]))
+    more.output("all", more.inputs["orders"].count([]))
     with more.open(store.writer()) as engine:
         engine.step({"orders": events(SEED + 1, 1)[0]}, time=9)
     report = dd.fsck(store)

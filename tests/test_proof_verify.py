@@ -30,7 +30,7 @@ SPECS = {
 
 
 def compared(store: Any, log: Any, **options: Any) -> Any:
-    return dd.verify(store, {"orders": log}, **options).sources["orders"]
+    return dd.verify(store, {"orders": log}, **options).inputs["orders"]
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -42,7 +42,7 @@ def test_an_honest_state_agrees_with_its_log(spec: str, memory: str | None) -> N
     for log in (steps, pa.concat_tables(steps), pa.concat_tables(steps).to_reader(7)):
         found = dd.verify(store, {"orders": log}, memory=memory)
         assert found.ok, str(found)
-        of = found.sources["orders"]
+        of = found.inputs["orders"]
         assert (of.events, of.rows, of.first) == (96, dd.read(store, "orders").num_rows, [])
         assert list(found.operators.values()) == [0]
     assert "agrees with its log" in str(found) and found.to_dict()["ok"]
@@ -104,12 +104,12 @@ def test_a_state_larger_than_its_budget_is_compared_range_by_range(memory: str) 
         for i in range(4):
             engine.step({"orders": log.slice(i * n // 4, n // 4)}, time=i)
     found = dd.verify(store, {"orders": log.to_reader(5000)}, memory=memory, look=seen.append)
-    assert found.ok and found.sources["orders"].rows == n, str(found)
+    assert found.ok and found.inputs["orders"].rows == n, str(found)
     assert sum(seen) == n and len(seen) == n // 5000
     wrong = log.slice(0, n - 3)
     found = dd.verify(store, {"orders": wrong.to_reader(5000)}, memory=memory)
-    assert (found.sources["orders"].extra, found.sources["orders"].missing) == (3, 0)
-    assert {d.key["id"] for d in found.sources["orders"].first} == set(ids[n - 3 :].to_pylist())
+    assert (found.inputs["orders"].extra, found.inputs["orders"].missing) == (3, 0)
+    assert {d.key["id"] for d in found.inputs["orders"].first} == set(ids[n - 3 :].to_pylist())
 
 
 def test_ten_differences_are_named_and_all_are_counted() -> None:
@@ -191,7 +191,7 @@ def test_a_row_that_a_lie_put_into_the_state_is_found() -> None:
     assert before.ok
 
     def tell(inventory: Any) -> None:
-        batch = inventory["sources"]["orders"]["rows"]["batches"][0]
+        batch = inventory["inputs"]["orders"]["rows"]["batches"][0]
         batch["file"] = rewritten(
             store,
             batch["file"],
@@ -218,7 +218,7 @@ def test_a_count_that_is_not_that_of_its_rows_is_found() -> None:
     lie(store, tell)
     found = dd.verify(store, {"orders": steps})
     wrong = dd.read(store, "by_city").num_rows
-    assert not found.ok and found.sources["orders"].ok
+    assert not found.ok and found.inputs["orders"].ok
     assert list(found.operators.values()) == [wrong] and f"{wrong} rows are WRONG" in str(found)
 
 
@@ -227,7 +227,7 @@ def test_rows_out_of_place_are_a_corrupt_state() -> None:
     feed(store, steps)
 
     def tell(inventory: Any) -> None:
-        batch = inventory["sources"]["orders"]["rows"]["batches"][0]
+        batch = inventory["inputs"]["orders"]["rows"]["batches"][0]
         batch["file"] = rewritten(
             store,
             batch["file"],
@@ -241,7 +241,7 @@ def test_rows_out_of_place_are_a_corrupt_state() -> None:
         compared(store, steps)
 
 
-def test_a_source_that_is_not_there_is_refused() -> None:
+def test_a_input_that_is_not_there_is_refused() -> None:
     store = MemoryStore()
     feed(store, events(8, 1))
     with pytest.raises(dd.errors.NotReadable, match="did you mean 'orders'"):

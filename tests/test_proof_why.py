@@ -154,7 +154,7 @@ def test_state_that_was_merged_and_compacted_still_tells_its_winners() -> None:
 
 
 REFUSED: dict[str, Any] = {
-    "the source 'order'": ("order", 1, "did you mean 'orders'?"),
+    "the input 'order'": ("order", 1, "did you mean 'orders'?"),
     "a text": ("orders", "x", "'x' is no int64"),
     "null": ("orders", None, "'id' is null"),
     "two values": ("orders", {"id": 1, "city": "Bern"}, "its columns are ['id']"),
@@ -165,11 +165,11 @@ REFUSED: dict[str, Any] = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_is_no_key_is_refused(what: str) -> None:
-    source, key, found = REFUSED[what]
+    input, key, found = REFUSED[what]
     store = MemoryStore()
     feed(store, events(15, 1))
     with pytest.raises(dd.errors.NotReadable) as caught:
-        why_of(store, source, key)
+        why_of(store, input, key)
     assert found in str(caught.value)
 
 

@@ -30,7 +30,7 @@ Plan = Callable[..., dd.Flow]
 def flow(
     spec: dict[str, Any] = LAST, columns: Any = COLUMNS, outputs: Any = None, more: tuple[str, ...] = ()
 ) -> dd.Flow:
-    """A plan of one source ``orders``, and one for each further name; ``outputs``: how each is made of it."""
+    """A plan of one input ``orders``, and one for each further name; ``outputs``: how each is made of it."""
     out = dd.Flow()
     rows = out.upserts("orders", columns, dd.Upsert(**spec))
     for name in more:
@@ -69,45 +69,45 @@ def named(column: str) -> Any:
 
 
 OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "key": (LAST, LAST | {"key": ["id", "op"]}, "key= of source 'orders' is ['id', 'op'], and was ['id']"),
+    "key": (LAST, LAST | {"key": ["id", "op"]}, "key= of input 'orders' is ['id', 'op'], and was ['id']"),
     "order_by": (
         LAST,
         LAST | {"order_by": ["rev", "at"]},
-        "order_by= of source 'orders' is ['rev', 'at'], and was ['at']",
+        "order_by= of input 'orders' is ['rev', 'at'], and was ['at']",
     ),
-    "no order_by": (LAST, {"key": "id"}, "order_by= of source 'orders' is [], and was ['at']"),
-    "tie": (LAST, LAST | {"tie": "greatest"}, "tie= of source 'orders' is 'greatest', and was 'last'"),
-    "tie, back to the default": (LAST | {"tie": "first"}, LAST, "tie= of source 'orders' is 'last', and was 'first'"),
-    "seq": (LAST, LAST | {"seq": "rev"}, "seq= of source 'orders' is 'rev', and was None"),
-    "time": (HELD, HELD | {"time": "at", "order_by": "rev"}, "time= of source 'orders' is 'at', and was 'rev'"),
-    "the mode": (HELD, LAST, "time= of source 'orders' is None, and was 'rev'"),
-    "delete": (LAST, LAST | {"delete": "op = 'D'"}, "delete= of source 'orders' is \"op = 'D'\", and was None"),
+    "no order_by": (LAST, {"key": "id"}, "order_by= of input 'orders' is [], and was ['at']"),
+    "tie": (LAST, LAST | {"tie": "greatest"}, "tie= of input 'orders' is 'greatest', and was 'last'"),
+    "tie, back to the default": (LAST | {"tie": "first"}, LAST, "tie= of input 'orders' is 'last', and was 'first'"),
+    "seq": (LAST, LAST | {"seq": "rev"}, "seq= of input 'orders' is 'rev', and was None"),
+    "time": (HELD, HELD | {"time": "at", "order_by": "rev"}, "time= of input 'orders' is 'at', and was 'rev'"),
+    "the mode": (HELD, LAST, "time= of input 'orders' is None, and was 'rev'"),
+    "delete": (LAST, LAST | {"delete": "op = 'D'"}, "delete= of input 'orders' is \"op = 'D'\", and was None"),
     "another tombstone": (
         LAST | {"delete": dd.tombstone("op", "D")},
         LAST | {"delete": dd.tombstone("op", "X")},
-        "delete= of source 'orders' is dd.tombstone('op', 'X'), and was dd.tombstone('op', 'D')",
+        "delete= of input 'orders' is dd.tombstone('op', 'X'), and was dd.tombstone('op', 'D')",
     ),
-    "late": (HELD, HELD | {"late": "drop"}, "late= of source 'orders' is 'drop', and was 'advance'"),
-    "stale": (LAST, LAST | {"stale": "side"}, "stale= of source 'orders' is 'side', and was 'drop'"),
-    "null_key": (LAST, LAST | {"null_key": "keep"}, "null_key= of source 'orders' is 'keep', and was 'error'"),
-    "noop_ignore": (LAST, LAST | {"noop_ignore": "n"}, "noop_ignore= of source 'orders' is ['n'], and was []"),
-    "track": (LAST, LAST | {"track": "n"}, "track= of source 'orders' is ['n'], and was None"),
-    "where": (LAST, LAST | {"where": "n > 1"}, "where= of source 'orders' is 'n > 1', and was None"),
+    "late": (HELD, HELD | {"late": "drop"}, "late= of input 'orders' is 'drop', and was 'advance'"),
+    "stale": (LAST, LAST | {"stale": "side"}, "stale= of input 'orders' is 'side', and was 'drop'"),
+    "null_key": (LAST, LAST | {"null_key": "keep"}, "null_key= of input 'orders' is 'keep', and was 'error'"),
+    "noop_ignore": (LAST, LAST | {"noop_ignore": "n"}, "noop_ignore= of input 'orders' is ['n'], and was []"),
+    "track": (LAST, LAST | {"track": "n"}, "track= of input 'orders' is ['n'], and was None"),
+    "where": (LAST, LAST | {"where": "n > 1"}, "where= of input 'orders' is 'n > 1', and was None"),
     "value": (
         LAST | {"value": ["n"]},
         LAST | {"value": ["n", "op"]},
-        "value= of source 'orders' is ['n', 'op'], and was ['n']",
+        "value= of input 'orders' is ['n', 'op'], and was ['n']",
     ),
     "merge": (
         LAST | {"merge": dd.Merge({"n": dd.sum(), "op": dd.join_text("; ")}, default=dd.first_non_null())},
         LAST | {"merge": dd.Merge({"n": dd.max(), "op": dd.collect(limit=3)})},
-        "merge= of source 'orders' is dd.Merge({'n': dd.max(), 'op': dd.collect(limit=3)}), and was "
+        "merge= of input 'orders' is dd.Merge({'n': dd.max(), 'op': dd.collect(limit=3)}), and was "
         "dd.Merge({'n': dd.sum(), 'op': dd.join_text('; ')}, default=dd.first_non_null())",
     ),
     "merge by a function": (
         LAST | {"merge": dd.Merge(function=keep)},
         LAST | {"merge": "first_row"},
-        "merge= of source 'orders' is 'first_row', and was dd.Merge(function=test_reopening.keep)",
+        "merge= of input 'orders' is 'first_row', and was dd.Merge(function=test_reopening.keep)",
     ),
     "merge by another of that name": (
         LAST | {"merge": dd.Merge(function=named("a"))},
@@ -117,19 +117,19 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "groups": (
         {"key": "id", "groups": {"at": ["n"]}},
         {"key": "id", "groups": {("at", "rev"): ["n", "op"]}},
-        "groups= of source 'orders' is {('at', 'rev'): ['n', 'op']}, and was {'at': ['n']}",
+        "groups= of input 'orders' is {('at', 'rev'): ['n', 'op']}, and was {'at': ['n']}",
     ),
     "derive": (
         LAST | {"merge": dd.Merge(), "derive": {"n": "1"}},
         LAST | {"merge": dd.Merge(), "derive": {"n": "2"}},
-        "derive= of source 'orders' is {'n': '2'}, and was {'n': '1'}",
+        "derive= of input 'orders' is {'n': '2'}, and was {'n': '1'}",
     ),
     "expiry": (
         LAST | {"expiry": dd.Expiry(ttl=5, on_expire="retract")},
         LAST | {"expiry": dd.Expiry(tombstone_ttl=7)},
-        "expiry= of source 'orders' is dd.Expiry(tombstone_ttl=7), and was dd.Expiry(ttl=5",
+        "expiry= of input 'orders' is dd.Expiry(tombstone_ttl=7), and was dd.Expiry(ttl=5",
     ),
-    "value, none at all": (LAST, LAST | {"value": []}, "value= of source 'orders' is [], and was None"),
+    "value, none at all": (LAST, LAST | {"value": []}, "value= of input 'orders' is [], and was None"),
 }
 
 
@@ -151,21 +151,21 @@ def columns(**changed: Any) -> pa.Schema:
 
 
 SCHEMAS: dict[str, tuple[Any, str]] = {
-    "another type": (columns(n=pa.field("n", pa.int64())), "column 'n' of source 'orders' is int64, and was int32"),
-    "a missing column": (columns(n=None), "column 'n' of source 'orders' is missing, and was int32"),
+    "another type": (columns(n=pa.field("n", pa.int64())), "column 'n' of input 'orders' is int64, and was int32"),
+    "a missing column": (columns(n=None), "column 'n' of input 'orders' is missing, and was int32"),
     "not null any more": (
         columns(n=pa.field("n", pa.int32(), nullable=False)),
-        "column 'n' of source 'orders' may not be null, and may before",
+        "column 'n' of input 'orders' may not be null, and may before",
     ),
-    "another name": (columns(n=pa.field("m", pa.int32())), "column 'n' of source 'orders' is missing"),
+    "another name": (columns(n=pa.field("m", pa.int32())), "column 'n' of input 'orders' is missing"),
     "another order": (
         pa.schema([pa.field(name, COLUMNS[name]) for name in ("id", "rev", "at", "op", "n")]),
-        "the columns of source 'orders' are in the order ['id', 'rev', 'at', 'op', 'n'], and were in "
+        "the columns of input 'orders' are in the order ['id', 'rev', 'at', 'op', 'n'], and were in "
         "['id', 'at', 'rev', 'op', 'n']",
     ),
     "a new one that is never null": (
         pa.schema([*columns(), pa.field("m", pa.int8(), nullable=False)]),
-        "column 'm' of source 'orders' is new and declared not null",
+        "column 'm' of input 'orders' is new and declared not null",
     ),
 }
 
@@ -178,7 +178,7 @@ def test_another_schema_is_refused_with_both_values(what: str) -> None:
 
 def test_null_where_none_could_be_is_refused_too() -> None:
     strict = columns(n=pa.field("n", pa.int32(), nullable=False))
-    assert "column 'n' of source 'orders' may be null, and may not before" in refused(flow(columns=strict), flow())
+    assert "column 'n' of input 'orders' may be null, and may not before" in refused(flow(columns=strict), flow())
 
 
 def test_an_encoding_is_no_other_type() -> None:
@@ -204,7 +204,7 @@ def test_a_new_nullable_column_is_allowed_and_named_wherever_it_stands(place: in
     fields.insert(place, pa.field("city", pa.string()))
     change = compare(stored(flow()), flow(columns=pa.schema(fields)), WHERE)
     assert change == PlanChange(columns={"orders": ["city"]})
-    assert change.text == "source 'orders' gets the columns ['city'], null in all rows there are"
+    assert change.text == "input 'orders' gets the columns ['city'], null in all rows there are"
 
 
 def test_a_new_column_is_refused_where_it_would_judge_ties_and_only_there() -> None:
@@ -232,17 +232,17 @@ def test_a_new_column_leaves_outputs_alone_that_do_not_read_it() -> None:
     assert compare(stored(flow(outputs={"n": outputs})), flow(columns=ADDED, outputs={"n": outputs}), WHERE)
 
 
-def test_new_outputs_and_sources_are_allowed_and_named() -> None:
+def test_new_outputs_and_inputs_are_allowed_and_named() -> None:
     new = flow(outputs={"rows": lambda rows: rows, "n": lambda rows: rows.count(by=[])}, more=("others",))
     change = compare(stored(flow()), new, WHERE)
-    assert change == PlanChange(sources=["others"], outputs=["n"])
-    assert change.text == "the sources ['others'] are new; the outputs ['n'] are new"
+    assert change == PlanChange(inputs=["others"], outputs=["n"])
+    assert change.text == "the inputs ['others'] are new; the outputs ['n'] are new"
 
 
 def test_the_lateness_may_change_and_is_named() -> None:
     change = compare(stored(flow(HELD)), flow(HELD | {"lateness": 5}), WHERE)
     assert change == PlanChange(options={"orders": {"lateness": (None, 5)}})
-    assert change.text == "lateness= of source 'orders' is 5, and was None"
+    assert change.text == "lateness= of input 'orders' is 5, and was None"
 
 
 OUTPUTS: dict[str, tuple[Any, Any, str]] = {
@@ -298,9 +298,9 @@ def test_outputs_that_differ_only_where_they_are_cut_are_told_by_their_ids() -> 
     assert describe(new)["outputs"]["out"] in found
 
 
-def test_a_source_that_is_gone_is_refused() -> None:
+def test_a_input_that_is_gone_is_refused() -> None:
     found = refused(flow(more=("others",)), flow())
-    assert found == "source 'others' is not in it, and the state holds one"
+    assert found == "input 'others' is not in it, and the state holds one"
 
 
 def test_a_function_of_the_same_name_that_does_something_else_is_refused() -> None:
@@ -341,7 +341,7 @@ def test_a_plan_is_the_same_as_itself_and_no_other_drawn_plan(data: st.DataObjec
             assert len(error.found) < 5000
 
 
-@pytest.mark.parametrize("part", ["sources", "outputs", "formulas", "collections"])
+@pytest.mark.parametrize("part", ["inputs", "outputs", "formulas", "collections"])
 def test_a_description_that_is_none_is_corrupt(part: str) -> None:
     new = flow(outputs={"rows": lambda rows: rows.filter("n > 2"), "out": lambda rows: rows.filter(positive)})
     description = stored(

@@ -33,13 +33,13 @@ SPEC = dd.Upsert(key="id", order_by="at")
 def test_full_contents_and_restatements_equal_the_twin(data: st.DataObject, shape: Any, medium: Any) -> None:
     scenario = data.draw(scenarios(holds_back=False))
     pair = Pair(scenario, shape, medium=medium)
-    name, source = next(iter(scenario["sources"].items()))
-    spec, columns = source["spec"], source["columns"]
+    name, input = next(iter(scenario["inputs"].items()))
+    spec, columns = input["spec"], input["columns"]
     row = row_of(columns, spec)
     scopes = [sql for sql in CONDITIONS if columns_in(sql) <= set(row) and columns_in(sql) <= {"n", "s", "f", "b"}]
     keys = [list(columns).index(each) for each in spec["key"]]
     for time in range(data.draw(st.integers(2, 5))):
-        rows, verb = data.draw(events(source)), data.draw(st.sampled_from(["step", "replace", "replace", "restate"]))
+        rows, verb = data.draw(events(input)), data.draw(st.sampled_from(["step", "replace", "replace", "restate"]))
         if verb == "step" or time == 0:
             pair.step({name: rows}, time)
             continue
@@ -186,7 +186,7 @@ REFUSED: dict[str, tuple[type[errors.DdflowError], str, dict[str, Any]]] = {
     "a scope without columns": (errors.ExpressionError, "regio", {"scope": "regio = 'EU'"}),
     "an order of another type": (errors.SpecError, "give values of", {"order": "late"}),
     "an order of other columns": (errors.SpecError, "give a value for each", {"order": {"by": 5}}),
-    "no such source": (errors.SchemaMismatch, "there is no such source", {"name": "row"}),
+    "no such input": (errors.SchemaMismatch, "there is no such input", {"name": "row"}),
     "a time that went back": (errors.TimeWentBack, "cannot replace at 1", {"time": 1}),
     "a null key": (errors.NullKey, "null", {"table": table((None, "EU", 1, 1))}),
 }
@@ -223,7 +223,7 @@ def test_what_is_refused_changes_nothing(why: str) -> None:
         assert engine.verdicts.judged == 8
 
 
-def test_orderless_and_held_back_sources() -> None:
+def test_orderless_and_held_back_inputs() -> None:
     with flow(dd.Upsert(key="id")).open() as engine:
         engine.step({"rows": FIRST}, 1)
         with pytest.raises(errors.SpecError, match="keeps no order"):

@@ -85,10 +85,10 @@ def test_only_the_columns_asked_for_are_gathered_in_the_order_asked_for() -> Non
 
 
 def test_what_was_gathered_owns_its_memory() -> None:
-    source = np.array([1, 2, 3])
-    rows = Rows(pa.table({"a": pa.array(source)}))
+    input = np.array([1, 2, 3])
+    rows = Rows(pa.table({"a": pa.array(input)}))
     found = gather(RowPool(rows.table.schema, [rows]), references((0, 2), (0, 0)), rows.table.schema)
-    source[:] = 9
+    input[:] = 9
     assert found["a"].to_pylist() == [3, 1]
 
 
@@ -188,11 +188,11 @@ def test_columns_that_are_the_same_nearby_are_gathered_from_there() -> None:
 
 def test_threads_gather_what_one_would() -> None:
     n = 40_000
-    source = np.random.default_rng(1).integers(0, 1000, n)
+    input = np.random.default_rng(1).integers(0, 1000, n)
     schema = pa.schema({"i": pa.int32(), "s": pa.string(), "b": pa.bool_(), "t": pa.large_string()})
-    texts = pa.array(source).cast(pa.string())
+    texts = pa.array(input).cast(pa.string())
     table = pa.table(
-        [pa.array(source, pa.int32()), texts, pa.array(source % 2 == 0), texts.cast(pa.large_string())], schema=schema
+        [pa.array(input, pa.int32()), texts, pa.array(input % 2 == 0), texts.cast(pa.large_string())], schema=schema
     )
     pool, places = RowPool(schema, [Rows(table)]), np.random.default_rng(2).integers(0, n, n)
     alone = gather(pool, places, schema)

@@ -39,10 +39,10 @@ def rows(*given: tuple[Any, ...]) -> dict[str, pa.Table]:
 
 def people(**options: Any) -> dd.Flow:
     flow = dd.Flow()
-    source = flow.upserts("people", PEOPLE, dd.Upsert("id", order_by="at", delete="city is null", **options))
-    flow.output("rows", source)
-    flow.output("by_city", source.count(["city"]))
-    flow.output("cities", source.project(["city"]))
+    input = flow.upserts("people", PEOPLE, dd.Upsert("id", order_by="at", delete="city is null", **options))
+    flow.output("rows", input)
+    flow.output("by_city", input.count(["city"]))
+    flow.output("cities", input.project(["city"]))
     return flow
 
 
@@ -64,11 +64,11 @@ def as_of(table: pa.Table, time: int) -> Collection:
 
 def keyed(scenario: Mapping[str, Any], door: EngineDoor) -> dict[str, list[str]]:
     """The names that have versions, with the columns of their key."""
-    found = {name: list(given["spec"]["key"]) for name, given in scenario["sources"].items()}
+    found = {name: list(given["spec"]["key"]) for name, given in scenario["inputs"].items()}
     for name, expression in scenario["outputs"].items():
         if expression[0] == "count":
             found[name] = door.columns_of(name)[:-1]
-        elif expression[0] == "source":
+        elif expression[0] == "input":
             found[name] = found[expression[1]]
     return found
 

@@ -1,4 +1,4 @@
-"""What a source takes in: any producer's rows, by name, in any encoding, where nothing is lost; all else is refused."""
+"""What an input takes in: any producer's rows, by name, in any encoding, where nothing is lost; all else is refused."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ ROWS = pa.table({"id": range(20_000), "city": [f"city {i % 97}" for i in range(2
 
 
 def bytes_held(outputs: int, readers: int = 0) -> tuple[int, dict[str, int]]:
-    """Bytes in memory after one step, with so many outputs and readers over one source."""
+    """Bytes in memory after one step, with so many outputs and readers over one input."""
     flow = dd.Flow()
     people = flow.upserts("people", SCHEMA, dd.Upsert("id"))
     flow.output("all", people)
@@ -26,7 +26,7 @@ def bytes_held(outputs: int, readers: int = 0) -> tuple[int, dict[str, int]]:
         return stats["bytes_resident"], {name: engine.read(name).num_rows for name in flow.outputs}
 
 
-def test_operators_and_readers_of_one_source_share_its_arrangement() -> None:
+def test_operators_and_readers_of_one_input_share_its_arrangement() -> None:
     alone, _ = bytes_held(0)
     shared, rows = bytes_held(5, readers=3)
     assert shared == alone

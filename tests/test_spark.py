@@ -113,9 +113,9 @@ def test_one_key_with_nearly_all_events_is_one_key(spark: SparkSession) -> None:
     ids = pa.array([i if i % 100 == 0 else 1 for i in range(n)])
     table = pa.table({"id": ids, "v": [i % 7 for i in range(n)]})
     flow = dd.Flow()
-    source = flow.upserts("s", table.schema, dd.Upsert("id"))
-    flow.output("out", source)
-    flow.output("by_v", source.count(by="v"))
+    input = flow.upserts("s", table.schema, dd.Upsert("id"))
+    flow.output("out", input)
+    flow.output("by_v", input.count(by="v"))
     frames = spark_bridge.run(flow, {"s": frame_of(spark, *halves(table))}, partitions=3)
     assert_same(frames, locally(flow, {"s": table}))
 
@@ -151,9 +151,9 @@ def test_every_type_that_spark_sends_goes_through_as_payload(spark: SparkSession
     columns = [f"if(id % 3 = 0, null, {sql}) as `{name}`" for name, sql in (SQL_TYPES | NESTED).items()]
     frame = spark.range(0, 12, 1, 3).selectExpr("id % 5 as k", *columns)
     flow = dd.Flow()
-    source = flow.upserts("s", spark_bridge.arrow_schema(frame), dd.Upsert("k"))
-    flow.output("rows", source)
-    flow.output("values", source.project(source.schema.names[1:]))
+    input = flow.upserts("s", spark_bridge.arrow_schema(frame), dd.Upsert("k"))
+    flow.output("rows", input)
+    flow.output("values", input.project(input.schema.names[1:]))
     frames = spark_bridge.run(flow, {"s": frame}, partitions=3)
     assert [f.dataType.simpleString() for f in frames["rows"].schema][:-2] == [
         "string" if f.name == "collated" else f.dataType.simpleString() for f in frame.schema
@@ -175,9 +175,9 @@ def test_a_null_struct_has_no_children_whatever_they_are_declared_to_be(spark: S
     rows = [{"x": [i], "y": {"at": at}} for i in range(4)]
     columns = {"id": range(4), "st": [None, rows[1], None, rows[3]], "l": [[row] for row in rows]}
     flow, schema = dd.Flow(), spark_bridge.arrow_schema(frame)
-    source = flow.upserts("s", schema, dd.Upsert("id"))
-    flow.output("rows", source)
-    flow.output("values", source.project(["st", "l"]))
+    input = flow.upserts("s", schema, dd.Upsert("id"))
+    flow.output("rows", input)
+    flow.output("values", input.project(["st", "l"]))
     assert_same(spark_bridge.run(flow, {"s": frame}, partitions=2), locally(flow, {"s": pa.table(columns, schema)}))
 
 
@@ -187,8 +187,8 @@ def test_every_flat_type_that_spark_sends_is_a_key(spark: SparkSession) -> None:
     flow, schema = dd.Flow(), spark_bridge.arrow_schema(frame)
     last = None
     for name in SQL_TYPES:
-        source = flow.upserts(name, schema, dd.Upsert(name, null_key="keep"))
-        row = source.project({"key": f"'{name}'", "is_null": f"`{name}` is null", "id": "id"})
+        input = flow.upserts(name, schema, dd.Upsert(name, null_key="keep"))
+        row = input.project({"key": f"'{name}'", "is_null": f"`{name}` is null", "id": "id"})
         last = row if last is None else last.concat(row)
     assert last is not None
     flow.output("rows", last)
@@ -213,10 +213,10 @@ def test_types_that_a_flow_has_and_spark_has_not_travel_and_come_back(spark: Spa
     }
     table = pa.table(rows)
     flow = dd.Flow()
-    source = flow.upserts("s", table.schema, dd.Upsert("k"))
-    flow.output("rows", source)
-    flow.output("again", source.project([name for name in rows if name != "k"]))  # over a second shuffle
-    flow.output("by_fixed", source.count(by=["fixed", "u8"]))
+    input = flow.upserts("s", table.schema, dd.Upsert("k"))
+    flow.output("rows", input)
+    flow.output("again", input.project([name for name in rows if name != "k"]))  # over a second shuffle
+    flow.output("by_fixed", input.count(by=["fixed", "u8"]))
     frames = spark_bridge.run(flow, {"s": frame_of(spark, *halves(table, 2))}, partitions=3)
     assert_same(frames, locally(flow, {"s": table}))
 
@@ -234,8 +234,8 @@ def test_keys_that_are_equal_meet_whatever_their_bits(spark: SparkSession) -> No
     )
     flow = dd.Flow()
     for name, key in (("f", ["f"]), ("g", ["g"]), ("fg", ["f", "g"])):
-        source = flow.upserts(name, table.schema, dd.Upsert(key, order_by="at", null_key="keep"))
-        flow.output(f"of {name}", source.project(["at"]))
+        input = flow.upserts(name, table.schema, dd.Upsert(key, order_by="at", null_key="keep"))
+        flow.output(f"of {name}", input.project(["at"]))
     frame = frame_of(spark, *halves(table, 2))
     frames = spark_bridge.run(flow, {"f": frame, "g": frame, "fg": frame}, partitions=5)
     expected = locally(flow, {"f": table, "g": table, "fg": table})
@@ -253,9 +253,9 @@ def test_events_without_a_key_are_dropped_where_the_spec_says_so(spark: SparkSes
 def test_columns_go_by_name_whatever_they_are_called(spark: SparkSession) -> None:
     table = pa.table({"a": [1, 2], "A": [3, 4], "a.b": [5, 6], "_arrival": [7, 8], "c0": [9, 9], "x`y z": ["p", "q"]})
     flow = dd.Flow()
-    source = flow.upserts("s", table.schema, dd.Upsert(["a.b", "A"]))
-    flow.output("rows", source)
-    flow.output("less", source.project(["x`y z", "A", "a", "_arrival"]))
+    input = flow.upserts("s", table.schema, dd.Upsert(["a.b", "A"]))
+    flow.output("rows", input)
+    flow.output("less", input.project(["x`y z", "A", "a", "_arrival"]))
     turned = frame_of(spark, table.select(list(reversed(table.column_names))))
     assert_same(spark_bridge.run(flow, {"s": turned}, partitions=2), locally(flow, {"s": table}))
 
@@ -286,19 +286,19 @@ def test_hold_back_mode_closes_the_input_and_keeps_the_events_times(spark: Spark
     table = events.set_column(2, "at", times).append_column("o", pa.array([i % 3 for i in range(200)]))
     flow = dd.Flow()
     late: dict[str, Any] = {"late": "advance", "stale": "side", "lateness": 1}
-    source = flow.upserts(
+    input = flow.upserts(
         "s", table.schema, dd.Upsert("id", time="at", order_by="o", tie="first", delete=DELETES, **late)
     )
-    flow.output("rows", source)
-    flow.output("by_city", source.project(["city"]).count())
-    flow.output("cities", source.project(["city"]))
+    flow.output("rows", input)
+    flow.output("by_city", input.project(["city"]).count())
+    flow.output("cities", input.project(["city"]))
     frames = spark_bridge.run(flow, {"s": frame_of(spark, *halves(table))}, partitions=2)
     expected = locally(flow, {"s": table})
     assert len(set(expected["by_city"].column("_time").to_pylist())) == 6
     assert_same(frames, expected)
 
 
-def test_sources_meet_in_one_count(spark: SparkSession) -> None:
+def test_inputs_meet_in_one_count(spark: SparkSession) -> None:
     a, b = orders_of(150, seed=1), orders_of(150, seed=2)
     flow = dd.Flow()
     left, right = (flow.upserts(name, ORDERS, dd.Upsert("id", order_by="at", delete=DELETES)) for name in "ab")
@@ -323,8 +323,8 @@ def test_stale_events_have_an_output_of_their_own(spark: SparkSession) -> None:
 def test_expressions_of_all_three_kinds_travel_to_the_workers(spark: SparkSession) -> None:
     table, floor = orders_of(200), 2
     flow = dd.Flow()
-    source = flow.upserts("orders", ORDERS, dd.Upsert("id", order_by="at", delete="op = 'D'", where="at > 0"))
-    late = source.filter(pa.compute.field("at") >= floor).filter(lambda b: pa.compute.less(b.column("at"), floor + 3))
+    input = flow.upserts("orders", ORDERS, dd.Upsert("id", order_by="at", delete="op = 'D'", where="at > 0"))
+    late = input.filter(pa.compute.field("at") >= floor).filter(lambda b: pa.compute.less(b.column("at"), floor + 3))
     flow.output("late", late.project({"city": lambda b: b.column("city").fill_null("none"), "twice": "at * 2"}))
     frames = spark_bridge.run(flow, {"orders": frame_of(spark, *halves(table))}, partitions=2)
     assert_same(frames, locally(flow, {"orders": table}))
@@ -417,8 +417,8 @@ def test_what_spark_computed_before_and_computes_after_fits(spark: SparkSession,
 def test_the_stage_by_hand_is_the_same_as_a_run(spark: SparkSession) -> None:
     table = orders_of(300).append_column("n", pa.array(range(300)))
     flow = dd.Flow()
-    source = flow.upserts("orders", table.schema, dd.Upsert("id", order_by="at", seq="n", delete=DELETES))
-    flow.output("paid", source.filter("amount > 1").project({"id": "id", "where": "city"}))
+    input = flow.upserts("orders", table.schema, dd.Upsert("id", order_by="at", seq="n", delete=DELETES))
+    flow.output("paid", input.filter("amount > 1").project({"id": "id", "where": "city"}))
     frame = frame_of(spark, *halves(table)).select("n", "amount", "op", "at", "city", "id")
     by_hand = frame.repartition(4, "id").mapInArrow(spark_bridge.stage(flow), schema=spark_bridge.schema(flow))
     expected = locally(flow, {"orders": table})
@@ -447,14 +447,14 @@ def test_a_run_without_a_state_runs_no_job_itself(no_jobs: None, orders: DataFra
     assert spark_bridge.run(city_flow(), {"orders": orders}, partitions=2)["paid"].columns[-2:] == ["_time", "_diff"]
 
 
-def test_sources_and_frames_must_belong_together(no_jobs: None, orders: DataFrame) -> None:
+def test_inputs_and_frames_must_belong_together(no_jobs: None, orders: DataFrame) -> None:
     flow = city_flow()
     refused(flow, {}, SchemaMismatch, "rows for 'orders': there is no DataFrame among")
-    refused(flow, {"orders": orders, "order": orders}, SchemaMismatch, "no such source; did you mean 'orders'")
+    refused(flow, {"orders": orders, "order": orders}, SchemaMismatch, "no such input; did you mean 'orders'")
     refused(flow, {"orders": orders_of(1)}, NotArrow, "Table is no Spark DataFrame")
     flow = dd.Flow()
     flow.upserts("orders", ORDERS, dd.Upsert("id"))
-    refused(flow, {"orders": orders}, SpecError, "1 sources and 0 outputs")
+    refused(flow, {"orders": orders}, SpecError, "1 inputs and 0 outputs")
 
 
 def test_what_is_no_dataframe_is_told_what_to_write(no_jobs: None, spark: SparkSession, tmp_path: Path) -> None:
@@ -475,7 +475,7 @@ def test_what_is_no_dataframe_is_told_what_to_write(no_jobs: None, spark: SparkS
             spark_bridge.arrow_schema(frame)
     swapped: tuple[Any, Any] = ({}, flow)
     for arguments in (swapped, (flow, spark.range(3)), (flow, "orders")):
-        refused(*arguments, SpecError, "give the dd.Flow, then {source: DataFrame}")
+        refused(*arguments, SpecError, "give the dd.Flow, then {input: DataFrame}")
     assert not (tmp_path / "state").exists()
 
 
@@ -508,9 +508,9 @@ def test_columns_that_do_not_fit_are_named_before_a_job_runs(
 
 def test_an_output_that_spark_has_no_type_for_is_named_before_a_job_runs(no_jobs: None, orders: DataFrame) -> None:
     flow = dd.Flow()
-    source = flow.upserts("orders", ORDERS, dd.Upsert("id"))
-    flow.output("fine", source)
-    flow.output("odd", source.project({"half": lambda batch: batch.column("amount").cast(pa.float16())}).count())
+    input = flow.upserts("orders", ORDERS, dd.Upsert("id"))
+    flow.output("fine", input)
+    flow.output("odd", input.project({"half": lambda batch: batch.column("amount").cast(pa.float16())}).count())
     refused(flow, {"orders": orders}, SpecError, r"column 'half' of output 'odd'.*halffloat")
 
 

@@ -1,6 +1,6 @@
 """The Spark law: the same plan on Spark, whatever the number of partitions, gives the rows of the local engine.
 
-Sources, specs, plans and events are drawn as everywhere else (``strategies``), cut into partitions at random, and run.
+Inputs, specs, plans and events are drawn as everywhere else (``strategies``), cut into partitions at random, and run.
 A Spark job costs a second or so, hence few examples there.  The many go by hand (``stages_by_hand``): the same stages
 and tasks, with shuffles that are lists in this process and deliver chunks in the worst order.
 """
@@ -30,31 +30,31 @@ from spark_bridge.types import loose, restored
 pytestmark = pytest.mark.together("spark")
 
 Parts = dict[str, list[pa.Table]]
-"""The events of each source, by partition."""
+"""The events of each input, by partition."""
 Case = tuple[dict[str, Any], dict[str, list[list[Any]]], int]
-"""A scenario, the rows of each source by partition, and how many partitions to run on."""
+"""A scenario, the rows of each input by partition, and how many partitions to run on."""
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """A scenario that nothing refuses, each source's events cut into partitions, and how many partitions to run on."""
+    """A scenario that nothing refuses, each input's events cut into partitions, and how many partitions to run on."""
     ties, nulls = ["last", "last", "first", "greatest"], ["drop", "keep"]
     scenario = draw(scenarios(tie=draw(st.sampled_from(ties)), null_key=draw(st.sampled_from(nulls))))
     parts = {}
-    for name, source in scenario["sources"].items():
-        parts[name] = draw(splits(draw(events(source, most=30, least=draw(st.sampled_from([0, 12, 24]))))))
+    for name, input in scenario["inputs"].items():
+        parts[name] = draw(splits(draw(events(input, most=30, least=draw(st.sampled_from([0, 12, 24]))))))
     return scenario, parts, draw(st.sampled_from([1, 3, 8]))
 
 
 @st.composite
 def shuffled_more(draw: st.DrawFn) -> Case:
-    """A case with some columns of a source, a count by some, and a count of that count, whatever else it has."""
+    """A case with some columns of an input, a count by some, and a count of that count, whatever else it has."""
     scenario, parts, partitions = draw(cases())
-    name, source = next(iter(scenario["sources"].items()))
-    columns = [column for column in row_of(source["columns"], source["spec"]) if column != "l"]
-    count = ["count", ["source", name], draw(some(columns)), "how many"]
+    name, input = next(iter(scenario["inputs"].items()))
+    columns = [column for column in row_of(input["columns"], input["spec"]) if column != "l"]
+    count = ["count", ["input", name], draw(some(columns)), "how many"]
     more = {
-        "some": ["project", ["source", name], draw(some(columns, 1))],
+        "some": ["project", ["input", name], draw(some(columns, 1))],
         "count": count,
         "counts": ["count", count, ["how many"], "count"],
     }
@@ -64,13 +64,13 @@ def shuffled_more(draw: st.DrawFn) -> Case:
 def opened(case: Case) -> tuple[dd.Flow, Parts, dict[str, pa.Table]]:
     """The flow of a case, its input by partition, and what the local engine makes of it."""
     scenario, parts, _ = case
-    flow, sources = dd.Flow(), {}
-    for name, source in scenario["sources"].items():
-        sources[name] = flow.upserts(name, schema_of(source["columns"]), spec_of(source["spec"]))
+    flow, inputs = dd.Flow(), {}
+    for name, input in scenario["inputs"].items():
+        inputs[name] = flow.upserts(name, schema_of(input["columns"]), spec_of(input["spec"]))
     for name, expression in scenario["outputs"].items():
-        flow.output(name, plan(expression, sources, False))
+        flow.output(name, plan(expression, inputs, False))
     note(str(cut(flow)))
-    given_ = {name: [to_arrow(scenario["sources"][name]["columns"], rows) for rows in parts[name]] for name in parts}
+    given_ = {name: [to_arrow(scenario["inputs"][name]["columns"], rows) for rows in parts[name]] for name in parts}
     return flow, given_, locally(flow, {name: pa.concat_tables(tables) for name, tables in given_.items()})
 
 
@@ -86,10 +86,10 @@ def test_stages_by_hand_give_what_the_local_engine_gives(case: Case) -> None:
 
 @st.composite
 def merging_cases(draw: st.DrawFn) -> Case:
-    """A scenario of one source that merges, its events cut into partitions, and how many partitions to run on."""
+    """A scenario of one input that merges, its events cut into partitions, and how many partitions to run on."""
     fixed = {"tie": draw(st.sampled_from(["last", "last", "first", "greatest"])), "null_key": "drop"}
     scenario = draw(merging_strategies.scenarios(**fixed))
-    rows = draw(merging_strategies.events(scenario["sources"]["a"], most=24))
+    rows = draw(merging_strategies.events(scenario["inputs"]["a"], most=24))
     return scenario, {"a": draw(splits(rows))}, draw(st.sampled_from([1, 3, 8]))
 
 

@@ -53,7 +53,7 @@ def batches(table: pa.Table, rows: int = 2) -> list[pa.RecordBatch]:
     return table.to_batches(max_chunksize=rows)
 
 
-def test_a_filter_of_a_source_is_one_stage() -> None:
+def test_a_filter_of_a_input_is_one_stage() -> None:
     flow, orders = flow_of()
     flow.output("paid", orders.filter("paid"))
     assert (shuffles(flow), cut(flow).levels) == ([], 1)
@@ -101,8 +101,8 @@ def test_a_count_of_everything_brings_one_update_a_time_together() -> None:
 
 def test_a_column_that_is_called_all_is_not_the_count_of_everything() -> None:
     flow = dd.Flow()
-    source = flow.upserts("s", {"k": pa.int64(), "all": pa.string()}, dd.Upsert("k"))
-    named = source.project(["all"])
+    input = flow.upserts("s", {"k": pa.int64(), "all": pa.string()}, dd.Upsert("k"))
+    named = input.project(["all"])
     flow.output("each", named.count(by=["all"]))
     flow.output("n", named.count(by=[]))
     assert [each.schema.field(0).type for each in cut(flow).meetings] == [pa.string(), pa.bool_()]
@@ -121,9 +121,9 @@ def test_each_part_of_a_concat_goes_its_own_way_to_the_next_shuffle() -> None:
 
 def test_parts_that_call_the_key_differently_do_not_count_as_together() -> None:
     flow = dd.Flow()
-    source = flow.upserts("s", {"a": pa.int64(), "b": pa.int64()}, dd.Upsert(["a", "b"]))
-    turned = source.project({"a": "b", "b": "a"})
-    flow.output("n", source.concat(turned).count(by=["a", "b"]))
+    input = flow.upserts("s", {"a": pa.int64(), "b": pa.int64()}, dd.Upsert(["a", "b"]))
+    turned = input.project({"a": "b", "b": "a"})
+    flow.output("n", input.concat(turned).count(by=["a", "b"]))
     assert shuffles(flow) == [("a", "b")]
 
 
@@ -140,7 +140,7 @@ def test_an_output_alone_takes_no_stage_that_only_others_need() -> None:
 def test_a_flow_without_outputs_is_refused() -> None:
     flow, _ = flow_of()
     for only in (None, "out"):
-        with pytest.raises(SpecError, match="1 sources and 0 outputs"):
+        with pytest.raises(SpecError, match="1 inputs and 0 outputs"):
             cut(flow, only)
 
 
@@ -322,8 +322,8 @@ def test_a_stage_refuses_what_a_step_refuses(error: type[Exception], spec: dd.Up
 
 def test_partial_sums_meet_in_the_partition_of_their_row() -> None:
     flow = dd.Flow()
-    source = flow.upserts("s", {"k": pa.int64(), "f": pa.float64()}, dd.Upsert("k", null_key="keep"))
-    flow.output("by_f", source.count(by="f"))
+    input = flow.upserts("s", {"k": pa.int64(), "f": pa.float64()}, dd.Upsert("k", null_key="keep"))
+    flow.output("by_f", input.count(by="f"))
     values = [0.0, -0.0, float("nan"), -float("nan"), None, 1.5, 2.5] * 3
     events = pa.table({"k": range(21), "f": values})
     (sums,) = computed(cut(flow), 0, SECRET, {"s": events.slice(0, 7)}, {}).sent.values()
@@ -364,7 +364,7 @@ def test_a_stage_is_refused_where_rows_must_meet_again() -> None:
         stage_of(dd.Upsert("id", seq="at"), lambda orders: orders.project(["city"]).count())
 
 
-def test_a_stage_has_one_source_and_one_output() -> None:
+def test_a_stage_has_one_input_and_one_output() -> None:
     flow, orders = flow_of(dd.Upsert("id", seq="at"))
     flow.output("one", orders)
     flow.output("two", orders.filter("paid"))
@@ -378,7 +378,7 @@ def test_a_stage_has_one_source_and_one_output() -> None:
         spark_bridge.stage(flow)
     flow, orders = flow_of(dd.Upsert("id", seq="at"))
     flow.output("one", orders.concat(flow.upserts("more", ORDERS, dd.Upsert("id", seq="at"))))
-    with pytest.raises(SpecError, match=r"2 sources, \['orders', 'more'\]"):
+    with pytest.raises(SpecError, match=r"2 inputs, \['orders', 'more'\]"):
         spark_bridge.stage(flow)
 
 

@@ -139,9 +139,9 @@ def test_an_epoch_that_is_given_again_returns_what_it_did(spark: SparkSession, s
 def test_hold_back_events_wait_until_they_are_closed(spark: SparkSession, state: str) -> None:
     flow = dd.Flow()
     schema = {"id": pa.int64(), "t": pa.int64(), "v": pa.string()}
-    source = flow.upserts("s", schema, dd.Upsert("id", time="t", lateness=5, late="drop"))
-    flow.output("rows", source)
-    flow.output("by_v", source.count("v"))
+    input = flow.upserts("s", schema, dd.Upsert("id", time="t", lateness=5, late="drop"))
+    flow.output("rows", input)
+    flow.output("by_v", input.count("v"))
     batches = [
         {"id": [1, 2], "t": [10, 20], "v": ["a", "a"]},
         {"id": [2, 3], "t": [14, 30], "v": ["b", "c"]},
@@ -168,7 +168,7 @@ def test_hold_back_events_wait_until_they_are_closed(spark: SparkSession, state:
     assert (empty.frontier, empty.updates("rows")) == (dd.CLOSED, 0)
 
 
-def test_sources_meet_over_epochs_and_may_be_absent(spark: SparkSession, state: str) -> None:
+def test_inputs_meet_over_epochs_and_may_be_absent(spark: SparkSession, state: str) -> None:
     flow = dd.Flow()
     one, two = (flow.upserts(n, {"id": pa.int64(), "c": pa.string()}, dd.Upsert("id")) for n in ("one", "two"))
     flow.output("all", one.project("c").concat(two.project("c")).count())
@@ -246,8 +246,8 @@ def test_a_state_is_rescaled_when_that_is_asked_for_and_never_by_opening_it(
 
 def test_a_budget_is_kept_to_on_a_batch_that_is_larger(spark: SparkSession, state: str) -> None:
     flow = dd.Flow()
-    source = flow.upserts("s", {"id": pa.int64(), "v": pa.string()}, dd.Upsert("id"))
-    flow.output("by_v", source.count("v"))
+    input = flow.upserts("s", {"id": pa.int64(), "v": pa.string()}, dd.Upsert("id"))
+    flow.output("by_v", input.count("v"))
     frame = spark.range(0, 200_000, 1, 4).selectExpr("id % 50000 as id", "concat(repeat('x', 200), id % 3) as v")
     ran = spark_bridge.run(flow, {"s": frame}, 2, state=state, memory="32MB")
     assert ran.verdicts["applied"] == 50_000 and ran.verdicts.total == 200_000
@@ -282,7 +282,7 @@ def test_what_cannot_be_is_said_before_a_job_runs(spark: SparkSession, state: st
         run(flow, {"orders": frame}, state=object())  # type: ignore[call-overload]
     with pytest.raises(WrongMode, match="close=True"):
         run(flow, {"orders": frame}, state=state, close=True)
-    with pytest.raises(SchemaMismatch, match="no such source"):
+    with pytest.raises(SchemaMismatch, match="no such input"):
         run(flow, {"orderz": frame}, state=state)
     with pytest.raises(SchemaMismatch, match="'id' is missing"):
         run(flow, {"orders": frame.drop("id")}, state=state)

@@ -229,7 +229,7 @@ def test_a_stream_with_a_watermark_and_state_of_sparks_own_before_it(fed: Fed) -
                 assert counted(dd.read(state, name)) == counted(engine.read(name))
 
 
-def test_several_sources_and_times_that_close_at_the_end(spark: SparkSession, tmp_path: Path) -> None:
+def test_several_inputs_and_times_that_close_at_the_end(spark: SparkSession, tmp_path: Path) -> None:
     flow = dd.Flow()
     spec = dd.Upsert("id", time="at", lateness=3)
     one, two = (flow.upserts(name, SCHEMA, spec) for name in ("one", "two"))
@@ -268,7 +268,7 @@ def test_what_cannot_be_streamed_is_said_before_it_starts(fed: Fed) -> None:
     batch = fed.spark.createDataFrame([], SQL)
     with pytest.raises(WrongMode, match="no stream"):
         stream(fed.flow, {"orders": batch}, state=fed.state)
-    with pytest.raises(SchemaMismatch, match="no such source"):
+    with pytest.raises(SchemaMismatch, match="no such input"):
         stream(fed.flow, {"orderz": fed.frame()}, state=fed.state)
     with pytest.raises(SchemaMismatch, match="'id' is missing"):
         stream(fed.flow, {"orders": fed.frame().drop("id")}, state=fed.state)

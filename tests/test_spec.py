@@ -10,7 +10,7 @@ from chance import effort
 from doors import schema_of, spec_of
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import sources
+from strategies import inputs
 
 import ddflow as dd
 from ddflow.errors import ExpressionError, SpecError
@@ -81,7 +81,7 @@ NO_NAMES: list[Any] = [5, True, 1.5, object(), len, dd.Upsert, pa.array([1]), b"
 NO_NAMES += [[None], ["id", None], [["id"]], [5]]
 
 
-def source(**spec: Any) -> dd.Flow:
+def input(**spec: Any) -> dd.Flow:
     flow = dd.Flow()
     flow.upserts("orders", SCHEMA, dd.Upsert(**{"key": "id"} | spec))
     return flow
@@ -94,28 +94,28 @@ def machine(**given: Any) -> Any:
 
 TAKERS: dict[str, Any] = {
     **{
-        option: lambda wrong, option=option: source(**{option: wrong})
+        option: lambda wrong, option=option: input(**{option: wrong})
         for option in ("key", "order_by", "noop_ignore", "value", "track", "seq", "time")
     },
-    "groups": lambda wrong: source(groups=[(wrong, "v")]),
-    "groups of": lambda wrong: source(groups={"at": wrong}),
-    "tombstone": lambda wrong: source(delete=dd.tombstone(wrong)),
-    "Merge": lambda wrong: source(merge=dd.Merge(wrong)),
-    "Merge of": lambda wrong: source(merge=dd.Merge([(wrong, dd.sum())])),
+    "groups": lambda wrong: input(groups=[(wrong, "v")]),
+    "groups of": lambda wrong: input(groups={"at": wrong}),
+    "tombstone": lambda wrong: input(delete=dd.tombstone(wrong)),
+    "Merge": lambda wrong: input(merge=dd.Merge(wrong)),
+    "Merge of": lambda wrong: input(merge=dd.Merge([(wrong, dd.sum())])),
     "fields": dd.fields,
-    "derive": lambda wrong: source(merge=dd.Merge(), derive=[(wrong, "n")]),
+    "derive": lambda wrong: input(merge=dd.Merge(), derive=[(wrong, "n")]),
     **{option: lambda wrong, option=option: machine(**{option: wrong}) for option in ("state", "on", "states")},
-    "project": lambda wrong: source().sources["orders"].project(wrong),
-    "count": lambda wrong: source().sources["orders"].count(wrong),
-    "count, name": lambda wrong: source().sources["orders"].count([], name=wrong),
-    "concat": lambda wrong: source().sources["orders"].concat(wrong),
-    "unnest": lambda wrong: source().sources["orders"].unnest(wrong),
-    "to_upserts": lambda wrong: source().sources["orders"].to_upserts(wrong),
-    "source": lambda wrong: dd.Flow().upserts(wrong, SCHEMA, dd.Upsert("id")),
+    "project": lambda wrong: input().inputs["orders"].project(wrong),
+    "count": lambda wrong: input().inputs["orders"].count(wrong),
+    "count, name": lambda wrong: input().inputs["orders"].count([], name=wrong),
+    "concat": lambda wrong: input().inputs["orders"].concat(wrong),
+    "unnest": lambda wrong: input().inputs["orders"].unnest(wrong),
+    "to_upserts": lambda wrong: input().inputs["orders"].to_upserts(wrong),
+    "input": lambda wrong: dd.Flow().upserts(wrong, SCHEMA, dd.Upsert("id")),
     "spec": lambda wrong: dd.Flow().upserts("orders", SCHEMA, wrong),
     "spec of a machine": lambda wrong: dd.Flow().machine("orders", SCHEMA, wrong, machine),
-    "output": lambda wrong: (flow := source()).output(wrong, flow.sources["orders"]),
-    "output of": lambda wrong: source().output("out", wrong),
+    "output": lambda wrong: (flow := input()).output(wrong, flow.inputs["orders"]),
+    "output of": lambda wrong: input().output("out", wrong),
 }
 
 
@@ -175,7 +175,7 @@ UNBINDABLE: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("what", UNBINDABLE)
-def test_a_spec_that_does_not_fit_its_schema_is_refused_when_the_source_is_made(what: str) -> None:
+def test_a_spec_that_does_not_fit_its_schema_is_refused_when_the_input_is_made(what: str) -> None:
     options, found = UNBINDABLE[what]
     with pytest.raises(SpecError) as error:
         dd.Flow().upserts("orders", SCHEMA, dd.Upsert(**({"key": "id"} | options)))
@@ -184,9 +184,7 @@ def test_a_spec_that_does_not_fit_its_schema_is_refused_when_the_source_is_made(
 
 @pytest.mark.parametrize("option", ["delete", "where"])
 @pytest.mark.parametrize(("sql", "found"), [("n >", "n >"), ("m > 1", "m"), ("n + 1", "boolean")])
-def test_a_condition_that_does_not_compile_is_refused_when_the_source_is_made(
-    option: str, sql: str, found: str
-) -> None:
+def test_a_condition_that_does_not_compile_is_refused_when_the_input_is_made(option: str, sql: str, found: str) -> None:
     with pytest.raises(ExpressionError, match=found.replace("+", r"\+")):
         dd.Flow().upserts("orders", SCHEMA, dd.Upsert(key="id", **{option: sql}))
 
@@ -278,8 +276,8 @@ def test_json_that_no_spec_wrote_is_refused(text: str) -> None:
 def test_every_spec_survives_json_and_equal_specs_have_equal_fingerprints(
     data: st.DataObject, holds_back: bool
 ) -> None:
-    source = data.draw(sources(holds_back))
-    spec = spec_of(source["spec"])
+    input = data.draw(inputs(holds_back))
+    spec = spec_of(input["spec"])
     again = dd.Upsert.from_json(spec.to_json())
     assert again == spec
     assert again.fingerprint == spec.fingerprint
@@ -290,9 +288,9 @@ def test_every_spec_survives_json_and_equal_specs_have_equal_fingerprints(
 @effort(100)
 @given(st.data(), st.booleans())
 def test_every_drawn_spec_fits_its_schema(data: st.DataObject, holds_back: bool) -> None:
-    source = data.draw(sources(holds_back))
-    made = dd.Flow().upserts("a", schema_of(source["columns"]), spec_of(source["spec"]))
-    assert set(source["spec"]["key"]) <= set(made.schema.names)
+    input = data.draw(inputs(holds_back))
+    made = dd.Flow().upserts("a", schema_of(input["columns"]), spec_of(input["spec"]))
+    assert set(input["spec"]["key"]) <= set(made.schema.names)
 
 
 def test_any_other_option_gives_another_fingerprint() -> None:

@@ -143,7 +143,7 @@ NAMES = ["<script>alert('x')</script>", 'a"b&c', "two\nlines", "red \x1b[31m", "
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_name_of_a_source_breaks_a_line_or_reaches_the_terminal_raw(name: str) -> None:
+def test_no_name_of_a_input_breaks_a_line_or_reaches_the_terminal_raw(name: str) -> None:
     text = str(stats(PEOPLE, CITIES, names=[name, "cities"]))
     assert len(text.splitlines()) == len(str(stats(PEOPLE, CITIES)).splitlines())
     assert "\x1b" not in text and "\t" not in text
@@ -194,8 +194,8 @@ def events(keys: range, city: str | None, at: int) -> pa.Table:
 def test_an_engine_says_how_many_keys_it_holds_how_many_are_deleted_and_what_they_take() -> None:
     flow = dd.Flow()
     schema = {"id": pa.int64(), "city": pa.string(), "at": pa.int64()}
-    source = flow.upserts("s", schema, dd.Upsert("id", order_by="at", delete="city is null"))
-    flow.output("by_city", source.project(["city"]).count())
+    input = flow.upserts("s", schema, dd.Upsert("id", order_by="at", delete="city is null"))
+    flow.output("by_city", input.project(["city"]).count())
     with flow.open(memory="10MB") as engine:
         empty = engine.stats()
         assert (empty["keys"], empty["bytes_per_key"], empty["write_amplification"]) == (0, None, 1.0)
@@ -293,7 +293,7 @@ def test_a_forgotten_key_is_no_tombstone_also_when_the_state_is_opened_again(how
         assert (engine.stats()["keys"], engine.stats()["tombstones"]) == (keys, deleted), time
         with dd.Snapshot.open(store.writer()) as snapshot:
             assert snapshot.stats()["tombstones"] == deleted
-        assert dd.inspect(store.writer())["sources"]["s"]["tombstones"] == deleted
+        assert dd.inspect(store.writer())["inputs"]["s"]["tombstones"] == deleted
         assert dd.fsck(store.writer()).ok
     engine.close()
 

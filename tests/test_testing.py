@@ -52,7 +52,7 @@ def test_a_late_partial_row_depends_on_arrival_and_versions_of_cells_do_not() ->
     assert invariance(dd.Upsert("id", order_by="at", versions="cell"), events, shuffled=True).shuffles == 25
 
 
-def test_another_collection_than_the_source_can_be_compared() -> None:
+def test_another_collection_than_the_input_can_be_compared() -> None:
     spec = dd.Upsert("id", order_by="at")
 
     def counted(flow: dd.Flow) -> dd.Collection:

@@ -179,19 +179,19 @@ def stamps_of(table: pa.Table) -> pa.ChunkedArray:
 @given(st.data(), st.booleans())
 def test_there_and_back_is_the_identity_both_ways(data: st.DataObject, holds_back: bool) -> None:
     scenario = data.draw(scenarios(holds_back=holds_back, lateness=None, stale="drop"))
-    source = scenario["sources"]["a"]
-    door = Recording({"sources": {"a": source}, "outputs": {"out": ["source", "a"]}})
-    for time, rows in enumerate(data.draw(splits(data.draw(events(source, most=14))))):
+    input = scenario["inputs"]["a"]
+    door = Recording({"inputs": {"a": input}, "outputs": {"out": ["input", "a"]}})
+    for time, rows in enumerate(data.draw(splits(data.draw(events(input, most=14))))):
         with suppress(Refused):
             door.push({"a": rows}) if holds_back else door.step({"a": rows}, time)
             if holds_back:
                 door.advance_to(time)
     with suppress(Refused):
         door.advance_to(CLOSED)
-    key = source["spec"]["key"]
+    key = input["spec"]["key"]
     back, again, balance = dd.ToUpserts(key), dd.ToUpserts(key), Counter[Any]()
     flow = dd.Flow()
-    columns = pa.schema([*door.sources["a"].schema, ("_deleted", pa.bool_())])
+    columns = pa.schema([*door.inputs["a"].schema, ("_deleted", pa.bool_())])
     spec = dd.Upsert(key, delete=dd.tombstone("_deleted"), null_key="keep")
     flow.output("out", flow.upserts("a", pa.schema([field.with_nullable(True) for field in columns]), spec))
     with flow.open() as engine:

@@ -52,11 +52,11 @@ RULES = ["error", "greatest", "all"]
 def stories(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any], list[list[Any]]]:
     """A scenario with one output, how that is to be told as upserts, and calls."""
     scenario = draw(scenarios())
-    source = scenario["sources"]["a"]
-    row = {name: source["columns"][name] for name in row_of(source["columns"], source["spec"])}
-    expression, columns = draw(plans(row, list(scenario["sources"]), draw(st.sampled_from([0, 0, 1, 2]))))
+    input = scenario["inputs"]["a"]
+    row = {name: input["columns"][name] for name in row_of(input["columns"], input["spec"])}
+    expression, columns = draw(plans(row, list(scenario["inputs"]), draw(st.sampled_from([0, 0, 1, 2]))))
     flat = [field.name for field in schema_of(columns) if is_flat(field.type)]
-    key = [name for name in source["spec"]["key"] if name in columns]
+    key = [name for name in input["spec"]["key"] if name in columns]
     if not key or draw(st.integers(0, 3)) == 0:
         key = draw(some(flat, 1)) if flat else []
     rule = draw(st.sampled_from(RULES if len(flat) == len(columns) else ["error", "all"]))
@@ -107,10 +107,10 @@ class Engines:
 
     def __init__(self, scenario: dict[str, Any], to: dict[str, Any], store: Any, medium: int | None) -> None:
         self.scenario, self.to, self.columns = scenario, to, {}
-        flow, sources = dd.Flow(), {}
-        for name, each in scenario["sources"].items():
-            sources[name] = flow.upserts(name, schema_of(each["columns"]), spec_of(each["spec"]))
-        made = plan(scenario["outputs"]["diffs"], sources, False)
+        flow, inputs = dd.Flow(), {}
+        for name, each in scenario["inputs"].items():
+            inputs[name] = flow.upserts(name, schema_of(each["columns"]), spec_of(each["spec"]))
+        made = plan(scenario["outputs"]["diffs"], inputs, False)
         flow.output("upserts", flow.output("diffs", made).to_upserts(**to))
         budget = {} if medium is None else {"memory": MEMORY}
         self.engine = flow.open(store, secret=SECRET, **budget)
@@ -122,8 +122,8 @@ class Engines:
         """The upserts of a call; None where it is refused."""
         tables = {}
         if verb != "advance":
-            sources = self.scenario["sources"]
-            tables = {name: to_arrow(sources[name]["columns"], rows) for name, rows in arguments[-1].items()}
+            inputs = self.scenario["inputs"]
+            tables = {name: to_arrow(inputs[name]["columns"], rows) for name, rows in arguments[-1].items()}
         try:
             act = {
                 "step": lambda: self.engine.step(tables, arguments[0]),
@@ -203,11 +203,9 @@ def test_a_restart_anywhere_and_steps_in_pieces_change_nothing(story: Any, data:
 def test_pieces_of_a_step_are_told_as_one_table(tmp_path: Path, n: int, together: int) -> None:
     """Ranges of keys, files and several times all happen; and scratch is used again, which few rows have none of."""
     flow = dd.Flow()
-    source = flow.upserts(
-        "a", {"k": pa.int64(), "v": pa.int64(), "t": pa.int64()}, dd.Upsert("k", time="t", tie="last")
-    )
-    flow.output("one", source.to_upserts("k"))
-    flow.output("all", source.concat(source.filter("v > 3")).to_upserts("v", "all"))
+    input = flow.upserts("a", {"k": pa.int64(), "v": pa.int64(), "t": pa.int64()}, dd.Upsert("k", time="t", tie="last"))
+    flow.output("one", input.to_upserts("k"))
+    flow.output("all", input.concat(input.filter("v > 3")).to_upserts("v", "all"))
     number = np.arange(n)
     events = pa.table({"k": number % (n // 3), "v": number * 7 % (n // 4), "t": number // (n // 5)})
     with tiny() as seen, flow.open(memory=MEMORY, spill=tmp_path) as tight, flow.open() as whole:
@@ -238,8 +236,8 @@ def test_there_and_back_is_the_identity(story: Any) -> None:
     flow, columns = dd.Flow(), one.engine.flow.outputs["diffs"].schema
     fields = [field.with_nullable(True) for field in columns]
     spec = dd.Upsert(to["key"], delete=dd.tombstone("_deleted"), null_key="keep")
-    source = flow.upserts("a", pa.schema([*fields, ("_deleted", pa.bool_())]), spec)
-    flow.output("again", source.to_upserts(to["key"]))
+    input = flow.upserts("a", pa.schema([*fields, ("_deleted", pa.bool_())]), spec)
+    flow.output("again", input.to_upserts(to["key"]))
     with flow.open() as engine:
         for call in played:
             tables: list[pa.Table] = []
@@ -293,8 +291,8 @@ def test_an_output_for_a_log_that_is_compacted() -> None:
 @pytest.mark.parametrize("first", [True, False])
 def test_a_step_that_another_operator_refuses_leaves_upserts_as_they_were(first: bool) -> None:
     flow = dd.Flow()
-    source = orders(flow)
-    nodes = {"id": source.to_upserts("id"), "city": source.to_upserts("city")}
+    input = orders(flow)
+    nodes = {"id": input.to_upserts("id"), "city": input.to_upserts("city")}
     for name in nodes if first else reversed(nodes):
         flow.output(name, nodes[name])
     with flow.open() as engine:
@@ -333,9 +331,9 @@ def test_a_step_that_the_budget_refuses_leaves_upserts_as_they_were() -> None:
 
 def shop(**more: tuple[str, str]) -> dd.Flow:
     flow = dd.Flow()
-    source = flow.output("orders", orders(flow))
+    input = flow.output("orders", orders(flow))
     for name, (key, rule) in more.items():
-        flow.output(name, source.to_upserts(key, rule))
+        flow.output(name, input.to_upserts(key, rule))
     return flow
 
 
@@ -392,16 +390,16 @@ def test_an_epoch_is_given_again_by_a_plan_with_another_column_too(tmp_path: Pat
 
 def test_nothing_can_be_made_of_upserts_but_an_output() -> None:
     flow = dd.Flow()
-    source = orders(flow)
-    last = source.to_upserts("id")
+    input = orders(flow)
+    last = input.to_upserts("id")
     for act in (
         lambda: last.filter("_deleted"),
         lambda: last.project(["id"]),
         last.count,
         last.consolidate,
         last.negate,
-        lambda: last.concat(source),
-        lambda: source.concat(last),
+        lambda: last.concat(input),
+        lambda: input.concat(last),
         lambda: last.to_upserts("id"),
     ):
         with pytest.raises(SpecError, match="apply it before to_upserts"):
@@ -412,8 +410,8 @@ def test_nothing_can_be_made_of_upserts_but_an_output() -> None:
 
 def test_what_it_cannot_do_is_said_when_the_plan_is_made() -> None:
     flow = dd.Flow()
-    source = orders(flow, lists=pa.list_(pa.int64()), _deleted=pa.bool_())
-    plain_orders = source.project(["id", "city", "lists"])
+    input = orders(flow, lists=pa.list_(pa.int64()), _deleted=pa.bool_())
+    plain_orders = input.project(["id", "city", "lists"])
     for key, rule, error, words in [
         ("idd", "error", SpecError, "did you mean 'id'"),
         ([], "error", SpecError, "one column or more"),
@@ -424,7 +422,7 @@ def test_what_it_cannot_do_is_said_when_the_plan_is_made() -> None:
         with pytest.raises(error, match=words):
             plain_orders.to_upserts(key, rule)
     with pytest.raises(SchemaMismatch, match="upserts get themselves"):
-        source.to_upserts("id")
+        input.to_upserts("id")
     assert not [node for node in flow.nodes if type(node).__name__ == "Back"]
 
 

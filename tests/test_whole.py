@@ -15,9 +15,9 @@ from ddflow.errors import CountOverflow
 
 
 def test_a_step_whose_expression_fails_is_refused_whole() -> None:
-    source = {"columns": {"k": "int64", "n": "int64"}, "spec": {"key": ["k"]}}
-    plan = ["count", ["project", ["source", "a"], {"c": "n + 1"}], None, "count"]
-    door = EngineDoor({"sources": {"a": source}, "outputs": {"out": plan}})
+    input = {"columns": {"k": "int64", "n": "int64"}, "spec": {"key": ["k"]}}
+    plan = ["count", ["project", ["input", "a"], {"c": "n + 1"}], None, "count"]
+    door = EngineDoor({"inputs": {"a": input}, "outputs": {"out": plan}})
     door.step({"a": [[1, 1]]}, 1)
     with pytest.raises(Refused, match="ExpressionError"):
         door.step({"a": [[2, 2], [3, 2**63 - 1]]}, 2)
@@ -29,8 +29,8 @@ def test_a_step_whose_expression_fails_is_refused_whole() -> None:
 
 def test_a_step_whose_count_overflows_is_refused_whole() -> None:
     flow = dd.Flow()
-    source = flow.upserts("a", schema_of({"k": "int64"}), dd.Upsert("k"))
-    doubled = source.project({"all": "k is not null"})
+    input = flow.upserts("a", schema_of({"k": "int64"}), dd.Upsert("k"))
+    doubled = input.project({"all": "k is not null"})
     for _ in range(62):
         doubled = doubled.concat(doubled).consolidate()
     flow.output("out", doubled.count())

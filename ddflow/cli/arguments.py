@@ -13,9 +13,9 @@ import typer
 State = Annotated[
     str, typer.Argument(metavar="STATE", show_default=False, help="The folder of a state, or s3://bucket/prefix.")
 ]
-Source = Annotated[
+Input = Annotated[
     str | None,
-    typer.Option("--source", metavar="NAME", show_default=False, help="Which source, where the state has several."),
+    typer.Option("--input", metavar="NAME", show_default=False, help="Which input, where the state has several."),
 ]
 Full = Annotated[
     list[str] | None,

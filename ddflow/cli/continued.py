@@ -30,14 +30,14 @@ import pyarrow as pa
 
 import ddflow as dd
 from ddflow.cli.options import Ask
-from ddflow.cli.plan import SOURCE
+from ddflow.cli.plan import INPUT
 from ddflow.cli.progress import Tick
 from ddflow.cli.reading import marked, taken, ticked, within
 from ddflow.connectors.files import FileInput, open_input
 from ddflow.connectors.files.types import parse_types
 from ddflow.engine.logs import MARKS
 from ddflow.errors import DdflowError, StateRefused
-from ddflow.plan.rebuild import sources
+from ddflow.plan.rebuild import inputs
 from ddflow.storage.manifest import Epoch, newest
 from ddflow.storage.opening import open_store
 from ddflow.time import NEVER
@@ -50,17 +50,17 @@ def opened(ask: Ask, required: list[str]) -> FileInput:
 
 
 def _columns(state: str, trust: str) -> pa.Schema | None:
-    """The columns of our source in a state; None where there is no state yet, or another one."""
+    """The columns of our input in a state; None where there is no state yet, or another one."""
     try:
         store = open_store(state, trust=trust, create=False, readonly=True)
     except StateRefused:
         return None  # made, or refused in full words, when it is opened to be written to
     try:
         manifest = newest(store)
-        found = {} if manifest is None else sources(manifest.plan, store.where)
+        found = {} if manifest is None else inputs(manifest.plan, store.where)
     finally:
         store.close()
-    return found[SOURCE][0] if SOURCE in found else None
+    return found[INPUT][0] if INPUT in found else None
 
 
 def epochs(
@@ -100,7 +100,7 @@ def _pushed(
         if batch is None and calls:
             break
         # A file without rows is an epoch, too.
-        rows: dict[str, Any] = {} if batch is None else {SOURCE: batch}
+        rows: dict[str, Any] = {} if batch is None else {INPUT: batch}
         with within(file, row):
             step = engine.push(rows, epoch=number)
         row, calls = row + (0 if batch is None else batch.num_rows), calls + 1
@@ -109,7 +109,7 @@ def _pushed(
         for call in receipt.calls[calls:]:
             yield engine.advance_to(call.time, epoch=number)
         return
-    seen = engine.dataflow.intakes[SOURCE].greatest
+    seen = engine.dataflow.intakes[INPUT].greatest
     closed = engine.advance_to(seen + 1, epoch=number) if closes and seen >= engine.frontier else None
     engine.commit()
     if closed is not None:

@@ -24,7 +24,7 @@ def export(
     state: State,
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME", show_default=False, help="Outputs or sources. Without: all outputs."),
+        typer.Argument(metavar="NAME", show_default=False, help="Outputs or inputs. Without: all outputs."),
     ] = None,
     output: Annotated[
         Path | None,

@@ -28,7 +28,7 @@ def inspect(
 ) -> None:
     """Show what a state consists of, without reading its data.
 
-    Its epoch and times, its sources and counts with their keys, deleted keys, versions, runs, files and bytes, events
+    Its epoch and times, its inputs and counts with their keys, deleted keys, versions, runs, files and bytes, events
     that are pending, the plan, the last epochs that can be given again, and the versions that are kept for readers; of
     a state of many partitions, level by level, how they differ.
 
@@ -87,7 +87,7 @@ def _shown(value: Any) -> str:
 
 
 LATEST = 5
-"""How many runs of calls are shown of a source."""
+"""How many runs of calls are shown of an input."""
 _WAYS = {"events": "events", "full": "full contents", "restated": "a history, restated"}
 
 Section = tuple[str, Sequence[str], Iterator[Sequence[Any]]]
@@ -128,14 +128,14 @@ def sections(found: Mapping[str, Any]) -> Iterator[Section]:
     head = ("level", "of its partitions", "keys", "pending", "files", "size")
     yield "Partitions", head, _partitions(found["parts"]) if found["partitions"] > 1 else iter(())
     yield (
-        "Sources",
-        ("source", "columns", "spec"),
+        "Inputs",
+        ("input", "columns", "spec"),
         (
             (name, ", ".join(f"{c} {kind}" for c, kind, _ in each["columns"]), _spec(each["spec"]))
-            for name, each in found["sources"].items()
+            for name, each in found["inputs"].items()
         ),
     )
-    yield "How sources were fed", ("source", "epochs", "calls", "by", "scope"), _fed(found["sources"])
+    yield "How inputs were fed", ("input", "epochs", "calls", "by", "scope"), _fed(found["inputs"])
     folders = (found["folder"] or {}).get("of", {})
     yield (
         "Outputs",
@@ -166,7 +166,7 @@ def sections(found: Mapping[str, Any]) -> Iterator[Section]:
 def _collections(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
     from ddflow.dataflow.budget import shown_size
 
-    for each in (found["sources"], found["operators"]):
+    for each in (found["inputs"], found["operators"]):
         for name, of in each.items():
             figures = [of.get(what, 0) for what in ("keys", "tombstones", "versions", "runs", "merges", "files")]
             yield (name, *figures, shown_size(of.get("bytes", 0)), of.get("arrived", ""), of.get("pending", ""))
@@ -194,9 +194,9 @@ def _partitions(parts: Sequence[Mapping[str, int]]) -> Iterator[Sequence[Any]]:
         yield row(level, f"largest, number {largest}", here[largest])
 
 
-def _fed(sources: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
-    """The last runs of calls that fed a source alike, the newest first; below, what is kept as numbers only."""
-    for name, each in sources.items():
+def _fed(inputs: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
+    """The last runs of calls that fed an input alike, the newest first; below, what is kept as numbers only."""
+    for name, each in inputs.items():
         runs, before = each["fed"]["runs"][::-1], each["fed"]["before"]
         for run in runs[:LATEST]:
             order = " with an order" if run["order"] else ""

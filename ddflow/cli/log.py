@@ -1,6 +1,6 @@
-"""What the verbs that prove a state share: a source of the state, its log, a key of it, and progress.
+"""What the verbs that prove a state share: an input of the state, its log, a key of it, and progress.
 
-Invariant: a log's columns are read as the types that the source declares, whatever their files would be guessed to be,
+Invariant: a log's columns are read as the types that the input declares, whatever their files would be guessed to be,
 so that ``007`` of a text column is text on the command line too. A column may come in later files only, or not at
 all. Nothing of a state is read here but its manifest.
 
@@ -36,29 +36,29 @@ from ddflow.engine.logs import Full
 from ddflow.engine.snapshot import found
 from ddflow.errors import NotReadable
 from ddflow.plan.bind import Bound, bind
-from ddflow.plan.rebuild import sources
+from ddflow.plan.rebuild import inputs
 from ddflow.storage.opening import open_store
 from ddflow.terminal import console
 
 
-def source_of(state: str, name: str | None, trust: str) -> Bound:
-    """A source of a state; the only one by default.  Raises `NotReadable`, and what opening raises."""
+def input_of(state: str, name: str | None, trust: str) -> Bound:
+    """An input of a state; the only one by default.  Raises `NotReadable`, and what opening raises."""
     store = open_store(state, trust=trust, create=False, readonly=True)
     try:
         manifest = found(store)
     finally:
         store.close()
-    known = sources(manifest.plan, store.where)
+    known = inputs(manifest.plan, store.where)
     if name is None and len(known) != 1:
-        raise NotReadable(f"a source of {state}", f"it has {list(known)}", "say which: --source NAME")
+        raise NotReadable(f"an input of {state}", f"it has {list(known)}", "say which: --input NAME")
     if name is not None and name not in known:
-        raise NotReadable(f"the source {name!r} of {state}", "it has none of that name", did_you_mean(name, known))
+        raise NotReadable(f"the input {name!r} of {state}", "it has none of that name", did_you_mean(name, known))
     name = next(iter(known)) if name is None else name
     return bind(name, *known[name])
 
 
 def log_of(paths: Sequence[Path | str], bound: Bound) -> FileInput:
-    """Files as the log of a source.  Raises what `open_input` raises."""
+    """Files as the log of an input.  Raises what `open_input` raises."""
     first = listed(paths)[0]
     there = set(open_input([first]).schema.names)
     later = kind_of(first).name == JSON

@@ -72,7 +72,7 @@ def _migrate(ask: Ask, old: str, whole: bool, full: list[str] | None, scope: str
 
     from ddflow.cli.continued import epochs, opened
     from ddflow.cli.log import marked
-    from ddflow.cli.plan import SOURCE, names, planned
+    from ddflow.cli.plan import INPUT, names, planned
     from ddflow.cli.progress import progress
     from ddflow.cli.run import target
     from ddflow.tools.migrate import replay
@@ -83,7 +83,7 @@ def _migrate(ask: Ask, old: str, whole: bool, full: list[str] | None, scope: str
 
     def feed(engine: Any, least: int, told: Told) -> None:
         with progress(given.rows) as tick:
-            for step in epochs(engine, given, ask, tick, least, list(told(SOURCE, parts))):
+            for step in epochs(engine, given, ask, tick, least, list(told(INPUT, parts))):
                 tick(0, step[OUT].num_rows)
 
     def take(done: Migrated) -> None:

@@ -27,8 +27,8 @@ from ddflow.cli.options import Ask
 from ddflow.errors import SpecError
 from ddflow.plan.merge.strategy import MAKERS, Strategy
 
-SOURCE, OUT = "input", "output"
-"""What the flow calls its source and its output, and so do its messages."""
+INPUT, OUT = "input", "output"
+"""What the flow calls its input and its output, and so do its messages."""
 _SPANS: Final = {
     "ns": 1,
     "us": 10**3,
@@ -171,12 +171,12 @@ def upsert(ask: Ask, schema: pa.Schema) -> dd.Upsert:
 
 
 def planned(ask: Ask, schema: pa.Schema) -> dd.Flow:
-    """The flow: one source, its filters, its projection, its count; one output, `OUT`.
+    """The flow: one input, its filters, its projection, its count; one output, `OUT`.
 
     Raises `SpecError` or `ExpressionError`, naming what does not fit.
     """
     flow = dd.Flow()
-    rows: dd.Collection = flow.upserts(SOURCE, schema, upsert(ask, schema))
+    rows: dd.Collection = flow.upserts(INPUT, schema, upsert(ask, schema))
     for predicate in ask.filter_ or ():
         rows = rows.filter(predicate)
     if ask.project:

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 import ddflow as dd
 from ddflow.cli.options import Ask
-from ddflow.cli.plan import SOURCE
+from ddflow.cli.plan import INPUT
 from ddflow.cli.progress import Tick
 from ddflow.engine.logs import MARKS
 from ddflow.errors import DdflowError
@@ -44,7 +44,7 @@ def marked(ask: Ask, files: Sequence[Path]) -> list[Any]:
 
 def taken(engine: dd.Engine, part: Any, rows: pa.RecordBatchReader, time: int, epoch: int | None = None) -> dd.Step:
     """A file of epoch mode as one step.  ``part``: the file, as it is marked; ``rows``: what it holds."""
-    return take(engine, SOURCE, replace(part, rows=rows) if isinstance(part, MARKS) else rows, time, epoch)
+    return take(engine, INPUT, replace(part, rows=rows) if isinstance(part, MARKS) else rows, time, epoch)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 import ddflow as dd
 from ddflow.cli.continued import epochs, opened, told
 from ddflow.cli.options import Ask
-from ddflow.cli.plan import OUT, SOURCE, check_usage, names, planned
+from ddflow.cli.plan import INPUT, OUT, check_usage, names, planned
 from ddflow.cli.progress import Tick, progress
 from ddflow.cli.reading import marked, taken, ticked, within
 from ddflow.cli.say import say
@@ -115,7 +115,7 @@ def _steps(engine: dd.Engine, given: FileInput, ask: Ask, tick: Tick) -> Iterato
         row = 0
         for batch in ticked(given.batches(file), tick):
             with within(file, row):
-                step = engine.push({SOURCE: batch})
+                step = engine.push({INPUT: batch})
             row += batch.num_rows
             yield step
     if ask.held_back:

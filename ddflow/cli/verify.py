@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from ddflow.cli import REFUSED
-from ddflow.cli.arguments import Full, Scope, Source, State, Trust
+from ddflow.cli.arguments import Full, Input, Scope, State, Trust
 from ddflow.cli.say import say
 
 Log = Annotated[
@@ -33,7 +33,7 @@ def verify(
     log: Log,
     full: Full = None,
     scope: Scope = None,
-    source: Source = None,
+    input: Input = None,
     memory: Annotated[
         str, typer.Option("--memory", metavar="SIZE", help="What the fold may take; it goes to temporary files beyond.")
     ] = "1GB",
@@ -57,14 +57,14 @@ def verify(
 
     * `ddflow verify state/orders monday.csv tuesday.csv`
 
-    * `ddflow verify state/shop orders/ --source orders --json`
+    * `ddflow verify state/shop orders/ --input orders --json`
 
     * `ddflow verify state/orders full.csv monday.csv tuesday.csv --full full.csv`
     """
-    from ddflow.cli.log import log_of, source_of, streamed, watching
+    from ddflow.cli.log import input_of, log_of, streamed, watching
     from ddflow.tools.verify import verify as compared
 
-    bound = source_of(state, source, trust)
+    bound = input_of(state, input, trust)
     given = log_of(log, bound)
     with watching(f"folding {bound.name}", given.rows, lambda n: f"{n:,} events") as tick:
         found = compared(state, {bound.name: streamed(given, full, scope)}, memory=memory, trust=trust, look=tick)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from ddflow.cli.arguments import Full, Scope, Source, State, Trust
+from ddflow.cli.arguments import Full, Input, Scope, State, Trust
 from ddflow.cli.say import say
 
 
@@ -27,7 +27,7 @@ def why(
     ] = None,
     full: Full = None,
     scope: Scope = None,
-    source: Source = None,
+    input: Input = None,
     trust: Trust = "owner",
     as_json: Annotated[bool, typer.Option("--json", help="The story as one JSON object.")] = False,
 ) -> None:
@@ -44,10 +44,10 @@ def why(
 
     * `ddflow why state/orders id=7,region=EU orders/ --json`
     """
-    from ddflow.cli.log import key_of, log_of, source_of, streamed
+    from ddflow.cli.log import input_of, key_of, log_of, streamed
     from ddflow.tools.why import why_of
 
-    bound = source_of(state, source, trust)
+    bound = input_of(state, input, trust)
     given = None if log is None or not log else log_of(log, bound)
     events = None if given is None else streamed(given, full, scope)
     story = why_of(state, bound.name, key_of(key, bound), events, trust=trust)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""The intake of one source: rows as they come are checked, numbered, and turned into events with a time, or refused.
+"""The intake of one input: rows as they come are checked, numbered, and turned into events with a time, or refused.
 
 Invariant: `admit` changes nothing; either all rows of a push or step are admitted (bad and late ones with their
-verdict) or an error names what is wrong and the source is as before. Every row gets an arrival number, bad ones too.
+verdict) or an error names what is wrong and the input is as before. Every row gets an arrival number, bad ones too.
 The same row may lack its key and be late, and must then be counted once, as bad; and an advanced event is stamped at
 the frontier but keeps its own time to be judged by. It does not wait (``batcher``) nor decide (``operators.upsert``).
 
@@ -54,7 +54,7 @@ class Admitted(NamedTuple):
 
 
 class Admission:
-    """``bound``: the source's spec and schema.  ``arrived``: how many rows have come so far; the engine adds to it."""
+    """``bound``: the input's spec and schema.  ``arrived``: how many rows have come so far; the engine adds to it."""
 
     def __init__(self, bound: Bound) -> None:
         self.bound, self.arrived = bound, 0
@@ -68,7 +68,7 @@ class Admission:
         before: int = 0,
         look: Callable[[pa.RecordBatch], None] | None = None,
     ) -> Admitted:
-        """Check and number the rows of one source.  ``time``: of the step, in epoch mode.  ``before``: how many
+        """Check and number the rows of one input.  ``time``: of the step, in epoch mode.  ``before``: how many
         rows came before these in the same call.  ``look``: is shown them all.  O(rows).
 
         Raises `NotArrow`, `SchemaMismatch`, `NullKey`, `LateEvent`; nothing changes.

@@ -56,7 +56,7 @@ class ComputedStep(NamedTuple):
     stepped: Stepped
     sides: dict[str, pa.Table]
     rows: dict[str, list[pa.Table]]
-    """By source, verdict rows, when they are asked for."""
+    """By input, verdict rows, when they are asked for."""
 
 
 class Dataflow:
@@ -79,15 +79,15 @@ class Dataflow:
         self.secret, self.lists, self.retain = circuit.secret, lists, retain
         self.holds_back, self.time_type = flow.holds_back, flow.time_type
         self.guard, self.holds = CallGuard(), Holds()
-        self.intakes = {name: Admission(source.bound) for name, source in flow.sources.items()}
-        self.batchers = {name: Batcher() for name in flow.sources}
+        self.intakes = {name: Admission(input.bound) for name, input in flow.inputs.items()}
+        self.batchers = {name: Batcher() for name in flow.inputs}
         outputs = {name: node.updates_schema(flow.time_type) for name, node in flow.outputs.items()}
         self.nothing = {**{name: empty(schema) for name, schema in outputs.items()}, **SideOutputs(flow).tables()}
         self.frontier = self.last = self.since = NEVER
         self.totals: dict[str, int] = {}
         """Events by verdict, since the state began."""
         self.fed: Mapping[str, Fed] = {}
-        """By source, how it was fed."""
+        """By input, how it was fed."""
         self.owed: dict[str, pa.Table] = {}
         """What new outputs held before the next step, which gives it."""
 
@@ -103,7 +103,7 @@ class Dataflow:
     def admit(
         self, inputs: Mapping[str, Any], time: int | None, looks: Mapping[str, Look] | None = None
     ) -> dict[str, Inflow]:
-        """Room made, and the rows of each source admitted.  ``looks``: by source, what is shown all rows."""
+        """Room made, and the rows of each input admitted.  ``looks``: by input, what is shown all rows."""
         make_room(self.budget, self.circuit, self.batchers)
         out = {}
         for name, rows in inputs.items():

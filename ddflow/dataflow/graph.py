@@ -35,7 +35,7 @@ from ddflow.trace.arrangement import Arrangement, Change
 
 
 class Released(NamedTuple):
-    """Events of one source whose time has come."""
+    """Events of one input whose time has come."""
 
     total: int
     times: Ints
@@ -58,13 +58,13 @@ class Stepped(NamedTuple):
 
     outputs: dict[str, pa.Table]
     changes: dict[str, list[Change]]
-    """By source."""
+    """By input."""
     kept: dict[Collection, list[Any]]
     """By operator that holds a state, what `Running.apply` takes in."""
     counts: dict[str, Ints]
-    """By source, int64[8]: events by verdict."""
+    """By input, int64[8]: events by verdict."""
     seen: dict[str, Seen]
-    """By source that expires, what it brings for the next step."""
+    """By input that expires, what it brings for the next step."""
 
     @property
     def nbytes(self) -> int:
@@ -80,9 +80,9 @@ class Graph:
 
     def __init__(self, plan: Plan, secret: Secret, winners: bool = True, crew: Threads = ALONE) -> None:
         self.plan, self.secret, self.winners = plan, secret, winners or bool(plan.side_outputs())
-        self.upserts = {name: RunningUpsert(each.bound, secret, crew) for name, each in plan.sources.items()}
+        self.upserts = {name: RunningUpsert(each.bound, secret, crew) for name, each in plan.inputs.items()}
         self.needed = _needed(plan)
-        self.names: dict[Collection, str] = {each: name for name, each in plan.sources.items()}
+        self.names: dict[Collection, str] = {each: name for name, each in plan.inputs.items()}
         self.running: dict[Collection, Running] = {}
         for node in plan.nodes:
             if node in self.needed and node.inputs:
@@ -96,7 +96,7 @@ class Graph:
         """The operators that must see all pieces of a step together."""
         self.whole = {each for node in self.meeting for each in node.inputs} | set(plan.outputs.values())
         """The collections whose pieces are kept until they are all there."""
-        self.opened: dict[Collection, Readable] = {each: self.upserts[each.name] for each in plan.sources.values()}
+        self.opened: dict[Collection, Readable] = {each: self.upserts[each.name] for each in plan.inputs.values()}
         """All of it, by collection."""
         self.opened |= self.running
 
@@ -127,7 +127,7 @@ class Graph:
     def expiring(self, released: Mapping[str, Released], time: int, most: int | None) -> dict[str, Released]:
         """What is released at ``time``, and for each key that is forgotten then an event that deletes it.
 
-        ``most``: how many of those a piece may have, None for any.  O(events of sources where there are some).
+        ``most``: how many of those a piece may have, None for any.  O(events of inputs where there are some).
         """
         out = dict(released)
         for name, upsert in self.upserts.items():
@@ -162,7 +162,7 @@ class Graph:
     def read(self, node: Collection, as_of: int | None) -> pa.Table:
         """A collection as of a time, by default now: its rows and ``_diff``, consolidated.
 
-        O(rows of the sources it needs).
+        O(rows of the inputs it needs).
         """
         return consolidated(self.held(node, as_of), self.secret).to_table(node.schema, None)
 
@@ -172,7 +172,7 @@ class Graph:
         return self.opened[node].output(made, self.secret, node.schema, self.plan.time_type)
 
     def held(self, node: Collection, as_of: int | None = None) -> Updates:
-        """The rows of a collection as of a time, by default now, not consolidated.  O(rows of the sources)."""
+        """The rows of a collection as of a time, by default now, not consolidated.  O(rows of the inputs)."""
         walk, wanted = [node], set[Collection]()
         while walk:
             each = walk.pop()

@@ -1,6 +1,6 @@
-"""What a call brings: the rows of each source, admitted piece by piece and put with those that wait.
+"""What a call brings: the rows of each input, admitted piece by piece and put with those that wait.
 
-Invariant: either all rows of all sources are taken in, or an error names what is wrong and every source is as before:
+Invariant: either all rows of all inputs are taken in, or an error names what is wrong and every input is as before:
 batchers are changed in copies, which the engine adopts when nothing can be refused any more. Under a budget the input
 is a stream that must never be in memory whole, so rows are admitted, numbered and, where they are many, spilled while
 more of them are still to come.
@@ -30,7 +30,7 @@ from ddflow.time import CLOSED, NEVER
 
 @dataclass
 class Inflow:
-    """The rows of one source in one call."""
+    """The rows of one input in one call."""
 
     batcher: Batcher
     """What waits, with the rows that were admitted."""
@@ -54,7 +54,7 @@ def flowing(
     listed: Callable[[Admitted], pa.Table] | None,
     look: Callable[[pa.RecordBatch], None] | None = None,
 ) -> Inflow:
-    """Admit all rows of one source.  ``time``: of the step, in epoch mode.  ``look``: is shown all rows.  O(rows).
+    """Admit all rows of one input.  ``time``: of the step, in epoch mode.  ``look``: is shown all rows.  O(rows).
 
     Raises what `Admission.admit` raises, `BudgetExceeded` for a row that is larger than the budget allows, `SpillFull`
     and `SpillFailed`; nothing has changed then.
@@ -76,20 +76,20 @@ def flowing(
 
 
 def check_names(inputs: Any, known: Mapping[str, Admission]) -> None:
-    """Raise `NotArrow` or `SchemaMismatch` unless ``inputs`` says which rows are for which source."""
+    """Raise `NotArrow` or `SchemaMismatch` unless ``inputs`` says which rows are for which input."""
     if not isinstance(inputs, Mapping):
         raise NotArrow(
             f"inputs from {type(inputs).__name__}",
-            "it does not say which rows are for which source",
-            f"give {{name: rows}}; the sources are {list(known)}",
+            "it does not say which rows are for which input",
+            f"give {{name: rows}}; the inputs are {list(known)}",
         )
     for name in inputs:
         if name not in known:
-            raise SchemaMismatch(f"rows for {name!r}", "there is no such source", did_you_mean(name, known))
+            raise SchemaMismatch(f"rows for {name!r}", "there is no such input", did_you_mean(name, known))
 
 
 def lateness_frontier(intakes: Mapping[str, Admission], inflows: Mapping[str, Inflow]) -> int:
-    """Where ``lateness=`` puts the frontier: the least, over the sources, of the greatest time seen less it."""
+    """Where ``lateness=`` puts the frontier: the least, over the inputs, of the greatest time seen less it."""
     to = CLOSED
     for name, intake in intakes.items():
         if intake.bound.spec.lateness is None:

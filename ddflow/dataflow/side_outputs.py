@@ -51,7 +51,7 @@ def check_listed(bound: Bound) -> None:
 
 
 def verdict_rows(bound: Bound, of: Admitted | Judgement) -> pa.Table:
-    """One row an event: ``_arrival`` (its number among all events of the source), ``seq`` (that, or the seq column's
+    """One row an event: ``_arrival`` (its number among all events of the input), ``seq`` (that, or the seq column's
     value), the key, ``verdict``, the time of the judgement (null for events refused at the door), and ``winner_``
     columns of the order its key holds.  O(events)."""
     codes: np.ndarray[Any, Any]
@@ -81,21 +81,21 @@ class SideOutputs:
         self.made: dict[str, list[pa.Table]] = {name: [] for name in self.wanted}
 
     def add(self, judgement: Judgement) -> None:
-        """Take in what a judgement has for them.  O(events) of sources that have one."""
-        for name, (source, schema) in self.wanted.items():
-            if source.name == judgement.upsert.bound.name:
-                self.made[name].append(self._table(source, schema, judgement))
+        """Take in what a judgement has for them.  O(events) of inputs that have one."""
+        for name, (input, schema) in self.wanted.items():
+            if input.name == judgement.upsert.bound.name:
+                self.made[name].append(self._table(input, schema, judgement))
 
-    def _table(self, source: Input, schema: pa.Schema, judgement: Judgement) -> pa.Table:
+    def _table(self, input: Input, schema: pa.Schema, judgement: Judgement) -> pa.Table:
         stale = judgement.verdict == STALE
-        if source.spec.stale == "mark":
+        if input.spec.stale == "mark":
             rows = judgement.given
             further = [pa.array(stale[rows])]
         else:
             rows = np.flatnonzero(stale)
             further = judgement.winner_orders(rows)
         events = judgement.sealed.events.take(pa.array(rows))
-        columns = [events.column(n) for n in source.bound.told] + further
+        columns = [events.column(n) for n in input.bound.told] + further
         times = time_column(judgement.sealed.times[rows], self.flow.time_type)
         columns += [times, pa.array(np.ones(rows.size, np.int64))]
         return pa.Table.from_arrays(columns, schema=updates_schema(schema, self.flow.time_type))

@@ -55,7 +55,7 @@ def release(
 ) -> Iterator[dict[str, Released]]:
     """What ``batchers`` release before ``to``; in ranges on disk, for as long as the block runs, where it is too much.
 
-    ``keys``: the key columns by source.  O(events released).  Raises `SpillFull`, `SpillFailed`.
+    ``keys``: the key columns by input.  O(events released).  Raises `SpillFull`, `SpillFailed`.
     """
     made: list[Ranges] = []
     out = {}

@@ -49,7 +49,7 @@ def nothing(_: Judgement) -> None:
 
 
 class Computation:
-    """``circuit``: the operators.  ``released``: the events, by source.  ``since``: what it will be after the step."""
+    """``circuit``: the operators.  ``released``: the events, by input.  ``since``: what it will be after the step."""
 
     def __init__(
         self, circuit: Graph, released: Mapping[str, Released], since: int, buffer: UpdateBuffer, observe: Observe
@@ -70,10 +70,10 @@ class Computation:
                 self._compute(node)
             elif node in self.circuit.names:
                 self._judge(self.circuit.names[node], node)
-        # A source whose columns nobody reads is judged all the same.
+        # An input whose columns nobody reads is judged all the same.
         for name in self.released:
             if name not in self.out.changes:
-                self._judge(name, self.circuit.plan.sources[name])
+                self._judge(name, self.circuit.plan.inputs[name])
         time_type = self.circuit.plan.time_type
         for name, node in self.outputs():
             pieces = self._pieces(node) if node.consolidated else self._consolidated(node)
@@ -200,7 +200,7 @@ def compute(
     buffer: UpdateBuffer | None = None,
     observe: Observe = nothing,
 ) -> Stepped:
-    """Compute a step from the events released of each source.  O(events and updates); nothing changes.
+    """Compute a step from the events released of each input.  O(events and updates); nothing changes.
 
     ``buffer``: where updates of a large step lie.  ``observe``: is shown each judgement once, when its events have been
     judged.

@@ -25,7 +25,7 @@ SHOWN: Final = ("applied", "superseded", "noop", "stale", "tie_lost", "late", "b
 @dataclass(frozen=True)
 class Verdicts:
     """``counts``: events by verdict, all eight.  ``pending``: events that wait for their time to close.
-    ``rows``: by source, one row an event judged here, when the engine was opened with ``verdicts="rows"``.
+    ``rows``: by input, one row an event judged here, when the engine was opened with ``verdicts="rows"``.
     ``absent``: the keys that this call deleted since full contents do not name them; these are no events."""
 
     counts: Mapping[str, int]

@@ -43,9 +43,9 @@ class Calls:
         if self.dataflow.holds_back == holds_back:
             return
         mode, why, instead = (
-            ("epoch", "its sources name no time column", "call step(inputs, time=...)")
+            ("epoch", "its inputs name no time column", "call step(inputs, time=...)")
             if holds_back
-            else ("hold-back", "its sources name a time column", "call push(inputs), then advance_to(frontier)")
+            else ("hold-back", "its inputs name a time column", "call push(inputs), then advance_to(frontier)")
         )
         raise WrongMode(what, f"the flow is in {mode} mode: {why}", instead)
 
@@ -70,9 +70,9 @@ class Calls:
         inflows = self.dataflow.admit(inputs, time, {name: digest.update for name, digest in digests.items()})
         return inflows, combined(asked.kind, asked.time, digests)
 
-    def done(self, asked: Asked, digest: str, step: Step, sources: Iterable[str], way: Way = EVENTS) -> Step:
-        """A call that was taken in and fed some ``sources``, committed where that is asked for."""
-        self.dataflow.fed = fed_by(self.dataflow.fed, sources, way, self.epoch + 1)
+    def done(self, asked: Asked, digest: str, step: Step, inputs: Iterable[str], way: Way = EVENTS) -> Step:
+        """A call that was taken in and fed some ``inputs``, committed where that is asked for."""
+        self.dataflow.fed = fed_by(self.dataflow.fed, inputs, way, self.epoch + 1)
         if self.durable is not None:
             with self.dataflow.guard.commit:
                 self.durable.record(asked, digest, step)

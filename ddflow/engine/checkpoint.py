@@ -52,7 +52,7 @@ def take(dataflow: Dataflow, batch_store: BatchStore) -> dict[str, Any]:
     O(bytes not written yet + files).  Raises `StorageFull`, `StorageFailed`; the engine is then as before.
     """
     circuit, ids = dataflow.circuit, node_ids(dataflow.flow)
-    sources = {
+    inputs = {
         name: {
             "arrived": dataflow.intakes[name].arrived,
             "greatest": dataflow.intakes[name].greatest,
@@ -67,7 +67,7 @@ def take(dataflow: Dataflow, batch_store: BatchStore) -> dict[str, Any]:
         for node, each in circuit.keeping.items()
         if each.arrangements
     }
-    return {"sources": sources, "operators": operators, "totals": dataflow.totals}
+    return {"inputs": inputs, "operators": operators, "totals": dataflow.totals}
 
 
 def fill(
@@ -86,7 +86,7 @@ def fill(
     assert spread == 1 or not indexed, "what is joined is not searched"
     circuit, held = dataflow.circuit, Inventories(records, spread)
     for name, upsert in circuit.upserts.items():
-        if not (given := held.of("sources", name)):
+        if not (given := held.of("inputs", name)):
             continue
         intake = dataflow.intakes[name]
         intake.arrived = sum(each.number("arrived") for each in given)
@@ -124,10 +124,10 @@ class Inventories:
 
     def __init__(self, records: Sequence[Record], spread: int) -> None:
         self.records, self.spread = records, spread
-        self.within = {kind: [each.record(kind) for each in records] for kind in ("sources", "operators", "totals")}
+        self.within = {kind: [each.record(kind) for each in records] for kind in ("inputs", "operators", "totals")}
 
     def of(self, kind: str, name: str) -> list[Record]:
-        """What the partitions say of a source or a count, in their order; [] where none has it.  O(inventories).
+        """What the partitions say of an input or a count, in their order; [] where none has it.  O(inventories).
 
         Raises `CorruptState` unless it is on one level, in all of its partitions.
         """
@@ -189,7 +189,7 @@ def _waiting(
 
 
 def reached(dataflow: Dataflow) -> tuple[dict[str, int], dict[str, int]]:
-    """By source, the greatest event time there ever was, and the greatest order where keys expire.  O(sources).
+    """By input, the greatest event time there ever was, and the greatest order where keys expire.  O(inputs).
 
     Inventories say so as well, each of its own part: this is what all partitions must know."""
     times = {name: each.greatest for name, each in dataflow.intakes.items() if dataflow.flow.holds_back}

@@ -331,7 +331,7 @@ class Commits:
 
 def check_types(flow: Plan) -> None:
     """Raise `SpecError` for a column that a file of a state cannot have.  O(columns)."""
-    schemas = {f"source {name!r}": source.bound.schema for name, source in flow.sources.items()}
+    schemas = {f"input {name!r}": input.bound.schema for name, input in flow.inputs.items()}
     schemas |= {f"output {name!r}": node.schema for name, node in flow.outputs.items()}
     for what, schema in schemas.items():
         for field in schema:

@@ -3,7 +3,7 @@
 Invariant: it depends on the rows and their order, by canonical equality, and not on how they were cut into batches, nor
 on what their buffers hold where a value is null. A batch that is read again from a file or a feed has other buffers,
 and a step larger than memory is never there whole; so rows are hashed one by one, with the state's secret, and the
-words hashed in turn as they come. A source that brought no rows counts as not given. What could not be read again
+words hashed in turn as they come. An input that brought no rows counts as not given. What could not be read again
 from a file, text that is no UTF-8, is refused here, where all rows pass.
 
 >>> secret, schema = Secret(1, 2), pa.schema({"k": pa.int64()})
@@ -37,14 +37,14 @@ MOST = 1 << 26
 
 
 class Digest:
-    """Of the rows of one source, as they come."""
+    """Of the rows of one input, as they come."""
 
-    def __init__(self, secret: Secret, source: str = "rows") -> None:
-        self.secret, self.source, self.rows, self._state = secret, source, 0, xxhash.xxh3_128()
+    def __init__(self, secret: Secret, input: str = "rows") -> None:
+        self.secret, self.input, self.rows, self._state = secret, input, 0, xxhash.xxh3_128()
 
     def update(self, events: pa.RecordBatch) -> None:
         """Take in rows.  O(rows).  Raises `SchemaMismatch` for text that is no UTF-8."""
-        check_text(events, self.source)
+        check_text(events, self.input)
         self.rows += events.num_rows
         self._state.update(value_hashes(events, self.secret).data)
 
@@ -53,7 +53,7 @@ class Digest:
         return self._state.digest()
 
 
-def check_text(events: pa.RecordBatch, source: str) -> None:
+def check_text(events: pa.RecordBatch, input: str) -> None:
     """Raise `SchemaMismatch` for text that is no UTF-8.  O(bytes of text)."""
     for field, column in zip(events.schema, events.columns, strict=True):
         if _has_text(field.type):
@@ -61,7 +61,7 @@ def check_text(events: pa.RecordBatch, source: str) -> None:
                 column.validate(full=True)
             except pa.ArrowInvalid as error:
                 raise SchemaMismatch(
-                    f"rows for {source!r}",
+                    f"rows for {input!r}",
                     f"{field.name!r} holds what is no {field.type} ({error})",
                     "mend the text, or declare the column as binary; nothing was taken in",
                 ) from None
@@ -97,7 +97,7 @@ def digest_of(
 ) -> str:
     """The digest of a call that is not taken in.
 
-    ``added``: columns, by source, that count only where they are not null.  O(rows).  Raises `NotArrow`,
+    ``added``: columns, by input, that count only where they are not null.  O(rows).  Raises `NotArrow`,
     `SchemaMismatch`.
     """
     check_names(inputs, intakes)

@@ -2,7 +2,7 @@
 
 Invariant: a call either happens whole or not at all. Everything is computed before anything changes, so a refused step
 (a null key, a tie, an overflow) leaves the engine as it was, and events in = judged + pending holds after every call.
-A step touches several sources and several operators with state. A step that is interrupted while it takes its changes
+A step touches several inputs and several operators with state. A step that is interrupted while it takes its changes
 in cannot be undone in memory; the engine then refuses to go on. One thread at a time. On durable state calls become
 epochs, published whole (``commits``).
 
@@ -48,16 +48,16 @@ class Engine(Reading):
     """Runs a flow; `Flow.open` makes it.  Its options are there, what can be read of it is in `Reading`."""
 
     def __init__(self, flow: Plan, options: EngineOptions) -> None:
-        if not flow.sources or not flow.outputs:
+        if not flow.inputs or not flow.outputs:
             raise SpecError(
                 "open a flow",
-                f"it has {len(flow.sources)} sources and {len(flow.outputs)} outputs",
+                f"it has {len(flow.inputs)} inputs and {len(flow.outputs)} outputs",
                 "give it at least one of each: flow.upserts(...), flow.output(...)",
             )
         flow = flow.frozen()
         if options.verdicts == "rows":
-            for source in flow.sources.values():
-                check_listed(source.bound)
+            for input in flow.inputs.values():
+                check_listed(input.bound)
         self.durable = Commits.open(flow, options) if options.state is not None else None
         try:
             super().__init__(_dataflow(flow, options, self.durable))
@@ -97,9 +97,9 @@ class Engine(Reading):
         return self.dataflow.output_schema(name)
 
     def step(self, inputs: Mapping[str, Any], time: int, *, epoch: int | None = None) -> Step:
-        """Epoch mode: take in rows of any sources as one epoch, stamped ``time``, above that of the last step.
+        """Epoch mode: take in rows of any inputs as one epoch, stamped ``time``, above that of the last step.
 
-        ``inputs``: by source, anything that speaks Arrow.  ``epoch``: its number, on durable state, where an epoch that
+        ``inputs``: by input, anything that speaks Arrow.  ``epoch``: its number, on durable state, where an epoch that
         was committed returns what it returned; so does a committed ``time``.  O(rows) expected.  Raises `WrongMode` in
         hold-back mode, `TimeWentBack`, what `Admission.admit` raises; nothing changes then.  On durable state also
         `ReplayMismatch`, `EpochSkipped`, and what `commit` raises.
@@ -172,7 +172,7 @@ class Engine(Reading):
     def replace(
         self, name: str, table: Any, time: int, scope: str | None = None, *, order: Any = None, epoch: int | None = None
     ) -> Step:
-        """Epoch mode: ``table`` is all that the source ``name`` holds from ``time`` on; returns the differences.
+        """Epoch mode: ``table`` is all that the input ``name`` holds from ``time`` on; returns the differences.
 
         ``scope``: SQL over the row's columns: only rows for which it is true are replaced, and all of ``table`` must be
         within it.  Its rows win over whatever order is held.  Keys that are live in the scope and not in the table
@@ -187,7 +187,7 @@ class Engine(Reading):
         return replace(self.calls, "replace", name, table, time, scope, order, epoch)
 
     def restate(self, name: str, events: Any, time: int, *, order: Any = None, epoch: int | None = None) -> Step:
-        """Epoch mode: the source ``name`` becomes what ``events``, its corrected history, fold to from nothing.
+        """Epoch mode: the input ``name`` becomes what ``events``, its corrected history, fold to from nothing.
 
         What comes out, stamped ``time``, compensates for the difference.  The events are judged among themselves, and
         their winners' orders are those that keys hold from then on.  Keys that no event names are deleted as in

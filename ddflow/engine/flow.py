@@ -18,13 +18,13 @@ from ddflow.plan.options import EngineOptions, opened_with
 
 
 class Flow(Plan):
-    """A plan under construction, and `open`, which runs it.  ``sources`` and ``outputs``: by name."""
+    """A plan under construction, and `open`, which runs it.  ``inputs`` and ``outputs``: by name."""
 
     @classmethod
     def of(cls, plan: Plan) -> Flow:
         """A plan, such as one that was read back, as a flow: to be opened.  O(nodes)."""
         flow = cls()
-        flow.nodes, flow.sources, flow.outputs = list(plan.nodes), dict(plan.sources), dict(plan.outputs)
+        flow.nodes, flow.inputs, flow.outputs = list(plan.nodes), dict(plan.inputs), dict(plan.outputs)
         return flow
 
     @opened_with(EngineOptions)

@@ -1,4 +1,4 @@
-"""Full contents of a source, as they come in: what they name, what they may not, and who is absent from them.
+"""Full contents of an input, as they come in: what they name, what they may not, and who is absent from them.
 
 Invariant: `Contents.absent` gives exactly the keys that are live, whose row lies within the scope, and that no row
 names; each once. Contents may be larger than memory, and so may the state, so of the rows only identities are kept (8
@@ -50,10 +50,10 @@ PIECE = 1 << 16
 
 
 class Contents:
-    """``upsert``: of the source.  ``asked``: how messages call it.  ``scope``: SQL over the row's columns.
+    """``upsert``: of the input.  ``asked``: how messages call it.  ``scope``: SQL over the row's columns.
     ``order``: what the tombstones of absent keys take; see `given_order`.
 
-    Raises `SpecError` and `ExpressionError` for an order or a scope that does not fit the source.
+    Raises `SpecError` and `ExpressionError` for an order or a scope that does not fit the input.
     """
 
     def __init__(self, upsert: RunningUpsert, asked: str, scope: str | None = None, order: Any = None) -> None:
@@ -128,7 +128,7 @@ class Contents:
         )
 
     def absent(self, by: Sorted) -> Iterator[pa.RecordBatch]:
-        """Rows that stand for the keys to be deleted, in the columns of the source's events.
+        """Rows that stand for the keys to be deleted, in the columns of the input's events.
 
         ``by``: what `sorted` gave.  The columns of the row are as stored, order and sequence those of the tombstone,
         others null.  O(keys held, and rows of those that are absent).  Raises `SpecError` where there is no order.
@@ -178,7 +178,7 @@ def given_order(order: Any, names: list[str], schema: pa.Schema, asked: str) -> 
     O(1).  Raises `SpecError`.
     """
     if not names:
-        raise SpecError(asked, f"order={order!r}, and the source keeps no order", "leave order= out")
+        raise SpecError(asked, f"order={order!r}, and the input keeps no order", "leave order= out")
     values = order if isinstance(order, Mapping) else {names[0]: order} if len(names) == 1 else {}
     if set(values) != set(names):
         raise SpecError(asked, f"order={order!r}", f"give a value for each of {names}, by name")

@@ -3,7 +3,7 @@
 Invariant: half open. A collection as of t1 plus its changes from t1 to t2 is the collection as of t2, row by row and
 multiplicity by multiplicity; so changes from t1 to t2 and from t2 to t3 add up to those from t1 to t3. *net* means
 that a row which left and came back within the interval is no change, and neither is one that came and left, whatever
-the operators between the sources and the collection did with it in the meantime; only consolidation knows. This asks
+the operators between the inputs and the collection did with it in the meantime; only consolidation knows. This asks
 for two reads and subtracts them; it keeps nothing, and what is held back for whom is known to ``readers``.
 
 >>> import pyarrow as pa, ddflow as dd

@@ -1,4 +1,4 @@
-"""A log of one source, told apart: which of its parts are events, and which are full contents that replaced what was.
+"""A log of one input, told apart: which of its parts are events, and which are full contents that replaced what was.
 
 Invariant: `as_fed` gives the parts in their order, those that are not events marked as `Full` or `Restated`, in the way
 in which the state says that it was fed; or it refuses the log.  How events were split into calls does not matter, so
@@ -82,9 +82,9 @@ def parts_of(log: Any, what: str) -> Iterator[Any]:
 
 
 def as_fed(log: Iterable[Any], fed: Fed, bound: Bound, to: Bound | None = None) -> Iterator[Any]:
-    """The parts of a log of the source ``bound``, marked as the state was fed: see the header.
+    """The parts of a log of the input ``bound``, marked as the state was fed: see the header.
 
-    ``to``: the source that they are for, where that is another one.  Lazily, where the state was fed events only; else
+    ``to``: the input that they are for, where that is another one.  Lazily, where the state was fed events only; else
     all parts are held.  O(parts + runs of calls).  Raises `LogUnclear`.
     """
     telling = _LogParts(fed, bound, to or bound)
@@ -102,7 +102,7 @@ def way_of(part: Any) -> Way:
 
 
 class _LogParts:
-    """The parts of a log beside what the state says of its source."""
+    """The parts of a log beside what the state says of its input."""
 
     def __init__(self, fed: Fed, bound: Bound, to: Bound) -> None:
         self.fed, self.bound, self.to = fed, bound, to
@@ -222,7 +222,7 @@ class _LogParts:
 
 
 def batches(part: Any, bound: Bound) -> Iterator[pa.RecordBatch]:
-    """A part of a log, without its mark, as batches of the source's columns.
+    """A part of a log, without its mark, as batches of the input's columns.
 
     ``part``: anything that speaks Arrow.  O(rows) for columns that need a cast, else O(1) a batch.  Raises `NotArrow`,
     `SchemaMismatch`.

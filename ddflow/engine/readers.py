@@ -51,7 +51,7 @@ class Followed(Protocol):
 class Reader:
     """Follows one collection; ``engine.reader(name)`` makes it.  Use it in a ``with``, or close it.
 
-    ``name``: the output or source it reads.  `time`: where it stands.  While it lives, ``since`` of the engine does not
+    ``name``: the output or input it reads.  `time`: where it stands.  While it lives, ``since`` of the engine does not
     pass that time, so everything from there on can be read; that costs the memory of the history it holds, for all
     collections of the engine, until it advances.  One that is forgotten lets go when it is collected as garbage.
     """

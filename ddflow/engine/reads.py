@@ -66,9 +66,9 @@ class Reading:
         return Verdicts.of(self.dataflow.totals, self.dataflow.pending)
 
     def read(self, name: str, as_of: int | None = None) -> pa.Table:
-        """An output or a source as it is, or was at a time not before `since`: its rows, and ``_diff``, consolidated.
+        """An output or an input as it is, or was at a time not before `since`: its rows, and ``_diff``, consolidated.
 
-        O(rows of the sources it depends on).  Raises `NotReadable` for an unknown name or a time that cannot be read.
+        O(rows of the inputs it depends on).  Raises `NotReadable` for an unknown name or a time that cannot be read.
         """
         with self.dataflow.guard.use("read"):
             node = self.node(name)
@@ -77,17 +77,17 @@ class Reading:
             return self.dataflow.circuit.read(node, as_of)
 
     def changes(self, name: str, t1: int, t2: int) -> pa.Table:
-        """The net differences of an output or a source from one time to another: half open, so that what it was as of
+        """The net differences of an output or an input from one time to another: half open, so that what it was as of
         ``t1``, plus these, is what it was as of ``t2``.  Its rows, and ``_diff``, consolidated.
 
-        O(rows of the sources it depends on).  Raises `NotReadable` as `read` does.
+        O(rows of the inputs it depends on).  Raises `NotReadable` as `read` does.
         """
         with self.dataflow.guard.use("changes"):
             node, asked = self.node(name), f"changes of {name!r} from {t1!r} to {t2!r}"
             return changes(self.dataflow.circuit, node, self.closed(asked, t1), self.closed(asked, t2))
 
     def reader(self, name: str, at: int | None = None) -> Reader:
-        """A reader of an output or a source, which holds ``since`` back at its time while it lives.
+        """A reader of an output or an input, which holds ``since`` back at its time while it lives.
 
         ``at``: that time, by default the last closed one.  O(log readers).  Raises `NotReadable` as `read` does.
         """
@@ -98,7 +98,7 @@ class Reading:
     def scd2(
         self, name: str, valid_from: str = "valid_from", valid_to: str = "valid_to", current: str = "current"
     ) -> pa.Table:
-        """The versions of a source or a count from `since` on, as a slowly changing dimension of type 2: its columns,
+        """The versions of an input or a count from `since` on, as a slowly changing dimension of type 2: its columns,
         from when each was valid (null: from since or before), to when (null: it is current), and whether it is current.
 
         ``valid_from``, ``valid_to``, ``current``: what those columns are called.  O(versions).  Raises `NotReadable`
@@ -108,13 +108,13 @@ class Reading:
         with self.dataflow.guard.use("scd2"):
             return scd2(self.dataflow.circuit, self.node(name), self.since, (valid_from, valid_to, current))
 
-    def why(self, source: str, key: Any, log: Any = None) -> Story:
+    def why(self, input: str, key: Any, log: Any = None) -> Story:
         """One key's story: what it holds and held, what waits, and what became of its events in a log.
 
-        See `ddflow.engine.why.why`.  Raises `NotReadable` for an unknown source, or what is no key of it.
+        See `ddflow.engine.why.why`.  Raises `NotReadable` for an unknown input, or what is no key of it.
         """
         with self.dataflow.guard.use("why"):
-            return why(self.dataflow, source, key, log)
+            return why(self.dataflow, input, key, log)
 
     def stats(self) -> Stats:
         """Figures: keys, batches, bytes by where they are, merges owed, verdicts.  Prints as a table.
@@ -136,12 +136,12 @@ class Reading:
 
     def node(self, name: str) -> Collection:
         """An output or an input by name.  Raises `NotReadable`."""
-        node = self.flow.outputs.get(name) or self.flow.sources.get(name)
+        node = self.flow.outputs.get(name) or self.flow.inputs.get(name)
         if node is None and name in (sides := self.flow.side_outputs()):
             raise told_only(f"read {name!r}", name, sides[name][0])
         if node is None:
-            known = [*self.flow.outputs, *self.flow.sources]
-            raise NotReadable(f"read {name!r}", "that is no output or source", did_you_mean(name, known))
+            known = [*self.flow.outputs, *self.flow.inputs]
+            raise NotReadable(f"read {name!r}", "that is no output or input", did_you_mean(name, known))
         return node
 
     def closed(self, asked: str, time: Any) -> int:
@@ -150,12 +150,11 @@ class Reading:
         return check_readable(asked, time, self.since, self.frontier)
 
 
-def told_only(asked: str, name: str, source: Input) -> NotReadable:
-    """The error for an output that ``stale=`` adds to a source's: it tells of events, which no state holds."""
+def told_only(asked: str, name: str, input: Input) -> NotReadable:
+    """The error for an output that ``stale=`` adds to an input's: it tells of events, which no state holds."""
     return NotReadable(
         asked,
-        f"stale={source.spec.stale!r} of the source {source.name!r} adds it: it tells of events, "
-        "and a state holds rows",
+        f"stale={input.spec.stale!r} of the input {input.name!r} adds it: it tells of events, and a state holds rows",
         f"take its rows from each step, as step[{name!r}], from the files of "
-        f"outputs=, or on Spark with readStream; the rows held are {source.name!r}",
+        f"outputs=, or on Spark with readStream; the rows held are {input.name!r}",
     )

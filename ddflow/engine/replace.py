@@ -1,6 +1,6 @@
-"""Full contents in, differences out: a source's whole table, or its whole history corrected, against what it holds.
+"""Full contents in, differences out: an input's whole table, or its whole history corrected, against what it holds.
 
-Invariant: afterwards the source holds what it was given and nothing else (within the scope), whatever orders its keys
+Invariant: afterwards the input holds what it was given and nothing else (within the scope), whatever orders its keys
 had; what comes out is the difference, and events in = judged + pending holds. A key that is absent from the contents
 is deleted without an event, so these are counted apart; held orders must not decide, but those of the rows must stay;
 and a step of full contents is a step like any other: in pieces under a budget, an epoch on durable state, refused
@@ -53,13 +53,13 @@ def replace(
     order: Any,
     epoch: int | None,
 ) -> Step:
-    """Either of the two: a step of one source, in which what is absent is deleted."""
+    """Either of the two: a step of one input, in which what is absent is deleted."""
     dataflow = calls.dataflow
     with dataflow.guard.use(kind):
         if dataflow.flow.holds_back:
             raise WrongMode(
                 kind,
-                "the flow is in hold-back mode: its sources name a time column",
+                "the flow is in hold-back mode: its inputs name a time column",
                 "full contents are of one time; push their rows as events, or leave time= out of the spec",
             )
         time = as_int64(f"{kind} at time {time!r}", time, CLOSED - 1)

@@ -6,7 +6,7 @@ times of what is at or before ``since``, each at its own moment, so such a time 
 stands in memory: it would depend on how far merges have come. Its ``valid_from`` is null: the version was there at
 ``since``, from then or from earlier. And where orders are held, a winner that changed nothing has left a version of
 the state for its order's sake, which is none here: neighbours that are the same in what counts are one. Only what is
-kept indexed by key has versions: a source, or a count; anything else made of them has no key.
+kept indexed by key has versions: an input, or a count; anything else made of them has no key.
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()
@@ -57,7 +57,7 @@ class Versions(NamedTuple):
 
 
 def scd2(circuit: Graph, node: Collection, since: int, names: tuple[str, str, str]) -> pa.Table:
-    """The versions of a source or a count that are in history: its columns, then those of ``names``.
+    """The versions of an input or a count that are in history: its columns, then those of ``names``.
 
     ``since``: the engine's.  ``names``: of ``valid_from`` and ``valid_to``, nullable and of the flow's type of time,
     and of ``current``, a boolean.  A key's versions stand together, ascending; keys in no order.  O(versions), a range
@@ -126,5 +126,5 @@ def _arrangement(circuit: Graph, node: Collection) -> tuple[Arrangement, list[st
     raise NotReadable(
         f"scd2 of {node!r}",
         f"it is a {node.verb}, which has no key and keeps no versions",
-        "ask for a source by its name, or for an output that is a count",
+        "ask for an input by its name, or for an output that is a count",
     )

@@ -141,7 +141,7 @@ def read(
     flow: Plan | None = None,
     trust: Literal["owner", "group"] = "owner",
 ) -> pa.Table:
-    """An output or a source of a state as its last commit left it: its rows, and ``_diff``, consolidated.
+    """An output or an input of a state as its last commit left it: its rows, and ``_diff``, consolidated.
 
     ``as_of``: as it was at a time not before the state's ``since``.  The rest as in `Snapshot.open`.  O(bytes of the
     state).  Raises what that raises, and `NotReadable`.

@@ -3,7 +3,7 @@
 Invariant: the figures are plain numbers of one moment and never change; totals are computed here from those of the
 arrangements, so they always add up. The same object is a mapping for programs (``stats["keys"]``), a table for whoever
 types ``engine.stats()`` in a terminal or a notebook, and JSON for a log; and the name of an arrangement is whatever a
-user called a source, so it must break neither a line nor a page. It measures nothing itself and knows no engine.
+user called an input, so it must break neither a line nor a page. It measures nothing itself and knows no engine.
 
 >>> people = Arranged(keys=950, tombstones=50, batches=2, runs=3, versions=1400, bytes_resident=95_000,
 ...                   bytes_mapped=0, bytes_index=40_000, written=2000, copied=1000, owed=300)

@@ -2,7 +2,7 @@
 
 >>> row = {"what": "held", "_time": 3, "verdict": None, "seq": None, "id": 7}
 >>> Story("people", {"id": 7}, pa.Table.from_pylist([row]), {"id": 7}, ("id",), 0, "")
-Story(source='people', ...)
+Story(input='people', ...)
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ LOST: Final = ("stale", "tie_lost", "superseded")
 
 @dataclass(frozen=True)
 class Story:
-    """``source``, ``key``: whose.  ``table``: a row each version ("held", "deleted"), pending event ("pending"), event
+    """``input``, ``key``: whose.  ``table``: a row each version ("held", "deleted"), pending event ("pending"), event
     of the log ("event"), and deletion by full contents of the log that do not name the key ("absent"): ``what``,
-    ``_time``, ``verdict`` and ``seq`` of events, the source's columns, and ``winner_`` columns of the order that the
+    ``_time``, ``verdict`` and ``seq`` of events, the input's columns, and ``winner_`` columns of the order that the
     key holds from then on.  ``row``: what it holds now, None for nothing.  ``columns``: of a row.  ``settled``: how
     many versions have a time up to ``since``, or had one before it.  ``replayed``: what the times of events are, where
-    a log was given.  ``fed``: how the source was fed, where that was not by events alone.  ``scopes``: of the full
+    a log was given.  ``fed``: how the input was fed, where that was not by events alone.  ``scopes``: of the full
     contents that do not name the key, in their order."""
 
-    source: str
+    input: str
     key: Mapping[str, Any]
     table: pa.Table
     row: Mapping[str, Any] | None
@@ -49,7 +49,7 @@ class Story:
         """Plain values: ``story`` holds the rows of the table."""
         story = [shown_row(self.table, i) for i in range(self.table.num_rows)]
         return {
-            "source": self.source,
+            "input": self.input,
             "key": dict(self.key),
             "row": None if self.row is None else dict(self.row),
             "replayed": self.replayed,
@@ -59,7 +59,7 @@ class Story:
 
     def __str__(self) -> str:
         now = "holds nothing" if self.row is None else f"holds {as_text(self.row)}"
-        lines = [f"the key {as_text(self.key)} of {self.source!r} {now}"]
+        lines = [f"the key {as_text(self.key)} of {self.input!r} {now}"]
         rows = [shown_row(self.table, i) for i in range(self.table.num_rows)]
         for i, row in enumerate(rows):
             if row["what"] in HELD:
@@ -68,7 +68,7 @@ class Story:
                 lines.append(f"  from {row[TIME]}{settled}: {said}{_by(row, ', by order ')}")
         lines += [f"  pending, for {row[TIME]}: {self._row(row)}" for row in rows if row["what"] == "pending"]
         if self.fed:
-            lines.append(f"its source was fed {self.fed}; full contents delete what they do not name")
+            lines.append(f"its input was fed {self.fed}; full contents delete what they do not name")
         if self.replayed:
             events = sum(row["what"] == "event" for row in rows)
             lines.append(f"its {events} events in the log ({self.replayed})")

@@ -55,35 +55,35 @@ from ddflow.storage.feeding import Fed
 from ddflow.time import CLOSED, NEVER
 
 
-def why(dataflow: Dataflow, source: str, key: Any, log: Any = None) -> Story:
+def why(dataflow: Dataflow, input: str, key: Any, log: Any = None) -> Story:
     """The story of a key.  O(runs + pending events), and O(events) of a log.
 
     ``key``: its value, values in the order of the key columns, or a mapping by column. ``log``: as for
-    `ddflow.verify`; each part of an iterable is one epoch. Raises `NotReadable` for an unknown source or a value that
-    is no key of it; `LogUnclear` for a log that is not what the source was fed; what `Admission.admit` raises for it,
+    `ddflow.verify`; each part of an iterable is one epoch. Raises `NotReadable` for an unknown input or a value that
+    is no key of it; `LogUnclear` for a log that is not what the input was fed; what `Admission.admit` raises for it,
     and `TieRefused`.
     """
-    if source not in dataflow.circuit.upserts:
+    if input not in dataflow.circuit.upserts:
         raise NotReadable(
-            f"why {key!r} of {source!r}",
-            "there is no source of that name",
-            did_you_mean(source, dataflow.circuit.upserts),
+            f"why {key!r} of {input!r}",
+            "there is no input of that name",
+            did_you_mean(input, dataflow.circuit.upserts),
         )
-    upsert = dataflow.circuit.upserts[source]
-    row, fed = key_row(upsert.bound, key), dataflow.fed.get(source, Fed())
+    upsert = dataflow.circuit.upserts[input]
+    row, fed = key_row(upsert.bound, key), dataflow.fed.get(input, Fed())
     telling = _Telling(upsert.bound, row)
     now = telling.versions(upsert, dataflow.since)
-    telling.pending(dataflow.batchers[source], upsert.secret)
+    telling.pending(dataflow.batchers[input], upsert.secret)
     replayed = ""
     if log is not None:
-        telling.replay(as_fed(parts_of(log, repr(source)), fed, upsert.bound), dataflow.frontier)
+        telling.replay(as_fed(parts_of(log, repr(input)), fed, upsert.bound), dataflow.frontier)
         replayed = (
             "times are their own, all in order"
             if upsert.bound.spec.holds_back
             else "times are of the replay: one epoch for each part of the log"
         )
     return Story(
-        source,
+        input,
         shown_row(row, 0),
         telling.table(),
         now,
@@ -116,7 +116,7 @@ def key_row(bound: Bound, key: Any) -> pa.RecordBatch:
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise NotReadable(asked, f"{value!r} is no {field.type} ({error})", "give a value of that type") from None
         if value is None and not field.nullable:
-            raise NotReadable(asked, f"{field.name!r} is null", "no key of this source is null")
+            raise NotReadable(asked, f"{field.name!r} is null", "no key of this input is null")
     return pa.RecordBatch.from_arrays(columns, schema=bound.key_schema)
 
 

@@ -39,15 +39,15 @@ from ddflow.trace.arrangement import Arrangement
 
 
 def forgetting(node: Collection) -> list[str]:
-    """The sources that a collection is made of whose rows are forgotten without a retraction.  O(nodes)."""
+    """The inputs that a collection is made of whose rows are forgotten without a retraction.  O(nodes)."""
     seen, ahead = list[Collection](), [node]
     while ahead:
         each = ahead.pop()
         if each not in seen:
             seen.append(each)
             ahead.extend(each.inputs)
-    sources = [each.bound for each in node.flow.sources.values() if each in seen]
-    return sorted(each.name for each in sources if each.spec.expiry is not None and each.spec.expiry.forgets)
+    inputs = [each.bound for each in node.flow.inputs.values() if each in seen]
+    return sorted(each.name for each in inputs if each.spec.expiry is not None and each.spec.expiry.forgets)
 
 
 @register
@@ -71,7 +71,7 @@ class AsUpserts(Operator):
         if lost := forgetting(of):
             raise SpecError(
                 f"to_upserts({list(made.key)})",
-                f"the sources {lost} forget rows without a retraction: keys would show them for ever",
+                f"the inputs {lost} forget rows without a retraction: keys would show them for ever",
                 "leave on_expire='forget' out there",
             )
         made.declare(of.updates_schema(of.flow.time_type))

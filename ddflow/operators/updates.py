@@ -103,7 +103,7 @@ def overflow(rows: pa.Table, row: int) -> CountOverflow:
     return CountOverflow(
         "adding up diffs",
         f"the sum for {shown_row(rows, row)} leaves int64",
-        "look for a source that multiplies diffs; nothing of this step was kept",
+        "look for an input that multiplies diffs; nothing of this step was kept",
     )
 
 

@@ -48,7 +48,7 @@ PACKED: Final = pa.schema(
         ("payload", pa.binary()),
     ]
 )
-"""The columns that travel: the partition; the source's number, or -1 less the meeting's, or `RECEIPT`, or null for a
+"""The columns that travel: the partition; the input's number, or -1 less the meeting's, or `RECEIPT`, or null for a
 row that only calls its partition; where rows come from, text that sorts as they arrived, and the place of the first
 one there; how many; their digest; they themselves."""
 RECEIPT: Final = 2**31 - 1
@@ -84,7 +84,7 @@ def held(partitions: int) -> tuple[int, int]:
 
 
 def chunk_schema(declared: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
-    """The columns of a source's chunks: the ``declared`` ones that are there (None: all), in the declared order."""
+    """The columns of an input's chunks: the ``declared`` ones that are there (None: all), in the declared order."""
     return declared if columns is None else pa.schema([field for field in declared if field.name in columns])
 
 

@@ -172,9 +172,9 @@ class EpochDriver:
         return found
 
     def replayed(self, epoch: Epoch, rows: Mapping[str, int], digests: Mapping[str, str]) -> Committed:
-        """What a committed epoch gave, whose rows are given again.  ``rows``, ``digests``: of all, by source.
+        """What a committed epoch gave, whose rows are given again.  ``rows``, ``digests``: of all, by input.
 
-        O(sources).  Raises `ReplayMismatch` when they are others; `FeedChanged` where they are by a query without an
+        O(inputs).  Raises `ReplayMismatch` when they are others; `FeedChanged` where they are by a query without an
         id, which then numbers its batches anew.
         """
         call = epoch.calls[0]
@@ -211,7 +211,7 @@ class EpochDriver:
                 "ask for it with committed(), and tell it again with replayed()",
             )
         if close and not self.flow.holds_back:
-            raise WrongMode("close=True", "the flow is in epoch mode: its sources name no time column", "leave it out")
+            raise WrongMode("close=True", "the flow is in epoch mode: its inputs name no time column", "leave it out")
         self.ledger.check_newest()
         number, time = self.epoch + 1, max(self.epoch, manifest.last) + 1
         if time >= CLOSED and not self.flow.holds_back:
@@ -248,11 +248,11 @@ class EpochDriver:
     def _to(self) -> int:
         """The frontier that rows of earlier epochs allow to close to."""
         manifest, least = self.manifest, CLOSED
-        for name, source in self.flow.sources.items():
+        for name, input in self.flow.inputs.items():
             seen = manifest.greatest.get(name, NEVER)
-            if source.spec.lateness is None or seen == NEVER:
+            if input.spec.lateness is None or seen == NEVER:
                 return manifest.frontier
-            least = min(least, max(seen - source.spec.lateness, NEVER))
+            least = min(least, max(seen - input.spec.lateness, NEVER))
         return max(least, manifest.frontier)
 
     def finish(self, base: EpochStart, receipts: Iterable[Receipt], *, feed: Feed | None = None) -> Committed:

@@ -35,7 +35,7 @@ class EpochStart(NamedTuple):
     ``store``: the state's address, or the store, where it is in memory.  ``trust``: as in `Flow.open`.  ``number``,
     ``digest``: of the manifest.  ``epoch``: the one that is being made.  ``partitions``: how many.  ``secret``: of the
     state.  ``frontier``, ``last``, ``since``: of the state now.  ``time``: what a step of epoch mode stamps.  ``to``:
-    the frontier that a step of hold-back mode closes to, after its rows came.  ``horizons``: by source whose keys
+    the frontier that a step of hold-back mode closes to, after its rows came.  ``horizons``: by input whose keys
     expire, the greatest order of all partitions at the commit before.  ``inventories``: for each level, by partition;
     none for a state without a commit.  ``folder``: of Parquet outputs; None where they are files of the state.
     ``retain``: as in `Flow.open`.  ``memory``: bytes that a task may take, or None.

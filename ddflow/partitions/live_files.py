@@ -128,10 +128,10 @@ def look(cut: Stages, taken: Sequence[Receipt], folder: bool) -> None:
 
     ``folder``: whether outputs are in one.
     """
-    sources = set(cut.flow.sources)
+    inputs = set(cut.flow.inputs)
     for each in taken:
         named = {*each.rows, *each.greatest, *each.horizons}
-        wrong = sorted(named - (sources if each.level == 0 else set()))
+        wrong = sorted(named - (inputs if each.level == 0 else set()))
         wrong += sorted(set(each.outputs) - set(cut.outputs[each.level]))
         wrong += sorted({name for name, n in each.rows.items() if n} - set(each.digests))
         wrong += [blob.name for output in each.outputs.values() for blob in output.blobs if inside(blob) == folder]

@@ -37,7 +37,7 @@ from ddflow.time import NEVER
 MOST: Final = 10
 """How many partitions a message lists."""
 ROWS: Final = "rows of "
-"""What a source's name follows, in the figures that a state keeps of an epoch."""
+"""What an input's name follows, in the figures that a state keeps of an epoch."""
 _NOT_ADDED: Final = ("memory",)
 """Figures of which the greatest is told, and no sum."""
 
@@ -94,9 +94,9 @@ def gather(receipts: Iterable[Receipt], base: str, levels: int, partitions: int)
 
 
 def call_digest(kind: str, time: int, rows: Mapping[str, int], digests: Mapping[str, str]) -> str:
-    """32 hex digits for a call whose rows were added up by source; a source without rows counts as not given.
+    """32 hex digits for a call whose rows were added up by input; an input without rows counts as not given.
 
-    O(sources).
+    O(inputs).
     """
     out = xxhash.xxh3_128(f"{kind} {time}".encode())
     for name in sorted(rows):
@@ -106,12 +106,12 @@ def call_digest(kind: str, time: int, rows: Mapping[str, int], digests: Mapping[
 
 
 def summed(digests: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """The digests of all rows, by source: order-free sums.  O(digests)."""
-    by_source = defaultdict(list)
+    """The digests of all rows, by input: order-free sums.  O(digests)."""
+    by_input = defaultdict(list)
     for each in digests:
         for name, digest in each.items():
-            by_source[name].append(bytes.fromhex(digest))
-    return {name: added(*each).hex() for name, each in by_source.items()}
+            by_input[name].append(bytes.fromhex(digest))
+    return {name: added(*each).hex() for name, each in by_input.items()}
 
 
 def greatest(each: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -143,7 +143,7 @@ def _taken(receipts: Iterable[Receipt], base: str, levels: int, partitions: int)
                 asked,
                 f"two attempts at {_task(each)} differ in {', '.join(differs)}: "
                 + "; ".join(f"{first.content[n]} and {each.content[n]}" for n in differs[:2]),
-                "a function of the plan, or a source, gives other rows when it is read again",
+                "a function of the plan, or an input, gives other rows when it is read again",
             )
     for level in range(levels):
         missing = [number for number in range(partitions) if (level, number) not in taken]

@@ -3,7 +3,7 @@
 Invariant: what `opened` returns can be gone on with as it is; every mistake is an error that names the option or the
 difference, and then nothing was made that was not there, but for a state that is new. A new state is published by
 whoever is first, with his plan, so the plan is compared after that, too; and a state of many partitions can take up
-less than one engine's, since what a new source or output owes is nobody's task yet.
+less than one engine's, since what a new input or output owes is nobody's task yet.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> from ddflow.storage.memory import MemoryStore
@@ -133,10 +133,10 @@ def _compared(manifest: Manifest, flow: Plan, wanted: Wanted, where: str) -> Pla
 
 
 def _same_shape(change: PlanChange, manifest: Manifest, where: str) -> None:
-    """Raise `PlanChanged` for sources or outputs that a state of many partitions cannot take up."""
+    """Raise `PlanChanged` for inputs or outputs that a state of many partitions cannot take up."""
     new = [
         f"the {what} {names} are new"
-        for what, names in (("sources", change.sources), ("outputs", change.outputs))
+        for what, names in (("inputs", change.inputs), ("outputs", change.outputs))
         if names
     ]
     if new and manifest.partitions:

@@ -1,4 +1,4 @@
-"""The router: the rows of one source, as they come, each on its way to the partition of its key.
+"""The router: the rows of one input, as they come, each on its way to the partition of its key.
 
 Invariant: every row is in exactly one chunk, whose partition is that of its key's identity, and which says where the
 row stood among those that came; so the partition can put them back into the order of their arrival. What no step would
@@ -41,7 +41,7 @@ TOPIC: Final = "topic"
 
 
 class Partitioner:
-    """``source``: its name in the flow.  ``columns``: the declared ones that the rows have, as `columns_there` tells
+    """``input``: its name in the flow.  ``columns``: the declared ones that the rows have, as `columns_there` tells
     them (None: all, and those that rows lack are null).  ``chunk_rows``, ``chunk_bytes``: what is packed together (see
     `packing.held`); four copies of it are in memory at most.  ``restore``: makes the flow's types of those that rows
     travelled in before.
@@ -52,7 +52,7 @@ class Partitioner:
     def __init__(
         self,
         flow: Plan,
-        source: str,
+        input: str,
         partitions: int,
         secret: Secret,
         columns: tuple[str, ...] | None = None,
@@ -60,9 +60,9 @@ class Partitioner:
         chunk_bytes: int | None = None,
         restore: Restore | None = None,
     ) -> None:
-        bound = flow.sources[source].bound
+        bound = flow.inputs[input].bound
         # Not the whole of what is bound: a router is sent to the tasks, and expressions need not be.
-        self.source, self.number = source, list(flow.sources).index(source)
+        self.input, self.number = input, list(flow.inputs).index(input)
         self.declared, self.schema = bound.schema, chunk_schema(bound.schema, columns)
         self.keys, self.required = bound.key_schema, bound.required
         self.partitions, self.secret, self.restore = partitions, secret, restore
@@ -111,8 +111,8 @@ class Partitioner:
             table = table.drop_columns(carried_only(table.schema, self.declared))
         if self.restore is not None:
             table = self.restore(table)
-        rows = one_batch(conform(table, self.schema, repr(self.source), self.required))
-        check_text(rows, self.source)
+        rows = one_batch(conform(table, self.schema, repr(self.input), self.required))
+        check_text(rows, self.input)
         keys = pa.RecordBatch.from_arrays([rows.column(name) for name in self.keys.names], schema=self.keys)
         high, _ = identities(keys, self.secret, rows.num_rows)
         return pack(rows, partition_of(high, self.partitions), row_hashes(rows, self.secret), origin, self.number)
@@ -132,7 +132,7 @@ class Partitioner:
         column = _plain(table, name)
         if column.null_count:
             raise SchemaMismatch(
-                f"rows for {self.source!r}",
+                f"rows for {self.input!r}",
                 f"{name!r} is null in {column.null_count:,} rows",
                 f"{' and '.join(KAFKA)} say where rows come from: mend them, or drop both columns",
             )

@@ -1,8 +1,8 @@
-"""What an output or a source of a state holds, read as updates: partition by partition, where that is exact.
+"""What an output or an input of a state holds, read as updates: partition by partition, where that is exact.
 
 Invariant: the rows of all shares together are what one read of the whole state gives: no row is in two of them, so that
 none need be consolidated with another. It holds where what a collection is made of is on one level and equal rows
-stand in one partition, which a projection may undo, or a sum of two sources; such a collection is read whole. Whoever
+stand in one partition, which a projection may undo, or a sum of two inputs; such a collection is read whole. Whoever
 reads may sit elsewhere and come later than who asked, so a version is named by its number and its digest, and one that
 was swept away meanwhile is `SnapshotExpired`, never another one. Nothing is written.
 
@@ -62,12 +62,12 @@ class ByPartition(NamedTuple):
 
 
 def shared(flow: Plan, name: str) -> ByPartition | None:
-    """How an output or a source is shared out to partitions; None where it must be read whole.  O(nodes)."""
+    """How an output or an input is shared out to partitions; None where it must be read whole.  O(nodes)."""
     try:
         places, levels = placed(flow), cut(flow)
     except SpecError:  # it has an operator that has no place in partitions
         return None
-    node = flow.outputs.get(name) or flow.sources[name]
+    node = flow.outputs.get(name) or flow.inputs[name]
     ahead = [node]
     while ahead:
         each = ahead.pop()
@@ -137,7 +137,7 @@ def read_updates(
     as_of: int | None = None,
     after: int | None = None,
 ) -> pa.Table:
-    """What an output or a source of a version holds, as updates.  O(bytes of what is opened).
+    """What an output or an input of a version holds, as updates.  O(bytes of what is opened).
 
     ``share``: a level and a partition, as `shared` says; None for all of it.  ``as_of``, ``after``: as in
     `contents`.  Raises what `Version.opened`, `Share` and `Snapshot` do, and `NotReadable`.
@@ -158,10 +158,10 @@ def read_updates(
 
 
 def contents(reading: Reading, name: str, as_of: int | None = None, after: int | None = None) -> pa.Table:
-    """What an output or a source holds, consolidated: its columns, ``_time``, the same in all rows, and ``_diff``.
+    """What an output or an input holds, consolidated: its columns, ``_time``, the same in all rows, and ``_diff``.
 
     ``as_of``: a time that can be read, by default the last closed one.  ``after``: give what changed since that time.
-    What is turned into upserts comes as those, of which there are no changes.  O(rows of the sources it depends on).
+    What is turned into upserts comes as those, of which there are no changes.  O(rows of the inputs it depends on).
     Raises `NotReadable`, `SpecError`.
     """
     node, circuit = reading.node(name), reading.dataflow.circuit

@@ -53,8 +53,8 @@ class Receipt(Strict, frozen=True):
 
     ``base``: digest of the manifest that it started from.  ``nonce``: of the writer of its files, "" where it wrote
     none.  ``inventory``: of what it holds now.  ``outputs``: what outputs gained, where not empty, a file each.
-    ``rows``, ``digests``: of the rows that came, by source; order-free, 32 hex digits.  ``counts``: events by verdict.
-    ``greatest``: by source, the greatest event time ever, hold-back mode.  ``horizons``: by source whose keys expire,
+    ``rows``, ``digests``: of the rows that came, by input; order-free, 32 hex digits.  ``counts``: events by verdict.
+    ``greatest``: by input, the greatest event time ever, hold-back mode.  ``horizons``: by input whose keys expire,
     the greatest order so far.  ``frontier``, ``last``, ``since``: after it.  ``added``: files that the inventory names
     and its base's did not; ``gone``: names of which the reverse is true.  ``sent``: of the sums passed on, order-free,
     "" for none.  ``figures``: microseconds and bytes.
@@ -130,7 +130,7 @@ _DECODER: Final = Decoder(Receipt)
 
 class Committed(NamedTuple):
     """An epoch that is committed.  ``time``: that its step stamped.  ``counts``: events by verdict.  ``rows``: that
-    came, by source.  ``outputs``: by name, where not empty.  ``figures``: what was measured, of all tasks.
+    came, by input.  ``outputs``: by name, where not empty.  ``figures``: what was measured, of all tasks.
     ``replayed``: whether it was committed before."""
 
     epoch: int

@@ -2,7 +2,7 @@
 
 Invariant: either there is a new version of the same epoch that says what the one before said, in Q partitions, or
 nothing has changed; a crash leaves files that nobody names. Every key must go to exactly one of the new partitions,
-with all that is known of it (``rescale_task``); and numbers that all keys of a source have in common (the greatest
+with all that is known of it (``rescale_task``); and numbers that all keys of an input have in common (the greatest
 order, the greatest event time, how many events came) are in a manifest where there are several partitions, and in the
 inventory where there is one, as a local engine has it, and must be found and kept in both. The work is done by tasks
 (``rescale_task.task``), here or on other machines; only who opened a `Rescaler` publishes, by compare and set, and an
@@ -277,7 +277,7 @@ def _move(store: Store, manifest: Manifest, plan: Stages, partitions: int, trust
     if manifest.spread == 1 and base.inventories:
         blob = base.inventories[0][0]
         what = f"the file {blob.name} of {store.where}"
-        for name, each in Record.parse(store.map(blob), what).named("sources").items():
+        for name, each in Record.parse(store.map(blob), what).named("inputs").items():
             greatest[name] = max(greatest.get(name, NEVER), each.number("greatest", NEVER, CLOSED))
             if "horizon" in each:
                 horizons[name] = max(horizons.get(name, NEVER), each.number("horizon", NEVER, CLOSED))

@@ -68,7 +68,7 @@ CHUNK: Final = 1 << 20
 class Move(NamedTuple):
     """What all tasks of a rescaling start from; it can be pickled, unless its store is in memory.
 
-    ``base``: the state as it is.  ``partitions``: how many there will be.  ``horizons``, ``greatest``: by source, the
+    ``base``: the state as it is.  ``partitions``: how many there will be.  ``horizons``, ``greatest``: by input, the
     greatest order where keys expire, and event time, of all partitions."""
 
     base: EpochStart
@@ -141,9 +141,9 @@ class _Task:
 
     def made(self) -> Moved:
         """The partition, written.  O(bytes of those it has keys in common with)."""
-        waiting, sources, totals = 0, dict[str, Any](), dict[str, int]()
-        for name, source in self.cut.flow.sources.items() if self.level == 0 else ():
-            sources[name], batcher = self._source(name, source)
+        waiting, inputs, totals = 0, dict[str, Any](), dict[str, int]()
+        for name, input in self.cut.flow.inputs.items() if self.level == 0 else ():
+            inputs[name], batcher = self._input(name, input)
             waiting += len(batcher)
         for record in [self.old[n].record("totals") for n in sorted(self.first_share)] if self.level == 0 else ():
             for name in record.names():
@@ -154,39 +154,39 @@ class _Task:
             for node in self.cut.flow.nodes
             if node in self.cut.keeping(self.level)
         }
-        whole = {"sources": sources, "operators": operators, "totals": totals}
+        whole = {"inputs": inputs, "operators": operators, "totals": totals}
         data = encoded(whole)
         self.batch_store.name(files_named(data))
         blob = self.store.put("json", lambda sink: sink.write(data))
         return Moved(self.level, self.number, blob, tuple(self.added), self.versions, waiting, {})
 
-    def _source(self, name: str, source: Input) -> tuple[dict[str, Any], Batcher]:
-        """A source's rows, pending events and numbers."""
+    def _input(self, name: str, input: Input) -> tuple[dict[str, Any], Batcher]:
+        """An input's rows, pending events and numbers."""
         horizon = self.move.horizons.get(name)
 
         def fresh() -> tuple[Arrangement, Made]:
-            upsert = RunningUpsert(source.bound, self.secret)
+            upsert = RunningUpsert(input.bound, self.secret)
             if upsert.expiring is not None:
                 upsert.expiring.horizons.greatest = horizon
             return upsert.arranged, upsert.rehashed
 
-        records = {n: record.record("sources").record(name) for n, record in self.old.items()}
-        batcher, arrived = self._pending(source, records)
+        records = {n: record.record("inputs").record(name) for n, record in self.old.items()}
+        batcher, arrived = self._pending(input, records)
         rows = self._joined([each.record("rows") for each in records.values()], fresh)
         runs = pending.take(batcher, self.batch_store)
         self.added += [run.stored.blob for run in batcher.runs.by_least]
         self._held.append(batcher)
         out = {"arrived": arrived, "greatest": self.move.greatest.get(name, NEVER), "rows": rows, "runs": runs}
-        return out if source.spec.expiry is None else {**out, "horizon": horizon}, batcher
+        return out if input.spec.expiry is None else {**out, "horizon": horizon}, batcher
 
-    def _pending(self, source: Input, records: Mapping[int, Record]) -> tuple[Batcher, int]:
+    def _pending(self, input: Input, records: Mapping[int, Record]) -> tuple[Batcher, int]:
         """The pending events of this partition, and how many came: those, and the judged ones that it stands for."""
-        schema, memory = source.bound.event_schema, self.move.base.memory
+        schema, memory = input.bound.event_schema, self.move.base.memory
         old = {n: pending.restore(each, schema, self.batch_store, True, self.home) for n, each in records.items()}
         arrived = sum(records[n].number("arrived", 0, CLOSED) - len(old[n]) for n in self.first_share)
         out = Batcher()
         for each in old.values():
-            picked = [(run.waiting, self._mine(source, run.waiting)) for run in each.runs.by_least]
+            picked = [(run.waiting, self._mine(input, run.waiting)) for run in each.runs.by_least]
             # Numbers of other partitions' events have nothing to do with these; what counts is their order.
             order = np.sort(np.concatenate([np.empty(0, np.int64), *(part.arrival[rows] for part, rows in picked)]))
             for part, rows in picked:
@@ -197,9 +197,9 @@ class _Task:
             arrived += order.size
         return out, arrived
 
-    def _mine(self, source: Input, sealed: Sealed) -> Ints:
+    def _mine(self, input: Input, sealed: Sealed) -> Ints:
         """The places of the events whose keys are of this partition."""
-        bound = source.bound
+        bound = input.bound
         columns = [sealed.events.column(name) for name in bound.spec.key]
         high, _ = identities(pa.RecordBatch.from_arrays(columns, schema=bound.key_schema), self.secret)
         return self._rows(high)

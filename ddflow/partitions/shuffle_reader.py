@@ -19,7 +19,7 @@ level passes through. It judges nothing, and knows rows only by their columns (`
 >>> with ShuffleReader(cut(flow), level=0, number=0) as spool:
 ...     for chunk in reversed(chunks):
 ...         spool.take(chunk)
-...     spool.rows, spool.source("orders").read_all().column("id").to_pylist()
+...     spool.rows, spool.input("orders").read_all().column("id").to_pylist()
 ({'orders': 3}, [3, 1, 2])
 """
 
@@ -74,10 +74,10 @@ class Chunk(NamedTuple):
 class ShuffleReader:
     """``level``, ``number``: of the task. ``memory``: bytes that the task may take, None for no budget. ``scratch``:
     a folder that several may share, for what exceeds the spool's part of it; without one all is held in memory.
-    ``columns``: by source, the declared columns that its rows have, as its `Partitioner` was told (all, where not
+    ``columns``: by input, the declared columns that its rows have, as its `Partitioner` was told (all, where not
     said).
 
-    ``rows``, ``digests``: of what came, by source (those that none came for are not in it; 32 hex digits).
+    ``rows``, ``digests``: of what came, by input (those that none came for are not in it; 32 hex digits).
     ``receipts``: what came to be passed on.
     """
 
@@ -92,10 +92,9 @@ class ShuffleReader:
     ) -> None:
         self.cut, self.level, self.number = cut, level, number
         self.most = None if memory is None or scratch is None else memory // SHARE
-        self.names = list(cut.flow.sources)
+        self.names = list(cut.flow.inputs)
         self.schemas = {
-            name: chunk_schema(source.bound.schema, (columns or {}).get(name))
-            for name, source in cut.flow.sources.items()
+            name: chunk_schema(input.bound.schema, (columns or {}).get(name)) for name, input in cut.flow.inputs.items()
         }
         self.rows: dict[str, int] = {}
         self.receipts: list[bytes] = []
@@ -116,7 +115,7 @@ class ShuffleReader:
 
     @property
     def digests(self) -> dict[str, str]:
-        """By source, the digest of the rows that came: 32 hex digits."""
+        """By input, the digest of the rows that came: 32 hex digits."""
         return {name: digest.hex() for name, digest in self._digests.items()}
 
     def take(self, batch: pa.RecordBatch) -> None:
@@ -158,11 +157,11 @@ class ShuffleReader:
         for number in what - {RECEIPT}:
             known = number < len(self.names) if number >= 0 else -1 - number < len(self.cut.meetings)
             if not known or (self.level if number >= 0 else self.cut.meetings[-1 - number].level < self.level):
-                kind = f"rows of source {number}" if number >= 0 else f"sums {-1 - number}"
+                kind = f"rows of input {number}" if number >= 0 else f"sums {-1 - number}"
                 raise Misrouted(asked, f"{kind} came to it, which are not for it", remedy)
 
-    def source(self, name: str) -> pa.RecordBatchReader | None:
-        """The rows of a source, in the order of arrival: by origin, then by their places there; None where none came.
+    def input(self, name: str) -> pa.RecordBatchReader | None:
+        """The rows of an input, in the order of arrival: by origin, then by their places there; None where none came.
 
         They are read a chunk at a time, and may be read again.  O(rows), and O(n log n) for those that interleave.
         Raises `Misrouted` for chunks that hold something else.

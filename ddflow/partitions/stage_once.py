@@ -47,13 +47,13 @@ class Computed(NamedTuple):
 def computed(cut: Stages, level: int, secret: Secret, rows: dict[str, Any], sums: Mapping[int, pa.Table]) -> Computed:
     """Compute one stage of one partition.  O(rows and updates) expected.
 
-    ``rows``: by source, in the order of arrival, on stage 0; they are taken out of it one by one, so that no source is
+    ``rows``: by input, in the order of arrival, on stage 0; they are taken out of it one by one, so that no input is
     held twice.  ``sums``: by exchange of this stage, what came together.  Raises what a step of an engine raises.
     """
     flow, circuit, sides = cut.flow, StageGraph(cut, level, secret), SideOutputs(cut.flow)
     time, released = None if flow.holds_back else TIME, {}
     for name in list(rows):
-        released[name] = Released.of(Admission(flow.sources[name].bound).admit(rows.pop(name), NEVER, time).sealed)
+        released[name] = Released.of(Admission(flow.inputs[name].bound).admit(rows.pop(name), NEVER, time).sealed)
     circuit.came = {n: as_updates(table, cut.meetings[n].schema) for n, table in sums.items()}
     stepped = StageComputation(circuit, released, CLOSED - 1, UpdateBuffer(None, 0), sides.add).run()
     sent = {number: table for number, table in circuit.sent.items() if table.num_rows}

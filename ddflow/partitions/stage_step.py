@@ -119,7 +119,7 @@ class StagePart:
     ) -> PartDone:
         """Take in this part's rows of an epoch, and write what came of them.  O(rows and updates) expected.
 
-        ``inputs``: by source, on level 0: anything that speaks Arrow, in the order of arrival.  ``sums``: by meeting of
+        ``inputs``: by input, on level 0: anything that speaks Arrow, in the order of arrival.  ``sums``: by meeting of
         this level.  ``rows``, ``digests``: of the inputs, for the receipt.  Raises what a step of an engine raises; the
         part must then be closed, and what it wrote is garbage.
         """
@@ -221,7 +221,7 @@ def idle(cut: Stages, base: EpochStart, level: int, number: int) -> Receipt | No
 
     Without rows nothing changes on later levels; nor on level 0 in epoch mode, unless keys expire.
     """
-    expires = any(source.spec.expiry is not None for source in cut.flow.sources.values())
+    expires = any(input.spec.expiry is not None for input in cut.flow.inputs.values())
     if not base.inventories or (level == 0 and (cut.flow.holds_back or expires)):
         return None
     if len({each[number].name for each in base.inventories}) < len(base.inventories):
@@ -259,7 +259,7 @@ def _own(record: Record, cut: Stages, level: int) -> dict[str, Any]:
     operators = {name: each for name, each in record.record("operators").given.items() if name in here}
     first = level == 0
     return {
-        "sources": record.record("sources").given if first else {},
+        "inputs": record.record("inputs").given if first else {},
         "operators": operators,
         "totals": record.record("totals").given if first else {},
     }

@@ -79,8 +79,8 @@ class Stages:
 
     def _shown(self, level: int) -> str:
         nodes = [self.flow.nodes[n] for n in self.active[level]]
-        sources: dict[Collection, str] = {source: name for name, source in self.flow.sources.items()}
-        names = [sources.get(n, n.verb) for n in nodes]
+        inputs: dict[Collection, str] = {input: name for name, input in self.flow.inputs.items()}
+        names = [inputs.get(n, n.verb) for n in nodes]
         parts = [_sums(each) for each in self.meetings if each.level == level]
         parts += [", ".join(names), *self.outputs[level], *(_sums(each) for each in self.sent(level))]
         return f"level {level}: {'; '.join(part for part in parts if part)}"
@@ -93,12 +93,12 @@ def _sums(meeting: Exchange) -> str:
 def cut(flow: Plan, only: str | None = None) -> Stages:
     """Cut a flow into levels.  ``only``: the output that is wanted, as if there were no other.  O(nodes * meetings).
 
-    Pure.  Raises `SpecError` for a flow without sources or outputs, or an operator that has no place in partitions.
+    Pure.  Raises `SpecError` for a flow without inputs or outputs, or an operator that has no place in partitions.
     """
-    if not flow.sources or not flow.outputs:
+    if not flow.inputs or not flow.outputs:
         raise SpecError(
             "run a flow on Spark",
-            f"it has {len(flow.sources)} sources and {len(flow.outputs)} outputs",
+            f"it has {len(flow.inputs)} inputs and {len(flow.outputs)} outputs",
             "give it at least one of each: flow.upserts(...), flow.output(...)",
         )
     if only is not None:
@@ -110,12 +110,12 @@ def cut(flow: Plan, only: str | None = None) -> Stages:
 def placed(flow: Plan) -> dict[Collection, Placement]:
     """The place of every collection.  O(nodes).  Raises `SpecError` for an operator that has no place here."""
     places: dict[Collection, Placement] = {}
-    source_keys: dict[Collection, Sequence[str]] = {source: source.spec.key for source in flow.sources.values()}
+    input_keys: dict[Collection, Sequence[str]] = {input: input.spec.key for input in flow.inputs.values()}
     for node in flow.nodes:
         node.check_partitions()
         inputs = [places[i] for i in node.inputs]
         if not inputs:
-            places[node] = Placement((node,), tuple(source_keys[node]))
+            places[node] = Placement((node,), tuple(input_keys[node]))
         elif (by := node.exchange()[0]) is not None:
             of = inputs[0].by
             places[node] = inputs[0] if of is not None and set(of) <= set(by) else Placement((node,), by)
@@ -135,7 +135,7 @@ class _Cutter:
         self.flow, self.places = flow, placed(flow)
         self.at = {node: n for n, node in enumerate(flow.nodes)}
         self.meetings: dict[tuple[Any, ...], Exchange] = {}
-        self.level: dict[Collection, int] = dict.fromkeys(flow.sources.values(), 0)
+        self.level: dict[Collection, int] = dict.fromkeys(flow.inputs.values(), 0)
         self.needed = self._needed()
 
     def cut(self) -> Stages:
@@ -166,8 +166,8 @@ class _Cutter:
         return self.meetings[known]
 
     def _needed(self) -> set[Collection]:
-        """What outputs depend on, and all sources: their rows are judged, whoever reads them."""
-        found = set[Collection](self.flow.sources.values())
+        """What outputs depend on, and all inputs: their rows are judged, whoever reads them."""
+        found = set[Collection](self.flow.inputs.values())
         walk = list(self.flow.outputs.values())
         while walk:
             node = walk.pop()

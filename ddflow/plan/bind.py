@@ -115,7 +115,7 @@ class Bound:
 
 
 def bind(name: str, schema: pa.Schema, spec: Upsert) -> Bound:
-    """Join a source's schema and its spec.  Raises `SpecError` or `ExpressionError`, naming the column.  O(columns)."""
+    """Join an input's schema and its spec.  Raises `SpecError` or `ExpressionError`, naming the column.  O(columns)."""
     check_given(name, spec)
     _check_columns(name, schema, spec)
     _check_types(name, schema, spec)
@@ -148,10 +148,10 @@ def bind(name: str, schema: pa.Schema, spec: Upsert) -> Bound:
 
 
 def check_given(name: Any, spec: Any) -> None:
-    """Refuse what is no name, or no spec, of a source.  Raises `SpecError`."""
+    """Refuse what is no name, or no spec, of an input.  Raises `SpecError`."""
     if not isinstance(name, str) or not isinstance(spec, Upsert):
         found = f"it is given the name {name!r:.200} and the spec {spec!r:.200}"
-        raise SpecError("a source of a flow", found, "give a name as text, a schema, and dd.Upsert(...)")
+        raise SpecError("an input of a flow", found, "give a name as text, a schema, and dd.Upsert(...)")
 
 
 def _compiled(text: str | None, schema: pa.Schema, what: str) -> Expression | None:

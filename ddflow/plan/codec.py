@@ -1,8 +1,8 @@
 """A plan written down: a flow as JSON, with an id for each of its collections.
 
 Invariant: equal plans have equal descriptions, whoever built them, in which order, in which process; a collection's id
-is a hash of how it is made down to its sources' names, so what is kept under it finds its place again. Columns and
-specs of sources are not in ids, since a source may get another column; nor is ``consolidate``, which changes no
+is a hash of how it is made down to its inputs' names, so what is kept under it finds its place again. Columns and
+specs of inputs are not in ids, since an input may get another column; nor is ``consolidate``, which changes no
 collection and comes and goes with such a column; and a plan is a graph, whose tree may be too large to write.
 ``rebuild`` makes the plan again; ``compatibility`` says what may change between two.
 
@@ -36,20 +36,20 @@ from ddflow.storage.record import Record
 
 
 def describe(flow: Plan) -> dict[str, Any]:
-    """The plan as JSON: ``sources`` and ``outputs`` by name, ``collections`` by id, digests of ``formulas``.
+    """The plan as JSON: ``inputs`` and ``outputs`` by name, ``collections`` by id, digests of ``formulas``.
 
     O(nodes).  Raises `SpecError` when two functions cannot be told apart by their names.
     """
     made = PlanRecord(flow.outputs.values())
     return {
-        "sources": {
+        "inputs": {
             name: {
-                "schema": base64.b64encode(source.bound.schema.serialize().to_pybytes()).decode(),
-                "columns": columns(source.bound.schema),
-                "spec": json.loads(source.spec.to_json()),
+                "schema": base64.b64encode(input.bound.schema.serialize().to_pybytes()).decode(),
+                "columns": columns(input.bound.schema),
+                "spec": json.loads(input.spec.to_json()),
             }
-            | _machine(source.bound)
-            for name, source in flow.sources.items()
+            | _machine(input.bound)
+            for name, input in flow.inputs.items()
         },
         "collections": made.nodes,
         "outputs": {name: made.ids[node] for name, node in flow.outputs.items()},
@@ -58,7 +58,7 @@ def describe(flow: Plan) -> dict[str, Any]:
 
 
 def _machine(bound: Bound) -> dict[str, Any]:
-    """Of a machine's source: the machine, and the columns of its state."""
+    """Of a machine's input: the machine, and the columns of its state."""
     if bound.merging is None or bound.merging.machine is None:
         return {}
     machine = bound.merging.machine.machine
@@ -89,10 +89,10 @@ def node_id(collection: Collection) -> str:
 def fingerprint(description: Mapping[str, Any]) -> str:
     """32 hex digits that are equal for equal descriptions, whoever serialised their schemas.  O(description)."""
     bare = {
-        name: {k: v for k, v in source.items() if k not in ("schema", "state")}
-        for name, source in description["sources"].items()
+        name: {k: v for k, v in input.items() if k not in ("schema", "state")}
+        for name, input in description["inputs"].items()
     }
-    return digest({**description, "sources": bare})
+    return digest({**description, "inputs": bare})
 
 
 class PlanRecord:

@@ -180,7 +180,7 @@ def widened(table: pa.Table, schema: pa.Schema) -> pa.Table:
 class Input(Collection):
     """What a plan reads from: upserts.  ``bound``: its spec joined with its schema."""
 
-    verb, keeps = "source", True
+    verb, keeps = "input", True
 
     def __init__(self, flow: Plan, bound: Bound) -> None:
         super().__init__(flow, bound.row_schema, (), True)
@@ -202,28 +202,28 @@ class Input(Collection):
 
 
 class Plan:
-    """A plan under construction.  ``sources`` and ``outputs``: by name."""
+    """A plan under construction.  ``inputs`` and ``outputs``: by name."""
 
     def __init__(self) -> None:
         self.nodes: list[Collection] = []
-        self.sources: dict[str, Input] = {}
+        self.inputs: dict[str, Input] = {}
         self.outputs: dict[str, Collection] = {}
 
     def upserts(self, name: str, schema: Any, spec: Upsert) -> Input:
-        """A source of upserts.  ``schema``: of its input, see `ddflow.columns.schema.to_schema`.
+        """An input of upserts.  ``schema``: of its input, see `ddflow.columns.schema.to_schema`.
 
-        Raises `SpecError` when spec and schema do not fit, when the name is taken, or when sources mix the modes.
+        Raises `SpecError` when spec and schema do not fit, when the name is taken, or when inputs mix the modes.
         """
-        return self._source(bind(name, to_schema(schema, f"the schema of {name!r}"), spec))
+        return self._input(bind(name, to_schema(schema, f"the schema of {name!r}"), spec))
 
     def machine(self, name: str, schema: Any, spec: Upsert, machine: Machine) -> Collection:
-        """What keys hold by a `ddflow.Machine` that events of a source drive: a row for each value, of key and state.
+        """What keys hold by a `ddflow.Machine` that events of an input drive: a row for each value, of key and state.
 
         ``spec``: which events count, in which order.  Raises as `upserts`, and `SpecError` for what a machine does not
         go by, naming it.
         """
-        source = self._source(bind_machine(name, to_schema(schema, f"the schema of {name!r}"), spec, machine))
-        return source.unnest(VALUES) if machine.several else source
+        input = self._input(bind_machine(name, to_schema(schema, f"the schema of {name!r}"), spec, machine))
+        return input.unnest(VALUES) if machine.several else input
 
     def known(self, made: Collection) -> Collection:
         """A collection that was just made, or the one there is already that keeps the same state.  O(nodes)."""
@@ -233,40 +233,40 @@ class Plan:
                 return node
         return made
 
-    def _source(self, bound: Bound) -> Input:
+    def _input(self, bound: Bound) -> Input:
         name, spec = bound.name, bound.spec
-        if name in self.sources or name in self.outputs:
-            raise SpecError(f"source {name!r}", "that name is taken", "give every source a name of its own")
-        for other in self.sources.values():
+        if name in self.inputs or name in self.outputs:
+            raise SpecError(f"input {name!r}", "that name is taken", "give every input a name of its own")
+        for other in self.inputs.values():
             self._agree(bound, other.bound)
         side = bound.side
         if side is not None:
             check_names(side[1].names, f"the output {side[0]!r} that stale={spec.stale!r} adds")
             if side[0] in self.outputs:
                 raise SpecError(
-                    f"source {name!r}",
+                    f"input {name!r}",
                     f"stale={spec.stale!r} adds an output {side[0]!r}, which is taken",
                     "give that output another name",
                 )
-        self.sources[name] = Input(self, bound)
-        return self.sources[name]
+        self.inputs[name] = Input(self, bound)
+        return self.inputs[name]
 
     def _agree(self, one: Bound, other: Bound) -> None:
         if one.spec.holds_back != other.spec.holds_back:
             held, free = (one, other) if one.spec.holds_back else (other, one)
             raise SpecError(
-                "a flow of two sources",
+                "a flow of two inputs",
                 f"{held.name!r} is in hold-back mode (time={held.spec.time!r}) and {free.name!r} is not",
                 "name time= in both specs, or in neither",
             )
         if one.time_type != other.time_type:
             raise SpecError(
-                "a flow of two sources",
+                "a flow of two inputs",
                 f"the times of {one.name!r} are {one.time_type}, those of {other.name!r} {other.time_type}",
                 "cast one to the other",
             )
         if (one.spec.lateness is None) != (other.spec.lateness is None):
-            raise SpecError("a flow of two sources", "one has lateness=, one not", "give it to both or neither")
+            raise SpecError("a flow of two inputs", "one has lateness=, one not", "give it to both or neither")
 
     def output(self, name: str, collection: Collection) -> Collection:
         """Name a collection's updates as an output; returns it.  Raises `SpecError` for a name that is taken."""
@@ -276,36 +276,36 @@ class Plan:
         if collection.flow is not self:
             raise SpecError(f"output {name!r}", "the collection is of another flow", "build it in this one")
         taken = name in self.outputs or name in self.side_outputs()
-        if taken or (name in self.sources and self.sources[name] is not collection):
+        if taken or (name in self.inputs and self.inputs[name] is not collection):
             raise SpecError(f"output {name!r}", "that name is taken", "give every output a name of its own")
         self.outputs[name] = collection
         return collection
 
     @property
     def holds_back(self) -> bool:
-        """Whether the flow is in hold-back mode (its sources name a time column)."""
-        return any(source.spec.holds_back for source in self.sources.values())
+        """Whether the flow is in hold-back mode (its inputs name a time column)."""
+        return any(input.spec.holds_back for input in self.inputs.values())
 
     @property
     def time_type(self) -> pa.DataType:
         """The type of ``_time`` in outputs."""
-        return next((s.bound.time_type for s in self.sources.values()), pa.int64())
+        return next((s.bound.time_type for s in self.inputs.values()), pa.int64())
 
     def side_outputs(self) -> dict[str, tuple[Input, pa.Schema]]:
         """The outputs that ``stale="mark"`` and ``"side"`` add, by name, with their rows' columns."""
-        sides = ((source, source.bound.side) for source in self.sources.values())
-        return {side[0]: (source, side[1]) for source, side in sides if side is not None}
+        sides = ((input, input.bound.side) for input in self.inputs.values())
+        return {side[0]: (input, side[1]) for input, side in sides if side is not None}
 
     def updates_schema(self, name: str) -> pa.Schema | None:
         """The columns of the updates of an output, a side output or an input; None where there is none of that name."""
         if name in self.outputs:
             return self.outputs[name].updates_schema(self.time_type)
-        side, source = self.side_outputs().get(name), self.sources.get(name)
-        schema = side[1] if side is not None else None if source is None else source.schema
+        side, input = self.side_outputs().get(name), self.inputs.get(name)
+        schema = side[1] if side is not None else None if input is None else input.schema
         return None if schema is None else updates_schema(schema, self.time_type)
 
     def frozen(self) -> Plan:
         """The plan as it is now: what is added to this flow later is not in it.  O(nodes)."""
         out = Plan()
-        out.nodes, out.sources, out.outputs = list(self.nodes), dict(self.sources), dict(self.outputs)
+        out.nodes, out.inputs, out.outputs = list(self.nodes), dict(self.inputs), dict(self.outputs)
         return out

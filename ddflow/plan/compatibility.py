@@ -13,11 +13,11 @@ not be the same. Nothing is changed here: what is added is named, for the engine
 ...     flow.output("out", flow.upserts("orders", columns, Upsert(key="id", order_by=order_by)))
 ...     return flow
 >>> compare(describe(plan("at")), plan("at", city=pa.string()), "state/orders").text
-"source 'orders' gets the columns ['city'], null in all rows there are"
+"input 'orders' gets the columns ['city'], null in all rows there are"
 >>> compare(describe(plan("at")), plan("rev"), "state/orders")
 Traceback (most recent call last):
     ...
-ddflow.errors.PlanChanged: open state/orders with this plan: order_by= of source 'orders' is ['rev'], and was ['at']; \
+ddflow.errors.PlanChanged: open state/orders with this plan: order_by= of input 'orders' is ['rev'], and was ['at']; \
 open it with the plan that it was made by, or make a new state of the log with ddflow migrate
 """
 
@@ -34,7 +34,7 @@ from ddflow.errors import PlanChanged, cut
 from ddflow.plan.codec import describe, shown
 from ddflow.plan.collection import Input, Plan
 from ddflow.plan.merge.absent import same_function
-from ddflow.plan.rebuild import sources
+from ddflow.plan.rebuild import inputs
 from ddflow.plan.spec import Upsert
 from ddflow.storage.record import Record
 
@@ -48,29 +48,29 @@ MOST = 8
 class PlanChange:
     """What a plan has that the state's does not; false when there is nothing.
 
-    ``columns``: added ones, by source.  ``sources`` and ``outputs``: added ones.  ``options``: by source and option,
+    ``columns``: added ones, by input.  ``inputs`` and ``outputs``: added ones.  ``options``: by input and option,
     what it was and what it is now.
     """
 
     columns: dict[str, list[str]] = field(default_factory=dict)
-    sources: list[str] = field(default_factory=list)
+    inputs: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     options: dict[str, dict[str, tuple[Any, Any]]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.columns or self.sources or self.outputs or self.options)
+        return bool(self.columns or self.inputs or self.outputs or self.options)
 
     @property
     def text(self) -> str:
         """A sentence for people."""
         parts = [
-            f"source {name!r} gets the columns {added}, null in all rows there are"
+            f"input {name!r} gets the columns {added}, null in all rows there are"
             for name, added in self.columns.items()
         ]
-        parts += [f"the sources {self.sources} are new"] if self.sources else []
+        parts += [f"the inputs {self.inputs} are new"] if self.inputs else []
         parts += [f"the outputs {self.outputs} are new"] if self.outputs else []
         parts += [
-            f"{option}= of source {name!r} is {now}, and was {was}"
+            f"{option}= of input {name!r} is {now}, and was {was}"
             for name, options in self.options.items()
             for option, (was, now) in options.items()
         ]
@@ -84,16 +84,16 @@ def compare(old: Mapping[str, Any], flow: Plan, where: str) -> PlanChange:
     change, naming all of it; `CorruptState` when ``old`` is none; `SpecError` when ``flow`` cannot be described.
     """
     new, refused, change = describe(flow), list[str](), PlanChange()
-    before = sources(old, where)
+    before = inputs(old, where)
     for name, (schema, spec) in before.items():
-        source = flow.sources.get(name)
-        if source is None:
-            refused.append(f"source {name!r} is not in it, and the state holds one")
+        input = flow.inputs.get(name)
+        if input is None:
+            refused.append(f"input {name!r} is not in it, and the state holds one")
             continue
-        refused += _options(name, spec, source.spec, change)
-        refused += _machines(name, *(each["sources"][name].get("machine") for each in (old, new)))
-        refused += _columns(name, schema, source, change)
-    change.sources.extend(name for name in flow.sources if name not in before)
+        refused += _options(name, spec, input.spec, change)
+        refused += _machines(name, *(each["inputs"][name].get("machine") for each in (old, new)))
+        refused += _columns(name, schema, input, change)
+    change.inputs.extend(name for name in flow.inputs if name not in before)
     refused += _outputs(old, new, where, change)
     refused += _formulas(Record(old, f"the plan of {where}").record("formulas"), new)
     if refused:
@@ -118,9 +118,9 @@ def _options(name: str, old: Upsert, new: Upsert, change: PlanChange) -> Iterato
         if option.name in FREE:
             change.options.setdefault(name, {})[option.name] = (first, second)
         elif repr(first) == repr(second):  # of functions the names are shown
-            yield f"{option.name}= of source {name!r} is {second!r}, which is not the function of that name that it was"
+            yield f"{option.name}= of input {name!r} is {second!r}, which is not the function of that name that it was"
         else:
-            yield f"{option.name}= of source {name!r} is {cut(repr(second))}, and was {cut(repr(first))}"
+            yield f"{option.name}= of input {name!r} is {cut(repr(second))}, and was {cut(repr(first))}"
 
 
 def _same_merge(was: Any, now: Any) -> bool:
@@ -130,12 +130,12 @@ def _same_merge(was: Any, now: Any) -> bool:
 
 
 def _machines(name: str, was: Any, now: Any) -> Iterator[str]:
-    """What is refused of the machine of a source."""
+    """What is refused of the machine of an input."""
     transitions: list[Any] = [each.get("transition") if isinstance(each, dict) else None for each in (was, now)]
     if all(isinstance(each, dict) for each in transitions) and same_function(*transitions):
         was, now = (each | {"transition": None} for each in (was, now))
     if json.dumps(was, sort_keys=True) != json.dumps(now, sort_keys=True):
-        yield f"the machine of source {name!r} is {cut(json.dumps(now))}, and was {cut(json.dumps(was))}"
+        yield f"the machine of input {name!r} is {cut(json.dumps(now))}, and was {cut(json.dumps(was))}"
 
 
 def _value(spec: Upsert, option: str) -> Any:
@@ -148,9 +148,9 @@ def _value(spec: Upsert, option: str) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _columns(name: str, old: pa.Schema, source: Input, change: PlanChange) -> Iterator[str]:
+def _columns(name: str, old: pa.Schema, input: Input, change: PlanChange) -> Iterator[str]:
     """What is refused of a schema; what is not goes into ``change``."""
-    new, of = source.bound.schema, f"of source {name!r}"
+    new, of = input.bound.schema, f"of input {name!r}"
     for was in old:
         if was.name not in new.names:
             yield f"column {was.name!r} {of} is missing, and was {was.type}"
@@ -168,7 +168,7 @@ def _columns(name: str, old: pa.Schema, source: Input, change: PlanChange) -> It
     for column in added:
         if not column.nullable:
             yield f"column {column.name!r} {of} is new and declared not null, and the rows of the state have none"
-        if source.spec.tie == "greatest" and column.name in source.bound.tracked:
+        if input.spec.tie == "greatest" and column.name in input.bound.tracked:
             yield (
                 f"column {column.name!r} {of} is new, and tie='greatest' compares all columns of a row: ties that "
                 "were decided without it might be decided otherwise"

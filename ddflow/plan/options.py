@@ -78,7 +78,7 @@ class EngineOptions:
     Raises
     ------
     SpecError
-        For a flow without sources or outputs, and for an option that is no choice.
+        For a flow without inputs or outputs, and for an option that is no choice.
     SpillRefused, SpillInUse
         For the spill folder.
     StateRefused, PlanChanged, CorruptState, StorageFailed

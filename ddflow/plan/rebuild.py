@@ -43,20 +43,20 @@ _UNFIT = (DdflowError, pa.ArrowException, ValueError, TypeError, KeyError, Overf
 """What building a plan of hostile parts may raise."""
 
 
-def sources(description: Mapping[str, Any], where: str) -> dict[str, tuple[pa.Schema, Upsert]]:
-    """The schema and the spec of each source.  ``where``: whose description it is, for messages.
+def inputs(description: Mapping[str, Any], where: str) -> dict[str, tuple[pa.Schema, Upsert]]:
+    """The schema and the spec of each input.  ``where``: whose description it is, for messages.
 
     O(description).  Raises `CorruptState` for what `describe` did not write.
     """
-    given = Record(description, f"the plan of {where}").named("sources")
+    given = Record(description, f"the plan of {where}").named("inputs")
     return {name: (_schema(record), _spec(record.record("spec"))) for name, record in given.items()}
 
 
 def bounds(description: Mapping[str, Any], where: str) -> dict[str, Bound]:
-    """What the sources are bound to, whether their code is there or not.  As `sources`."""
-    given = Record(description, f"the plan of {where}").named("sources")
+    """What the inputs are bound to, whether their code is there or not.  As `inputs`."""
+    given = Record(description, f"the plan of {where}").named("inputs")
     out = {}
-    for name, (schema, spec) in sources(description, where).items():
+    for name, (schema, spec) in inputs(description, where).items():
         machine = _machine(given[name])
         out[name] = bind(name, schema, spec) if machine is None else bind_machine(name, schema, spec, machine)
     return out
@@ -118,16 +118,16 @@ def rebuild(description: Mapping[str, Any], where: str = "a state") -> Plan:
             raise _absent(where, f"{shown(description, each, where)} has a formula that is not SQL")
     try:
         flow = Plan()
-        for name, (schema, spec) in sources(description, where).items():
+        for name, (schema, spec) in inputs(description, where).items():
             if isinstance(spec.merge, Merge) and isinstance(spec.merge.function, Absent):
                 raise _absent(where, f"{name!r} is merged by {spec.merge.function.name}, of which there is no code")
-            machine = _machine(whole.record("sources").record(name))
+            machine = _machine(whole.record("inputs").record(name))
             if machine is None:
                 flow.upserts(name, schema, spec)
             elif isinstance(machine.transition, Absent):
                 raise _absent(where, f"the machine of {name!r} is {machine.transition.name}, of which there is no code")
             else:
-                flow._source(bind_machine(name, schema, spec, machine))
+                flow._input(bind_machine(name, schema, spec, machine))
         made: dict[str, Collection] = {}
         for each in TopologicalSorter({name: set(node.texts("of")) for name, node in nodes.items()}).static_order():
             made[each] = _made(nodes[each], [made[of] for of in nodes[each].texts("of")], flow)
@@ -145,11 +145,11 @@ def rebuild(description: Mapping[str, Any], where: str = "a state") -> Plan:
     return flow
 
 
-def _machine(source: Record) -> Machine | None:
-    """The machine of a source, if it has one."""
-    if "machine" not in source:
+def _machine(input: Record) -> Machine | None:
+    """The machine of an input, if it has one."""
+    if "machine" not in input:
         return None
-    given, text = source.record("machine"), source.text("state")
+    given, text = input.record("machine"), input.text("state")
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
         if columns(schema) != given.list("state"):
@@ -178,7 +178,7 @@ def _foreign(given: Any) -> bool:
 def _made(node: Record, inputs: list[Collection], flow: Plan) -> Collection:
     verb = node.text("op")
     if verb == Input.verb:
-        return flow.sources[node.text("name")]
+        return flow.inputs[node.text("name")]
     if verb not in operators():
         raise _corrupt(node.what, f"its operator is {verb!r}")
     if not inputs:

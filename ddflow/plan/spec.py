@@ -1,4 +1,4 @@
-"""The spec of an upsert source: what identifies a row, which event of a key wins, what is a delete, what is a change.
+"""The spec of an upsert input: what identifies a row, which event of a key wins, what is a delete, what is a change.
 
 Invariant: a spec that exists is free of contradictions that can be seen without data; what needs the schema is seen
 when ``plan.bind`` joins the two. A spec is a value: frozen, comparable, with a JSON form that round-trips and a
@@ -82,7 +82,7 @@ def tombstone(column: str, value: bool | int | float | str | None = None) -> Tom
 
 @dataclass(frozen=True)
 class Upsert:
-    """How the events of one source upsert.  All fields but ``key`` have defaults.  Raises `SpecError`.
+    """How the events of one input upsert.  All fields but ``key`` have defaults.  Raises `SpecError`.
 
     | field | meaning |
     |---|---|
@@ -213,7 +213,7 @@ class Upsert:
 
     @property
     def holds_back(self) -> bool:
-        """Whether this source is in hold-back mode (it names a time column)."""
+        """Whether this input is in hold-back mode (it names a time column)."""
         return self.time is not None
 
     @property

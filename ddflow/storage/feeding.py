@@ -1,7 +1,7 @@
-"""How a source was fed, call by call: what a manifest keeps of it, so that a log can be folded as it was given.
+"""How an input was fed, call by call: what a manifest keeps of it, so that a log can be folded as it was given.
 
 Invariant: runs of calls that were fed alike stand in the order of their calls, and with what was forgotten they are all
-calls that ever named the source.  The record is bounded, because every commit writes it: past `ROOM` the oldest runs
+calls that ever named the input.  The record is bounded, because every commit writes it: past `ROOM` the oldest runs
 are forgotten, and only how many calls of each kind they were is kept.  It does not know what rows were given.
 
 >>> fed = Fed()
@@ -31,7 +31,7 @@ FULL: Final = "full"
 RESTATED: Final = "restated"
 WAYS: Final = (EVENTS_KIND, FULL, RESTATED)
 ROOM: Final = 1 << 14
-"""Characters that the runs of one source may take in a manifest: some 300 runs where scopes are short."""
+"""Characters that the runs of one input may take in a manifest: some 300 runs where scopes are short."""
 SHOWN: Final = 4
 """How many runs, the last ones, a message tells of."""
 
@@ -40,7 +40,7 @@ Word = Instant | str | None
 
 
 class Way(NamedTuple):
-    """How a call fed a source.  ``kind``: of `WAYS`.  ``scope``: of full contents, as it was given.  ``order``: that
+    """How a call fed an input.  ``kind``: of `WAYS`.  ``scope``: of full contents, as it was given.  ``order``: that
     was given for the keys which they do not name, a word a column; None where none was."""
 
     kind: Literal["events", "full", "restated"]
@@ -49,7 +49,7 @@ class Way(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether nothing that the source held before is held after it, unless it is given again."""
+        """Whether nothing that the input held before is held after it, unless it is given again."""
         return self.kind != EVENTS_KIND and self.scope is None
 
     def __str__(self) -> str:
@@ -61,7 +61,7 @@ EVENTS: Final = Way(EVENTS_KIND)
 
 
 class FedCalls(NamedTuple):
-    """Calls one after the other that fed a source alike, from an epoch to another; an epoch may have several."""
+    """Calls one after the other that fed an input alike, from an epoch to another; an epoch may have several."""
 
     first: Positive
     last: Positive
@@ -116,7 +116,7 @@ class Fed(Strict, frozen=True):
 
     @property
     def calls(self) -> int:
-        """How many calls fed the source."""
+        """How many calls fed the input."""
         return self.forgotten + sum(run.calls for run in self.runs)
 
     @property
@@ -165,7 +165,7 @@ class Fed(Strict, frozen=True):
 
 
 def fed_by(known: Mapping[str, Fed], names: Iterable[str], way: Way, epoch: int) -> dict[str, Fed]:
-    """How sources were fed after one more call, which fed the ``names`` in one way.  O(names), as `Fed.after`."""
+    """How inputs were fed after one more call, which fed the ``names`` in one way.  O(names), as `Fed.after`."""
     return {**known} | {name: known.get(name, Fed()).after(epoch, way) for name in names}
 
 

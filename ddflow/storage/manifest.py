@@ -80,9 +80,9 @@ class Manifest(Strict, frozen=True, kw_only=True):
     ``receipts``: of the last epochs, ascending.
     ``folder``: where outputs are written to; None when they are blobs of the state.  ``note``: why it was written.
     ``previous``: the digest of the manifest that it was made from, 32 hex digits, "" for none.  ``spread``: how many
-    partitions.  ``horizons``, ``greatest``: by source, the greatest order of all steps where rows expire, the greatest
+    partitions.  ``horizons``, ``greatest``: by input, the greatest order of all steps where rows expire, the greatest
     event time there ever was; what a state of one engine keeps in its inventory.  ``feed``: who feeds it in batches.
-    ``fed``: by source that was ever named in a call, how it was fed.
+    ``fed``: by input that was ever named in a call, how it was fed.
     """
 
     id: Hex

@@ -1,6 +1,6 @@
 """Two collections side by side: tables in the order of identities, cut so that what is compared stands together.
 
-Invariant: `in_order` gives the rows of a source in that order, from however many partitions; `aligned` gives every row
+Invariant: `in_order` gives the rows of an input in that order, from however many partitions; `aligned` gives every row
 of both sides once, and rows of one key in the same pair. The sides come in pieces of their own sizes, either may be at
 its end, and a piece is only worth anything if its rows really are in order, so that is looked at: a row that stands
 where its key does not belong is `CorruptState`, for no look-up would find it. What rows mean is not known here.
@@ -93,7 +93,7 @@ class Piece(NamedTuple):
 
 
 def in_order(arranged: Arrangement, bound: Bound, secret: Secret) -> Iterator[pa.Table]:
-    """The rows of a source, table by table in the order of identities, however many partitions they are in.
+    """The rows of an input, table by table in the order of identities, however many partitions they are in.
 
     O(rows), and O(n log n) for those of several partitions.  Raises `CorruptState` where they are not in order there.
     """

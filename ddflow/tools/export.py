@@ -1,7 +1,7 @@
 """Export: a collection of a state as tables, range by range, for whoever writes them to a file.
 
 Invariant: the tables together are the collection as of one time, each row once for each time it is there. A collection
-may be larger than memory. Sources and counts are read a range of identities at a time, and what filters, projects,
+may be larger than memory. Inputs and counts are read a range of identities at a time, and what filters, projects,
 negates or puts such together passes each range on; where equal rows may come from several places (a projection without
 its key, a concatenation) they have to be brought together, which takes all of them in memory, and a column ``_diff``
 says how often each is there. It writes nothing itself.
@@ -38,7 +38,7 @@ from ddflow.plan.collection import Collection
 
 
 def contents(snapshot: Snapshot, name: str, as_of: int | None = None) -> tuple[pa.Schema, Iterator[pa.Table]]:
-    """The columns of an output or a source, and its rows, table by table; to be read while the snapshot is open.
+    """The columns of an output or an input, and its rows, table by table; to be read while the snapshot is open.
 
     ``as_of``: at a time not before ``since``.  Rows that may be there more than once are there once, with ``_diff``.
     O(rows); memory for one range, or for all where rows have to be brought together.  Raises `NotReadable`.

@@ -13,7 +13,7 @@ the largest; whether the files are what it says is ``fsck``'s to tell.
 >>> with flow.open(store) as engine:
 ...     _ = engine.step({"people": pa.table({"id": [1, 2], "city": ["Bern", "Bern"]})}, time=7)
 >>> found = inspect(store)
->>> found["epoch"], found["last"], found["sources"]["people"]["keys"], found["outputs"]
+>>> found["epoch"], found["last"], found["inputs"]["people"]["keys"], found["outputs"]
 (1, 7, 2, {'by_city': "people.project(['city']).count(by=['city'])"})
 """
 
@@ -30,7 +30,7 @@ from ddflow.dataflow.batcher import PendingRecord
 from ddflow.engine.snapshot import State, found
 from ddflow.errors import DdflowError
 from ddflow.plan.codec import columns, shown
-from ddflow.plan.rebuild import sources
+from ddflow.plan.rebuild import inputs
 from ddflow.storage.feeding import Fed
 from ddflow.storage.manifest import Epoch, Manifest, at
 from ddflow.storage.opening import open_store
@@ -44,8 +44,8 @@ def inspect(state: State, *, trust: Literal["owner", "group"] = "owner") -> dict
     """What a state consists of, as plain values that ``json.dumps`` takes.  O(its inventory).
 
     ``state``, ``id``, ``manifest`` (its number), ``epoch``, ``written`` (ISO), ``note``, ``writer``, ``frontier``,
-    ``last``, ``since``; ``sources`` and ``counts``: keys, tombstones, versions, runs, merges, files, bytes of each, and
-    what a source's plan and pending events are, and how it was ``fed``: the last runs of calls alike, and how many of
+    ``last``, ``since``; ``inputs`` and ``counts``: keys, tombstones, versions, runs, merges, files, bytes of each, and
+    what an input's plan and pending events are, and how it was ``fed``: the last runs of calls alike, and how many of
     each kind there were before them; ``verdicts``; ``outputs``: as text; ``folder``: of output files, and what is whose
     in it; ``receipts``: of the last epochs; ``versions``: the manifests that are kept; ``files``, ``bytes``;
     ``partitions``, ``levels``: how many, and ``parts``: of each level and partition the keys, pending events, files and
@@ -67,7 +67,7 @@ def inspect(state: State, *, trust: Literal["owner", "group"] = "owner") -> dict
             "frontier": manifest.frontier,
             "last": manifest.last,
             "since": manifest.since,
-            "sources": _plans(manifest, store.where),
+            "inputs": _plans(manifest, store.where),
             "operators": {},
             "verdicts": {},
             "outputs": {},
@@ -106,14 +106,14 @@ def iso(milliseconds: int) -> str:
 
 
 def _plans(manifest: Manifest, where: str) -> dict[str, dict[str, Any]]:
-    """By source: its columns, its spec without what is default, and how it was fed."""
+    """By input: its columns, its spec without what is default, and how it was fed."""
     return {
         name: {
             "columns": columns(schema),
             "spec": json.loads(spec.to_json()),
             "fed": _fed(manifest.fed.get(name, Fed())),
         }
-        for name, (schema, spec) in sources(manifest.plan, where).items()
+        for name, (schema, spec) in inputs(manifest.plan, where).items()
     }
 
 
@@ -142,7 +142,7 @@ def _folder(manifest: Manifest) -> dict[str, Any] | None:
 def _fill(out: dict[str, Any], record: Record, manifest: Manifest, where: str) -> dict[str, int]:
     """Put in what an inventory says; the keys and pending events that it has."""
     keys = pending = 0
-    for name, each in record.named("sources").items():
+    for name, each in record.named("inputs").items():
         runs = each.to(list[PendingRecord], "runs")
         figures = _arranged(each.record("rows")) | {
             "arrived": each.number("arrived"),
@@ -150,7 +150,7 @@ def _fill(out: dict[str, Any], record: Record, manifest: Manifest, where: str) -
             "pending_files": len(runs),
             "pending_bytes": sum(run.file.length for run in runs),
         }
-        _add(out["sources"].setdefault(name, {}), figures)
+        _add(out["inputs"].setdefault(name, {}), figures)
         keys, pending = keys + figures["keys"], pending + figures["pending"]
     for name, each in record.named("operators").items():
         for arranged in each.records("arrangements"):

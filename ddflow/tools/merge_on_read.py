@@ -38,7 +38,7 @@ from ddflow.plan.spec import Upsert
 from ddflow.time import CLOSED
 
 LOG = "log"
-"""The source, as messages call it."""
+"""The input, as messages call it."""
 
 
 def merge_on_read(
@@ -83,20 +83,20 @@ def folded(
     declared = to_schema(first if schema is None else schema, f"the schema of {LOG!r}")
     flow = Flow()
     # What stale= adds is no part of the collection.
-    source = flow.upserts(LOG, declared, replace(spec, stale="drop", expiry=None, lateness=None))
+    input = flow.upserts(LOG, declared, replace(spec, stale="drop", expiry=None, lateness=None))
     # An engine has an output; this one asks for the least of each row.
-    flow.output("rows", source.count(by=[]))
+    flow.output("rows", input.count(by=[]))
     with flow.open(memory=memory, spill=spill, secret=secret) as engine:
-        for time, part in enumerate(_calls(parts, declared, source.bound)):
+        for time, part in enumerate(_calls(parts, declared, input.bound)):
             take(engine, LOG, part, time)
         if flow.holds_back:
             engine.advance_to(CLOSED)
-        names = source.schema.names
+        names = input.schema.names
         yield (piece.select(names) for piece in engine.dataflow.circuit.upserts[LOG].arranged.pieces())
 
 
 def take(engine: Engine, name: str, part: Any, time: int, epoch: int | None = None) -> Step:
-    """One call of an engine: a part of a log, as it is marked, for the source ``name``.  As those raise and cost."""
+    """One call of an engine: a part of a log, as it is marked, for the input ``name``.  As those raise and cost."""
     if isinstance(part, Full):
         return engine.replace(name, part.rows, time, part.scope, order=part.order, epoch=epoch)
     if isinstance(part, Restated):

@@ -66,20 +66,20 @@ class Told:
         return all(fed.plain for fed in self.old.dataflow.fed.values())
 
     def __call__(self, name: str, parts: Iterable[Any]) -> Iterator[Any]:
-        """The parts of the log of a source of the new plan, marked as the old state was fed; see
+        """The parts of the log of an input of the new plan, marked as the old state was fed; see
         `ddflow.engine.logs.as_fed`.
 
-        A source that the old state has not is its only one by another name, or was never fed there: as it is marked.
+        An input that the old state has not is its only one by another name, or was never fed there: as it is marked.
         """
-        sources = self.old.flow.sources
-        if name not in self.flow.sources:
+        inputs = self.old.flow.inputs
+        if name not in self.flow.inputs:
             return iter(parts)  # which the engine refuses
-        to = self.flow.sources[name].bound
-        if name not in sources and len(sources) == len(self.flow.sources) == 1:
-            name = next(iter(sources))
-        if name not in sources:
+        to = self.flow.inputs[name].bound
+        if name not in inputs and len(inputs) == len(self.flow.inputs) == 1:
+            name = next(iter(inputs))
+        if name not in inputs:
             return iter(parts)
-        return as_fed(parts, self.old.dataflow.fed.get(name, Fed()), sources[name].bound, to)
+        return as_fed(parts, self.old.dataflow.fed.get(name, Fed()), inputs[name].bound, to)
 
 
 Feed = Callable[[Engine, int, Told], None]
@@ -115,7 +115,7 @@ def migrate(
     """Replay ``log`` into a new state under ``flow``, and compare what both states' outputs hold.
 
     ``log``: what `Engine.step` or `Engine.push` takes, call by call; each is an epoch.  What was no events is told by
-    the old state, where each source has a part for each call, or by a mark around the rows: see `ddflow.engine.logs`.
+    the old state, where each input has a part for each call, or by a mark around the rows: see `ddflow.engine.logs`.
     In epoch mode calls are at the times 1, 2, 3, ..., the last above all of the old state's.  In hold-back mode the
     times that were seen are closed at the end (with ``lateness=``: those it closes), and all that the old state had
     closed. ``output``: which one, by default all. ``whole``: an output whose columns differ comes out whole.
@@ -197,16 +197,14 @@ def _marked(flow: Plan, log: Iterable[Mapping[str, Any]], told: Told) -> Iterato
     """The log's calls, their rows marked; read as it goes where the old state was fed events only, else held."""
     calls = log if told.plain else list(log)
     parts = (
-        {}
-        if told.plain
-        else {name: told(name, [each[name] for each in calls if name in each]) for name in flow.sources}
+        {} if told.plain else {name: told(name, [each[name] for each in calls if name in each]) for name in flow.inputs}
     )
     for inputs in calls:
         yield {name: next(parts.get(name) or told(name, [rows])) for name, rows in inputs.items()}
 
 
 def _calls(inputs: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """An epoch as calls: events of all sources together, what is no events each on its own."""
+    """An epoch as calls: events of all inputs together, what is no events each on its own."""
     events = {name: rows for name, rows in inputs.items() if not isinstance(rows, MARKS)}
     alone: list[Mapping[str, Any]] = [{name: rows} for name, rows in inputs.items() if isinstance(rows, MARKS)]
     return [events, *alone] if events or not alone else alone
@@ -227,8 +225,8 @@ def _close(engine: Engine, old: Snapshot) -> None:
     if not engine.flow.holds_back:
         return
     to = old.frontier if old.flow.holds_back else NEVER
-    for name, source in engine.flow.sources.items():
-        if source.spec.lateness is None and engine.dataflow.intakes[name].arrived:
+    for name, input in engine.flow.inputs.items():
+        if input.spec.lateness is None and engine.dataflow.intakes[name].arrived:
             to = max(to, engine.dataflow.intakes[name].greatest + 1)
     if to > engine.frontier:
         engine.advance_to(to)

@@ -37,7 +37,7 @@ from ddflow.trace.arrangement import Arrangement
 def recounted(snapshot: Snapshot) -> Iterator[tuple[str, int]]:
     """For each count of a state: what it counts, and how many groups have another count than their rows give.
 
-    Not of counts that hold what their sources have forgotten.  O(rows); memory for the groups.  Raises `CountOverflow`.
+    Not of counts that hold what their inputs have forgotten.  O(rows); memory for the groups.  Raises `CountOverflow`.
     """
     ids, description = node_ids(snapshot.flow), describe(snapshot.flow)
     for node, kept in snapshot.dataflow.circuit.keeping.items():

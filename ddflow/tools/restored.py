@@ -52,7 +52,7 @@ Place = Callable[[Batch], Words]
 
 
 class Operators(NamedTuple):
-    """Of a plan, all of them new.  ``upserts``: by source.  ``kept``: by id, None where they are not known.  ``by``:
+    """Of a plan, all of them new.  ``upserts``: by input.  ``kept``: by id, None where they are not known.  ``by``:
     the columns by which those are cut into partitions that are not cut by their groups."""
 
     upserts: Mapping[str, RunningUpsert]
@@ -107,22 +107,22 @@ class Examination:
     def run(self, record: Record) -> None:
         """Look at all of it.  O(bytes).  What is wrong goes to the guard."""
         arrived = waiting = 0
-        complete, sources = False, dict[str, Record]()
+        complete, inputs = False, dict[str, Record]()
         with self.guard():
-            sources |= record.named("sources")
+            inputs |= record.named("inputs")
             complete = True
         for name, upsert in self.operators.upserts.items():
-            if name not in sources:
+            if name not in inputs:
                 continue
             with self.guard():
-                self._arrangement(upsert.arranged, sources[name].record("rows"), upsert.rehashed, True)
+                self._arrangement(upsert.arranged, inputs[name].record("rows"), upsert.rehashed, True)
             with self.guard():
                 complete = False
-                arrived += sources[name].number("arrived")
-                batcher = pending.restore(sources[name], upsert.bound.event_schema, self.batch_store, spilled=True)
+                arrived += inputs[name].number("arrived")
+                batcher = pending.restore(inputs[name], upsert.bound.event_schema, self.batch_store, spilled=True)
                 batcher._check()
                 waiting += len(batcher)
-                self._pending(sources[name], upsert, batcher)
+                self._pending(inputs[name], upsert, batcher)
                 complete = True
         with self.guard():
             kept = record.named("operators")
@@ -219,7 +219,7 @@ def holds_all(held: Inventories, operators: Operators) -> None:
 
     O(inventories * collections).
     """
-    for kind, plan in (("sources", operators.upserts), ("operators", operators.kept)):
+    for kind, plan in (("inputs", operators.upserts), ("operators", operators.kept)):
         there = {name for each in held.within[kind] for name in each.names()}
         if plan is not None and there != set(plan):
             raise wrong(held.records[0], f"it has the {kind} {sorted(there)}, the plan has {sorted(plan)}")
@@ -228,8 +228,8 @@ def holds_all(held: Inventories, operators: Operators) -> None:
 
 
 def wrongly_fed(manifest: Manifest) -> Iterator[str]:
-    """What a manifest says of how sources were fed, and cannot be true.  O(runs of calls * receipts)."""
-    plan = manifest.plan.get("sources")
+    """What a manifest says of how inputs were fed, and cannot be true.  O(runs of calls * receipts)."""
+    plan = manifest.plan.get("inputs")
     if unknown := sorted(set(manifest.fed) - set(plan if isinstance(plan, dict) else ())):
         yield f"it says how {unknown} were fed, which its plan has not"
     for kind, way in (("replace", FULL), ("restate", RESTATED)):
@@ -238,7 +238,7 @@ def wrongly_fed(manifest: Manifest) -> Iterator[str]:
         for receipt in manifest.receipts:
             here = any(run.first <= receipt.epoch <= run.last for run in runs) or receipt.epoch <= until
             if any(call.kind == kind for call in receipt.calls) and not here:
-                yield f"epoch {receipt.epoch} had a {kind}, and it says of no source that it was fed so then"
+                yield f"epoch {receipt.epoch} had a {kind}, and it says of no input that it was fed so then"
 
 
 def census(arranged: Arrangement, rows: Made) -> tuple[int, int]:

@@ -13,8 +13,8 @@ were late, which a refused call left out) no log can tell; `Compared.notes` says
 >>> log = pa.table({"id": [1, 2, 1], "city": ["Bern", "Basel", "Chur"]})
 >>> with flow.open(store) as engine:
 ...     _ = engine.step({"people": log.slice(0, 2)}, time=1)
->>> print(verify(store, {"people": log}).sources["people"].text)
-source 'people' DIFFERS from its log: 0 rows missing, 0 extra, 1 different; the state has 2, the log gives 2 of 3 events
+>>> print(verify(store, {"people": log}).inputs["people"].text)
+input 'people' DIFFERS from its log: 0 rows missing, 0 extra, 1 different; the state has 2, the log gives 2 of 3 events
   different (id=1): the state has (id=1, city='Bern'), the log (id=1, city='Chur')
   note: nothing but arrival decides which event wins: the log must be in the order of arrival
   note: the state has taken in 2 events, the log has 3
@@ -74,11 +74,11 @@ class Difference:
 
 @dataclass
 class Compared:
-    """One source.  ``events``: of the log; ``later``: those at or after the state's frontier, ``pending``: events that
+    """One input.  ``events``: of the log; ``later``: those at or after the state's frontier, ``pending``: events that
     wait in the state for theirs.  ``rows``: in the state; ``expected``: of the log.  ``unknown``: keys that were not
     compared.  ``first``: the first rows that differ.  ``notes``: what to know of it."""
 
-    source: str
+    input: str
     events: int = 0
     later: int = 0
     pending: int = 0
@@ -99,10 +99,10 @@ class Compared:
     @property
     def text(self) -> str:
         """For people: a line, and one for each difference that is named, and for each note."""
-        said = f"source {self.source!r} agrees with its log: {self.rows:,} rows, {self.events:,} events"
+        said = f"input {self.input!r} agrees with its log: {self.rows:,} rows, {self.events:,} events"
         if not self.ok:
             said = (
-                f"source {self.source!r} DIFFERS from its log: {self.missing:,} rows missing, "
+                f"input {self.input!r} DIFFERS from its log: {self.missing:,} rows missing, "
                 f"{self.extra:,} extra, {self.different:,} different; the state has {self.rows:,}, the log gives "
                 f"{self.expected:,} of {self.events:,} events"
             )
@@ -113,32 +113,32 @@ class Compared:
 
 @dataclass(frozen=True)
 class Verified:
-    """What `verify` found.  ``where``, ``epoch``: the state.  ``sources``: by name.  ``operators``: by a text that says
+    """What `verify` found.  ``where``, ``epoch``: the state.  ``inputs``: by name.  ``operators``: by a text that says
     what is counted, how many groups have a count that is not that of the rows."""
 
     where: str
     epoch: int
-    sources: Mapping[str, Compared]
+    inputs: Mapping[str, Compared]
     operators: Mapping[str, int]
 
     @property
     def ok(self) -> bool:
         """Whether everything agrees."""
-        return all(each.ok for each in self.sources.values()) and not any(self.operators.values())
+        return all(each.ok for each in self.inputs.values()) and not any(self.operators.values())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        sources = {name: asdict(each) | {"ok": each.ok} for name, each in self.sources.items()}
+        inputs = {name: asdict(each) | {"ok": each.ok} for name, each in self.inputs.items()}
         return {
             "state": self.where,
             "epoch": self.epoch,
             "ok": self.ok,
-            "sources": sources,
+            "inputs": inputs,
             "operators": dict(self.operators),
         }
 
     def __str__(self) -> str:
-        lines = [f"{self.where}, epoch {self.epoch}", *(each.text for each in self.sources.values())]
+        lines = [f"{self.where}, epoch {self.epoch}", *(each.text for each in self.inputs.values())]
         lines += [f"{what}: {n:,} rows are WRONG" for what, n in self.operators.items() if n]
         return "\n".join(lines)
 
@@ -154,24 +154,24 @@ def verify(
     trust: Literal["owner", "group"] = "owner",
     look: Look = lambda rows: None,
 ) -> Verified:
-    """Compare sources of a state with their logs.  O(events of the logs + bytes of the state).
+    """Compare inputs of a state with their logs.  O(events of the logs + bytes of the state).
 
-    ``logs``: by source, as for `ddflow.merge_on_read`: everything that was given to the state, in the order of arrival
+    ``logs``: by input, as for `ddflow.merge_on_read`: everything that was given to the state, in the order of arrival
     where that decides. Where that was not all events, a part for each call, or those that are no events in a mark; a
     log may begin with full contents that replaced all before: see `ddflow.engine.logs`. ``epoch``, ``flow``,
     ``trust``: as for `ddflow.read`. ``memory``: a budget for the fold, which goes beyond it to ``spill``, by default a
     temporary folder; None: all in memory. ``look``: for progress.
 
-    Raises `NotReadable` for a source that is not there, `LogUnclear` for a log that cannot be what the state was fed,
+    Raises `NotReadable` for an input that is not there, `LogUnclear` for a log that cannot be what the state was fed,
     what `ddflow.read` raises for the state, and what `ddflow.merge_on_read` raises for a log.
     """
     with Snapshot.open(state, epoch=epoch, flow=flow, trust=trust) as snapshot:
         for name in logs:
-            if name not in snapshot.flow.sources:
+            if name not in snapshot.flow.inputs:
                 raise NotReadable(
-                    f"verify the source {name!r}",
+                    f"verify the input {name!r}",
                     "the state has none of that name",
-                    did_you_mean(name, snapshot.flow.sources),
+                    did_you_mean(name, snapshot.flow.inputs),
                 )
         found = {}
         for name, log in logs.items():
@@ -186,7 +186,7 @@ def verify(
 
 
 class _Comparison:
-    """Of one source of a snapshot with its log."""
+    """Of one input of a snapshot with its log."""
 
     def __init__(self, snapshot: Snapshot, name: str, look: Look) -> None:
         self.snapshot, self.look, self.out = snapshot, look, Compared(name)
@@ -210,7 +210,7 @@ class _Comparison:
         return self.out
 
     def _parts(self, told: Iterator[Any]) -> Iterator[Any]:
-        """The parts of the log as the source takes them in, in their marks."""
+        """The parts of the log as the input takes them in, in their marks."""
         for part in told:
             marked = isinstance(part, MARKS)
             seen = map(self._before, batches(part.rows if marked else part, self.bound))
@@ -223,7 +223,7 @@ class _Comparison:
 
     def _pending(self) -> None:
         """Count what waits; keys of which an event was advanced may hold more by the log than they do yet."""
-        for run in self.snapshot.dataflow.batchers[self.out.source].runs.by_least:
+        for run in self.snapshot.dataflow.batchers[self.out.input].runs.by_least:
             waiting = run.waiting
             early = np.flatnonzero(waiting.original < self.snapshot.frontier)
             self.out.pending += waiting.times.size - early.size
@@ -302,6 +302,6 @@ class _Comparison:
             notes.append(f"{out.unknown:,} keys have a late event pending that was advanced, and are not compared")
         if spec.late != "error" and (late := self.snapshot.dataflow.totals.get("late", 0)):
             notes.append(f"the state has refused {late:,} late events, which no log can tell: they are folded here")
-        arrived = self.snapshot.dataflow.intakes[out.source].arrived
+        arrived = self.snapshot.dataflow.intakes[out.input].arrived
         if arrived != out.events:
             notes.append(f"the state has taken in {arrived:,} events, the log has {out.events:,}")

@@ -11,7 +11,7 @@ from ddflow.plan.collection import Plan
 
 def why_of(
     state: State,
-    source: str,
+    input: str,
     key: Any,
     log: Any = None,
     *,
@@ -20,4 +20,4 @@ def why_of(
 ) -> Story:
     """As `why`, of a state that nobody has open.  O(bytes of the state).  Raises what `ddflow.read` raises too."""
     with Snapshot.open(state, flow=flow, trust=trust) as snapshot:
-        return snapshot.why(source, key, log)
+        return snapshot.why(input, key, log)

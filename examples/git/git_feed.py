@@ -31,7 +31,7 @@ from tally import Checks, compare, equal
 import ddflow as dd
 
 EVENTS: Final = pa.schema([*git.TREE, ("gone", pa.bool_()), ("commit", pa.int64())])
-"""The schema of the source: a path's new side, whether it is gone, and the commit's ordinal as the time."""
+"""The schema of the input: a path's new side, whether it is gone, and the commit's ordinal as the time."""
 EXECUTABLE: Final = "100755"
 
 

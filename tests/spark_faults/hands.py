@@ -66,7 +66,7 @@ class Hands:
     def epoch(self, inputs: Mapping[str, pa.Table]) -> tuple[Committed, dict[str, pa.Table]]:
         """One epoch: what was committed, and what its files hold."""
         base = self.coordinator.begin()
-        columns = {name: tuple(source.bound.schema.names) for name, source in self.flow.sources.items()}
+        columns = {name: tuple(input.bound.schema.names) for name, input in self.flow.inputs.items()}
         maps = [[chunk] for chunk in self._routed(inputs)]
         for level in range(self.coordinator.cut.levels):
             task = EpochStage(self.coordinator.cut, base, level, columns, "a test", 1 << 30)
@@ -138,7 +138,7 @@ class Hands:
         return None
 
     def _routed(self, inputs: Mapping[str, pa.Table]) -> list[pa.Table]:
-        """Rows as chunks, from three tasks a source; each was begun once before, and left."""
+        """Rows as chunks, from three tasks an input; each was begun once before, and left."""
         manifest, out = self.coordinator.manifest, []
         sight = Version(self.state, "owner", manifest.number, self.coordinator.ledger.digest)
         for name, table in inputs.items():

@@ -1,4 +1,4 @@
-"""The batcher: events of one hold-back source that wait, by time, until the frontier passes them.
+"""The batcher: events of one hold-back input that wait, by time, until the frontier passes them.
 
 run        a lot that waits: resident, or spilled to a file
 runs       those of one batcher, by their least time: few, whatever the pushes were

@@ -1,4 +1,4 @@
-"""Pending events of one source: push by push in, out in the order of time, resident or spilled.
+"""Pending events of one input: push by push in, out in the order of time, resident or spilled.
 
 Invariant: an event put in comes out of exactly one ``seal``, the first whose upper is above its time; what comes out is
 in the order of times and, within a time, of arrival. Pushes arrive in any order of times, most of them nearly sorted,

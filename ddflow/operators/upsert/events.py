@@ -1,4 +1,4 @@
-"""Sealed events: rows of one source with the bookkeeping of each, in the order of their times.
+"""Sealed events: rows of one input with the bookkeeping of each, in the order of their times.
 
 Invariant: `joined` gives the events of all its parts in the order of times and, within a time, of arrival. Parts are
 sorted each, but they interleave in both, depending on how pushes were cut and merged; a sort by two columns costs
@@ -27,7 +27,7 @@ FEW: Final = 512
 
 
 class Sealed(NamedTuple):
-    """n events of one source, in the order of their times."""
+    """n events of one input, in the order of their times."""
 
     events: pa.RecordBatch
     times: Ints
@@ -36,7 +36,7 @@ class Sealed(NamedTuple):
     """int64[n]: its own time, by which it is judged; less than the stamp for an advanced one.  Where no event is
     advanced this is the same array as ``times``."""
     arrival: Ints
-    """int64[n]: its number among all events of the source."""
+    """int64[n]: its number among all events of the input."""
 
     @property
     def nbytes(self) -> int:

@@ -41,7 +41,7 @@ from ddflow.trace.batch import Batch
 
 
 class Expiring:
-    """Of one source.  ``horizons``: what is too old.  ``forgotten``: how many live keys were, since it was opened."""
+    """Of one input.  ``horizons``: what is too old.  ``forgotten``: how many live keys were, since it was opened."""
 
     def __init__(self, bound: Bound, order: Order | MergeOrders, arranged: Arrangement, secret: Secret) -> None:
         assert bound.spec.expiry is not None

@@ -41,7 +41,7 @@ AHEAD = 8
 
 
 class Horizons:
-    """Of one source.  ``greatest``: the word of the greatest order of the steps before, None before any."""
+    """Of one input.  ``greatest``: the word of the greatest order of the steps before, None before any."""
 
     def __init__(self, bound: Bound, order: Order | MergeOrders) -> None:
         assert bound.spec.expiry is not None

@@ -68,7 +68,7 @@ def value_of(words: list[Ints], field: pa.Field) -> pa.Array:
 
 
 class Order:
-    """The order of one source's events.
+    """The order of one input's events.
 
     ``base``: how many words decide before a tie.  ``words``: how many words an entry of the index keeps.  ``hidden``:
     columns kept beside the payload, since they must be ranked in each step.

@@ -201,7 +201,7 @@ class MergeOrders:
 
 
 def orders(bound: Bound) -> Order | MergeOrders:
-    """The order of a source's events: one, or one for each group of columns.  O(columns)."""
+    """The order of an input's events: one, or one for each group of columns.  O(columns)."""
     return Order(bound) if bound.merging is None else MergeOrders(bound)
 
 

@@ -3,7 +3,7 @@
 Invariant: accumulating what it emitted up to any time gives one row for each live key, the row that won; the
 arrangement is that collection, so the state costs nothing beyond the index one would want anyway. The journey: events
 are identified and sorted, what their keys hold is looked up, a kernel judges all of them without touching payload, and
-only the rows that changed hands are gathered. Nothing may change until the whole step, of all sources, is known to
+only the rows that changed hands are gathered. Nothing may change until the whole step, of all inputs, is known to
 succeed; so `judge` computes a `Judgement`, and `apply` takes it. (McSherry, "Upserts in differential dataflow";
 differential-dataflow's ``arrange_from_upsert``.)
 

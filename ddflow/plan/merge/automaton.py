@@ -1,4 +1,4 @@
-"""A table of transitions, compiled for one source: states and symbols as numbers, and back.
+"""A table of transitions, compiled for one input: states and symbols as numbers, and back.
 
 Invariant: what the kernels say in numbers is what the table says in values, and a symbol that it does not have, null
 too, has a number of its own. Symbols come in any flat type, most of all in few small whole numbers or short texts, and

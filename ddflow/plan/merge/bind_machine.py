@@ -17,7 +17,7 @@ from ddflow.plan.spec import Tombstone, Upsert
 
 
 def bind_machine(name: str, schema: pa.Schema, spec: Upsert, given: Machine) -> Bound:
-    """Join a machine with a source's schema and spec.  O(columns).  Raises `SpecError`, naming what does not fit."""
+    """Join a machine with an input's schema and spec.  O(columns).  Raises `SpecError`, naming what does not fit."""
     what = f"the machine of {name!r}"
     if not isinstance(given, Machine):
         raise SpecError(what, f"{given!r} is no machine", "give dd.Machine(...)")

@@ -1,7 +1,7 @@
 """Expiry: how long a key is remembered, in the units of its order column; never the wall clock.
 
 Invariant: an expiry that exists says something: a time to live of keys, of tombstones, or of both, and each of them is
-a number, 0 or more. The horizon is the greatest order that the source had seen at the previous commit less the time to
+a number, 0 or more. The horizon is the greatest order that the input had seen at the previous commit less the time to
 live; so a rerun of the same calls forgets the same keys. What is forgotten cannot be told from what never was, but by
 the horizon; and a tombstone outlives its key's row or hides nothing. It judges no events. (Pinot, "Upsert",
 metadataTTL and deletedKeysTTL; docs/semantics.md, section 10.)

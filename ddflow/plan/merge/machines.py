@@ -1,4 +1,4 @@
-"""Machines of a source: a machine joined with the columns of the events, and its functions called.
+"""Machines of an input: a machine joined with the columns of the events, and its functions called.
 
 Invariant: the values of a key are a set: those that come back are sorted by their columns, each once, whatever the
 order in which a function gave them; so equal sets are equal lists, and a set that stays is no change. A function of
@@ -43,7 +43,7 @@ USED = ("key", "order_by", "tie", "seq", "time", "late", "lateness", "delete", "
 
 
 class Machined:
-    """``machine``, in the source ``name`` with events of ``schema``.  ``told``: the columns of events that are data."""
+    """``machine``, in the input ``name`` with events of ``schema``.  ``told``: the columns of events that are data."""
 
     def __init__(self, machine: Machine, name: str, schema: pa.Schema, told: list[str]) -> None:
         self.machine, self.name, self.schema, self.told = machine, name, schema, told

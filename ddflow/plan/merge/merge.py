@@ -1,4 +1,4 @@
-"""Merge: how the rows of a source are folded: a strategy for each column, or one function for all.
+"""Merge: how the rows of an input are folded: a strategy for each column, or one function for all.
 
 Invariant: a merge that exists names each column once, with a strategy, or has a function and no strategy. A function
 replaces all strategies, so both together would leave one of them without effect; and a merge is a value that is

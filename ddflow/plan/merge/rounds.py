@@ -57,13 +57,13 @@ def joined(parts: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch
 
 
 class Merger:
-    """``function``: of what is held and what is given.  ``source``: whose rows, for messages.  ``schema``: of a row.
+    """``function``: of what is held and what is given.  ``input``: whose rows, for messages.  ``schema``: of a row.
     ``fixed``: the columns that it may not change.  ``secret``: for hashes."""
 
     def __init__(
-        self, function: Callable[..., Any], source: str, schema: pa.Schema, fixed: list[str], secret: Secret
+        self, function: Callable[..., Any], input: str, schema: pa.Schema, fixed: list[str], secret: Secret
     ) -> None:
-        self.function, self.source, self.schema, self.fixed, self.secret = function, source, schema, fixed, secret
+        self.function, self.input, self.schema, self.fixed, self.secret = function, input, schema, fixed, secret
         # Of keys that hold nothing a row of nulls stands beside the others until it is left out.
         self.loose = pa.schema([field.with_nullable(True) for field in schema])
 
@@ -107,7 +107,7 @@ class Merger:
         if sorted(made.schema.names) != sorted(self.schema.names):
             self._fail(f"it returned the columns {made.schema.names}", f"return {self.schema.names}")
         try:
-            table = conform(pa.Table.from_batches([made]), self.schema, repr(self.source))
+            table = conform(pa.Table.from_batches([made]), self.schema, repr(self.input))
         except SchemaMismatch as error:
             self._fail(
                 f"{error.asked}: {error.found}",
@@ -131,5 +131,5 @@ class Merger:
 
     def _fail(self, found: str, remedy: str, error: Exception | None = None) -> NoReturn:
         raise MergerFailed(
-            f"the merger {named(self.function)} of {self.source!r}", found, f"{remedy}; nothing was changed"
+            f"the merger {named(self.function)} of {self.input!r}", found, f"{remedy}; nothing was changed"
         ) from error
