@@ -63,13 +63,13 @@ class Options(dict[str, str]):
 
 
 def source(**options: Any) -> DdflowSource:
-    """An input, as Spark makes it."""
+    """A data source, as Spark makes it."""
     return DdflowSource(Options(**options))
 
 
 def batch(schema: Any = None, filters: list[Any] | None = None, **options: Any) -> pa.Table:
     """All rows of a batch, its parts read one after the other in this process."""
-    made = input(**options)
+    made = source(**options)
     schema = schema or made.schema()
     reader: Any = made.reader(schema)
     if filters is not None:
@@ -232,7 +232,7 @@ def test_filters_spare_rows_and_partitions(state: str) -> None:
     options = {"path": state, "output": "orders", "pushdown": "true"}
 
     def reader(filters: list[Any]) -> tuple[Any, list[Any]]:
-        made = input(**options)
+        made = source(**options)
         found: Any = made.reader(made.schema())
         return found, list(found.pushFilters(filters))
 
