@@ -73,12 +73,35 @@ def gc(
     dry_run: bool = False,
     trust: Literal["owner", "group"] = "owner",
 ) -> Collected:
-    """Delete the versions of a state whose time is over, and files that no version names.
+    """Delete the expired versions of a state, and files that no version names.
 
-    ``grace``: seconds that a version outlives its successor; the two newest stay.  ``orphans``: the age, in seconds, at
-    which a file that was never named goes.  ``dry_run``: only tell.  O(manifests kept and deleted + files).  Raises
-    `CorruptState`, and deletes nothing, when the newest version, one that is kept or a manifest less than ``orphans``
-    old cannot be read; what the store raises; nothing but `DdflowError`.
+    Parameters
+    ----------
+    state : str, path or Store
+        The state's folder, or ``s3://bucket/prefix``.
+    grace : float
+        How many seconds a version outlives its successor.  The two newest stay.
+    orphans : float
+        The age, in seconds, at which a file that was never named is deleted; a day by default.
+    dry_run : bool
+        Delete nothing, and only report.
+    trust : {"owner", "group"}
+        As in `Flow.open`.
+
+    Returns
+    -------
+    Collected
+        What was deleted, or would be.
+
+    Raises
+    ------
+    CorruptState
+        If the newest version, one that is kept, or a manifest less than ``orphans`` old cannot be read.  Nothing is
+        deleted then.  What the store raises is a `DdflowError`, too.
+
+    Notes
+    -----
+    O(m + f), for m manifests and f files.
     """
     store = open_store(state, trust=trust, create=False, readonly=dry_run)
     try:
