@@ -36,6 +36,12 @@ class Verdicts:
         By input, one row for each event judged here, if the engine was opened with ``verdicts="rows"``.
     absent : int
         Keys that this call deleted because full contents do not name them.  These are no events.
+
+    Examples
+    --------
+    >>> verdicts = Verdicts.of({"applied": 2, "noop": 1})
+    >>> verdicts["noop"], verdicts.judged, str(verdicts)
+    (1, 3, 'applied 2, noop 1')
     """
 
     counts: Mapping[str, int]

@@ -94,6 +94,17 @@ class Reading:
         Notes
         -----
         O(n), for n rows of the inputs that it depends on.
+
+        Examples
+        --------
+        >>> import pyarrow as pa, ddflow as dd
+        >>> flow = dd.Flow()
+        >>> people = flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id"))
+        >>> _ = flow.output("people", people)
+        >>> with flow.open() as engine:
+        ...     _ = engine.step({"people": pa.table({"id": [7]})}, time=1)
+        ...     engine.read("people").to_pylist()
+        [{'id': 7, '_diff': 1}]
         """
         with self.dataflow.guard.use("read"):
             node = self.node(name)

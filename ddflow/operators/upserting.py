@@ -71,6 +71,8 @@ def to_upserts(
 class ToUpserts:
     """Turn a stream of updates, step after step, into upserts by ``key``.
 
+    Holds all live rows: O(n) memory, some 70 bytes beside a row's own.  A wrong key or rule is a `SpecError`.
+
     Parameters
     ----------
     key : str or sequence of str
@@ -82,8 +84,6 @@ class ToUpserts:
         how often each is there.
     secret : Secret, optional
         What rows are identified with, by default a fresh one.  No result depends on it.
-
-    It holds all rows that live: O(n) memory, some 70 bytes beside a row's own.  Raises `SpecError`.
     """
 
     def __init__(

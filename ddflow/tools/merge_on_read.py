@@ -83,6 +83,12 @@ def merge_on_read(
     Notes
     -----
     O(n) expected, for n events.
+
+    Examples
+    --------
+    >>> log = pa.table({"id": [1, 2, 1], "city": ["Bern", "Basel", "Chur"]})
+    >>> sorted(merge_on_read(log, Upsert(key="id"))["city"].to_pylist())
+    ['Basel', 'Chur']
     """
     with folded(log, spec, schema, memory=memory, spill=spill, secret=secret) as pieces:
         tables = list(pieces)

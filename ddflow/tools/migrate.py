@@ -118,6 +118,8 @@ def migrate(
     ----------
     old_state, new_state : str, path or Store
         The new one must not exist yet.
+    flow : Flow
+        The new plan.
     log : iterable of mappings
         What `Engine.step` or `Engine.push` takes, call by call; each is an epoch.  What was no events, the old state
         tells (each input then has a part for each call), or a mark around the rows: see `ddflow.engine.logs`.

@@ -56,6 +56,13 @@ class Expiry:
     Times to live are in the unit of the order column (a timestamp's microseconds, for example), never of the wall
     clock.  0 keeps the keys that have the greatest order seen.  The horizon is the greatest order at the previous
     commit less the time to live.  (Pinot, "Upsert", ``metadataTTL`` and ``deletedKeysTTL``.)
+
+    Examples
+    --------
+    Forget keys after a day of microseconds, and deleted ones after an hour:
+
+    >>> Expiry(ttl=86_400_000_000, tombstone_ttl=3_600_000_000)
+    dd.Expiry(ttl=86400000000, tombstone_ttl=3600000000)
     """
 
     ttl: int | float | None = None

@@ -74,6 +74,12 @@ class Machine:
     -----
     With ``scalar``, the room for ``limit`` values is cleared for every event, at some 7 ns for each 1,000 bytes.  A
     table whose keys hold several values has 64 states at most.
+
+    Examples
+    --------
+    >>> door = {("locked", "coin"): "open", ("open", "push"): "locked"}
+    >>> Machine("door", door, on="symbol", start="locked").all_states
+    ['locked', 'open']
     """
 
     state: str | Mapping[str, pa.DataType] | tuple[tuple[str, pa.DataType], ...]

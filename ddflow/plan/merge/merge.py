@@ -59,6 +59,12 @@ class Merge:
     Notes
     -----
     A function is sent to Spark by value, and is not in the spec's JSON.
+
+    Examples
+    --------
+    >>> from ddflow.plan.merge.strategy import last, sum
+    >>> Merge({"visits": sum()}, default=last())
+    dd.Merge({'visits': dd.sum()}, default=dd.last())
     """
 
     columns: Mapping[str, Strategy] | tuple[tuple[str, Strategy], ...] = ()

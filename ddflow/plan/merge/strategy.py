@@ -244,6 +244,11 @@ def fields(parts: Mapping[str, Strategy], default: Strategy | None = None) -> St
     ------
     SpecError
         For what is no strategy, and for `collect`, which changes the type of a field.
+
+    Examples
+    --------
+    >>> fields({"visits": sum()}, default=last())
+    dd.fields({'visits': dd.sum()}, default=dd.last())
     """
     if not isinstance(parts, Mapping):
         raise SpecError("dd.fields", f"parts= is {parts!r:.200}", "give {field: strategy}")
