@@ -49,7 +49,13 @@ class Secret(NamedTuple):
 
     @classmethod
     def fresh(cls) -> Secret:
-        """Make a new secret from the system's random source."""
+        """Make a new secret from the system's random source.
+
+        Returns
+        -------
+        Secret
+            Two random numbers of 64 bits.
+        """
         return cls(secrets.randbits(64), secrets.randbits(64))
 
     @property

@@ -49,11 +49,20 @@ TICK: Final = 2.0
 
 @dataclass(frozen=True)
 class Collected:
-    """What a collection deleted; what it would have, where it was asked for no more.
+    """What `gc` deleted; with ``dry_run``, what it would delete.
 
-    ``manifests``: their numbers.  ``kept``: those that stay.  ``files``, ``bytes``: deleted.  ``waiting``,
-    ``bytes_waiting``: of files that no manifest names, and that may yet be of use.  ``outputs``: files that failed
-    commits left in the folder of outputs.
+    Attributes
+    ----------
+    manifests : list of int
+        The numbers of the deleted manifests.
+    kept : list of int
+        The numbers of those that stay.
+    files, bytes : int
+        Deleted files, and their bytes.
+    waiting, bytes_waiting : int
+        Files that no manifest names but that may yet be needed, and their bytes.
+    outputs : list of str
+        Files that failed commits left in the folder of outputs.
     """
 
     manifests: list[int] = field(default_factory=list)

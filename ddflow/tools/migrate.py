@@ -88,9 +88,21 @@ Feed = Callable[[Engine, int, Told], None]
 
 @dataclass(frozen=True)
 class Migrated:
-    """``tables``: by output, the net difference: rows, ``_time``, ``_diff``.  ``epoch``, ``last``: of the new state.
-    ``new``: outputs that the old state has not, which come out whole, and so do those in ``whole``, whose columns are
-    others.  ``gone``: those that the new plan has not."""
+    """What `migrate` did.
+
+    Attributes
+    ----------
+    tables : dict of str to pyarrow.Table
+        By output, the net difference: the row's columns, ``_time``, ``_diff``.
+    epoch, last : int
+        Of the new state.
+    new : list of str
+        Outputs that the old state lacks.  They come out whole.
+    whole : list of str
+        Outputs whose columns differ.  They come out whole.
+    gone : list of str
+        Outputs that the new plan lacks.
+    """
 
     tables: dict[str, pa.Table]
     epoch: int

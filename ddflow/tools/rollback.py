@@ -55,9 +55,19 @@ class OldVersion(NamedTuple):
 
 @dataclass(frozen=True)
 class RolledBack:
-    """``manifest``: the newest one now.  ``version``: the number of the one it says the same as.  ``passed``: what is
-    wrong with later ones that were passed over.  ``hidden``: output files of epochs that are none any more, by the
-    names that they had."""
+    """What `rollback` did.
+
+    Attributes
+    ----------
+    manifest : Manifest
+        The newest one now.
+    version : int
+        The number of the manifest that it repeats.
+    passed : list of str
+        What is wrong with later versions that were passed over.
+    hidden : list of str
+        Output files of epochs that are none any more, by the names that they had.
+    """
 
     manifest: Manifest
     version: int

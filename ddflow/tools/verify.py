@@ -113,8 +113,17 @@ class Compared:
 
 @dataclass(frozen=True)
 class Verified:
-    """What `verify` found.  ``where``, ``epoch``: the state.  ``inputs``: by name.  ``operators``: by a text that says
-    what is counted, how many groups have a count that is not that of the rows."""
+    """What `verify` found.  It prints as text.
+
+    Attributes
+    ----------
+    where, epoch
+        The state, and its epoch.
+    inputs : mapping of str to Compared
+        By name.
+    operators : mapping of str to int
+        By a text that says what is counted: how many groups have a count that is not that of the rows.
+    """
 
     where: str
     epoch: int
@@ -127,7 +136,7 @@ class Verified:
         return all(each.ok for each in self.inputs.values()) and not any(self.operators.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """The result in plain values."""
         inputs = {name: asdict(each) | {"ok": each.ok} for name, each in self.inputs.items()}
         return {
             "state": self.where,
