@@ -36,19 +36,31 @@ ALL_VALID: Flags = np.empty(0, np.uint8)
 
 
 class Secret(NamedTuple):
-    """128 random bits that identities are mixed with; shared by all that must agree on identities."""
+    """128 random bits that identities are mixed with.  All parts that must agree on identities share them.
+
+    Parameters
+    ----------
+    k0, k1 : int
+        The two halves, unsigned numbers of 64 bits.
+    """
 
     k0: int
     k1: int
 
     @classmethod
     def fresh(cls) -> Secret:
-        """A new one from the system's randomness."""
+        """Make a new secret from the system's random source.
+
+        Returns
+        -------
+        Secret
+            Two random numbers of 64 bits.
+        """
         return cls(secrets.randbits(64), secrets.randbits(64))
 
     @property
     def words(self) -> tuple[np.uint64, np.uint64]:
-        """Both halves as the kernels take them."""
+        """Both halves, as the kernels take them: two ``numpy.uint64``."""
         return np.uint64(self.k0), np.uint64(self.k1)
 
 
