@@ -16,7 +16,7 @@ downstream reads are gathered at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,13 +81,14 @@ class Graph:
     def __init__(self, plan: Plan, secret: Secret, winners: bool = True, crew: Threads = ALONE) -> None:
         self.plan, self.secret, self.winners = plan, secret, winners or bool(plan.side_outputs())
         self.upserts = {name: RunningUpsert(each.bound, secret, crew) for name, each in plan.sources.items()}
-        self.needed = _needed(plan)
+        self.needed, self.time_type = _needed(plan), plan.time_type
+        self.expires = any(each.expiring is not None for each in self.upserts.values())
         self.names: dict[Collection, str] = {each: name for name, each in plan.sources.items()}
         self.running: dict[Collection, Running] = {}
         for node in plan.nodes:
             if node in self.needed and node.inputs:
                 wanted = frozenset(self.needed[node])
-                self.running[node] = node.open(Context(secret, plan.time_type, wanted, crew))
+                self.running[node] = node.open(Context(secret, self.time_type, wanted, crew))
         self.keeping = {node: each for node, each in self.running.items() if node.keeps}
         """The operators that hold a state."""
         self.nodes = [node for node in plan.nodes if node in self.needed]
@@ -96,6 +97,12 @@ class Graph:
         """The operators that must see all pieces of a step together."""
         self.whole = {each for node in self.meeting for each in node.inputs} | set(plan.outputs.values())
         """The collections whose pieces are kept until they are all there."""
+        self.exchanged = {node: node.exchange()[0] for node in self.meeting}
+        """The columns whose equal rows must meet, None where an operator has several inputs."""
+        self.columns = {node: _columns(node, self.needed[node]) for node in self.nodes}
+        """The columns that somebody reads."""
+        self.shown = {node: node.updates_schema(self.time_type) for node in plan.outputs.values()}
+        """The columns of the tables of outputs."""
         self.opened: dict[Collection, Readable] = {each: self.upserts[each.name] for each in plan.sources.values()}
         """All of it, by collection."""
         self.opened |= self.running
@@ -169,7 +176,7 @@ class Graph:
     def output(self, node: Collection, time: int, as_of: int | None = None) -> pa.Table:
         """All that an output holds as of a time, by default now, as its table.  ``time``: what is stamped.  O(rows)."""
         made = self.held(node, as_of)._replace(times=ints(time))
-        return self.opened[node].output(made, self.secret, node.schema, self.plan.time_type)
+        return self.opened[node].output(made, self.secret, node.schema, self.time_type)
 
     def held(self, node: Collection, as_of: int | None = None) -> Updates:
         """The rows of a collection as of a time, by default now, not consolidated.  O(rows of the sources)."""
@@ -205,6 +212,10 @@ def _needed(plan: Plan) -> dict[Collection, set[str]]:
             for each, read in zip(node.inputs, node.needs(mine), strict=True):
                 needed.setdefault(each, set()).update(read)
     return needed
+
+
+def _columns(node: Collection, names: Container[str]) -> pa.Schema:
+    return pa.schema([field for field in node.schema if field.name in names])
 
 
 def _meets(node: Collection) -> bool:
