@@ -42,21 +42,14 @@ def sort(high: Words, low: Words, arena: Arena | None = None, crew: Threads = AL
     ids, seconds = empty(n, np.uint64), empty(low.size, np.uint64)
     spans = crew.spans(n)
     at = empty((len(spans), 1 << bits), np.int32)
-
-    def fill(begin: int, end: int) -> None:
-        second = low[begin:end] if low.size else low
-        fill_buckets(
-            high[begin:end], second, np.int64(begin), np.int64(bits), at[number[begin]], permutation, ids, seconds
-        )
-
-    number = {begin: i for i, (begin, _) in enumerate(spans)}
-    crew.each(lambda begin, end: count_buckets(high[begin:end], np.int64(bits), at[number[begin]]), spans)
+    parts = list(enumerate(spans))
+    crew.each(count_buckets, [(high[a:b], np.int64(bits), at[i]) for i, (a, b) in parts])
     begin_buckets(at)
-    crew.each(fill, spans)
-    cuts = [(1 << bits) * i // len(spans) for i in range(len(spans) + 1)]
+    written = permutation, ids, seconds
     crew.each(
-        lambda begin, end: sort_buckets(at[-1], np.int64(begin), np.int64(end), permutation, ids, seconds),
-        list(pairwise(cuts)),
+        fill_buckets, [(high[a:b], low[a:b], np.int64(a), np.int64(bits), at[i], *written) for i, (a, b) in parts]
     )
+    cuts = pairwise((1 << bits) * i // len(spans) for i in range(len(spans) + 1))
+    crew.each(sort_buckets, [(at[-1], np.int64(begin), np.int64(end), *written) for begin, end in cuts])
     groups = group_starts(ids, seconds, starts)
     return Sorted(permutation, ids, seconds, starts[: groups + 1])

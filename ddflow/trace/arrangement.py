@@ -97,7 +97,7 @@ class Arrangement:
 
     def _lower(self) -> list[list[Part]]:
         """What is not in the index's care, newest first: runs beneath, and before them one that is on its way."""
-        lower = [item.parts for item in reversed(self.beneath.items)]
+        lower = [item.parts for item in reversed(self.beneath.items)] if self.beneath.items else []
         if self.spine.items and isinstance(flush := self.spine.items[0], RunMerge) and flush.target is not None:
             lower.insert(0, flush.output.parts)
         return lower
@@ -145,7 +145,7 @@ class Arrangement:
             self.index.room(entries)
             run = Run(Description(lower, upper, NEVER), [self._put(change) for change in changes])
             (self.spine if changes[0].batch.mapped is None else self.beneath).append(run)
-        self.spine.plan(len(self.index) if self.lapse is None else self._needed, not self._lower())
+        self.spine.plan(self.index.used if self.lapse is None else self._needed, not self._lower())
         # A flush goes on in `spill`: the disk may refuse it, and nothing can be refused any more here.
         self.spine.work(paid, self.slots, self.index, self.since, self.latest <= self.since, files=False)
 

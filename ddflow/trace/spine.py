@@ -105,7 +105,7 @@ class Spine:
     def append(self, run: Run) -> None:
         """Take in the newest run.  O(1)."""
         self.items.append(run)
-        self.fresh += len(run)
+        self.fresh += run.size
 
     def plan(self, needed: int, alone: bool, target: Target | None = None) -> None:
         """Begin merges while `choose` says so.
@@ -132,8 +132,6 @@ class Spine:
         ``files``: only with those that write files, and may be refused by the disk, or only with the others; None: with
         all.  The rest as in `Merge.advance`.  O(versions paid for), amortised.
         """
-        if not self.merges:
-            return
         for at, merge in [(i, item) for i, item in enumerate(self.items) if isinstance(item, RunMerge)]:
             if files is not None and files != (merge.target is not None):
                 continue

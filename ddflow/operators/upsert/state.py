@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.arena import Arena
-from ddflow.columns.hashing import Ints, Narrow, Secret, Words, identities, is_wide, value_hashes
+from ddflow.columns.hashing import Ints, Narrow, RowHashes, Secret, Words, identities, is_wide, value_hashes
 from ddflow.columns.rows import plainly
 from ddflow.columns.schema import is_word
 from ddflow.columns.sorting import sort
@@ -55,9 +55,15 @@ class UpsertState(Readable):
         self.arranged.slots.sources.crew = crew
         expires = bound.spec.expiry is not None
         self.expiring = Expiring(bound, self.order, self.arranged, secret) if expires else None
+        row = bound.row_schema
+        self.keys = RowHashes(bound.key_schema, secret)
+        self.values = RowHashes(pa.schema([row.field(name) for name in bound.tracked]), secret)
+        self.given = [*row.names, *(bound.spec.order_by if self.order.hidden else ())]
+        """The columns of events that are stored."""
         # Equal keys of these types are the same bytes, so a retraction may take its key from the event beside it.
         exact = [n for n in bound.spec.key if is_word(bound.key_schema.field(n).type)]
         self.exact = {n for n in exact if not pat.is_floating(bound.key_schema.field(n).type)}
+        self.inexact = [name for name in stored.names if name not in self.exact]
 
     def identities_of(self, rows: pa.Table | pa.RecordBatch) -> tuple[Words, Words]:
         """Identities of rows.  O(rows)."""
@@ -78,8 +84,8 @@ class UpsertState(Readable):
         ``times``: the step's distinct times, ascending.  ``since``: what it will be after the step.
         """
         arena, events, bound = self.arena, sealed.events, self.bound
-        keys = pa.RecordBatch.from_arrays([events.column(n) for n in bound.spec.key], schema=bound.key_schema)
-        by = sort(*identities(keys, self.secret), arena, self.crew)
+        keys = events.select(bound.key_schema.names).columns
+        by = sort(*self.keys.identities(keys, events.num_rows), arena, self.crew)
         gone, full = bound.deletes(events), self.contents
         own = NOBODY if full is None else full
         plain = full is None and self.expiring is None
