@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.rows import address, offset_width, plainly, width
-from ddflow.columns.schema import is_word, normal_type, one_chunk, plain
+from ddflow.columns.schema import arrays, is_word, normal_type, plain
 from ddflow.kernels import identity as kernels
 
 Words = np.ndarray[Any, np.dtype[np.uint64]]
@@ -151,16 +151,12 @@ def identities(table: pa.Table | pa.RecordBatch, secret: Secret, rows: int | Non
     ``rows``: how many there are, where there may be no column to tell.
     """
     n = table.num_rows if rows is None else rows
-    return RowHashes(table.schema, secret).identities(_arrays(table), n)
+    return RowHashes(table.schema, secret).identities(arrays(table), n)
 
 
 def value_hashes(table: pa.Table | pa.RecordBatch, secret: Secret) -> Words:
     """uint64[n]: a keyed hash of all columns of each row: see `RowHashes.values`."""
-    return RowHashes(table.schema, secret).values(_arrays(table), table.num_rows)
-
-
-def _arrays(table: pa.Table | pa.RecordBatch) -> list[pa.Array]:
-    return [one_chunk(column) if isinstance(column, pa.ChunkedArray) else column for column in table.columns]
+    return RowHashes(table.schema, secret).values(arrays(table), table.num_rows)
 
 
 class RowHashes:

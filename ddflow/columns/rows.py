@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.schema import one_chunk
+from ddflow.columns.schema import arrays
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.errors import TooLarge
 from ddflow.kernels.gather import ROWS, SLOT, SLOTS, gather_bits, gather_bytes, gather_sizes, gather_words
@@ -99,7 +99,7 @@ class Rows:
 
     def __init__(self, table: pa.Table | pa.RecordBatch, filled: Container[str] = ()) -> None:
         self.table = table
-        self.columns = table.columns if isinstance(table, pa.RecordBatch) else [one_chunk(c) for c in table.columns]
+        self.columns = table.columns if isinstance(table, pa.RecordBatch) else arrays(table)
         self.addresses = np.zeros((len(self.columns), 3), np.uint64)
         self.firsts = np.zeros((len(self.columns), 2), np.int64)
         for i, (field, column) in enumerate(zip(table.schema, self.columns, strict=True)):

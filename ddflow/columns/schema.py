@@ -303,8 +303,15 @@ def empty(schema: pa.Schema) -> pa.Table:
 def one_batch(table: Any, names: Sequence[str] | None = None) -> pa.RecordBatch:
     """A table of one chunk a column, or those of its columns, as a record batch, without a copy."""
     names = table.schema.names if names is None else names
-    columns = [one_chunk(c) if isinstance(c := table.column(n), pa.ChunkedArray) else c for n in names]
-    return pa.RecordBatch.from_arrays(columns, schema=pa.schema([table.schema.field(n) for n in names]))
+    return pa.RecordBatch.from_arrays(
+        arrays(table, names), schema=pa.schema([table.schema.field(name) for name in names])
+    )
+
+
+def arrays(rows: Any, names: Sequence[str] | None = None) -> list[pa.Array]:
+    """The columns of a table, batch or view, or some of them, each as one array; no copy where it is one already."""
+    columns = rows.columns if names is None else map(rows.column, names)
+    return [one_chunk(column) if isinstance(column, pa.ChunkedArray) else column for column in columns]
 
 
 def one_chunk(column: pa.ChunkedArray) -> pa.Array:

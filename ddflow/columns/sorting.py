@@ -42,14 +42,12 @@ def sort(high: Words, low: Words, arena: Arena | None = None, crew: Threads = AL
     ids, seconds = empty(n, np.uint64), empty(low.size, np.uint64)
     spans = crew.spans(n)
     at = empty((len(spans), 1 << bits), np.int32)
-    parts = list(enumerate(spans))
-    crew.each(count_buckets, [(high[a:b], np.int64(bits), at[i]) for i, (a, b) in parts])
+    size, written = np.int64(bits), (permutation, ids, seconds)
+    parts = [(i, a, b, (i << bits) // len(spans)) for i, (a, b) in enumerate(spans)]
+    crew.each(count_buckets, [(high[a:b], size, at[i]) for i, a, b, _ in parts])
     begin_buckets(at)
-    written = permutation, ids, seconds
-    crew.each(
-        fill_buckets, [(high[a:b], low[a:b], np.int64(a), np.int64(bits), at[i], *written) for i, (a, b) in parts]
-    )
-    cuts = pairwise((1 << bits) * i // len(spans) for i in range(len(spans) + 1))
-    crew.each(sort_buckets, [(at[-1], np.int64(begin), np.int64(end), *written) for begin, end in cuts])
+    crew.each(fill_buckets, [(high[a:b], low[a:b], np.int64(a), size, at[i], *written) for i, a, b, _ in parts])
+    cuts = [np.int64((i << bits) // len(spans)) for i in range(len(spans) + 1)]
+    crew.each(sort_buckets, [(at[-1], *cut, *written) for cut in pairwise(cuts)])
     groups = group_starts(ids, seconds, starts)
     return Sorted(permutation, ids, seconds, starts[: groups + 1])

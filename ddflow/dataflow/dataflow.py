@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -43,7 +43,8 @@ from ddflow.dataflow.verdicts import Verdicts, counted
 from ddflow.errors import SpillFailed, SpillFull, StorageFailed, StorageFull
 from ddflow.operators.upsert.events import joined
 from ddflow.operators.upsert.judgement import Judgement
-from ddflow.plan.collection import Plan
+from ddflow.plan.codec import node_ids
+from ddflow.plan.collection import Collection, Plan
 from ddflow.storage.feeding import Fed
 from ddflow.time import CLOSED, NEVER
 
@@ -95,6 +96,11 @@ class Dataflow:
         """By source, how it was fed."""
         self.owed: dict[str, pa.Table] = {}
         """What new outputs held before the next step, which gives it."""
+
+    @cached_property
+    def ids(self) -> dict[Collection, str]:
+        """The ids of collections, once.  Raises what `node_ids` raises."""
+        return node_ids(self.flow)
 
     @property
     def pending(self) -> int:

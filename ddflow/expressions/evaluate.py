@@ -27,7 +27,7 @@ from ddflow.errors import ExpressionError, SchemaMismatch, cut
 from ddflow.expressions.casts import load
 from ddflow.expressions.node import FAILURES, Frame, Node, spread
 from ddflow.expressions.room import TooBig
-from ddflow.expressions.types import sql_name
+from ddflow.expressions.types import sql_name, working
 
 _SHOWN = 40  # characters of a value in a message
 _SHALLOW = 8  # levels of an expression that run on the caller's stack
@@ -47,17 +47,21 @@ class SqlRun:
 
     def __init__(self, node: Node, fields: Sequence[pa.Field], bare: bool, nested: int, asked: str) -> None:
         self._node, self._fields, self._bare, self._asked = node, tuple(fields), bare, asked
+        self._schema, self._works = pa.schema(fields), all(working(field.type) == field.type for field in fields)
         self._deep = nested > _SHALLOW
         self.type: pa.DataType = fields[0].type if bare else node.type
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Array:
-        arrays = [self._column(batch, field) for field in self._fields]
+        if batch.schema.equals(self._schema):
+            arrays = batch.columns
+        else:
+            arrays = [self._column(batch, field) for field in self._fields]
         if self._bare:
             return arrays[0]
         if batch.num_rows == 0:
             return pa.array([], self.type)
         try:
-            frame = Frame(tuple(load(array) for array in arrays), batch.num_rows)
+            frame = Frame(tuple(arrays if self._works else map(load, arrays)), batch.num_rows)
         except FAILURES as error:
             raise ExpressionError(self._asked, str(error), "give smaller batches") from error
         return aside(partial(self._run, frame)) if self._deep else self._run(frame)

@@ -27,8 +27,9 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from operator import attrgetter
 from types import TracebackType
-from typing import cast
+from typing import Final, cast
 
 import pyarrow as pa
 
@@ -37,6 +38,10 @@ from ddflow.errors import CorruptState, DdflowError
 from ddflow.storage.arrow_file import new_file, read_batch, read_batches, restored
 from ddflow.storage.file_writer import Sink
 from ddflow.storage.protocol import Blob, Blobs, verified
+
+_nbytes = attrgetter("nbytes")
+SMALL: Final = 1 << 16
+"""Bytes of a file that is put together in memory before it is written."""
 
 
 class StoredBlob:
@@ -142,11 +147,17 @@ class BatchStore:
         return self._put(batches, schema, self.compresses)
 
     def _put(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, compresses: bool) -> Blob:
+        # Arrow writes twenty pieces a batch; of a small one they are put together where that costs no Python.
+        small = isinstance(batches, list) and sum(map(_nbytes, batches)) <= SMALL
+
         def arrow(sink: Sink) -> None:
-            with new_file(sink, schema, compresses) as writer:
+            held = pa.BufferOutputStream() if small else None
+            with new_file(sink if held is None else held, schema, compresses) as writer:
                 for batch in batches:
                     sink.wanted += batch.nbytes
                     writer.write_batch(batch)
+            if held is not None:
+                sink.write(held.getvalue())
 
         return self.store.put("arrow", arrow)
 

@@ -60,7 +60,7 @@ class Layout(Strict, frozen=True):
     def __post_init__(self) -> None:
         own = self.own
         if (
-            own != tuple([name for name in KINDS if name in own])
+            own != tuple(filter(own.__contains__, KINDS))
             or "high" not in own
             or ("time" in own) == (self.time is not None)
             or ("live" in own) == (self.live is not None)
@@ -84,7 +84,7 @@ def filed(batch: Batch, compressed: bool = False) -> tuple[pa.RecordBatch, Layou
         kept |= {name: np.where(batch.live != 0, np.uint64(0), kept[name]) for name in MADE if name in kept}
     own: Any = tuple(kept)
     layout = Layout(own, time, live, batch.order.shape[1], compressed)
-    arrays = [pa.array(column) for column in kept.values()]
+    arrays = list(map(pa.array, kept.values()))
     if layout.words:
         arrays.append(pa.FixedSizeListArray.from_arrays(pa.array(batch.order.reshape(-1)), layout.words))
     arrays += batch.rows.columns
