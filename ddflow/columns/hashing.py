@@ -150,8 +150,7 @@ def identities(table: pa.Table | pa.RecordBatch, secret: Secret, rows: int | Non
 
     ``rows``: how many there are, where there may be no column to tell.
     """
-    n = table.num_rows if rows is None else rows
-    return RowHashes(table.schema, secret).identities(arrays(table), n)
+    return RowHashes(table.schema, secret).identities(arrays(table), table.num_rows if rows is None else rows)
 
 
 def value_hashes(table: pa.Table | pa.RecordBatch, secret: Secret) -> Words:
@@ -163,10 +162,14 @@ class RowHashes:
     """Hashes rows of one schema: how each column is read is chosen when this is made, since types alone decide it."""
 
     def __init__(self, schema: pa.Schema, secret: Secret) -> None:
-        self.secret, self.wide = secret.words, is_wide(schema)
+        self.secret, self.wide, self.names = secret.words, is_wide(schema), schema.names
         alone = len(schema) == 1 and is_word(schema.field(0).type)
         self.word = word_reader(schema.field(0).type) if alone else None
         self.absorb = [absorber(field.type, secret) for field in schema]
+
+    def of(self, rows: Any) -> tuple[Words, Words]:
+        """The identities of a table, batch or view, whose columns these are among others, in whichever order."""
+        return self.identities(arrays(rows, self.names), rows.num_rows)
 
     def identities(self, columns: Sequence[pa.Array], n: int) -> tuple[Words, Words]:
         """The identities of n rows: (high, low), uint64[n] each, low of size 0 when one word is enough.

@@ -167,8 +167,8 @@ class Dataflow:
 
     def released(self, to: int, batchers: Mapping[str, Batcher]) -> AbstractContextManager[dict[str, Released]]:
         """What pending events give before ``to``, for as long as the block runs."""
-        keys = {name: intake.bound.key_schema for name, intake in self.intakes.items()}
-        return release(to, batchers, keys, self.secret, self.budget)
+        keys = {name: upsert.keys for name, upsert in self.circuit.upserts.items()}
+        return release(to, batchers, keys, self.budget)
 
     def since_after(self, last: int) -> int:
         """What ``since`` will be when ``last`` is closed."""

@@ -10,13 +10,13 @@ downstream reads are gathered at all.
 >>> flow = Plan()
 >>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
 >>> _ = flow.output("cities", people.project(["city"]).count())
->>> sorted(Graph(flow, Secret(1, 2)).needed[people])
+>>> Graph(flow, Secret(1, 2)).needed[people].names
 ['city']
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,8 +87,9 @@ class Graph:
         self.running: dict[Collection, Running] = {}
         for node in plan.nodes:
             if node in self.needed and node.inputs:
-                wanted = frozenset(self.needed[node])
-                self.running[node] = node.open(Context(secret, self.time_type, wanted, crew))
+                self.running[node] = node.open(
+                    Context(secret, self.time_type, frozenset(self.needed[node].names), crew)
+                )
         self.keeping = {node: each for node, each in self.running.items() if node.keeps}
         """The operators that hold a state."""
         self.nodes = [node for node in plan.nodes if node in self.needed]
@@ -99,8 +100,6 @@ class Graph:
         """The collections whose pieces are kept until they are all there."""
         self.exchanged = {node: node.exchange()[0] for node in self.meeting}
         """The columns whose equal rows must meet, None where an operator has several inputs."""
-        self.columns = {node: _columns(node, self.needed[node]) for node in self.nodes}
-        """The columns that somebody reads."""
         self.shown = {node: node.updates_schema(self.time_type) for node in plan.outputs.values()}
         """The columns of the tables of outputs."""
         self.opened: dict[Collection, Readable] = {each: self.upserts[each.name] for each in plan.sources.values()}
@@ -201,7 +200,7 @@ class Graph:
             arrangement._check()
 
 
-def _needed(plan: Plan) -> dict[Collection, set[str]]:
+def _needed(plan: Plan) -> dict[Collection, pa.Schema]:
     """For each node that an output depends on, the columns that somebody reads; one at least, to carry the rows."""
     needed: dict[Collection, set[str]] = {node: set(node.schema.names) for node in plan.outputs.values()}
     for node in reversed(plan.nodes):
@@ -211,11 +210,7 @@ def _needed(plan: Plan) -> dict[Collection, set[str]]:
                 mine.add(node.schema.names[0])
             for each, read in zip(node.inputs, node.needs(mine), strict=True):
                 needed.setdefault(each, set()).update(read)
-    return needed
-
-
-def _columns(node: Collection, names: Container[str]) -> pa.Schema:
-    return pa.schema([field for field in node.schema if field.name in names])
+    return {node: pa.schema([f for f in node.schema if f.name in names]) for node, names in needed.items()}
 
 
 def _meets(node: Collection) -> bool:

@@ -98,7 +98,7 @@ class Computation:
         if name not in self.released:
             return
         changes = self.out.changes[name] = []
-        wanted = self.circuit.columns.get(node)
+        wanted = self.circuit.needed.get(node)
         for sealed in self.released[name].pieces:
             judgement = upsert.judge(sealed, self.times, self.since, self.circuit.winners)
             counts += judgement.counts
@@ -160,7 +160,7 @@ class Computation:
         found = self.done.get(node)
         if found:
             return found
-        return [Updates(empty(self.circuit.columns[node]), few(), ints(), self.times)]
+        return [Updates(empty(self.circuit.needed[node]), few(), ints(), self.times)]
 
     def _consolidated(self, node: Collection) -> list[Updates]:
         return [

@@ -165,8 +165,7 @@ class RunningCount(Running):
 
     def rehashed(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
         """See `Running.rehashed`.  The hash is the count itself."""
-        high, low = self.hashes.identities(arrays(rows, self.groups.names), rows.num_rows)
-        return high, low, np.asarray(rows.column(self.name).fill_null(0)).view(np.uint64)
+        return *self.hashes.of(rows), np.asarray(rows.column(self.name).fill_null(0)).view(np.uint64)
 
     def _rows(self, groups: pa.RecordBatch, rows: Ints, counts: Ints) -> pa.RecordBatch:
         taken = groups.take(pa.array(rows)).columns if len(self.groups) else []

@@ -27,7 +27,6 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from operator import attrgetter
 from types import TracebackType
 from typing import Final, cast
 
@@ -39,7 +38,6 @@ from ddflow.storage.arrow_file import new_file, read_batch, read_batches, restor
 from ddflow.storage.file_writer import Sink
 from ddflow.storage.protocol import Blob, Blobs, verified
 
-_nbytes = attrgetter("nbytes")
 SMALL: Final = 1 << 16
 """Bytes of a file that is put together in memory before it is written."""
 
@@ -148,7 +146,7 @@ class BatchStore:
 
     def _put(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, compresses: bool) -> Blob:
         # Arrow writes twenty pieces a batch; of a small one they are put together where that costs no Python.
-        small = isinstance(batches, list) and sum(map(_nbytes, batches)) <= SMALL
+        small = isinstance(batches, list) and pa.Table.from_batches(batches, schema).nbytes <= SMALL
 
         def arrow(sink: Sink) -> None:
             held = pa.BufferOutputStream() if small else None
