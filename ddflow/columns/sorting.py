@@ -43,10 +43,10 @@ def sort(high: Words, low: Words, arena: Arena | None = None, crew: Threads = AL
     spans = crew.spans(n)
     at = empty((len(spans), 1 << bits), np.int32)
     size, written = np.int64(bits), (permutation, ids, seconds)
-    parts = [(i, a, b, (i << bits) // len(spans)) for i, (a, b) in enumerate(spans)]
-    crew.each(count_buckets, [(high[a:b], size, at[i]) for i, a, b, _ in parts])
+    crew.each(count_buckets, [(high[a:b], size, at[i]) for i, (a, b) in enumerate(spans)])
     begin_buckets(at)
-    crew.each(fill_buckets, [(high[a:b], low[a:b], np.int64(a), size, at[i], *written) for i, a, b, _ in parts])
+    rows = [(high[a:b], low[a:b], np.int64(a), size, at[i], *written) for i, (a, b) in enumerate(spans)]
+    crew.each(fill_buckets, rows)
     cuts = [np.int64((i << bits) // len(spans)) for i in range(len(spans) + 1)]
     crew.each(sort_buckets, [(at[-1], *cut, *written) for cut in pairwise(cuts)])
     groups = group_starts(ids, seconds, starts)

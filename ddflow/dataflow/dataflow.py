@@ -18,7 +18,7 @@ and ends in a receipt; a snapshot is one that takes no steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -39,9 +39,8 @@ from ddflow.dataflow.result import Step
 from ddflow.dataflow.side_outputs import SideOutputs, verdict_rows
 from ddflow.dataflow.spilling import make_room, release
 from ddflow.dataflow.step import Computation
-from ddflow.dataflow.verdicts import Verdicts, counted
+from ddflow.dataflow.verdicts import NAMES, Verdicts
 from ddflow.errors import SpillFailed, SpillFull, StorageFailed, StorageFull
-from ddflow.operators.upsert.events import joined
 from ddflow.operators.upsert.judgement import Judgement
 from ddflow.plan.codec import node_ids
 from ddflow.plan.collection import Collection, Plan
@@ -116,10 +115,7 @@ class Dataflow:
     ) -> dict[str, Inflow]:
         """Room made, and the rows of each source admitted.  ``looks``: by source, what is shown all rows."""
         make_room(self.budget, self.circuit, self.batchers)
-        out = {}
-        for name, rows in inputs.items():
-            out[name] = self.inflow(name, rows, time, looks[name] if looks else None)
-        return out
+        return {name: self.inflow(name, rows, time, looks[name] if looks else None) for name, rows in inputs.items()}
 
     def inflow(self, name: str, rows: Any, time: int | None, look: Look | None) -> Inflow:
         """The rows of one source, admitted."""
@@ -131,12 +127,10 @@ class Dataflow:
     def step(self, inflows: Mapping[str, Inflow], time: int) -> Step:
         """Epoch mode: take in all that was admitted, stamped ``time``."""
         if self.budget.scratch is None:
-            given = {
-                name: Released.of(joined(inflow.lots) if inflow.lots else None) for name, inflow in inflows.items()
-            }
+            given = {name: inflow.released for name, inflow in inflows.items()}
             return self.take(inflows, self.judge(given, time), time + 1, time)
         batchers = {name: inflow.batcher for name, inflow in inflows.items() if inflow.batcher is not None}
-        with self.released(CLOSED, batchers) as given:
+        with release(CLOSED, batchers, self.circuit.upserts, self.budget) as given:
             return self.take(inflows, self.judge(given, time), time + 1, time)
 
     def push(self, inflows: Mapping[str, Inflow], to: int) -> Step:
@@ -149,7 +143,7 @@ class Dataflow:
     def advance(self, inflows: Mapping[str, Inflow], to: int) -> Step:
         """Close the times before ``to``."""
         batchers = self.batchers | {name: each.batcher for name, each in inflows.items() if each.batcher is not None}
-        with self.released(to, batchers) as given:
+        with release(to, batchers, self.circuit.upserts, self.budget) as given:
             seen = max((int(r.times[-1]) for r in given.values() if r.total), default=self.last)
             last = max(self.last, seen) if to == CLOSED else to - 1
             return self.take(inflows, self.judge(given, last), to, last)
@@ -164,11 +158,6 @@ class Dataflow:
     def committed(self, tables: Mapping[str, pa.Table], counts: Mapping[str, int], frontier: int) -> Step:
         """The step of a call that was committed: its outputs that are not empty, its verdicts."""
         return Step({**self.nothing, **tables}, Verdicts.of(counts, self.pending), frontier)
-
-    def released(self, to: int, batchers: Mapping[str, Batcher]) -> AbstractContextManager[dict[str, Released]]:
-        """What pending events give before ``to``, for as long as the block runs."""
-        keys = {name: upsert.keys for name, upsert in self.circuit.upserts.items()}
-        return release(to, batchers, keys, self.budget)
 
     def since_after(self, last: int) -> int:
         """What ``since`` will be when ``last`` is closed."""
@@ -186,8 +175,7 @@ class Dataflow:
             if self.lists:
                 rows.setdefault(bound.name, []).append(verdict_rows(bound, judgement))
 
-        if self.circuit.expires:
-            given = self.circuit.expiring(given, last, budget.rows(64) if budget.spills else None)
+        given = self.circuit.expiring(given, last, budget.rows(64) if budget.spills else None)
         buffer = UpdateBuffer(budget.scratch, budget.buffered, budget.home)
         looks = observe if self.lists or self.sides else None
         computation = self.computation(self.circuit, given, since, buffer, looks)
@@ -209,11 +197,10 @@ class Dataflow:
         self.check_budget(judged, inflows)
         counts: dict[str, int] = {}
         for codes in judged.stepped.counts.values() if judged else ():
-            add(counts, counted(codes))
+            add(counts, dict(zip(NAMES, codes.tolist(), strict=True)))
         self.guard.state, arrived = "interrupted", 0
         for name, inflow in inflows.items():
-            if inflow.counts:
-                add(counts, inflow.counts)
+            add(counts, inflow.counts)
             if self.holds_back and inflow.batcher is not None:
                 self.batchers[name] = inflow.batcher
             self.intakes[name].arrived += inflow.rows
@@ -228,10 +215,9 @@ class Dataflow:
         for intake in self.intakes.values():
             arrived += intake.arrived
         assert arrived == sum(self.totals.values()) + pending, "events in are not judged + pending"
-        if self.budget.home is not None:
-            with suppress(SpillFull, SpillFailed, StorageFull, StorageFailed):
-                # And if there is none: the next call asks again, before it takes anything in.
-                make_room(self.budget, self.circuit, self.batchers)
+        with suppress(SpillFull, SpillFailed, StorageFull, StorageFailed):
+            # And if there is none: the next call asks again, before it takes anything in.
+            make_room(self.budget, self.circuit, self.batchers)
         tables = {**self.nothing, **judged.stepped.outputs, **judged.sides} if judged else dict(self.nothing)
         for name, owed in self.owed.items():
             tables[name] = pa.concat_tables([owed, tables[name]])
@@ -242,12 +228,9 @@ class Dataflow:
 
     def _listed(self, inflows: Mapping[str, Inflow], judged: ComputedStep | None) -> dict[str, pa.Table]:
         """Verdict rows by source: of events refused at the door, then of those that were judged."""
-        out = {}
-        for name in self.intakes:
-            rows = [*(inflows[name].listed if name in inflows else ()), *(judged.rows.get(name, ()) if judged else ())]
-            if rows:
-                out[name] = pa.concat_tables(rows)
-        return out
+        refused, rows = {name: inflow.listed for name, inflow in inflows.items()}, judged.rows if judged else {}
+        every = {name: [*refused.get(name, ()), *rows.get(name, ())] for name in self.intakes}
+        return {name: pa.concat_tables(tables) for name, tables in every.items() if tables}
 
     @property
     def nbytes(self) -> int:

@@ -82,7 +82,6 @@ class Graph:
         self.plan, self.secret, self.winners = plan, secret, winners or bool(plan.side_outputs())
         self.upserts = {name: RunningUpsert(each.bound, secret, crew) for name, each in plan.sources.items()}
         self.needed, self.time_type = _needed(plan), plan.time_type
-        self.expires = any(each.expiring is not None for each in self.upserts.values())
         self.names: dict[Collection, str] = {each: name for name, each in plan.sources.items()}
         self.running: dict[Collection, Running] = {}
         for node in plan.nodes:

@@ -24,8 +24,9 @@ from ddflow.columns.schema import imported, plain_size, to_table
 from ddflow.dataflow.admission import Admission, Admitted
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget, shown_size
+from ddflow.dataflow.graph import Released
 from ddflow.errors import BudgetExceeded, NotArrow, SchemaMismatch
-from ddflow.operators.upsert.events import Sealed
+from ddflow.operators.upsert.events import Sealed, joined
 from ddflow.time import CLOSED, NEVER
 
 
@@ -54,6 +55,11 @@ class Inflow:
         self.batcher = self.batcher.with_run(sealed)
         if budget.home is not None and self.batcher.nbytes > budget.pending:
             self.batcher.spill(budget.home, budget.pending // 2, budget.lot)
+
+    @property
+    def released(self) -> Released:
+        """Those that need not wait, together."""
+        return Released.of(joined(self.lots) if self.lots else None)
 
     @property
     def pieces(self) -> Iterable[Sealed]:

@@ -23,11 +23,11 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from ddflow.columns.hashing import RowHashes
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.graph import Graph, Released
 from ddflow.dataflow.ranges import Ranges
+from ddflow.operators.upsert.upsert import RunningUpsert
 
 
 def make_room(budget: Budget, circuit: Graph, batchers: Mapping[str, Batcher], share: int | None = None) -> None:
@@ -50,11 +50,11 @@ def make_room(budget: Budget, circuit: Graph, batchers: Mapping[str, Batcher], s
 
 @contextmanager
 def release(
-    to: int, batchers: Mapping[str, Batcher], keys: Mapping[str, RowHashes], budget: Budget
+    to: int, batchers: Mapping[str, Batcher], upserts: Mapping[str, RunningUpsert], budget: Budget
 ) -> Iterator[dict[str, Released]]:
     """What ``batchers`` release before ``to``; in ranges on disk, for as long as the block runs, where it is too much.
 
-    ``keys``: what hashes keys, by source.  O(events released).  Raises `SpillFull`, `SpillFailed`.
+    ``upserts``: by source.  O(events released).  Raises `SpillFull`, `SpillFailed`.
     """
     made: list[Ranges] = []
     out = {}
@@ -68,7 +68,7 @@ def release(
             if count <= most:
                 out[name] = Released.of(batcher.peek(to))
                 continue
-            ranges = Ranges(keys[name], budget.scratch, 1 << min((count // most).bit_length(), 14))
+            ranges = Ranges(upserts[name].keys, budget.scratch, 1 << min((count // most).bit_length(), 14))
             made.append(ranges)
             times = []
             for part in parts:

@@ -16,8 +16,8 @@ update buffer, in files where memory is short; and each node is computed once, h
 >>> from ddflow.operators.upsert.events import Sealed
 >>> events = pa.record_batch({"k": [1, 2]}, schema=v.schema)
 >>> sealed = Sealed(events, np.zeros(2, np.int64), np.zeros(2, np.int64), np.arange(2))
->>> stepped = compute(Graph(flow, Secret(1, 2)), {"v": Released.of(sealed)}, since=0)
->>> stepped.outputs["n"].to_pylist()
+>>> computation = Computation(Graph(flow, Secret(1, 2)), {"v": Released.of(sealed)}, 0, UpdateBuffer(None, 0))
+>>> computation.run().outputs["n"].to_pylist()
 [{'count': 2, '_time': 0, '_diff': 1}]
 """
 
@@ -45,7 +45,11 @@ GATHERED = 1 << 18
 
 
 class Computation:
-    """``circuit``: the operators.  ``released``: the events, by source.  ``since``: what it will be after the step."""
+    """``circuit``: the operators.  ``released``: the events, by source.  ``since``: what it will be after the step.
+
+    ``buffer``: where updates of a large step lie.  ``observe``: is shown each judgement once, when its events have been
+    judged.
+    """
 
     def __init__(
         self,
@@ -191,18 +195,3 @@ class Computation:
         at = (high >> np.uint64(64 - bits)).astype(np.uint16)
         ends = np.concatenate([ints(0), np.cumsum(np.bincount(at, minlength=1 << bits))])
         return self.buffer.keep(piece.picked(np.argsort(at, kind="stable"))), ends
-
-
-def compute(
-    circuit: Graph,
-    released: Mapping[str, Released],
-    since: int,
-    buffer: UpdateBuffer | None = None,
-    observe: Observe | None = None,
-) -> Stepped:
-    """Compute a step from the events released of each source.  O(events and updates); nothing changes.
-
-    ``buffer``: where updates of a large step lie.  ``observe``: is shown each judgement once, when its events have been
-    judged.
-    """
-    return Computation(circuit, released, since, buffer or UpdateBuffer(None, 0), observe).run()

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.hashing import NONE, Ints, Secret, Words, flags, ordered_words, validity, value_hashes
-from ddflow.columns.rows import dense_ranks, gather, shown_row
+from ddflow.columns.rows import dense_ranks, gathered, shown_row
 from ddflow.columns.schema import is_text, is_word
 from ddflow.columns.sorting import Sorted, sort
 from ddflow.errors import CorruptState, DuplicateKeys, OutOfScope, SpecError, cut
@@ -135,11 +135,8 @@ class Contents:
                 missing &= ~self.upsert.expiring.among(high, low)
             gone = references[missing]
             for begin in range(0, gone.size, PIECE):
-                rows = gather(arranged.sources(), gone[begin : begin + PIECE], schema).combine_chunks()
-                batch = pa.RecordBatch.from_arrays(
-                    [column.chunk(0) if column.num_chunks else pa.nulls(0, column.type) for column in rows.columns],
-                    schema=schema,
-                )
+                rows = gathered(arranged.sources(), gone[begin : begin + PIECE], schema)
+                batch = pa.RecordBatch.from_arrays(rows, schema=schema)
                 if self.scope is not None:
                     batch = batch.filter(pa.array(flags(self.scope(batch)) != 0))
                 if batch.num_rows:

@@ -130,7 +130,8 @@ class Arrangement:
 
         O(versions).  The merging in memory that they pay for is done, what goes to files is `spill`'s.
         """
-        lower = self._written_upper()
+        # From then on nothing was written yet: the new run's description begins there.
+        lower = (self.spine if self.spine.items else self.beneath).upper
         self.upper = advance(self.upper, upper)
         self.since = max(self.since, since)
         changes = [change for change in changes if change.batch.high.size]
@@ -192,11 +193,6 @@ class Arrangement:
     def _needed(self) -> int:
         """Versions that a merge of all would leave, about."""
         return self.keys + self.tombstones - self.lapsed
-
-    def _written_upper(self) -> int:
-        """The time from which on nothing was written yet: where the next run's description begins."""
-        upper = self.spine.upper if self.spine.items else self.beneath.upper
-        return NEVER if upper is None else upper
 
     def spill(self, batch_store: BatchStore, share: int, scratch: int = 1 << 26) -> None:
         """Move what is in memory beneath, as far as ``share`` asks for, and go on with merges there.

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from ddflow.time import NEVER
 from ddflow.trace.index import Index
 from ddflow.trace.merge import Lapse, RunMerge, Target
 from ddflow.trace.run import Part, Run, Slots
@@ -95,10 +96,10 @@ class Spine:
         return [part for item in self.items for part in item.parts]
 
     @property
-    def upper(self) -> int | None:
-        """The time from which on nothing was written yet; None where nothing was."""
+    def upper(self) -> int:
+        """The time from which on nothing was written yet; NEVER where nothing was."""
         if not self.items:
-            return None
+            return NEVER
         item = self.items[-1]
         return (item if isinstance(item, Run) else item.output).description.upper
 
