@@ -133,8 +133,8 @@ class Spine:
         ``files``: only with those that write files, and may be refused by the disk, or only with the others; None: with
         all.  The rest as in `Merge.advance`.  O(versions paid for), amortised.
         """
-        for at, merge in [(i, item) for i, item in enumerate(self.items) if isinstance(item, RunMerge)]:
-            if files is not None and files != (merge.target is not None):
+        for at, merge in enumerate(self.items):
+            if not isinstance(merge, RunMerge) or (files is not None and files != (merge.target is not None)):
                 continue
             owed = merge.owed
             merge.credit = owed if paid is None else merge.credit + EFFORT * paid

@@ -134,11 +134,10 @@ def emit(state: UpsertState, weighed: Weighed, resolved: Resolved) -> Emitted:
     n = sum(map(itemgetter(0), resolved.done))
     empty = arena.room(n)
     sources, diffs, ranks = empty(n, np.int64), np.empty(n, np.int64), empty(n, np.int32)
-    spans = crew.spans(fate.size)
-    ends = [0, n]
+    spans, parts = crew.spans(fate.size), [(0, fate.size, 0, n)]
     if len(spans) > 1:
         ends = np.cumsum([0, *crew.each(lambda a, b: tally(fate[a:b], mark[a:b]), spans)]).tolist()
-    parts = [(a, b, ends[i], ends[i + 1]) for i, (a, b) in enumerate(spans)]
+        parts = [(a, b, ends[i], ends[i + 1]) for i, (a, b) in enumerate(spans)]
 
     def span(a: int, b: int, begin: int, end: int) -> Ints:
         counts, here = np.zeros(8, np.int64), slice(begin, end)
