@@ -198,7 +198,7 @@ class Dataflow:
         counts: dict[str, int] = {}
         for codes in judged.stepped.counts.values() if judged else ():
             add(counts, dict(zip(NAMES, codes.tolist(), strict=True)))
-        self.guard.state, arrived = "interrupted", 0
+        self.guard.state = "interrupted"
         for name, inflow in inflows.items():
             add(counts, inflow.counts)
             if self.holds_back and inflow.batcher is not None:
@@ -212,8 +212,7 @@ class Dataflow:
             self.frontier, self.last, self.since = frontier, last, judged.since
         add(self.totals, counts)
         pending = self.pending if self.holds_back else 0
-        for intake in self.intakes.values():
-            arrived += intake.arrived
+        arrived = sum(intake.arrived for intake in self.intakes.values())
         assert arrived == sum(self.totals.values()) + pending, "events in are not judged + pending"
         with suppress(SpillFull, SpillFailed, StorageFull, StorageFailed):
             # And if there is none: the next call asks again, before it takes anything in.

@@ -47,7 +47,7 @@ class Inflow:
     listed: list[pa.Table] = field(default_factory=list)
     """Verdict rows, when they are asked for."""
 
-    def add(self, sealed: Sealed, budget: Budget) -> None:
+    def put(self, sealed: Sealed, budget: Budget) -> None:
         """Put events with those that came; where they are many they go to files.  Raises `SpillFull`, `SpillFailed`."""
         if self.batcher is None:
             self.lots += [sealed] if sealed.times.size else []
@@ -86,7 +86,7 @@ def flowing(
     inflow = Inflow(batcher)
     for part in (given,) if most is None else portions(given, intake.what, intake.bound.schema, most):
         admitted = intake.admit(part, frontier, time, inflow.rows, look)
-        inflow.add(admitted.sealed, budget)
+        inflow.put(admitted.sealed, budget)
         inflow.rows += admitted.rows
         inflow.greatest = max(inflow.greatest, admitted.greatest)
         if admitted.counts:

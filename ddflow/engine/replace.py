@@ -115,6 +115,6 @@ def _absent(dataflow: Dataflow, inflow: Inflow, contents: Contents, time: int, a
     for events in contents.absent(by):
         n = events.num_rows
         times = np.full(n, time)
-        inflow.add(Sealed(events, times, times, arrival + total + np.arange(n)), dataflow.budget)
+        inflow.put(Sealed(events, times, times, arrival + total + np.arange(n)), dataflow.budget)
         total += n
     return total
