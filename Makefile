@@ -2,7 +2,7 @@
 # PYTHON=/path/to/python3 chooses the interpreter for .venv, WORKERS=4 the processes that run the tests.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test lint bench soak golden notebooks lock clean
+.PHONY: help setup demo check test lint bench soak mutants golden notebooks lock clean
 
 RUN := .venv/bin
 WORKERS ?= 2
@@ -40,6 +40,9 @@ bench: setup ## ddflow beside its peers on the same upserts
 soak: setup ## long searches in random order, for so long: make soak MINUTES=60; without a limit for days
 	DDFLOW_SOAK=1 DDFLOW_MINUTES=$(MINUTES) $(RUN)/python -m pytest --numprocesses=$(WORKERS) \
 	  -m "soak or hypothesis or sampled" tests
+
+mutants: setup ## small random changes of the code, and which tests notice them; goes on where it was stopped
+	$(RUN)/python tests/mutants.py
 
 golden: setup ## record anew what users see: public names, help texts, answers
 	$(RUN)/python tests/test_outside.py
