@@ -6,6 +6,7 @@ in ``.hypothesis`` and tried first until they pass.  What a soak finds becomes a
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
@@ -33,6 +34,11 @@ settings.load_profile("share")
 
 # A JVM of tests is young when it ends: the second compiler and the parallel collector cost it more than they give.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+
+# Or each of the processes that tests start would compile the package from its source, and pytest every test.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_report_header() -> str:
@@ -89,6 +95,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if isinstance(item, pytest.DoctestItem) and ROOT / "ddflow" / "kernels" in item.path.parents:
             item.add_marker(pytest.mark.kernels)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Thousands of tests are a million objects, which a test that collects its garbage need not walk through."""
+    gc.collect()
+    gc.freeze()
 
 
 class Together(LoadScopeScheduling):

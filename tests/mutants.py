@@ -245,6 +245,7 @@ def run_tests(tree: Path, words: list[str], limit: float, **more: str) -> tuple[
     """``passed``, ``failed``, ``hung`` or ``nothing ran``, and what pytest said."""
     environment = {**os.environ, "PYTHONPATH": f"{tree}{os.pathsep}{tree / 'tests'}", "DDFLOW_SEED": str(SEED), **more}
     environment["DDFLOW_CACHE_DIR"] = str(SCRATCH / "cache")
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [str(tree / ".venv/bin/python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line", *words]
     with open(SCRATCH / "said", "w+") as said:
         done = subprocess.Popen(command, cwd=tree, env=environment, stdout=said, stderr=said, start_new_session=True)
@@ -353,6 +354,13 @@ def kernel_tests() -> list[str]:
 # One mutant
 
 
+def changed(path: Path, text: str) -> None:
+    """Write a file, and take its bytecode away: a change within a second and of the same length would not be seen."""
+    path.write_text(text)
+    for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+        compiled.unlink()
+
+
 def order(row: Row, tests: list[str], times: dict[str, float]) -> list[str]:
     """Quick ones first, those that are named like the file before all."""
     words = set(Path(row["file"]).with_suffix("").parts[1:])
@@ -378,7 +386,7 @@ def judge(row: Row, tree: Path, tests: list[str], times: dict[str, float], rest:
     if at is None:
         row["outcome"] = "gone: the code is another"
         return
-    path.write_text(text[:at] + row["after"] + text[at + len(row["before"]) :])
+    changed(path, text[:at] + row["after"] + text[at + len(row["before"]) :])
     ordered = order(row, tests, times)
     first = budgeted(ordered, times, FIRST)
     chosen = budgeted([test for test in ordered if test not in set(first)], times, REST) if rest else first
@@ -397,7 +405,7 @@ def judge(row: Row, tree: Path, tests: list[str], times: dict[str, float], rest:
         by = "a run that hung" if outcome == "hung" else killer[1] if killer else said.strip()[-160:]
         row["outcome"] = "survived" if outcome in ("passed", "nothing ran") else f"killed by {by}"
     finally:
-        path.write_text(text)
+        changed(path, text)
         shutil.rmtree(tree / ".hypothesis", ignore_errors=True)
 
 
