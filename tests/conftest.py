@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -39,6 +40,11 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSeria
 # Or each of the processes that tests start would compile the package from its source, and pytest every test.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# Half of a run was spent waiting for a disk, which no test is about; a soak uses it.
+MEMORY, ROOM = Path("/dev/shm"), 4 << 30
+if not SOAK and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 def pytest_report_header() -> str:
