@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import soaking
+import spark_classes
 from chance import SEED, SHARE, SOAK, draw_for, effort
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
@@ -33,10 +34,7 @@ settings.load_profile("ours")
 settings.register_profile("share", effort(50))  # of a property that names no number
 settings.load_profile("share")
 
-# A JVM of tests is young when it ends: the second compiler and the parallel collector cost it more than they give.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-
-
+os.environ.setdefault("JDK_JAVA_OPTIONS", spark_classes.options())
 # Or each of the processes that tests start would compile the package from its source, and pytest every test.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -1,0 +1,81 @@
+"""An archive of the classes that Spark loads, so that the some twenty JVMs of a run start in half the time.
+
+``.ci/test`` makes it where there is none, beside the compiled kernels; ``conftest.py`` names it to every JVM.  A JVM
+of another version, or with other jars, does not take it, and says nothing.  Run as a program, this file makes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ddflow.kernels.cache import candidates
+
+OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -Xlog:all=error:stderr"
+"""A JVM of tests is young when it ends: the second compiler and the parallel collector cost it more than they give."""
+
+KEPT = 3
+"""How many of other environments and versions stay: each has 190 MB."""
+
+
+def archive() -> Path:
+    """Where the archive is, or would be."""
+    facts = f"{version('pyspark')} {sys.prefix} {os.environ.get('JAVA_HOME')}"
+    return candidates()[0] / f"spark-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.jsa"
+
+
+def options() -> str:
+    """What the JVMs of a run are started with."""
+    return f"{OPTIONS} -XX:SharedArchiveFile={archive()}" if archive().exists() else OPTIONS
+
+
+def make() -> None:
+    """Run jobs of the kinds that tests run; the JVM that ran them writes what it has loaded when it ends."""
+    archive().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=archive().parent) as folder:
+        made = Path(folder) / "classes"
+        told = f'--driver-java-options "-XX:ArchiveClassesAtExit={made}" pyspark-shell'
+        environment = os.environ | {"PYSPARK_SUBMIT_ARGS": told, "JDK_JAVA_OPTIONS": OPTIONS}
+        done = subprocess.run([sys.executable, __file__, folder], env=environment, capture_output=True, text=True)
+        if done.returncode:
+            print(done.stderr, file=sys.stderr)
+        elif made.exists():
+            os.replace(made, archive())
+            for old in sorted(archive().parent.glob("spark-*.jsa"), key=os.path.getmtime)[:-KEPT]:
+                old.unlink()
+
+
+def jobs(folder: str) -> None:
+    """A shuffle through Python, files, an order, and a stream."""
+    import pyarrow as pa
+
+    from spark_bridge.session import local_session
+
+    with local_session("classes", cores=2, memory="1g") as spark:
+        table = pa.table({"id": range(100), "text": [str(n) for n in range(100)]})
+        frame = spark.createDataFrame(table)
+
+        def same(batches: Any) -> Any:
+            yield from batches
+
+        frame.repartition(2, "id").mapInArrow(same, frame.schema).groupBy("text").count().toArrow()
+        frame.write.parquet(f"{folder}/in")
+        read = spark.readStream.schema(frame.schema).parquet(f"{folder}/in").writeStream
+        read = read.foreachBatch(lambda each, _: each.mapInArrow(same, each.schema).orderBy("id").collect())
+        read.option("checkpointLocation", f"{folder}/at").trigger(availableNow=True).start().awaitTermination()
+        java = spark.sparkContext._gateway.proc
+    java.stdin.close()
+    java.wait()  # it writes when it ends
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        jobs(sys.argv[1])
+    elif not archive().exists():
+        make()
