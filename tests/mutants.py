@@ -15,6 +15,7 @@ hangs is a kill.  A sentence beside a survivor (``equivalent``) is written by ha
     make mutants                                   # draw, map and run what has no outcome yet
     .venv/bin/python tests/mutants.py --rest       # survivors meet the other tests
     .venv/bin/python tests/mutants.py --again 17   # run these again, after a test was added
+    .venv/bin/python tests/mutants.py --check      # whoever killed passes on the code as it is
     .venv/bin/python tests/mutants.py --summary    # the table by room, for docs/testing.md
 """
 
@@ -438,13 +439,18 @@ def main() -> None:
     asked = argparse.ArgumentParser(description="random mutants, and which tests kill them")
     asked.add_argument("--rest", action="store_true", help="give survivors to the other tests that reach them")
     asked.add_argument("--again", type=int, nargs="+", default=[], metavar="ID", help="run these once more")
+    asked.add_argument("--check", action="store_true", help="run the tests that killed on code that is not changed")
     asked.add_argument("--summary", action="store_true", help="print the table by room")
     options = asked.parse_args()
     SCRATCH.mkdir(parents=True, exist_ok=True)
     if not TABLE.exists():
         saved(draw())
     rows: list[Row] = [json.loads(line) for line in TABLE.read_text().splitlines()]
-    if not options.summary:
+    if options.check:
+        killers = {row["outcome"].removeprefix("killed by ") for row in rows if "::" in row.get("outcome", "")}
+        (SCRATCH / "words").write_text("\n".join(sorted(killers)))
+        print(run_tests(fresh(), [f"@{SCRATCH / 'words'}"], 3600)[1][-2000:])
+    elif not options.summary:
         reach, times = mapped(rows)
         tree = fresh()
         for row in rows:

@@ -412,3 +412,9 @@ def test_compiling_in_threads_keeps_them_apart() -> None:
     for thread in threads:
         thread.join()
     assert found == [[False] * 3, [True, False, None], "there is no column 'no_such'"] * 8
+
+
+@pytest.mark.parametrize("tiny", [5e-324, -1e-300, 1e-60, 1e-25])
+def test_numbers_of_more_decimals_than_any_decimal_has_are_zero(tiny: float) -> None:
+    batch = pa.RecordBatch.from_pydict({"x": [tiny, 0.5, None]})
+    assert value("cast(x as decimal(10, 2))", batch) == [Decimal("0.00"), Decimal("0.50"), None]

@@ -289,6 +289,18 @@ def test_sides_that_are_cut_anywhere_are_told_apart_as_dictionaries_are(seed: in
     }, f"seed {seed}"
 
 
+@pytest.mark.parametrize("again", [0, 2])
+def test_rows_out_of_place_between_two_tables_are_a_corrupt_state(again: int) -> None:
+    secret, bound = Secret(1, 7), bind("v", pa.schema({"k": pa.int64(), "v": pa.int64()}), dd.Upsert(key="k"))
+    table = pa.table({"k": range(4), "v": range(4)}, bound.schema)
+    high, _ = identities(table.select(["k"]), secret, 4)
+    table = table.take(pa.array(np.argsort(high)))
+    good, bad = [table.slice(0, 3), table.slice(3)], [table.slice(0, 3), table.slice(again, 1)]
+    assert sum(one.high.size for one, _ in aligned(iter(good), iter([table]), bound, secret)) == 4
+    with pytest.raises(dd.errors.CorruptState, match="stands where its key does not belong"):
+        list(aligned(iter(bad), iter([table]), bound, secret))
+
+
 def test_a_null_key_and_zero_are_two_keys() -> None:
     """The first words of their identities are the same."""
     spec = dd.Upsert(key="id", order_by="at", null_key="keep", delete=dd.tombstone("gone"))
