@@ -94,8 +94,15 @@ def _stopped_at_the_end() -> Iterator[None]:
         sys.modules["spark_session"].stop_shared()
 
 
+LONGEST = ("spark_connect", "spark_bucket", "notebooks", "java", "durable_memory", "partitions_memory", "medium", "cli")
+"""Files that begin first: a test of a minute that begins last leaves a core idle for as long."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the doctests of kernels, so that the runs with bounds checks and without the compiler include them."""
+    """The longest first.  Doctests of kernels are marked: the runs with bounds checks and without the compiler include
+    them."""
+    places = {f"test_{name}": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
     for item in items:
         if isinstance(item, pytest.DoctestItem) and ROOT / "ddflow" / "kernels" in item.path.parents:
             item.add_marker(pytest.mark.kernels)

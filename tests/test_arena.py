@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddflow.columns.arena import Arena
+from ddflow.columns.arena import SMALL, Arena
 
 kinds = st.sampled_from([np.uint8, np.int32, np.int64, np.uint64])
 shapes = st.one_of(st.integers(0, 20), st.integers(250, 600), st.tuples(st.integers(0, 300), st.integers(0, 3)))
@@ -60,3 +60,10 @@ def test_what_was_carved_before_it_grew_stays_good_until_the_step_is_over() -> N
     before = arena.nbytes
     arena.reset()
     assert arena.nbytes > before
+
+
+def test_the_least_array_that_is_carved_fits_the_next_time() -> None:
+    arena = Arena()
+    arena.empty(SMALL, np.uint8)
+    arena.reset()
+    assert np.shares_memory(arena.empty(SMALL, np.uint8), arena.block)

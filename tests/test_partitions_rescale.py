@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +30,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from merging_strategies import scenarios as merging
 from pair import Pair
+from proof_case import EPOCH, events, plan
 from strategies import shapes
 from test_durable import Restarts, small_spines
 from test_durable_kill import Deadly
@@ -133,7 +135,7 @@ def reads(state: Any, flow: dd.Flow) -> dict[tuple[str, int | None], Counter[Any
 
 def accounts(store: MemoryStore, flow: dd.Flow) -> None:
     """Assert that in each partition the events that came are judged, or wait under numbers that were given out."""
-    manifest = newest(store)
+    manifest = newest(store.writer())
     assert manifest is not None
     for blob in manifest.partitions:
         inventory = json.loads(store.map(blob).to_pybytes())
@@ -367,7 +369,7 @@ def test_a_state_without_a_commit_has_as_many_as_one_says() -> None:
     with flow.open(store := MemoryStore()):
         pass
     assert rescale(store.writer(), 7).files == 0
-    manifest = newest(store)
+    manifest = newest(store.writer())
     assert manifest is not None and (manifest.spread, manifest.partitions) == (7, ())
 
 
@@ -417,3 +419,14 @@ def test_killed_anywhere_it_has_happened_or_not(tmp_path: Path, monkeypatch: pyt
             assert now is not None and names_of(store, now) <= {entry.name for entry in store.list()}
         at += 1 if kind == "half" else 2
     assert found[1] > 5 and found[2] >= 1
+
+
+def test_the_horizon_of_a_local_state_is_that_of_the_rescaled_one() -> None:
+    store, steps = MemoryStore(), events(3, 4)
+    with plan(replace(EPOCH, expiry=dd.Expiry(ttl=30))).open(store) as engine:
+        for time, table in enumerate(steps, 1):
+            engine.step({"orders": table}, time)
+    rescale(store.writer(), 3)
+    manifest = newest(store.writer())
+    assert manifest is not None
+    assert manifest.horizons == {"orders": max(table["at"].to_numpy().max() for table in steps)}
