@@ -25,6 +25,7 @@ from kinds import PLAIN
 
 from ddflow.dataflow.batcher import Batcher, batcher, run, runs
 from ddflow.dataflow.batcher import chunks as lots
+from ddflow.dataflow.batcher.checkpoint import PendingRecord
 from ddflow.errors import SpillFull
 from ddflow.operators.upsert.events import FEW, Sealed, by_time, joined
 from ddflow.storage.batch_store import BatchStore
@@ -407,3 +408,17 @@ def test_lots_hold_every_event_once_and_are_none_much_larger_than_asked(pushes: 
     assert all(lot.times.size <= 3 * rows and (np.diff(lot.times) >= 0).all() for lot in out)
     # They follow each other in time; lots of one time may follow each other in any order.
     assert all(one.times[-1] <= other.times[0] or most_of_one > rows for one, other in pairwise(out))
+
+
+def test_a_record_of_a_run_of_which_nothing_waits_is_refused() -> None:
+    told: dict[str, Any] = {
+        "file": None,
+        "rows": 3,
+        "advanced": False,
+        "final": False,
+        "columns": [],
+        "compressed": False,
+    }
+    PendingRecord(begin=2, **told)
+    with pytest.raises(ValueError, match="begins at row 3 of 3"):
+        PendingRecord(begin=3, **told)

@@ -326,3 +326,12 @@ def test_a_state_of_one_long_history_is_folded_as_it_comes() -> None:
     assert dd.verify(store, {"orders": (Part() for _ in range(50))}).ok
     dd.migrate(store, MemoryStore(), plan(EPOCH), ({"orders": Part()} for _ in range(50)))
     assert alive[1] <= 4
+
+
+def test_of_many_runs_of_calls_the_last_are_told_and_the_others_counted() -> None:
+    fed = Fed()
+    for epoch in range(1, 8):
+        fed = fed.after(epoch, Way(FULL, f"region = '{epoch}'"))
+    told = str(fed).split(", ")
+    assert told[0] == "... 3 runs of calls more"
+    assert [part.split()[-1] for part in told[1:]] == ["4)", "5)", "6)", "7)"]
