@@ -15,13 +15,14 @@ True
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any, Final
 
 import typer
@@ -152,4 +153,22 @@ def main() -> None:
     """The ``ddflow`` program."""
     guard_log()
     signal.signal(signal.SIGTERM, _stop)  # so that what is half written is taken away
-    app()
+    try:
+        app()
+    except SystemExit as error:
+        if error.code:
+            _leave(error.code)
+        raise
+
+
+def _leave(code: Any) -> None:
+    """End the process with Python's own clean-up, and without that of C libraries.
+
+    A verb that stops half way leaves Arrow's CSV reader reading ahead, and Arrow's exit handlers then may wait for ever
+    for a read that its stopped pool has dropped (apache/arrow issues 43604 and 50482).
+    """
+    atexit._run_exitfuncs()
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else BUG)
