@@ -29,11 +29,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from os import PathLike
-from types import TracebackType
 from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
+from ddflow.closing import Closing
 from ddflow.dataflow.budget import LEAST, parse_size, shown_size
 from ddflow.errors import CorruptState, DdflowError, Fenced, MissingReceipts, PlanChanged, SpecError, StateRefused
 from ddflow.partitions.epoch_start import EpochStart
@@ -41,8 +41,7 @@ from ddflow.partitions.rescale_task import Move, Moved, task
 from ddflow.partitions.stages import Stages, cut
 from ddflow.plan.codec import describe, fingerprint
 from ddflow.plan.collection import Plan
-from ddflow.plan.compatibility import compare
-from ddflow.plan.rebuild import rebuild
+from ddflow.plan.compatibility import plan_of
 from ddflow.storage.fields import encoded
 from ddflow.storage.manifest import PARTITIONS, Manifest, newest
 from ddflow.storage.manifest_log import ManifestLog, digest
@@ -72,7 +71,7 @@ class Rescaled(NamedTuple):
     bytes: int
 
 
-class Rescaler:
+class Rescaler(Closing):
     """A rescaling under way: `open`, run `moved.task` for each of ``tasks`` anywhere, any number of times, `finish`.
 
     ``cut``: of the state's flow.  ``move``: what tasks start from.  ``tasks``: (level, number) of each; none where
@@ -208,14 +207,6 @@ class Rescaler:
         if self._own:
             self.store.close()
 
-    def __enter__(self) -> Rescaler:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def rescale(
     state: State, partitions: int, *, flow: Plan | None = None, trust: Trust = "owner", memory: str | int | None = None
@@ -239,17 +230,14 @@ def rescale(
 
 def _plan(manifest: Manifest, flow: Plan | None, where: str) -> Plan:
     """The flow that the state was made by."""
-    if flow is None:
-        return rebuild(manifest.plan, where)
-    flow = flow.frozen()
-    compare(manifest.plan, flow, where)
-    if fingerprint(describe(flow)) != manifest.fingerprint:
+    plan = plan_of(manifest.plan, flow, where)
+    if flow is not None and fingerprint(describe(plan)) != manifest.fingerprint:
         raise PlanChanged(
             f"rescale {where} with this plan",
             "it has more than the one that the state was made by",
             "take a step with it first, or rescale with the plan before",
         )
-    return flow
+    return plan
 
 
 def _move(store: Store, manifest: Manifest, plan: Stages, partitions: int, trust: str, memory: int | None) -> Move:

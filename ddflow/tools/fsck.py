@@ -26,7 +26,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, Literal
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -35,19 +35,18 @@ from ddflow.columns.hashing import Secret
 from ddflow.dataflow.graph import Graph
 from ddflow.engine.checkpoint import Inventories
 from ddflow.engine.commits import files_named
-from ddflow.engine.snapshot import State
 from ddflow.errors import DdflowError, SpecError
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.partitions.stages import placed
 from ddflow.plan.codec import fingerprint, node_ids
 from ddflow.plan.collection import Columns, Plan
-from ddflow.plan.compatibility import compare
-from ddflow.plan.rebuild import bounds, rebuild
+from ddflow.plan.compatibility import plan_of
+from ddflow.plan.rebuild import bounds
 from ddflow.storage.arrow_file import read_batches
 from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest import Epoch, Manifest
 from ddflow.storage.manifest_log import digest
-from ddflow.storage.opening import open_store
+from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.outputs import MARK, OutputFolder, disk_of
 from ddflow.storage.protocol import Blob, Entry, Store
 from ddflow.storage.record import Record
@@ -67,7 +66,7 @@ def fsck(
     state: State,
     *,
     flow: Plan | None = None,
-    trust: Literal["owner", "group"] = "owner",
+    trust: Trust = "owner",
     look: Look = lambda size: None,
 ) -> Report:
     """Check every byte of a state: all manifests that are kept, every file that they name, and what these hold.
@@ -76,12 +75,8 @@ def fsck(
     O(bytes); of memory what the newest version's bookkeeping takes.  Raises `StateRefused` where there is no state,
     `StorageFailed` when its place cannot be read; whatever is wrong with the files is in the report.
     """
-    store = open_store(state, trust=trust, create=False, readonly=True)
-    try:
+    with opened_store(state, trust=trust) as store:
         return _Check(store, flow, look).run()
-    finally:
-        if store is not state:
-            store.close()
 
 
 class _Check:
@@ -196,11 +191,8 @@ class _Check:
     def _plan(self, manifest: Manifest) -> Plan | None:
         """The flow that a manifest's state was made by; None where its own has functions, or is damaged."""
         with self._guard(manifest_file(manifest.number), manifest.number):
-            if self.flow is not None:
-                compare(manifest.plan, self.flow, self.store.where)
-                return self.flow.frozen()
             try:
-                return rebuild(manifest.plan, self.store.where)
+                return plan_of(manifest.plan, self.flow, self.store.where)
             except SpecError as error:
                 self.report.note(
                     f"{error.found}, so what is kept of counts and outputs was compared byte for byte, "

@@ -26,10 +26,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
-from os import PathLike
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -45,13 +44,10 @@ from ddflow.operators.updates import Updates, consolidated, ints
 from ddflow.plan.collection import Plan
 from ddflow.storage.feeding import Fed
 from ddflow.storage.local import LocalStore
-from ddflow.storage.opening import open_store
+from ddflow.storage.opening import State, Trust, open_store
 from ddflow.storage.protocol import Store
 from ddflow.time import NEVER
 from ddflow.tools.merge_on_read import take as taken
-
-State = str | PathLike[str] | Store
-Trust = Literal["owner", "group"]
 
 
 class Told:
@@ -292,8 +288,5 @@ def _held(state: State, trust: Trust) -> bool:
         store = open_store(state, trust=trust, create=False, readonly=True)
     except StateRefused:
         return False  # and if it is for another reason, it is said when it is made
-    try:
+    with nullcontext() if store is state else closing(store):
         return bool(store.numbers()) or store.marked() >= 0
-    finally:
-        if store is not state:
-            store.close()
