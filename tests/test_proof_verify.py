@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,10 @@ import pyarrow.compute as pc
 import pytest
 
 import ddflow as dd
-from ddflow.columns.hashing import Secret, identities
-from ddflow.plan.bind import bind
+from ddflow.columns.hashing import Secret
 from ddflow.storage.memory import MemoryStore
 from ddflow.tools.compared import aligned
+from ddflow.trace.arrangement import Arrangement
 from tests.proof_case import EPOCH, HELD, SCHEMA, WIDE, events, feed, lie, plan, rewritten
 
 SPECS = {
@@ -252,28 +251,27 @@ def test_a_input_that_is_not_there_is_refused() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("wide", [False, True])
-def test_sides_that_are_cut_anywhere_are_told_apart_as_dictionaries_are(seed: int, wide: bool) -> None:
+def test_sides_that_are_cut_anywhere_are_told_apart_as_dictionaries_are(
+    seed: int, wide: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng, secret = random.Random(seed), Secret(seed, 7)
     key = ["k", "l"] if wide else ["k"]
-    bound = bind("v", pa.schema({"k": pa.int64(), "l": pa.string(), "v": pa.int64()}), dd.Upsert(key=key))
+    flow, schema = dd.Flow(), pa.schema({"k": pa.int64(), "l": pa.string(), "v": pa.int64()})
+    bound = flow.upserts("v", schema, dd.Upsert(key=key)).bound
+    flow.output("v", flow.inputs["v"])
+    monkeypatch.setattr("ddflow.tools.compared.PIECE", rng.choice([1, 3, 20, 1000]))
     keys = [(k, str(k % 2)) for k in rng.sample(range(100), 60)]
     sides = [{key: rng.randrange(3) for key in rng.sample(keys, rng.randrange(61))} for _ in range(2)]
 
-    def pieces(side: dict[tuple[int, str], int]) -> Iterator[pa.Table]:
+    def held(side: dict[tuple[int, str], int]) -> Arrangement:
         rows = [{"k": k, "l": x, "v": v} for (k, x), v in side.items()]
-        table = pa.Table.from_pylist(rows, bound.schema)
-        high, low = identities(
-            pa.Table.from_arrays([table[n] for n in key], schema=bound.key_schema), secret, len(side)
-        )
-        table = table.take(pa.array(np.lexsort((low, high)) if low.size else np.argsort(high)))
-        while table.num_rows or rng.random() < 0.5:
-            n = rng.randrange(table.num_rows + 1)
-            yield table.slice(0, n)
-            table = table.slice(n)
-        yield table
+        engine = flow.open(secret=secret)
+        for time, at in enumerate(sorted({0, len(rows) // 2, rng.randrange(len(rows) + 1)})):
+            engine.step({"v": pa.Table.from_pylist(rows[at:], bound.schema)}, time)
+        return engine.dataflow.circuit.upserts["v"].arranged
 
     found = {"extra": set[int](), "missing": set[int](), "same": set[int](), "different": set[int]()}
-    for one, other in aligned(pieces(sides[0]), pieces(sides[1]), bound, secret):
+    for one, other in aligned(held(sides[0]), held(sides[1]), bound, secret):
         extra, missing, ours, theirs = one.against(other)
         found["extra"] |= set(one.table["k"].take(pa.array(extra)).to_pylist())
         found["missing"] |= set(other.table["k"].take(pa.array(missing)).to_pylist())

@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import NONE, Ints, Secret, Words, flags, identities, ordered_words, validity, value_hashes
+from ddflow.columns.hashing import NONE, Ints, Secret, Words, flags, ordered_words, validity, value_hashes
 from ddflow.columns.rows import dense_ranks, gather, shown_row
 from ddflow.columns.schema import is_text, is_word
 from ddflow.columns.sorting import Sorted, sort
@@ -39,6 +39,7 @@ from ddflow.plan.spec import Upsert as Spec
 from ddflow.storage.feeding import Word
 from ddflow.time import NEVER
 from ddflow.trace.arrangement import Arrangement
+from ddflow.trace.batch import ends
 from ddflow.trace.merge import by_sorting
 
 NAMED = 5
@@ -86,7 +87,7 @@ class Contents:
                 f"{cut(repr(self.text))}, first {keys}",
                 "leave them out, or widen the scope; nothing was taken in",
             )
-        self._ids.append(self._identities(events))
+        self._ids.append(self.bound.identities(events, self.upsert.secret))
         if self.bound.spec.exclusive and self.bound.merging is not None:
             # Rows that are bad name their keys, but give nobody an order.
             events = events.filter(pa.array(self.bound.merging.misordered(events) == 0))
@@ -97,12 +98,6 @@ class Contents:
                 both = pa.concat_batches([self.order, best])
                 best = both.slice(greatest(both), 1)
             self.order = pa.concat_batches([best])  # so that the rest of the rows is not kept
-
-    def _identities(self, rows: pa.RecordBatch | pa.Table) -> tuple[Words, Words]:
-        columns = [rows.column(name) for name in self.bound.spec.key]
-        columns = [column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column for column in columns]
-        keys = pa.RecordBatch.from_arrays(columns, schema=self.bound.key_schema)
-        return identities(keys, self.upsert.secret)
 
     def sorted(self) -> Sorted:
         """The identities of all rows, sorted.  O(rows)."""
@@ -118,7 +113,7 @@ class Contents:
         wanted = {int(by.high[at]) for at in by.starts[twice[:NAMED]]}
         keys: dict[int, Any] = {}
         for sealed in rows:
-            high, _ = self._identities(sealed.events)
+            high, _ = self.bound.identities(sealed.events, self.upsert.secret)
             for row in np.flatnonzero(np.isin(high, np.array(sorted(wanted), np.uint64))):
                 keys[int(high[row])] = shown_row(sealed.events.select(list(self.bound.spec.key)), int(row))
         raise DuplicateKeys(
@@ -269,11 +264,7 @@ def living(arranged: Arrangement) -> Iterator[tuple[Words, Words, Ints]]:
         return
     for parts in arranged.ranges():
         picked = by_sorting(arranged.slots, parts, NEVER, droppable=False)
-        same = picked.high[1:] == picked.high[:-1]
-        if picked.low.size:
-            same &= picked.low[1:] == picked.low[:-1]
-        now = picked.live != 0
-        now[:-1] &= ~same
+        now = ends(picked.high, picked.low) & (picked.live != 0)
         yield picked.high[now], picked.low[now] if picked.low.size else NONE, picked.references[now]
 
 

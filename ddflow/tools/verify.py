@@ -33,7 +33,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Ints, Secret, identities, validity, words
+from ddflow.columns.hashing import Ints, Secret, validity, words
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.rows import shown_row
 from ddflow.engine.logs import MARKS, as_fed, batches, parts_of
@@ -46,7 +46,7 @@ from ddflow.storage.opening import State, Trust
 from ddflow.storage.protocol import Store
 from ddflow.terminal import as_text
 from ddflow.time import CLOSED, shown
-from ddflow.tools.compared import Piece, aligned, in_order
+from ddflow.tools.compared import Piece, aligned
 from ddflow.tools.merge_on_read import folded
 from ddflow.tools.recount import recounted
 
@@ -203,9 +203,7 @@ class _Comparison:
         fed = self.snapshot.dataflow.fed.get(bound.name, Fed())
         given = self._parts(as_fed(parts_of(log, repr(bound.name)), fed, bound))
         with folded(given, bound.spec, bound.schema, memory=memory, spill=spill, secret=self.secret) as expected:
-            rows = in_order(self.upsert.arranged, bound, self.secret)
-            ours = (table.select(bound.row_schema.names) for table in rows)
-            for one, other in aligned(ours, expected, bound, self.secret):
+            for one, other in aligned(self.upsert.arranged, expected.arranged, bound, self.secret):
                 self._compare(one, other)
         self._note()
         return self.out
@@ -229,13 +227,9 @@ class _Comparison:
             early = np.flatnonzero(waiting.original < self.snapshot.frontier)
             self.out.pending += waiting.times.size - early.size
             if early.size:
-                high, low = identities(self._keys(waiting.events.take(pa.array(early))), self.secret)
+                high, low = self.bound.identities(waiting.events.take(pa.array(early)), self.secret)
                 self.unknown.update(zip(high.tolist(), low.tolist() or [0] * high.size, strict=True))
         self.out.unknown = len(self.unknown)
-
-    def _keys(self, rows: Any) -> pa.Table:
-        names = self.bound.key_schema.names
-        return pa.Table.from_arrays([rows.column(n) for n in names], schema=self.bound.key_schema)
 
     def _before(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The events that are to be in the state: those before its frontier, and those that lack their key."""
