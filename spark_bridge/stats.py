@@ -22,8 +22,8 @@ times in ms: take, open, step, write summed over tasks; cached: parts found open
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, overload
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
 
 from ddflow.dataflow.budget import shown_size
 from ddflow.dataflow.verdicts import SHOWN, Verdicts
@@ -159,13 +159,19 @@ def summed(batches: Iterable[EpochStats]) -> EpochStats:
 NOTHING: Final = EpochStats(None, 0, NEVER, {}, {}, 0, {}, 0, {}, False)
 
 
-class QueryStats(Sequence[EpochStats]):
+class QueryStats(tuple[EpochStats, ...]):
     """The last batches of a query, oldest first, and ``total``, of all ``epochs`` that were committed.
 
     Prints as a table; equal where the batches are."""
 
-    def __init__(self, batches: Iterable[EpochStats], total: EpochStats, epochs: int) -> None:
-        self._batches, self.total, self.epochs = tuple(batches), total, epochs
+    total: EpochStats
+    epochs: int
+
+    def __new__(cls, batches: Iterable[EpochStats], total: EpochStats, epochs: int) -> QueryStats:
+        """As the class says.  O(batches)."""
+        made = super().__new__(cls, batches)
+        made.total, made.epochs = total, epochs
+        return made
 
     @classmethod
     def read(cls, state: str, trust: str = "owner") -> QueryStats:
@@ -178,30 +184,12 @@ class QueryStats(Sequence[EpochStats]):
         batches = [] if manifest is None else [EpochStats.kept(epoch) for epoch in manifest.receipts]
         return cls(batches, summed(batches), len(batches))
 
-    @overload
-    def __getitem__(self, at: int) -> EpochStats: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> tuple[EpochStats, ...]: ...
-
-    def __getitem__(self, at: int | slice) -> EpochStats | tuple[EpochStats, ...]:
-        return self._batches[at]
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __iter__(self) -> Iterator[EpochStats]:
-        return iter(self._batches)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and self._batches == tuple(other)
-
     def __hash__(self) -> int:
-        return hash(tuple(each.epoch for each in self._batches))
+        return hash(tuple(each.epoch for each in self))
 
     def to_dict(self) -> dict[str, Any]:
         """In Spark's words, as ``json.dumps`` takes it: ``recentProgress``, ``total``, ``epochs``.  O(batches)."""
-        recent = [each.progress() for each in self._batches]
+        recent = [each.progress() for each in self]
         return {"recentProgress": recent, "total": self.total.progress(), "epochs": self.epochs}
 
     def __str__(self) -> str:
@@ -221,7 +209,7 @@ class QueryStats(Sequence[EpochStats]):
         )
 
     def _below(self) -> list[str]:
-        known = summed(self._batches).stages
+        known = summed(self).stages
         driver, tasks = ([name for name in names if name in known] for names in (DRIVER, TASKS))
         clock = [f"{', '.join(driver)} by the driver's clock"] if driver else []
         if tasks:
@@ -230,7 +218,7 @@ class QueryStats(Sequence[EpochStats]):
 
     def _table(self) -> list[list[str]]:
         """A row for each of the last batches, then the total; columns of verdicts and outputs where there are some."""
-        last = self._batches[-LINES:]
+        last = self[-LINES:]
         all_of = summed((*last, self.total))
         verdicts = [name for name in (*SHOWN, "absent") if all_of.counts.get(name)]
         waits = any(each.pending for each in last)
