@@ -22,7 +22,7 @@ times in ms: take, open, step, write summed over tasks; cached: parts found open
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from ddflow.dataflow.budget import shown_size
@@ -183,6 +183,9 @@ class QueryStats(tuple[EpochStats, ...]):
             manifest = newest(store)
         batches = [] if manifest is None else [EpochStats.kept(epoch) for epoch in manifest.receipts]
         return cls(batches, summed(batches), len(batches))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple.__eq__(self, tuple(other))
 
     def __hash__(self) -> int:
         return hash(tuple(each.epoch for each in self))

@@ -64,7 +64,7 @@ class StageComputation(Computation):
         self.came = {(nodes[cut.meetings[n].of], cut.meetings[n].by): each for n, each in circuit.came.items()}
         self.kept = self.kept | {nodes[each.of] for each in cut.sent(circuit.level)}
         if self.came:
-            self.times = _all_times([self.times, *(each.times for each in self.came.values())])
+            self.times = np.unique(np.concatenate([self.times, *(each.times for each in self.came.values())]))
             self.came = {known: _ranked(each, self.times) for known, each in self.came.items()}
 
     def run(self) -> Stepped:
@@ -103,10 +103,6 @@ def as_updates(table: pa.Table, schema: pa.Schema) -> Updates:
     rows = table.select(schema.names).cast(schema).combine_chunks()
     updates = Updates(rows, ranks.astype(np.int32), diffs, times if times.size else ints())
     return updates if times.size < 2 else updates.picked(np.argsort(ranks, kind="stable"))
-
-
-def _all_times(times: Sequence[Ints]) -> Ints:
-    return np.unique(np.concatenate(times))
 
 
 def _ranked(updates: Updates, times: Ints) -> Updates:

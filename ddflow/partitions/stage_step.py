@@ -39,7 +39,6 @@ from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.result import Step
 from ddflow.engine import checkpoint as recovery
-from ddflow.operators.updates import Updates
 from ddflow.partitions.epoch_start import EpochStart, own
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.stage_graph import StageComputation, StageGraph, as_updates
@@ -162,7 +161,7 @@ class StagePart:
         }
         if frontier == CLOSED:
             last = max([self.dataflow.last, *(int(each.times[-1]) for each in came.values() if each.times.size)])
-        self.levelled.came = {number: each for number, each in came.items() if _some(each)}
+        self.levelled.came = {number: each for number, each in came.items() if each.diffs.size}
         return self.dataflow.take({}, self.dataflow.judge({}, last), frontier, last)
 
     def _written(self, base: EpochStart, step: Step) -> Receipt:
@@ -263,10 +262,6 @@ def _own(record: Record, cut: Stages, level: int) -> dict[str, Any]:
         "operators": operators,
         "totals": record.record("totals").given if first else {},
     }
-
-
-def _some(updates: Updates) -> bool:
-    return bool(updates.diffs.size)
 
 
 def _sent(sums: Mapping[int, pa.Table], secret: Secret) -> str:

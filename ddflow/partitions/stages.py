@@ -146,7 +146,8 @@ class _Cutter:
                 self.level[node] = self._meeting(node.inputs[0], node.exchange()[0] or ()).level
         for name, node in self.flow.outputs.items():
             direct = node.consolidated or self.places[node].by is not None
-            level = self.level[self.places[node].roots[0]] if direct else self._meeting(node, _every(node)).level
+            meeting = None if direct else self._meeting(node, tuple(node.schema.names))
+            level = self.level[self.places[node].roots[0]] if meeting is None else meeting.level
             outputs.append((level, name))
         levels = 1 + max(level for level, _ in outputs)
         levels = max(levels, 1 + max((each.level for each in self.meetings.values()), default=0))
@@ -175,7 +176,3 @@ class _Cutter:
                 found.add(node)
                 walk.extend(node.inputs)
         return found
-
-
-def _every(node: Collection) -> Columns:
-    return tuple(node.schema.names)

@@ -86,8 +86,8 @@ class _Check:
         self.store, self.flow, self.look, self.report = store, flow, look, Report(store.where)
         self.damaged, self.compared = set[str](), dict[Blob, pa.Buffer | None]()
         self.files = set[Blob | tuple[str, Blob]]()
-        self.named: set[str] | None = set()
-        """All names that manifests hold; None once that is not known."""
+        self.named, self.all_named = set[str](), True
+        """The names that manifests hold, and whether these are all of them."""
         self.made_of: dict[int, str] = {}
         """The digests that manifests should have by those after them."""
         self.batch_store, self.seen = Memo(store, self.damaged), set[str]()
@@ -121,7 +121,7 @@ class _Check:
         except Known:
             pass
         except DdflowError as error:
-            self._unknown(file)
+            self.all_named &= not file.startswith("manifests/")
             named = _NAMED.search(error.asked) or _NAMED.search(error.found)
             if named is not None:
                 file = f"blobs/{named[0]}"
@@ -132,11 +132,7 @@ class _Check:
             self.report.problem(file, f"an invariant does not hold ({str(error)[:200] or 'see ddflow'})", number)
         except Exception as error:  # whatever it is, the others are to be looked at
             self.report.problem(file, f"{type(error).__name__}: {str(error)[:200]}", number)
-            self._unknown(file)
-
-    def _unknown(self, file: str) -> None:
-        if file.startswith("manifests/"):
-            self.named = None
+            self.all_named &= not file.startswith("manifests/")
 
     def _manifest(self, number: int) -> None:
         self.report.manifests += 1
@@ -169,23 +165,30 @@ class _Check:
     def _inventory(self, manifest: Manifest, flow: Plan | None, place: int, newest: bool) -> Record | None:
         """An inventory and all that it names, looked at; what it says, where that can be read."""
         part, number = manifest.partitions[place], manifest.number
-        self._name({part.name})
+        self.named.add(part.name)
         record = None
         with self._guard(f"blobs/{part.name}", number):
             whole = self._compare(part, number)
             if whole is None:
-                self.named = None
+                self.all_named = False
                 return None
             try:
                 record = Record.parse(whole, f"the file {part.name} of {self.store.where}")
-                names = files_named(bytes(whole))
+                self.named |= files_named(bytes(whole))
             except BaseException:
-                self.named = None
+                self.all_named = False
                 raise
-            self._name(names)
             for blob in record.files():
                 self._compare(blob, number)
-            self._examination(manifest, flow, place, newest).run(record)
+            Examination(
+                manifest,
+                place % manifest.spread,
+                self._operators(manifest, flow),
+                self.batch_store,
+                lambda: self._guard(f"blobs/{part.name}", number),
+                self.seen,
+                newest,
+            ).run(record)
         return record
 
     def _plan(self, manifest: Manifest) -> Plan | None:
@@ -199,18 +202,6 @@ class _Check:
                     "and not looked at; give the flow to do that"
                 )
         return None
-
-    def _examination(self, manifest: Manifest, flow: Plan | None, place: int, whole: bool) -> Examination:
-        part = manifest.partitions[place].name
-        return Examination(
-            manifest,
-            place % manifest.spread,
-            self._operators(manifest, flow),
-            self.batch_store,
-            lambda: self._guard(f"blobs/{part}", manifest.number),
-            self.seen,
-            whole,
-        )
 
     def _operators(self, manifest: Manifest, flow: Plan | None) -> Operators:
         """New operators of a manifest's plan, counts where the flow is known."""
@@ -277,7 +268,7 @@ class _Check:
         """How many rows a file of an output has; None when that was not, or could not be, found out now."""
         if blob.name.endswith(PARQUET):
             return self._parquet(manifest, epoch, name, blob)
-        self._name({blob.name})
+        self.named.add(blob.name)
         whole = self._compare(blob, manifest.number)
         schema = None if flow is None else flow.updates_schema(name)
         if whole is None or schema is None or blob.name in self.seen:
@@ -304,12 +295,8 @@ class _Check:
             return int(pq.ParquetFile(pa.BufferReader(data)).metadata.num_rows)
         return None
 
-    def _name(self, names: set[str]) -> None:
-        if self.named is not None:
-            self.named |= names
-
     def _garbage(self, entries: list[Entry]) -> None:
-        if self.named is None:
+        if not self.all_named:
             self.report.garbage = self.report.garbage_bytes = None
             return
         left = [entry for entry in entries if entry.name not in self.named]
