@@ -31,7 +31,7 @@ from ddflow.partitions.merged_receipts import ROWS
 from ddflow.partitions.receipt import Committed
 from ddflow.storage.manifest import Epoch, newest
 from ddflow.storage.opening import opened_store
-from ddflow.terminal import html_table, printable, text_table
+from ddflow.terminal import counted, html_table, printable, text_table
 from ddflow.time import NEVER, shown
 
 LINES: Final = 10
@@ -206,7 +206,7 @@ class QueryStats(tuple[EpochStats, ...]):
     def _above(self) -> str:
         total = self.total
         return (
-            f"{self.epochs:,} epoch{'' if self.epochs == 1 else 's'}, {sum(total.rows.values()):,} rows in, "
+            f"{counted(self.epochs, 'epoch')}, {sum(total.rows.values()):,} rows in, "
             f"{sum(total.updates.values()):,} updates out, {shown_size(total.nbytes)} written; "
             f"frontier {shown(total.frontier)}"
         )

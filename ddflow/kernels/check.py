@@ -12,15 +12,8 @@ ddflow wrote them. It takes as long as reading the columns.
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
+from ddflow.kernels.arrays import Flags, Ints, Words
 from ddflow.kernels.compile import kernel
-
-Words = np.ndarray[Any, np.dtype[np.uint64]]
-Ints = np.ndarray[Any, np.dtype[np.int64]]
-Flags = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 @kernel
