@@ -23,6 +23,7 @@ def first_wrong(high: Words, low: Words, time: Ints, live: Flags) -> int:
     high: uint64[n].  low: uint64[n], or of size 0 where one word is enough.  time: int64[n], or of size 0 where all
     rows have one.  live: uint8[n], or of size 0 where all are the same.  O(n).
 
+    >>> import numpy as np
     >>> none = np.empty(0, np.uint64)
     >>> first_wrong(np.array([1, 2], np.uint64), none, np.empty(0, np.int64), np.array([1, 3], np.uint8))
     1

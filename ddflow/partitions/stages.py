@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from ddflow.errors import SpecError
-from ddflow.plan.collection import Collection, Columns, Plan
+from ddflow.plan.collection import Collection, Columns, Plan, behind
 
 ALL: Final = pa.schema({"all": pa.bool_()})
 """The columns of sums that are not by any: one that is true in all rows, for something must carry them."""
@@ -136,7 +136,7 @@ class _Cutter:
         self.at = {node: n for n, node in enumerate(flow.nodes)}
         self.meetings: dict[tuple[Any, ...], Exchange] = {}
         self.level: dict[Collection, int] = dict.fromkeys(flow.inputs.values(), 0)
-        self.needed = self._needed()
+        self.needed = behind([*flow.inputs.values(), *flow.outputs.values()])
 
     def cut(self) -> Stages:
         """The cut."""
@@ -165,14 +165,3 @@ class _Cutter:
             schema = pa.schema([of.schema.field(name) for name in by]) if by else ALL
             self.meetings[known] = Exchange(len(self.meetings), level, self.at[of], by, schema)
         return self.meetings[known]
-
-    def _needed(self) -> set[Collection]:
-        """What outputs depend on, and all inputs: their rows are judged, whoever reads them."""
-        found = set[Collection](self.flow.inputs.values())
-        walk = list(self.flow.outputs.values())
-        while walk:
-            node = walk.pop()
-            if node not in found:
-                found.add(node)
-                walk.extend(node.inputs)
-        return found

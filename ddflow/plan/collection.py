@@ -16,7 +16,7 @@ and the registry has its class.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import pyarrow as pa
@@ -168,6 +168,17 @@ class Collection:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{f.name} {f.type}' for f in self.schema)})"
+
+
+def behind(roots: Iterable[Collection]) -> set[Collection]:
+    """Collections and all that they are made of.  O(those)."""
+    found, ahead = set[Collection](), list(roots)
+    while ahead:
+        node = ahead.pop()
+        if node not in found:
+            found.add(node)
+            ahead += node.inputs
+    return found
 
 
 def widened(table: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -140,7 +140,7 @@ def rebuild(description: Mapping[str, Any], where: str = "a state") -> Plan:
         outputs = whole.record("outputs")
         for name in outputs.names():
             flow.output(name, made[outputs.text(name)])
-        found = PlanRecord(made.values()).ids
+        found = PlanRecord([*made.values()]).ids
     except (CorruptState, _Absent):
         raise
     except (CycleError, *_UNFIT) as error:

@@ -63,9 +63,9 @@ def open_store(given: Any, *, trust: str = "owner", create: bool = True, readonl
 
 
 @contextmanager
-def opened_store(given: Any, *, trust: str = "owner", create: bool = False, readonly: bool = True) -> Iterator[Store]:
+def opened_store(given: Any, *, trust: str = "owner", readonly: bool = True) -> Iterator[Store]:
     """As `open_store`, of a state that there is; closed at the end, but for a store that was given open."""
-    store = open_store(given, trust=trust, create=create, readonly=readonly)
+    store = open_store(given, trust=trust, create=False, readonly=readonly)
     try:
         yield store
     finally:
