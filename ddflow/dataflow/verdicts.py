@@ -89,11 +89,6 @@ class Verdicts:
         return ", ".join(parts) or "no events"
 
 
-def counted(counts: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, int]:
-    """How many events have each verdict, by name, from counts by code."""
-    return dict(zip(NAMES, counts.tolist(), strict=True))
-
-
 def named(codes: np.ndarray[Any, np.dtype[Any]]) -> pa.Array:
     """Verdict codes as a text column."""
     return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int8)), pa.array(NAMES)).cast(pa.string())

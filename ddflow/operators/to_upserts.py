@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import did_you_mean
-from ddflow.columns.schema import conform, one_chunk, updates_schema
+from ddflow.columns.schema import arrays, conform, one_chunk, updates_schema
 from ddflow.errors import SpecError
 from ddflow.operators.base import Context, Operator, Running, register
 from ddflow.operators.held_rows import HeldChange, HeldRows
@@ -199,8 +199,7 @@ class RunningToUpserts(Running):
 
     def _rows(self, updates: Updates, made: ToUpserts) -> Updates:
         """The same with the columns declared: what may be null differs from piece to piece, encodings may."""
-        columns = [updates.rows.column(name) for name in made.row.names]
-        columns = [one_chunk(column) if isinstance(column, pa.ChunkedArray) else column for column in columns]
+        columns = arrays(updates.rows, made.row.names)
         if all(column.type == field.type for column, field in zip(columns, made.row, strict=True)):
             return updates._replace(rows=pa.Table.from_arrays(columns, schema=made.row))
         table = pa.Table.from_arrays(columns, names=made.row.names)

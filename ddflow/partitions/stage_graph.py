@@ -13,7 +13,7 @@ summed first, so that one update a row and time leaves a partition.
 >>> circuit = StageGraph(cut(flow), 1, Secret(1, 2))
 >>> rows = pa.table({"city": ["Bern", "Bern"], "_time": [7, 7], "_diff": [2, 1]})
 >>> circuit.came = {0: as_updates(rows, circuit.cut.meetings[0].schema)}
->>> StageComputation(circuit, {}, 7, UpdateBuffer(None, 0), print).run().outputs["by_city"].to_pylist()
+>>> StageComputation(circuit, {}, 7, UpdateBuffer(None, 0)).run().outputs["by_city"].to_pylist()
 [{'city': 'Bern', 'count': 3, '_time': 7, '_diff': 1}]
 """
 
@@ -54,7 +54,12 @@ class StageComputation(Computation):
     """One step of a level; ``sent`` of its circuit is what it sends on."""
 
     def __init__(
-        self, circuit: Graph, released: Mapping[str, Released], since: int, buffer: UpdateBuffer, observe: Observe
+        self,
+        circuit: Graph,
+        released: Mapping[str, Released],
+        since: int,
+        buffer: UpdateBuffer,
+        observe: Observe | None = None,
     ) -> None:
         super().__init__(circuit, released, since, buffer, observe)
         assert isinstance(circuit, StageGraph)
@@ -64,7 +69,7 @@ class StageComputation(Computation):
         self.came = {(nodes[cut.meetings[n].of], cut.meetings[n].by): each for n, each in circuit.came.items()}
         self.kept = self.kept | {nodes[each.of] for each in cut.sent(circuit.level)}
         if self.came:
-            self.times = _all_times([self.times, *(each.times for each in self.came.values())])
+            self.times = np.unique(np.concatenate([self.times, *(each.times for each in self.came.values())]))
             self.came = {known: _ranked(each, self.times) for known, each in self.came.items()}
 
     def run(self) -> Stepped:
@@ -103,10 +108,6 @@ def as_updates(table: pa.Table, schema: pa.Schema) -> Updates:
     rows = table.select(schema.names).cast(schema).combine_chunks()
     updates = Updates(rows, ranks.astype(np.int32), diffs, times if times.size else ints())
     return updates if times.size < 2 else updates.picked(np.argsort(ranks, kind="stable"))
-
-
-def _all_times(times: Sequence[Ints]) -> Ints:
-    return np.unique(np.concatenate(times))
 
 
 def _ranked(updates: Updates, times: Ints) -> Updates:

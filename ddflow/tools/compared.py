@@ -10,7 +10,7 @@ where its key does not belong is `CorruptState`, for no look-up would find it. W
 >>> bound, secret = bind("v", pa.schema({"k": pa.int64(), "v": pa.int64()}), Upsert(key="k")), Secret(1, 2)
 >>> def piece(*rows):
 ...     table = pa.table({"k": [k for k, _ in rows], "v": [v for _, v in rows]})
-...     return table.take(pa.array(np.argsort(identities(table.select(["k"]), secret)[0])))
+...     return table.take(pa.array(np.argsort(RowHashes(table.select(["k"]).schema, secret).of(table)[0])))
 >>> one, other = piece((1, 1), (2, 2), (3, 3)), piece((2, 2), (3, 4), (5, 5))
 >>> found = [a.against(b) for a, b in aligned(iter([one]), iter([other]), bound, secret)]
 >>> sum(extra.size for extra, *_ in found), sum(missing.size for _, missing, *_ in found)
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Ints, Secret, Words, identities, value_hashes
+from ddflow.columns.hashing import Ints, RowHashes, Secret, Words, value_hashes
 from ddflow.columns.rows import shown_row
 from ddflow.errors import CorruptState
 from ddflow.plan.bind import Bound
@@ -48,8 +48,7 @@ class Piece(NamedTuple):
     @classmethod
     def of(cls, table: pa.Table, bound: Bound, secret: Secret) -> Piece:
         """Of a table, in order.  O(n).  Raises `CorruptState` where it is not."""
-        keys = pa.Table.from_arrays([table.column(n) for n in bound.key_schema.names], schema=bound.key_schema)
-        high, low = identities(keys, secret, table.num_rows)
+        high, low = RowHashes(bound.key_schema, secret).of(table)
         after = high[1:] > high[:-1]
         if low.size:
             after |= (high[1:] == high[:-1]) & (low[1:] > low[:-1])

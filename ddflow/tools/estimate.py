@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import Secret, identities, is_wide
+from ddflow.columns.hashing import RowHashes, Secret, is_wide
 from ddflow.columns.rows import offset_width, width
 from ddflow.columns.schema import conform, empty, one_batch, to_schema, to_table
 from ddflow.columns.sorting import sort
@@ -197,9 +197,8 @@ class _Seen:
         nbytes, alive, parts = 0.0, 0, []
         for batch in batches:
             events = _events(batch, self.bound)
-            by_key = pa.RecordBatch.from_arrays([events.column(n) for n in spec.key], schema=self.bound.key_schema)
             gone = self.bound.deletes(events) != 0
-            parts.append((*identities(by_key, SECRET), gone))
+            parts.append((*RowHashes(self.bound.key_schema, SECRET).of(events), gone))
             rows = events.filter(pa.array(~gone)) if gone.any() else events
             nbytes, alive = nbytes + sum(_nbytes(rows.column(name)) for name in stored), alive + rows.num_rows
         high, low, gone = (np.concatenate(columns) for columns in zip(*parts, strict=True))

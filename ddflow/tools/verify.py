@@ -33,7 +33,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Ints, Secret, identities, validity, words
+from ddflow.columns.hashing import Ints, Secret, validity, words
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.rows import shown_row
 from ddflow.engine.logs import MARKS, as_fed, batches, parts_of
@@ -261,13 +261,9 @@ class _Comparison:
             early = np.flatnonzero(waiting.original < self.snapshot.frontier)
             self.out.pending += waiting.times.size - early.size
             if early.size:
-                high, low = identities(self._keys(waiting.events.take(pa.array(early))), self.secret)
+                high, low = self.upsert.keys.of(waiting.events.take(pa.array(early)))
                 self.unknown.update(zip(high.tolist(), low.tolist() or [0] * high.size, strict=True))
         self.out.unknown = len(self.unknown)
-
-    def _keys(self, rows: Any) -> pa.Table:
-        names = self.bound.key_schema.names
-        return pa.Table.from_arrays([rows.column(n) for n in names], schema=self.bound.key_schema)
 
     def _before(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The events that are to be in the state: those before its frontier, and those that lack their key."""

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from ddflow.columns.hashing import Ints, Secret, value_hashes
 from ddflow.columns.rows import dense_ranks
-from ddflow.columns.schema import conform, one_chunk
+from ddflow.columns.schema import conform, one_batch
 from ddflow.errors import IllegalTransition, ListTooLong, MergerFailed, SchemaMismatch, SpecError
 from ddflow.kernels.fold import Walked
 from ddflow.kernels.scalars import FINE, NULL, TOO_MANY, machine, records
@@ -140,10 +140,9 @@ class Machined:
         if sorted(made.schema.names) != sorted(full.names):
             self._fail(f"it returned the columns {made.schema.names}", f"return {full.names}")
         try:
-            table = conform(pa.Table.from_batches([made]), full, repr(self.name))
+            batch = one_batch(conform(pa.Table.from_batches([made]), full, repr(self.name)))
         except SchemaMismatch as error:
             self._fail(f"{error.asked}: {error.found}", f"return {full}", error)
-        batch = pa.RecordBatch.from_arrays([one_chunk(column) for column in table.columns], schema=full)
         event: Ints = np.asarray(batch.column(EVENT))
         if event.size and (event.min() < 0 or event.max() >= events.num_rows):
             self._fail(
