@@ -21,7 +21,17 @@ def cut(text: str, most: int = 300) -> str:
 
 
 class DdflowError(Exception):
-    """The root of all of them: ``asked``, ``found`` and ``remedy`` are fields, the message is built from them."""
+    """The base class of all errors of ddflow.  The message is ``asked: found; remedy``.
+
+    Parameters
+    ----------
+    asked : str
+        What was asked for.
+    found : str
+        What was found.
+    remedy : str
+        What to do about it.
+    """
 
     def __init__(self, asked: str, found: str, remedy: str) -> None:
         super().__init__(asked, found, remedy)

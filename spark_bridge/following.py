@@ -44,7 +44,7 @@ from spark_bridge.reading import parts_of, sent
 
 Offset = dict[str, Any]
 BYTES: Final = 32 << 20
-"""FileSplit of a batch are read together, by one task, up to so many bytes."""
+"""Splits of a batch are read together, by one task, up to so many bytes."""
 AGAIN: Final = (
     "follow it more often; have the state keep more epochs (keep=); or let its outputs go to a folder "
     "(outputs=), where they stay, and follow its Parquet files; or start again, with a new checkpoint"

@@ -86,10 +86,24 @@ def find_java() -> Java:
 
 
 def ensure_java() -> Path:
-    """Make the environment fit for starting Spark, and return the JAVA_HOME it will use.
+    """Make the environment fit for starting Spark.  Call it before the session is created.
 
-    Sets JAVA_HOME unless it already names a Java that fits, and PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON unless they
-    are set.  Raises MissingExtra when there is no Java that fits.  Call it before the session is created.
+    It sets JAVA_HOME unless that names a Java that fits, and PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON unless they are
+    set.
+
+    Returns
+    -------
+    pathlib.Path
+        The JAVA_HOME that Spark will use.
+
+    Raises
+    ------
+    MissingExtra
+        If no Java fits: 17 or newer.
+
+    Notes
+    -----
+    It starts each candidate once or twice, at about 0.1 s each.
     """
     java = find_java()
     home = java.home if java.complete else _shim(java)

@@ -34,11 +34,19 @@ Callback = Callable[[Any], Any]
 
 
 class Listener(StreamingQueryListener):
-    """To be given to ``spark.streams.addListener``.
+    """A listener for ``spark.streams.addListener`` that adds ddflow's figures to Spark's progress.
 
-    ``callback``: is called with every progress of a query that feeds a state: Spark's ``StreamingQueryProgress`` with
-    one attribute more, ``ddflow``: a `spark_bridge.stats.EpochStats`, or None where no epoch is known of it, as for a
-    trigger that found no rows.  ``recent``: the last `RECENT` of them.  What it raises, Spark logs.
+    Parameters
+    ----------
+    callback : callable, optional
+        Called with each progress of a query that feeds a state: Spark's ``StreamingQueryProgress`` with one more
+        attribute, ``ddflow``: a `spark_bridge.stats.EpochStats`, or None where no epoch is known of it, as for a
+        trigger that found no rows.  Spark logs what it raises.
+
+    Attributes
+    ----------
+    recent : collections.deque
+        The last ``RECENT`` of these progresses.
     """
 
     RECENT: Final = KEPT
@@ -48,7 +56,17 @@ class Listener(StreamingQueryListener):
         self.recent: deque[Any] = deque(maxlen=self.RECENT)
 
     def onQueryProgress(self, event: Any) -> None:
-        """Join, keep and call back.  O(epochs that are kept)."""
+        """Add the figures to a progress, keep it, and call back.
+
+        Parameters
+        ----------
+        event : QueryProgressEvent
+            Spark's.  A query that feeds no state is left alone.
+
+        Notes
+        -----
+        O(e), for e kept epochs.
+        """
         progress = event.progress
         account = ACCOUNTS.of(str(progress.id))
         if account is None:
@@ -60,13 +78,13 @@ class Listener(StreamingQueryListener):
             self.callback(progress)
 
     def onQueryStarted(self, event: Any) -> None:
-        """Nothing: what feeds a state is known by its first batch."""
+        """Do nothing: a query that feeds a state is known by its first batch."""
 
     def onQueryIdle(self, event: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def onQueryTerminated(self, event: Any) -> None:
-        """Nothing: its last progress may be still to come."""
+        """Do nothing: the query's last progress may be still to come."""
 
 
 class Account:

@@ -58,11 +58,40 @@ def rescale(
     memory: str | int | None = None,
     trust: Literal["owner", "group"] = "owner",
 ) -> Rescaled:
-    """Split or join the partitions of a state, as ``ddflow rescale`` does; by a job where its files take `LARGE` bytes.
+    """Split or join the partitions of a state, as ``ddflow rescale`` does.
 
-    ``flow``: its plan, where that has functions of one's own.  ``session``: by default the active one.  ``memory``:
-    what a task may take.  ``trust``: as in `Flow.open`.  Stop what feeds the state first: it is `Fenced` otherwise.
-    O(bytes of the state).  Raises what `ddflow.partitions.rescale.rescale` raises, and `SpecError` without a session.
+    Stop what feeds the state first; otherwise it is `Fenced`.
+
+    Parameters
+    ----------
+    state : str
+        A folder that driver and executors see, or ``s3://bucket/prefix``.
+    partitions : int
+        How many there shall be, 1 or more.
+    flow : Flow, optional
+        The state's plan; needed where it has functions of your own.
+    session : SparkSession, optional
+        By default the active one.
+    memory : str or int, optional
+        What a task may take, such as "1GB".
+    trust : {"owner", "group"}
+        As in `Flow.open`.
+
+    Returns
+    -------
+    Rescaled
+        What was made of the state.
+
+    Raises
+    ------
+    SpecError
+        Without a session, and for a number of partitions that cannot be.
+    DdflowError
+        What `ddflow.partitions.rescale.rescale` raises.
+
+    Notes
+    -----
+    O(bytes of the state).  It runs a Spark job if the state's files take 64 MiB or more.
     """
     address, size, session = check_address(state), parse_size(memory), session or SparkSession.getActiveSession()
     asked = f"rescale {address} to {partitions} partitions"

@@ -31,7 +31,8 @@ from ddflow.engine.flow import Flow
 from ddflow.errors import SchemaMismatch, SpecError, WrongMode
 from ddflow.partitions.receipt import Committed
 from ddflow.partitions.stages import Stages, cut
-from ddflow.plan.collection import Plan, behind
+from ddflow.plan.codec import behind
+from ddflow.plan.collection import Plan
 from spark_bridge.job import KEEP, ROWS, Job, StateOptions, check_address, checked, joined, mapped, routed, router
 from spark_bridge.monitoring import log
 from spark_bridge.stats import EpochStats
@@ -51,8 +52,12 @@ class OutputFiles(NamedTuple):
 
 
 class Ran(Mapping[str, DataFrame]):
-    """The outputs of an epoch by name, as DataFrames of its files.  ``frontier``: the least time still open.
-    ``rows``: that came, by input.  ``figures``: microseconds and bytes, over all tasks, and of the driver."""
+    """The outputs of an epoch: a mapping of each name to a DataFrame of its committed files.
+
+    ``epoch``, ``time``: its number, and the ``_time`` of its updates.  ``frontier``: the least time still open.
+    ``replayed``: whether it had been committed before.  ``verdicts``: of its events.  ``rows``: that came, by input.
+    ``figures``: microseconds and bytes, over all tasks, and of the driver.
+    """
 
     def __init__(self, shapes: Mapping[str, Shape], done: Committed, files: OutputFiles) -> None:
         self._shapes, self._done, self._files = shapes, done, files
@@ -79,7 +84,7 @@ class Ran(Mapping[str, DataFrame]):
         return f"Ran(epoch {self.epoch}; {', '.join(sizes)}; {self.verdicts})"
 
     def updates(self, name: str) -> int:
-        """How many updates an output gained, without reading them.  O(1)."""
+        """How many updates an output gained, an int, without reading them.  O(1)."""
         output = self._done.outputs.get(name)
         return 0 if output is None else output.rows
 
@@ -119,27 +124,50 @@ def run(
     part_cache: str | int | None = "512MB",
     keep: int = KEEP,
 ) -> Mapping[str, DataFrame]:
-    """Run a flow over batch DataFrames, one for each input; gives a DataFrame for each output.
+    """Run a flow over batch DataFrames: a DataFrame of updates for each output.
 
-    With a ``state``, a folder that driver and executors see or ``s3://bucket/prefix``, it runs at once, as one epoch of
-    that state, committed when it returns; inputs without a DataFrame have no rows.  What it gives is a `Ran`, whose
-    frames read the committed files.  ``partitions``: of a new state; one of another number is refused.  ``epoch``: its
-    number; one that is committed returns what it returned.  ``outputs``: a folder in which its updates appear as
-    Parquet.  ``close``: close all times after it, in hold-back mode.  ``memory``: what a task may take.  ``trust``: as
-    in `Flow.open`.  ``part_cache``: what a worker may keep open of the state.  ``keep``: how many epochs can be
-    replayed, and be followed.  Raises then also `StateRefused`, `PlanChanged`, `EpochSkipped`, `ReplayMismatch`,
-    `Fenced`, `NullKey` and what else a step raises, as `Flow.open` and `Engine.step` do.
+    Without ``state``, it runs from an empty start and the frames are lazy: no job runs yet.  With ``state``, it runs at
+    once, as one epoch, committed when it returns; inputs without a DataFrame have no rows.
 
-    Without one, the plan runs from an empty start, frames are lazy, and all that follows holds.
+    Parameters
+    ----------
+    flow, frames
+        The plan; a DataFrame by input, whose columns are matched by name.
+    partitions : int, optional
+        Of each shuffle, by default Spark's ``spark.sql.shuffle.partitions``; or of a new state.  A state of another
+        number is refused.
+    state : str, optional
+        A folder that driver and executors see, or ``s3://bucket/prefix``.  All further parameters need it.
+    epoch : int, optional
+        The epoch's number.  A committed one returns what it returned.
+    outputs : str, optional
+        A folder in which the updates appear as Parquet.
+    close : bool
+        Hold-back mode: close all times after the epoch.
+    memory : str or int, optional
+        What a task may take, such as "1GB".
+    trust, part_cache, keep
+        As in `Flow.open`; what a worker may keep open of the state; how many epochs you can replay, and follow.
 
-    Epoch mode is one step, stamped 0; hold-back mode takes all events in and closes the input.  ``partitions``: of each
-    shuffle, by default Spark's ``spark.sql.shuffle.partitions``.  Columns are matched by name.  Where arrival decides
-    (``tie="last"`` or ``"first"``), it is by partition of the frame, then by row in the partition.  Runs no job itself.
+    Returns
+    -------
+    mapping of str to DataFrame
+        With ``state`` a `Ran`, whose frames read the committed files.
 
-    Raises `SpecError` for a flow without outputs, an output that Spark has no type for, or a bad ``partitions``;
-    `SchemaMismatch` for an input or column that is missing, unknown, or of another type; `NotArrow` for what is
-    no DataFrame; `WrongMode` for a stream; `MissingExtra` where pandas is missing, which PySpark asks for.  What only
-    rows can show (null keys, ties) fails the job that reads them, with ddflow's message inside Spark's.
+    Raises
+    ------
+    SpecError, SchemaMismatch, NotArrow, WrongMode, MissingExtra
+        `SpecError` for no output, one without a Spark type, or bad ``partitions``; `SchemaMismatch` for a missing or
+        wrong input or column; `NotArrow` for no DataFrame; `WrongMode` for a stream; `MissingExtra` without pandas (for
+        PySpark).
+    StateRefused, PlanChanged, EpochSkipped, ReplayMismatch, Fenced, NullKey
+        With ``state``, as `Flow.open` and `Engine.step`.
+
+    Notes
+    -----
+    Epoch mode is one step, stamped 0; hold-back mode takes all events in and closes the input.  Where arrival decides
+    (``tie="last"`` or ``"first"``), it is by partition of the frame, then by row.  What only rows show (null keys,
+    ties) fails the job that reads them, with ddflow's message inside Spark's.
     """
     check_frames(flow, frames)
     if state is not None:
@@ -152,18 +180,46 @@ def run(
 
 
 def stage(flow: Flow) -> OnlyStage:
-    """The one stage of a flow as a function for ``mapInArrow``; the caller has brought each key into one partition.
+    """The one stage of a flow as a function for ``mapInArrow``.  You bring each key into one partition.
+
+    Parameters
+    ----------
+    flow : Flow
+        A plan of one input, one output and one stage.
+
+    Returns
+    -------
+    OnlyStage
+        A function from record batches to record batches.
+
+    Raises
+    ------
+    SpecError
+        For several inputs or outputs, for a second shuffle, and for a tie that arrival decides, because nothing can
+        carry it through your shuffle.
+
+    Examples
+    --------
+    Run it on a DataFrame ``df``, partitioned by the key::
 
         df.repartition(8, "id").mapInArrow(spark_bridge.stage(flow), schema=spark_bridge.schema(flow))
-
-    Raises `SpecError` for a flow that takes more than that: several inputs or outputs, a second shuffle, or a tie
-    that arrival decides, since nothing can carry it through the caller's shuffle.
     """
     return OnlyStage(_only(flow.frozen()), Secret.fresh())
 
 
 def schema(flow: Flow) -> StructType:
-    """The columns of a flow's one output, as Spark types.  Raises `SpecError` where there is not one, or no type."""
+    """The columns of the one output of ``flow``, as Spark types.
+
+    Returns
+    -------
+    pyspark.sql.types.StructType
+        The row's columns, then ``_time`` and ``_diff``.
+
+    Raises
+    ------
+    SpecError
+        If there is not exactly one output, or no Spark type for a column.
+    """
     if len(flow.outputs) != 1:
         raise SpecError(
             "the schema of a flow",

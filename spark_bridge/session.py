@@ -63,10 +63,21 @@ SETTINGS: Final = (
 
 
 def configure(builder: Any, *, cache: str | None = None, explain: bool = False) -> Any:
-    """A ``SparkSession.builder`` with what ddflow profits from; to be called before the session is made.
+    """Give a ``SparkSession.builder`` the settings that suit ddflow.  Call it before the session is made.
 
-    ``cache``: a folder on each machine where compiled kernels are kept, private to the user; by default that of the
-    platform.  ``explain``: print every setting, and why.
+    Parameters
+    ----------
+    builder : SparkSession.Builder
+        A setting that it has already stays.
+    cache : str, optional
+        A folder on each machine for compiled kernels, private to the user.  By default that of the platform.
+    explain : bool
+        Print each setting, and why.
+
+    Returns
+    -------
+    SparkSession.Builder
+        The same builder, with the settings.
     """
     chosen = list(SETTINGS)
     place = cache or os.environ.get(CACHE)

@@ -44,20 +44,43 @@ OPTIONS: Final = ("path", "output", "trust", *BATCH, *STREAM)
 
 
 class DdflowSource(DataSource):
-    """``spark.dataSource.register(DdflowSource)``, and then ``spark.read.format("ddflow").load(state)``, or
-    ``readStream``; docs/spark.md has the options.  ``flow``: the plan, where the state's own has functions: see `of`.
+    """The Spark data source ``ddflow``, which reads and follows states.  docs/spark.md has the options.
+
+    Attributes
+    ----------
+    flow : Plan or None
+        The plan, where the state's own has functions: see `of`.
+
+    Examples
+    --------
+    Register it, then load a state::
+
+        spark.dataSource.register(DdflowSource)
+        spark.read.format("ddflow").load(state)
+        spark.readStream.format("ddflow").load(state)
     """
 
     flow: Plan | None = None
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """The format's name, ``"ddflow"``."""
         return "ddflow"
 
     @classmethod
     def of(cls, flow: Plan) -> type[DdflowSource]:
-        """The input of states of one plan, whose functions no state holds: to be registered instead."""
+        """The data source for states of one plan with functions, which no state holds.  Register it instead.
+
+        Parameters
+        ----------
+        flow : Plan
+            The plan.
+
+        Returns
+        -------
+        type of DdflowSource
+            A class of the same format name.
+        """
         given = flow.frozen()
 
         class Given(cls):  # type: ignore[misc, valid-type]
@@ -66,18 +89,50 @@ class DdflowSource(DataSource):
         return Given
 
     def schema(self) -> StructType:
-        """The columns of the output's updates.  O(plan).
+        """The columns of the output's updates.
 
-        Raises `SpecError` for options, names and types that are none; `StateRefused`, `CorruptState`, `PlanChanged`.
+        Returns
+        -------
+        pyspark.sql.types.StructType
+            The row's columns, then ``_time`` and ``_diff``.
+
+        Raises
+        ------
+        SpecError
+            For options, names and types that do not exist.
+        StateRefused, CorruptState, PlanChanged
+            As `ddflow.read` does.
+
+        Notes
+        -----
+        O(the plan).
         """
         with self._opened() as (_, _, plan, name):
             return spark_schema(plan.updates_schema(name), f"output {name!r}")
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """What reads a batch: the newest version there is, or that of an epoch.  O(plan).
+        """Make what reads a batch: the newest version, or that of an epoch.
 
-        ``schema``: those columns that are wanted.  Raises what `schema` does; `NotReadable` for a time that cannot be
-        read; `SnapshotExpired`.
+        Parameters
+        ----------
+        schema : pyspark.sql.types.StructType
+            The columns that are wanted.
+
+        Returns
+        -------
+        DataSourceReader
+            Of that version.
+
+        Raises
+        ------
+        NotReadable, SnapshotExpired
+            For a time that cannot be read; for an epoch that is not kept.
+        DdflowError
+            What `schema` raises.
+
+        Notes
+        -----
+        O(the plan).
         """
         self._refuse(STREAM, "a batch", "use readStream")
         as_of, epoch, after, to = (self._number(name) for name in BATCH[:4])
@@ -103,8 +158,29 @@ class DdflowSource(DataSource):
             return kind(Read(version, self.flow, name, columns, as_of, after), plan, manifest)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """What follows a state's epochs.  O(plan).  Raises as `reader` does, and `MissingExtra` for a limit of epochs
-        before PySpark 4.2."""
+        """Make what follows a state's epochs.
+
+        Parameters
+        ----------
+        schema : pyspark.sql.types.StructType
+            The columns that are wanted.
+
+        Returns
+        -------
+        DataSourceStreamReader
+            From the epoch that the options say.
+
+        Raises
+        ------
+        MissingExtra
+            For a limit of epochs before PySpark 4.2.
+        DdflowError
+            What `reader` raises.
+
+        Notes
+        -----
+        O(the plan).
+        """
         self._refuse(BATCH, "a stream", "use read")
         most = self._number("maxEpochsPerTrigger")
         if most is not None and most < 1:

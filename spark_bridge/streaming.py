@@ -53,21 +53,27 @@ def stream(
     part_cache: str | int | None = "512MB",
     keep: int = KEEP,
 ) -> Stream:
-    """A query to `Stream.start`, that feeds streaming DataFrames into a state, an epoch a batch.
+    """Make a query that feeds streaming DataFrames into a state, one epoch a batch.  Call its `Stream.start`.
 
     ``frames``: by input; several are read side by side.  ``state``: a folder that driver and executors see, or
-    ``s3://bucket/prefix``; made if it is not there.  ``partitions``: of a new state, by default as many as there are
+    ``s3://bucket/prefix``; it is made if it does not exist.  ``partitions``: of a new state, by default the number of
     cores, at most ``spark.sql.shuffle.partitions``; a state of another number is refused.  ``outputs``: a folder in
-    which every epoch's updates appear as Parquet, or a function that is called with the outputs and the number of each
-    epoch once it is committed, again if the batch is given again, or the end is come to again.  ``keep``: how many
-    epochs can be replayed, and be followed by other jobs.  ``checkpoint``: Spark's, by default the state's folder
-    with ``.checkpoint`` behind it.  ``trigger``: what ``writeStream.trigger`` takes.  ``close``: whether the end of the
-    input closes all times, in hold-back mode, with a trigger that has an end.  ``adopt``: let this query go on with a
-    state that another one has fed.  ``memory``: what a task may take.  ``part_cache``: what a worker may keep open of
-    the state between batches.
+    which each epoch's updates appear as Parquet, or a function that is called with the outputs and the number of each
+    epoch once it is committed, and again if the batch is given again or the end is reached again.  ``checkpoint``:
+    Spark's, by default the state's folder with ``.checkpoint`` behind it.  ``trigger``: what ``writeStream.trigger``
+    takes.  ``close``: whether the end of the input closes all times, in hold-back mode, with a trigger that has an end.
+    ``adopt``: let this query continue a state that another one has fed.  ``memory``: what a task may take, such as
+    "1GB".  ``name``: of the query, for Spark's pages and the log.  ``trust``: as in `Flow.open`.  ``part_cache``: how
+    much of the state, such as "512MB", a worker may keep open between batches.  ``keep``: how many epochs can be
+    replayed, and followed by other jobs.
 
-    Runs nothing yet.  Raises `SpecError`, `SchemaMismatch`, `NotArrow`, and `WrongMode` for a DataFrame that is no
-    stream.
+    Runs nothing yet; O(the plan).
+
+    Raises
+    ------
+    SpecError, SchemaMismatch, NotArrow, WrongMode
+        For options that do not fit; columns that do not; no DataFrame; a DataFrame that is no stream, or ``close`` in
+        epoch mode.
     """
     place = check_address(state, outputs)
     check_frames(flow, frames)
@@ -184,7 +190,7 @@ class Feeder:
 
 
 class Stream:
-    """A query that is yet to be started; `stream` makes it."""
+    """A query that is not started yet.  `stream` makes it."""
 
     def __init__(
         self,
@@ -201,7 +207,17 @@ class Stream:
     def start(self) -> Query:
         """Open the state, and start the query.
 
-        Raises what `Job` raises, and what Spark does, such as for a trigger that it does not know.
+        Returns
+        -------
+        Query
+            Spark's ``StreamingQuery``, and ddflow's figures of it.
+
+        Raises
+        ------
+        DdflowError
+            What opening the state raises.
+        Exception
+            What Spark raises, such as for a trigger that it does not know.
         """
         # Of this query alone: an earlier one may still be at its end.
         session, feeder = session_of(self.frames), copy(self.feeder)
@@ -230,11 +246,24 @@ class Epochs:
         self._feeder, self._elsewhere = feeder, elsewhere
 
     def stats(self) -> QueryStats:
-        """The last epochs that the query committed since it was started, oldest first, and the total: rows, verdicts,
-        updates, bytes, times.  Prints as a table.  O(epochs that are kept).
+        """The last epochs that the query committed since it was started, oldest first, and the total.
 
-        Where another process commits, those that the state keeps, of every writer; then raises `StateRefused` where the
-        state cannot be seen from here, and what `QueryStats.read` raises.
+        Where another process commits, as on Spark Connect, these are the epochs that the state keeps, of every writer.
+
+        Returns
+        -------
+        QueryStats
+            Rows, verdicts, updates, bytes and times.  It prints as a table.
+
+        Raises
+        ------
+        StateRefused
+            Where another process commits, if the state cannot be seen from here; then also what `QueryStats.read`
+            raises.
+
+        Notes
+        -----
+        O(e), for e kept epochs.
         """
         if not self._elsewhere:
             return self._feeder.account.stats()
@@ -247,9 +276,14 @@ class Epochs:
 
 
 class Query:
-    """A running query: Spark's own ``StreamingQuery``, and ddflow's statistics of it, under ``ddflow``.
+    """A running query: Spark's own ``StreamingQuery``, and ddflow's figures of it.
 
-    An error of ddflow's that ended it is raised as that, by `awaitTermination` and `processAllAvailable`.
+    `awaitTermination` and `processAllAvailable` raise an error of ddflow's that ended it as that error.
+
+    Attributes
+    ----------
+    ddflow : Epochs
+        The figures of its epochs.
     """
 
     def __init__(self, started: Any, feeder: Feeder, session: Any, close: bool) -> None:
@@ -261,9 +295,22 @@ class Query:
         return getattr(self._query, name)
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:
-        """Wait for the end, at most ``timeout`` seconds; then whether it has ended.  As Spark's own.
+        """Wait for the end of the query.  With ``close=True``, all times are closed once it has ended by itself.
 
-        With ``close=True``, all times are closed once it has ended by itself.  Raises what ended it.
+        Parameters
+        ----------
+        timeout : int, optional
+            At most so many seconds.
+
+        Returns
+        -------
+        bool or None
+            With a ``timeout``, whether the query has ended, as Spark's own.
+
+        Raises
+        ------
+        DdflowError
+            What ended the query.
         """
         with translated():
             ended: bool | None = self._query.awaitTermination(timeout)
@@ -282,7 +329,7 @@ class Query:
             self._query.processAllAvailable()
 
     def stop(self) -> None:
-        """Stop it; a batch that is running is given again when a query goes on.  Nothing is closed."""
+        """Stop the query.  Spark gives a running batch again when a query goes on.  No time is closed."""
         self._close = False
         self._query.stop()
         self._feeder.release()

@@ -197,10 +197,24 @@ def _check_frame(frame: Any, asked: str) -> None:
 
 
 def arrow_schema(frame: Any) -> pa.Schema:
-    """The columns of a Spark DataFrame as the Arrow schema that ``flow.upserts`` takes; timestamps are in UTC.
+    """The columns of a Spark DataFrame as the Arrow schema that ``flow.upserts`` takes.
 
-    Raises `NotArrow` for what is no DataFrame, `SchemaMismatch` for a column of a type that Spark cannot hand over and
-    take back.
+    Parameters
+    ----------
+    frame : pyspark.sql.DataFrame
+        Its columns are looked at; no job runs.
+
+    Returns
+    -------
+    pyarrow.Schema
+        Timestamps are in UTC.
+
+    Raises
+    ------
+    NotArrow
+        For what is no DataFrame.
+    SchemaMismatch
+        For a column of a type that Spark cannot hand over and take back unchanged.
     """
     _check_frame(frame, "the columns of a DataFrame")
     fields = []

@@ -17,6 +17,8 @@ alone, never by a batch, since it is fixed for the life of a state.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +26,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.rows import address, offset_width, plainly, width
-from ddflow.columns.schema import is_word, one_chunk, plain
+from ddflow.columns.schema import arrays, is_word, normal_type, plain
 from ddflow.kernels import identity as kernels
 
 Words = np.ndarray[Any, np.dtype[np.uint64]]
@@ -33,22 +35,38 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 Narrow = np.ndarray[Any, np.dtype[np.int32]]
 NONE: Words = np.empty(0, np.uint64)
 ALL_VALID: Flags = np.empty(0, np.uint8)
+Read = Callable[[pa.Array], Words]
+"""Gives a word a value."""
+Absorb = Callable[[Words, pa.Array, Flags], None]
+"""Takes the values of a column, and which of them are not null, into the states of rows."""
 
 
 class Secret(NamedTuple):
-    """128 random bits that identities are mixed with; shared by all that must agree on identities."""
+    """128 random bits that identities are mixed with.  All parts that must agree on identities share them.
+
+    Parameters
+    ----------
+    k0, k1 : int
+        The two halves, unsigned numbers of 64 bits.
+    """
 
     k0: int
     k1: int
 
     @classmethod
     def fresh(cls) -> Secret:
-        """A new one from the system's randomness."""
+        """Make a new secret from the system's random source.
+
+        Returns
+        -------
+        Secret
+            Two random numbers of 64 bits.
+        """
         return cls(secrets.randbits(64), secrets.randbits(64))
 
     @property
     def words(self) -> tuple[np.uint64, np.uint64]:
-        """Both halves as the kernels take them."""
+        """Both halves, as the kernels take them: two ``numpy.uint64``."""
         return np.uint64(self.k0), np.uint64(self.k1)
 
 
@@ -89,7 +107,7 @@ def flags(column: pa.Array) -> Flags:
     """uint8[n] of 1 where a boolean column is true; null counts as not true."""
     out = np.empty(len(column), np.uint8)
     if len(column):
-        kernels.unpack_bits(np.uint64(address(column.buffers()[1])), np.int64(column.offset), out)
+        kernels.unpack_bits(np.uint64(column.buffers()[1].address), np.int64(column.offset), out)
     if column.null_count:
         out &= validity(column)
     return out
@@ -100,24 +118,33 @@ def words(column: pa.Array) -> Words:
 
     It may be the column's own memory: not to be written to.
     """
-    kind, n = column.type, len(column)
-    if not n:
-        return np.empty(0, np.uint64)
+    return word_reader(column.type)(column)
+
+
+def word_reader(kind: pa.DataType) -> Read:
+    """What reads `words` of columns of a word type."""
     if pat.is_boolean(kind):
-        out = np.empty(n, np.uint8)
-        kernels.unpack_bits(np.uint64(address(column.buffers()[1])), np.int64(column.offset), out)
-        return out.astype(np.uint64)
-    if pat.is_floating(kind):
-        dtype = {16: np.float16, 32: np.float32, 64: np.float64}[kind.bit_width]
-        values = _view(column, np.dtype(dtype)).astype(np.float64).view(np.uint64)
-        kernels.canonical_floats(values)
-        return values
-    signed = "u" if pat.is_unsigned_integer(kind) else "i"
-    return _view(column, np.dtype(f"{signed}{kind.bit_width // 8}")).astype(np.int64, copy=False).view(np.uint64)
+        return lambda column: flags(column).astype(np.uint64)
+    signed = "f" if pat.is_floating(kind) else "u" if pat.is_unsigned_integer(kind) else "i"
+    dtype = np.dtype(f"{signed}{kind.bit_width // 8}")
+    if signed == "f":
+        return lambda column: _canonical(view(column, dtype).astype(np.float64).view(np.uint64))
+    if kind.bit_width == 64:
+        return partial(view, dtype=np.dtype(np.uint64))
+    return lambda column: view(column, dtype).astype(np.int64).view(np.uint64)
 
 
-def _view(column: pa.Array, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    return plainly(np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * dtype.itemsize))
+def _canonical(floats: Words) -> Words:
+    kernels.canonical_floats(floats)
+    return floats
+
+
+def view(column: pa.Array, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """The values of a column of a fixed width as they lie.  Not to be written to."""
+    if not len(column):
+        return np.empty(0, dtype)
+    found: np.ndarray[Any, Any] = np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * dtype.itemsize)
+    return found if found.flags.writeable else plainly(found)
 
 
 def ordered_words(column: pa.Array) -> Ints:
@@ -131,93 +158,143 @@ def ordered_words(column: pa.Array) -> Ints:
 
 
 def identities(table: pa.Table | pa.RecordBatch, secret: Secret, rows: int | None = None) -> tuple[Words, Words]:
-    """The identities of all rows by all columns: (high, low), uint64[n] each, low of size 0 when one word is enough.
+    """The identities of all rows by all columns: see `RowHashes.identities`.
 
-    ``rows``: how many there are, where there may be no column to tell.  O(n) a column; about 1 ns a row for one word,
-    15 for a short text.
+    ``rows``: how many there are, where there may be no column to tell.
     """
-    columns = [_chunk(column) for column in table.columns]
-    n, (k0, k1) = table.num_rows if rows is None else rows, secret.words
-    if len(columns) == 1 and is_word(columns[0].type):
-        given, present = words(columns[0]), validity(columns[0])
-        if present.size:
-            given = np.where(present != 0, given, np.uint64(0))
-        high = np.empty(n, np.uint64)
-        kernels.mix_words(given, k0, k1, high)
-        if not is_wide(table.schema):
-            return high, NONE
-        return high, (np.uint64(1) - present.astype(np.uint64)) if present.size else np.zeros(n, np.uint64)
-    high, low = np.empty(n, np.uint64), np.empty(n, np.uint64)
-    kernels.finish(_absorbed(columns, n, secret), high, low)
-    return high, low
+    return RowHashes(table.schema, secret).identities(arrays(table), table.num_rows if rows is None else rows)
 
 
 def value_hashes(table: pa.Table | pa.RecordBatch, secret: Secret) -> Words:
-    """uint64[n]: a keyed hash of all columns of each row, equal for equal rows; a bijection for one non-null word."""
-    columns = [_chunk(column) for column in table.columns]
-    if not columns:
-        return np.zeros(table.num_rows, np.uint64)
-    return _element_hashes(columns, table.num_rows, secret)
+    """uint64[n]: a keyed hash of all columns of each row: see `RowHashes.values`."""
+    return RowHashes(table.schema, secret).values(arrays(table), table.num_rows)
 
 
-def _element_hashes(columns: list[pa.Array], n: int, secret: Secret) -> Words:
-    """One word a row: for a single word column a bijection, in which null meets a value with odds of 2**-64."""
-    high = np.empty(n, np.uint64)
-    if len(columns) == 1 and is_word(columns[0].type):
-        present, k0 = validity(columns[0]), np.uint64(secret.k0)
-        kernels.mix_words(words(columns[0]), *secret.words, high)
-        if present.size:
-            high[present == 0] = k0 ^ np.uint64(0x9E3779B97F4A7C15)
+class RowHashes:
+    """Hashes rows of one schema: how each column is read is chosen when this is made, since types alone decide it."""
+
+    def __init__(self, schema: pa.Schema, secret: Secret) -> None:
+        self.secret, self.wide, self.names = secret.words, is_wide(schema), schema.names
+        alone = len(schema) == 1 and is_word(schema.field(0).type)
+        self.word = word_reader(schema.field(0).type) if alone else None
+        self.absorb = [absorber(field.type, secret) for field in schema]
+
+    def of(self, rows: Any) -> tuple[Words, Words]:
+        """The identities of a table, batch or view, whose columns these are among others, in whichever order."""
+        return self.identities(arrays(rows, self.names), rows.num_rows)
+
+    def identities(self, columns: Sequence[pa.Array], n: int) -> tuple[Words, Words]:
+        """The identities of n rows: (high, low), uint64[n] each, low of size 0 when one word is enough.
+
+        O(n) a column; about 1 ns a row for one word, 15 for a short text.
+        """
+        high = np.empty(n, np.uint64)
+        if self.word is None:
+            low = np.empty(n, np.uint64)
+            kernels.finish(self._absorbed(columns, n), high, low)
+            return high, low
+        given, present = self.word(columns[0]), ALL_VALID
+        if columns[0].null_count:
+            present = validity(columns[0])
+            given = np.where(present != 0, given, np.uint64(0))
+        kernels.mix_words(given, *self.secret, high)
+        if not self.wide:
+            return high, NONE
+        return high, (np.uint64(1) - present.astype(np.uint64)) if present.size else np.zeros(n, np.uint64)
+
+    def values(self, columns: Sequence[pa.Array], n: int) -> Words:
+        """uint64[n]: a keyed hash of each row, equal for equal rows.
+
+        Of one column of words it is a bijection, in which null meets a value with odds of 2**-64.  O(n) a column.
+        """
+        high = np.empty(n, np.uint64)
+        if self.word is not None:
+            kernels.mix_words(self.word(columns[0]), *self.secret, high)
+            if columns[0].null_count:
+                high[validity(columns[0]) == 0] = self.secret[0] ^ np.uint64(0x9E3779B97F4A7C15)
+        elif columns:
+            kernels.finish(self._absorbed(columns, n), high, NONE)
+        else:
+            high[:] = 0
         return high
-    kernels.finish(_absorbed(columns, n, secret), high, NONE)
-    return high
+
+    def _absorbed(self, columns: Sequence[pa.Array], n: int) -> Words:
+        state = np.empty((n, 4), np.uint64)
+        kernels.start(*self.secret, state)
+        for absorb, column in zip(self.absorb, columns, strict=True):
+            absorb(state, column, validity(column) if column.null_count else ALL_VALID)
+        return state
 
 
-def _absorbed(columns: list[pa.Array], n: int, secret: Secret) -> Words:
-    state = np.empty((n, 4), np.uint64)
-    kernels.start(*secret.words, state)
-    for column in columns:
-        _absorb(state, column, secret)
-    return state
-
-
-def _absorb(state: Words, column: pa.Array, secret: Secret) -> None:
-    """Absorb one column, of any type, into the rows' states."""
-    kind, present = column.type, validity(column)
+def absorber(kind: pa.DataType, secret: Secret) -> Absorb:
+    """What absorbs columns of a type, any, into the states of rows."""
     if isinstance(kind, pa.BaseExtensionType):
-        _absorb(state, plain(column.storage), secret)
-    elif is_word(kind):
-        kernels.absorb_words(state, words(column), present)
-    elif pat.is_null(kind):
-        kernels.absorb_words(state, np.zeros(len(column), np.uint64), present)
-    elif offset_width(kind):
-        data = np.uint64(address(column.buffers()[2]))
-        kernels.absorb_bytes(state, _ends(column, offset_width(kind)), data, present)
-    elif width(kind):
-        _absorb_fixed(state, column, width(kind), present)
-    elif pat.is_fixed_size_binary(kind):
-        ends = (np.arange(len(column) + 1) + column.offset).astype(np.uint64) * np.uint64(kind.byte_width)
-        kernels.absorb_bytes(state, ends, np.uint64(address(column.buffers()[1])), present)
-    elif pat.is_struct(kind):
-        kernels.absorb_words(state, np.zeros(len(column), np.uint64), present)
-        for child in column.flatten():
-            _absorb(state, child, secret)
-    elif pat.is_fixed_size_list(kind):
-        size = kind.list_size
-        children = column.values.slice(column.offset * size, len(column) * size)
-        ends = (np.arange(len(column) + 1) * size).astype(np.uint64)
-        kernels.absorb_lists(state, ends, _element_hashes([children], len(children), secret), present)
-    elif pat.is_union(kind):
-        _absorb_union(state, column, secret)
-    else:
-        children = (
-            pa.StructArray.from_arrays([column.keys, column.items], ["k", "v"]) if pat.is_map(kind) else column.values
-        )
-        ends = _ends(column, 8 if pat.is_large_list(kind) else 4)
-        kernels.absorb_lists(state, ends, _element_hashes([children], len(children), secret), present)
+        inner = absorber(normal_type(kind.storage_type), secret)
+        return lambda state, column, present: inner(state, plain(column.storage), present)
+    if is_word(kind):
+        read = word_reader(kind)
+        return lambda state, column, present: kernels.absorb_words(state, read(column), present)
+    if pat.is_null(kind):
+        return lambda state, column, present: kernels.absorb_words(state, np.zeros(len(column), np.uint64), present)
+    if size := width(kind):
+        return partial(_absorb_fixed, size)
+    if pat.is_union(kind):
+        return partial(_absorb_union, [_elements(normal_type(field.type), secret) for field in kind])
+    if pat.is_struct(kind):
+        return partial(_absorb_struct, [absorber(field.type, secret) for field in kind])
+    if pat.is_nested(kind):
+        return _list_absorber(kind, secret)
+    if not (wide := offset_width(kind)):
+        return partial(_absorb_fixed_bytes, kind.byte_width)
+    dtype = np.dtype(f"i{wide}")
+
+    def absorb(state: Words, column: pa.Array, present: Flags) -> None:
+        if len(column):
+            _, offsets, data = column.buffers()
+            ends = np.frombuffer(offsets, dtype, len(column) + 1, column.offset * wide).astype(np.uint64)
+            kernels.absorb_bytes(state, ends, np.uint64(0 if data is None else data.address), present)
+
+    return absorb
 
 
-def _absorb_union(state: Words, column: pa.Array, secret: Secret) -> None:
+def _list_absorber(kind: pa.DataType, secret: Secret) -> Absorb:
+    """Of lists, of any kind, and maps: how many children a row has, and a hash of each."""
+    pairs = pa.struct([("k", kind.key_type), ("v", kind.item_type)]) if pat.is_map(kind) else None
+    hashed = _elements(kind.value_type if pairs is None else pairs, secret)
+    dtype = np.dtype(np.int64 if pat.is_large_list(kind) else np.int32)
+
+    def absorb(state: Words, column: pa.Array, present: Flags) -> None:
+        n = len(column)
+        if not n:
+            return
+        if pat.is_fixed_size_list(kind):
+            children = column.values.slice(column.offset * kind.list_size, n * kind.list_size)
+            ends = np.arange(n + 1) * kind.list_size
+        else:
+            ends = np.frombuffer(column.buffers()[1], dtype, n + 1, column.offset * dtype.itemsize)
+            children = (
+                column.values
+                if pairs is None
+                else pa.StructArray.from_arrays([column.keys, column.items], fields=list(pairs))
+            )
+        kernels.absorb_lists(state, ends.astype(np.uint64), hashed(children), present)
+
+    return absorb
+
+
+def _elements(kind: pa.DataType, secret: Secret) -> Read:
+    """What hashes an array of a type, a word a value."""
+    hashes = RowHashes(pa.schema([pa.field("", kind)]), secret)
+    return lambda column: hashes.values([column], len(column))
+
+
+def _absorb_struct(inner: Sequence[Absorb], state: Words, column: pa.Array, present: Flags) -> None:
+    kernels.absorb_words(state, np.zeros(len(column), np.uint64), present)
+    for absorb, child in zip(inner, column.flatten(), strict=True):
+        absorb(state, child, validity(child))
+
+
+def _absorb_union(inner: Sequence[Read], state: Words, column: pa.Array, present: Flags) -> None:
     """Which child a value is of, then the value."""
     # By buffer: ``type_codes`` and ``offsets`` of a slice are those of its parent.
     n, start, buffers = len(column), column.offset, column.buffers()
@@ -226,28 +303,21 @@ def _absorb_union(state: Words, column: pa.Array, secret: Secret) -> None:
     found = np.zeros(n, np.uint64)
     for i, code in enumerate(column.type.type_codes):
         here = np.flatnonzero(codes == code)
-        child = plain(column.field(i)).take(pa.array(at[here]))
-        found[here] = _element_hashes([child], here.size, secret)
+        found[here] = inner[i](plain(column.field(i)).take(pa.array(at[here])))
     kernels.absorb_words(state, codes.astype(np.uint64), ALL_VALID)
     kernels.absorb_words(state, found, ALL_VALID)
 
 
-def _absorb_fixed(state: Words, column: pa.Array, size: int, present: Flags) -> None:
+def _absorb_fixed(size: int, state: Words, column: pa.Array, present: Flags) -> None:
     """Decimals and other types of whole words: word by word."""
     if size < 8:
-        kernels.absorb_words(state, _view(column, np.dtype(f"i{size}")).astype(np.int64).view(np.uint64), present)
+        kernels.absorb_words(state, view(column, np.dtype(f"i{size}")).astype(np.int64).view(np.uint64), present)
         return
     parts = np.frombuffer(column.buffers()[1], np.uint64, len(column) * size // 8, column.offset * size)
     for i in range(size // 8):
         kernels.absorb_words(state, np.ascontiguousarray(parts[i :: size // 8]).copy(), present)
 
 
-def _ends(column: pa.Array, wide: int) -> Words:
-    if not len(column):
-        return np.zeros(1, np.uint64)
-    dtype = np.dtype(f"i{wide}")
-    return np.frombuffer(column.buffers()[1], dtype, len(column) + 1, column.offset * wide).astype(np.uint64)
-
-
-def _chunk(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    return one_chunk(column) if isinstance(column, pa.ChunkedArray) else column
+def _absorb_fixed_bytes(size: int, state: Words, column: pa.Array, present: Flags) -> None:
+    ends = (np.arange(len(column) + 1) + column.offset).astype(np.uint64) * np.uint64(size)
+    kernels.absorb_bytes(state, ends, np.uint64(address(column.buffers()[1])), present)

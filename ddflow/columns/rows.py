@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.schema import one_chunk
+from ddflow.columns.schema import arrays
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.errors import TooLarge
 from ddflow.kernels.gather import ROWS, SLOT, SLOTS, gather_bits, gather_bytes, gather_sizes, gather_words
@@ -99,20 +99,19 @@ class Rows:
 
     def __init__(self, table: pa.Table | pa.RecordBatch, filled: Container[str] = ()) -> None:
         self.table = table
-        self.columns = [c if isinstance(c, pa.Array) else one_chunk(c) for c in table.columns]
+        self.columns = table.columns if isinstance(table, pa.RecordBatch) else arrays(table)
         self.addresses = np.zeros((len(self.columns), 3), np.uint64)
         self.firsts = np.zeros((len(self.columns), 2), np.int64)
         for i, (field, column) in enumerate(zip(table.schema, self.columns, strict=True)):
             buffers, start, (how, wide) = column.buffers(), column.offset, layout(field.type)
-            begins = [0 if buffer is None else buffer.address for buffer in buffers]
             if column.null_count and field.name not in filled:
-                self.addresses[i, 0], self.firsts[i, 0] = begins[0], start
+                self.addresses[i, 0], self.firsts[i, 0] = address(buffers[0]), start
             if how == BITS:
-                self.addresses[i, 1], self.firsts[i, 1] = begins[1], start
-            elif how != OTHER:
-                self.addresses[i, 1] = begins[1] + start * wide
-            if how == BYTES:
-                self.addresses[i, 2] = begins[2]
+                self.firsts[i, 1] = start
+            if how != OTHER and buffers[1] is not None:
+                self.addresses[i, 1] = buffers[1].address + start * wide
+            if how == BYTES and buffers[2] is not None:
+                self.addresses[i, 2] = buffers[2].address
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -189,7 +188,7 @@ class View:
     @property
     def columns(self) -> list[pa.Array]:
         """All columns.  O(n) each, once."""
-        return [self.column(name) for name in self.schema.names]
+        return list(map(self.column, self.schema.names))
 
     def column(self, name: str) -> pa.Array:
         """One column.  O(n), once."""
@@ -216,18 +215,18 @@ class View:
         return pa.table([self.column(n) for n in names], schema=pa.schema([self.schema.field(n) for n in names]))
 
 
-def fresh(size: int) -> Array:
-    """Bytes that an Arrow array will own: from the system's heap, which keeps what steps before it gave back."""
-    return np.empty(size, np.uint8)
-
-
 def gather(pool: RowPool, references: Array, schema: pa.Schema) -> pa.Table:
     """The rows that ``references`` name, in their order.
 
     ``references``: int64[n], batch number and row packed as in ``kernels.gather``; flags above are ignored.
     ``schema``: the columns wanted.  Raises `TooLarge` when a 32-bit text column would pass 2 GiB.  O(n) a column.
     """
-    return pa.Table.from_arrays([gather_column(pool, references, f) for f in schema], schema=schema)
+    return pa.Table.from_arrays(gathered(pool, references, schema), schema=schema)
+
+
+def gathered(pool: RowPool, references: Array, schema: pa.Schema) -> list[pa.Array]:
+    """The columns of `gather`."""
+    return [gather_column(pool, references, field) for field in schema]
 
 
 def gather_column(pool: RowPool, references: Array, field: pa.Field) -> pa.Array:
@@ -236,24 +235,24 @@ def gather_column(pool: RowPool, references: Array, field: pa.Field) -> pa.Array
     how, wide = layout(kind)
     if how == OTHER:
         return _take(pool.rows, references, at, kind)
+    # Arrays of numpy are from the system's heap, which keeps what steps before it gave back.
     bases, firsts = pool.addresses[at], pool.firsts[at]
     validity, nulls = None, 0
     if field.nullable and bases[0].any():
-        bits = fresh((n + 7) // 8)
+        bits = np.empty((n + 7) // 8, np.uint8)
         nulls = gather_bits(references, bases[0], firsts[0], bits)
         validity = pa.py_buffer(bits)
     if how == BITS:
-        values = fresh((n + 7) // 8)
+        values = np.empty((n + 7) // 8, np.uint8)
         gather_bits(references, bases[1], firsts[1], values)
         buffers = [validity, pa.py_buffer(values)]
     elif how == WORDS:
-        values = fresh(n * wide)
-        start = values.ctypes.data
-        pool.crew.each(
-            lambda a, b: gather_words(references[a:b], bases[1], np.int64(wide), np.uint64(start + a * wide)),
-            pool.crew.spans(n),
+        moved = pa.py_buffer(np.empty(n * wide, np.uint8))
+        start = moved.address
+        pool.crew.over(
+            n, lambda a, b: gather_words(references[a:b], bases[1], np.int64(wide), np.uint64(start + a * wide))
         )
-        buffers = [validity, pa.py_buffer(values)]
+        buffers = [validity, moved]
     else:
         buffers = [validity, *_bytes(references, bases[1], bases[2], wide, field.name, pool.crew)]
     return pa.Array.from_buffers(kind, n, buffers, nulls)
@@ -271,13 +270,13 @@ def _bytes(
             f"its text takes {total:,} bytes, 32-bit offsets reach 2 GiB",
             "take smaller steps, or declare the column large_string",
         )
-    out = fresh(total)
-    start = np.uint64(out.ctypes.data)
-    crew.each(
+    out = pa.py_buffer(np.empty(total, np.uint8))
+    start = np.uint64(out.address)
+    crew.over(
+        references.size,
         lambda a, b: gather_bytes(references[a:b], bases, data, np.int64(wide), ends[a : b + 1], start),
-        crew.spans(references.size),
     )
-    return pa.py_buffer(ends if wide == 8 else ends.astype(np.int32)), pa.py_buffer(out)
+    return pa.py_buffer(ends if wide == 8 else ends.astype(np.int32)), out
 
 
 def _take(pool: Sequence[Rows | None], references: Array, at: int, kind: pa.DataType) -> pa.Array:

@@ -225,7 +225,7 @@ def conform(table: pa.Table, schema: pa.Schema, what: str, required: Iterable[st
     forbids.  O(rows) only for columns that need a cast or have several chunks.
     """
     if table.schema.equals(schema) and all(column.num_chunks == 1 for column in table.columns):
-        return table if not _forbidden_nulls(table) else _refuse_null(table, what)
+        return _without_nulls(table, what)
     names = table.column_names
     for name in names:
         if names.count(name) > 1:
@@ -249,21 +249,18 @@ def conform(table: pa.Table, schema: pa.Schema, what: str, required: Iterable[st
             columns.append(pa.nulls(table.num_rows, field.type))
             continue
         columns.append(_lossless(table.column(field.name), field, what))
-    out = pa.Table.from_arrays(columns, schema=schema)
-    return out if not _forbidden_nulls(out) else _refuse_null(out, what)
+    return _without_nulls(pa.Table.from_arrays(columns, schema=schema), what)
 
 
-def _forbidden_nulls(table: pa.Table) -> bool:
-    return any(not f.nullable and table.column(i).null_count for i, f in enumerate(table.schema))
-
-
-def _refuse_null(table: pa.Table, what: str) -> pa.Table:
-    bad = [f.name for i, f in enumerate(table.schema) if not f.nullable and table.column(i).null_count]
-    raise SchemaMismatch(
-        f"rows for {what}",
-        f"the columns {bad} hold nulls and were declared not null",
-        "mend the rows, or declare the columns nullable",
-    )
+def _without_nulls(table: pa.Table, what: str) -> pa.Table:
+    """The same table.  Raises `SchemaMismatch` for nulls that its schema forbids."""
+    if bad := [f.name for i, f in enumerate(table.schema) if not f.nullable and table.column(i).null_count]:
+        raise SchemaMismatch(
+            f"rows for {what}",
+            f"the columns {bad} hold nulls and were declared not null",
+            "mend the rows, or declare the columns nullable",
+        )
+    return table
 
 
 def _lossless(column: pa.ChunkedArray, field: pa.Field, what: str) -> pa.Array:
@@ -300,11 +297,15 @@ def empty(schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 
-def one_batch(table: Any, names: Sequence[str] | None = None) -> pa.RecordBatch:
-    """A table of one chunk a column, or those of its columns, as a record batch, without a copy."""
-    names = table.schema.names if names is None else names
-    columns = [one_chunk(c) if isinstance(c := table.column(n), pa.ChunkedArray) else c for n in names]
-    return pa.RecordBatch.from_arrays(columns, schema=pa.schema([table.schema.field(n) for n in names]))
+def one_batch(table: Any) -> pa.RecordBatch:
+    """A table, or a view, as a record batch; no copy where each column is in one chunk."""
+    return pa.RecordBatch.from_arrays(arrays(table), schema=table.schema.remove_metadata())
+
+
+def arrays(rows: Any, names: Sequence[str] | None = None) -> list[pa.Array]:
+    """The columns of a table, batch or view, or some of them, each as one array; no copy where it is one already."""
+    columns = rows.columns if names is None else map(rows.column, names)
+    return [one_chunk(column) if isinstance(column, pa.ChunkedArray) else column for column in columns]
 
 
 def one_chunk(column: pa.ChunkedArray) -> pa.Array:

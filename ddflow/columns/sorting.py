@@ -42,21 +42,12 @@ def sort(high: Words, low: Words, arena: Arena | None = None, crew: Threads = AL
     ids, seconds = empty(n, np.uint64), empty(low.size, np.uint64)
     spans = crew.spans(n)
     at = empty((len(spans), 1 << bits), np.int32)
-
-    def fill(begin: int, end: int) -> None:
-        second = low[begin:end] if low.size else low
-        fill_buckets(
-            high[begin:end], second, np.int64(begin), np.int64(bits), at[number[begin]], permutation, ids, seconds
-        )
-
-    number = {begin: i for i, (begin, _) in enumerate(spans)}
-    crew.each(lambda begin, end: count_buckets(high[begin:end], np.int64(bits), at[number[begin]]), spans)
+    size, written = np.int64(bits), (permutation, ids, seconds)
+    crew.each(count_buckets, [(high[a:b], size, at[i]) for i, (a, b) in enumerate(spans)])
     begin_buckets(at)
-    crew.each(fill, spans)
-    cuts = [(1 << bits) * i // len(spans) for i in range(len(spans) + 1)]
-    crew.each(
-        lambda begin, end: sort_buckets(at[-1], np.int64(begin), np.int64(end), permutation, ids, seconds),
-        list(pairwise(cuts)),
-    )
+    rows = [(high[a:b], low[a:b], np.int64(a), size, at[i], *written) for i, (a, b) in enumerate(spans)]
+    crew.each(fill_buckets, rows)
+    cuts = [np.int64((i << bits) // len(spans)) for i in range(len(spans) + 1)]
+    crew.each(sort_buckets, [(at[-1], *cut, *written) for cut in pairwise(cuts)])
     groups = group_starts(ids, seconds, starts)
     return Sorted(permutation, ids, seconds, starts[: groups + 1])

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
-from typing import TypeVar
+from itertools import pairwise, starmap
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 LEAST = 16384
@@ -47,13 +47,15 @@ class Threads:
         bounds = [n * i // count for i in range(count + 1)]
         return list(pairwise(bounds))
 
-    def each(self, work: Callable[[int, int], T], spans: Sequence[tuple[int, int]]) -> list[T]:
-        """``work(begin, end)`` for each span, at the same time; the first error is raised when all have ended."""
-        if len(spans) == 1:
-            return [work(*spans[0])]
-        if self._pool is None:
-            return [work(begin, end) for begin, end in spans]
-        others = [self._pool.submit(work, begin, end) for begin, end in spans[1:]]
+    def over(self, n: int, work: Callable[[int, int], T]) -> list[T]:
+        """``work(begin, end)`` for spans of [0, n), at the same time."""
+        return [work(0, n)] if self._pool is None else self.each(work, self.spans(n))
+
+    def each(self, work: Callable[..., T], spans: Sequence[tuple[Any, ...]]) -> list[T]:
+        """``work(*span)`` for each span, at the same time; the first error is raised when all have ended."""
+        if self._pool is None or len(spans) == 1:
+            return list(starmap(work, spans))
+        others = [self._pool.submit(work, *span) for span in spans[1:]]
         try:
             first = work(*spans[0])
         finally:

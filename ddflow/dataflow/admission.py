@@ -58,7 +58,24 @@ class Admission:
 
     def __init__(self, bound: Bound) -> None:
         self.bound, self.arrived = bound, 0
-        self.greatest = NEVER
+        self.greatest, self.what, self.required = NEVER, repr(bound.name), bound.required
+        self.certain = [field.name for field in bound.schema if not field.nullable]
+        self.key = () if bound.spec.null_key == "keep" else bound.spec.key
+        """The columns in which null makes an event bad."""
+
+    def events(self, given: Any) -> pa.RecordBatch:
+        """Rows in the columns of events; nothing is copied where they have those, in one chunk.  O(rows) else.
+
+        Raises `NotArrow`, `SchemaMismatch`.
+        """
+        schema = self.bound.schema
+        table = given if isinstance(given, pa.Table) else to_table(given, self.what, schema)
+        batches = table.to_batches() if table.schema.equals(schema) else []
+        if len(batches) == 1 and not (self.certain and any(batches[0].column(x).null_count for x in self.certain)):
+            batch = pa.RecordBatch.from_arrays(batches[0].columns, schema=schema)
+        else:
+            batch = one_batch(conform(table, schema, self.what, self.required))
+        return self.bound.noted(batch, table.column_names)
 
     def admit(
         self,
@@ -73,9 +90,7 @@ class Admission:
 
         Raises `NotArrow`, `SchemaMismatch`, `NullKey`, `LateEvent`; nothing changes.
         """
-        bound, what = self.bound, repr(self.bound.name)
-        table = to_table(given, what, bound.schema)
-        events = bound.noted(one_batch(conform(table, bound.schema, what, bound.required)), table.column_names)
+        bound, events = self.bound, self.events(given)
         if look is not None:
             look(events)
         n, first = events.num_rows, self.arrived + before
@@ -92,7 +107,9 @@ class Admission:
             if late.any():
                 times = self._late(late, original, frontier, codes)
         if codes is None or not (codes >= 0).any():
-            sealed = Sealed(events, times, original, arrival).in_order()
+            sealed = Sealed(events, times, original, arrival)
+            if time is None:
+                sealed = sealed.in_order()
             greatest = int(original.max()) if n else NEVER
             return Admitted(sealed, n, {}, events.slice(0, 0), NOTHING, NOTHING, greatest)
         keep, drop = np.flatnonzero(codes < 0), np.flatnonzero(codes >= 0)
@@ -105,12 +122,12 @@ class Admission:
 
     def _keyless(self, events: pa.RecordBatch) -> Flags | None:
         """Which events lack their key, None when none does.  Raises `NullKey` when that is an error."""
-        bound = self.bound
-        if bound.spec.null_key == "keep" or not any(events.column(name).null_count for name in bound.spec.key):
-            return None
-        keyless = bound.keyless(events)
-        self._null_keys(keyless)
-        return keyless
+        for name in self.key:
+            if events.column(name).null_count:
+                keyless = self.bound.keyless(events)
+                self._null_keys(keyless)
+                return keyless
+        return None
 
     def _times(self, events: pa.RecordBatch, keyless: Flags | None) -> Ints:
         """The events' times as int64.  Raises `SchemaMismatch` for a null, or a time that no event may have."""

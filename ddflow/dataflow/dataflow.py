@@ -18,8 +18,8 @@ and ends in a receipt; a snapshot is one that takes no steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
-from functools import partial
+from contextlib import suppress
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -39,10 +39,11 @@ from ddflow.dataflow.result import Step
 from ddflow.dataflow.side_outputs import SideOutputs, verdict_rows
 from ddflow.dataflow.spilling import make_room, release
 from ddflow.dataflow.step import Computation
-from ddflow.dataflow.verdicts import Verdicts, counted
+from ddflow.dataflow.verdicts import NAMES, Verdicts
 from ddflow.errors import SpillFailed, SpillFull, StorageFailed, StorageFull
 from ddflow.operators.upsert.judgement import Judgement
-from ddflow.plan.collection import Plan
+from ddflow.plan.codec import node_ids
+from ddflow.plan.collection import Collection, Plan
 from ddflow.storage.feeding import Fed
 from ddflow.time import CLOSED, NEVER
 
@@ -57,6 +58,8 @@ class ComputedStep(NamedTuple):
     sides: dict[str, pa.Table]
     rows: dict[str, list[pa.Table]]
     """By input, verdict rows, when they are asked for."""
+    since: int
+    """What it will be after the step."""
 
 
 class Dataflow:
@@ -82,7 +85,9 @@ class Dataflow:
         self.intakes = {name: Admission(input.bound) for name, input in flow.inputs.items()}
         self.batchers = {name: Batcher() for name in flow.inputs}
         outputs = {name: node.updates_schema(flow.time_type) for name, node in flow.outputs.items()}
-        self.nothing = {**{name: empty(schema) for name, schema in outputs.items()}, **SideOutputs(flow).tables()}
+        self.sides = flow.side_outputs()
+        none = SideOutputs(self.sides, flow.time_type).tables()
+        self.nothing = {**{name: empty(schema) for name, schema in outputs.items()}, **none}
         self.frontier = self.last = self.since = NEVER
         self.totals: dict[str, int] = {}
         """Events by verdict, since the state began."""
@@ -90,6 +95,11 @@ class Dataflow:
         """By input, how it was fed."""
         self.owed: dict[str, pa.Table] = {}
         """What new outputs held before the next step, which gives it."""
+
+    @cached_property
+    def ids(self) -> dict[Collection, str]:
+        """The ids of collections, once.  Raises what `node_ids` raises."""
+        return node_ids(self.flow)
 
     @property
     def pending(self) -> int:
@@ -105,16 +115,22 @@ class Dataflow:
     ) -> dict[str, Inflow]:
         """Room made, and the rows of each input admitted.  ``looks``: by input, what is shown all rows."""
         make_room(self.budget, self.circuit, self.batchers)
-        out = {}
-        for name, rows in inputs.items():
-            intake, look = self.intakes[name], (looks or {}).get(name)
-            listed = partial(verdict_rows, intake.bound) if self.lists else None
-            out[name] = flowing(rows, intake, self.batchers[name], self.frontier, time, self.budget, listed, look)
-        return out
+        return {name: self.inflow(name, rows, time, looks[name] if looks else None) for name, rows in inputs.items()}
+
+    def inflow(self, name: str, rows: Any, time: int | None, look: Look | None) -> Inflow:
+        """The rows of one input, admitted."""
+        intake = self.intakes[name]
+        batcher = None if time is not None and self.budget.scratch is None else self.batchers[name]
+        listed = partial(verdict_rows, intake.bound) if self.lists else None
+        return flowing(rows, intake, batcher, self.frontier, time, self.budget, listed, look)
 
     def step(self, inflows: Mapping[str, Inflow], time: int) -> Step:
         """Epoch mode: take in all that was admitted, stamped ``time``."""
-        with self.released(CLOSED, {name: inflow.batcher for name, inflow in inflows.items()}) as given:
+        if self.budget.scratch is None:
+            given = {name: inflow.released for name, inflow in inflows.items()}
+            return self.take(inflows, self.judge(given, time), time + 1, time)
+        batchers = {name: inflow.batcher for name, inflow in inflows.items() if inflow.batcher is not None}
+        with release(CLOSED, batchers, self.circuit.upserts, self.budget) as given:
             return self.take(inflows, self.judge(given, time), time + 1, time)
 
     def push(self, inflows: Mapping[str, Inflow], to: int) -> Step:
@@ -126,8 +142,8 @@ class Dataflow:
 
     def advance(self, inflows: Mapping[str, Inflow], to: int) -> Step:
         """Close the times before ``to``."""
-        batchers = {name: inflows[name].batcher if name in inflows else b for name, b in self.batchers.items()}
-        with self.released(to, batchers) as given:
+        batchers = self.batchers | {name: each.batcher for name, each in inflows.items() if each.batcher is not None}
+        with release(to, batchers, self.circuit.upserts, self.budget) as given:
             seen = max((int(r.times[-1]) for r in given.values() if r.total), default=self.last)
             last = max(self.last, seen) if to == CLOSED else to - 1
             return self.take(inflows, self.judge(given, last), to, last)
@@ -143,11 +159,6 @@ class Dataflow:
         """The step of a call that was committed: its outputs that are not empty, its verdicts."""
         return Step({**self.nothing, **tables}, Verdicts.of(counts, self.pending), frontier)
 
-    def released(self, to: int, batchers: Mapping[str, Batcher]) -> AbstractContextManager[dict[str, Released]]:
-        """What pending events give before ``to``, for as long as the block runs."""
-        keys = {name: intake.bound.key_schema for name, intake in self.intakes.items()}
-        return release(to, batchers, keys, self.secret, self.budget)
-
     def since_after(self, last: int) -> int:
         """What ``since`` will be when ``last`` is closed."""
         since = last - self.retain if last > NEVER + self.retain else NEVER
@@ -156,7 +167,7 @@ class Dataflow:
     def judge(self, given: Mapping[str, Released], last: int) -> ComputedStep:
         """Compute a step; nothing changes.  ``last``: the last time that it closes."""
         rows: dict[str, list[pa.Table]] = {}
-        sides = SideOutputs(self.flow)
+        sides, budget, since = SideOutputs(self.sides, self.time_type), self.budget, self.since_after(last)
 
         def observe(judgement: Judgement) -> None:
             bound = judgement.upsert.bound
@@ -164,63 +175,61 @@ class Dataflow:
             if self.lists:
                 rows.setdefault(bound.name, []).append(verdict_rows(bound, judgement))
 
-        given = self.circuit.expiring(given, last, self.budget.rows(64) if self.budget.spills else None)
-        if any(not isinstance(each.pieces, list) for each in given.values() if each.total):
-            make_room(self.budget, self.circuit, {}, 0)
-        buffer = UpdateBuffer(self.budget.scratch, self.budget.buffered, self.budget.home)
-        stepped = self.computation(self.circuit, given, self.since_after(last), buffer, observe).run()
-        return ComputedStep(stepped, sides.tables(), rows)
+        given = self.circuit.expiring(given, last, budget.rows(64) if budget.spills else None)
+        buffer = UpdateBuffer(budget.scratch, budget.buffered, budget.home)
+        looks = observe if self.lists or self.sides else None
+        computation = self.computation(self.circuit, given, since, buffer, looks)
+        if computation.many:
+            make_room(budget, self.circuit, {}, 0)
+        return ComputedStep(computation.run(), sides.tables() if self.sides else {}, rows, since)
 
     def check_budget(self, judged: ComputedStep | None, inflows: Mapping[str, Inflow]) -> None:
         """Raise `BudgetExceeded` where there is nowhere to spill to, and taking it in would pass the budget."""
         if self.budget.memory is None or self.budget.spills:
             return
-        more = sum(inflow.batcher.nbytes - self.batchers[name].nbytes for name, inflow in inflows.items())
-        if judged is not None:
-            more += judged.stepped.nbytes
-            if not self.holds_back:
-                more = judged.stepped.nbytes
+        more = 0 if judged is None else judged.stepped.nbytes
+        for name, inflow in inflows.items():
+            more += 0 if inflow.batcher is None else inflow.batcher.nbytes - self.batchers[name].nbytes
         self.budget.check(self.nbytes + more)
 
     def take(self, inflows: Mapping[str, Inflow], judged: ComputedStep | None, frontier: int, last: int) -> Step:
         """Make it so: nothing below can be refused any more but by the budget, which is looked at first."""
         self.check_budget(judged, inflows)
         counts: dict[str, int] = {}
-        rows: dict[str, list[pa.Table]] = {name: [*inflow.listed] for name, inflow in inflows.items()}
-        for inflow in inflows.values():
-            add(counts, inflow.counts)
         for codes in judged.stepped.counts.values() if judged else ():
-            add(counts, counted(codes))
-        for name, more in (judged.rows if judged else {}).items():
-            rows.setdefault(name, []).extend(more)
+            add(counts, dict(zip(NAMES, codes.tolist(), strict=True)))
         self.guard.state = "interrupted"
         for name, inflow in inflows.items():
-            if self.holds_back:
+            add(counts, inflow.counts)
+            if self.holds_back and inflow.batcher is not None:
                 self.batchers[name] = inflow.batcher
             self.intakes[name].arrived += inflow.rows
             self.intakes[name].greatest = max(self.intakes[name].greatest, inflow.greatest)
         if judged is not None:
-            for batcher in self.batchers.values():
+            for batcher in self.batchers.values() if self.holds_back else ():
                 batcher.discard(frontier)
-            since = self.since_after(last)
-            self.circuit.apply(judged.stepped, frontier, since)
-            self.frontier, self.last, self.since = frontier, last, since
+            self.circuit.apply(judged.stepped, frontier, judged.since)
+            self.frontier, self.last, self.since = frontier, last, judged.since
         add(self.totals, counts)
+        pending = self.pending if self.holds_back else 0
         arrived = sum(intake.arrived for intake in self.intakes.values())
-        assert arrived == sum(self.totals.values()) + self.pending, "events in are not judged + pending"
+        assert arrived == sum(self.totals.values()) + pending, "events in are not judged + pending"
         with suppress(SpillFull, SpillFailed, StorageFull, StorageFailed):
-            make_room(
-                self.budget, self.circuit, self.batchers
-            )  # and if there is none: the next call asks again, before it takes anything in
-        listed = None
-        if self.lists:
-            listed = {name: pa.concat_tables(rows.get(name, [])) for name in self.intakes if rows.get(name)}
+            # And if there is none: the next call asks again, before it takes anything in.
+            make_room(self.budget, self.circuit, self.batchers)
         tables = {**self.nothing, **judged.stepped.outputs, **judged.sides} if judged else dict(self.nothing)
         for name, owed in self.owed.items():
             tables[name] = pa.concat_tables([owed, tables[name]])
-        self.owed, out = {}, Step(tables, Verdicts.of(counts, self.pending, listed), frontier)
+        listed = self._listed(inflows, judged) if self.lists else None
+        self.owed, out = {}, Step(tables, Verdicts.of(counts, pending, listed), frontier)
         self.guard.state = "open"
         return out
+
+    def _listed(self, inflows: Mapping[str, Inflow], judged: ComputedStep | None) -> dict[str, pa.Table]:
+        """Verdict rows by input: of events refused at the door, then of those that were judged."""
+        refused, rows = {name: inflow.listed for name, inflow in inflows.items()}, judged.rows if judged else {}
+        every = {name: [*refused.get(name, ()), *rows.get(name, ())] for name in self.intakes}
+        return {name: pa.concat_tables(tables) for name, tables in every.items() if tables}
 
     @property
     def nbytes(self) -> int:

@@ -10,7 +10,7 @@ downstream reads are gathered at all.
 >>> flow = Plan()
 >>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
 >>> _ = flow.output("cities", people.project(["city"]).count())
->>> sorted(Graph(flow, Secret(1, 2)).needed[people])
+>>> Graph(flow, Secret(1, 2)).needed[people].names
 ['city']
 """
 
@@ -81,13 +81,14 @@ class Graph:
     def __init__(self, plan: Plan, secret: Secret, winners: bool = True, crew: Threads = ALONE) -> None:
         self.plan, self.secret, self.winners = plan, secret, winners or bool(plan.side_outputs())
         self.upserts = {name: RunningUpsert(each.bound, secret, crew) for name, each in plan.inputs.items()}
-        self.needed = _needed(plan)
+        self.needed, self.time_type = _needed(plan), plan.time_type
         self.names: dict[Collection, str] = {each: name for name, each in plan.inputs.items()}
         self.running: dict[Collection, Running] = {}
         for node in plan.nodes:
             if node in self.needed and node.inputs:
-                wanted = frozenset(self.needed[node])
-                self.running[node] = node.open(Context(secret, plan.time_type, wanted, crew))
+                self.running[node] = node.open(
+                    Context(secret, self.time_type, frozenset(self.needed[node].names), crew)
+                )
         self.keeping = {node: each for node, each in self.running.items() if node.keeps}
         """The operators that hold a state."""
         self.nodes = [node for node in plan.nodes if node in self.needed]
@@ -96,6 +97,10 @@ class Graph:
         """The operators that must see all pieces of a step together."""
         self.whole = {each for node in self.meeting for each in node.inputs} | set(plan.outputs.values())
         """The collections whose pieces are kept until they are all there."""
+        self.exchanged = {node: node.exchange()[0] for node in self.meeting}
+        """The columns whose equal rows must meet, None where an operator has several inputs."""
+        self.shown = {node: node.updates_schema(self.time_type) for node in plan.outputs.values()}
+        """The columns of the tables of outputs."""
         self.opened: dict[Collection, Readable] = {each: self.upserts[each.name] for each in plan.inputs.values()}
         """All of it, by collection."""
         self.opened |= self.running
@@ -169,7 +174,7 @@ class Graph:
     def output(self, node: Collection, time: int, as_of: int | None = None) -> pa.Table:
         """All that an output holds as of a time, by default now, as its table.  ``time``: what is stamped.  O(rows)."""
         made = self.held(node, as_of)._replace(times=ints(time))
-        return self.opened[node].output(made, self.secret, node.schema, self.plan.time_type)
+        return self.opened[node].output(made, self.secret, node.schema, self.time_type)
 
     def held(self, node: Collection, as_of: int | None = None) -> Updates:
         """The rows of a collection as of a time, by default now, not consolidated.  O(rows of the inputs)."""
@@ -194,7 +199,7 @@ class Graph:
             arrangement._check()
 
 
-def _needed(plan: Plan) -> dict[Collection, set[str]]:
+def _needed(plan: Plan) -> dict[Collection, pa.Schema]:
     """For each node that an output depends on, the columns that somebody reads; one at least, to carry the rows."""
     needed: dict[Collection, set[str]] = {node: set(node.schema.names) for node in plan.outputs.values()}
     for node in reversed(plan.nodes):
@@ -204,7 +209,7 @@ def _needed(plan: Plan) -> dict[Collection, set[str]]:
                 mine.add(node.schema.names[0])
             for each, read in zip(node.inputs, node.needs(mine), strict=True):
                 needed.setdefault(each, set()).update(read)
-    return needed
+    return {node: pa.schema([f for f in node.schema if f.name in names]) for node, names in needed.items()}
 
 
 def _meets(node: Collection) -> bool:

@@ -13,7 +13,7 @@ more of them are still to come.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,9 @@ from ddflow.columns.schema import imported, plain_size, to_table
 from ddflow.dataflow.admission import Admission, Admitted
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget, shown_size
+from ddflow.dataflow.graph import Released
 from ddflow.errors import BudgetExceeded, NotArrow, SchemaMismatch
+from ddflow.operators.upsert.events import Sealed, joined
 from ddflow.time import CLOSED, NEVER
 
 
@@ -32,8 +34,10 @@ from ddflow.time import CLOSED, NEVER
 class Inflow:
     """The rows of one input in one call."""
 
-    batcher: Batcher
-    """What waits, with the rows that were admitted."""
+    batcher: Batcher | None
+    """What waits, with the rows that were admitted; None where nothing need wait: in epoch mode, in memory."""
+    lots: list[Sealed] = field(default_factory=list)
+    """The events that were admitted then."""
     rows: int = 0
     """How many rows came, with those that do not go on."""
     counts: dict[str, int] = field(default_factory=dict)
@@ -43,11 +47,30 @@ class Inflow:
     listed: list[pa.Table] = field(default_factory=list)
     """Verdict rows, when they are asked for."""
 
+    def put(self, sealed: Sealed, budget: Budget) -> None:
+        """Put events with those that came; where they are many they go to files.  Raises `SpillFull`, `SpillFailed`."""
+        if self.batcher is None:
+            self.lots += [sealed] if sealed.times.size else []
+            return
+        self.batcher = self.batcher.with_run(sealed)
+        if budget.home is not None and self.batcher.nbytes > budget.pending:
+            self.batcher.spill(budget.home, budget.pending // 2, budget.lot)
+
+    @property
+    def released(self) -> Released:
+        """Those that need not wait, together."""
+        return Released.of(joined(self.lots) if self.lots else None)
+
+    @property
+    def pieces(self) -> Iterable[Sealed]:
+        """All events, in lots."""
+        return self.lots if self.batcher is None else self.batcher.released(CLOSED)[1]
+
 
 def flowing(
     given: Any,
     intake: Admission,
-    batcher: Batcher,
+    batcher: Batcher | None,
     frontier: int,
     time: int | None,
     budget: Budget,
@@ -59,19 +82,17 @@ def flowing(
     Raises what `Admission.admit` raises, `BudgetExceeded` for a row that is larger than the budget allows, `SpillFull`
     and `SpillFailed`; nothing has changed then.
     """
-    bound = intake.bound
     most = budget.piece // 2 if budget.spills else None
     inflow = Inflow(batcher)
-    for part in portions(given, repr(bound.name), bound.schema, most):
+    for part in (given,) if most is None else portions(given, intake.what, intake.bound.schema, most):
         admitted = intake.admit(part, frontier, time, inflow.rows, look)
-        inflow.batcher = inflow.batcher.with_run(admitted.sealed)
+        inflow.put(admitted.sealed, budget)
         inflow.rows += admitted.rows
         inflow.greatest = max(inflow.greatest, admitted.greatest)
-        add(inflow.counts, admitted.counts)
+        if admitted.counts:
+            add(inflow.counts, admitted.counts)
         if listed is not None:
             inflow.listed.append(listed(admitted))
-        if budget.home is not None and inflow.batcher.nbytes > budget.pending:
-            inflow.batcher.spill(budget.home, budget.pending // 2, budget.lot)
     return inflow
 
 
@@ -99,15 +120,15 @@ def lateness_frontier(intakes: Mapping[str, Admission], inflows: Mapping[str, In
     return to
 
 
-def portions(given: Any, what: str, schema: pa.Schema, most: int | None) -> Iterator[pa.Table]:
-    """Rows as tables of at most ``most`` bytes (None: one table); at least one, so that its columns are looked at.
+def portions(given: Any, what: str, schema: pa.Schema, most: int) -> Iterator[pa.Table]:
+    """Rows as tables of at most ``most`` bytes; at least one, so that its columns are looked at.
 
     A reader, or whatever gives one, is read as it goes.  Raises what `to_table` raises, and `BudgetExceeded` for a row
     that is larger than that.
     """
-    if most is not None and not isinstance(given, pa.Table | pa.RecordBatch) and hasattr(given, "__arrow_c_stream__"):
+    if not isinstance(given, pa.Table | pa.RecordBatch) and hasattr(given, "__arrow_c_stream__"):
         given = imported(pa.RecordBatchReader.from_stream, given, what)
-    if most is None or not isinstance(given, pa.RecordBatchReader):
+    if not isinstance(given, pa.RecordBatchReader):
         yield from _cut(to_table(given, what, schema), what, most)
         return
     held: list[pa.RecordBatch] = []
@@ -122,9 +143,9 @@ def portions(given: Any, what: str, schema: pa.Schema, most: int | None) -> Iter
         yield from _cut(pa.Table.from_batches(held, given.schema), what, most)
 
 
-def _cut(table: pa.Table, what: str, most: int | None) -> Iterator[pa.Table]:
-    size = plain_size(table) if most is not None else 0
-    if most is None or size <= most:
+def _cut(table: pa.Table, what: str, most: int) -> Iterator[pa.Table]:
+    size = plain_size(table)
+    if size <= most:
         yield table
         return
     if table.num_rows == 1:

@@ -7,12 +7,13 @@ written once; a range is then a slice of each, read where it lies. (An external 
 uniform, so ranges are of one size.)
 
 >>> import tempfile, numpy as np
+>>> from ddflow.columns.hashing import Secret
 >>> from ddflow.operators.upsert.events import Sealed
 >>> events = pa.record_batch({"k": pa.array(range(100), pa.int64())})
 >>> times = np.zeros(100, np.int64)
 >>> from ddflow.storage.scratch import ScratchStore
 >>> with tempfile.TemporaryDirectory() as place, BatchStore(ScratchStore(place)) as scratch:
-...     ranges = Ranges(pa.schema([pa.field("k", pa.int64(), nullable=False)]), Secret(1, 2), scratch, 4)
+...     ranges = Ranges(RowHashes(events.schema, Secret(1, 2)), scratch, 4)
 ...     ranges.add(Sealed(events, times, times, np.arange(100)))
 ...     sizes = [part.times.size for part in ranges]
 >>> len(sizes), sum(sizes)
@@ -26,24 +27,22 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Ints, Secret, identities
+from ddflow.columns.hashing import Ints, RowHashes
 from ddflow.operators.upsert.events import Sealed, joined
 from ddflow.storage.batch_store import BatchStore, StoredBatch
 
 
 class Ranges:
-    """``keys``: the key columns.  ``count``: how many ranges, a power of two."""
+    """``keys``: hashes the key columns.  ``count``: how many ranges, a power of two."""
 
-    def __init__(self, keys: pa.Schema, secret: Secret, scratch: BatchStore, count: int) -> None:
-        self.keys, self.secret, self.scratch = keys, secret, scratch
+    def __init__(self, keys: RowHashes, scratch: BatchStore, count: int) -> None:
+        self.keys, self.scratch = keys, scratch
         self.bits = count.bit_length() - 1
         self.pieces: list[tuple[StoredBatch, Ints]] = []
 
     def add(self, sealed: Sealed) -> None:
         """Write some events in the order of ranges.  O(n).  Raises `SpillFull`, `SpillFailed`."""
-        events, n = sealed.events, sealed.times.size
-        columns = pa.RecordBatch.from_arrays([events.column(name) for name in self.keys.names], schema=self.keys)
-        high, _ = identities(columns, self.secret, n)
+        events, (high, _) = sealed.events, self.keys.of(sealed.events)
         # Shifted by all 64 bits a word would stay as it is.
         at = (high >> np.uint64(63) >> np.uint64(1) if not self.bits else high >> np.uint64(64 - self.bits)).astype(
             np.uint16

@@ -20,7 +20,18 @@ from ddflow.dataflow.verdicts import Verdicts
 
 
 class Step(Mapping[str, pa.Table]):
-    """The outputs by name.  ``verdicts``: of the events judged in it.  ``frontier``: the least time still open."""
+    """What a call returns: a mapping of each output's name to its updates.
+
+    Each value is a `pyarrow.Table` of the row's columns, then ``_time`` (int64, or the type of the time column) and
+    ``_diff`` (int64), sorted by time, with the retractions of a key before its assertion.
+
+    Attributes
+    ----------
+    verdicts : Verdicts
+        Of the events judged in this call.
+    frontier : int
+        The least time still open.
+    """
 
     def __init__(self, tables: Mapping[str, pa.Table], verdicts: Verdicts, frontier: int) -> None:
         self._tables = tables

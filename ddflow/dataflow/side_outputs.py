@@ -19,6 +19,8 @@ the orders of what keys held are read from state.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -33,7 +35,7 @@ from ddflow.kernels.resolve import STALE
 from ddflow.operators.updates import time_column
 from ddflow.operators.upsert.judgement import Judgement
 from ddflow.plan.bind import Bound
-from ddflow.plan.collection import Input, Plan
+from ddflow.plan.collection import Input
 
 ARRIVAL: Final = "_arrival"
 """What the column of verdict rows is called that holds the numbers of their events."""
@@ -74,11 +76,11 @@ def verdict_rows(bound: Bound, of: Admitted | Judgement) -> pa.Table:
 
 
 class SideOutputs:
-    """The tables of `Flow.side_outputs` for one step, judgement by judgement."""
+    """The tables of `Flow.side_outputs`, which are ``wanted``, for one step, judgement by judgement."""
 
-    def __init__(self, flow: Plan) -> None:
-        self.flow, self.wanted = flow, flow.side_outputs()
-        self.made: dict[str, list[pa.Table]] = {name: [] for name in self.wanted}
+    def __init__(self, wanted: Mapping[str, tuple[Input, pa.Schema]], time_type: pa.DataType) -> None:
+        self.wanted, self.time_type = wanted, time_type
+        self.made: dict[str, list[pa.Table]] = defaultdict(list)
 
     def add(self, judgement: Judgement) -> None:
         """Take in what a judgement has for them.  O(events) of inputs that have one."""
@@ -96,16 +98,16 @@ class SideOutputs:
             further = judgement.winner_orders(rows)
         events = judgement.sealed.events.take(pa.array(rows))
         columns = [events.column(n) for n in input.bound.told] + further
-        times = time_column(judgement.sealed.times[rows], self.flow.time_type)
+        times = time_column(judgement.sealed.times[rows], self.time_type)
         columns += [times, pa.array(np.ones(rows.size, np.int64))]
-        return pa.Table.from_arrays(columns, schema=updates_schema(schema, self.flow.time_type))
+        return pa.Table.from_arrays(columns, schema=updates_schema(schema, self.time_type))
 
     def tables(self) -> dict[str, pa.Table]:
         """By name, in the order of times."""
         out = {}
         for name, (_, schema) in self.wanted.items():
             made = self.made[name]
-            out[name] = pa.concat_tables(made) if made else empty(updates_schema(schema, self.flow.time_type))
+            out[name] = pa.concat_tables(made) if made else empty(updates_schema(schema, self.time_type))
             if len(made) > 1:
                 out[name] = out[name].sort_by(TIME)
         return out

@@ -5,7 +5,7 @@ the step that would have needed room fails before it has changed anything, and e
 room is made before rows are admitted, not only after they were taken in. Shares are the budget's; how to spill is
 known to arrangements and batchers.
 
->>> import tempfile, ddflow as dd
+>>> import tempfile, pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()
 >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
 >>> with tempfile.TemporaryDirectory() as place, flow.open(memory="16MB", spill=place) as engine:
@@ -22,13 +22,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
-import pyarrow as pa
 
-from ddflow.columns.hashing import Secret
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.graph import Graph, Released
 from ddflow.dataflow.ranges import Ranges
+from ddflow.operators.upsert.upsert import RunningUpsert
 
 
 def make_room(budget: Budget, circuit: Graph, batchers: Mapping[str, Batcher], share: int | None = None) -> None:
@@ -51,11 +50,11 @@ def make_room(budget: Budget, circuit: Graph, batchers: Mapping[str, Batcher], s
 
 @contextmanager
 def release(
-    to: int, batchers: Mapping[str, Batcher], keys: Mapping[str, pa.Schema], secret: Secret, budget: Budget
+    to: int, batchers: Mapping[str, Batcher], upserts: Mapping[str, RunningUpsert], budget: Budget
 ) -> Iterator[dict[str, Released]]:
     """What ``batchers`` release before ``to``; in ranges on disk, for as long as the block runs, where it is too much.
 
-    ``keys``: the key columns by input.  O(events released).  Raises `SpillFull`, `SpillFailed`.
+    ``upserts``: by input.  O(events released).  Raises `SpillFull`, `SpillFailed`.
     """
     made: list[Ranges] = []
     out = {}
@@ -69,7 +68,7 @@ def release(
             if count <= most:
                 out[name] = Released.of(batcher.peek(to))
                 continue
-            ranges = Ranges(keys[name], secret, budget.scratch, 1 << min((count // most).bit_length(), 14))
+            ranges = Ranges(upserts[name].keys, budget.scratch, 1 << min((count // most).bit_length(), 14))
             made.append(ranges)
             times = []
             for part in parts:

@@ -16,8 +16,8 @@ update buffer, in files where memory is short; and each node is computed once, h
 >>> from ddflow.operators.upsert.events import Sealed
 >>> events = pa.record_batch({"k": [1, 2]}, schema=v.schema)
 >>> sealed = Sealed(events, np.zeros(2, np.int64), np.zeros(2, np.int64), np.arange(2))
->>> stepped = compute(Graph(flow, Secret(1, 2)), {"v": Released.of(sealed)}, since=0)
->>> stepped.outputs["n"].to_pylist()
+>>> computation = Computation(Graph(flow, Secret(1, 2)), {"v": Released.of(sealed)}, 0, UpdateBuffer(None, 0))
+>>> computation.run().outputs["n"].to_pylist()
 [{'count': 2, '_time': 0, '_diff': 1}]
 """
 
@@ -44,24 +44,33 @@ GATHERED = 1 << 18
 """Updates that a keyed operator takes together, where memory is short."""
 
 
-def nothing(_: Judgement) -> None:
-    """Look at nothing."""
-
-
 class Computation:
-    """``circuit``: the operators.  ``released``: the events, by input.  ``since``: what it will be after the step."""
+    """``circuit``: the operators.  ``released``: the events, by input.  ``since``: what it will be after the step.
+
+    ``buffer``: where updates of a large step lie.  ``observe``: is shown each judgement once, when its events have been
+    judged.
+    """
 
     def __init__(
-        self, circuit: Graph, released: Mapping[str, Released], since: int, buffer: UpdateBuffer, observe: Observe
+        self,
+        circuit: Graph,
+        released: Mapping[str, Released],
+        since: int,
+        buffer: UpdateBuffer,
+        observe: Observe | None = None,
     ) -> None:
-        released = {name: each for name, each in released.items() if each.total}
-        self.circuit, self.released, self.since, self.buffer, self.observe = circuit, released, since, buffer, observe
-        times = [each.times for each in released.values()]
+        self.circuit, self.since, self.buffer, self.observe = circuit, since, buffer, observe
+        self.released: dict[str, Released] = {}
+        times, self.many = list[Ints](), False
+        for name, each in released.items():
+            if each.total:
+                self.released[name] = each
+                self.many = self.many or not isinstance(each.pieces, list)
+                times.append(each.times)
         self.times = times[0] if len(times) == 1 else np.unique(np.concatenate([ints(), *times]))
         self.done: dict[Collection, list[Updates]] = {}
         self.out = Stepped({}, {}, {}, {}, {})
         self.nodes, self.meeting, self.kept = circuit.nodes, circuit.meeting, circuit.whole
-        self.many = any(each.total and not isinstance(each.pieces, list) for each in released.values())
 
     def run(self) -> Stepped:
         """The whole step.  O(events and updates).  Raises what operators raise; nothing has changed then."""
@@ -74,10 +83,9 @@ class Computation:
         for name in self.released:
             if name not in self.out.changes:
                 self._judge(name, self.circuit.plan.inputs[name])
-        time_type = self.circuit.plan.time_type
         for name, node in self.outputs():
             pieces = self._pieces(node) if node.consolidated else self._consolidated(node)
-            self.out.outputs[name] = self._table(node, pieces, time_type)
+            self.out.outputs[name] = self._table(node, pieces)
         return self.out
 
     def outputs(self) -> Iterable[tuple[str, Collection]]:
@@ -95,27 +103,28 @@ class Computation:
             return
         changes = self.out.changes[name] = []
         wanted = self.circuit.needed.get(node)
-        schema = node.schema if wanted is None else pa.schema([f for f in node.schema if f.name in wanted])
         for sealed in self.released[name].pieces:
             judgement = upsert.judge(sealed, self.times, self.since, self.circuit.winners)
             counts += judgement.counts
             if upsert.expiring is not None:
                 self.out.seen[name] = judgement.keyed.seen.plus(self.out.seen.get(name, Seen()))
-            self.observe(judgement)
+            if self.observe is not None:
+                self.observe(judgement)
             if wanted is not None:
-                self._spread(node, judgement.updates(schema))
-            changes.extend(self._kept(upsert.arranged, change) for change in judgement.changes)
+                self._spread(node, judgement.updates(wanted))
+            for change in judgement.changes:
+                changes.append(self._kept(upsert.arranged, change) if self.many else change)
         self.out.counts[name] = counts
 
     def _kept(self, arranged: Arrangement, change: Change) -> Change:
         """A change that outlives its piece: in files, where the step is in pieces since memory is short."""
-        if not self.many or self.buffer.home is None:
+        if self.buffer.home is None:
             return change
         return arranged.stored(change, self.buffer.home)
 
-    def _table(self, node: Collection, pieces: Sequence[Updates], time_type: pa.DataType) -> pa.Table:
+    def _table(self, node: Collection, pieces: Sequence[Updates]) -> pa.Table:
         """The pieces of an output as one table."""
-        shown = node.updates_schema(time_type)
+        shown, time_type = self.circuit.shown[node], self.circuit.time_type
         if shown.names[-1] == DIFF:
             return self.buffer.output(pieces, node.schema, time_type)
         return self.buffer.output(pieces, pieces[0].rows.schema, time_type).select(shown.names)
@@ -129,20 +138,16 @@ class Computation:
             if change is not None:
                 changes.append(running.outlives(change, self._kept) if self.many else change)
 
-    def _met(self, node: Collection) -> Iterator[list[Updates]]:
+    def _met(self, node: Collection) -> Iterable[Sequence[Updates]]:
         """The updates of each input: together where equal rows must meet, else piece by piece."""
-        by = node.exchange()
-        if by[0] is not None:
-            yield from ([piece] for piece in self._gathered(node.inputs[0], list(by[0])))
-            return
+        by = self.circuit.exchanged[node]
+        if by is not None:
+            return zip(self._gathered(node.inputs[0], by), strict=True)
         every = [self._pieces(each) for each in node.inputs]
         if all(len(pieces) == 1 for pieces in every):
-            yield [pieces[0] for pieces in every]
-            return
+            return [[pieces[0] for pieces in every]]
         none = [pieces[0].between(0, 0) for pieces in every]
-        for i, pieces in enumerate(every):
-            for piece in pieces:
-                yield [*none[:i], piece, *none[i + 1 :]]
+        return ([*none[:i], piece, *none[i + 1 :]] for i, pieces in enumerate(every) for piece in pieces)
 
     def _spread(self, node: Collection, updates: Updates) -> None:
         """Give a piece of a node's updates to all that pass it on; keep it where it is needed whole."""
@@ -159,9 +164,7 @@ class Computation:
         found = self.done.get(node)
         if found:
             return found
-        wanted = self.circuit.needed[node]
-        schema = pa.schema([field for field in node.schema if field.name in wanted])
-        return [Updates(empty(schema), few(), ints(), self.times)]
+        return [Updates(empty(self.circuit.needed[node]), few(), ints(), self.times)]
 
     def _consolidated(self, node: Collection) -> list[Updates]:
         return [
@@ -169,12 +172,13 @@ class Computation:
             for made in (consolidated(piece, self.circuit.secret) for piece in self._gathered(node))
         ]
 
-    def _gathered(self, node: Collection, by: list[str] | None = None) -> Iterator[Updates]:
+    def _gathered(self, node: Collection, by: Sequence[str] | None = None) -> Iterable[Updates]:
         """A node's updates with equal rows (by some columns; None: all) in one piece, ranges ascending."""
         pieces = self.arrived(node, by)
-        if len(pieces) == 1:
-            yield pieces[0]
-            return
+        return pieces if len(pieces) == 1 else self._together(pieces, by)
+
+    def _together(self, pieces: Sequence[Updates], by: Sequence[str] | None) -> Iterator[Updates]:
+        """Pieces in others, of which each has all equal rows; a range of identities at a time."""
         total = sum(piece.diffs.size for piece in pieces)
         bits = (total // GATHERED).bit_length() if self.buffer.scratch is not None else 0
         ranged = [self._ranged(piece, by, bits) for piece in pieces]
@@ -182,27 +186,12 @@ class Computation:
             parts = [piece.between(int(ends[number]), int(ends[number + 1])) for piece, ends in ranged]
             yield concat(parts)
 
-    def _ranged(self, piece: Updates, by: list[str] | None, bits: int) -> tuple[Updates, Ints]:
+    def _ranged(self, piece: Updates, by: Sequence[str] | None, bits: int) -> tuple[Updates, Ints]:
         """A piece in the order of ranges of its rows' identities, by some columns, and where each range ends."""
         if not bits:
             return piece, ints(0, piece.diffs.size)
         names = piece.rows.schema.names if by is None else by
-        high, _ = identities(piece.rows.select(names), self.circuit.secret, piece.diffs.size)
+        high, _ = identities(piece.rows.select(list(names)), self.circuit.secret, piece.diffs.size)
         at = (high >> np.uint64(64 - bits)).astype(np.uint16)
         ends = np.concatenate([ints(0), np.cumsum(np.bincount(at, minlength=1 << bits))])
         return self.buffer.keep(piece.picked(np.argsort(at, kind="stable"))), ends
-
-
-def compute(
-    circuit: Graph,
-    released: Mapping[str, Released],
-    since: int,
-    buffer: UpdateBuffer | None = None,
-    observe: Observe = nothing,
-) -> Stepped:
-    """Compute a step from the events released of each input.  O(events and updates); nothing changes.
-
-    ``buffer``: where updates of a large step lie.  ``observe``: is shown each judgement once, when its events have been
-    judged.
-    """
-    return Computation(circuit, released, since, buffer or UpdateBuffer(None, 0), observe).run()

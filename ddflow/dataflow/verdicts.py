@@ -24,9 +24,25 @@ SHOWN: Final = ("applied", "superseded", "noop", "stale", "tie_lost", "late", "b
 
 @dataclass(frozen=True)
 class Verdicts:
-    """``counts``: events by verdict, all eight.  ``pending``: events that wait for their time to close.
-    ``rows``: by input, one row an event judged here, when the engine was opened with ``verdicts="rows"``.
-    ``absent``: the keys that this call deleted since full contents do not name them; these are no events."""
+    """What became of events, counted.  ``verdicts["noop"]`` is one count; it prints as text.
+
+    Parameters
+    ----------
+    counts : mapping of str to int
+        Events by verdict, all eight.
+    pending : int
+        Events that wait for their time to close.
+    rows : mapping of str to pyarrow.Table, optional
+        By input, one row for each event judged here, if the engine was opened with ``verdicts="rows"``.
+    absent : int
+        Keys that this call deleted because full contents do not name them.  These are no events.
+
+    Examples
+    --------
+    >>> verdicts = Verdicts.of({"applied": 2, "noop": 1})
+    >>> verdicts["noop"], verdicts.judged, str(verdicts)
+    (1, 3, 'applied 2, noop 1')
+    """
 
     counts: Mapping[str, int]
     pending: int = 0
@@ -35,17 +51,30 @@ class Verdicts:
 
     @classmethod
     def of(cls, counts: Mapping[str, int], pending: int = 0, rows: Mapping[str, pa.Table] | None = None) -> Verdicts:
-        """From some counts, the others 0."""
+        """Make one of some counts; the others are 0.
+
+        Parameters
+        ----------
+        counts : mapping of str to int
+            Events by verdict, and ``absent``.
+        pending, rows
+            As of `Verdicts`.
+
+        Returns
+        -------
+        Verdicts
+            With all eight counts.
+        """
         return cls({name: int(counts.get(name, 0)) for name in SHOWN}, pending, rows, int(counts.get("absent", 0)))
 
     @property
     def judged(self) -> int:
-        """How many events have a verdict."""
+        """How many events have a verdict, an int."""
         return sum(self.counts.values())
 
     @property
     def total(self) -> int:
-        """Judged and pending."""
+        """How many events there are, judged and pending, an int."""
         return self.judged + self.pending
 
     def __getitem__(self, name: str) -> int:
@@ -58,11 +87,6 @@ class Verdicts:
         if self.absent:
             parts.append(f"absent {self.absent:,}")
         return ", ".join(parts) or "no events"
-
-
-def counted(counts: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, int]:
-    """How many events have each verdict, by name, from counts by code."""
-    return dict(zip(NAMES, counts.tolist(), strict=True))
 
 
 def named(codes: np.ndarray[Any, np.dtype[Any]]) -> pa.Array:

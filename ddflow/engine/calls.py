@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ddflow.columns.hashing import RowHashes
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.inflow import Inflow, check_names
 from ddflow.dataflow.result import Step
@@ -32,6 +33,7 @@ class Calls:
 
     def __init__(self, dataflow: Dataflow, durable: Commits | None) -> None:
         self.dataflow, self.durable = dataflow, durable
+        self.hashes = {name: RowHashes(i.bound.event_schema, dataflow.secret) for name, i in dataflow.intakes.items()}
 
     @property
     def epoch(self) -> int:
@@ -66,9 +68,13 @@ class Calls:
         check_names(inputs, self.dataflow.intakes)
         if self.durable is None:
             return self.dataflow.admit(inputs, time), ""
-        digests = {name: Digest(self.dataflow.secret, name) for name in inputs}
+        digests = {name: self.digest(name) for name in inputs}
         inflows = self.dataflow.admit(inputs, time, {name: digest.update for name, digest in digests.items()})
         return inflows, combined(asked.kind, asked.time, digests)
+
+    def digest(self, name: str) -> Digest:
+        """Of the rows of an input, which are still to come."""
+        return Digest(self.dataflow.secret, name, self.hashes[name])
 
     def done(self, asked: Asked, digest: str, step: Step, inputs: Iterable[str], way: Way = EVENTS) -> Step:
         """A call that was taken in and fed some ``inputs``, committed where that is asked for."""

@@ -51,7 +51,7 @@ def take(dataflow: Dataflow, batch_store: BatchStore) -> dict[str, Any]:
 
     O(bytes not written yet + files).  Raises `StorageFull`, `StorageFailed`; the engine is then as before.
     """
-    circuit, ids = dataflow.circuit, node_ids(dataflow.flow)
+    circuit, ids = dataflow.circuit, dataflow.ids
     inputs = {
         name: {
             "arrived": dataflow.intakes[name].arrived,

@@ -26,8 +26,8 @@ import pyarrow as pa
 import pyarrow.types as pat
 import xxhash
 
-from ddflow.columns.hashing import Secret, value_hashes
-from ddflow.columns.schema import conform, is_text, one_batch
+from ddflow.columns.hashing import RowHashes, Secret
+from ddflow.columns.schema import is_text
 from ddflow.dataflow.admission import Admission
 from ddflow.dataflow.inflow import check_names, portions
 from ddflow.errors import SchemaMismatch
@@ -37,16 +37,18 @@ MOST = 1 << 26
 
 
 class Digest:
-    """Of the rows of one input, as they come."""
+    """Of the rows of one input, as they come.  ``hashes``: of their columns, where those are the same for all."""
 
-    def __init__(self, secret: Secret, input: str = "rows") -> None:
-        self.secret, self.input, self.rows, self._state = secret, input, 0, xxhash.xxh3_128()
+    def __init__(self, secret: Secret, input: str = "rows", hashes: RowHashes | None = None) -> None:
+        self.secret, self.input, self.hashes = secret, input, hashes
+        self.rows, self._state = 0, xxhash.xxh3_128()
 
     def update(self, events: pa.RecordBatch) -> None:
         """Take in rows.  O(rows).  Raises `SchemaMismatch` for text that is no UTF-8."""
         check_text(events, self.input)
         self.rows += events.num_rows
-        self._state.update(value_hashes(events, self.secret).data)
+        hashes = self.hashes or RowHashes(events.schema, self.secret)
+        self._state.update(hashes.values(events.columns, events.num_rows).data)
 
     def digest(self) -> bytes:
         """Sixteen bytes."""
@@ -103,9 +105,8 @@ def digest_of(
     check_names(inputs, intakes)
     digests = {name: Digest(secret) for name in inputs}
     for name, given in inputs.items():
-        bound = intakes[name].bound
-        for part in portions(given, repr(name), bound.schema, MOST):
-            events = bound.noted(one_batch(conform(part, bound.schema, repr(name), bound.required)), part.schema.names)
+        for part in portions(given, repr(name), intakes[name].bound.schema, MOST):
+            events = intakes[name].events(part)
             new = [each for each in added.get(name, ()) if events.column(each).null_count == events.num_rows]
             digests[name].update(events.select([each for each in events.schema.names if each not in new]))
     return combined(kind, time, digests)

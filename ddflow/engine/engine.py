@@ -45,7 +45,11 @@ from ddflow.time import CLOSED, advance, as_int64, shown
 
 
 class Engine(Reading, Closing):
-    """Runs a flow; `Flow.open` makes it.  Its options are there, what can be read of it is in `Reading`."""
+    """Runs a flow.  `Flow.open` makes it and has its options; `Reading` has what you can read of it.
+
+    Use it in a ``with``.  One call at a time: a second thread gets `ConcurrentUse`.  After `close`, a failed commit or
+    an interrupted step, calls raise `EngineClosed`.
+    """
 
     def __init__(self, flow: Plan, options: EngineOptions) -> None:
         if not flow.inputs or not flow.outputs:
@@ -70,9 +74,12 @@ class Engine(Reading, Closing):
         self.calls = Calls(self.dataflow, self.durable)
 
     def close(self) -> None:
-        """Let go of all state in memory; what was not committed is gone.  Twice is harmless.
+        """Free all state in memory.  What was not committed is lost.  A second call does nothing.
 
-        Raises `ConcurrentUse` while another thread is in a call.
+        Raises
+        ------
+        ConcurrentUse
+            While another thread is in a call.
         """
         with self.dataflow.guard.alone("close"):
             self.dataflow.close()
@@ -81,20 +88,52 @@ class Engine(Reading, Closing):
 
     @property
     def epoch(self) -> int:
-        """The last epoch that was committed; 0 before the first, and where state is not durable."""
+        """The number of the last committed epoch, an int: 0 before the first, and for state in memory."""
         return self.calls.epoch
 
     def output_schema(self, name: str) -> pa.Schema:
-        """The columns of an output's table.  Raises `KeyError`."""
+        """The columns of the table of the output ``name``: the row's columns, then ``_time`` and ``_diff``.
+
+        Raises
+        ------
+        KeyError
+            For an unknown name.
+        """
         return self.dataflow.output_schema(name)
 
     def step(self, inputs: Mapping[str, Any], time: int, *, epoch: int | None = None) -> Step:
-        """Epoch mode: take in rows of any inputs as one epoch, stamped ``time``, above that of the last step.
+        """Epoch mode: take in rows of any inputs as one epoch, stamped ``time``.
 
-        ``inputs``: by input, anything that speaks Arrow.  ``epoch``: its number, on durable state, where an epoch that
-        was committed returns what it returned; so does a committed ``time``.  O(rows) expected.  Raises `WrongMode` in
-        hold-back mode, `TimeWentBack`, what `Admission.admit` raises; nothing changes then.  On durable state also
-        `ReplayMismatch`, `EpochSkipped`, and what `commit` raises.
+        Parameters
+        ----------
+        inputs : mapping of str to table
+            By input, anything that speaks Arrow.
+        time : int
+            The ``_time`` of the updates, an int64 above that of the last step.
+        epoch : int, optional
+            On durable state, the number of the epoch.  A committed epoch that you give again returns what it returned;
+            so does a committed ``time``.
+
+        Returns
+        -------
+        Step
+            The updates of each output, and the verdicts.
+
+        Raises
+        ------
+        WrongMode, TimeWentBack
+            In hold-back mode; if ``time`` is not above that of the last step.
+        NotArrow, SchemaMismatch, NullKey
+            For rows that the inputs do not take.
+        TieRefused, BudgetExceeded, CountOverflow
+            If a rule, the budget or an operator refuses the step; there are more of these.  Nothing changes then.
+        ReplayMismatch, EpochSkipped
+            On durable state, for other rows than were committed, or an epoch that is neither the next nor kept; there
+            also what `commit` raises.
+
+        Notes
+        -----
+        O(n) expected, for n rows.
         """
         dataflow, calls = self.dataflow, self.calls
         with dataflow.guard.use("step"):
@@ -113,10 +152,29 @@ class Engine(Reading, Closing):
             return calls.done(asked, digest, dataflow.step(inflows, time), inputs)
 
     def push(self, inputs: Mapping[str, Any], *, epoch: int | None = None) -> Step:
-        """Hold-back mode: take in rows that wait for their times to close; returns what ``lateness=`` closes.
+        """Hold-back mode: take in rows, which wait until their times close.  Bad and late events get their verdicts at
+        once.
 
-        Bad and late events get their verdicts at once.  ``epoch``: as in `step`.  O(rows).  Raises `WrongMode` in epoch
-        mode, and what `step` raises.
+        Parameters
+        ----------
+        inputs, epoch
+            As in `step`.
+
+        Returns
+        -------
+        Step
+            The updates of the times that ``lateness=`` closes, and the verdicts.
+
+        Raises
+        ------
+        WrongMode, LateEvent
+            In epoch mode; for an event behind the frontier under ``late="error"``.
+        DdflowError
+            What `step` raises.
+
+        Notes
+        -----
+        O(n), for n rows.
         """
         dataflow, calls = self.dataflow, self.calls
         with dataflow.guard.use("push"):
@@ -129,10 +187,30 @@ class Engine(Reading, Closing):
             return calls.done(asked, digest, step, inputs)
 
     def advance_to(self, frontier: int, *, epoch: int | None = None) -> Step:
-        """Hold-back mode: close the times below ``frontier`` (`CLOSED`: all) and return what became of them.
+        """Hold-back mode: close the times below ``frontier``.
 
-        ``epoch``: as in `step`.  O(events released) expected.  Raises `WrongMode` in epoch mode, `TimeWentBack`,
-        `TieRefused`, and what `step` raises on durable state.
+        Parameters
+        ----------
+        frontier : int
+            An int64 in the unit of the time column; `CLOSED` closes all times.
+        epoch : int, optional
+            As in `step`.
+
+        Returns
+        -------
+        Step
+            The updates of the closed times, and the verdicts of their events.
+
+        Raises
+        ------
+        WrongMode, TimeWentBack
+            In epoch mode; if ``frontier`` is below the present one.
+        TieRefused
+            For a tie under ``tie="error"``; on durable state, also what `step` raises there.
+
+        Notes
+        -----
+        O(n) expected, for n released events.
         """
         dataflow, calls = self.dataflow, self.calls
         with dataflow.guard.use("advance_to"):
@@ -145,11 +223,24 @@ class Engine(Reading, Closing):
             return calls.done(asked, combined(asked.kind, to, {}), dataflow.advance({}, to), ())
 
     def commit(self) -> int:
-        """Publish what was done since the last commit as one epoch, state and outputs together; its number.
+        """Publish the calls since the last commit as one epoch, state and outputs together; returns the epoch's number.
 
-        Where ``autocommit`` is on, every call did that already.  O(what changed).  Raises `Fenced` when another writer
-        has committed, `StorageFull` and `StorageFailed`: it did not happen; `OutcomeUnknown`: it may have.  After any
-        of them the engine goes no further: open the state again.  Raises `SpecError` where state is not durable.
+        With ``autocommit``, every call has done that already.
+
+        Raises
+        ------
+        SpecError
+            If the state is not durable.
+        Fenced
+            If another writer has committed.
+        StorageFull, StorageFailed
+            If the commit did not happen.
+        OutcomeUnknown
+            If it may have happened.
+
+        Notes
+        -----
+        After any of these errors but `SpecError`, the engine goes no further: open the state again.  O(what changed).
         """
         with self.dataflow.guard.use("commit"):
             if self.durable is None:
@@ -164,37 +255,69 @@ class Engine(Reading, Closing):
     def replace(
         self, name: str, table: Any, time: int, scope: str | None = None, *, order: Any = None, epoch: int | None = None
     ) -> Step:
-        """Epoch mode: ``table`` is all that the input ``name`` holds from ``time`` on; returns the differences.
+        """Epoch mode: make ``table`` all that the input ``name`` holds from ``time`` on; returns the differences.
 
-        ``scope``: SQL over the row's columns: only rows for which it is true are replaced, and all of ``table`` must be
-        within it.  Its rows win over whatever order is held.  Keys that are live in the scope and not in the table
-        are deleted, counted as ``verdicts.absent``; their tombstones take ``order`` (by column of ``order_by`` and
-        ``seq``, or the value of the only one), else the greatest in the table.  ``table``: anything that speaks
-        Arrow; a reader is read as it goes, 8 or 16 bytes a row stay.  ``epoch``: as in `Engine.step`.  O(rows +
-        keys held).
+        The rows of ``table`` win over whatever order is held.  Keys that are live in the scope and not in the table are
+        deleted, and counted as ``verdicts.absent``.
 
-        Raises `DuplicateKeys`, `OutOfScope`, `ExpressionError` for a scope that does not fit, `SpecError` for such an
-        order or none where it is needed, and what `Engine.step` raises; nothing changes then.
+        Parameters
+        ----------
+        name : str
+            The input.
+        table : table
+            Anything that speaks Arrow.  A reader is read as it goes; 8 or 16 bytes a row stay in memory.
+        time, epoch
+            As in `step`.
+        scope : str, optional
+            SQL over the row's columns.  Only rows for which it is true are replaced, and all of ``table`` must be
+            within it.
+        order : mapping or scalar, optional
+            The order of the deletions: by column of ``order_by`` and ``seq``, or the value of the only one.  By default
+            the greatest order in the table.
+
+        Raises
+        ------
+        DuplicateKeys, OutOfScope
+            If the table names a key twice, or has rows outside the scope.
+        ExpressionError, SpecError
+            For a scope or an order that does not fit; for no order where one is needed.
+        DdflowError
+            What `step` raises.  Nothing changes then.
+
+        Notes
+        -----
+        O(n + k), for n rows and k held keys.
         """
         return replace(self.calls, "replace", name, table, time, scope, order, epoch)
 
     def restate(self, name: str, events: Any, time: int, *, order: Any = None, epoch: int | None = None) -> Step:
-        """Epoch mode: the input ``name`` becomes what ``events``, its corrected history, fold to from nothing.
+        """Epoch mode: make the input ``name`` what ``events``, its corrected history, fold to from nothing.
 
-        What comes out, stamped ``time``, compensates for the difference.  The events are judged among themselves, and
-        their winners' orders are those that keys hold from then on.  Keys that no event names are deleted as in
-        `replace`, with ``order``, else the greatest among the events.  O(events + keys held).  Raises what `replace`
-        raises, without `DuplicateKeys` and `OutOfScope`.
+        The updates, stamped ``time``, compensate for the difference.  The events are judged among themselves, and keys
+        hold the orders of the winners from then on.  Keys that no event names are deleted as in `replace`, with
+        ``order``, by default the greatest among the events.  Parameters, result, errors and cost are those of
+        `replace`, without `DuplicateKeys` and `OutOfScope`.
         """
         return replace(self.calls, "restate", name, events, time, None, order, epoch)
 
     def compact(self, forget: bool = False) -> None:
         """Merge all state into one run each, and publish it as another version of the same epoch.
 
-        ``forget``: history up to the last closed time goes as well, and every byte of rows that are deleted; the epochs
-        before can then not be given again, nor earlier versions be read.  O(state).  Raises `SpecError` while there are
-        calls that are not committed, new outputs whose contents were not given yet, or, with ``forget``, readers of
-        earlier times; nothing was changed then.  Raises what `Engine.commit` raises.
+        Parameters
+        ----------
+        forget : bool
+            Also delete history up to the last closed time, and every byte of deleted rows.  You can then neither give
+            the earlier epochs again nor read earlier versions.
+
+        Raises
+        ------
+        SpecError
+            While there are calls that are not committed, new outputs whose contents were not given yet or, with
+            ``forget``, readers of earlier times.  Nothing changes then.  Also what `commit` raises.
+
+        Notes
+        -----
+        O(state).
         """
         compact(self.calls, forget)
 

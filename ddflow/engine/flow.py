@@ -18,16 +18,39 @@ from ddflow.plan.options import EngineOptions, opened_with
 
 
 class Flow(Plan):
-    """A plan under construction, and `open`, which runs it.  ``inputs`` and ``outputs``: by name."""
+    """A plan under construction, and `open`, which runs it.
+
+    Attributes
+    ----------
+    inputs : dict of str to Input
+        By name.
+    outputs : dict of str to Collection
+        By name.
+    """
 
     @classmethod
     def of(cls, plan: Plan) -> Flow:
-        """A plan, such as one that was read back, as a flow: to be opened.  O(nodes)."""
+        """Make a flow of a plan, such as one that was read back, so that you can open it.
+
+        Parameters
+        ----------
+        plan : Plan
+            The plan.  What you add to the flow later does not change it.
+
+        Returns
+        -------
+        Flow
+            With the same collections.
+
+        Notes
+        -----
+        O(nodes of the plan).
+        """
         flow = cls()
         flow.nodes, flow.inputs, flow.outputs = list(plan.nodes), dict(plan.inputs), dict(plan.outputs)
         return flow
 
     @opened_with(EngineOptions)
     def open(self, options: EngineOptions) -> Engine:
-        """An engine that runs this plan; use it in a ``with``."""
+        """Make an engine that runs this plan.  Use it in a ``with``."""
         return Engine(self, options)

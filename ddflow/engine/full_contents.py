@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.hashing import NONE, Ints, Secret, Words, flags, ordered_words, validity, value_hashes
-from ddflow.columns.rows import dense_ranks, gather, shown_row
+from ddflow.columns.rows import dense_ranks, gathered, shown_row
 from ddflow.columns.schema import is_text, is_word
 from ddflow.columns.sorting import Sorted, sort
 from ddflow.errors import CorruptState, DuplicateKeys, OutOfScope, SpecError, cut
@@ -87,7 +87,7 @@ class Contents:
                 f"{cut(repr(self.text))}, first {keys}",
                 "leave them out, or widen the scope; nothing was taken in",
             )
-        self._ids.append(self.bound.identities(events, self.upsert.secret))
+        self._ids.append(self.upsert.keys.of(events))
         if self.bound.spec.exclusive and self.bound.merging is not None:
             # Rows that are bad name their keys, but give nobody an order.
             events = events.filter(pa.array(self.bound.merging.misordered(events) == 0))
@@ -113,7 +113,7 @@ class Contents:
         wanted = {int(by.high[at]) for at in by.starts[twice[:NAMED]]}
         keys: dict[int, Any] = {}
         for sealed in rows:
-            high, _ = self.bound.identities(sealed.events, self.upsert.secret)
+            high, _ = self.upsert.keys.of(sealed.events)
             for row in np.flatnonzero(np.isin(high, np.array(sorted(wanted), np.uint64))):
                 keys[int(high[row])] = shown_row(sealed.events.select(list(self.bound.spec.key)), int(row))
         raise DuplicateKeys(
@@ -136,11 +136,8 @@ class Contents:
                 missing &= ~self.upsert.expiring.among(high, low)
             gone = references[missing]
             for begin in range(0, gone.size, PIECE):
-                rows = gather(arranged.pool(), gone[begin : begin + PIECE], schema).combine_chunks()
-                batch = pa.RecordBatch.from_arrays(
-                    [column.chunk(0) if column.num_chunks else pa.nulls(0, column.type) for column in rows.columns],
-                    schema=schema,
-                )
+                rows = gathered(arranged.pool(), gone[begin : begin + PIECE], schema)
+                batch = pa.RecordBatch.from_arrays(rows, schema=schema)
                 if self.scope is not None:
                     batch = batch.filter(pa.array(flags(self.scope(batch)) != 0))
                 if batch.num_rows:

@@ -39,9 +39,16 @@ from ddflow.storage.feeding import EVENTS, FULL, RESTATED, Fed, FedCalls, Way
 
 @dataclass(frozen=True)
 class Full:
-    """A part of a log that is full contents, as for `Engine.replace`.  ``rows``: anything that speaks Arrow.
+    """A part of a log that is full contents, as for `Engine.replace`.
 
-    ``scope``, ``order``: those of the call; beside a state, None stands for what the state says of that call.
+    Parameters
+    ----------
+    rows : table
+        Anything that speaks Arrow.
+    scope : str, optional
+        SQL, that of the call.  Beside a state, None stands for what the state says of that call.
+    order : mapping or scalar, optional
+        The order of the deletions, that of the call.  None as for ``scope``.
     """
 
     rows: Any
@@ -51,8 +58,15 @@ class Full:
 
 @dataclass(frozen=True)
 class Restated:
-    """A part of a log that is a corrected history, as for `Engine.restate`.  ``rows``: its events; ``order``: as of
-    `Full`."""
+    """A part of a log that is a corrected history, as for `Engine.restate`.
+
+    Parameters
+    ----------
+    rows : table
+        Its events: anything that speaks Arrow.
+    order : mapping or scalar, optional
+        As of `Full`.
+    """
 
     rows: Any
     order: Any = None

@@ -49,11 +49,20 @@ class Followed(Protocol):
 
 
 class Reader(Closing):
-    """Follows one collection; ``engine.reader(name)`` makes it.  Use it in a ``with``, or close it.
+    """Follows one collection.  ``engine.reader(name)`` makes it; use it in a ``with``, or close it.
 
-    ``name``: the output or input it reads.  `time`: where it stands.  While it lives, ``since`` of the engine does not
-    pass that time, so everything from there on can be read; that costs the memory of the history it holds, for all
-    collections of the engine, until it advances.  One that is forgotten lets go when it is collected as garbage.
+    While it lives, the engine's ``since`` does not pass its `time`, so you can read everything from there on.  Until it
+    advances, this takes the memory of the history that it keeps, for all collections of the engine.  A reader that you
+    drop without closing frees its history when it is garbage-collected.
+
+    Attributes
+    ----------
+    name : str
+        The output or input that it reads.
+
+    Notes
+    -----
+    After differential-dataflow's ``TraceHandle``: each reader keeps back compaction by its own frontier.
     """
 
     def __init__(self, engine: Followed, name: str, at: int) -> None:
@@ -64,42 +73,91 @@ class Reader(Closing):
         self._finalizer.atexit = False
 
     def close(self) -> None:
-        """Let go of the history it holds; twice is harmless, and so is any thread."""
+        """Free the history that it keeps.  You may call it twice, and from any thread."""
         self._finalizer()
 
     @property
     def closed(self) -> bool:
-        """Whether it has let go."""
+        """Whether it is closed."""
         return not self._finalizer.alive
 
     @property
     def time(self) -> int:
-        """The time it stands at: `read` reads there, and `changes_to` begins there."""
+        """The time at which it stands, an int64: `read` reads there, and `changes_to` begins there."""
         return self._hold.time
 
     def read(self, as_of: int | None = None) -> pa.Table:
-        """The collection at the reader's own time, or at another: its rows and ``_diff``, consolidated.
+        """The collection at the reader's own time, or at another.
 
-        Cost and errors are those of ``engine.read``; also `NotReadable` once the reader is closed.
+        Parameters
+        ----------
+        as_of : int, optional
+            A time that can be read.  By default the reader's own.
+
+        Returns
+        -------
+        pyarrow.Table
+            The row's columns, then ``_diff`` (int64), consolidated.
+
+        Raises
+        ------
+        NotReadable
+            As ``engine.read`` does, and once the reader is closed.
+
+        Notes
+        -----
+        The cost is that of ``engine.read``.
         """
         self._must_be_open("read")
         return self._engine.read(self.name, self.time if as_of is None else as_of)
 
     def advance_to(self, time: int | None = None) -> None:
-        """Go on to a closed time, by default the last one, and let go of what is before it.  O(log readers).
+        """Go on to a closed time, and free the history before it.
 
-        Raises `TimeWentBack` for one before its own, `NotReadable` for one that is not closed, or when the reader is.
+        Parameters
+        ----------
+        time : int, optional
+            By default the last closed time.
+
+        Raises
+        ------
+        TimeWentBack
+            If ``time`` is before the reader's own.
+        NotReadable
+            If ``time`` is not closed, or the reader is.
+
+        Notes
+        -----
+        O(log r), for r readers.
         """
         self._must_be_open("advance")
         with self._engine.dataflow.guard.use("advance a reader"):
             self._engine.dataflow.holds.advance(self._hold, self._to("advance", time))
 
     def changes_to(self, time: int | None = None) -> pa.Table:
-        """What changed since the reader's own time, up to a closed one, by default the last; and go on to that.
+        """The net changes from the reader's own time to a closed one; then the reader goes on to that one.
 
-        The net changes as ``engine.changes`` gives them.  Called again and again it is a follower's loop: what it
-        returns adds up, from ``read()`` on, to the collection.  When it raises, the reader stands where it stood.
-        Cost and errors are those of ``engine.changes``, and those of `advance_to`.
+        Call it again and again to follow a collection: what it returns adds up, from ``read()`` on, to the collection.
+        When it raises, the reader stays where it was.
+
+        Parameters
+        ----------
+        time : int, optional
+            By default the last closed time.
+
+        Returns
+        -------
+        pyarrow.Table
+            The net changes, as ``engine.changes`` gives them.
+
+        Raises
+        ------
+        TimeWentBack, NotReadable
+            As `advance_to` and ``engine.changes`` do.
+
+        Notes
+        -----
+        The cost is that of ``engine.changes``.
         """
         self._must_be_open("changes")
         with self._engine.dataflow.guard.use("changes of a reader"):

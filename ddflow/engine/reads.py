@@ -35,7 +35,13 @@ from ddflow.time import CLOSED, as_int64
 
 
 class Reading:
-    """What can be read of a ``dataflow``: its outputs and inputs at the times that can be read."""
+    """What you can read of an engine or a snapshot: its outputs and inputs, at the times that can be read.
+
+    Attributes
+    ----------
+    dataflow : Dataflow
+        What is read.
+    """
 
     def __init__(self, dataflow: Dataflow) -> None:
         self.dataflow = dataflow
@@ -47,28 +53,58 @@ class Reading:
 
     @property
     def frontier(self) -> int:
-        """The least time that may still come: `NEVER` before the first step, `CLOSED` when none can."""
+        """The least time that may still come, an int64: `NEVER` before the first step, `CLOSED` when none can."""
         return self.dataflow.frontier
 
     @property
     def last(self) -> int:
-        """The last closed time."""
+        """The last closed time, an int64."""
         return self.dataflow.last
 
     @property
     def since(self) -> int:
-        """Reads at it and later are exact."""
+        """The least time, an int64, at which reads are exact."""
         return self.dataflow.since
 
     @property
     def verdicts(self) -> Verdicts:
-        """What became of all events since the state began."""
+        """What became of all events since the state began, a `Verdicts`."""
         return Verdicts.of(self.dataflow.totals, self.dataflow.pending)
 
     def read(self, name: str, as_of: int | None = None) -> pa.Table:
-        """An output or an input as it is, or was at a time not before `since`: its rows, and ``_diff``, consolidated.
+        """Read an output or an input, as it is or as it was.
 
-        O(rows of the inputs it depends on).  Raises `NotReadable` for an unknown name or a time that cannot be read.
+        Parameters
+        ----------
+        name : str
+            The output or input.
+        as_of : int, optional
+            A closed time, not before `since`.  By default the last closed one.
+
+        Returns
+        -------
+        pyarrow.Table
+            The row's columns, then ``_diff`` (int64), consolidated.
+
+        Raises
+        ------
+        NotReadable
+            For an unknown name, or a time that cannot be read.
+
+        Notes
+        -----
+        O(n), for n rows of the inputs that it depends on.
+
+        Examples
+        --------
+        >>> import pyarrow as pa, ddflow as dd
+        >>> flow = dd.Flow()
+        >>> people = flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id"))
+        >>> _ = flow.output("people", people)
+        >>> with flow.open() as engine:
+        ...     _ = engine.step({"people": pa.table({"id": [7]})}, time=1)
+        ...     engine.read("people").to_pylist()
+        [{'id': 7, '_diff': 1}]
         """
         with self.dataflow.guard.use("read"):
             node = self.node(name)
@@ -77,19 +113,62 @@ class Reading:
             return self.dataflow.circuit.read(node, as_of)
 
     def changes(self, name: str, t1: int, t2: int) -> pa.Table:
-        """The net differences of an output or an input from one time to another: half open, so that what it was as of
-        ``t1``, plus these, is what it was as of ``t2``.  Its rows, and ``_diff``, consolidated.
+        """The net differences of an output or an input from one time to another.
 
-        O(rows of the inputs it depends on).  Raises `NotReadable` as `read` does.
+        Its contents as of ``t1``, plus these, are its contents as of ``t2``.
+
+        Parameters
+        ----------
+        name : str
+            The output or input.
+        t1, t2 : int
+            Closed times, not before `since`: the updates after ``t1``, up to and with ``t2``.
+
+        Returns
+        -------
+        pyarrow.Table
+            The row's columns, then ``_diff`` (int64), consolidated.
+
+        Raises
+        ------
+        NotReadable
+            As `read` does.
+        TimeWentBack
+            If ``t2`` is before ``t1``.
+        CountOverflow
+            If a multiplicity, or a difference of two, does not fit int64.
+
+        Notes
+        -----
+        O(n), for n rows of the inputs that it depends on.
         """
         with self.dataflow.guard.use("changes"):
             node, asked = self.node(name), f"changes of {name!r} from {t1!r} to {t2!r}"
             return changes(self.dataflow.circuit, node, self.closed(asked, t1), self.closed(asked, t2))
 
     def reader(self, name: str, at: int | None = None) -> Reader:
-        """A reader of an output or an input, which holds ``since`` back at its time while it lives.
+        """Make a reader of an output or an input.  While it lives, it keeps `since` at or before its time.
 
-        ``at``: that time, by default the last closed one.  O(log readers).  Raises `NotReadable` as `read` does.
+        Parameters
+        ----------
+        name : str
+            The output or input.
+        at : int, optional
+            The reader's time, closed and not before `since`.  By default the last closed one.
+
+        Returns
+        -------
+        Reader
+            Use it in a ``with``, or close it.
+
+        Raises
+        ------
+        NotReadable
+            As `read` does.
+
+        Notes
+        -----
+        O(log r), for r readers.
         """
         with self.dataflow.guard.use("reader"):
             self.node(name)
@@ -98,27 +177,78 @@ class Reading:
     def scd2(
         self, name: str, valid_from: str = "valid_from", valid_to: str = "valid_to", current: str = "current"
     ) -> pa.Table:
-        """The versions of an input or a count from `since` on, as a slowly changing dimension of type 2: its columns,
-        from when each was valid (null: from since or before), to when (null: it is current), and whether it is current.
+        """The versions of an input or a count from `since` on, as a slowly changing dimension of type 2.
 
-        ``valid_from``, ``valid_to``, ``current``: what those columns are called.  O(versions).  Raises `NotReadable`
-        for an unknown name or what has no key, `SpecError` for a name that is a column already.  See
-        `ddflow.engine.scd2`.
+        Parameters
+        ----------
+        name : str
+            The input, or an output that is a count.
+        valid_from, valid_to, current : str
+            The names of the three added columns.
+
+        Returns
+        -------
+        pyarrow.Table
+            The row's columns; from when each version was valid, in the flow's type of time (null: from `since` or
+            before); to when (null: it is current); and whether it is current, a boolean.
+
+        Raises
+        ------
+        NotReadable
+            For an unknown name, or a collection without a key.
+        SpecError
+            For a name that is a column already.
+
+        Notes
+        -----
+        O(v), for v versions.  See `ddflow.engine.scd2`.
         """
         with self.dataflow.guard.use("scd2"):
             return scd2(self.dataflow.circuit, self.node(name), self.since, (valid_from, valid_to, current))
 
     def why(self, input: str, key: Any, log: Any = None) -> Story:
-        """One key's story: what it holds and held, what waits, and what became of its events in a log.
+        """Tell one key's story: what it holds and held, what waits, and what became of its events in a log.
 
-        See `ddflow.engine.why.why`.  Raises `NotReadable` for an unknown input, or what is no key of it.
+        Parameters
+        ----------
+        input : str
+            The input.
+        key : scalar, sequence or mapping
+            The key's value; values in the order of the key columns; or a mapping by column.
+        log : table or iterable of tables, optional
+            As for `ddflow.verify`.  Each part of an iterable is one epoch.
+
+        Returns
+        -------
+        Story
+            Prints as text.
+
+        Raises
+        ------
+        NotReadable
+            For an unknown input, or a value that is no key of it.
+        LogUnclear
+            For a log that is not what the input was fed.
+        DdflowError
+            Also `TieRefused`, and what `Engine.step` raises for rows that the input does not take.
+
+        Notes
+        -----
+        O(runs + pending events), and O(n) for n events of a log.
         """
         with self.dataflow.guard.use("why"):
             return why(self.dataflow, input, key, log)
 
     def stats(self) -> Stats:
-        """Figures: keys, batches, bytes by where they are, merges owed, verdicts.  Prints as a table.
+        """Figures of this moment: keys, batches, bytes by where they are, merges owed, verdicts.
 
+        Returns
+        -------
+        Stats
+            A mapping, which prints as a table.
+
+        Notes
+        -----
         O(arrangements and their runs).
         """
         arrangements = {name: Arranged.of(arranged) for name, arranged in self.dataflow.circuit.arrangements.items()}

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -29,13 +28,12 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import value_hashes
 from ddflow.dataflow.dataflow import Dataflow
-from ddflow.dataflow.inflow import Inflow, check_names, flowing
+from ddflow.dataflow.inflow import Inflow, check_names
 from ddflow.dataflow.result import Step
-from ddflow.dataflow.side_outputs import verdict_rows
 from ddflow.dataflow.spilling import make_room
 from ddflow.engine.calls import Calls
 from ddflow.engine.commits import Asked
-from ddflow.engine.digests import Digest, combined
+from ddflow.engine.digests import combined
 from ddflow.engine.full_contents import Contents
 from ddflow.errors import TimeWentBack, WrongMode
 from ddflow.operators.upsert.events import Sealed
@@ -82,9 +80,7 @@ def replace(
         absent = _absent(dataflow, inflow, contents, time, full, kind == "replace")
         upsert.contents = full
         try:
-            with dataflow.released(CLOSED, {name: inflow.batcher}) as given:
-                judged = dataflow.judge(given, time)
-                step = dataflow.take({name: inflow}, judged, time + 1, time)
+            step = dataflow.step({name: inflow}, time)
         finally:
             upsert.contents = None
         step.verdicts = dataclasses.replace(step.verdicts, absent=absent)
@@ -100,28 +96,25 @@ def _further(dataflow: Dataflow, name: str, contents: Contents) -> str:
 def _flown(calls: Calls, name: str, rows: Any, time: int, contents: Contents, asked: Asked) -> tuple[Inflow, str]:
     """Admit the rows, showing them to ``contents``; and the call's digest, on durable state."""
     dataflow = calls.dataflow
-    intake, digest = dataflow.intakes[name], None if calls.durable is None else Digest(dataflow.secret, name)
+    digest = None if calls.durable is None else calls.digest(name)
 
     def look(events: pa.RecordBatch) -> None:
         contents.look(events)
         if digest is not None:
             digest.update(events)
 
-    listed = partial(verdict_rows, intake.bound) if dataflow.lists else None
-    inflow = flowing(rows, intake, dataflow.batchers[name], dataflow.frontier, time, dataflow.budget, listed, look)
+    inflow = dataflow.inflow(name, rows, time, look)
     return inflow, "" if digest is None else combined(asked.words, time, {name: digest})
 
 
 def _absent(dataflow: Dataflow, inflow: Inflow, contents: Contents, time: int, arrival: int, once: bool) -> int:
     """Put a deletion for each absent key with the rows; how many.  ``once``: whether a key may have one row only."""
-    by, budget, total = contents.sorted(), dataflow.budget, 0
+    by, total = contents.sorted(), 0
     if once:
-        contents.refuse_duplicates(by, inflow.batcher.released(CLOSED)[1])
+        contents.refuse_duplicates(by, inflow.pieces)
     for events in contents.absent(by):
         n = events.num_rows
         times = np.full(n, time)
-        inflow.batcher = inflow.batcher.with_run(Sealed(events, times, times, arrival + total + np.arange(n)))
-        if budget.home is not None and inflow.batcher.nbytes > budget.pending:
-            inflow.batcher.spill(budget.home, budget.pending // 2, budget.lot)
+        inflow.put(Sealed(events, times, times, arrival + total + np.arange(n)), dataflow.budget)
         total += n
     return total

@@ -46,7 +46,13 @@ TRIES = 10
 
 
 class Snapshot(Reading, Closing):
-    """One version of a state, open for reading; `Snapshot.open` makes it.  ``manifest``: which it is."""
+    """One version of a state, open for reading.  `Snapshot.open` makes it; use it in a ``with``, or close it.
+
+    Attributes
+    ----------
+    manifest : Manifest
+        Which version it is.
+    """
 
     def __init__(self, store: Store, manifest: Manifest, flow: Plan) -> None:
         self.manifest = manifest
@@ -68,10 +74,36 @@ class Snapshot(Reading, Closing):
         flow: Plan | None = None,
         trust: Trust = "owner",
     ) -> Snapshot:
-        """Open a state for reading; nothing is written there.  O(bytes): every file is verified.
+        """Open a state for reading.  Nothing is written there.
 
-        ``epoch``: which version, the newest by default.  ``flow``: its plan, where the state's own has functions.
-        Raises `StateRefused` where there is none, `SnapshotExpired`, `CorruptState`, `PlanChanged`.
+        Parameters
+        ----------
+        state : str, path or Store
+            The state's folder, or ``s3://bucket/prefix``.
+        epoch : int, optional
+            Which version.  By default the newest.
+        flow : Plan, optional
+            The state's plan; needed where it has functions, because no state holds them.
+        trust : {"owner", "group"}
+            As in `Flow.open`.
+
+        Returns
+        -------
+        Snapshot
+            It stays readable, whatever the state's writer does.
+
+        Raises
+        ------
+        StateRefused
+            If there is no state.
+        SnapshotExpired
+            If the epoch is not kept.
+        CorruptState, PlanChanged
+            For a damaged file; for a ``flow`` that is another plan.
+
+        Notes
+        -----
+        O(bytes of the state): every file is verified.
         """
         with opened_store(state, trust=trust) as store:
             return cls._opened(store, epoch, flow)
@@ -92,11 +124,11 @@ class Snapshot(Reading, Closing):
 
     @property
     def epoch(self) -> int:
-        """The epoch that this is the state after."""
+        """The number of the epoch after which this is the state, an int."""
         return self.manifest.epoch
 
     def close(self) -> None:
-        """Let go of it; twice is harmless."""
+        """Free its memory and files.  A second call does nothing."""
         with self.dataflow.guard.alone("close"):
             self.dataflow.close()
 
@@ -119,10 +151,34 @@ def read(
     flow: Plan | None = None,
     trust: Trust = "owner",
 ) -> pa.Table:
-    """An output or an input of a state as its last commit left it: its rows, and ``_diff``, consolidated.
+    """Read an output or an input of a state, as its last commit left it.
 
-    ``as_of``: as it was at a time not before the state's ``since``.  The rest as in `Snapshot.open`.  O(bytes of the
-    state).  Raises what that raises, and `NotReadable`.
+    Parameters
+    ----------
+    state : str, path or Store
+        The state's folder, or ``s3://bucket/prefix``.
+    name : str
+        The output or input.
+    as_of : int, optional
+        A time not before the state's ``since``.  By default the last closed one.
+    epoch, flow, trust
+        As in `Snapshot.open`.
+
+    Returns
+    -------
+    pyarrow.Table
+        The row's columns, then ``_diff`` (int64), consolidated.
+
+    Raises
+    ------
+    NotReadable
+        For an unknown name, or a time that cannot be read.
+    DdflowError
+        What `Snapshot.open` raises.
+
+    Notes
+    -----
+    O(bytes of the state).
     """
     with Snapshot.open(state, epoch=epoch, flow=flow, trust=trust) as snapshot:
         return snapshot.read(name, as_of)

@@ -111,16 +111,40 @@ WHERE_THERE_ARE_SOME: Final = ("tombstones", "bytes_mapped", "owed")
 
 
 class Stats(Mapping[str, Any]):
-    """What ``engine.stats()`` returns: an immutable mapping.
+    """What ``engine.stats()`` returns: an immutable mapping of figures, which prints as a table.
 
-    ``arrangements``: name -> figures, see `Arranged`.  ``pending`` and ``bytes_pending``: events that wait for their
-    time, and the memory they take; ``bytes_pending_mapped``: what of them is on disk.  ``verdicts``: events by verdict.
-    ``budget``: bytes, or None.
+    Parameters
+    ----------
+    frontier, since : int
+        As of `Engine`.
+    arrangements : mapping of str to Arranged
+        By name, the figures of each arrangement.
+    pending : int
+        Events that wait for their time.
+    bytes_pending : int
+        The memory that these take, in bytes.
+    verdicts : mapping of str to int
+        Events by verdict.
+    budget : int or None
+        The budget in bytes; None without one.
+    bytes_pending_mapped : int
+        The bytes of pending events that are on disk.
 
-    Its keys are those names, and over all arrangements: ``keys``, ``tombstones``, ``batches``, ``versions``,
-    ``bytes_resident``, ``bytes_mapped`` (pending ones included); ``effort_owed``: versions that merges in progress have
-    still to copy; ``write_amplification``: versions written by steps and merges for each that a step wrote, 1.0 before
-    any; ``bytes_per_key``: of index and batches, resident or mapped, for each live key, None without one.
+    Notes
+    -----
+    Its keys are those names but ``bytes_pending_mapped``, and these totals over all arrangements:
+
+    ``keys``, ``tombstones``, ``batches``, ``versions``, ``bytes_resident``
+        Sums; see `Arranged`.
+    ``bytes_mapped``
+        Bytes on disk, pending events included.
+    ``effort_owed``
+        Versions that merges in progress still have to copy.
+    ``write_amplification``
+        Versions written by steps and merges for each that a step wrote; 1.0 before any.
+    ``bytes_per_key``
+        Bytes of index and batches, resident or mapped, for each live key; None without one.
+
     O(arrangements).
     """
 

@@ -27,13 +27,32 @@ LOST: Final = ("stale", "tie_lost", "superseded")
 
 @dataclass(frozen=True)
 class Story:
-    """``input``, ``key``: whose.  ``table``: a row each version ("held", "deleted"), pending event ("pending"), event
-    of the log ("event"), and deletion by full contents of the log that do not name the key ("absent"): ``what``,
-    ``_time``, ``verdict`` and ``seq`` of events, the input's columns, and ``winner_`` columns of the order that the
-    key holds from then on.  ``row``: what it holds now, None for nothing.  ``columns``: of a row.  ``settled``: how
-    many versions have a time up to ``since``, or had one before it.  ``replayed``: what the times of events are, where
-    a log was given.  ``fed``: how the input was fed, where that was not by events alone.  ``scopes``: of the full
-    contents that do not name the key, in their order."""
+    """One key's story.  ``engine.why(input, key)`` makes it; it prints as text.
+
+    Attributes
+    ----------
+    input : str
+        The input.
+    key : mapping
+        The key, by column.
+    table : pyarrow.Table
+        A row for each version ("held", "deleted"), each pending event ("pending"), each event of the log ("event"), and
+        each deletion by full contents of the log that do not name the key ("absent").  Its columns: ``what``,
+        ``_time``, ``verdict`` and ``seq`` of events, those of the input, and ``winner_`` columns of the order that the
+        key holds from then on.
+    row : mapping or None
+        What the key holds now; None for nothing.
+    columns : tuple of str
+        The columns of a row.
+    settled : int
+        How many versions have a time up to ``since``, or had one before it.
+    replayed : str
+        What the times of events are, where a log was given.
+    fed : str
+        How the input was fed, where that was not by events alone.
+    scopes : tuple of str or None
+        The scopes of the full contents that do not name the key, in their order.
+    """
 
     input: str
     key: Mapping[str, Any]
@@ -46,7 +65,7 @@ class Story:
     scopes: tuple[str | None, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values: ``story`` holds the rows of the table."""
+        """The story in plain values, under ``story`` the rows of the table."""
         story = [shown_row(self.table, i) for i in range(self.table.num_rows)]
         return {
             "input": self.input,

@@ -35,7 +35,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import Ints, Secret, identities
+from ddflow.columns.hashing import Ints, RowHashes, Secret, identities
 from ddflow.columns.names import TIME, did_you_mean
 from ddflow.columns.rows import shown_row
 from ddflow.dataflow.admission import Admission, Admitted
@@ -207,14 +207,12 @@ class _Telling:
 
     def _rows(self, events: pa.RecordBatch, secret: Secret) -> Ints:
         """The rows that have this key."""
-        schema = self.bound.key_schema
-        nullable = pa.schema([field.with_nullable(True) for field in schema])
-        keys = pa.Table.from_arrays([events.column(n) for n in schema.names], schema=nullable)
+        nullable = [field.with_nullable(True) for field in self.bound.key_schema]
+        hashes = RowHashes(pa.schema(nullable), secret)
         lacks = (
             self.bound.keyless(events) if self.bound.spec.null_key != "keep" else np.zeros(events.num_rows, np.uint8)
         )
-        high, low = identities(keys, secret, events.num_rows)
-        own = identities(self.row.cast(nullable), secret, 1)
+        (high, low), own = hashes.of(events), hashes.of(self.row)
         found = (high == own[0][0]) & (low == own[1][0]) & (lacks == 0)
         return np.flatnonzero(found)
 

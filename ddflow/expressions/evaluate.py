@@ -23,21 +23,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.aside import aside
+from ddflow.columns.schema import empty, one_batch, one_chunk
 from ddflow.errors import ExpressionError, SchemaMismatch, cut
 from ddflow.expressions.casts import load
 from ddflow.expressions.node import FAILURES, Frame, Node, spread
 from ddflow.expressions.room import TooBig
-from ddflow.expressions.types import sql_name
+from ddflow.expressions.types import sql_name, working
 
 _SHOWN = 40  # characters of a value in a message
 _SHALLOW = 8  # levels of an expression that run on the caller's stack
 _LESS = "give smaller batches, or make less of a row"
-
-
-def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
-    """A batch of ``schema`` without rows."""
-    arrays = [column.combine_chunks() for column in schema.empty_table().columns]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 class SqlRun:
@@ -47,17 +42,21 @@ class SqlRun:
 
     def __init__(self, node: Node, fields: Sequence[pa.Field], bare: bool, nested: int, asked: str) -> None:
         self._node, self._fields, self._bare, self._asked = node, tuple(fields), bare, asked
+        self._schema, self._works = pa.schema(fields), all(working(field.type) == field.type for field in fields)
         self._deep = nested > _SHALLOW
         self.type: pa.DataType = fields[0].type if bare else node.type
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Array:
-        arrays = [self._column(batch, field) for field in self._fields]
+        if batch.schema.equals(self._schema):
+            arrays = batch.columns
+        else:
+            arrays = [self._column(batch, field) for field in self._fields]
         if self._bare:
             return arrays[0]
         if batch.num_rows == 0:
             return pa.array([], self.type)
         try:
-            frame = Frame(tuple(load(array) for array in arrays), batch.num_rows)
+            frame = Frame(tuple(arrays if self._works else map(load, arrays)), batch.num_rows)
         except FAILURES as error:
             raise ExpressionError(self._asked, str(error), "give smaller batches") from error
         return aside(partial(self._run, frame)) if self._deep else self._run(frame)
@@ -119,7 +118,7 @@ class ArrowRun:
         self._expression, shown = expression, cut(str(expression))
         self._asked = f"cannot compute {what} {shown}"
         try:
-            self.type: pa.DataType = self._computed(empty_batch(schema)).type
+            self.type: pa.DataType = self._computed(one_batch(empty(schema))).type
         except (pa.ArrowException, KeyError) as error:
             names = ", ".join(map(repr, schema.names))
             found = cut(str(error).partition("\n")[0])
@@ -146,7 +145,7 @@ class ArrowRun:
         source = acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.Table.from_batches([batch])))
         project = acero.Declaration("project", acero.ProjectNodeOptions([self._expression], ["result"]))
         table = acero.Declaration.from_sequence([source, project]).to_table(use_threads=False)
-        return _one(table.column(0))
+        return one_chunk(table.column(0))
 
 
 class FunctionRun:
@@ -155,7 +154,7 @@ class FunctionRun:
     def __init__(self, function: Callable[[pa.RecordBatch], Any], schema: pa.Schema, what: str) -> None:
         self._function, self._what = function, what
         try:
-            result = function(empty_batch(schema))
+            result = function(one_batch(empty(schema)))
         except Exception as error:
             raise ExpressionError(
                 f"cannot compile {what}",
@@ -178,7 +177,7 @@ class FunctionRun:
         if isinstance(result, np.ndarray) and result.ndim == 1:
             result = pa.array(result)
         elif isinstance(result, pa.ChunkedArray):
-            result = _one(result)
+            result = one_chunk(result)
         elif isinstance(result, pa.Scalar):
             result = spread(result, rows)
         if isinstance(result, pa.Array) and len(result) == rows:
@@ -189,7 +188,3 @@ class FunctionRun:
             f"the function gave {gave} for {rows or 'no'} rows",
             "it must give an Arrow array (or a numpy array) with one value per row",
         )
-
-
-def _one(values: pa.ChunkedArray) -> pa.Array:
-    return values.chunk(0) if values.num_chunks == 1 else values.combine_chunks()

@@ -73,10 +73,10 @@ class Node:
         """The values for a frame.  Parts of parts, however many, take no stack; only what is framed may run others."""
         values: dict[Node, Datum] = {}
         for node, done in self._steps:
-            given = [values[part] for part in node.parts]
+            given = map(values.__getitem__, node.parts)
+            values[node] = node.compute(frame, *given) if node.framed else node.compute(*given)
             for part in done:
                 del values[part]
-            values[node] = node.compute(frame, *given) if node.framed else node.compute(*given)
         return values[self]
 
     @cached_property

@@ -7,7 +7,7 @@ step, codec, checkpoint, stages and tools go by these methods.
 An operator is a file: a subclass of `Operator` with a ``verb``, marked `register`, and what its ``open`` gives. One
 without state gives a `Linear`.
 
->>> doubled = Linear(lambda inputs: inputs[0]._replace(diffs=2 * inputs[0].diffs))
+>>> doubled = Linear(lambda given: given._replace(diffs=2 * given.diffs))
 >>> updates = Updates(pa.table({"v": ["oz"]}), few(0), ints(1), ints(3))
 >>> doubled.compute([updates], since=3)[0].diffs.tolist()
 [2]
@@ -132,16 +132,16 @@ class Operator(Collection):
 class Linear(Running):
     """An operator that keeps nothing: ``step`` makes its output's updates of its inputs', and rows of rows."""
 
-    def __init__(self, step: Callable[[Sequence[Updates]], Updates]) -> None:
+    def __init__(self, step: Callable[..., Updates]) -> None:
         self.step = step
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Any]:
         """See `Running.compute`.  op(a + b) = op(a) + op(b)."""
-        return self.step(inputs), None
+        return self.step(*inputs), None
 
     def read(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
         """See `Running.read`."""
-        return self.step(inputs)
+        return self.step(*inputs)
 
 
 def held(table: pa.Table) -> Updates:

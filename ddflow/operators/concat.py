@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pyarrow as pa
 
 from ddflow.errors import SpecError
@@ -33,7 +31,7 @@ class Concat(Operator):
         """See `Operator.open`."""
         return Linear(self._added)
 
-    def _added(self, inputs: Sequence[Updates]) -> Updates:
+    def _added(self, *inputs: Updates) -> Updates:
         """All updates.  The inputs may differ in what may be null."""
         some = [each for each in inputs if each.diffs.size] or inputs[:1]
         if len(some) > 1:

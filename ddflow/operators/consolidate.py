@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ddflow.operators.base import Context, Linear, Operator, Running, register
 from ddflow.operators.updates import consolidated
 from ddflow.plan.collection import Collection, Columns
@@ -22,4 +24,4 @@ class Consolidate(Operator):
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""
-        return Linear(lambda inputs: consolidated(inputs[0], context.secret))
+        return Linear(partial(consolidated, secret=context.secret))

@@ -19,16 +19,17 @@ differential dataflow", Counting.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.arena import Arena
-from ddflow.columns.hashing import NONE, Ints, Narrow, Secret, Words, identities, is_wide
+from ddflow.columns.hashing import NONE, Ints, Narrow, RowHashes, Secret, Words, is_wide
 from ddflow.columns.names import check_names, column_names, did_you_mean
 from ddflow.columns.rows import Rows
+from ddflow.columns.schema import arrays
 from ddflow.columns.sorting import Sorted, sort
 from ddflow.errors import SpecError
 from ddflow.kernels import accumulate as kernels
@@ -41,6 +42,9 @@ from ddflow.plan.collection import Collection, Columns
 from ddflow.storage.record import Record
 from ddflow.trace.arrangement import Arrangement, Change
 from ddflow.trace.batch import Batch
+
+KINDS = np.int32, np.int64, np.int64, np.int64
+"""Of updates and of versions: ranks, rows, counts, and diffs or groups."""
 
 
 @register
@@ -97,62 +101,47 @@ class RunningCount(Running):
         self.groups, self.name, self.secret = groups, name, secret
         self.schema = pa.schema([*groups, pa.field(name, pa.int64(), nullable=False)])
         self.arrangements, self.arena = (Arrangement(self.schema, is_wide(groups), 0),), Arena()
-        self.tracked = [name]
+        self.tracked, self.hashes = [name], RowHashes(groups, secret)
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
         """See `Running.compute`.  O(updates).  Raises `CountOverflow`."""
-        updates = inputs[0]
+        updates, n, arena = inputs[0], inputs[0].diffs.size, self.arena
         # Not cast: the types agree, only what may be null does not; and Arrow's cast breaks lists of nulls.
-        groups = pa.Table.from_arrays([updates.rows.column(f.name) for f in self.groups], schema=self.groups)
-        n, arena = updates.diffs.size, self.arena
+        groups = pa.RecordBatch.from_arrays(arrays(updates.rows, self.groups.names), schema=self.groups)
         arena.reset()
-        high, low = identities(groups, self.secret, n)
-        number, first = self._number(high, low)
+        empty = arena.room(n)
+        high, low = self.hashes.identities(groups.columns, n)
+        number, first = self._number(high, low, empty)
         by = sort(high.take(first), low.take(first) if low.size else low, arena)
         held = self.arranged.seek(by.high, by.low, by.starts[:-1], arena)
         m = first.size
-        counts: Ints = arena.empty(m, np.int64)
+        counts: Ints = empty(m, np.int64)
         counts[by.permutation] = np.where(held.reference & LIVE != 0, held.value.view(np.int64), 0)
         lived = int(np.count_nonzero(counts))
-        since_rank = int(np.searchsorted(updates.times, since, side="right")) - 1
-        up, down, last = self._room(3, 2 * n), self._room(3, n), arena.empty(m, np.int64)
-        changed, versions, refused = kernels.count(
-            number,
-            updates.ranks,
-            updates.diffs,
-            counts,
-            np.int64(since_rank),
-            arena.empty(m, np.int64),
-            arena.empty(n, np.int64),
-            up[0],
-            up[1],
-            up[2],
-            up[3],
-            down[0],
-            down[1],
-            down[2],
-            down[3],
-            last,
-        )
+        since_rank = np.int64(np.searchsorted(updates.times, since, side="right") - 1)
+        up, down = [empty(2 * n, kind) for kind in KINDS], [empty(n, kind) for kind in KINDS]
+        scratch, last = (empty(m, np.int64), empty(n, np.int64)), empty(m, np.int64)
+        given = updates.ranks, updates.diffs, counts, since_rank
+        work: Any = (*given, *scratch, *up, *down, last)
+        changed, versions, refused = kernels.count(number, *work)
         if refused >= 0:
             raise overflow(groups, refused)
-        ranks, rows, values, diffs = (column[:changed] for column in up)
-        out = Updates(self._rows(groups, rows, values), ranks, diffs.copy(), updates.times)
+        ranks, rows, values, diffs = [column[:changed] for column in up]
+        made = pa.Table.from_batches([self._rows(groups, rows, values)])
+        out = Updates(made, ranks, diffs.copy(), updates.times)
         change = self._change(updates, groups, by, held, [column[:versions] for column in down])
         return out, change._replace(born=int(np.count_nonzero(counts)) - lived)
 
-    def _number(self, high: Words, low: Words) -> tuple[Narrow, Ints]:
+    def _number(self, high: Words, low: Words, empty: Callable[..., Any]) -> tuple[Narrow, Ints]:
         """The dense number of each row's group, and the first row of each group.  O(n) expected."""
         n = high.size
-        bits, empty = max(n.bit_length() + 1, 2), self.arena.room(n)
-        table, number, first = (
-            empty(size, kind) for size, kind in ((1 << bits, np.int32), (n, np.int32), (n, np.int64))
-        )
+        bits = max(n.bit_length() + 1, 2)
+        table, number, first = empty(1 << bits, np.int32), empty(n, np.int32), empty(n, np.int64)
         table[:] = -1
         m = group(high, low, np.int64(bits), table, number, first)
         return number, first[:m]
 
-    def _change(self, updates: Updates, groups: pa.Table, by: Sorted, held: Held, versions: list[Any]) -> Change:
+    def _change(self, updates: Updates, groups: pa.RecordBatch, by: Sorted, held: Held, versions: list[Any]) -> Change:
         """The versions, in the order of identities, then times, and which are their groups' last."""
         ranks, rows, values, numbers = versions
         place = self.arena.empty(by.permutation.size, np.int32)
@@ -176,15 +165,8 @@ class RunningCount(Running):
 
     def rehashed(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
         """See `Running.rehashed`.  The hash is the count itself."""
-        groups = pa.Table.from_arrays([rows.column(field.name) for field in self.groups], schema=self.groups)
-        high, low = identities(groups, self.secret, rows.num_rows)
-        return high, low, np.asarray(rows.column(self.name).fill_null(0)).view(np.uint64)
+        return *self.hashes.of(rows), np.asarray(rows.column(self.name).fill_null(0)).view(np.uint64)
 
-    def _room(self, wide: int, n: int) -> list[Any]:
-        """Scratch: ranks, and ``wide`` columns of int64."""
-        empty = self.arena.room(n)
-        return [empty(n, np.int32), *[empty(n, np.int64) for _ in range(wide)]]
-
-    def _rows(self, groups: pa.Table, rows: Ints, counts: Ints) -> pa.Table:
+    def _rows(self, groups: pa.RecordBatch, rows: Ints, counts: Ints) -> pa.RecordBatch:
         taken = groups.take(pa.array(rows)).columns if len(self.groups) else []
-        return pa.Table.from_arrays([*taken, pa.array(counts.copy())], schema=self.schema)
+        return pa.RecordBatch.from_arrays([*taken, pa.array(counts.copy())], schema=self.schema)

@@ -3,20 +3,21 @@
 >>> import pyarrow.compute as pc
 >>> from ddflow.operators.updates import few, ints
 >>> updates = Updates(pa.table({"v": [1, 2]}), few(0, 1), ints(1, 1), ints(3, 4))
->>> passing(updates, lambda batch: pc.greater(batch["v"], 1)).rows.to_pydict()
+>>> passing(updates, lambda batch: pc.greater(batch["v"], 1), updates.rows.schema).rows.to_pydict()
 {'v': [2]}
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import flags
-from ddflow.columns.schema import one_batch
+from ddflow.columns.schema import arrays
 from ddflow.expressions import compile as compile_expression
 from ddflow.operators.base import Context, Linear, Operator, Running, register
 from ddflow.operators.updates import Updates
@@ -33,6 +34,10 @@ class Filter(Operator):
 
     def __init__(self, of: Collection, predicate: Formula) -> None:
         self.predicate = compile_expression(predicate, of.schema, boolean=True, what="filter")
+        read = self.predicate.columns  # the others are not even gathered for rows that do not pass
+        # A predicate that reads none still has to be told how many rows there are.
+        names = of.schema.names if read is None else list(read) or of.schema.names[:1]
+        self.read = pa.schema([of.schema.field(name) for name in names])
         super().__init__(of.flow, of.schema, [of], of.consolidated)
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
@@ -51,20 +56,17 @@ class Filter(Operator):
 
     def needs(self, wanted: set[str]) -> list[set[str]]:
         """What is wanted, and what the condition reads."""
-        read = self.predicate.columns
-        return [set(self.schema.names) if read is None else wanted | set(read)]
+        return [wanted | set(self.read.names)]
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""
-        return Linear(lambda inputs: passing(inputs[0], self.predicate))
+        return Linear(partial(passing, predicate=self.predicate, read=self.read))
 
 
-def passing(updates: Updates, predicate: Callable[[pa.RecordBatch], pa.Array]) -> Updates:
-    """The updates whose row passes; null does not.  O(n)."""
+def passing(updates: Updates, predicate: Callable[[pa.RecordBatch], pa.Array], read: pa.Schema) -> Updates:
+    """The updates whose row passes; null does not.  ``read``: the columns that are shown to ``predicate``.  O(n)."""
     if not updates.diffs.size:
         return updates
-    read = getattr(predicate, "columns", None)  # the others are not even gathered for rows that do not pass
-    # A predicate that reads none still has to be told how many rows there are.
-    names = None if read is None else list(read) or updates.rows.schema.names[:1]
-    places = np.flatnonzero(flags(predicate(one_batch(updates.rows, names))))
+    shown = pa.RecordBatch.from_arrays(arrays(updates.rows, read.names), schema=read)
+    places = np.flatnonzero(flags(predicate(shown)))
     return updates if places.size == updates.diffs.size else updates.picked(places)

@@ -23,4 +23,4 @@ class Negate(Operator):
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""
-        return Linear(lambda inputs: negate(inputs[0]))
+        return Linear(negate)

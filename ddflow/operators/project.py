@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -106,7 +107,7 @@ class Projecting(Linear):
     def __init__(self, node: Project, wanted: frozenset[str]) -> None:
         here = [i for i, field in enumerate(node.schema) if field.name in wanted]
         schema, columns = pa.schema([node.schema.field(i) for i in here]), [node.columns[i] for i in here]
-        super().__init__(lambda inputs: mapped(inputs[0], schema, columns))
+        super().__init__(partial(mapped, schema=schema, columns=columns))
         self.node = node
 
     def read(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
@@ -118,6 +119,6 @@ def mapped(
     updates: Updates, schema: pa.Schema, columns: Sequence[str | Callable[[pa.RecordBatch], pa.Array]]
 ) -> Updates:
     """The rows mapped to ``schema``, a column name or expression each.  O(n) for expressions, O(1) for names."""
-    batch = one_batch(updates.rows) if any(callable(c) for c in columns) else None
+    batch = one_batch(updates.rows) if any(map(callable, columns)) else None
     out = [c(batch) if callable(c) else updates.rows.column(c) for c in columns]
     return updates._replace(rows=pa.Table.from_arrays(out, schema=schema))

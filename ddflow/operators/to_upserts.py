@@ -6,7 +6,8 @@ collection its rows are what keys show, each once; as an output its columns are 
 a key's rows are found and which one shows is ``upserting``'s.
 
 >>> import pyarrow as pa
->>> from ddflow.plan.collection import Plan, behind
+>>> from ddflow.plan.codec import behind
+from ddflow.plan.collection import Plan
 >>> from ddflow.plan.spec import Upsert
 >>> plan = Plan()
 >>> people = plan.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
@@ -26,14 +27,15 @@ import pyarrow.compute as pc
 
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import did_you_mean
-from ddflow.columns.schema import conform, one_chunk, updates_schema
+from ddflow.columns.schema import arrays, conform, one_chunk, updates_schema
 from ddflow.errors import SpecError
 from ddflow.operators.base import Context, Operator, Running, register
 from ddflow.operators.held_rows import HeldChange, HeldRows
 from ddflow.operators.updates import Updates
 from ddflow.operators.upserting import ToUpserts
 from ddflow.operators.upserts_schema import DELETED, ROWS, Conflicts
-from ddflow.plan.collection import Collection, Columns, behind
+from ddflow.plan.codec import behind
+from ddflow.plan.collection import Collection, Columns
 from ddflow.storage.record import Record
 from ddflow.trace.arrangement import Arrangement
 
@@ -194,8 +196,7 @@ class RunningToUpserts(Running):
 
     def _rows(self, updates: Updates, made: ToUpserts) -> Updates:
         """The same with the columns declared: what may be null differs from piece to piece, encodings may."""
-        columns = [updates.rows.column(name) for name in made.row.names]
-        columns = [one_chunk(column) if isinstance(column, pa.ChunkedArray) else column for column in columns]
+        columns = arrays(updates.rows, made.row.names)
         if all(column.type == field.type for column, field in zip(columns, made.row, strict=True)):
             return updates._replace(rows=pa.Table.from_arrays(columns, schema=made.row))
         table = pa.Table.from_arrays(columns, names=made.row.names)

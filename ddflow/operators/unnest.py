@@ -14,6 +14,7 @@ does.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.names import check_names, did_you_mean
-from ddflow.columns.schema import one_chunk
+from ddflow.columns.schema import arrays
 from ddflow.errors import SpecError
 from ddflow.operators.base import Context, Linear, Operator, Running, register
 from ddflow.operators.updates import Updates
@@ -73,13 +74,12 @@ class Unnest(Operator):
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""
-        return Linear(lambda inputs: unnested(inputs[0], self.schema, self.column))
+        return Linear(partial(unnested, schema=self.schema, column=self.column))
 
 
 def unnested(updates: Updates, schema: pa.Schema, column: str) -> Updates:
     """A row for each element of a column of lists, in the columns of ``schema``.  O(elements) a column."""
-    lists = updates.rows.column(column)
-    lists = one_chunk(lists) if isinstance(lists, pa.ChunkedArray) else lists
+    (lists,) = arrays(updates.rows, [column])
     sizes = np.asarray(pc.fill_null(pc.list_value_length(lists), 0))
     parent, elements = np.repeat(np.arange(updates.diffs.size), sizes), lists.flatten()
     made = (

@@ -52,7 +52,7 @@ class Updates(NamedTuple):
 
     def to_table(self, schema: pa.Schema, time_type: pa.DataType | None) -> pa.Table:
         """The rows, then ``_time`` (unless None) and ``_diff``.  O(n) for the two; the rows are not copied."""
-        columns = [self.rows.column(name) for name in schema.names]
+        columns = list(map(self.rows.column, schema.names))
         fields = list(schema)
         if time_type is not None:
             stamps = np.empty(self.ranks.size, np.int64)
@@ -98,7 +98,7 @@ def consolidated(updates: Updates, secret: Secret) -> Updates:
     return Updates(updates.rows.take(pa.array(rows[order])), ranks[order], diffs[order], updates.times)
 
 
-def overflow(rows: pa.Table, row: int) -> CountOverflow:
+def overflow(rows: pa.Table | pa.RecordBatch, row: int) -> CountOverflow:
     """The error for a sum of diffs that leaves int64, naming the row."""
     return CountOverflow(
         "adding up diffs",

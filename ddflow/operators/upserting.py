@@ -1,12 +1,11 @@
 """Differences back to upserts: per key and time at most one, which says what the key holds from then on.
 
-Invariant: whoever keeps the last upsert of each key, a deleted one none, has after each time what the updates add up
-to, as far as one row a key can tell; and where a key holds several rows, that is an error which names them, unless
-``on_conflict`` says what shows. No update tells what else its key holds. A row hidden behind a greater one must show
-again when that one goes, though no update at that time names it; so all rows that live are held here, the hidden ones
-too, with their multiplicities. A collection that has no key is not given one by this; nor is anything written
-anywhere: that is whoever takes the upserts. (The inverse of McSherry's "Upserts in differential dataflow", which
-leaves it open.)
+Invariant: keep the last upsert of each key, and none of a deleted one, and you have after each time what the updates
+add up to, as far as one row a key can tell. Where a key holds several rows, that is an error which names them, unless
+``on_conflict`` says what shows. A row hidden behind a greater one must show again when that one goes, though no update
+names it then; so all live rows are held here, hidden ones too, with their multiplicities. A collection without a key
+gets none, and nothing is written anywhere: the caller does that. (The inverse of McSherry's "Upserts in differential
+dataflow", which leaves it open.)
 
 >>> import pyarrow as pa
 >>> diffs = pa.table({"id": [1, 1, 1, 1], "city": ["Bern", "Bern", "Chur", "Chur"], "_time": [0, 4, 4, 5],
@@ -70,13 +69,21 @@ def to_upserts(
 
 
 class ToUpserts:
-    """CallGuard a stream of updates, step after step, into upserts by ``key``.
+    """Turn a stream of updates, step after step, into upserts by ``key``.
 
-    ``on_conflict``: when a key holds more than one row, or one more than once: ``"error"`` refuses the step;
-    ``"greatest"`` shows the greatest row, column by column (null smallest, NaN largest), and what it hides when it
-    goes; ``"all"`` gives the key's columns and ``rows``, a list of all rows of the key: structs of the other columns
-    and ``_diff``, how often it is there.  ``secret``: what rows are identified with, by default a fresh one; no result
-    depends on it.  Holds all rows that live: O(rows) memory, some 70 bytes beside a row's own.  Raises `SpecError`.
+    Holds all live rows: O(n) memory, some 70 bytes beside a row's own.  A wrong key or rule is a `SpecError`.
+
+    Parameters
+    ----------
+    key : str or sequence of str
+        The columns of the key.
+    on_conflict : {"error", "greatest", "all"}
+        What a key shows that holds more than one row, or one more than once.  "error" refuses the step.  "greatest"
+        shows the greatest row, column by column (null smallest, NaN largest), and what it hides when it goes.  "all"
+        gives the key's columns and ``rows``, a list of all rows of the key: structs of the other columns and ``_diff``,
+        how often each is there.
+    secret : Secret, optional
+        What rows are identified with, by default a fresh one.  No result depends on it.
     """
 
     def __init__(

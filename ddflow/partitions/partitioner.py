@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import Ints, Secret, identities, partition_of
+from ddflow.columns.hashing import Ints, RowHashes, Secret, partition_of
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import conform, is_text, one_batch, one_chunk, plain, plain_size
 from ddflow.engine.digests import check_text
@@ -113,8 +113,7 @@ class Partitioner:
             table = self.restore(table)
         rows = one_batch(conform(table, self.schema, repr(self.input), self.required))
         check_text(rows, self.input)
-        keys = pa.RecordBatch.from_arrays([rows.column(name) for name in self.keys.names], schema=self.keys)
-        high, _ = identities(keys, self.secret, rows.num_rows)
+        high, _ = RowHashes(self.keys, self.secret).of(rows)
         return pack(rows, partition_of(high, self.partitions), row_hashes(rows, self.secret), origin, self.number)
 
     def _told(self, table: pa.Table) -> Origin:

@@ -33,7 +33,7 @@ import pyarrow as pa
 from msgspec import Meta, structs
 from msgspec.json import Decoder
 
-from ddflow.columns.hashing import Ints, Secret, Words, identities, partition_of
+from ddflow.columns.hashing import Ints, RowHashes, Secret, Words, identities, partition_of
 from ddflow.columns.rows import gather
 from ddflow.dataflow import batcher as pending
 from ddflow.dataflow.batcher import Batcher
@@ -199,7 +199,8 @@ class _Task:
 
     def _mine(self, input: Input, sealed: Sealed) -> Ints:
         """The places of the events whose keys are of this partition."""
-        return self._rows(input.bound.identities(sealed.events, self.secret)[0])
+        high, _ = RowHashes(input.bound.key_schema, self.secret).of(sealed.events)
+        return self._rows(high)
 
     def _operator(self, node: Collection, name: str, by: Columns) -> list[ArrangementRecord]:
         """An operator's groups: its own; or, where it stands with the keys it is made of, those beside its own keys."""

@@ -13,7 +13,7 @@ summed first, so that one update a row and time leaves a partition.
 >>> circuit = StageGraph(cut(flow), 1, Secret(1, 2))
 >>> rows = pa.table({"city": ["Bern", "Bern"], "_time": [7, 7], "_diff": [2, 1]})
 >>> circuit.came = {0: as_updates(rows, circuit.cut.meetings[0].schema)}
->>> StageComputation(circuit, {}, 7, UpdateBuffer(None, 0), print).run().outputs["by_city"].to_pylist()
+>>> StageComputation(circuit, {}, 7, UpdateBuffer(None, 0)).run().outputs["by_city"].to_pylist()
 [{'city': 'Bern', 'count': 3, '_time': 7, '_diff': 1}]
 """
 
@@ -54,7 +54,12 @@ class StageComputation(Computation):
     """One step of a level; ``sent`` of its circuit is what it sends on."""
 
     def __init__(
-        self, circuit: Graph, released: Mapping[str, Released], since: int, buffer: UpdateBuffer, observe: Observe
+        self,
+        circuit: Graph,
+        released: Mapping[str, Released],
+        since: int,
+        buffer: UpdateBuffer,
+        observe: Observe | None = None,
     ) -> None:
         super().__init__(circuit, released, since, buffer, observe)
         assert isinstance(circuit, StageGraph)

@@ -50,7 +50,8 @@ def computed(cut: Stages, level: int, secret: Secret, rows: dict[str, Any], sums
     ``rows``: by input, in the order of arrival, on stage 0; they are taken out of it one by one, so that no input is
     held twice.  ``sums``: by exchange of this stage, what came together.  Raises what a step of an engine raises.
     """
-    flow, circuit, sides = cut.flow, StageGraph(cut, level, secret), SideOutputs(cut.flow)
+    flow, circuit = cut.flow, StageGraph(cut, level, secret)
+    sides = SideOutputs(flow.side_outputs(), flow.time_type)
     time, released = None if flow.holds_back else TIME, {}
     for name in list(rows):
         released[name] = Released.of(Admission(flow.inputs[name].bound).admit(rows.pop(name), NEVER, time).sealed)

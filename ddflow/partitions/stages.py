@@ -26,7 +26,8 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from ddflow.errors import SpecError
-from ddflow.plan.collection import Collection, Columns, Plan, behind
+from ddflow.plan.codec import behind
+from ddflow.plan.collection import Collection, Columns, Plan
 
 ALL: Final = pa.schema({"all": pa.bool_()})
 """The columns of sums that are not by any: one that is true in all rows, for something must carry them."""

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import Flags, Secret, Words, flags, identities, validity
+from ddflow.columns.hashing import Flags, flags, validity
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import is_flat, is_key, is_text, is_time
 from ddflow.errors import SpecError
@@ -92,11 +92,6 @@ class Bound:
             if present.size:
                 out |= np.uint8(1) - present
         return out
-
-    def identities(self, rows: Any, secret: Secret) -> tuple[Words, Words]:
-        """What the keys of rows are told apart by, as `hashing.identities` gives it.  O(n)."""
-        columns = [rows.column(name) for name in self.key_schema.names]
-        return identities(pa.Table.from_arrays(columns, schema=self.key_schema), secret, rows.num_rows)
 
     def deletes(self, batch: pa.RecordBatch) -> Flags:
         """uint8[n]: 1 where an event deletes: its tombstone says so, or it fails ``where=``.  O(n)."""

@@ -22,14 +22,14 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from ddflow.errors import CorruptState, cut
 from ddflow.plan.bind import Bound
-from ddflow.plan.collection import Collection, Input, Plan, behind
+from ddflow.plan.collection import Collection, Input, Plan
 from ddflow.plan.formulas import Formulas, digest
 from ddflow.plan.registry import operator
 from ddflow.storage.record import Record
@@ -71,6 +71,17 @@ def _machine(bound: Bound) -> dict[str, Any]:
 def columns(schema: pa.Schema) -> list[list[Any]]:
     """For people and for fingerprints: the name, the type and whether it may be null, for each column."""
     return [[field.name, str(field.type), field.nullable] for field in schema]
+
+
+def behind(roots: Iterable[Collection]) -> set[Collection]:
+    """Collections and all that they are made of.  O(those)."""
+    found, ahead = set[Collection](), list(roots)
+    while ahead:
+        node = ahead.pop()
+        if node not in found:
+            found.add(node)
+            ahead += node.inputs
+    return found
 
 
 def node_ids(flow: Plan) -> dict[Collection, str]:

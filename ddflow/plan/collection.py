@@ -16,7 +16,7 @@ and the registry has its class.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import pyarrow as pa
@@ -59,30 +59,51 @@ class Collection:
         flow.nodes.append(self)
 
     def filter(self, predicate: Formula) -> Collection:
-        """The rows for which ``predicate`` is true; null is not.  Raises `ExpressionError`."""
+        """Keep the rows for which ``predicate`` is true.  Null is not true.
+
+        Parameters
+        ----------
+        predicate : str, pyarrow.compute.Expression or callable
+            SQL, a pyarrow expression, or a function from a record batch to an array of booleans.
+
+        Raises
+        ------
+        ExpressionError
+            If it does not parse, names a missing column, or is not boolean.
+        """
         return self._then("filter", predicate)
 
     def project(self, columns: str | Sequence[str] | Mapping[str, Formula]) -> Collection:
-        """The rows mapped to other columns, multiplicity kept: names, or ``{name: expression}``.
+        """Map the rows to other columns, given by names or as ``{name: formula}``.  Multiplicities stay.
 
-        Raises `SpecError` for a missing column, `ExpressionError`.
+        Raises `SpecError` for a missing column, `ExpressionError` for a formula that does not fit.
         """
         return self._then("project", columns)
 
     def count(self, by: str | Sequence[str] | None = None, name: str = "count") -> Collection:
-        """How many rows each group has.  ``by``: the group columns, by default all; ``[]`` counts all rows.
+        """Count the rows of each group.  A group at zero is not there.  Asked for twice, it is one collection, with one
+        arrangement.
 
-        A group at zero is not there.  Asked for twice it is one collection, with one arrangement.  Raises `SpecError`
-        for a missing column or one that is called ``name``.
+        Parameters
+        ----------
+        by : str or sequence of str, optional
+            The group columns.  By default all; ``[]`` counts all rows.
+        name : str
+            The name of the count's column, an int64.
+
+        Raises
+        ------
+        SpecError
+            For a missing column, or one that is called ``name``.
         """
         return self._then("count", by, name)
 
     def distinct(self) -> Collection:
-        """Each row of positive multiplicity, once.  Asked for twice it is one collection, with one arrangement."""
+        """Each row of positive multiplicity, once.  Asked for twice, it is one collection, with one arrangement."""
         return self._then("distinct")
 
     def consolidate(self) -> Collection:
-        """The same collection with the diffs of equal rows of a time added up and zeros dropped."""
+        """Add up the diffs of equal rows of a time, and drop zeros."""
         return self if self.consolidated else self._then("consolidate")
 
     def concat(self, *others: Collection) -> Collection:
@@ -94,7 +115,9 @@ class Collection:
         return self._then("negate")
 
     def unnest(self, column: str) -> Collection:
-        """A row for each element of a column of lists: it, or its fields, in the list's place.  Raises `SpecError`."""
+        """Make a row for each element of a column of lists: it, or its fields, in the list's place.  Raises
+        `SpecError`.
+        """
         return self._then("unnest", column)
 
     def to_upserts(
@@ -170,17 +193,6 @@ class Collection:
         return f"{type(self).__name__}({', '.join(f'{f.name} {f.type}' for f in self.schema)})"
 
 
-def behind(roots: Iterable[Collection]) -> set[Collection]:
-    """Collections and all that they are made of.  O(those)."""
-    found, ahead = set[Collection](), list(roots)
-    while ahead:
-        node = ahead.pop()
-        if node not in found:
-            found.add(node)
-            ahead += node.inputs
-    return found
-
-
 def widened(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """A table with all columns of a schema, null where it has none.  O(1) a column that is there."""
     names = table.column_names
@@ -221,9 +233,21 @@ class Plan:
         self.outputs: dict[str, Collection] = {}
 
     def upserts(self, name: str, schema: Any, spec: Upsert) -> Input:
-        """An input of upserts.  ``schema``: of its input, see `ddflow.columns.schema.to_schema`.
+        """Add an input of upserts.
 
-        Raises `SpecError` when spec and schema do not fit, when the name is taken, or when inputs mix the modes.
+        Parameters
+        ----------
+        name : str
+            What rows are given under.
+        schema : pyarrow.Schema, mapping of str to pyarrow.DataType, or table
+            The columns of its events.  Anything that has an Arrow schema will do.
+        spec : Upsert
+            How its events upsert.
+
+        Raises
+        ------
+        SpecError
+            If spec and schema do not fit, the name is taken, or inputs mix the modes.
         """
         return self._input(bind(name, to_schema(schema, f"the schema of {name!r}"), spec))
 

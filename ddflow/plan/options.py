@@ -46,34 +46,39 @@ class EngineOptions:
 
     Parameters
     ----------
-    state
-        A folder, or ``s3://bucket/prefix``, that the state lives in and is continued from.  Without one it is in memory
-        and gone with the engine.
-    memory
-        A budget such as ``"512MB"``.
-    spill
-        A folder of this engine's own for what does not fit in the budget (a state brings its own).  Without one, a step
-        whose state would pass the budget is refused.
-    verdicts
+    state : str, path or Store, optional
+        A folder, or ``s3://bucket/prefix``, that the state lives in and is continued from.  Without one, the state is
+        in memory and lost with the engine.
+    memory : str or int, optional
+        A budget: a size such as ``"512MB"``, or a number of bytes.  By default there is no limit.
+    spill : str or path, optional
+        A folder for this engine alone, for what does not fit in the budget (a state brings its own).  Without one, a
+        step whose state would exceed the budget is refused.
+    verdicts : {"counts", "rows"}
         "rows" also lists every event with its verdict.
-    retain
-        How many times of history reads may go back.
-    threads
-        How many share the kernels of a step; results do not depend on it.
-    secret
-        For identities; a fresh one by default, a state's own where there is one.
-    outputs
+    retain : int
+        How many times of history reads may go back, 0 or more.
+    threads : int
+        How many threads share the kernels of a step, 1 or more.  Results do not depend on it.
+    secret : Secret, optional
+        What identities are mixed with.  By default a fresh one; a state that exists keeps its own.
+    outputs : str or path, optional
         Of a state: a folder, of this state alone, in which each epoch's updates appear as Parquet once it is committed.
-        Else they are kept in the state for as long as an epoch may be given again.
-    autocommit
-        Of a state: whether every call is an epoch, or `Engine.commit` makes one.
-    trust
-        Of a state: "group" accepts a folder of another user, or that others can write to.
-    grace
-        Of a state: seconds that a version outlives its successor, for readers.
-    verify
-        Of a state: "lazy" compares the checksums of files in the background, before the first commit, instead of before
-        all else.
+        Without one, the state keeps them for as long as an epoch may be given again.
+    autocommit : bool
+        Of a state: whether every call is an epoch.  If not, `Engine.commit` makes one.
+    trust : {"owner", "group"}
+        Of a state: "group" accepts a folder of another user, or one that others can write to.
+    grace : float
+        Of a state: how many seconds a version outlives its successor, for readers.
+    verify : {"open", "lazy"}
+        Of a state: when the checksums of files are compared.  "open" does it before all else; "lazy" in the background,
+        before the first commit.
+
+    Returns
+    -------
+    Engine
+        Open; with a ``state``, it goes on after the last commit.
 
     Raises
     ------
@@ -83,6 +88,10 @@ class EngineOptions:
         For the spill folder.
     StateRefused, PlanChanged, CorruptState, StorageFailed
         For the state.
+
+    Notes
+    -----
+    O(1) in memory.  With a ``state``, O(bytes of the state).
     """
 
     state: str | PathLike[str] | Store | None = None

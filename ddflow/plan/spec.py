@@ -52,7 +52,10 @@ Groups = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
 
 @dataclass(frozen=True, repr=False)
 class Tombstone:
-    """A column that says a key is gone; `tombstone` makes one.  The column is no data, unless ``value=`` names it."""
+    """A column that says a key is deleted.  `tombstone` makes one.
+
+    The column is not part of the row, unless ``value=`` of the spec names it.
+    """
 
     column: str
     value: bool | int | float | str | None = None
@@ -73,40 +76,86 @@ class Tombstone:
 def tombstone(column: str, value: bool | int | float | str | None = None) -> Tombstone:
     """Delete by a column, in TrinityLake's three forms.
 
-    ``tombstone("deleted")``: a boolean column that is true.  ``tombstone("op", "D")``: any column equal to a value.
-    ``tombstone("deleted_at")``: a column of another type that is not null; a text column needs the value, since every
-    text would delete.  A null means live in all forms.  (TrinityLake, "Upsert", Tombstone Key.)
+    Parameters
+    ----------
+    column : str
+        Without a ``value``: a boolean column, which deletes where it is true, or a column of another type, which
+        deletes where it is not null, as in ``tombstone("deleted_at")``.  A text column needs the value, because every
+        text would delete.
+    value : bool, int, float or str, optional
+        The value that deletes, as in ``tombstone("op", "D")``.
+
+    Returns
+    -------
+    Tombstone
+        For ``delete=`` of `Upsert`.
+
+    Raises
+    ------
+    SpecError
+        For a column or a value of another type.
+
+    Notes
+    -----
+    In all forms a null means that the row is live.  (TrinityLake, "Upsert", Tombstone Key.)
     """
     return Tombstone(column, value)
 
 
 @dataclass(frozen=True)
 class Upsert:
-    """How the events of one input upsert.  All fields but ``key`` have defaults.  Raises `SpecError`.
+    """How the events of one input upsert.
 
-    | field | meaning |
-    |---|---|
-    | ``key`` | the columns that identify a row: one or more, of any flat Arrow type |
-    | ``order_by`` | composite watermark key, compared left to right, null smallest: the greatest wins |
-    | ``tie`` | which of two events of equal order wins: ``last`` to arrive, ``first``, ``greatest`` row; or ``error`` |
-    | ``seq`` | the integer column that carries the arrival sequence, for feeds that are shuffled |
-    | ``time`` | the column of times; names it and the flow is in hold-back mode |
-    | ``delete`` | `tombstone` or a boolean SQL expression: which events delete |
-    | ``late`` | an event behind the frontier: ``error``, ``drop``, or ``advance`` it to the frontier |
-    | ``lateness`` | hold-back: the frontier follows the greatest time seen less this much, in the time's own unit |
-    | ``stale`` | an event older than what its key holds: ``drop``, ``mark`` or ``side`` (see docs/semantics.md) |
-    | ``null_key`` | an event without a key: ``error``, ``drop`` (verdict bad) or ``keep`` it as a key of its own |
-    | ``noop_ignore`` | columns that do not count in "did it change" |
-    | ``track`` | the only columns that count in it; default: all of the row |
-    | ``where`` | boolean SQL; an event that fails it deletes, below the upsert |
-    | ``value`` | the columns of a row beside the key; default: all but time, seq and the tombstone's |
-    | ``merge`` | events are partial rows, folded by a `ddflow.Merge`; ``"first_row"``: the first one stays |
-    | ``groups`` | merging: ``{order columns: columns}``, each group of columns compared by an order of its own |
-    | ``exclusive`` | with ``groups``: an event that does not give exactly one group an order is bad |
-    | ``deletes`` | with ``groups``: a delete takes the ``row``, or clears the ``group`` that it gives an order |
-    | ``versions`` | merging: one order for the whole ``row``, or one for every ``cell`` |
-    | ``derive`` | merging: ``{column: SQL over the merged row}`` |
-    | ``expiry`` | how long keys are remembered: a `ddflow.Expiry` |
+    Parameters
+    ----------
+    key : str or sequence of str
+        The columns that identify a row, of any flat Arrow type.  The only field without a default.
+    order_by : str or sequence of str
+        The composite watermark key, compared left to right, null smallest: the greatest wins.
+    tie : {"last", "first", "greatest", "error"}
+        Which of two events of equal order wins: the last or first to arrive, the greatest row, or neither
+        (`TieRefused`).
+    seq : str, optional
+        The integer column that carries the arrival sequence, for feeds that are shuffled.
+    time : str, optional
+        The column of times.  With it, the flow is in hold-back mode.
+    delete : Tombstone or str, optional
+        Which events delete: a `tombstone`, or a boolean SQL expression.
+    late : {"error", "drop", "advance"}
+        What becomes of an event behind the frontier; "advance" moves it to the frontier.
+    lateness : int, optional
+        Hold-back mode: the frontier follows the greatest time seen less this much, in the time's own unit.
+    stale : {"drop", "mark", "side"}
+        What becomes of an event older than what its key holds (see docs/semantics.md).
+    null_key : {"error", "drop", "keep"}
+        What becomes of an event without a key; "drop" gives the verdict bad, "keep" makes it a key of its own.
+    noop_ignore : sequence of str
+        Columns that do not count in "did it change".
+    track : sequence of str, optional
+        The only columns that count in it.  By default all of the row.
+    where : str, optional
+        Boolean SQL.  An event that fails it deletes, below the upsert.
+    value : sequence of str, optional
+        The columns of a row beside the key.  By default all but time, seq and the tombstone's.
+    merge : Merge or "first_row", optional
+        Events are partial rows, folded by a `ddflow.Merge`; "first_row" keeps the first.
+    groups : mapping of str or tuple to sequence of str
+        Merging: ``{order columns: columns}``; each group of columns is compared by its own order.
+    exclusive : bool
+        With ``groups``: an event that does not give exactly one group an order is bad.
+    deletes : {"row", "group"}
+        With ``groups``: a delete takes the row, or clears the group that it gives an order.
+    versions : {"row", "cell"}
+        Merging: one order for the whole row, or one for each cell.
+    derive : mapping of str to str
+        Merging: ``{column: SQL over the merged row}``.
+    expiry : Expiry, optional
+        How long keys are remembered.
+
+    Raises
+    ------
+    SpecError
+        For fields that contradict one another.
     """
 
     key: Sequence[str]

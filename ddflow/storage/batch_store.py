@@ -28,7 +28,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from types import TracebackType
-from typing import cast
+from typing import Final, cast
 
 import pyarrow as pa
 
@@ -37,6 +37,9 @@ from ddflow.errors import CorruptState, DdflowError
 from ddflow.storage.arrow_file import new_file, read_batch, read_batches, restored
 from ddflow.storage.file_writer import Sink
 from ddflow.storage.protocol import Blob, Blobs, verified
+
+SMALL: Final = 1 << 16
+"""Bytes of a file that is put together in memory before it is written."""
 
 
 class StoredBlob:
@@ -142,11 +145,17 @@ class BatchStore:
         return self._put(batches, schema, self.compresses)
 
     def _put(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, compresses: bool) -> Blob:
+        # Arrow writes twenty pieces a batch; of a small one they are put together where that costs no Python.
+        small = isinstance(batches, list) and pa.Table.from_batches(batches, schema).nbytes <= SMALL
+
         def arrow(sink: Sink) -> None:
-            with new_file(sink, schema, compresses) as writer:
+            held = pa.BufferOutputStream() if small else None
+            with new_file(sink if held is None else held, schema, compresses) as writer:
                 for batch in batches:
                     sink.wanted += batch.nbytes
                     writer.write_batch(batch)
+            if held is not None:
+                sink.write(held.getvalue())
 
         return self.store.put("arrow", arrow)
 

@@ -48,11 +48,20 @@ TICK: Final = 2.0
 
 @dataclass(frozen=True)
 class Collected:
-    """What a collection deleted; what it would have, where it was asked for no more.
+    """What `gc` deleted; with ``dry_run``, what it would delete.
 
-    ``manifests``: their numbers.  ``kept``: those that stay.  ``files``, ``bytes``: deleted.  ``waiting``,
-    ``bytes_waiting``: of files that no manifest names, and that may yet be of use.  ``outputs``: files that failed
-    commits left in the folder of outputs.
+    Attributes
+    ----------
+    manifests : list of int
+        The numbers of the deleted manifests.
+    kept : list of int
+        The numbers of those that stay.
+    files, bytes : int
+        Deleted files, and their bytes.
+    waiting, bytes_waiting : int
+        Files that no manifest names but that may yet be needed, and their bytes.
+    outputs : list of str
+        Files that failed commits left in the folder of outputs.
     """
 
     manifests: list[int] = field(default_factory=list)
@@ -72,12 +81,35 @@ def gc(
     dry_run: bool = False,
     trust: Trust = "owner",
 ) -> Collected:
-    """Delete the versions of a state whose time is over, and files that no version names.
+    """Delete the expired versions of a state, and files that no version names.
 
-    ``grace``: seconds that a version outlives its successor; the two newest stay.  ``orphans``: the age, in seconds, at
-    which a file that was never named goes.  ``dry_run``: only tell.  O(manifests kept and deleted + files).  Raises
-    `CorruptState`, and deletes nothing, when the newest version, one that is kept or a manifest less than ``orphans``
-    old cannot be read; what the store raises; nothing but `DdflowError`.
+    Parameters
+    ----------
+    state : str, path or Store
+        The state's folder, or ``s3://bucket/prefix``.
+    grace : float
+        How many seconds a version outlives its successor.  The two newest stay.
+    orphans : float
+        The age, in seconds, at which a file that was never named is deleted; a day by default.
+    dry_run : bool
+        Delete nothing, and only report.
+    trust : {"owner", "group"}
+        As in `Flow.open`.
+
+    Returns
+    -------
+    Collected
+        What was deleted, or would be.
+
+    Raises
+    ------
+    CorruptState
+        If the newest version, one that is kept, or a manifest less than ``orphans`` old cannot be read.  Nothing is
+        deleted then.  What the store raises is a `DdflowError`, too.
+
+    Notes
+    -----
+    O(m + f), for m manifests and f files.
     """
     with opened_store(state, trust=trust, readonly=dry_run) as store:
         early = newest(store)

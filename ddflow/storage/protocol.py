@@ -234,7 +234,7 @@ def numbered(folder: str, names: Iterable[str], where: str) -> list[int]:
 
     Raises `CorruptState` for one that no manifest can have.
     """
-    found = sorted(int(name) for name in names if _NUMBER.fullmatch(name))
+    found = sorted(map(int, filter(_NUMBER.fullmatch, names)))
     if found and found[-1] > GREATEST:
         raise CorruptState(
             f"{folder}/{found[-1]} of {where}",

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Ints, Secret, Words, value_hashes
+from ddflow.columns.hashing import Ints, RowHashes, Secret, Words, value_hashes
 from ddflow.columns.rows import shown_row
 from ddflow.errors import CorruptState
 from ddflow.plan.bind import Bound
@@ -49,7 +49,7 @@ class Piece(NamedTuple):
     @classmethod
     def of(cls, table: pa.Table, bound: Bound, secret: Secret, begin: int, end: int) -> Piece:
         """Of a table, in order, whose first words are in [begin, end].  O(n).  Raises `CorruptState` where not."""
-        high, low = bound.identities(table, secret)
+        high, low = RowHashes(bound.key_schema, secret).of(table)
         after = high[1:] > high[:-1]
         if low.size:
             after |= (high[1:] == high[:-1]) & (low[1:] > low[:-1])

@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import Secret, is_wide
+from ddflow.columns.hashing import RowHashes, Secret, is_wide
 from ddflow.columns.rows import offset_width, width
 from ddflow.columns.schema import conform, empty, one_batch, to_schema, to_table
 from ddflow.columns.sorting import sort
@@ -63,7 +63,7 @@ SECRET: Final = Secret(0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)
 
 @dataclass(frozen=True)
 class Estimate:
-    """What state will take once all rows are in."""
+    """What state will take once all rows are in.  It prints as a table; sizes are in bytes."""
 
     keys: int
     """Keys that hold a live row."""
@@ -78,12 +78,12 @@ class Estimate:
 
     @property
     def bytes_resident(self) -> int:
-        """Index and batches together, all in memory."""
+        """Bytes of index and batches together, all in memory."""
         return self.bytes_index + self.bytes_batches
 
     @property
     def bytes_per_key(self) -> float | None:
-        """Of index and batches; None without keys."""
+        """Bytes of index and batches for each live key; None without keys."""
         return self.bytes_resident / self.keys if self.keys else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -112,22 +112,35 @@ class Estimate:
 
 
 def estimate(table: Any, spec: Upsert, *, keys: int | None = None, step: int = 100_000) -> Estimate:
-    """What the state of an input will take when these rows come in.
+    """Estimate what the state of an input will take when these rows come in.
 
     Parameters
     ----------
-    table
-        Anything that speaks Arrow; a reader is streamed.
-    spec
+    table : table
+        Anything that speaks Arrow.  A reader is streamed.
+    spec : Upsert
         As for ``flow.upserts``.
-    keys
-        How many different keys there will be, when the table is a sample: best all events of some of the keys.
-    step
+    keys : int, optional
+        How many different keys there will be, if the table is a sample.  The best sample is all events of some of the
+        keys.
+    step : int
         How many rows a step brings.  Rows that all come in one step leave nothing to merge.
 
-    Rows without a key are left out unless the spec keeps them.  ``bytes_resident`` is within 15 % of the mean over the
-    later steps, and no step takes more than ``bytes_most``.  O(rows); some 20 bytes a row.  Raises `NotArrow`,
-    `SchemaMismatch`, `SpecError` when spec and columns do not fit, or ``keys`` or ``step`` make no sense.
+    Returns
+    -------
+    Estimate
+        ``bytes_resident`` is within 15 % of the mean over the later steps; no step takes more than ``bytes_most``.
+
+    Raises
+    ------
+    NotArrow, SchemaMismatch
+        For rows that the input does not take.
+    SpecError
+        If spec and columns do not fit, or ``keys`` or ``step`` make no sense.
+
+    Notes
+    -----
+    Rows without a key are left out unless the spec keeps them.  O(n) for n rows, with some 20 bytes a row.
     """
     for name, given in (("keys", keys), ("step", step)):
         if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
@@ -185,7 +198,7 @@ class _Seen:
         for batch in batches:
             events = _events(batch, self.bound)
             gone = self.bound.deletes(events) != 0
-            parts.append((*self.bound.identities(events, SECRET), gone))
+            parts.append((*RowHashes(self.bound.key_schema, SECRET).of(events), gone))
             rows = events.filter(pa.array(~gone)) if gone.any() else events
             nbytes, alive = nbytes + sum(_nbytes(rows.column(name)) for name in stored), alive + rows.num_rows
         high, low, gone = (np.concatenate(columns) for columns in zip(*parts, strict=True))

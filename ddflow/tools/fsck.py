@@ -69,11 +69,12 @@ def fsck(
     trust: Trust = "owner",
     look: Look = lambda size: None,
 ) -> Report:
-    """Check every byte of a state: all manifests that are kept, every file that they name, and what these hold.
+    """Check every byte of a state: all kept manifests, every file that they name, and what these hold.
 
-    ``flow``: its plan, where the state's own has functions.  ``trust``: as in `Flow.open`.  ``look``: for progress.
-    O(bytes); of memory what the newest version's bookkeeping takes.  Raises `StateRefused` where there is no state,
-    `StorageFailed` when its place cannot be read; whatever is wrong with the files is in the report.
+    ``flow``: its plan, where the state's own has functions.  ``trust``: as in `Flow.open`.  ``look``: for progress,
+    called with the number of bytes read since its last call.  Returns a `Report` of all that is wrong with the files.
+    O(bytes); in memory, the newest version's bookkeeping.  Raises `StateRefused` where there is no state,
+    `StorageFailed` if its place cannot be read.
     """
     with opened_store(state, trust=trust) as store:
         return _Check(store, flow, look).run()

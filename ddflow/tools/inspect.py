@@ -41,17 +41,31 @@ from ddflow.trace.records import ArrangementRecord, RunRecord
 
 
 def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
-    """What a state consists of, as plain values that ``json.dumps`` takes.  O(its inventory).
+    """Tell what a state consists of, from its manifest and inventory alone: O(the inventory).
 
-    ``state``, ``id``, ``manifest`` (its number), ``epoch``, ``written`` (ISO), ``note``, ``writer``, ``frontier``,
-    ``last``, ``since``; ``inputs`` and ``counts``: keys, tombstones, versions, runs, merges, files, bytes of each, and
-    what an input's plan and pending events are, and how it was ``fed``: the last runs of calls alike, and how many of
-    each kind there were before them; ``verdicts``; ``outputs``: as text; ``folder``: of output files, and what is whose
-    in it; ``receipts``: of the last epochs; ``versions``: the manifests that are kept; ``files``, ``bytes``;
-    ``partitions``, ``levels``: how many, and ``parts``: of each level and partition the keys, pending events, files and
-    bytes; ``fed``: by which query in batches, and the last of them.
+    Parameters
+    ----------
+    state : str, path or Store
+        The state's folder, or ``s3://bucket/prefix``.
+    trust : {"owner", "group"}
+        As in `Flow.open`.
 
-    Raises `StateRefused` where there is none, `CorruptState` when the newest manifest or its inventory is damaged.
+    Returns
+    -------
+    dict
+        Plain values that ``json.dumps`` takes: ``state``, ``id``, ``manifest`` (its number), ``epoch``, ``written``
+        (ISO), ``note``, ``writer``, ``frontier``, ``last``, ``since``; ``inputs`` and ``counts``: keys, tombstones,
+        versions, runs, merges, files, bytes of each, and what an input's plan and pending events are, and how it was
+        ``fed``: the last runs of calls alike, and how many of each kind there were before them; ``verdicts``;
+        ``outputs``: as text; ``folder``: of output files, and what is whose in it; ``receipts``: of the last epochs;
+        ``versions``: the manifests that are kept; ``files``, ``bytes``; ``partitions``, ``levels``: how many, and
+        ``parts``: of each level and partition the keys, pending events, files and bytes; ``fed``: by which query in
+        batches, and the last of them.
+
+    Raises
+    ------
+    StateRefused, CorruptState
+        If there is no state; if the newest manifest or its inventory is damaged.
     """
     with opened_store(state, trust=trust) as store:
         manifest = found(store)

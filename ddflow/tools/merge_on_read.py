@@ -51,16 +51,45 @@ def merge_on_read(
     spill: str | PathLike[str] | None = None,
     secret: Secret | None = None,
 ) -> pa.Table:
-    """The rows that live after all events of ``log``, in hash order; each is there once.
+    """Fold a log without state: the rows that live after all its events.
 
-    ``log``: a table, record batches, a reader, anything that speaks Arrow, or an iterable of these, in the order of
-    arrival; full contents in a mark, see `ddflow.engine.logs`.  ``schema``: of the events, by default that of the first
-    part; a part that lacks a column has null there.  ``memory``, ``spill``: as in `Flow.open`; with both, the log is
-    read as it goes and may be larger than memory, its live rows not.  ``secret``: decides the hash order.  O(events)
-    expected.
+    Parameters
+    ----------
+    log : table or iterable of tables
+        Tables, record batches, a reader, anything that speaks Arrow, or an iterable of these, in the order of arrival.
+        Full contents stand in a mark, see `ddflow.engine.logs`.
+    spec : Upsert
+        How the events upsert.
+    schema : pyarrow.Schema, optional
+        The columns of the events.  By default those of the first part.  A part that lacks a column has null there.
+    memory, spill
+        As in `Flow.open`.  With both, the log is read as it goes and may be larger than memory; its live rows may not.
+    secret : Secret, optional
+        Decides the hash order.
 
-    Raises `NotArrow`, `SchemaMismatch`, `SpecError`, `NullKey`, `BudgetExceeded`; `TieRefused` under ``tie="error"``
-    for two events that tie anywhere in the log; and for a part in a mark what `Engine.replace` raises.
+    Returns
+    -------
+    pyarrow.Table
+        The rows, each once, in hash order.
+
+    Raises
+    ------
+    NotArrow, SchemaMismatch, SpecError, NullKey, BudgetExceeded
+        As a step does.
+    TieRefused
+        Under ``tie="error"``, for two events that tie anywhere in the log.
+    DdflowError
+        For a part in a mark, what `Engine.replace` raises.
+
+    Notes
+    -----
+    O(n) expected, for n events.
+
+    Examples
+    --------
+    >>> log = pa.table({"id": [1, 2, 1], "city": ["Bern", "Basel", "Chur"]})
+    >>> sorted(merge_on_read(log, Upsert(key="id"))["city"].to_pylist())
+    ['Basel', 'Chur']
     """
     with folded(log, spec, schema, memory=memory, spill=spill, secret=secret) as upsert:
         return upsert.arranged.read().select(upsert.bound.row_schema.names)

@@ -84,9 +84,21 @@ Feed = Callable[[Engine, int, Told], None]
 
 @dataclass(frozen=True)
 class Migrated:
-    """``tables``: by output, the net difference: rows, ``_time``, ``_diff``.  ``epoch``, ``last``: of the new state.
-    ``new``: outputs that the old state has not, which come out whole, and so do those in ``whole``, whose columns are
-    others.  ``gone``: those that the new plan has not."""
+    """What `migrate` did.
+
+    Attributes
+    ----------
+    tables : dict of str to pyarrow.Table
+        By output, the net difference: the row's columns, ``_time``, ``_diff``.
+    epoch, last : int
+        Of the new state.
+    new : list of str
+        Outputs that the old state lacks.  They come out whole.
+    whole : list of str
+        Outputs whose columns differ.  They come out whole.
+    gone : list of str
+        Outputs that the new plan lacks.
+    """
 
     tables: dict[str, pa.Table]
     epoch: int
@@ -108,19 +120,40 @@ def migrate(
     memory: str | int | None = None,
     trust: Trust = "owner",
 ) -> Migrated:
-    """Replay ``log`` into a new state under ``flow``, and compare what both states' outputs hold.
+    """Replay ``log`` into a new state under ``flow``, and compare the outputs of both states.
 
-    ``log``: what `Engine.step` or `Engine.push` takes, call by call; each is an epoch.  What was no events is told by
-    the old state, where each input has a part for each call, or by a mark around the rows: see `ddflow.engine.logs`.
-    In epoch mode calls are at the times 1, 2, 3, ..., the last above all of the old state's.  In hold-back mode the
-    times that were seen are closed at the end (with ``lateness=``: those it closes), and all that the old state had
-    closed. ``output``: which one, by default all. ``whole``: an output whose columns differ comes out whole.
-    ``old_flow``: the old plan, where it has functions. ``memory``: of the new state, as in `Flow.open`.  O(log); memory
-    for both contents of an output.
+    Parameters
+    ----------
+    old_state, new_state : str, path or Store
+        The new one must not exist yet.
+    flow : Flow
+        The new plan.
+    log : iterable of mappings
+        What `Engine.step` or `Engine.push` takes, call by call; each is an epoch.  What was no events, the old state
+        tells (each input then has a part for each call), or a mark around the rows: see `ddflow.engine.logs`.
+    output : str, optional
+        Which output to compare.  By default all.
+    whole : bool
+        Let an output whose columns differ come out whole.
+    old_flow : Flow, optional
+        The old plan, where it has functions.
+    memory, trust
+        As in `Flow.open`; the budget is that of the new state.
 
-    Raises `StateRefused` unless the new state is not there yet, `PlanChanged` for columns that differ, `NotReadable`
-    for an unknown output, `LogUnclear` for a log that cannot be what the old state was fed, and what steps and states
-    raise; a new state in a folder is removed then.
+    Raises
+    ------
+    StateRefused, PlanChanged
+        If the new state exists; for columns that differ.
+    NotReadable, LogUnclear
+        For an unknown output; for a log that cannot be what the old state was fed.
+    DdflowError
+        What steps and states raise.  After any error, a new state in a folder is removed.
+
+    Notes
+    -----
+    Epoch mode: calls are at the times 1, 2, 3, ..., the last above all of the old state's.  Hold-back mode: at the end,
+    the times that were seen are closed (with ``lateness=``, those it closes), and all that the old state had closed.
+    O(log); memory for both contents of an output.
     """
     done: list[Migrated] = []
     replay(

@@ -29,12 +29,26 @@ class Problem(NamedTuple):
 
 @dataclass
 class Report:
-    """What `fsck` found.
+    """What `fsck` found.  It prints as text.
 
-    ``epoch``: of the newest manifest that can be read, -1 for none.  ``manifests``: that are kept.  ``files``,
-    ``bytes``: that they name, read and compared.  ``problems``: all of them.  ``garbage``, ``garbage_bytes``: files
-    that no kept manifest names; None where that cannot be told.  ``ignored``: what is not ours.  ``notes``: what was
-    not looked at, and why.
+    Attributes
+    ----------
+    where : str
+        The state.
+    epoch : int
+        Of the newest manifest that can be read; -1 for none.
+    manifests : int
+        How many are kept.
+    files, bytes : int
+        How many files they name, and their bytes, each read and compared.
+    problems : list of Problem
+        All that is wrong.
+    garbage, garbage_bytes : int or None
+        Files that no kept manifest names, and their bytes; None where that cannot be told.
+    ignored : list of str
+        Files that are not ddflow's.
+    notes : list of str
+        What was not looked at, and why.
     """
 
     where: str
@@ -50,7 +64,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there is no problem."""
         return not self.problems
 
     def problem(self, file: str, found: str, manifest: int | None = None) -> None:
@@ -64,7 +78,7 @@ class Report:
             self.notes.append(text)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """The report in plain values."""
         problems = [each._asdict() for each in self.problems]
         return {"ok": self.ok} | asdict(self) | {"problems": problems}
 

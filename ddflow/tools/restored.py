@@ -140,7 +140,7 @@ class Examination:
     def _pending(self, record: Record, upsert: RunningUpsert, batcher: pending.Batcher) -> None:
         """Whether what waits is of keys of this partition."""
         for run in batcher.runs.by_least if self.manifest.spread > 1 else ():
-            high, _ = upsert.identities_of(run.waiting.events)
+            high, _ = upsert.keys.of(run.waiting.events)
             self._within(record, high, "a pending event")
 
     def _within(self, record: Record, high: Words, what: str) -> None:

@@ -51,9 +51,19 @@ class OldVersion(NamedTuple):
 
 @dataclass(frozen=True)
 class RolledBack:
-    """``manifest``: the newest one now.  ``version``: the number of the one it says the same as.  ``passed``: what is
-    wrong with later ones that were passed over.  ``hidden``: output files of epochs that are none any more, by the
-    names that they had."""
+    """What `rollback` did.
+
+    Attributes
+    ----------
+    manifest : Manifest
+        The newest one now.
+    version : int
+        The number of the manifest that it repeats.
+    passed : list of str
+        What is wrong with later versions that were passed over.
+    hidden : list of str
+        Output files of epochs that are none any more, by the names that they had.
+    """
 
     manifest: Manifest
     version: int
@@ -72,12 +82,37 @@ def versions(state: State, *, trust: Trust = "owner") -> list[OldVersion]:
 
 
 def rollback(state: State, epoch: int | None = None, *, trust: Trust = "owner") -> RolledBack:
-    """Make an older version of a state its newest one; whoever writes to the state is `Fenced` then.
+    """Make an older version of a state its newest one.  Any writer of the state is `Fenced` then.
 
-    ``epoch``: which; by default the last one before the newest, or the newest one's own where an older version of it is
-    whole and the newest is not.  Where the newest is of that epoch, and whole, only outputs are hidden.  O(bytes of the
-    versions looked at).  Raises `SnapshotExpired` for an epoch that is not kept, `CorruptState` when a file of it, or
-    of every version, or ``outputs.json`` is damaged; `Fenced` when another commits meanwhile; what the store raises.
+    Parameters
+    ----------
+    state : str, path or Store
+        The state's folder, or ``s3://bucket/prefix``.
+    epoch : int, optional
+        Which.  By default the last one before the newest; or that of the newest version, if that one is damaged and an
+        older version of its epoch is whole.  If the newest is of this epoch, and whole, only outputs are hidden.
+    trust : {"owner", "group"}
+        As in `Flow.open`.
+
+    Returns
+    -------
+    RolledBack
+        The new manifest, what was passed over, and which output files were hidden.
+
+    Raises
+    ------
+    SnapshotExpired
+        For an epoch that is not kept.
+    CorruptState
+        If a file of that epoch, or of every version, or ``outputs.json`` is damaged.
+    Fenced
+        If another writer commits meanwhile.
+    DdflowError
+        What the store raises.
+
+    Notes
+    -----
+    O(bytes of the versions looked at).
     """
     with opened_store(state, trust=trust, readonly=False) as store:
         numbers = _numbers(store)

@@ -114,8 +114,17 @@ class Compared:
 
 @dataclass(frozen=True)
 class Verified:
-    """What `verify` found.  ``where``, ``epoch``: the state.  ``inputs``: by name.  ``operators``: by a text that says
-    what is counted, how many groups have a count that is not that of the rows."""
+    """What `verify` found.  It prints as text.
+
+    Attributes
+    ----------
+    where, epoch
+        The state, and its epoch.
+    inputs : mapping of str to Compared
+        By name.
+    operators : mapping of str to int
+        By a text that says what is counted: how many groups have a count that is not that of the rows.
+    """
 
     where: str
     epoch: int
@@ -128,7 +137,7 @@ class Verified:
         return all(each.ok for each in self.inputs.values()) and not any(self.operators.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """The result in plain values."""
         inputs = {name: asdict(each) | {"ok": each.ok} for name, each in self.inputs.items()}
         return {
             "state": self.where,
@@ -155,16 +164,40 @@ def verify(
     trust: Trust = "owner",
     look: Look = lambda rows: None,
 ) -> Verified:
-    """Compare inputs of a state with their logs.  O(events of the logs + bytes of the state).
+    """Compare inputs of a state with their logs, key by key.
 
-    ``logs``: by input, as for `ddflow.merge_on_read`: everything that was given to the state, in the order of arrival
-    where that decides. Where that was not all events, a part for each call, or those that are no events in a mark; a
-    log may begin with full contents that replaced all before: see `ddflow.engine.logs`. ``epoch``, ``flow``,
-    ``trust``: as for `ddflow.read`. ``memory``: a budget for the fold, which goes beyond it to ``spill``, by default a
-    temporary folder; None: all in memory. ``look``: for progress.
+    Parameters
+    ----------
+    state : str, path or Store
+        The state's folder, or ``s3://bucket/prefix``.
+    logs : mapping of str to table or iterable of tables
+        By input, as for `ddflow.merge_on_read`: everything that was given to the state, in the order of arrival where
+        that decides.  Where that was not all events, give a part for each call, or put those that are no events in a
+        mark.  A log may begin with full contents that replaced all before: see `ddflow.engine.logs`.
+    epoch, flow, trust
+        As in `ddflow.read`.
+    memory : str or int, optional
+        A budget for the fold, such as "1GB"; None keeps all in memory.
+    spill : str or path, optional
+        The folder for what exceeds the budget.  By default a temporary one.
+    look : callable
+        For progress: called with the number of events read since its last call.
 
-    Raises `NotReadable` for an input that is not there, `LogUnclear` for a log that cannot be what the state was fed,
-    what `ddflow.read` raises for the state, and what `ddflow.merge_on_read` raises for a log.
+    Returns
+    -------
+    Verified
+        What agrees, what differs, and the first rows that do.
+
+    Raises
+    ------
+    NotReadable, LogUnclear
+        For an unknown input; for a log that cannot be what the state was fed.
+    DdflowError
+        What `ddflow.read` raises for the state, and `ddflow.merge_on_read` for a log.
+
+    Notes
+    -----
+    O(n + b), for n events of the logs and b bytes of the state.
     """
     with Snapshot.open(state, epoch=epoch, flow=flow, trust=trust) as snapshot:
         for name in logs:
@@ -227,7 +260,7 @@ class _Comparison:
             early = np.flatnonzero(waiting.original < self.snapshot.frontier)
             self.out.pending += waiting.times.size - early.size
             if early.size:
-                high, low = self.bound.identities(waiting.events.take(pa.array(early)), self.secret)
+                high, low = self.upsert.keys.of(waiting.events.take(pa.array(early)))
                 self.unknown.update(zip(high.tolist(), low.tolist() or [0] * high.size, strict=True))
         self.out.unknown = len(self.unknown)
 

@@ -97,7 +97,7 @@ class Arrangement:
 
     def _lower(self) -> list[list[Part]]:
         """What is not in the index's care, newest first: runs beneath, and before them one that is on its way."""
-        lower = [item.parts for item in reversed(self.beneath.items)]
+        lower = [item.parts for item in reversed(self.beneath.items)] if self.beneath.items else []
         if self.spine.items and isinstance(flush := self.spine.items[0], RunMerge) and flush.target is not None:
             lower.insert(0, flush.output.parts)
         return lower
@@ -130,7 +130,8 @@ class Arrangement:
 
         O(versions).  The merging in memory that they pay for is done, what goes to files is `spill`'s.
         """
-        lower = self._written_upper()
+        # From then on nothing was written yet: the new run's description begins there.
+        lower = (self.spine if self.spine.items else self.beneath).upper
         self.upper = advance(self.upper, upper)
         self.since = max(self.since, since)
         changes = [change for change in changes if change.batch.high.size]
@@ -145,7 +146,7 @@ class Arrangement:
             self.index.room(entries)
             run = Run(Description(lower, upper, NEVER), [self._put(change) for change in changes])
             (self.spine if changes[0].batch.mapped is None else self.beneath).append(run)
-        self.spine.plan(len(self.index) if self.lapse is None else self._needed, not self._lower())
+        self.spine.plan(self.index.used if self.lapse is None else self._needed, not self._lower())
         # A flush goes on in `spill`: the disk may refuse it, and nothing can be refused any more here.
         self.spine.work(paid, self.slots, self.index, self.since, self.latest <= self.since, files=False)
 
@@ -192,11 +193,6 @@ class Arrangement:
     def _needed(self) -> int:
         """Versions that a merge of all would leave, about."""
         return self.keys + self.tombstones - self.lapsed
-
-    def _written_upper(self) -> int:
-        """The time from which on nothing was written yet: where the next run's description begins."""
-        upper = self.spine.upper if self.spine.items else self.beneath.upper
-        return NEVER if upper is None else upper
 
     def spill(self, batch_store: BatchStore, share: int, scratch: int = 1 << 26) -> None:
         """Move what is in memory beneath, as far as ``share`` asks for, and go on with merges there.

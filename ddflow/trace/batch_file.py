@@ -25,8 +25,8 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Meta
 
-from ddflow.columns.hashing import NONE, Words
-from ddflow.columns.rows import Rows, plainly
+from ddflow.columns.hashing import NONE, Words, view
+from ddflow.columns.rows import Rows
 from ddflow.storage.fields import Instant, Strict
 from ddflow.trace.batch import Batch, same
 
@@ -60,7 +60,7 @@ class Layout(Strict, frozen=True):
     def __post_init__(self) -> None:
         own = self.own
         if (
-            own != tuple([name for name in KINDS if name in own])
+            own != tuple(filter(own.__contains__, KINDS))
             or "high" not in own
             or ("time" in own) == (self.time is not None)
             or ("live" in own) == (self.live is not None)
@@ -84,7 +84,7 @@ def filed(batch: Batch, compressed: bool = False) -> tuple[pa.RecordBatch, Layou
         kept |= {name: np.where(batch.live != 0, np.uint64(0), kept[name]) for name in MADE if name in kept}
     own: Any = tuple(kept)
     layout = Layout(own, time, live, batch.order.shape[1], compressed)
-    arrays = [pa.array(column) for column in kept.values()]
+    arrays = list(map(pa.array, kept.values()))
     if layout.words:
         arrays.append(pa.FixedSizeListArray.from_arrays(pa.array(batch.order.reshape(-1)), layout.words))
     arrays += batch.rows.columns
@@ -95,11 +95,11 @@ def unfiled(record: pa.RecordBatch, layout: Layout, mapped: Any = None) -> Batch
     """The batch again, over the same memory; a compressed one is to be made `whole`.  ``mapped``: the file that it is
     in, to be remembered.  O(columns)."""
     n, schema = record.num_rows, record.schema
-    own = {name: _numbers(record.column(i), KINDS[name]) for i, name in enumerate(layout.own)}
+    own = {name: view(record.column(i), np.dtype(KINDS[name])) for i, name in enumerate(layout.own)}
     at = len(own)
     order = np.empty((n, 0), np.int64)
     if layout.words:
-        order = _numbers(record.column(at).values, np.int64).reshape(-1, layout.words)[:n]
+        order = view(record.column(at).values, np.dtype(np.int64)).reshape(-1, layout.words)[:n]
     payload = pa.schema([schema.field(i) for i in range(at + bool(layout.words), len(schema))])
     rows = pa.RecordBatch.from_arrays(record.columns[at + bool(layout.words) :], schema=payload)
     time = own["time"] if layout.time is None else same(layout.time, n, np.int64)
@@ -116,9 +116,3 @@ def whole(batch: Batch, made: tuple[Words, Words, Words]) -> Batch:
         for each, was in zip(made, (batch.high, batch.low, batch.value), strict=True)
     )
     return replace(batch, high=high, low=low, value=value)
-
-
-def _numbers(column: pa.Array, kind: Any) -> Any:
-    """A column's values where they lie."""
-    size = np.dtype(kind).itemsize
-    return plainly(np.frombuffer(column.buffers()[1], kind, len(column), column.offset * size))

@@ -85,19 +85,18 @@ def take(arranged: Arrangement, batch_store: BatchStore) -> ArrangementRecord:
                 record = _batch(slots, slot, batch, batch_store, shapes)
             batches.append(record)
 
-    def run(run: Run) -> RunRecord:
-        parts = []
-        for slot, begin, end in run.parts:
-            parts.append((numbers[slot], begin, end))
-        return RunRecord(*run.description, parts)
-
     items = list[RunRecord | MergeRecord]()
     for item in (*arranged.beneath.items, *arranged.spine.items):
+        runs = list[RunRecord]()
+        for run in [item] if isinstance(item, Run) else [*item.inputs, item.output]:
+            parts = []
+            for slot, begin, end in run.parts:
+                parts.append((numbers[slot], begin, end))
+            runs.append(RunRecord(*run.description, parts))
         if isinstance(item, Run):
-            items.append(run(item))
+            items += runs
         else:
-            inputs = [run(each) for each in item.inputs]
-            items.append(MergeRecord(inputs, run(item.output), item.whole, int(item.first), int(item.credit)))
+            items.append(MergeRecord(runs[:-1], runs[-1], item.whole, int(item.first), int(item.credit)))
     return ArrangementRecord(
         since=int(arranged.since),
         upper=int(arranged.upper),

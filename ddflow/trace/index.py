@@ -60,7 +60,7 @@ class Index:
             span = held.span(begin, end)
             kernels.seek(self.table, np.uint64(self.capacity), high, low, starts[begin:end], *span)
 
-        crew.each(seek, crew.spans(n))
+        crew.over(n, seek)
         return held
 
     def write(

@@ -89,7 +89,7 @@ class Slots:
             self.held.append(batch)
         self.pool.put(slot, batch.rows)
         self._weigh(batch, 1)
-        return Part(slot, 0, len(batch))
+        return Part(slot, 0, batch.high.size)
 
     def drop(self, slot: int) -> None:
         """Let a batch go: its memory when nobody looks at it any more, its file at once."""
@@ -131,8 +131,9 @@ class Run:
     """``description``: the times it speaks for.  ``parts``: ascending ranges of identities."""
 
     def __init__(self, description: Description, parts: list[Part]) -> None:
-        self.description, self.parts = description, parts
-        self.size = sum(part.end - part.begin for part in parts)
+        self.description, self.parts, self.size = description, parts, 0
+        for part in parts:
+            self.size += part.end - part.begin
 
     def __len__(self) -> int:
         return self.size

@@ -23,8 +23,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Ints, Narrow, Words
-from ddflow.columns.rows import plainly
+from ddflow.columns.hashing import Ints, Narrow, Words, view
 from ddflow.errors import CorruptState
 from ddflow.kernels.bloom import BLOCK, blocks_for, fill, sift
 from ddflow.kernels.search import search
@@ -59,8 +58,7 @@ class BloomFilter(NamedTuple):
         if len(column) != over[2]:
             found = f"it has {len(column)} words, not {over[2]}"
             raise CorruptState("the Bloom filter of a batch", found, "replay the log")
-        kept = plainly(np.frombuffer(column.buffers()[1], np.uint64, len(column), column.offset * 8))
-        return cls(over[0], over[1], kept)
+        return cls(over[0], over[1], view(column, np.dtype(np.uint64)))
 
     @staticmethod
     def room(first: int, last: int, n: int) -> tuple[np.uint64, np.uint64, int]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from ddflow.time import NEVER
 from ddflow.trace.index import Index
 from ddflow.trace.merge import Lapse, RunMerge, Target
 from ddflow.trace.run import Part, Run, Slots
@@ -95,17 +96,17 @@ class Spine:
         return [part for item in self.items for part in item.parts]
 
     @property
-    def upper(self) -> int | None:
-        """The time from which on nothing was written yet; None where nothing was."""
+    def upper(self) -> int:
+        """The time from which on nothing was written yet; NEVER where nothing was."""
         if not self.items:
-            return None
+            return NEVER
         item = self.items[-1]
         return (item if isinstance(item, Run) else item.output).description.upper
 
     def append(self, run: Run) -> None:
         """Take in the newest run.  O(1)."""
         self.items.append(run)
-        self.fresh += len(run)
+        self.fresh += run.size
 
     def plan(self, needed: int, alone: bool, target: Target | None = None) -> None:
         """Begin merges while `choose` says so.
@@ -132,10 +133,8 @@ class Spine:
         ``files``: only with those that write files, and may be refused by the disk, or only with the others; None: with
         all.  The rest as in `Merge.advance`.  O(versions paid for), amortised.
         """
-        if not self.merges:
-            return
-        for at, merge in [(i, item) for i, item in enumerate(self.items) if isinstance(item, RunMerge)]:
-            if files is not None and files != (merge.target is not None):
+        for at, merge in enumerate(self.items):
+            if not isinstance(merge, RunMerge) or (files is not None and files != (merge.target is not None)):
                 continue
             owed = merge.owed
             merge.credit = owed if paid is None else merge.credit + EFFORT * paid

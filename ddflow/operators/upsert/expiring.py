@@ -20,14 +20,13 @@ life. It emits nothing: the deletion is an event that nobody gave, judged like a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import NONE, Ints, Secret, Words, identities
-from ddflow.columns.rows import gather
+from ddflow.columns.hashing import NONE, Ints, RowHashes, Words
+from ddflow.columns.rows import gathered
 from ddflow.columns.sorting import sort
 from ddflow.kernels.resolve import LAPSED, LIVE, NOBODY
 from ddflow.operators.upsert.events import Sealed
@@ -43,9 +42,9 @@ from ddflow.trace.batch import Batch
 class Expiring:
     """Of one input.  ``horizons``: what is too old.  ``forgotten``: how many live keys were, since it was opened."""
 
-    def __init__(self, bound: Bound, order: Order | MergeOrders, arranged: Arrangement, secret: Secret) -> None:
+    def __init__(self, bound: Bound, order: Order | MergeOrders, arranged: Arrangement, keys: RowHashes) -> None:
         assert bound.spec.expiry is not None
-        self.bound, self.arranged, self.secret = bound, arranged, secret
+        self.bound, self.arranged, self.keys = bound, arranged, keys
         self.horizons = Horizons(bound, order)
         self.forgets = bound.spec.expiry.forgets
         self.refuses = bound.spec.expiry.on_forgotten == "refuse"
@@ -136,7 +135,7 @@ class Expiring:
         """
         high, low = due
         for sealed in pieces:
-            ids, _ = identities(self._key_columns(sealed.events), self.secret)
+            ids, _ = self.keys.of(sealed.events)
             end = int(np.searchsorted(high, ids.max(), side="right")) if most is not None and ids.size else high.size
             yield from self._split_up(sealed, ids, (high[:end], low[:end]), time, most)
             high, low = high[end:], low[end:]
@@ -158,20 +157,13 @@ class Expiring:
             elif forgotten is not None:
                 yield forgotten
 
-    def _key_columns(self, rows: Any) -> pa.RecordBatch:
-        columns = [rows.column(name) for name in self.bound.spec.key]
-        columns = [column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column for column in columns]
-        columns = [column.chunk(0) if isinstance(column, pa.ChunkedArray) else column for column in columns]
-        return pa.RecordBatch.from_arrays(columns, schema=self.bound.key_schema)
-
     def _deleting(self, high: Words, low: Words, time: int) -> Sealed:
         """Events that delete keys by the very orders that these hold.  O(n)."""
         n = high.size
         held = self.arranged.seek(high, low, np.arange(n, dtype=np.int32))
         names = list(self.bound.spec.key)
         schema = pa.schema([self.bound.row_schema.field(name) for name in names])
-        rows = gather(self.arranged.pool(), held.reference, schema)
-        columns = dict(zip(names, self._key_columns(rows).columns, strict=True))
+        columns = dict(zip(names, gathered(self.arranged.pool(), held.reference, schema), strict=True))
         columns[self.horizons.field.name] = self.horizons.values(held.order)
         every = [columns[f.name] if f.name in columns else pa.nulls(n, f.type) for f in self.bound.schema]
         events = self.bound.noted(pa.RecordBatch.from_arrays(every, schema=self.bound.schema), [])

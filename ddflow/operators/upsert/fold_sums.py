@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from decimal import Context, Decimal
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import Flags, Ints, Words, validity
-from ddflow.columns.rows import Array, plainly
+from ddflow.columns.hashing import Flags, Ints, Words, validity, view
+from ddflow.columns.rows import Array
 from ddflow.errors import MergeOverflow
 from ddflow.kernels.fold import Walked
 from ddflow.kernels.sums import add, add_floats, add_wide
@@ -41,17 +41,9 @@ def unscaled(column: pa.Array) -> Ints:
     kind = column.type
     size = kind.bit_width // 8
     if size == 16:
-        return np.ascontiguousarray(_view(column, np.dtype(np.int64), 2)[::2])
+        return np.ascontiguousarray(view(column, np.dtype((np.int64, 2)))[:, 0])
     sign = "u" if pat.is_unsigned_integer(kind) else "i"
-    return _view(column, np.dtype(f"{sign}{size}")).astype(np.int64, copy=False)
-
-
-def _view(column: pa.Array, dtype: np.dtype[Any], words: int = 1) -> Array:
-    """A column's values as numpy has them, ``words`` to each."""
-    n = len(column) * words
-    if not n:
-        return np.empty(0, dtype)
-    return plainly(np.frombuffer(column.buffers()[1], dtype, n, column.offset * words * dtype.itemsize))
+    return view(column, np.dtype(f"{sign}{size}")).astype(np.int64, copy=False)
 
 
 def added(
@@ -108,7 +100,7 @@ def _floats(
     kind: pa.DataType, walked: Walked, action: Flags, column: pa.Array, held: pa.Array, had: Flags, there: Flags
 ) -> Array:
     dtype = np.dtype(f"f{kind.bit_width // 8}")
-    given, before = (_view(each, dtype).astype(np.float64, copy=False) for each in (column, held))
+    given, before = (view(each, dtype).astype(np.float64, copy=False) for each in (column, held))
     out = np.empty(there.size, np.float64)
     add_floats(walked, action, validity(column), given, had, before, bool(kind.bit_width == 32), out, there)
     return out.astype(dtype, copy=False)
@@ -137,9 +129,9 @@ def _wide(
 def _pairs(column: pa.Array) -> Words:
     """uint64[n, 2]: low words and high words."""
     if pat.is_decimal(column.type):
-        return _view(column, np.dtype(np.uint64), 2).reshape(-1, 2)
+        return view(column, np.dtype((np.uint64, 2)))
     out = np.zeros((len(column), 2), np.uint64)
-    out[:, 0] = _view(column, np.dtype(np.uint64))
+    out[:, 0] = view(column, np.dtype(np.uint64))
     return out
 
 

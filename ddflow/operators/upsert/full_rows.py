@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Flags, Ints, Narrow, validity, value_hashes
+from ddflow.columns.hashing import Flags, Ints, Narrow, validity
 from ddflow.columns.rows import Rows, gather, shown_row
 from ddflow.errors import TieRefused
 from ddflow.kernels.resolve import ERROR, FATE, LIVE, NOTHING, Judged, Rules
@@ -41,7 +41,7 @@ class FullRows:
         order, sealed, expiring = state.order, keyed.sealed, state.expiring
         assert isinstance(order, Order)
         self.order, self.rows = order, sealed.events
-        self.value = value_hashes(sealed.events.select(state.bound.tracked), state.secret)
+        self.value = state.values.values(self.rows.select(state.bound.tracked).columns, self.rows.num_rows)
         self.words = order.of(sealed.events, sealed.original, keyed.gone)
         if order.ranks:
             self._rank(order)
@@ -51,17 +51,12 @@ class FullRows:
 
     def payload(self) -> Rows:
         """See `Weighed.payload`."""
-        events, order = self.rows, self.order
-        columns = [events.column(n) for n in self.state.bound.row_schema.names]
-        columns += [events.column(f.name) for f in order.fields] if order.hidden else []
+        columns = self.rows.select(self.state.given).columns
         batch = pa.RecordBatch.from_arrays(columns, schema=self.state.arranged.schema)
         # A retraction may take its key from the deletion, so there a null is looked at.
-        others = [i for i, f in enumerate(batch.schema) if f.name not in self.state.exact]
-        return Rows(batch, [batch.schema.field(i).name for i in others if self._filled(columns[i])])
-
-    def _filled(self, column: pa.Array) -> bool:
-        """Whether only deletions are null in a column, which nobody will look at."""
-        return bool(column.null_count) and bool((self.keyed.gone | validity(column)).all())
+        nulls = [name for name in self.state.inexact if batch.column(name).null_count]
+        gone = self.keyed.gone
+        return Rows(batch, [name for name in nulls if (gone | validity(batch.column(name))).all()] if nulls else ())
 
     def hidden(self, name: str) -> pa.Array:
         """See `Weighed.hidden`."""

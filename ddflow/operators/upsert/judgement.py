@@ -21,6 +21,7 @@ touching payload; `emit` writes the updates, in the order of rows; columns are g
 from __future__ import annotations
 
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -28,7 +29,7 @@ import pyarrow as pa
 
 from ddflow.columns.arena import SMALL, Arena
 from ddflow.columns.hashing import NONE, Flags, Ints, Narrow, Words
-from ddflow.columns.rows import RowPool, Rows, View, gather, width
+from ddflow.columns.rows import RowPool, Rows, View, gathered, width
 from ddflow.columns.sorting import Sorted
 from ddflow.columns.threads import ALONE
 from ddflow.errors import DdflowError
@@ -120,7 +121,7 @@ def resolve(state: UpsertState, keyed: Keyed, weighed: Weighed, winners: bool) -
 
     crew = ALONE if out.winner.size else state.crew
     spans = crew.spans(starts.size - 1)
-    done = crew.each(span, spans)
+    done = crew.each(span, spans) if len(spans) > 1 else [judge(work, held, weighed.rules, out)]
     for _, _, refused, _, _ in done:
         if refused >= 0:
             raise weighed.tie(refused)
@@ -130,25 +131,21 @@ def resolve(state: UpsertState, keyed: Keyed, weighed: Weighed, winners: bool) -
 def emit(state: UpsertState, weighed: Weighed, resolved: Resolved) -> Emitted:
     """Count the verdicts and write the updates: by which row, the diff, the rank of the time.  O(n)."""
     crew, arena, fate, mark = state.crew, state.arena, resolved.out.fate, weighed.mark
-    n = sum(updates for updates, *_ in resolved.done)
+    n = sum(map(itemgetter(0), resolved.done))
     empty = arena.room(n)
-    spelled: Any = (empty(n, np.int64), np.empty(n, np.int64), empty(n, np.int32))
-    spans = crew.spans(fate.size)
-    ends = [0, n]
+    about, diffs, ranks = empty(n, np.int64), np.empty(n, np.int64), empty(n, np.int32)
+    spans, parts = crew.spans(fate.size), [(0, fate.size, 0, n)]
     if len(spans) > 1:
         ends = np.cumsum([0, *crew.each(lambda a, b: tally(fate[a:b], mark[a:b]), spans)]).tolist()
-    parts = [(a, b, ends[i], ends[i + 1]) for i, (a, b) in enumerate(spans)]
-    at = {a: (begin, end) for a, _, begin, end in parts}
+        parts = [(a, b, ends[i], ends[i + 1]) for i, (a, b) in enumerate(spans)]
 
-    def span(a: int, b: int) -> Ints:
-        begin, end = at[a]
-        counts = np.zeros(8, np.int64)
-        about, diffs, ranks = (column[begin:end] for column in spelled)
-        emit_updates(fate[a:b], mark[a:b], np.int64(a), about, diffs, ranks, counts)
+    def span(a: int, b: int, begin: int, end: int) -> Ints:
+        counts, here = np.zeros(8, np.int64), slice(begin, end)
+        emit_updates(fate[a:b], mark[a:b], np.int64(a), about[here], diffs[here], ranks[here], counts)
         return counts
 
-    counts: Ints = sum(crew.each(span, spans), np.zeros(8, np.int64))
-    return Emitted(spelled[0], spelled[1], spelled[2], parts, counts)
+    counts: Ints = sum(crew.each(span, parts), np.zeros(8, np.int64))
+    return Emitted(about, diffs, ranks, parts, counts)
 
 
 class Judgement:
@@ -194,14 +191,10 @@ class Judgement:
             return None
         out = np.empty(self.emitted.diffs.size, np.uint64)
         start = column.buffers()[1].address + 8 * column.offset
-        fate, mark, at = (
-            self.resolved.out.fate,
-            self.weighed.mark,
-            {a: (begin, end) for a, _, begin, end in self.emitted.parts},
-        )
+        fate, mark = self.resolved.out.fate, self.weighed.mark
         self.upsert.crew.each(
-            lambda a, b: spread(fate[a:b], mark[a:b], np.uint64(start + 8 * a), out[slice(*at[a])]),
-            [(a, b) for a, b, _, _ in self.emitted.parts],
+            lambda a, b, begin, end: spread(fate[a:b], mark[a:b], np.uint64(start + 8 * a), out[begin:end]),
+            self.emitted.parts,
         )
         return pa.Array.from_buffers(column.type, out.size, [None, pa.py_buffer(out)], 0)
 
@@ -228,9 +221,10 @@ class Judgement:
         at = int(self.weighed.by.starts[begin])
         out = self.resolved.out.span(at, at + versions, begin, end)
         order, schema = self.upsert.order, self.upsert.bound.row_schema
-        table = gather(self.pool, out.row, schema)
+        columns = gathered(self.pool, out.row, schema)
         for field in order.hidden:
-            table = table.append_column(field, self.weighed.hidden(field.name).take(pa.array(out.event)))
+            columns.append(self.weighed.hidden(field.name).take(pa.array(out.event)))
+        rows = Rows(pa.RecordBatch.from_arrays(columns, schema=self.upsert.arranged.schema))
         words = self.weighed.words[out.event] if order.words else np.empty((versions, 0), np.int64)
         high, low, live = out.high, out.low, out.live
         time = same(int(self.keyed.times[-1]), versions, np.int64) if self.keyed.settled else out.time
@@ -238,5 +232,5 @@ class Judgement:
             # Else the room of those that are not there would be kept with them.
             high, low, live = high.copy(), low.copy(), live.copy()
             time = time if self.keyed.settled else time.copy()
-        batch = Batch(high, low, time, live, NONE, words, Rows(table))
+        batch = Batch(high, low, time, live, NONE, words, rows)
         return Change(batch, out.value, out.last, self.keyed.held.place[begin:end], self.keyed.built, born, buried)

@@ -30,7 +30,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.columns.hashing import Flags, Ints, Words, validity, value_hashes
+from ddflow.columns.hashing import Flags, Ints, Words, validity
 from ddflow.columns.rows import Rows
 from ddflow.columns.sorting import Sorted
 from ddflow.kernels.fold import LAST as LATEST
@@ -81,7 +81,7 @@ class MergedRows(Walking):
         self.made = pa.RecordBatch.from_arrays(
             [columns[name] for name in arranged.schema.names], schema=arranged.schema
         )
-        self.value = value_hashes(self.made.select(self.upsert.bound.tracked), self.upsert.secret)
+        self.value = self.upsert.values.values(self.made.select(self.upsert.bound.tracked).columns, self.made.num_rows)
 
     def _let_go(self) -> bool:
         """Let the first moment of each key go whose row is a no-op: the next one folds over what is stored.

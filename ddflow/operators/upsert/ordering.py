@@ -84,6 +84,8 @@ class Order:
         # Ignored columns decide nothing: a row that differs in them alone is not kept, so none could be compared to it.
         self.rows = [f for f in bound.row_schema if f.name in bound.tracked] if self.tie == GREATEST else []
         self.ranks_rows = not all(is_word(f.type) for f in self.rows)
+        self.ranks = self.ranks_base or self.ranks_rows
+        """Whether some words must be ranked in each step."""
         base = 1 if self.ranks_base else sum(1 + needs_flag(f) for f in self.fields)
         self.base = self.timed + base
         self.hidden = [f.with_name(f"_order_{f.name}") for f in self.fields] if self.ranks_base and self.keeps else []
@@ -115,11 +117,6 @@ class Order:
             word = column_words(events.column(seq), pa.field(seq, pa.int64(), nullable=False))[0]
             columns.append(~word if self.tie == FIRST else word)
         return np.ascontiguousarray(np.stack(columns, axis=1)) if columns else np.empty((n, 0), np.int64)
-
-    @property
-    def ranks(self) -> bool:
-        """Whether some words must be ranked in each step."""
-        return self.ranks_base or self.ranks_rows
 
     def rank(
         self,

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import Flags, Ints, validity
-from ddflow.columns.schema import is_word
+from ddflow.columns.schema import arrays, is_word
 from ddflow.kernels.resolve import FIRST, GREATEST, LAST
 from ddflow.operators.upsert.folds import ranked
 from ddflow.operators.upsert.ordering import LEAST, TIES, Order, column_words, needs_flag, value_of
@@ -153,12 +153,8 @@ class MergeOrders:
         """
         for each in self.ranks:
             column = events.column(each.field.name)
-            parts = [held.column(name).combine_chunks() for _, name in each.hidden] if held is not None else []
-            olds = (
-                pa.concat_arrays([p.chunk(0) if isinstance(p, pa.ChunkedArray) else p for p in parts])
-                if parts
-                else pa.nulls(0, column.type)
-            )
+            parts = [] if held is None else arrays(held, [name for _, name in each.hidden])
+            olds = pa.concat_arrays(parts) if parts else pa.nulls(0, column.type)
             words, held_words = ranked(column, olds)
             words, held_words = _or_least(words, column), _or_least(held_words, olds)
             # Two deletes are equal, whatever else is in their rows: the first tie word says which is one.

@@ -30,6 +30,7 @@ import pyarrow.compute as pc
 
 from ddflow.columns.hashing import Ints, validity
 from ddflow.columns.rows import shown_row
+from ddflow.columns.schema import arrays
 from ddflow.errors import MergerFailed
 from ddflow.kernels.fold import LAST as LATEST
 from ddflow.kernels.fold import NOTHING, Walked, choose
@@ -130,8 +131,7 @@ def inherited(of: Walking, field: pa.Field) -> pa.Array:
     values = of.order.column(field.name, of.held.order) if kept else None
     if values is None:
         hidden = of.held_table()
-        values = pa.nulls(g, field.type) if hidden is None else hidden.column(f"_order_{field.name}").combine_chunks()
-    values = values.chunk(0) if isinstance(values, pa.ChunkedArray) else values
+        (values,) = [pa.nulls(g, field.type)] if hidden is None else arrays(hidden, [f"_order_{field.name}"])
     both = pa.concat_arrays([column, values.cast(field.type)])
     return both.take(pa.array(found, mask=found == NOTHING))
 

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.arena import Arena
-from ddflow.columns.hashing import Ints, Narrow, Secret, Words, identities, is_wide, value_hashes
+from ddflow.columns.hashing import Ints, Narrow, RowHashes, Secret, is_wide, value_hashes
 from ddflow.columns.rows import plainly
 from ddflow.columns.schema import is_word
 from ddflow.columns.sorting import sort
@@ -54,23 +54,20 @@ class UpsertState(Readable):
         self.tracked = bound.tracked
         self.arranged.slots.pool.crew = crew
         expires = bound.spec.expiry is not None
-        self.expiring = Expiring(bound, self.order, self.arranged, secret) if expires else None
+        self.keys = RowHashes(bound.key_schema, secret)
+        self.expiring = Expiring(bound, self.order, self.arranged, self.keys) if expires else None
+        row = bound.row_schema
+        self.values = RowHashes(pa.schema([row.field(name) for name in bound.tracked]), secret)
+        self.given = [*row.names, *(bound.spec.order_by if self.order.hidden else ())]
+        """The columns of events that are stored."""
         # Equal keys of these types are the same bytes, so a retraction may take its key from the event beside it.
         exact = [n for n in bound.spec.key if is_word(bound.key_schema.field(n).type)]
         self.exact = {n for n in exact if not pat.is_floating(bound.key_schema.field(n).type)}
-
-    def identities_of(self, rows: pa.Table | pa.RecordBatch) -> tuple[Words, Words]:
-        """Identities of rows.  O(rows)."""
-        # A deletion's payload is filler, whose key may be null; what is null there must not be hashed as a null would
-        # be, or keys of one word would get two.
-        nullable = pa.schema([field.with_nullable(True) for field in self.bound.key_schema])
-        schema = nullable if self.wide else self.bound.key_schema
-        keys = pa.Table.from_arrays([rows.column(name) for name in schema.names], schema=schema)
-        return identities(keys, self.secret, rows.num_rows)
+        self.inexact = [name for name in stored.names if name not in self.exact]
 
     def rehashed(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
         """See `Readable.rehashed`."""
-        return *self.identities_of(rows), value_hashes(rows.select(self.bound.tracked), self.secret)
+        return *self.keys.of(rows), value_hashes(rows.select(self.bound.tracked), self.secret)
 
     def keyed(self, sealed: Sealed, times: Ints, since: int) -> Keyed:
         """Sort events by key, and look up what their keys hold.  O(n) expected.
@@ -78,8 +75,8 @@ class UpsertState(Readable):
         ``times``: the step's distinct times, ascending.  ``since``: what it will be after the step.
         """
         arena, events, bound = self.arena, sealed.events, self.bound
-        keys = pa.RecordBatch.from_arrays([events.column(n) for n in bound.spec.key], schema=bound.key_schema)
-        by = sort(*identities(keys, self.secret), arena, self.crew)
+        keys = events.select(bound.key_schema.names).columns
+        by = sort(*self.keys.identities(keys, events.num_rows), arena, self.crew)
         gone, full = bound.deletes(events), self.contents
         own = NOBODY if full is None else full
         plain = full is None and self.expiring is None

@@ -30,13 +30,39 @@ OnForgotten = Literal["refuse", "insert"]
 
 @dataclass(frozen=True, repr=False)
 class Expiry:
-    """``ttl``: keys whose order is below the horizon are forgotten.  ``tombstone_ttl``: deleted ones only.
+    """How long the keys of an input are remembered.
 
-    Both in the units of the order column (a timestamp's microseconds, say); 0 keeps what has the greatest order seen.
-    ``on_expire``: "retract" puts out the retraction of a forgotten key's row.  "forget", Pinot's way, puts out nothing:
-    the row stays in what was put out and counted, and a key that comes back is asserted a second time.
-    ``on_forgotten``: an event below the horizon whose key is not held is refused (verdict ``forgotten``), or is an
-    insert.  Raises `SpecError`.
+    Parameters
+    ----------
+    ttl : int or float, optional
+        Keys whose order is more than this below the greatest order seen are forgotten.
+    tombstone_ttl : int or float, optional
+        The same for deleted keys only.
+    on_expire : {"retract", "forget"}
+        "retract" puts out the retraction of a forgotten key's row.  "forget", Pinot's way, puts out nothing: the row
+        stays in what was put out and counted, and a key that comes back is asserted a second time.
+    on_forgotten : {"refuse", "insert"}
+        What becomes of an event below the horizon whose key is not held: it is refused (verdict ``forgotten``), or it
+        is an insert.
+
+    Raises
+    ------
+    SpecError
+        If neither time to live is given, or one is no number, 0 or more; for a rule that does not exist; for
+        ``on_expire="forget"`` without ``ttl``.
+
+    Notes
+    -----
+    Times to live are in the unit of the order column (a timestamp's microseconds, for example), never of the wall
+    clock.  0 keeps the keys that have the greatest order seen.  The horizon is the greatest order at the previous
+    commit less the time to live.  (Pinot, "Upsert", ``metadataTTL`` and ``deletedKeysTTL``.)
+
+    Examples
+    --------
+    Forget keys after a day of microseconds, and deleted ones after an hour:
+
+    >>> Expiry(ttl=86_400_000_000, tombstone_ttl=3_600_000_000)
+    dd.Expiry(ttl=86400000000, tombstone_ttl=3600000000)
     """
 
     ttl: int | float | None = None
@@ -103,13 +129,13 @@ class Expiry:
                 )
 
     def to_json(self) -> dict[str, Any]:
-        """What is not as by default.  `of_json` gives it back."""
+        """The fields that differ from their defaults, as a dict.  `of_json` makes an expiry of it again."""
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         return {each.name: given[each.name] for each in fields(self) if given[each.name] != each.default}
 
     @classmethod
     def of_json(cls, given: Any) -> Expiry:
-        """What `to_json` wrote.  Raises `SpecError` for anything else."""
+        """What `to_json` wrote, as an expiry.  Raises `SpecError` for anything else."""
         try:
             return cls(**given)
         except TypeError as error:

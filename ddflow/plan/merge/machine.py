@@ -37,20 +37,49 @@ MASK = 64
 
 @dataclass(frozen=True)
 class Machine:
-    """``state``: the column of the state, or ``{column: type}`` for several.  Raises `SpecError`.
+    """What the events of a key do to the values that it holds: a table of transitions, or a function.
 
-    ``transition``: ``{(state, symbol): state}``, or a set of states, with ``on`` the column of symbols and ``start``
-    the state, or set of states, of a new key; states and symbols are text, whole numbers or booleans.  ``otherwise``:
-    what becomes of a value for which the table has no transition: the step is refused ("error"), it stays, it is
-    dropped.  ``states``: all that there are.
+    Parameters
+    ----------
+    state : str or mapping of str to pyarrow.DataType
+        The column of the state; for a function ``{column: type}``, one or more.
+    transition : mapping or callable
+        ``{(state, symbol): state}``, or to a set of states.  States and symbols are text, whole numbers or booleans.
+        Or a function ``f(values, events)`` of two record batches, one event a key: ``values`` has the state's columns
+        and ``_event``, the row of ``events`` to which each value belongs.  It returns the same columns, in any order;
+        equal values are one.
+    on : str, optional
+        Of a table: the column of symbols.
+    start : value, set of values or mapping
+        Of a table: the state, or set of states, of a new key.  Of a function: what a new key holds, ``{column:
+        value}``, a list of them, or nothing.
+    states : iterable of values, optional
+        All states that there are.
+    otherwise : {"error", "stay", "drop"}
+        Of a table: what becomes of a value without a transition.  The step is refused, the value stays, or it is
+        dropped.
+    scalar : bool
+        The function is ``f(values, event, out)`` instead, compiled by numba and called for each event with records (see
+        `ddflow.Merge`): those of the key, the event, and room for ``limit``, which is zeros without a null flag when a
+        call begins.  It returns how many it wrote.
+    limit : int
+        How many values a key may hold, 1 or more.
 
-    Or a function ``f(values, events)`` of two record batches, one event a key: ``values`` has the state's columns and
-    ``_event``, the row of ``events`` that each value is of, and so has what it returns, in any order; values that are
-    equal are one.  ``start``: what a new key holds: ``{column: value}``, a list of them, or nothing.
-    ``scalar``: ``f(values, event, out)`` is compiled by numba and called for each event with records (see
-    `ddflow.Merge`): those of the key, the event, and room for ``limit``, which is zeros without a null flag when a call
-    begins; it returns how many it wrote.  ``limit``: how many values a key may hold.  That room is cleared for every
-    event, in some 7 ns for each 1,000 bytes.
+    Raises
+    ------
+    SpecError
+        For a table or a function that contradicts itself, such as a target outside ``states``.
+
+    Notes
+    -----
+    With ``scalar``, the room for ``limit`` values is cleared for every event, at some 7 ns for each 1,000 bytes.  A
+    table whose keys hold several values has 64 states at most.
+
+    Examples
+    --------
+    >>> door = {("locked", "coin"): "open", ("open", "push"): "locked"}
+    >>> Machine("door", door, on="symbol", start="locked").all_states
+    ['locked', 'open']
     """
 
     state: str | Mapping[str, pa.DataType] | tuple[tuple[str, pa.DataType], ...]
@@ -189,7 +218,7 @@ class Machine:
 
     @property
     def all_states(self) -> list[Value]:
-        """Of a table: all states there are, sorted."""
+        """Of a table: all its states, sorted."""
         found = {value for state, _, to in self.rows for value in (state, *to)} | set(_sorted(self.start))
         return sorted(found | set(cast("Any", self.states) or ()), key=lambda each: (type(each).__name__, each))
 

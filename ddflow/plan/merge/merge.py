@@ -34,15 +34,37 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True, repr=False)
 class Merge:
-    """``columns``: a strategy for each column named.  ``default``: for the others; `ddflow.last_non_null`, and
-    `ddflow.last` inside a group.
+    """How events that are partial rows are folded: by a strategy for each column, or by one function.
 
-    ``function``: merges whole rows instead: ``f(held, given)`` gets two record batches of the row's columns, one key
-    a row, and gives one back; a null in it clears the cell.  ``scalar``: it is ``f(held, given, out)``, compiled by
-    numba and called for each event with three records: of numbers, booleans and times (as integers), under the
-    columns' names, and beside each a boolean ``<column>_null``, under which the value is 0; ``out`` is filled as by
-    `ddflow.last_non_null` before, and so are columns of other types.  A function is sent to Spark by value, and is not
-    in the spec's JSON.  Raises `SpecError`.
+    Parameters
+    ----------
+    columns : mapping of str to strategy
+        A strategy for each column named, such as ``{"visits": dd.sum()}``.
+    default : strategy, optional
+        For the other columns.  By default `ddflow.last_non_null`; inside a group, `ddflow.last`.
+    function : callable, optional
+        ``f(held, given)`` merges whole rows instead of the strategies.  It gets two record batches of the row's
+        columns, one row for each key, and returns one.  A null in it clears the cell.
+    scalar : bool
+        ``function`` is ``f(held, given, out)`` instead, compiled by numba and called for each event with three records.
+        They have the columns of numbers, booleans and times (as integers) under their names, and beside each a boolean
+        ``<column>_null``, under which the value is 0.  Before the call, ``out`` is filled as by `ddflow.last_non_null`;
+        columns of other types stay so.
+
+    Raises
+    ------
+    SpecError
+        For ``columns`` that are no strategies by column, and for strategies beside a function.
+
+    Notes
+    -----
+    A function is sent to Spark by value, and is not in the spec's JSON.
+
+    Examples
+    --------
+    >>> from ddflow.plan.merge.strategy import last, sum
+    >>> Merge({"visits": sum()}, default=last())
+    dd.Merge({'visits': dd.sum()}, default=dd.last())
     """
 
     columns: Mapping[str, Strategy] | tuple[tuple[str, Strategy], ...] = ()
@@ -84,7 +106,7 @@ class Merge:
 
     @property
     def strategies(self) -> dict[str, Strategy]:
-        """By column."""
+        """The strategies by column, a dict."""
         return dict(self.columns)
 
     def to_json(self) -> Any:

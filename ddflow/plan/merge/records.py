@@ -22,9 +22,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import flags, validity
-from ddflow.columns.rows import plainly
-from ddflow.columns.schema import is_word
+from ddflow.columns.hashing import flags, validity, view
+from ddflow.columns.schema import arrays, is_word
 from ddflow.errors import SpecError
 from ddflow.plan.merge.absent import Absent
 from ddflow.plan.merge.rounds import named
@@ -67,18 +66,14 @@ def numbers(column: pa.Array) -> np.ndarray[Any, Any]:
     """The values of a word type as numpy has them, times as integers; what stands under a null is unspecified."""
     if pat.is_boolean(column.type):
         return flags(column).view(np.bool_)
-    kind = _dtype(column.type)
-    if not len(column):
-        return np.empty(0, kind)
-    return plainly(np.frombuffer(column.buffers()[1], kind, len(column), column.offset * kind.itemsize))
+    return view(column, _dtype(column.type))
 
 
 def to_records(rows: pa.RecordBatch | pa.Table, kind: np.dtype[Any]) -> Records:
     """The rows as records.  O(rows) a column."""
     out = np.zeros(rows.num_rows, kind)
     for name in (kind.names or ())[::2]:
-        column = rows.column(name)
-        column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        (column,) = arrays(rows, [name])
         out[name] = numbers(column)
         present = validity(column)
         if present.size:

@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Ints, Secret, validity, value_hashes
 from ddflow.columns.rows import shown_row
-from ddflow.columns.schema import conform, one_batch, one_chunk
+from ddflow.columns.schema import conform, one_batch
 from ddflow.errors import MergerFailed, SchemaMismatch
 from ddflow.plan.merge.chains import Chains
 
@@ -50,9 +50,7 @@ def joined(parts: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch
         return parts[0]
     if not parts:
         return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
-    columns = [
-        one_chunk(pa.chunked_array([part.column(i) for part in parts], field.type)) for i, field in enumerate(schema)
-    ]
+    columns = [pa.concat_arrays([part.column(i) for part in parts]) for i in range(len(schema))]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 

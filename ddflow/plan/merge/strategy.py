@@ -107,74 +107,147 @@ def _limited(name: str, limit: int | None) -> Strategy:
 
 
 def last() -> Strategy:
-    """The given cell, null too; a column that the batch lacks leaves the held one.  (Pinot: FORCE_OVERWRITE.)"""
+    """Keep the given cell, null too.  A column that the batch lacks leaves the held cell.
+
+    Works on all types.  (Pinot: FORCE_OVERWRITE.)
+    """
     return Strategy("last")
 
 
 def last_non_null() -> Strategy:
-    """The given cell, where it is null the held one: the default.  (Pinot: OVERWRITE.)"""
+    """Keep the given cell; where it is null, the held one.  This is the default.
+
+    Works on all types.  (Pinot: OVERWRITE.)
+    """
     return Strategy("last_non_null")
 
 
 def first() -> Strategy:
-    """The cell of the first event of the row, null too."""
+    """Keep the cell of the row's first event, null too.  Works on all types."""
     return Strategy("first")
 
 
 def first_non_null() -> Strategy:
-    """The held cell, where it is null the given one.  (Pinot: IGNORE.)"""
+    """Keep the held cell; where it is null, the given one.
+
+    Works on all types.  (Pinot: IGNORE.)
+    """
     return Strategy("first_non_null")
 
 
 def max() -> Strategy:
-    """The greater one; null gives way, NaN is largest.  Any type with an order."""
+    """Keep the greater cell.  A null loses against any value; NaN is the greatest number.
+
+    Works on numbers, text, binary, dates, times and decimals.
+    """
     return Strategy("max")
 
 
 def min() -> Strategy:
-    """The smaller one; null gives way, NaN is largest.  Any type with an order."""
+    """Keep the smaller cell.  A null loses against any value; NaN is the greatest number.
+
+    Works on numbers, text, binary, dates, times and decimals.
+    """
     return Strategy("min")
 
 
 def sum() -> Strategy:
-    """The sum, in the column's type, checked; null gives way.  (Pinot: INCREMENT.)"""
+    """Add the cells up, in the column's type.  A null adds nothing.
+
+    Works on integers, float32, float64, durations, and decimals of up to 38 digits.  A sum that does not fit the type
+    is a `MergeOverflow`, which refuses the step.  (Pinot: INCREMENT.)
+    """
     return Strategy("sum")
 
 
 def bool_and() -> Strategy:
-    """Whether all were true; null gives way."""
+    """Whether all cells were true.  A null does not count.  Works on booleans."""
     return Strategy("bool_and")
 
 
 def bool_or() -> Strategy:
-    """Whether one was true; null gives way."""
+    """Whether one cell was true.  A null does not count.  Works on booleans."""
     return Strategy("bool_or")
 
 
 def append(limit: int | None = None) -> Strategy:
-    """The held list and then the given one.  ``limit``: elements above which a step is refused.  (Pinot: APPEND.)"""
+    """The held list, then the given one.  Works on lists.  (Pinot: APPEND.)
+
+    Parameters
+    ----------
+    limit : int, optional
+        How many elements the list may have, 1 or more.  A longer one is a `ListTooLong`, which refuses the step.
+
+    Raises
+    ------
+    SpecError
+        For a limit that is no length.
+    """
     return _limited("append", limit)
 
 
 def union(limit: int | None = None) -> Strategy:
-    """The held list and what of the given one is not in it, in order of first sight.  ``limit``: as in `append`."""
+    """The held list, then the elements of the given one that it lacks, in order of first sight.  Works on lists.
+
+    Parameters
+    ----------
+    limit : int, optional
+        As in `append`, with the same error.
+    """
     return _limited("union", limit)
 
 
 def collect(limit: int | None = None) -> Strategy:
-    """The list of all values given: a column of T in the input, a list of T in the row.  ``limit``: as in `append`."""
+    """The list of all values given: the input's column is of a type T, the row's is a list of T.
+
+    Works on all types but lists, for which there is `append`.
+
+    Parameters
+    ----------
+    limit : int, optional
+        As in `append`, with the same error.
+    """
     return _limited("collect", limit)
 
 
 def join_text(separator: str = ",") -> Strategy:
-    """The held text, ``separator``, the given text; null gives way."""
+    """The held text, ``separator``, the given text.  A null adds nothing.  Works on text.
+
+    Parameters
+    ----------
+    separator : str
+        What stands between two texts.
+
+    Raises
+    ------
+    SpecError
+        For a separator that is no text.
+    """
     if not isinstance(separator, str):
         raise SpecError(f"dd.join_text({separator!r})", "the separator is no text", "give text, such as ', '")
     return Strategy("join_text", separator=separator)
 
 
 def fields(parts: Mapping[str, Strategy], default: Strategy | None = None) -> Strategy:
-    """A struct field by field: a strategy for each field named, ``default`` (`last_non_null`) for the others."""
+    """Merge a struct field by field.  Works on structs whose fields fit their strategies.
+
+    Parameters
+    ----------
+    parts : mapping of str to strategy
+        A strategy for each field named.
+    default : strategy, optional
+        For the other fields.  By default `last_non_null`.
+
+    Raises
+    ------
+    SpecError
+        For what is no strategy, and for `collect`, which changes the type of a field.
+
+    Examples
+    --------
+    >>> fields({"visits": sum()}, default=last())
+    dd.fields({'visits': dd.sum()}, default=dd.last())
+    """
     if not isinstance(parts, Mapping):
         raise SpecError("dd.fields", f"parts= is {parts!r:.200}", "give {field: strategy}")
     column_names(list(parts), "dd.fields", "parts")
