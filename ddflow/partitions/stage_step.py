@@ -175,10 +175,7 @@ class StagePart:
         self.names = {each.name: each for each in Record.parse(data, "an inventory").files()}
         self.batch_store.name(self.names)
         self.at = blob.name
-        greatest = {name: intake.greatest for name, intake in self.dataflow.intakes.items()} if not self.level else {}
-        expiring = {name: upsert.expiring for name, upsert in self.dataflow.circuit.upserts.items()}
-        seen_so_far = {name: each.horizons.greatest for name, each in expiring.items() if each is not None}
-        horizons = {name: greatest for name, greatest in seen_so_far.items() if greatest is not None}
+        greatest, horizons = ({}, {}) if self.level else recovery.reached(self.dataflow)
         counts = {name: n for name, n in {**step.verdicts.counts, "absent": step.verdicts.absent}.items() if n}
         return Receipt(
             level=self.level,

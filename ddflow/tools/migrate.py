@@ -155,36 +155,26 @@ def migrate(
     the times that were seen are closed (with ``lateness=``, those it closes), and all that the old state had closed.
     O(log); memory for both contents of an output.
     """
-    done: list[Migrated] = []
-    replay(
-        old_state,
-        new_state,
-        flow,
-        _fed(log),
-        done.append,
-        output,
-        whole=whole,
-        old_flow=old_flow,
-        memory=memory,
-        trust=trust,
-    )
-    return done[0]
+    with replay(
+        old_state, new_state, flow, _fed(log), output, whole=whole, old_flow=old_flow, memory=memory, trust=trust
+    ) as done:
+        return done
 
 
+@contextmanager
 def replay(
     old_state: State,
     new_state: State,
     flow: Flow,
     feed: Feed,
-    take: Callable[[Migrated], None],
     output: str | None = None,
     *,
     whole: bool = False,
     old_flow: Flow | None = None,
     memory: str | int | None = None,
     trust: Trust = "owner",
-) -> None:
-    """As `migrate`, of a log that ``feed`` replays; ``take`` gets the result before the new state is let stand."""
+) -> Iterator[Migrated]:
+    """As `migrate`, of a log that ``feed`` replays; where the block fails, the new state goes as if it never was."""
     with Snapshot.open(old_state, flow=old_flow, trust=trust) as old:
         wanted = _wanted(old, flow, output, whole)
         with _fresh(new_state, trust) as store, flow.open(store, memory=memory, autocommit=False) as engine:
@@ -194,15 +184,13 @@ def replay(
             engine.commit()
             tables = {name: _net(name, old if same else None, engine) for name, same in wanted.items()}
             other = [name for name, same in wanted.items() if not same]
-            take(
-                Migrated(
-                    tables,
-                    engine.epoch,
-                    engine.last,
-                    [n for n in other if n not in old.flow.outputs],
-                    [n for n in other if n in old.flow.outputs],
-                    [n for n in old.flow.outputs if n not in flow.outputs],
-                )
+            yield Migrated(
+                tables,
+                engine.epoch,
+                engine.last,
+                [n for n in other if n not in old.flow.outputs],
+                [n for n in other if n in old.flow.outputs],
+                [n for n in old.flow.outputs if n not in flow.outputs],
             )
 
 
