@@ -38,6 +38,11 @@ def lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
+def counted(number: int, what: str) -> str:
+    """A number of things: ``1 row``, ``2,000 rows``."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def console(**settings: Any) -> Console:
     """A console of Rich's that spells control characters out in whatever it draws."""
     from rich.console import Console

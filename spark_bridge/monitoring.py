@@ -80,9 +80,6 @@ class Listener(StreamingQueryListener):
     def onQueryStarted(self, event: Any) -> None:
         """Do nothing: a query that feeds a state is known by its first batch."""
 
-    def onQueryIdle(self, event: Any) -> None:
-        """Do nothing."""
-
     def onQueryTerminated(self, event: Any) -> None:
         """Do nothing: the query's last progress may be still to come."""
 

@@ -102,18 +102,13 @@ def rescale(
         settings(session, size),
         described(session, f"ddflow: {asked}"),
     ):
-        made: list[Moved] = []
-        try:
-            if sum(entry.length for entry in rescaler.store.list()) < LARGE:
-                made += [task(rescaler.cut, rescaler.move, *each, rescaler.store) for each in rescaler.tasks]
-            elif rescaler.tasks:
-                each_of = Rescaling(rescaler.cut, rescaler.move, tuple(rescaler.tasks))
-                n = len(rescaler.tasks)
-                with translated():
-                    collected = session.range(0, n, 1, n).mapInArrow(each_of, "made binary").collect()
-                made += [Moved.from_json(bytes(each), "what a task made") for (each,) in collected]
-            return rescaler.finish(made)
-        except BaseException:
-            if not rescaler.publishing:
-                rescaler.forget(made)
-            raise
+        if sum(entry.length for entry in rescaler.store.list()) < LARGE:
+            for each in rescaler.tasks:
+                rescaler.made.append(task(rescaler.cut, rescaler.move, *each, rescaler.store))
+        elif rescaler.tasks:
+            each_of = Rescaling(rescaler.cut, rescaler.move, tuple(rescaler.tasks))
+            n = len(rescaler.tasks)
+            with translated():
+                collected = session.range(0, n, 1, n).mapInArrow(each_of, "made binary").collect()
+            rescaler.made += [Moved.from_json(bytes(each), "what a task made") for (each,) in collected]
+        return rescaler.finish(rescaler.made)

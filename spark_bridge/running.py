@@ -31,6 +31,7 @@ from ddflow.engine.flow import Flow
 from ddflow.errors import SchemaMismatch, SpecError, WrongMode
 from ddflow.partitions.receipt import Committed
 from ddflow.partitions.stages import Stages, cut
+from ddflow.plan.codec import behind
 from ddflow.plan.collection import Plan
 from spark_bridge.job import KEEP, ROWS, Job, StateOptions, check_address, checked, joined, mapped, routed, router
 from spark_bridge.monitoring import log
@@ -282,10 +283,7 @@ def _lazily(flow: Plan, frames: Mapping[str, DataFrame], partitions: int | None)
 
 def _read_by(flow: Plan, name: str) -> tuple[Any, ...]:
     """The names of the inputs that an output depends on."""
-    read = {flow.outputs[name] if name in flow.outputs else flow.side_outputs()[name][0]}
-    for node in reversed(flow.nodes):  # a collection stands behind what it is made of
-        if node in read:
-            read.update(node.inputs)
+    read = behind([flow.outputs[name] if name in flow.outputs else flow.side_outputs()[name][0]])
     return tuple(name for name, input in flow.inputs.items() if input in read)
 
 

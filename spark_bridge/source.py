@@ -14,7 +14,8 @@ ddflow.errors.SpecError: read a state with the option 'outptu': there is no such
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import pyarrow as pa
@@ -26,11 +27,11 @@ from ddflow.engine.history import check_readable
 from ddflow.engine.reads import told_only
 from ddflow.engine.snapshot import found
 from ddflow.errors import MissingExtra, NotReadable, SchemaMismatch, SpecError, TimeWentBack
-from ddflow.partitions.reading import plan_of
 from ddflow.partitions.version import Version
 from ddflow.plan.collection import Plan
+from ddflow.plan.compatibility import plan_of
 from ddflow.storage.manifest import Manifest
-from ddflow.storage.opening import open_store
+from ddflow.storage.opening import opened_store
 from ddflow.storage.protocol import Store
 from ddflow.time import shown
 from spark_bridge.following import Follower
@@ -106,13 +107,8 @@ class DdflowSource(DataSource):
         -----
         O(the plan).
         """
-        store = self._store()
-        try:
-            plan = self._plan(found(store), store.where)
-            name = self._output(plan, store.where)
+        with self._opened() as (_, _, plan, name):
             return spark_schema(plan.updates_schema(name), f"output {name!r}")
-        finally:
-            store.close()
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Make what reads a batch: the newest version, or that of an epoch.
@@ -148,11 +144,7 @@ class DdflowSource(DataSource):
             )
         if to is not None and after is None:
             raise SpecError(f"read with changesTo={to}", "there is no changesFrom", "give it, or asOf instead")
-        store = self._store()
-        try:
-            manifest = found(store, epoch)
-            plan = self._plan(manifest, store.where)
-            name = self._output(plan, store.where)
+        with self._opened(epoch) as (store, manifest, plan, name):
             if name not in plan.outputs and name not in plan.inputs:
                 raise told_only(f"read {name!r} of {store.where}", name, plan.side_outputs()[name][0])
             as_of = to if after is not None else as_of
@@ -164,8 +156,6 @@ class DdflowSource(DataSource):
             columns = self._columns(plan.updates_schema(name), schema, name)
             kind = Searcher if self._flag("pushdown") else BatchReader
             return kind(Read(version, self.flow, name, columns, as_of, after), plan, manifest)
-        finally:
-            store.close()
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Make what follows a state's epochs.
@@ -198,10 +188,7 @@ class DdflowSource(DataSource):
         begin = self.options.get("startingEpoch", "earliest").strip().lower()
         if begin not in ("earliest", "latest"):
             begin = str(self._number("startingEpoch"))
-        store = self._store()
-        try:
-            plan = self._plan(found(store), store.where)
-            name = self._output(plan, store.where)
+        with self._opened() as (store, _, plan, name):
             if name in plan.inputs and name not in plan.outputs:
                 raise NotReadable(
                     f"follow {name!r} of {store.where}",
@@ -218,11 +205,10 @@ class DdflowSource(DataSource):
                 asked = f"follow a state with maxEpochsPerTrigger={most}"
                 raise MissingExtra(asked, str(error), "pip install 'pyspark>=4.2'") from None
             return Limited(*given, most)
-        finally:
-            store.close()
 
-    def _store(self) -> Store:
-        """The state, open.  Raises `SpecError` for options that are none, `StateRefused`."""
+    @contextmanager
+    def _opened(self, epoch: int | None = None) -> Iterator[tuple[Store, Manifest, Plan, str]]:
+        """The state, a version of it, its plan and the output that is asked for.  Raises what `schema` does."""
         known = {name.lower(): name for name in OPTIONS}
         for name in self.options:
             if name.lower() not in known:
@@ -235,14 +221,13 @@ class DdflowSource(DataSource):
             raise SpecError(
                 "read a state", "it is not said where it is", "give its folder, or s3://bucket/prefix, to load()"
             )
-        return open_store(self.options["path"], trust=self._trust(), create=False, readonly=True)
-
-    def _plan(self, manifest: Manifest, where: str) -> Plan:
-        """The state's plan.  Raises `SpecError` where it has functions, which no state holds."""
-        try:
-            return plan_of(manifest, self.flow, where)
-        except SpecError as error:
-            raise SpecError(error.asked, error.found, "register spark_bridge.DdflowSource.of(flow)") from None
+        with opened_store(self.options["path"], trust=self._trust()) as store:
+            manifest = found(store, epoch)
+            try:
+                plan = plan_of(manifest.plan, self.flow, store.where)
+            except SpecError as error:  # it has functions, which no state holds
+                raise SpecError(error.asked, error.found, "register spark_bridge.DdflowSource.of(flow)") from None
+            yield store, manifest, plan, self._output(plan, store.where)
 
     def _trust(self) -> str:
         trust: str = self.options.get("trust", "owner")

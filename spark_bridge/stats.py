@@ -22,16 +22,16 @@ times in ms: take, open, step, write summed over tasks; cached: parts found open
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, overload
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from ddflow.dataflow.budget import shown_size
 from ddflow.dataflow.verdicts import SHOWN, Verdicts
 from ddflow.partitions.merged_receipts import ROWS
 from ddflow.partitions.receipt import Committed
 from ddflow.storage.manifest import Epoch, newest
-from ddflow.storage.opening import open_store
-from ddflow.terminal import html_table, printable, text_table
+from ddflow.storage.opening import opened_store
+from ddflow.terminal import counted, html_table, printable, text_table
 from ddflow.time import NEVER, shown
 
 LINES: Final = 10
@@ -159,13 +159,19 @@ def summed(batches: Iterable[EpochStats]) -> EpochStats:
 NOTHING: Final = EpochStats(None, 0, NEVER, {}, {}, 0, {}, 0, {}, False)
 
 
-class QueryStats(Sequence[EpochStats]):
+class QueryStats(tuple[EpochStats, ...]):
     """The last batches of a query, oldest first, and ``total``, of all ``epochs`` that were committed.
 
     Prints as a table; equal where the batches are."""
 
-    def __init__(self, batches: Iterable[EpochStats], total: EpochStats, epochs: int) -> None:
-        self._batches, self.total, self.epochs = tuple(batches), total, epochs
+    total: EpochStats
+    epochs: int
+
+    def __new__(cls, batches: Iterable[EpochStats], total: EpochStats, epochs: int) -> QueryStats:
+        """As the class says.  O(batches)."""
+        made = super().__new__(cls, batches)
+        made.total, made.epochs = total, epochs
+        return made
 
     @classmethod
     def read(cls, state: str, trust: str = "owner") -> QueryStats:
@@ -173,38 +179,20 @@ class QueryStats(Sequence[EpochStats]):
 
         ``trust``: as in `Flow.open`.  Raises `StateRefused`, `CorruptState`, and what the store raises.
         """
-        store = open_store(state, trust=trust, create=False, readonly=True)
-        try:
+        with opened_store(state, trust=trust) as store:
             manifest = newest(store)
-        finally:
-            store.close()
         batches = [] if manifest is None else [EpochStats.kept(epoch) for epoch in manifest.receipts]
         return cls(batches, summed(batches), len(batches))
 
-    @overload
-    def __getitem__(self, at: int) -> EpochStats: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> tuple[EpochStats, ...]: ...
-
-    def __getitem__(self, at: int | slice) -> EpochStats | tuple[EpochStats, ...]:
-        return self._batches[at]
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __iter__(self) -> Iterator[EpochStats]:
-        return iter(self._batches)
-
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and self._batches == tuple(other)
+        return isinstance(other, Sequence) and tuple.__eq__(self, tuple(other))
 
     def __hash__(self) -> int:
-        return hash(tuple(each.epoch for each in self._batches))
+        return hash(tuple(each.epoch for each in self))
 
     def to_dict(self) -> dict[str, Any]:
         """In Spark's words, as ``json.dumps`` takes it: ``recentProgress``, ``total``, ``epochs``.  O(batches)."""
-        recent = [each.progress() for each in self._batches]
+        recent = [each.progress() for each in self]
         return {"recentProgress": recent, "total": self.total.progress(), "epochs": self.epochs}
 
     def __str__(self) -> str:
@@ -218,13 +206,13 @@ class QueryStats(Sequence[EpochStats]):
     def _above(self) -> str:
         total = self.total
         return (
-            f"{self.epochs:,} epoch{'' if self.epochs == 1 else 's'}, {sum(total.rows.values()):,} rows in, "
+            f"{counted(self.epochs, 'epoch')}, {sum(total.rows.values()):,} rows in, "
             f"{sum(total.updates.values()):,} updates out, {shown_size(total.nbytes)} written; "
             f"frontier {shown(total.frontier)}"
         )
 
     def _below(self) -> list[str]:
-        known = summed(self._batches).stages
+        known = summed(self).stages
         driver, tasks = ([name for name in names if name in known] for names in (DRIVER, TASKS))
         clock = [f"{', '.join(driver)} by the driver's clock"] if driver else []
         if tasks:
@@ -233,7 +221,7 @@ class QueryStats(Sequence[EpochStats]):
 
     def _table(self) -> list[list[str]]:
         """A row for each of the last batches, then the total; columns of verdicts and outputs where there are some."""
-        last = self._batches[-LINES:]
+        last = self[-LINES:]
         all_of = summed((*last, self.total))
         verdicts = [name for name in (*SHOWN, "absent") if all_of.counts.get(name)]
         waits = any(each.pending for each in last)

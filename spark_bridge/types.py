@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 from pyspark.sql import DataFrame
 from pyspark.sql import types as T
+from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import TimeType  # by name: where it is missing, PySpark is too old, and that is an ImportError
 
 from ddflow.columns.schema import updates_schema
@@ -229,7 +230,8 @@ def arrow_schema(frame: Any) -> pa.Schema:
 
 def spark_schema(schema: pa.Schema, what: str) -> T.StructType:
     """The Spark columns, all nullable, for rows of an Arrow schema.  Raises `SpecError` where there is none."""
-    return T.StructType([T.StructField(f.name, _spark_type(f.type)) for f in carried_schema(schema, what)])
+    kinds = {f.name: from_arrow_type(f.type, prefer_timestamp_ntz=True) for f in carried_schema(schema, what)}
+    return T.StructType([T.StructField(name, kind) for name, kind in kinds.items()])
 
 
 class Shape(NamedTuple):
@@ -261,16 +263,3 @@ def _arrow_type(kind: T.DataType) -> pa.DataType | None:
         children = [(field.name, _arrow_type(field.dataType)) for field in kind]
         return None if any(child is None for _, child in children) else pa.struct(children)
     return next((arrow for spark, arrow in _PAIRS if type(kind) is spark), None)
-
-
-def _spark_type(kind: pa.DataType) -> T.DataType:
-    """The Spark type of a carrier."""
-    if pat.is_decimal(kind):
-        return T.DecimalType(kind.precision, kind.scale)
-    if pat.is_list(kind):
-        return T.ArrayType(_spark_type(kind.value_type))
-    if pat.is_map(kind):
-        return T.MapType(_spark_type(kind.key_type), _spark_type(kind.item_type))
-    if pat.is_struct(kind):
-        return T.StructType([T.StructField(field.name, _spark_type(field.type)) for field in kind])
-    return next(spark() for spark, arrow in _PAIRS if arrow == kind)

@@ -26,7 +26,6 @@ from ddflow.storage.object_store import line
 from ddflow.storage.opening import open_store
 from ddflow.tools.inspect import inspect
 from ddflow.tools.rollback import versions
-from ddflow.tools.why import why_of
 
 SECRET = "wJalr/XUtn+FEMI"
 SCHEMES = ["s3a", "gs", "hdfs", "abfss", "file", "S3", "https", "dbfs", "wasbs", "s3n"]
@@ -53,7 +52,7 @@ STATES: dict[str, Callable[[Any, Path], Any]] = {
     "Snapshot": lambda given, _: dd.Snapshot.open(given).close(),
     "inspect": lambda given, _: inspect(given),
     "fsck": lambda given, _: dd.fsck(given),
-    "why": lambda given, _: why_of(given, "rows", 1),
+    "why": lambda given, _: dd.Snapshot.open(given).why("rows", 1),
     "verify": lambda given, _: dd.verify(given, {"rows": [ROWS["rows"]]}),
     "gc": lambda given, _: gc(given),
     "rollback": lambda given, _: dd.rollback(given),

@@ -35,11 +35,11 @@ from ddflow.partitions.reading import (
     Share,
     contents,
     partitions_with,
-    plan_of,
     read_updates,
     shared,
 )
 from ddflow.partitions.version import Version
+from ddflow.plan.compatibility import plan_of
 from ddflow.storage.local import LocalStore
 from ddflow.storage.memory import MemoryStore
 
@@ -166,7 +166,7 @@ def test_a_version_is_what_it_says_or_an_error(tmp_path: Path) -> None:
         other = dd.Flow()
         other.output("out", other.upserts("b", {"id": pa.int64()}, dd.Upsert("id")))
         with pytest.raises(PlanChanged):
-            plan_of(found(store), other, place)
+            plan_of(found(store).plan, other, place)
         store.close()
 
 

@@ -455,9 +455,15 @@ HOSTILE: dict[str, tuple[Callable[[], Any], str]] = {
     "a schema that is none": (lambda: change(["inputs", "people", "schema"], "AAAA"), "its schema is none"),
     "a schema that is no base64": (lambda: change(["inputs", "people", "schema"], "{}"), "its schema is none"),
     "another schema": (lambda: change(["inputs", "people", "columns"], [["id", "int8", True]]), "beside it stand"),
-    "a key that is no text": (lambda: change(["inputs", "people", "spec", "key"], [1]), "not a list of texts"),
+    "a key that is no text": (
+        lambda: change(["inputs", "people", "spec", "key"], [1]),
+        "Expected `str`, got `int` - at `$.key[0]`",
+    ),
     "an unknown option": (lambda: change(["inputs", "people", "spec", "keys"], "x"), "spec"),
-    "a negative lateness": (lambda: change(["inputs", "people", "spec", "lateness"], -1), "not a whole number"),
+    "a negative lateness": (
+        lambda: change(["inputs", "people", "spec", "lateness"], -1),
+        "Expected `int` >= 0 - at `$.lateness`",
+    ),
     "a spec that does not fit": (lambda: change(["inputs", "people", "spec", "order_by"], ["z"]), "no column 'z'"),
 }
 

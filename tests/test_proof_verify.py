@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,8 @@ import ddflow as dd
 from ddflow.columns.hashing import Secret, identities
 from ddflow.plan.bind import bind
 from ddflow.storage.memory import MemoryStore
-from ddflow.tools.compared import aligned
+from ddflow.tools.compared import Piece, aligned
+from ddflow.trace.arrangement import Arrangement
 from tests.proof_case import EPOCH, HELD, SCHEMA, WIDE, events, feed, lie, plan, rewritten
 
 SPECS = {
@@ -252,28 +252,27 @@ def test_a_input_that_is_not_there_is_refused() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("wide", [False, True])
-def test_sides_that_are_cut_anywhere_are_told_apart_as_dictionaries_are(seed: int, wide: bool) -> None:
+def test_sides_that_are_cut_anywhere_are_told_apart_as_dictionaries_are(
+    seed: int, wide: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng, secret = random.Random(seed), Secret(seed, 7)
     key = ["k", "l"] if wide else ["k"]
-    bound = bind("v", pa.schema({"k": pa.int64(), "l": pa.string(), "v": pa.int64()}), dd.Upsert(key=key))
+    flow, schema = dd.Flow(), pa.schema({"k": pa.int64(), "l": pa.string(), "v": pa.int64()})
+    bound = flow.upserts("v", schema, dd.Upsert(key=key)).bound
+    flow.output("v", flow.inputs["v"])
+    monkeypatch.setattr("ddflow.tools.compared.PIECE", rng.choice([1, 3, 20, 1000]))
     keys = [(k, str(k % 2)) for k in rng.sample(range(100), 60)]
     sides = [{key: rng.randrange(3) for key in rng.sample(keys, rng.randrange(61))} for _ in range(2)]
 
-    def pieces(side: dict[tuple[int, str], int]) -> Iterator[pa.Table]:
+    def held(side: dict[tuple[int, str], int]) -> Arrangement:
         rows = [{"k": k, "l": x, "v": v} for (k, x), v in side.items()]
-        table = pa.Table.from_pylist(rows, bound.schema)
-        high, low = identities(
-            pa.Table.from_arrays([table[n] for n in key], schema=bound.key_schema), secret, len(side)
-        )
-        table = table.take(pa.array(np.lexsort((low, high)) if low.size else np.argsort(high)))
-        while table.num_rows or rng.random() < 0.5:
-            n = rng.randrange(table.num_rows + 1)
-            yield table.slice(0, n)
-            table = table.slice(n)
-        yield table
+        engine = flow.open(secret=secret)
+        for time, at in enumerate(sorted({0, len(rows) // 2, rng.randrange(len(rows) + 1)})):
+            engine.step({"v": pa.Table.from_pylist(rows[at:], bound.schema)}, time)
+        return engine.dataflow.circuit.upserts["v"].arranged
 
     found = {"extra": set[int](), "missing": set[int](), "same": set[int](), "different": set[int]()}
-    for one, other in aligned(pieces(sides[0]), pieces(sides[1]), bound, secret):
+    for one, other in aligned(held(sides[0]), held(sides[1]), bound, secret):
         extra, missing, ours, theirs = one.against(other)
         found["extra"] |= set(one.table["k"].take(pa.array(extra)).to_pylist())
         found["missing"] |= set(other.table["k"].take(pa.array(missing)).to_pylist())
@@ -290,15 +289,16 @@ def test_sides_that_are_cut_anywhere_are_told_apart_as_dictionaries_are(seed: in
 
 
 @pytest.mark.parametrize("again", [0, 2])
-def test_rows_out_of_place_between_two_tables_are_a_corrupt_state(again: int) -> None:
+def test_rows_out_of_place_or_of_another_range_are_a_corrupt_state(again: int) -> None:
     secret, bound = Secret(1, 7), bind("v", pa.schema({"k": pa.int64(), "v": pa.int64()}), dd.Upsert(key="k"))
     table = pa.table({"k": range(4), "v": range(4)}, bound.schema)
-    high, _ = identities(table.select(["k"]), secret, 4)
-    table = table.take(pa.array(np.argsort(high)))
-    good, bad = [table.slice(0, 3), table.slice(3)], [table.slice(0, 3), table.slice(again, 1)]
-    assert sum(one.high.size for one, _ in aligned(iter(good), iter([table]), bound, secret)) == 4
-    with pytest.raises(dd.errors.CorruptState, match="stands where its key does not belong"):
-        list(aligned(iter(bad), iter([table]), bound, secret))
+    table = table.take(pa.array(np.argsort(identities(table.select(["k"]), secret, 4)[0])))
+    high = Piece.of(table, bound, secret, 0, 2**64 - 1).high.tolist()
+    assert len(high) == 4 and Piece.of(table, bound, secret, high[0], high[-1]).high.tolist() == high
+    wrong = pa.concat_tables([table.slice(0, 3), table.slice(again, 1)])
+    for bad, begin, end in ((wrong, 0, 2**64 - 1), (table, high[0] + 1, high[-1]), (table, high[0], high[-1] - 1)):
+        with pytest.raises(dd.errors.CorruptState, match="stands where its key does not belong"):
+            Piece.of(bad, bound, secret, begin, end)
 
 
 def test_a_null_key_and_zero_are_two_keys() -> None:

@@ -10,7 +10,6 @@ import pytest
 import ddflow as dd
 from ddflow.engine.story import Story
 from ddflow.storage.memory import MemoryStore
-from ddflow.tools.why import why_of
 from tests.proof_case import EPOCH, HELD, WIDE, events, feed, plan
 
 TEXT = dd.Upsert(key="id", order_by=["city", "at"], delete=dd.tombstone("gone"))
@@ -18,6 +17,12 @@ SEQ = dd.Upsert(key="id", order_by="city", seq="at", tie="first", delete=dd.tomb
 IGNORES = dd.Upsert(key="id", order_by="at", noop_ignore=["at"], delete=dd.tombstone("gone"))
 SPECS = {"epoch": EPOCH, "wide": WIDE, "text": TEXT, "seq": SEQ, "ignores": IGNORES}
 NAMES = ["what", "_time", "verdict"]
+
+
+def why_of(state: Any, input: str, key: Any, log: Any = None) -> Story:
+    """A key's story, of a state that nobody has open."""
+    with dd.Snapshot.open(state) as snapshot:
+        return snapshot.why(input, key, log)
 
 
 def told(story: Story, what: str) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from ddflow.cli.options import OF_FULL_FILES, OF_MERGES, Ask, asks
 from ddflow.cli.say import say
 
 if TYPE_CHECKING:
-    from ddflow.tools.migrate import Migrated, Told
+    from ddflow.tools.migrate import Told
 
 Old = Annotated[str, typer.Argument(metavar="OLD", show_default=False, help="The state that there is.")]
 New = Annotated[str, typer.Argument(metavar="NEW", show_default=False, help="Where the new state is to be.")]
@@ -86,7 +86,8 @@ def _migrate(ask: Ask, old: str, whole: bool, full: list[str] | None, scope: str
             for step in epochs(engine, given, ask, tick, least, list(told(INPUT, parts))):
                 tick(0, step[OUT].num_rows)
 
-    def take(done: Migrated) -> None:
+    choices: dict[str, Any] = {"trust": ask.trust, "memory": ask.memory}
+    with replay(old, new, flow, feed, OUT, whole=whole, **choices) as done:
         with out:
             out.write(done.tables[OUT])
         about = {
@@ -103,6 +104,3 @@ def _migrate(ask: Ask, old: str, whole: bool, full: list[str] | None, scope: str
         else:
             what = "rows, whole," if about["whole"] else "updates, net,"
             say(f"{new} is at epoch {done.epoch:,}: {about['written']:,} {what} of {old}", err=True)
-
-    choices: dict[str, Any] = {"trust": ask.trust, "memory": ask.memory}
-    replay(old, new, flow, feed, take, OUT, whole=whole, **choices)

@@ -16,6 +16,7 @@ import typer
 
 from ddflow.cli.arguments import State, Trust
 from ddflow.cli.say import say
+from ddflow.terminal import counted
 
 
 def rescale(
@@ -58,14 +59,10 @@ def rescale(
     if as_json:
         say(json.dumps({"state": state} | done._asdict()))
     elif done.before == done.partitions:
-        say(f"{state} has {_counted(done.partitions, 'partition')} already (epoch {done.epoch})")
+        say(f"{state} has {counted(done.partitions, 'partition')} already (epoch {done.epoch})")
     else:
         say(
-            f"{state} has {_counted(done.partitions, 'partition')}, and had {done.before:,}: "
-            f"{_counted(done.versions, 'row')} and {_counted(done.pending, 'waiting event')} moved "
+            f"{state} has {counted(done.partitions, 'partition')}, and had {done.before:,}: "
+            f"{counted(done.versions, 'row')} and {counted(done.pending, 'waiting event')} moved "
             f"(epoch {done.epoch})"
         )
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

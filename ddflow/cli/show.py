@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from ddflow.closing import Closing
 from ddflow.terminal import console, printable
 
 _HIGH: Final = re.compile(rb"\x7f|\xc2[\x80-\x9f]")
@@ -71,7 +72,7 @@ class _Stdout:
         sys.stdout.buffer.write(text)
 
 
-class Piped:
+class Piped(Closing):
     """Rows as JSON lines on stdout."""
 
     def __init__(self) -> None:
@@ -86,13 +87,8 @@ class Piped:
         sys.stdout.buffer.flush()
         self.written += table.num_rows
 
-    def __enter__(self) -> Piped:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
+    def close(self) -> None:
+        """Nothing: rows went out at once."""
 
 
 class Preview:

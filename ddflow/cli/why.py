@@ -1,7 +1,7 @@
 """``ddflow why``: one key's story.
 
 Invariant: what is told of the state is read from it, what is told of events is judged again from the log.  The work is
-in `ddflow.tools.why`.
+in `ddflow.engine.why`.
 
 >>> why.__name__
 'why'
@@ -45,10 +45,11 @@ def why(
     * `ddflow why state/orders id=7,region=EU orders/ --json`
     """
     from ddflow.cli.log import input_of, key_of, log_of, streamed
-    from ddflow.tools.why import why_of
+    from ddflow.engine.snapshot import Snapshot
 
     bound = input_of(state, input, trust)
     given = None if log is None or not log else log_of(log, bound)
     events = None if given is None else streamed(given, full, scope)
-    story = why_of(state, bound.name, key_of(key, bound), events, trust=trust)  # type: ignore[arg-type]
+    with Snapshot.open(state, trust=trust) as snapshot:  # type: ignore[arg-type]
+        story = snapshot.why(bound.name, key_of(key, bound), events)
     say(json.dumps(story.to_dict(), default=str) if as_json else str(story))

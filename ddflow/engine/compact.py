@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -98,7 +97,7 @@ def merge(arranged: Arrangement, home: BatchStore | None, hidden: Iterable[str] 
     spine, index, target = arranged.spine, cast(Index | None, arranged.index), cast(Target | None, None)
     if home is not None:
         arranged.spill(home, 0)
-        spine, index, target = arranged.beneath, None, partial(_filed, batch_store=home, hidden=hidden)
+        spine, index, target = arranged.beneath, None, lambda batch: spilled(cleared(batch, hidden), home)
     settled = arranged.latest <= arranged.since
     spine.work(None, slots, index, arranged.since, settled)
     runs = [item for item in spine.items if isinstance(item, Run)]
@@ -109,10 +108,6 @@ def merge(arranged: Arrangement, home: BatchStore | None, hidden: Iterable[str] 
     if home is None:
         for part in spine.parts:
             slots.swap(part.slot, cleared(slots[part.slot], hidden))
-
-
-def _filed(batch: Batch, batch_store: BatchStore, hidden: Iterable[str]) -> Batch:
-    return spilled(cleared(batch, hidden), batch_store)
 
 
 def cleared(batch: Batch, hidden: Iterable[str]) -> Batch:

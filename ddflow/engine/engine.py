@@ -19,11 +19,11 @@ epochs, published whole (``commits``).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
 
+from ddflow.closing import Closing
 from ddflow.columns.hashing import Secret
 from ddflow.columns.threads import Threads
 from ddflow.dataflow.budget import Budget, parse_size
@@ -44,7 +44,7 @@ from ddflow.plan.options import EngineOptions
 from ddflow.time import CLOSED, advance, as_int64, shown
 
 
-class Engine(Reading):
+class Engine(Reading, Closing):
     """Runs a flow.  `Flow.open` makes it and has its options; `Reading` has what you can read of it.
 
     Use it in a ``with``.  One call at a time: a second thread gets `ConcurrentUse`.  After `close`, a failed commit or
@@ -72,14 +72,6 @@ class Engine(Reading):
                 self.durable.close()
             raise
         self.calls = Calls(self.dataflow, self.durable)
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Free all state in memory.  What was not committed is lost.  A second call does nothing.

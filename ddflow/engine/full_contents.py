@@ -39,6 +39,7 @@ from ddflow.plan.spec import Upsert as Spec
 from ddflow.storage.feeding import Word
 from ddflow.time import NEVER
 from ddflow.trace.arrangement import Arrangement
+from ddflow.trace.batch import ends
 from ddflow.trace.merge import by_sorting
 
 NAMED = 5
@@ -260,11 +261,7 @@ def living(arranged: Arrangement) -> Iterator[tuple[Words, Words, Ints]]:
         return
     for parts in arranged.ranges():
         picked = by_sorting(arranged.slots, parts, NEVER, droppable=False)
-        same = picked.high[1:] == picked.high[:-1]
-        if picked.low.size:
-            same &= picked.low[1:] == picked.low[:-1]
-        now = picked.live != 0
-        now[:-1] &= ~same
+        now = ends(picked.high, picked.low) & (picked.live != 0)
         yield picked.high[now], picked.low[now] if picked.low.size else NONE, picked.references[now]
 
 

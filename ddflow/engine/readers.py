@@ -22,11 +22,11 @@ from __future__ import annotations
 
 import weakref
 from numbers import Integral
-from types import TracebackType
 from typing import Protocol
 
 import pyarrow as pa
 
+from ddflow.closing import Closing
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.holds import went_back
 from ddflow.errors import NotReadable
@@ -48,7 +48,7 @@ class Followed(Protocol):
         """A time that can be read, checked, within a turn; by default the last closed one.  Raises `NotReadable`."""
 
 
-class Reader:
+class Reader(Closing):
     """Follows one collection.  ``engine.reader(name)`` makes it; use it in a ``with``, or close it.
 
     While it lives, the engine's ``since`` does not pass its `time`, so you can read everything from there on.  Until it
@@ -71,14 +71,6 @@ class Reader:
         # Not a method of this reader: the finalizer must not keep it alive.
         self._finalizer = weakref.finalize(self, engine.dataflow.holds.let_go, self._hold)
         self._finalizer.atexit = False
-
-    def __enter__(self) -> Reader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Free the history that it keeps.  You may call it twice, and from any thread."""

@@ -37,6 +37,7 @@ from ddflow.errors import NotReadable, SpecError
 from ddflow.operators.updates import time_column
 from ddflow.plan.collection import Collection
 from ddflow.trace.arrangement import Arrangement
+from ddflow.trace.batch import ends
 from ddflow.trace.merge import by_sorting
 from ddflow.trace.run import Part
 
@@ -95,10 +96,7 @@ def versions(arranged: Arrangement, counting: pa.Schema, since: int, secret: Sec
 
 def _of_range(arranged: Arrangement, parts: list[Part], counting: pa.Schema, since: int, secret: Secret) -> Versions:
     picked = by_sorting(arranged.slots, parts, since, droppable=False)
-    last = np.ones(picked.high.size, bool)
-    last[:-1] = picked.high[1:] != picked.high[:-1]
-    if picked.low.size:
-        last[:-1] |= picked.low[1:] != picked.low[:-1]
+    last = ends(picked.high, picked.low)
     live = np.flatnonzero(picked.live)
     references = picked.references[live]
     # A version goes on where the one before it is of its key, live, and the same in what counts.

@@ -21,12 +21,10 @@ unless it has functions; then give the flow.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os import PathLike
-from types import TracebackType
-from typing import Literal
 
 import pyarrow as pa
 
+from ddflow.closing import Closing
 from ddflow.columns.hashing import Secret
 from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.dataflow import Dataflow
@@ -36,20 +34,18 @@ from ddflow.engine.commits import files_named
 from ddflow.engine.reads import Reading
 from ddflow.errors import CorruptState, DdflowError, SnapshotExpired, StateRefused
 from ddflow.plan.collection import Plan
-from ddflow.plan.compatibility import compare
-from ddflow.plan.rebuild import rebuild
+from ddflow.plan.compatibility import plan_of
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.manifest import Manifest, at, newest
-from ddflow.storage.opening import open_store
+from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.protocol import Store
 from ddflow.storage.record import Record
 
-State = str | PathLike[str] | Store
 TRIES = 10
 """How many versions are tried that were swept away while their files were being opened."""
 
 
-class Snapshot(Reading):
+class Snapshot(Reading, Closing):
     """One version of a state, open for reading.  `Snapshot.open` makes it; use it in a ``with``, or close it.
 
     Attributes
@@ -76,7 +72,7 @@ class Snapshot(Reading):
         *,
         epoch: int | None = None,
         flow: Plan | None = None,
-        trust: Literal["owner", "group"] = "owner",
+        trust: Trust = "owner",
     ) -> Snapshot:
         """Open a state for reading.  Nothing is written there.
 
@@ -109,31 +105,21 @@ class Snapshot(Reading):
         -----
         O(bytes of the state): every file is verified.
         """
-        store = open_store(state, trust=trust, create=False, readonly=True)
-        try:
+        with opened_store(state, trust=trust) as store:
             return cls._opened(store, epoch, flow)
-        finally:
-            if store is not state:
-                store.close()
 
     @classmethod
     def _opened(cls, store: Store, epoch: int | None, flow: Plan | None) -> Snapshot:
         for tried in range(TRIES):
             manifest = found(store, epoch)
-            if flow is None:
-                plan = rebuild(manifest.plan, store.where)
-            else:
-                plan = flow.frozen()
-                compare(manifest.plan, plan, store.where)
+            plan = plan_of(manifest.plan, flow, store.where)
             try:
                 return cls(store, manifest, plan)
             except CorruptState:
-                swept = manifest.number not in store.numbers()
-                if not swept or (epoch is None and tried + 1 < TRIES):
-                    if not swept:
-                        raise
-                    continue
-                raise expired(store, manifest.epoch) from None
+                if manifest.number in store.numbers():
+                    raise
+                if epoch is not None or tried + 1 == TRIES:
+                    raise expired(store, manifest.epoch) from None
         raise AssertionError("a try returns, goes on or raises")
 
     @property
@@ -145,14 +131,6 @@ class Snapshot(Reading):
         """Free its memory and files.  A second call does nothing."""
         with self.dataflow.guard.alone("close"):
             self.dataflow.close()
-
-    def __enter__(self) -> Snapshot:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def fill_version(
@@ -171,7 +149,7 @@ def read(
     *,
     epoch: int | None = None,
     flow: Plan | None = None,
-    trust: Literal["owner", "group"] = "owner",
+    trust: Trust = "owner",
 ) -> pa.Table:
     """Read an output or an input of a state, as its last commit left it.
 

@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 from ddflow.dataflow.budget import shown_size
 from ddflow.dataflow.verdicts import Verdicts
 from ddflow.operators.held_rows import FIRST, HeldRows
-from ddflow.terminal import html_table, printable, text_table
+from ddflow.terminal import counted, html_table, printable, text_table
 from ddflow.time import shown
 from ddflow.trace.arrangement import Arrangement
 
@@ -227,8 +227,8 @@ class Stats(Mapping[str, Any]):
         per_key, owed, pending = self["bytes_per_key"], self["effort_owed"], self["pending"]
         state = [] if per_key is None else [f"{per_key:,.1f} bytes a key"]
         state.append(f"write amplification {self['write_amplification']:.2f}")
-        state.append(f"{_many(owed, 'version')} owed to merges" if owed else "no merge in progress")
-        waiting = f"pending {_many(pending, 'event')}, {shown_size(self['bytes_pending'])}"
+        state.append(f"{counted(owed, 'version')} owed to merges" if owed else "no merge in progress")
+        waiting = f"pending {counted(pending, 'event')}, {shown_size(self['bytes_pending'])}"
         if self["budget"] is None:
             room = "no budget"
         else:
@@ -241,7 +241,3 @@ class Stats(Mapping[str, Any]):
 
 def _figure(name: str, number: int) -> str:
     return shown_size(number) if name.startswith("bytes") else f"{number:,}"
-
-
-def _many(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

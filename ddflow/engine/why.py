@@ -164,22 +164,18 @@ class _Telling:
         columns += [pa.nulls(n, f.type) for f in self.winners] if winners is None else winners
         self.made.append(pa.Table.from_arrays(columns, schema=self.schema))
 
-    def _identity(self, secret: Secret) -> tuple[np.uint64, np.uint64 | None]:
-        high, low = identities(self.row, secret, 1)
-        return high[0], low[0] if low.size else None
-
     def versions(self, upsert: RunningUpsert, since: int) -> dict[str, Any] | None:
         """Tell what the key held, older before newer; what it holds now."""
-        (high, low), now = self._identity(upsert.secret), None
+        (high, low), now = identities(self.row, upsert.secret, 1), None
         for arranged, part in ((each, part) for each in upsert.arranged.partitions for part in each.parts):
             batch = arranged.slots[part.slot]
             first, last = (
-                int(np.searchsorted(batch.high[part.begin : part.end], high, side=side)) + part.begin
+                int(np.searchsorted(batch.high[part.begin : part.end], high[0], side=side)) + part.begin
                 for side in ("left", "right")
             )
             at = np.arange(first, last)
-            if low is not None:
-                at = at[batch.low[first:last] == low]
+            if low.size:
+                at = at[batch.low[first:last] == low[0]]
             if not at.size:
                 continue
             live, rows = batch.live[at] != 0, pa.table(batch.rows.table).take(pa.array(at))
@@ -222,7 +218,8 @@ class _Telling:
 
     def replay(self, log: Iterator[Any], frontier: int) -> None:
         """Judge the log's events of this key, by an operator of its own, and tell of each.  ``log``: marked parts."""
-        spec: Spec = replace(self.bound.spec, stale="drop", lateness=None, late=_lateless(self.bound.spec))
+        late: Any = "advance" if self.bound.spec.late == "advance" else "error"
+        spec: Spec = replace(self.bound.spec, stale="drop", lateness=None, late=late)
         bound = bind(self.bound.name, self.bound.schema, spec)
         upsert, intake, batcher = RunningUpsert(bound, Secret.fresh()), Admission(bound), Batcher()
         seen = 0
@@ -281,11 +278,6 @@ class _Telling:
         self._tell(what.to_pylist(), sealed.times, sealed.events, winners, verdict, sealed.arrival)
         upsert.apply(judgement, int(times[-1]) + 1, int(times[-1]))
         upsert.contents = None
-
-
-def _lateless(spec: Spec) -> Any:
-    """What becomes of late events in a replay, in which there are none; advanced ones are judged by their own time."""
-    return "advance" if spec.late == "advance" else "error"
 
 
 def _masked(column: pa.ChunkedArray, live: Any) -> pa.Array:

@@ -15,7 +15,7 @@ Intervals are refused, and so is the current time: a row must always give the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,50 +23,35 @@ import pyarrow.compute as pc
 from ddflow.expressions.arithmetic import shift_days
 from ddflow.expressions.casts import as_text, convert, wall
 from ddflow.expressions.compare import literal_text
-from ddflow.expressions.node import Compute, Node, Refusal, apply, null, on_arrays
-from ddflow.expressions.table import Table
+from ddflow.expressions.node import Compute, Node, Refusal, apply, on_arrays
+from ddflow.expressions.table import Table, Take, date, moment, same
 from ddflow.expressions.types import DATE, INSTANT, INT32, INT64, NULL, STRING, is_integer, is_time, sql_name
 
 TABLE = Table()
 
 
-def _date(node: Node, name: str) -> Node:
-    if node.type not in (DATE, STRING, NULL) and not is_time(node.type):
-        raise Refusal(f"{name} takes a date, and this is {sql_name(node.type)}", "cast to date first")
-    return convert(node, DATE)
+def _part(kernel: Compute, values: pa.Array) -> pa.Array:
+    return kernel(values).cast(INT32)
 
 
-def _time(node: Node, name: str) -> Node:
-    if node.type not in (DATE, STRING, NULL) and not is_time(node.type):
-        raise Refusal(f"{name} takes a timestamp, and this is {sql_name(node.type)}", "cast to timestamp first")
-    return node if is_time(node.type) else convert(node, INSTANT)
+def _clock_part(kernel: Compute, values: pa.Array) -> pa.Array:
+    return _part(kernel, wall(values))
 
 
-def _date_part(kernel: Compute, *names: str) -> None:
-    def build(node: Node) -> Node:
-        return apply(on_arrays(lambda values: kernel(values).cast(INT32)), _date(node, names[0]))
-
-    TABLE.function(*names, arguments=(1, 1))(build)
-
-
-def _time_part(kernel: Compute, name: str) -> None:
-    def build(node: Node) -> Node:
-        return apply(on_arrays(lambda values: kernel(wall(values)).cast(INT32)), _time(node, name))
-
-    TABLE.function(name, arguments=(1, 1))(build)
-
-
-_date_part(pc.year, "year")
-_date_part(pc.quarter, "quarter")
-_date_part(pc.month, "month")
-_date_part(pc.day, "day", "dayofmonth")
-_date_part(pc.day_of_year, "dayofyear")
-_date_part(pc.iso_week, "weekofyear")
-_date_part(lambda days: pc.day_of_week(days), "weekday")
-_date_part(lambda days: pc.day_of_week(days, count_from_zero=False, week_start=7), "dayofweek")
-_time_part(pc.hour, "hour")
-_time_part(pc.minute, "minute")
-_time_part(pc.second, "second")
+_DATE_PARTS: dict[Compute, tuple[str, ...]] = {
+    pc.year: ("year",),
+    pc.quarter: ("quarter",),
+    pc.month: ("month",),
+    pc.day: ("day", "dayofmonth"),
+    pc.day_of_year: ("dayofyear",),
+    pc.iso_week: ("weekofyear",),
+    pc.day_of_week: ("weekday",),
+    partial(pc.day_of_week, count_from_zero=False, week_start=7): ("dayofweek",),
+}
+for _kernel, _names in _DATE_PARTS.items():
+    TABLE.row(on_arrays(partial(_part, _kernel)), *_names, takes=[date])
+for _kernel, _name in ((pc.hour, "hour"), (pc.minute, "minute"), (pc.second, "second")):
+    TABLE.row(on_arrays(partial(_clock_part, _kernel)), _name, takes=[moment])
 
 _EXTRACTED = {
     "YEAR": "year",
@@ -105,66 +90,55 @@ _UNITS = {
     "millisecond": "millisecond",
     "microsecond": "microsecond",
 }
-_DATE_UNITS = ("year", "quarter", "month", "week")
 
 
-def _unit(node: Node, name: str, allowed: Callable[[str], bool]) -> str | None:
-    text = literal_text(node, f"the unit of {name}")
-    if text is None:
-        return None
-    unit = _UNITS.get(text.lower())
-    if unit is None or not allowed(unit):
-        known = ", ".join(sorted({each for each in _UNITS.values() if allowed(each)}))
-        raise Refusal(f"{text!r} is no unit of {name}", f"units are {known}")
-    return unit
+def _unit(*allowed: str) -> Take:
+    """The literal of a unit, in one word."""
+
+    def take(node: Node, name: str) -> str | None:
+        text = literal_text(node, f"the unit of {name}")
+        unit = None if text is None else _UNITS.get(text.lower())
+        if text is not None and unit not in allowed:
+            raise Refusal(f"{text!r} is no unit of {name}", f"units are {', '.join(sorted(allowed))}")
+        return unit
+
+    return take
 
 
-@TABLE.function("date_trunc", arguments=(2, 2))
-def date_trunc(unit: Node, node: Node) -> Node:
+@TABLE.function("date_trunc", takes=[_unit(*set(_UNITS.values())), moment], of_null=INSTANT)
+def date_trunc(unit: str, node: Node) -> Node:
     """The start of the unit that a timestamp lies in, as a timestamp."""
-    name = _unit(unit, "date_trunc", lambda _: True)
-    node = convert(_time(node, "date_trunc"), INSTANT)
-    if name is None:
-        return null(INSTANT)
-    return apply(on_arrays(lambda values: pc.floor_temporal(wall(values), unit=name).cast(INSTANT)), node)
+    compute = on_arrays(lambda values: pc.floor_temporal(wall(values), unit=unit).cast(INSTANT))
+    return apply(compute, convert(node, INSTANT))
 
 
-@TABLE.function("trunc", arguments=(2, 2))
-def trunc(node: Node, unit: Node) -> Node:
+@TABLE.function("trunc", takes=[date, _unit("year", "quarter", "month", "week")], of_null=DATE)
+def trunc(node: Node, unit: str) -> Node:
     """The first day of the year, quarter, month or week that a date lies in."""
-    name = _unit(unit, "trunc", lambda each: each in _DATE_UNITS)
-    node = _date(node, "trunc")
-    return null(DATE) if name is None else apply(lambda values: pc.floor_temporal(values, unit=name), node)
+    return apply(lambda values: pc.floor_temporal(values, unit=unit), node)
 
 
-@TABLE.function("to_date", arguments=(1, 1))
+@TABLE.function("to_date", takes=[same])
 def to_date(node: Node) -> Node:
     return convert(node if node.type == DATE or is_time(node.type) else as_text(node), DATE)
 
 
-@TABLE.function("to_timestamp", arguments=(1, 1))
-def to_timestamp(node: Node) -> Node:
-    return convert(_time(node, "to_timestamp"), INSTANT)
-
-
-@TABLE.function("datediff", "date_diff", arguments=(2, 2))
+@TABLE.function("datediff", "date_diff", takes=[date, date])
 def datediff(end: Node, start: Node) -> Node:
     """Days from start to end."""
 
     def compute(last: pa.Array, first: pa.Array) -> pa.Array:
         return pc.subtract_checked(last.cast(INT32), first.cast(INT32))
 
-    return apply(compute, _date(end, "datediff"), _date(start, "datediff"), fallible=True)
+    return apply(compute, end, start, fallible=True)
 
 
-def _shift(name: str, sign: str) -> Callable[[Node, Node], Node]:
-    def build(node: Node, days: Node) -> Node:
-        if days.type == INT64 or not (is_integer(days.type) or days.type in (STRING, NULL)):
-            raise Refusal(f"{name} takes an int of days, and this is {sql_name(days.type)}", "cast to int first")
-        return shift_days(_date(node, name), days, sign)
-
-    return build
+def _days(node: Node, name: str) -> Node:
+    if node.type == INT64 or not (is_integer(node.type) or node.type in (STRING, NULL)):
+        raise Refusal(f"{name} takes an int of days, and this is {sql_name(node.type)}", "cast to int first")
+    return node
 
 
-TABLE.function("date_add", "dateadd", arguments=(2, 2))(_shift("date_add", "+"))
-TABLE.function("date_sub", arguments=(2, 2))(_shift("date_sub", "-"))
+TABLE.function("to_timestamp", takes=[moment])(lambda node: convert(node, INSTANT))
+TABLE.function("date_add", "dateadd", takes=[date, _days])(partial(shift_days, sign="+"))
+TABLE.function("date_sub", takes=[date, _days])(partial(shift_days, sign="-"))

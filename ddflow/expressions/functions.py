@@ -17,6 +17,7 @@ did you mean upper or power?
 from __future__ import annotations
 
 from difflib import get_close_matches
+from functools import partial
 
 import pyarrow as pa
 
@@ -25,7 +26,7 @@ from ddflow.expressions.casts import convert
 from ddflow.expressions.compare import compare
 from ddflow.expressions.logic import choice, condition, first_valid, is_null, negation
 from ddflow.expressions.node import Node, Refusal, constant, null
-from ddflow.expressions.table import Function, Table
+from ddflow.expressions.table import Function, Table, same
 from ddflow.expressions.types import (
     BINARY,
     BOOL,
@@ -98,52 +99,29 @@ def find(name: str) -> Function:
     )
 
 
-@TABLE.function("coalesce", arguments=(1, None))
-def coalesce(*values: Node) -> Node:
-    return first_valid(values, "coalesce")
-
-
-@TABLE.function("nvl", "ifnull", arguments=(2, 2))
-def nvl(value: Node, other: Node) -> Node:
-    return first_valid([value, other], "nvl")
-
-
-@TABLE.function("nvl2", arguments=(3, 3))
-def nvl2(value: Node, valid: Node, other: Node) -> Node:
-    return choice([negation(is_null(value))], [valid, other], "nvl2")
-
-
-@TABLE.function("nullif", arguments=(2, 2))
+@TABLE.function("nullif", takes=[same, same])
 def nullif(value: Node, other: Node) -> Node:
     return choice([compare("=", value, other)], [null(value.type), value], "nullif")
 
 
-@TABLE.function("nullifzero", arguments=(1, 1))
-def nullifzero(value: Node) -> Node:
-    return nullif(value, constant(pa.scalar(0, INT32), literal=True))
+TABLE.function("coalesce", takes=[same], more=True)(lambda *values: first_valid(values, "coalesce"))
+TABLE.function("nvl", "ifnull", takes=[same, same])(lambda *values: first_valid(values, "nvl"))
+TABLE.function("nvl2", takes=[same, same, same])(
+    lambda value, valid, other: choice([negation(is_null(value))], [valid, other], "nvl2")
+)
+TABLE.function("nullifzero", takes=[same])(lambda value: nullif(value, constant(pa.scalar(0, INT32), literal=True)))
+TABLE.function("if", takes=[same, same, same])(
+    lambda test, yes, no: choice([condition(test, "the condition of if")], [yes, no], "if")
+)
+TABLE.function("isnull", takes=[same])(is_null)
+TABLE.function("isnotnull", takes=[same])(lambda value: negation(is_null(value)))
 
 
-@TABLE.function("if", arguments=(3, 3))
-def if_(test: Node, yes: Node, no: Node) -> Node:
-    return choice([condition(test, "the condition of if")], [yes, no], "if")
-
-
-@TABLE.function("isnull", arguments=(1, 1))
-def isnull(value: Node) -> Node:
-    return is_null(value)
-
-
-@TABLE.function("isnotnull", arguments=(1, 1))
-def isnotnull(value: Node) -> Node:
-    return negation(is_null(value))
-
-
-def _cast(kind: pa.DataType) -> Function:
-    return Function("cast", lambda value: convert(value, kind), 1, 1)
-
+for _name, _kind in TYPES.items():
+    if _name != "timestamp_ntz":
+        TABLE.function(_name, takes=[same])(partial(convert, kind=_kind))
 
 FUNCTIONS: dict[str, Function] = {
-    **{name: _cast(kind) for name, kind in TYPES.items() if name != "timestamp_ntz"},
     **strings.TABLE.entries,
     **numbers.TABLE.entries,
     **dates.TABLE.entries,

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.expressions.casts import convert
-from ddflow.expressions.node import Datum, Frame, Node, Refusal, apply, constant, null, spread, where
+from ddflow.expressions.node import Compute, Datum, Frame, Node, Refusal, apply, constant, null, spread, where
 from ddflow.expressions.types import BOOL, NULL, STRING, meeting, sql_name
 
 
@@ -45,28 +45,24 @@ def meet(nodes: Sequence[Node], place: str) -> list[Node]:
 
 def conjunction(left: Node, right: Node) -> Node:
     """AND: false wins over null; the right side is run only where the left is not false."""
-    if left.constant is not None and left.constant.is_valid:
-        return right if left.constant.as_py() else constant(pa.scalar(False))
-    if not right.fallible:
-        return apply(pc.and_kleene, left, right)
-
-    def run(frame: Frame, first: Datum) -> Datum:
-        first = spread(first, frame.rows)
-        return pc.and_kleene(first, where(right, frame, pc.fill_null(first, True)))
-
-    return Node(BOOL, run, (left,), framed=True, fallible=True)
+    return _junction(left, right, pc.and_kleene, False)
 
 
 def disjunction(left: Node, right: Node) -> Node:
     """OR: true wins over null; the right side is run only where the left is not true."""
+    return _junction(left, right, pc.or_kleene, True)
+
+
+def _junction(left: Node, right: Node, kernel: Compute, wins: bool) -> Node:
     if left.constant is not None and left.constant.is_valid:
-        return constant(pa.scalar(True)) if left.constant.as_py() else right
+        return constant(pa.scalar(wins)) if left.constant.as_py() == wins else right
     if not right.fallible:
-        return apply(pc.or_kleene, left, right)
+        return apply(kernel, left, right)
 
     def run(frame: Frame, first: Datum) -> Datum:
         first = spread(first, frame.rows)
-        return pc.or_kleene(first, where(right, frame, pc.invert(pc.fill_null(first, False))))
+        undecided = pc.fill_null(pc.not_equal(first, wins), True)
+        return kernel(first, where(right, frame, undecided))
 
     return Node(BOOL, run, (left,), framed=True, fallible=True)
 

@@ -1,51 +1,74 @@
-"""A table of SQL functions: name, how many arguments, and how nodes of arguments become the node of the call.
+"""A table of SQL functions: name, what arguments it takes, and how they become the node of the call.
 
-Invariant: a builder is only called with as many arguments as its entry allows, so it may unpack them. Nothing much is,
-here; it is a place of its own so that each family of functions is one file that knows nothing of the others. Lookup,
-and what to say of an unknown name, is in ``functions``.
+Invariant: a builder is called with as many arguments as its row allows, each made into what the row says: a node of
+a certain type, or the value of a literal. A literal that is null makes the whole call null, and the builder never sees
+it. Lookup, and what to say of an unknown name, is in ``functions``.
 
+>>> import pyarrow.compute as pc
+>>> from ddflow.expressions.node import constant
 >>> table = Table()
->>> @table.function("twice", arguments=(1, 1))
-... def twice(node):
-...     return node
->>> table.entries["twice"].arity()
-'1 argument'
+>>> table.row(pc.utf8_reverse, "reverse", takes=[text])
+>>> table.entries["reverse"].arity(), table.entries["reverse"].call([constant(pa.scalar(12))]).constant.as_py()
+('1 argument', '21')
+>>> _ = table.function("left", takes=[text, whole("the length of left")])(lambda text, length: text)
+>>> table.entries["left"].call([constant(pa.scalar("abc")), constant(pa.scalar(None))]).constant.as_py() is None
+True
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from functools import partial
+from itertools import chain, repeat
+from typing import Any, TypeAlias
 
-from ddflow.expressions.node import Node, Refusal
+import pyarrow as pa
+
+from ddflow.expressions.casts import as_text, convert
+from ddflow.expressions.compare import checked_regex, literal_text
+from ddflow.expressions.node import Compute, Node, Refusal, apply, null
+from ddflow.expressions.types import DATE, DOUBLE, INSTANT, NULL, STRING, is_number, is_time, sql_name
 
 Build: TypeAlias = Callable[..., Node]
+Take: TypeAlias = Callable[[Node, str], Any]
+"""Makes of an argument what a builder wants, of a function by its name; None where the call is null with it.
+
+Raises Refusal for an argument that does not fit.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """One function: ``build`` takes ``least`` to ``most`` nodes, any number from ``least`` when ``most`` is None."""
+    """One function: ``build`` gets what ``takes`` makes of its arguments.
+
+    ``least``: how many of them there must be.  ``more``: any number may follow, taken like the last.  ``of_null``: the
+    type of a call that is null because a literal is.
+    """
 
     name: str
     build: Build
+    takes: Sequence[Take]
     least: int
-    most: int | None
+    more: bool
+    of_null: pa.DataType
 
     def arity(self) -> str:
         """How many arguments it takes, in words."""
-        if self.most is None:
+        if self.more:
             return f"{self.least} or more arguments"
-        if self.least != self.most:
-            return f"{self.least} to {self.most} arguments"
+        if self.least != len(self.takes):
+            return f"{self.least} to {len(self.takes)} arguments"
         return f"{self.least} argument{'' if self.least == 1 else 's'}"
 
     def call(self, arguments: list[Node]) -> Node:
-        """The node of a call. Raises Refusal for a wrong number of arguments, and what the builder raises."""
+        """The node of a call. Raises Refusal for a wrong number of arguments, and what takes and builds them raises."""
         count = len(arguments)
-        if count < self.least or (self.most is not None and count > self.most):
+        if count < self.least or (count > len(self.takes) and not self.more):
             raise Refusal(f"{self.name} takes {self.arity()}, and this gives {count}", "give as many as it takes")
-        return self.build(*arguments)
+        takes = chain(self.takes, repeat(self.takes[-1]))
+        given = [take(node, self.name) for take, node in zip(takes, arguments, strict=False)]
+        return null(self.of_null) if any(each is None for each in given) else self.build(*given)
 
 
 @dataclass
@@ -54,18 +77,85 @@ class Table:
 
     entries: dict[str, Function] = field(default_factory=dict)
 
-    def function(self, *names: str, arguments: tuple[int, int | None]) -> Callable[[Build], Build]:
-        """Enter the decorated builder under all ``names``."""
+    def function(
+        self,
+        *names: str,
+        takes: Sequence[Take],
+        least: int | None = None,
+        more: bool = False,
+        of_null: pa.DataType = STRING,
+    ) -> Callable[[Build], Build]:
+        """Enter the decorated builder under all ``names``.  The rest: see `Function`."""
 
         def enter(build: Build) -> Build:
             for name in names:
-                self.entries[name] = Function(name, build, *arguments)
+                self.entries[name] = Function(name, build, takes, len(takes) if least is None else least, more, of_null)
             return build
 
         return enter
 
+    def row(self, compute: Compute, *names: str, takes: Sequence[Take], more: bool = False) -> None:
+        """Enter a function that is one computation over what it takes."""
+        self.function(*names, takes=takes, more=more)(partial(apply, compute))
 
-def whole(node: Node, place: str) -> int | None:
+
+def same(node: Node, _: str) -> Node:
+    """The argument as it is."""
+    return node
+
+
+def text(node: Node, _: str) -> Node:
+    """A text; other types as they are written."""
+    return as_text(node)
+
+
+def number(node: Node, name: str) -> Node:
+    """A number; text and null are doubles."""
+    if node.type in (STRING, NULL):
+        return convert(node, DOUBLE)
+    if not is_number(node.type):
+        raise Refusal(f"{name} takes a number, and this is {sql_name(node.type)}", "cast to a number first")
+    return node
+
+
+def double(node: Node, name: str) -> Node:
+    """A double, of whatever number."""
+    return convert(number(node, name), DOUBLE)
+
+
+def date(node: Node, name: str) -> Node:
+    """A date, of a timestamp or a text too."""
+    return convert(_of_time(node, name, "date"), DATE)
+
+
+def moment(node: Node, name: str) -> Node:
+    """A timestamp, of a date or a text too."""
+    node = _of_time(node, name, "timestamp")
+    return node if is_time(node.type) else convert(node, INSTANT)
+
+
+def _of_time(node: Node, name: str, what: str) -> Node:
+    if node.type not in (DATE, STRING, NULL) and not is_time(node.type):
+        raise Refusal(f"{name} takes a {what}, and this is {sql_name(node.type)}", f"cast to {what} first")
+    return node
+
+
+def whole(place: str) -> Take:
+    """The value of an integer literal; ``place``: what it is, in words."""
+    return lambda node, _: whole_of(node, place)
+
+
+def literal(place: str) -> Take:
+    """The value of a text literal."""
+    return lambda node, _: literal_text(node, place)
+
+
+def regex(place: str) -> Take:
+    """A text literal that is a regular expression."""
+    return lambda node, _: checked_regex(node, place)
+
+
+def whole_of(node: Node, place: str) -> int | None:
     """The value of a constant integer, None for a null. Raises Refusal when it differs from row to row or is none."""
     value = None if node.constant is None else node.constant.as_py()
     if node.constant is None or not (value is None or type(value) is int):

@@ -15,14 +15,10 @@ difference too: the old count leaves at the time at which the new one enters. Wh
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from ddflow.kernels.arrays import Ints, Narrow
 from ddflow.kernels.compile import kernel
-
-Rows = np.ndarray[Any, np.dtype[np.int64]]
-Narrow = np.ndarray[Any, np.dtype[np.int32]]
 
 
 @kernel
@@ -34,7 +30,7 @@ def _overflows(a: int, b: int) -> bool:
 
 @kernel
 def net(
-    permutation: Narrow, starts: Narrow, ranks: Narrow, diffs: Rows, out_rank: Narrow, out_row: Rows, out_diff: Rows
+    permutation: Narrow, starts: Narrow, ranks: Narrow, diffs: Ints, out_rank: Narrow, out_row: Ints, out_diff: Ints
 ) -> tuple[int, int]:
     """Sum the diffs of equal (identity, time) and drop zeros: consolidation.
 
@@ -68,20 +64,20 @@ def net(
 def count(
     groups: Narrow,
     ranks: Narrow,
-    diffs: Rows,
-    held: Rows,
+    diffs: Ints,
+    held: Ints,
     since_rank: np.int64,
-    net: Rows,
-    touched: Rows,
+    net: Ints,
+    touched: Ints,
     update_rank: Narrow,
-    update_row: Rows,
-    update_count: Rows,
-    update_diff: Rows,
+    update_row: Ints,
+    update_count: Ints,
+    update_diff: Ints,
     version_rank: Narrow,
-    version_row: Rows,
-    version_count: Rows,
-    version_group: Rows,
-    last: Rows,
+    version_row: Ints,
+    version_count: Ints,
+    version_group: Ints,
+    last: Ints,
 ) -> tuple[int, int, int]:
     """Fold diffs over the counts that groups hold; emit the old count's retraction and the new one's assertion.
 

@@ -15,17 +15,11 @@ holds states. A transition that is not there is told from one that leads nowhere
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from ddflow.kernels.arrays import Flags, Ints, Narrow, Words
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.fold import SKIP, TAKE, Walked
-
-Codes = np.ndarray[Any, np.dtype[np.int32]]
-Flags = np.ndarray[Any, np.dtype[np.uint8]]
-Masks = np.ndarray[Any, np.dtype[np.uint64]]
-Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 NOTHING, REFUSED = -1, -2
 """Instead of a state: the key holds none; there is no transition."""
@@ -33,7 +27,7 @@ NOTHING, REFUSED = -1, -2
 
 @kernel
 def one(
-    walked: Walked, action: Flags, symbols: Codes, table: Codes, held: Codes, start: int, out: Codes
+    walked: Walked, action: Flags, symbols: Narrow, table: Narrow, held: Narrow, start: int, out: Narrow
 ) -> tuple[int, int]:
     """Each key in one state or none.
 
@@ -66,12 +60,12 @@ def one(
 def many(
     walked: Walked,
     action: Flags,
-    symbols: Codes,
-    table: Masks,
-    refused: Masks,
-    held: Masks,
+    symbols: Narrow,
+    table: Words,
+    refused: Words,
+    held: Words,
     start: np.uint64,
-    out: Masks,
+    out: Words,
 ) -> tuple[int, int]:
     """Each key in a set of up to 64 states.
 
@@ -123,7 +117,7 @@ def _first_bit(word: np.uint64) -> int:
 
 
 @kernel
-def packed(ends: Rows, codes: Codes, out: Masks) -> None:
+def packed(ends: Ints, codes: Narrow, out: Words) -> None:
     """Write lists of states as words: list i is codes[ends[i] : ends[i + 1]].  O(codes).
 
     >>> out = np.zeros(2, np.uint64)
@@ -138,7 +132,7 @@ def packed(ends: Rows, codes: Codes, out: Masks) -> None:
 
 
 @kernel
-def unpacked(words: Masks, counts: Rows, codes: Codes) -> int:
+def unpacked(words: Words, counts: Ints, codes: Narrow) -> int:
     """Write words as lists of states, ascending, one behind the other; how many there are, which is returned.
 
     counts: int64[n], written.  codes: with room for all.  O(64 n).

@@ -24,16 +24,11 @@ is.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from ddflow.kernels.arrays import Ints, Narrow, Words
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import mulhi, prefetch
-
-Words = np.ndarray[Any, np.dtype[np.uint64]]
-Rows = np.ndarray[Any, np.dtype[np.int64]]
-Narrow = np.ndarray[Any, np.dtype[np.int32]]
 
 BITS = 10
 """Bits a key."""
@@ -93,7 +88,7 @@ def fill(high: Words, low: Words, base: np.uint64, shift: np.uint64, words: Word
 
 @kernel
 def sift(
-    high: Words, low: Words, starts: Narrow, wanted: Rows, base: np.uint64, shift: np.uint64, words: Words, out: Rows
+    high: Words, low: Words, starts: Narrow, wanted: Ints, base: np.uint64, shift: np.uint64, words: Words, out: Ints
 ) -> int:
     """Write those of the wanted groups whose identities may have been filled in; return how many.
 

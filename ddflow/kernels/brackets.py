@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from ddflow.kernels.arrays import Ints
 from ddflow.kernels.compile import kernel
 
 Letters = np.ndarray[Any, np.dtype[np.uint8]]
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 _END, _RETURN, _QUOTE, _BACKSLASH, _OPEN, _CLOSE, _BEGIN, _STOP = 10, 13, 34, 92, 91, 93, 123, 125
 
 

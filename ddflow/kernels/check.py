@@ -12,15 +12,8 @@ ddflow wrote them. It takes as long as reading the columns.
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
+from ddflow.kernels.arrays import Flags, Ints, Words
 from ddflow.kernels.compile import kernel
-
-Words = np.ndarray[Any, np.dtype[np.uint64]]
-Ints = np.ndarray[Any, np.dtype[np.int64]]
-Flags = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 @kernel
@@ -30,6 +23,7 @@ def first_wrong(high: Words, low: Words, time: Ints, live: Flags) -> int:
     high: uint64[n].  low: uint64[n], or of size 0 where one word is enough.  time: int64[n], or of size 0 where all
     rows have one.  live: uint8[n], or of size 0 where all are the same.  O(n).
 
+    >>> import numpy as np
     >>> none = np.empty(0, np.uint64)
     >>> first_wrong(np.array([1, 2], np.uint64), none, np.empty(0, np.int64), np.array([1, 3], np.uint8))
     1

@@ -26,17 +26,13 @@ smaller table is `index.rebuild`'s.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from ddflow.kernels.arrays import Flags, Words
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.gather import SLOT, SLOTS
 from ddflow.kernels.index import ID, REF
 from ddflow.kernels.pointer import mulhi
-
-Words = np.ndarray[Any, np.dtype[np.uint64]]
-Flags = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 @kernel

@@ -17,16 +17,13 @@ decided before.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from ddflow.kernels.arrays import Flags, Ints, Narrow
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import prefetch
-
-Flags = np.ndarray[Any, np.dtype[np.uint8]]
-Rows = np.ndarray[Any, np.dtype[np.int64]]
-Narrow = np.ndarray[Any, np.dtype[np.int32]]
 
 SKIP, TAKE, CLEAR, BLANK = 0, 1, 2, 3
 """What an event does to a cell: nothing; it is folded; it brings the cell back to nothing, as in a new row; or the cell
@@ -55,12 +52,12 @@ def choose(
     walked: Walked,
     action: Flags,
     counts: Flags,
-    words: Rows,
-    references: Rows,
+    words: Ints,
+    references: Ints,
     had: Flags,
-    held: Rows,
+    held: Ints,
     rule: int,
-    out: Rows,
+    out: Ints,
 ) -> None:
     """Say which cell each key shows after each moment.
 

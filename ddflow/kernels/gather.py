@@ -17,10 +17,9 @@ handled here: ``rows`` takes those by Arrow. Bounds are the caller's.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from ddflow.kernels.arrays import Flags, Ints, Words
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import (
     copy_bytes,
@@ -34,10 +33,6 @@ from ddflow.kernels.pointer import (
     store_u64,
 )
 
-Words = np.ndarray[Any, np.dtype[np.uint64]]
-Flags = np.ndarray[Any, np.dtype[np.uint8]]
-Rows = np.ndarray[Any, np.dtype[np.int64]]
-
 SLOT = 40
 """A reference's batch number starts at this bit; the row is below it."""
 ROWS = (1 << SLOT) - 1
@@ -45,7 +40,7 @@ SLOTS = (1 << 20) - 1
 
 
 @kernel
-def gather_words(references: Rows, bases: Words, width: np.int64, out: np.uint64) -> None:
+def gather_words(references: Ints, bases: Words, width: np.int64, out: np.uint64) -> None:
     """Copy fixed-width values.
 
     references: int64[n].  bases: uint64[batches], the address of each batch's first value.  width: bytes a value, a
@@ -83,7 +78,7 @@ def gather_words(references: Rows, bases: Words, width: np.int64, out: np.uint64
 
 
 @kernel
-def gather_bits(references: Rows, bases: Words, firsts: Rows, out: Flags) -> int:
+def gather_bits(references: Ints, bases: Words, firsts: Ints, out: Flags) -> int:
     """Copy bits (booleans, validity); return how many are 0.
 
     references: int64[n].  bases: uint64[batches], the address of each bitmap, 0 for one that is all ones.  firsts:
@@ -111,7 +106,7 @@ def gather_bits(references: Rows, bases: Words, firsts: Rows, out: Flags) -> int
 
 
 @kernel
-def gather_sizes(references: Rows, bases: Words, wide: np.int64, ends: Rows) -> int:
+def gather_sizes(references: Ints, bases: Words, wide: np.int64, ends: Ints) -> int:
     """Write the running end of each byte string, from their offset buffers; return the total.
 
     references: int64[n].  bases: uint64[batches], the address of row 0's offset.  wide: 8 for 64-bit offsets, else 4.
@@ -137,7 +132,7 @@ def gather_sizes(references: Rows, bases: Words, wide: np.int64, ends: Rows) -> 
 
 
 @kernel
-def gather_bytes(references: Rows, bases: Words, data: Words, wide: np.int64, ends: Rows, out: np.uint64) -> None:
+def gather_bytes(references: Ints, bases: Words, data: Words, wide: np.int64, ends: Ints, out: np.uint64) -> None:
     """Copy the byte strings whose ends `gather_sizes` wrote.
 
     references, bases, wide: as there.  data: uint64[batches], the address of each batch's bytes.  ends: int64[n + 1].

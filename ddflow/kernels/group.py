@@ -14,19 +14,14 @@ wants them in hash order sorts the groups, not the rows.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from ddflow.kernels.arrays import Ints, Narrow, Words
 from ddflow.kernels.compile import kernel
-
-Words = np.ndarray[Any, np.dtype[np.uint64]]
-Rows = np.ndarray[Any, np.dtype[np.int64]]
-Narrow = np.ndarray[Any, np.dtype[np.int32]]
 
 
 @kernel
-def group(high: Words, low: Words, bits: np.int64, table: Narrow, groups: Narrow, first: Rows) -> int:
+def group(high: Words, low: Words, bits: np.int64, table: Narrow, groups: Narrow, first: Ints) -> int:
     """Number the groups of equal identities; return how many there are.
 
     high, low: uint64[n] (low of size 0 for one-word identities).  table: int32[2**bits], all -1, more than n, scratch.

@@ -17,15 +17,11 @@ imitate. Nothing here knows of Arrow; it reads memory by address.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from ddflow.kernels.arrays import Flags, Words
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import load_u8, load_u64
-
-Words = np.ndarray[Any, np.dtype[np.uint64]]
-Flags = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 @kernel

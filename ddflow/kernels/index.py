@@ -25,13 +25,9 @@ from typing import Any
 
 import numpy as np
 
+from ddflow.kernels.arrays import Flags, Ints, Narrow, Words
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import mulhi, prefetch
-
-Words = np.ndarray[Any, np.dtype[np.uint64]]
-Flags = np.ndarray[Any, np.dtype[np.uint8]]
-Rows = np.ndarray[Any, np.dtype[np.int64]]
-Narrow = np.ndarray[Any, np.dtype[np.int32]]
 
 ID, VALUE, REF, LOW = 0, 1, 2, 3
 BATCH, BATCHES = 40, (1 << 20) - 1
@@ -59,10 +55,10 @@ def seek(
     high: Words,
     low: Words,
     starts: Narrow,
-    place: Rows,
-    reference: Rows,
+    place: Ints,
+    reference: Ints,
     value: Words,
-    order: Rows,
+    order: Ints,
 ) -> None:
     """Look up what each group of events holds.
 
@@ -101,13 +97,13 @@ def seek(
 def write(
     table: Words,
     capacity: np.uint64,
-    place: Rows,
-    last: Rows,
+    place: Ints,
+    last: Ints,
     high: Words,
     low: Words,
     value: Words,
     live: Flags,
-    order: Rows,
+    order: Ints,
     tag: np.int64,
     flag: np.int64,
     grave: np.int64,
@@ -181,7 +177,7 @@ def rebuild(old: Words, table: Words, capacity: np.uint64, wide: bool, keep: np.
 
 
 @kernel
-def redirect(table: Words, places: Rows, references: Rows, flags: np.uint64) -> None:
+def redirect(table: Words, places: Ints, references: Ints, flags: np.uint64) -> None:
     """Point entries at where their rows have moved, their flags unchanged; entries with place -1 have none.
 
     table: uint64[slots, width], changed.  places, references: int64[m].  flags: a mask of bits that stay.  O(m).
@@ -205,8 +201,8 @@ def walk(
     members: Flags,
     first: np.uint64,
     last: np.uint64,
-    references: Rows,
-    places: Rows,
+    references: Ints,
+    places: Ints,
 ) -> int:
     """Write the references of the entries of a range of identities, and their slots, in the order of identities.
 
@@ -257,7 +253,7 @@ def _after(table: Words, wide: bool, one: np.int64, other: np.int64) -> bool:
 
 
 @kernel
-def entries(table: Words, places: Rows, high: Words, low: Words, value: Words, order: Rows) -> None:
+def entries(table: Words, places: Ints, high: Words, low: Words, value: Words, order: Ints) -> None:
     """Copy what the entries at ``places`` hold.
 
     table: uint64[slots, width], read.  places: int64[m], none negative.  Written: high, value: uint64[m]; low:

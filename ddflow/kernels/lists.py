@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ddflow.kernels.arrays import Flags, Ints, Words
 from ddflow.kernels.compile import kernel
-from ddflow.kernels.fold import CLEAR, TAKE, Flags, Rows, Walked
-from ddflow.kernels.sums import Words
+from ddflow.kernels.fold import CLEAR, TAKE, Walked
 
 FEW = 24
 """Elements of a stretch above which they are looked up in a table."""
@@ -35,10 +35,10 @@ def contributions(
     counts: Flags,
     rows: int,
     had: Flags,
-    parts: Rows,
-    stretches: Rows,
-    begins: Rows,
-    stops: Rows,
+    parts: Ints,
+    stretches: Ints,
+    begins: Ints,
+    stops: Ints,
 ) -> tuple[int, int]:
     """List the cells that lists are made of.
 
@@ -80,7 +80,7 @@ def contributions(
 
 
 @kernel
-def spelled(first: Rows, ends: Rows, out: Rows) -> None:
+def spelled(first: Ints, ends: Ints, out: Ints) -> None:
     """Spell out ranges of numbers, one after the other.
 
     first: int64[r], where each begins.  ends: int64[r + 1], from 0 on, where each ends in out.  out: written,
@@ -98,7 +98,7 @@ def spelled(first: Rows, ends: Rows, out: Rows) -> None:
 
 
 @kernel
-def distinct(hashes: Words, elements: Rows, ends: Rows, kept: Flags) -> None:
+def distinct(hashes: Words, elements: Ints, ends: Ints, kept: Flags) -> None:
     """Mark the first of equal elements of each stretch.
 
     hashes: uint64, by element.  elements: int64[e]; ends: int64[s + 1], where each stretch begins in them.  kept:

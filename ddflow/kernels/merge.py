@@ -16,27 +16,22 @@ by what is kept; nothing is changed here.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from ddflow.kernels.arrays import Flags, Ints, Narrow
 from ddflow.kernels.compile import kernel
-
-Flags = np.ndarray[Any, np.dtype[np.uint8]]
-Rows = np.ndarray[Any, np.dtype[np.int64]]
-Narrow = np.ndarray[Any, np.dtype[np.int32]]
 
 
 @kernel
 def prune(
     permutation: Narrow,
     starts: Narrow,
-    times: Rows,
+    times: Ints,
     live: Flags,
     since: np.int64,
     droppable: bool,
-    kept: Rows,
-    groups: Rows,
+    kept: Ints,
+    groups: Ints,
 ) -> int:
     """Write the places of the versions that stay, in the order of identities, then times; return how many.
 

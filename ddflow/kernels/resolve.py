@@ -26,13 +26,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ddflow.kernels.arrays import Flags, Ints, Narrow, Words
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import prefetch
 
-Words = np.ndarray[Any, np.dtype[np.uint64]]
-Flags = np.ndarray[Any, np.dtype[np.uint8]]
-Rows = np.ndarray[Any, np.dtype[np.int64]]
-Narrow = np.ndarray[Any, np.dtype[np.int32]]
 Empty = Callable[[int, Any], Any]
 """Makes an array of unspecified content, by its size and type."""
 
@@ -68,9 +65,9 @@ class Events(NamedTuple):
     """uint64[n]: their second words, or of size 0."""
     mark: Narrow
     """int32[n]: twice the rank of each row's time, and 1 more for a delete."""
-    times: Rows
+    times: Ints
     """int64[times]: the step's distinct times, by rank."""
-    order: Rows
+    order: Ints
     """int64[n, w]: order words, base words first, then those that break ties."""
     value: Words
     """uint64[n]: the hash of what counts in "did it change"."""
@@ -79,13 +76,13 @@ class Events(NamedTuple):
 class Held(NamedTuple):
     """What each key holds when the step begins."""
 
-    place: Rows
+    place: Ints
     """int64[g]: the index's slot that holds the key or will, -1 for none."""
-    reference: Rows
+    reference: Ints
     """int64[g]: flags and where its row is; 0 for a key never seen."""
     value: Words
     """uint64[g]: the hash of its row."""
-    order: Rows
+    order: Ints
     """int64[g, w]: the order it was won with, in the words of the events."""
 
     def span(self, begin: int, end: int) -> Held:
@@ -115,26 +112,26 @@ class Rules(NamedTuple):
 class Judged(NamedTuple):
     """The outcome, written by `judge`: the first two by row, the versions by key, then time."""
 
-    fate: Rows
+    fate: Ints
     """int64[n]: see `FATE`."""
-    winner: Rows
+    winner: Ints
     """int64[n]: the row whose order the key holds after that time, or -1 - group for what was held, or NOTHING; of size
     0 when nobody asks."""
     high: Words
     """uint64[n]: the identity of each version."""
     low: Words
     """uint64[n], or of size 0."""
-    time: Rows
+    time: Ints
     """int64[n]: from when on the version is in force; of size 0 when that is one time for all, as far as is told."""
     live: Flags
     """uint8[n]: whether it is a row or a deletion."""
     value: Words
     """uint64[n]: the hash of its row."""
-    event: Rows
+    event: Ints
     """int64[n]: the event that made it, whose order it has; of size 0 when nobody asks."""
-    row: Rows
+    row: Ints
     """int64[n]: where its row comes from: an event, or the row that was held (a no-op that kept it)."""
-    last: Rows
+    last: Ints
     """int64[g]: each key's last version, -1 where nothing changed."""
 
     def span(self, begin: int, end: int, first: int, stop: int) -> Judged:
@@ -178,7 +175,7 @@ def judged(
 
 
 @kernel
-def _compare(a: Rows, i: int, b: Rows, j: int, begin: int, end: int) -> int:
+def _compare(a: Ints, i: int, b: Ints, j: int, begin: int, end: int) -> int:
     """-1, 0 or 1: words [begin, end) of row i of a against those of row j of b, left to right."""
     for w in range(begin, end):
         if a[i, w] != b[j, w]:
@@ -187,7 +184,7 @@ def _compare(a: Rows, i: int, b: Rows, j: int, begin: int, end: int) -> int:
 
 
 @kernel
-def _against(order: Rows, row: int, held: Rows, other: int, begin: int, end: int) -> int:
+def _against(order: Ints, row: int, held: Ints, other: int, begin: int, end: int) -> int:
     """Compare a row's order words with those of another row, or (negative) of what a group held."""
     if other >= 0:
         return _compare(order, row, order, other, begin, end)
@@ -196,7 +193,7 @@ def _against(order: Rows, row: int, held: Rows, other: int, begin: int, end: int
 
 @kernel
 def _winner(
-    permutation: Narrow, order: Rows, held: Rows, fate: Rows, begin: int, end: int, bound: int, base: int, tie: int
+    permutation: Narrow, order: Ints, held: Ints, fate: Ints, begin: int, end: int, bound: int, base: int, tie: int
 ) -> int:
     """The row that wins among places [begin, end), one key at one time, or -1 for none; -2 - row refuses the step.
 
@@ -238,9 +235,9 @@ def _winner(
 @kernel
 def _settle(
     permutation: Narrow,
-    order: Rows,
-    fate: Rows,
-    winner: Rows,
+    order: Ints,
+    fate: Ints,
+    winner: Ints,
     begin: int,
     end: int,
     best: int,
@@ -262,7 +259,7 @@ def _settle(
 def _ask(at_hash: np.uint64, at_mark: np.uint64, at_fate: np.uint64, row: np.uint64) -> None:
     """Ask for a row ahead of its turn.
 
-    Rows lie as they came: a branch that waits for one from afar costs more than all else here.
+    Ints lie as they came: a branch that waits for one from afar costs more than all else here.
     """
     prefetch(at_hash + (row << np.uint64(3)))
     prefetch(at_fate + (row << np.uint64(3)))

@@ -31,12 +31,13 @@ import numpy as np
 from numba.core import config
 from numba.core.registry import CPUDispatcher
 
+from ddflow.kernels.arrays import Ints
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.fold import SKIP, TAKE
 from ddflow.kernels.pointer import clear_bytes, load_u8, load_u32, load_u64, store_u8, store_u32, store_u64
 
 Kind = np.dtype[Any]
-Fields = np.ndarray[Any, np.dtype[np.int64]]
+Fields = Ints
 """int64[f, 6]: of each column where its value is in a record, how many bytes it has, where the flag of null is, whether
 it may not change, whether it may not be null, and of a float again how many bytes, else 0."""
 FINE, CHANGED, NULL, TOO_MANY, UNSOUND = range(5)

@@ -24,16 +24,11 @@ less, but reads no memory that is not the batch's.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from ddflow.kernels.arrays import Ints, Narrow, Words
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import load_u64, prefetch
-
-Words = np.ndarray[Any, np.dtype[np.uint64]]
-Rows = np.ndarray[Any, np.dtype[np.int64]]
-Narrow = np.ndarray[Any, np.dtype[np.int32]]
 
 FAR, MIDDLE, NEAR = 24, 16, 8
 """How many keys ahead of its turn a key's place is guessed, and guessed again from what stands at the last guess."""
@@ -101,7 +96,7 @@ def _guess(row: int, there: np.uint64, high: np.uint64, slope: float, begin: int
 
 
 @kernel
-def _less(high: Words, starts: Narrow, wanted: Rows, bound: np.uint64) -> int:
+def _less(high: Words, starts: Narrow, wanted: Ints, bound: np.uint64) -> int:
     """How many of the wanted groups have an identity whose first word is less than ``bound``."""
     begin, end = 0, wanted.size
     while begin < end:
@@ -118,12 +113,12 @@ def _walk(
     high: Words,
     low: Words,
     starts: Narrow,
-    wanted: Rows,
+    wanted: Ints,
     part_high: np.uint64,
     part_low: np.uint64,
     begin: int,
     end: int,
-    found: Rows,
+    found: Ints,
 ) -> int:
     """`search` among few rows for each wanted group: O(rows + groups)."""
     hits, row = 0, begin
@@ -144,12 +139,12 @@ def _leap(
     high: Words,
     low: Words,
     starts: Narrow,
-    wanted: Rows,
+    wanted: Ints,
     part_high: np.uint64,
     part_low: np.uint64,
     begin: int,
     end: int,
-    found: Rows,
+    found: Ints,
 ) -> int:
     """`search` among many rows for each wanted group; until its turn, ``found`` holds the guess."""
     first, last = load_u64(part_high + np.uint64(begin << 3)), load_u64(part_high + np.uint64((end - 1) << 3))
@@ -193,12 +188,12 @@ def search(
     high: Words,
     low: Words,
     starts: Narrow,
-    wanted: Rows,
+    wanted: Ints,
     part_high: np.uint64,
     part_low: np.uint64,
     n: np.int64,
     begin: np.int64,
-    found: Rows,
+    found: Ints,
 ) -> int:
     """Write the last row of each wanted group in a part of a batch, -1 where it has none; return how many have one.
 

@@ -23,13 +23,8 @@ from typing import Any
 
 import numpy as np
 
+from ddflow.kernels.arrays import Ints, Narrow, Words
 from ddflow.kernels.compile import kernel
-
-Words = np.ndarray[Any, np.dtype[np.uint64]]
-Rows = np.ndarray[Any, np.dtype[np.int64]]
-Narrow = np.ndarray[Any, np.dtype[np.int32]]
-Buckets = np.ndarray[Any, np.dtype[np.int32]]
-
 
 CROWD = 24
 """Rows of a bucket above which they are merged, not inserted."""
@@ -121,7 +116,7 @@ def count_buckets(high: Words, bits: np.int64, counts: Narrow) -> None:
 
 
 @kernel
-def begin_buckets(counts: Buckets) -> None:
+def begin_buckets(counts: Narrow) -> None:
     """Turn counts into where each bucket begins: for some spans of rows, one behind the other within a bucket.
 
     counts: int32[spans, buckets], changed.  O(size).
@@ -228,7 +223,7 @@ def group_starts(sorted_high: Words, sorted_low: Words, starts: Narrow) -> int:
 
 
 @kernel
-def order_by_rank(ranks: Narrow, second: Rows, size: np.int64, out: Rows) -> None:
+def order_by_rank(ranks: Narrow, second: Ints, size: np.int64, out: Ints) -> None:
     """Write the stable order of rows by (rank, second) for small ranks: a counting sort.
 
     ranks: int32[n] in [0, size).  second: int64[n] of 0 and 1, or of size 0 to sort by rank alone.  out: int64[n],

@@ -16,24 +16,18 @@ says beforehand how many updates each will have.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from ddflow.kernels.arrays import Flags, Ints, Narrow, Words
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import load_u64
 from ddflow.kernels.resolve import APPLIED, FATE, NOOP, RETRACTS, ROW
 
 __all__ = ["NOOP", "RETRACTS", "emit", "look_up", "marks", "spread", "tally"]
 
-Words = np.ndarray[Any, np.dtype[np.uint64]]
-Flags = np.ndarray[Any, np.dtype[np.uint8]]
-Rows = np.ndarray[Any, np.dtype[np.int64]]
-Narrow = np.ndarray[Any, np.dtype[np.int32]]
-
 
 @kernel
-def marks(times: Rows, distinct: Rows, gone: Flags, out: Narrow) -> None:
+def marks(times: Ints, distinct: Ints, gone: Flags, out: Narrow) -> None:
     """Mark rows by the rank of their times and by whether they delete.
 
     times: int64[n], ascending, each one of distinct: int64[m], ascending.  gone: uint8[n], or of size 0 for none.  out:
@@ -52,7 +46,7 @@ def marks(times: Rows, distinct: Rows, gone: Flags, out: Narrow) -> None:
 
 
 @kernel
-def emit(fate: Rows, mark: Narrow, first: np.int64, about: Rows, diffs: Rows, ranks: Narrow, counts: Rows) -> int:
+def emit(fate: Ints, mark: Narrow, first: np.int64, about: Ints, diffs: Ints, ranks: Narrow, counts: Ints) -> int:
     """Spell out the updates that events cause, in the order of rows, retractions before assertions.
 
     fate: int64[n], mark: int32[n], as in `Judged` and `Events`, of a span of rows; first: the number of its first row.
@@ -82,7 +76,7 @@ def emit(fate: Rows, mark: Narrow, first: np.int64, about: Rows, diffs: Rows, ra
 
 
 @kernel
-def spread(fate: Rows, mark: Narrow, values: np.uint64, out: Words) -> None:
+def spread(fate: Ints, mark: Narrow, values: np.uint64, out: Words) -> None:
     """Write the value that each update's event has in a column of 64-bit values, in the order of `emit`.
 
     fate: int64[n], mark: int32[n], of a span of rows.  values: address of the column at its first row.  out:
@@ -108,7 +102,7 @@ def spread(fate: Rows, mark: Narrow, values: np.uint64, out: Words) -> None:
 
 
 @kernel
-def look_up(ranks: Narrow, times: Rows, out: Rows) -> None:
+def look_up(ranks: Narrow, times: Ints, out: Ints) -> None:
     """Write the time of each rank.
 
     ranks: int32[n].  times: int64[distinct].  out: int64[n], written.  O(n).
@@ -123,7 +117,7 @@ def look_up(ranks: Narrow, times: Rows, out: Rows) -> None:
 
 
 @kernel
-def tally(fate: Rows, mark: Narrow) -> int:
+def tally(fate: Ints, mark: Narrow) -> int:
     """How many updates `emit` will write for a span of rows.  O(n).
 
     >>> tally(np.array([RETRACTS | APPLIED << FATE, NOOP << FATE]), np.zeros(2, np.int32))

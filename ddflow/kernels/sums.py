@@ -17,16 +17,12 @@ bits, floats; what the words stand for, the shell knows.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from ddflow.kernels.arrays import Flags, Floats, Ints, Words
 from ddflow.kernels.compile import kernel
-from ddflow.kernels.fold import AHEAD, CLEAR, TAKE, Flags, Rows, Walked
+from ddflow.kernels.fold import AHEAD, CLEAR, TAKE, Walked
 from ddflow.kernels.pointer import prefetch
-
-Words = np.ndarray[Any, np.dtype[np.uint64]]
-Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @kernel
@@ -34,12 +30,12 @@ def add(
     walked: Walked,
     action: Flags,
     counts: Flags,
-    values: Rows,
+    values: Ints,
     had: Flags,
-    held: Rows,
+    held: Ints,
     low: int,
     high: int,
-    out: Rows,
+    out: Ints,
     there: Flags,
 ) -> tuple[int, int, int]:
     """Add up words of 64 bits that must stay in [low, high].

@@ -26,15 +26,10 @@ multiplicity, 0 for a free one), HASH (of its values beside the key), REF (where
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from ddflow.kernels.arrays import Ints, Narrow
 from ddflow.kernels.compile import kernel
-
-Rows = np.ndarray[Any, np.dtype[np.int64]]
-Narrow = np.ndarray[Any, np.dtype[np.int32]]
-Cells = np.ndarray[Any, np.dtype[np.int64]]
 
 NEXT, COUNT, HASH, REF = 0, 1, 2, 3
 GONE = -1
@@ -53,7 +48,7 @@ def _overflows(a: int, b: int) -> bool:
 
 
 @kernel
-def held_rows(cells: Cells, heads: Rows) -> int:
+def held_rows(cells: Ints, heads: Ints) -> int:
     """How many cells the chains that begin at ``heads`` (int64[g], -1: none) have in all.  O(cells of them).
 
     >>> held_rows(np.array([[1, 1, 0, 0], [-1, 1, 0, 0]]), np.array([0, -1]))
@@ -72,14 +67,14 @@ def held_rows(cells: Cells, heads: Rows) -> int:
 def candidates(
     permutation: Narrow,
     starts: Narrow,
-    hashes: Rows,
-    cells: Cells,
-    heads: Rows,
-    first: Rows,
-    cell: Rows,
-    row: Rows,
-    count: Rows,
-    hashed: Rows,
+    hashes: Ints,
+    cells: Ints,
+    heads: Ints,
+    first: Ints,
+    cell: Ints,
+    row: Ints,
+    count: Ints,
+    hashed: Ints,
     candidate: Narrow,
 ) -> None:
     """List each key's candidates, the held ones first, and say which one each update is of.
@@ -138,7 +133,7 @@ def candidates(
 
 @kernel
 def _apply(
-    permutation: Narrow, begin: int, end: int, diffs: Rows, candidate: Narrow, net: Rows, count: Rows, entered: Narrow
+    permutation: Narrow, begin: int, end: int, diffs: Ints, candidate: Narrow, net: Ints, count: Ints, entered: Narrow
 ) -> tuple[int, int, bool, int, int]:
     """Net the run [begin, end) of one key and time, then apply it to the counts.
 
@@ -172,7 +167,7 @@ def _apply(
 
 
 @kernel
-def _pushed(heap: Rows, size: int, c: int) -> int:
+def _pushed(heap: Ints, size: int, c: int) -> int:
     """Put a candidate into the heap, whose greatest is first; returns the new size."""
     at = size
     while at > 0 and heap[(at - 1) // 2] < c:
@@ -183,7 +178,7 @@ def _pushed(heap: Rows, size: int, c: int) -> int:
 
 
 @kernel
-def _popped(heap: Rows, size: int) -> int:
+def _popped(heap: Ints, size: int) -> int:
     """Take the greatest out of the heap; returns the new size."""
     size -= 1
     c, at = heap[size], 0
@@ -204,16 +199,16 @@ def settle(
     permutation: Narrow,
     starts: Narrow,
     ranks: Narrow,
-    diffs: Rows,
+    diffs: Ints,
     candidate: Narrow,
-    first: Rows,
+    first: Ints,
     unique: bool,
-    count: Rows,
-    net: Rows,
-    heap: Rows,
+    count: Ints,
+    net: Ints,
+    heap: Ints,
     entered: Narrow,
-    out_row: Rows,
-    out_shown: Rows,
+    out_row: Ints,
+    out_shown: Ints,
 ) -> tuple[int, int, int, int]:
     """Say at which times the greatest candidate that a key holds becomes another one, or none.
 
@@ -269,7 +264,7 @@ def settle(
 
 @kernel
 def keep(
-    first: Rows, cell: Rows, count: Rows, hashed: Rows, refs: Rows, cells: Cells, free: int, used: int, heads: Rows
+    first: Ints, cell: Ints, count: Ints, hashed: Ints, refs: Ints, cells: Ints, free: int, used: int, heads: Ints
 ) -> tuple[int, int, int]:
     """Write what each key holds now into the cells.
 

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ddflow.kernels.arrays import Ints, Narrow
 from ddflow.kernels.compile import kernel
-from ddflow.kernels.upserts import Narrow, Rows, _apply
+from ddflow.kernels.upserts import _apply
 
 __all__ = ["list_all", "np"]
 
@@ -25,17 +26,17 @@ def list_all(
     permutation: Narrow,
     starts: Narrow,
     ranks: Narrow,
-    diffs: Rows,
+    diffs: Ints,
     candidate: Narrow,
-    first: Rows,
-    count: Rows,
-    net: Rows,
+    first: Ints,
+    count: Ints,
+    net: Ints,
     live: Narrow,
     entered: Narrow,
-    out_row: Rows,
-    out_size: Rows,
-    listed: Rows,
-    counted: Rows,
+    out_row: Ints,
+    out_size: Ints,
+    listed: Ints,
+    counted: Ints,
 ) -> tuple[int, int, int, int, int]:
     """List all that a key holds after each time at which it changed.
 

@@ -22,17 +22,14 @@ versions of cells: ``walk_cells``. (docs/semantics.md, section 9.)
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from ddflow.kernels.arrays import Flags, Ints
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.fold import BLANK, CLEAR, SKIP, TAKE, Walked
 from ddflow.kernels.resolve import ERROR, FIRST, GREATEST, LAST, STALE, SUPERSEDED, TIE_LOST
-
-Rows = np.ndarray[Any, np.dtype[np.int64]]
-Narrow = np.ndarray[Any, np.dtype[np.int32]]
-Flags = np.ndarray[Any, np.dtype[np.uint8]]
 
 __all__ = [
     "BLANK",
@@ -79,16 +76,16 @@ class Taken(NamedTuple):
     """uint8[groups, n], by place."""
     why: Flags
     """uint8[n], by row: the verdict of an event that acts on no group; SUPERSEDED for one that acts."""
-    running: Rows
+    running: Ints
     """int64[m, w]: the key's order words after each moment."""
     live: Flags
     """uint8[m]: whether it has a row then."""
-    last: Rows
+    last: Ints
     """int64[m]: the last row that acted in the moment, or -1."""
 
 
 @kernel
-def _against(order: Rows, row: int, other: Rows, at: int, begin: int, base: int, end: int, tie: int) -> int:
+def _against(order: Ints, row: int, other: Ints, at: int, begin: int, base: int, end: int, tie: int) -> int:
     """TAKE, OLDER, TIED or REFUSED: an event's words [begin, end) against running ones, of which base decide first.
 
     >>> _against(np.array([[4, 1]]), 0, np.array([[4, 2]]), 0, 0, 1, 2, LAST) == OLDER
@@ -108,7 +105,7 @@ def _against(order: Rows, row: int, other: Rows, at: int, begin: int, base: int,
 
 
 @kernel
-def _inherit(order: Rows, row: int, fields: Rows, running: Rows, at: int, out: Rows, to: int) -> None:
+def _inherit(order: Ints, row: int, fields: Ints, running: Ints, at: int, out: Ints, to: int) -> None:
     """Copy an event's order words to row ``to`` of ``out``; what is null in the row's order comes from running ones.
 
     fields: int64[f, 4], of each order column the group, its first word, the word after its last, and whether it may
@@ -127,7 +124,7 @@ def _inherit(order: Rows, row: int, fields: Rows, running: Rows, at: int, out: R
 
 
 @kernel
-def _is_null(order: Rows, row: int, begin: int, end: int, nullable: int) -> bool:
+def _is_null(order: Ints, row: int, begin: int, end: int, nullable: int) -> bool:
     """Whether the words [begin, end) of one order column stand for null."""
     if nullable == 0:
         return False
@@ -135,7 +132,7 @@ def _is_null(order: Rows, row: int, begin: int, end: int, nullable: int) -> bool
 
 
 @kernel
-def _gives(order: Rows, row: int, fields: Rows, group: int) -> bool:
+def _gives(order: Ints, row: int, fields: Ints, group: int) -> bool:
     """Whether an event gives a group an order: one of its order columns is not null."""
     for f in range(fields.shape[0]):
         if fields[f, 0] == group and not _is_null(order, row, fields[f, 1], fields[f, 2], fields[f, 3]):
@@ -144,7 +141,7 @@ def _gives(order: Rows, row: int, fields: Rows, group: int) -> bool:
 
 
 @kernel
-def _below(scratch: Rows, spans: Rows, group: int, known: bool, tie: int) -> bool:
+def _below(scratch: Ints, spans: Ints, group: int, known: bool, tie: int) -> bool:
     """Whether an event is older than what its key held when the step began."""
     if not known:
         return False
@@ -153,7 +150,7 @@ def _below(scratch: Rows, spans: Rows, group: int, known: bool, tie: int) -> boo
 
 @kernel
 def _weigh(
-    place: int, spans: Rows, fields: Rows, known: bool, tie: int, scratch: Rows, action: Flags
+    place: int, spans: Ints, fields: Ints, known: bool, tie: int, scratch: Ints, action: Flags
 ) -> tuple[bool, bool, bool, bool]:
     """Compare an event (row 2 of scratch) with what each group beside the row runs by; codes go to row 3, -1 for none.
 
@@ -177,7 +174,7 @@ def _weigh(
 
 @kernel
 def _act(
-    place: int, deletes: bool, by_group: bool, alive: bool, accepted: bool, spans: Rows, scratch: Rows, action: Flags
+    place: int, deletes: bool, by_group: bool, alive: bool, accepted: bool, spans: Ints, scratch: Ints, action: Flags
 ) -> bool:
     """Write what an event does to each group, and let those that take it run by its order; whether it does anything."""
     codes, acted = scratch[3], False
@@ -201,14 +198,14 @@ def _act(
 @kernel
 def walk_groups(
     steps: Walked,
-    order: Rows,
+    order: Ints,
     gone: Flags,
     status: Flags,
-    held: Rows,
-    spans: Rows,
-    fields: Rows,
+    held: Ints,
+    spans: Ints,
+    fields: Ints,
     rule: Rule,
-    scratch: Rows,
+    scratch: Ints,
     out: Taken,
 ) -> int:
     """Walk all keys.
@@ -265,7 +262,7 @@ def walk_groups(
 
 
 @kernel
-def _unset(scratch: Rows, spans: Rows, fields: Rows) -> None:
+def _unset(scratch: Ints, spans: Ints, fields: Ints) -> None:
     """Write, as running and held words, those of groups that nobody gave an order: null in every column."""
     for w in range(scratch.shape[1]):
         scratch[0, w] = scratch[1, w] = -(2**63)
@@ -276,7 +273,7 @@ def _unset(scratch: Rows, spans: Rows, fields: Rows) -> None:
 
 
 @kernel
-def _never(scratch: Rows, spans: Rows) -> bool:
+def _never(scratch: Ints, spans: Ints) -> bool:
     """Whether the row never had an order."""
     w = spans[0, 0]
     while w < spans[0, 2] and scratch[0, w] == -(2**63):
@@ -285,7 +282,7 @@ def _never(scratch: Rows, spans: Rows) -> bool:
 
 
 @kernel
-def _raise_order(scratch: Rows, spans: Rows, group: int) -> None:
+def _raise_order(scratch: Ints, spans: Ints, group: int) -> None:
     """A group runs by the event's order from now on."""
     for w in range(spans[group, 0], spans[group, 2]):
         scratch[0, w] = scratch[2, w]

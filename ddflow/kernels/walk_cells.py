@@ -21,10 +21,11 @@ a key: the order of its row, that of its latest delete, that of each cell, side 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from ddflow.kernels.arrays import Flags, Ints
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.resolve import ERROR, FIRST, GREATEST, LAST, STALE, SUPERSEDED, TIE_LOST
 from ddflow.kernels.walk import (
@@ -45,8 +46,6 @@ from ddflow.kernels.walk import (
 
 __all__ = ["LAST", "Rule", "Taken", "Values", "Walked", "walk_cells"]
 
-Rows = np.ndarray[Any, np.dtype[np.int64]]
-Flags = np.ndarray[Any, np.dtype[np.uint8]]
 UNSET = -(2**63)
 LATEST, EARLIEST, EVERY = 0, 1, 2
 """Which event gives a cell its value: that of the greatest order, of the least one, or all of them do."""
@@ -55,18 +54,18 @@ LATEST, EARLIEST, EVERY = 0, 1, 2
 class Values(NamedTuple):
     """The cells' values as words, under GREATEST; else of no columns."""
 
-    word: Rows
+    word: Ints
     """int64[cells, n], by row."""
     there: Flags
     """uint8[cells, n]: whether it is not null."""
-    held: Rows
+    held: Ints
     """int64[cells, g]: what keys hold."""
     had: Flags
     """uint8[cells, g]."""
 
 
 @kernel
-def _is_unset(words: Rows, at: int, begin: int, end: int) -> bool:
+def _is_unset(words: Ints, at: int, begin: int, end: int) -> bool:
     """Whether an order was never set."""
     left = begin
     while left < end and words[at, left] == UNSET:
@@ -75,7 +74,7 @@ def _is_unset(words: Rows, at: int, begin: int, end: int) -> bool:
 
 
 @kernel
-def _compared(scratch: Rows, at: int, part: int, wide: int, base: int, tie: int) -> int:
+def _compared(scratch: Ints, at: int, part: int, wide: int, base: int, tie: int) -> int:
     """The event in row 2 of scratch against part ``part`` of the orders in row ``at``; TAKE against one never set."""
     begin = part * wide
     if _is_unset(scratch, at, begin, begin + wide):
@@ -89,7 +88,7 @@ def _compared(scratch: Rows, at: int, part: int, wide: int, base: int, tie: int)
 
 
 @kernel
-def _put(scratch: Rows, part: int, wide: int) -> None:
+def _put(scratch: Ints, part: int, wide: int) -> None:
     """The event's order becomes that of a part."""
     for w in range(wide):
         scratch[0, part * wide + w] = scratch[2, w]
@@ -108,7 +107,7 @@ def _greater(values: Values, cell: int, row: int, current: int, key: int) -> boo
 
 
 @kernel
-def _earlier(scratch: Rows, at: int, part: int, wide: int, base: int, tie: int) -> int:
+def _earlier(scratch: Ints, at: int, part: int, wide: int, base: int, tie: int) -> int:
     """As `compared`, where the least order wins: TAKE for an event before the part's, OLDER for one after it."""
     begin = part * wide
     if _is_unset(scratch, at, begin, begin + wide):
@@ -131,15 +130,15 @@ def _fill(
     row: int,
     place: int,
     gives: Flags,
-    kinds: Rows,
+    kinds: Ints,
     base: int,
     tie: int,
     known: bool,
     wide: int,
     values: Values,
-    setter: Rows,
+    setter: Ints,
     key: int,
-    scratch: Rows,
+    scratch: Ints,
     action: Flags,
 ) -> tuple[bool, bool, bool, bool]:
     """Let an event fill, or clear, the cells that its order gives it.
@@ -184,7 +183,7 @@ def _fill(
 
 
 @kernel
-def _begin(scratch: Rows, held: Rows, key: int, known: bool, alive: bool, words: int) -> None:
+def _begin(scratch: Ints, held: Ints, key: int, known: bool, alive: bool, words: int) -> None:
     """A key's orders into row 0 of scratch, and which row set each of its cells behind row 1."""
     for w in range(words):
         scratch[0, w] = held[key, w] if known else UNSET
@@ -193,14 +192,14 @@ def _begin(scratch: Rows, held: Rows, key: int, known: bool, alive: bool, words:
 
 
 @kernel
-def _copy(scratch: Rows, target: Rows, at: int, words: int) -> None:
+def _copy(scratch: Ints, target: Ints, at: int, words: int) -> None:
     """Row 0 of scratch into a row of another."""
     for w in range(words):
         target[at, w] = scratch[0, w]
 
 
 @kernel
-def _to_row(scratch: Rows, deletes: bool, alive: bool, wide: int, base: int, tie: int) -> int:
+def _to_row(scratch: Ints, deletes: bool, alive: bool, wide: int, base: int, tie: int) -> int:
     """The event against the order of the row that lives: a delete loses a tie under GREATEST."""
     code = _compared(scratch, 0, 0, wide, base, tie) if alive else TAKE
     if code == TAKE and deletes and tie == GREATEST and _same_base(scratch, 0, wide, base, alive):
@@ -211,17 +210,17 @@ def _to_row(scratch: Rows, deletes: bool, alive: bool, wide: int, base: int, tie
 @kernel
 def walk_cells(
     steps: Walked,
-    order: Rows,
+    order: Ints,
     gone: Flags,
     status: Flags,
-    held: Rows,
+    held: Ints,
     gives: Flags,
-    kinds: Rows,
-    fields: Rows,
+    kinds: Ints,
+    fields: Ints,
     rule: Rule,
     base: int,
     values: Values,
-    scratch: Rows,
+    scratch: Ints,
     out: Taken,
 ) -> int:
     """Walk all keys.
@@ -282,7 +281,7 @@ def walk_cells(
 
 
 @kernel
-def _same_base(scratch: Rows, part: int, wide: int, base: int, there: bool) -> bool:
+def _same_base(scratch: Ints, part: int, wide: int, base: int, there: bool) -> bool:
     """Whether the event in row 2 ties with a part of the running orders that was set."""
     begin = part * wide
     if not there or _is_unset(scratch, 0, begin, begin + wide):

@@ -17,24 +17,21 @@ are told. Other ties, longer orders, and cells of which every event counts, are 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from ddflow.kernels.arrays import Flags, Ints
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.resolve import STALE, SUPERSEDED
 from ddflow.kernels.walk import CLEAR, NONE, ROW, SKIP, TAKE, Taken, Walked
 
 __all__ = ["Taken", "Walked", "walk_cells_plain"]
 
-Rows = np.ndarray[Any, np.dtype[np.int64]]
-Flags = np.ndarray[Any, np.dtype[np.uint8]]
 LEAST = -(2**63)
 """The word of an order that was never set."""
 
 
 @kernel
-def _put(running: Rows, moment: int, part: int, wide: int, word: int) -> None:
+def _put(running: Ints, moment: int, part: int, wide: int, word: int) -> None:
     """The order of an event becomes that of a part: that it is not null, where there is a word for it, and itself."""
     running[moment, part * wide] = 1
     running[moment, part * wide + wide - 1] = word
@@ -42,7 +39,7 @@ def _put(running: Rows, moment: int, part: int, wide: int, word: int) -> None:
 
 @kernel
 def walk_cells_plain(
-    steps: Walked, order: Rows, gone: Flags, status: Flags, held: Rows, gives: Flags, over: bool, out: Taken
+    steps: Walked, order: Ints, gone: Flags, status: Flags, held: Ints, gives: Flags, over: bool, out: Taken
 ) -> None:
     """Walk all keys under versions of cells, where the latest event gives each cell its value.
 

@@ -18,20 +18,16 @@ than it takes to find it. Groups, their deletes and versions of cells are not fo
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from ddflow.kernels.arrays import Flags, Ints
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.resolve import ERROR, FIRST, LAST, STALE, SUPERSEDED, TIE_LOST
 from ddflow.kernels.walk import CLEAR, NONE, OLDER, REFUSED, ROW, SKIP, TAKE, TIED, Rule, Taken, Walked, _is_null
 
-Rows = np.ndarray[Any, np.dtype[np.int64]]
-Flags = np.ndarray[Any, np.dtype[np.uint8]]
-
 
 @kernel
-def _set_against(event: Rows, other: Rows, base: int, tie: int) -> int:
+def _set_against(event: Ints, other: Ints, base: int, tie: int) -> int:
     """TAKE, OLDER, TIED or REFUSED, as `walk.against` says, of an event's words and others; base of them decide first.
 
     >>> _set_against(np.array([4, 1]), np.array([4, 2]), 1, LAST) == OLDER
@@ -52,7 +48,7 @@ def _set_against(event: Rows, other: Rows, base: int, tie: int) -> int:
 
 @kernel
 def walk_row(
-    steps: Walked, order: Rows, gone: Flags, status: Flags, held: Rows, base: int, fields: Rows, rule: Rule, out: Taken
+    steps: Walked, order: Ints, gone: Flags, status: Flags, held: Ints, base: int, fields: Ints, rule: Rule, out: Taken
 ) -> int:
     """Walk all keys: as `walk_groups`, with one span of words, of which ``base`` decide before ties.  O(n), 15 ns an
     event."""

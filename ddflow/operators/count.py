@@ -8,6 +8,7 @@ taken from the update that caused it: equal to the stored ones by canonical equa
 differential dataflow", Counting.)
 
 >>> import pyarrow as pa
+>>> from ddflow.operators.updates import few, ints
 >>> count = RunningCount(pa.schema({"v": pa.string()}), "count", Secret(1, 2))
 >>> out, change = count.compute([Updates(pa.table({"v": ["a", "a", "b"]}), few(0, 0, 0), ints(1, 1, 1), ints(5))], 5)
 >>> count.apply([change], upper=6, since=5)
@@ -36,13 +37,12 @@ from ddflow.kernels.group import group
 from ddflow.kernels.resolve import LIVE, Held
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.base import Context, Hashes, Operator, Running, register
-from ddflow.operators.updates import Updates, few, ints, overflow
+from ddflow.operators.updates import Updates, overflow
 from ddflow.plan.collection import Collection, Columns
 from ddflow.storage.record import Record
 from ddflow.trace.arrangement import Arrangement, Change
 from ddflow.trace.batch import Batch
 
-__all__ = ["Count", "RunningCount", "few", "ints"]
 KINDS = np.int32, np.int64, np.int64, np.int64
 """Of updates and of versions: ranks, rows, counts, and diffs or groups."""
 

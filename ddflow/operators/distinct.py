@@ -3,6 +3,7 @@
 Invariant: what is kept is the multiplicity of each row, as a count by all columns keeps it. A row that goes and comes
 back within a step is no change, and one whose multiplicity is negative is not there.
 
+>>> from ddflow.operators.updates import few, ints
 >>> schema = pa.schema({"v": pa.string()})
 >>> distinct = RunningDistinct(schema, Secret(1, 2))
 >>> updates = Updates(pa.table({"v": ["a", "a", "b"]}), few(0, 0, 0), ints(1, 1, -1), ints(5))
@@ -25,13 +26,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.columns.hashing import Secret
-from ddflow.operators.base import Context, Operator, Running, few, ints, register
+from ddflow.operators.base import Context, Operator, Running, register
 from ddflow.operators.count import RunningCount
 from ddflow.operators.updates import Updates, consolidated
 from ddflow.plan.collection import Collection, Columns
 from ddflow.trace.arrangement import Change
-
-__all__ = ["Distinct", "RunningDistinct", "few", "ints"]
 
 TIMES: Final = "_times"
 """The column of multiplicities, beside the row's."""

@@ -1,5 +1,7 @@
 """Filter: the rows for which a condition is true.
 
+>>> import pyarrow.compute as pc
+>>> from ddflow.operators.updates import few, ints
 >>> updates = Updates(pa.table({"v": [1, 2]}), few(0, 1), ints(1, 1), ints(3, 4))
 >>> passing(updates, lambda batch: pc.greater(batch["v"], 1), updates.rows.schema).rows.to_pydict()
 {'v': [2]}
@@ -13,18 +15,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ddflow.columns.hashing import flags
 from ddflow.columns.schema import arrays
 from ddflow.expressions import compile as compile_expression
-from ddflow.operators.base import Context, Linear, Operator, Running, few, ints, register
+from ddflow.operators.base import Context, Linear, Operator, Running, register
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Formula
 from ddflow.plan.formulas import shown_formula
 from ddflow.storage.record import Record
-
-__all__ = ["Filter", "few", "ints", "passing", "pc"]
 
 
 @register

@@ -1,5 +1,7 @@
 """Project: the rows mapped to other columns, by name or by expression; multiplicities stay, and add up downstream.
 
+>>> import pyarrow.compute as pc
+>>> from ddflow.operators.updates import few, ints
 >>> updates = Updates(pa.table({"v": [1, 2]}), few(0, 1), ints(1, 1), ints(3, 4))
 >>> mapped(updates, pa.schema({"w": pa.int64()}), [lambda batch: pc.add(batch["v"], 1)]).rows.to_pydict()
 {'w': [2, 3]}
@@ -12,20 +14,17 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ddflow.columns.names import check_names, column_names, did_you_mean
 from ddflow.columns.schema import one_batch
 from ddflow.errors import SpecError
 from ddflow.expressions import Expression
 from ddflow.expressions import compile as compile_expression
-from ddflow.operators.base import Context, Linear, Operator, Running, few, ints, register
+from ddflow.operators.base import Context, Linear, Operator, Running, register
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns, Formula
 from ddflow.plan.formulas import shown_formula
 from ddflow.storage.record import Record
-
-__all__ = ["Project", "few", "ints", "mapped", "pc"]
 
 
 @register

@@ -6,7 +6,8 @@ collection its rows are what keys show, each once; as an output its columns are 
 a key's rows are found and which one shows is ``upserting``'s.
 
 >>> import pyarrow as pa
->>> from ddflow.plan.collection import Plan
+>>> from ddflow.plan.codec import behind
+from ddflow.plan.collection import Plan
 >>> from ddflow.plan.spec import Upsert
 >>> plan = Plan()
 >>> people = plan.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
@@ -33,6 +34,7 @@ from ddflow.operators.held_rows import HeldChange, HeldRows
 from ddflow.operators.updates import Updates
 from ddflow.operators.upserting import ToUpserts
 from ddflow.operators.upserts_schema import DELETED, ROWS, Conflicts
+from ddflow.plan.codec import behind
 from ddflow.plan.collection import Collection, Columns
 from ddflow.storage.record import Record
 from ddflow.trace.arrangement import Arrangement
@@ -40,13 +42,8 @@ from ddflow.trace.arrangement import Arrangement
 
 def forgetting(node: Collection) -> list[str]:
     """The inputs that a collection is made of whose rows are forgotten without a retraction.  O(nodes)."""
-    seen, ahead = list[Collection](), [node]
-    while ahead:
-        each = ahead.pop()
-        if each not in seen:
-            seen.append(each)
-            ahead.extend(each.inputs)
-    inputs = [each.bound for each in node.flow.inputs.values() if each in seen]
+    read = behind([node])
+    inputs = [each.bound for each in node.flow.inputs.values() if each in read]
     return sorted(each.name for each in inputs if each.spec.expiry is not None and each.spec.expiry.forgets)
 
 

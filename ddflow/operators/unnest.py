@@ -5,6 +5,7 @@ or where elements are structs their fields; a list that is empty or null is none
 an element that stays while its list changes is retracted and asserted, until somebody consolidates, as every output
 does.
 
+>>> from ddflow.operators.updates import few, ints
 >>> updates = Updates(pa.table({"id": [7], "tag": [["a", "b"]]}), few(0), ints(1), ints(3))
 >>> unnested(updates, pa.schema({"id": pa.int64(), "tag": pa.string()}), "tag").rows.to_pylist()
 [{'id': 7, 'tag': 'a'}, {'id': 7, 'tag': 'b'}]
@@ -24,12 +25,10 @@ import pyarrow.types as pat
 from ddflow.columns.names import check_names, did_you_mean
 from ddflow.columns.schema import arrays
 from ddflow.errors import SpecError
-from ddflow.operators.base import Context, Linear, Operator, Running, few, ints, register
+from ddflow.operators.base import Context, Linear, Operator, Running, register
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns
 from ddflow.storage.record import Record
-
-__all__ = ["Unnest", "few", "ints", "unnested"]
 
 
 @register

@@ -18,6 +18,7 @@ was swept away meanwhile is `SnapshotExpired`, never another one. Nothing is wri
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from itertools import product
 from math import prod
 from typing import Any, Final, NamedTuple
@@ -41,8 +42,7 @@ from ddflow.partitions.stages import cut, placed
 from ddflow.partitions.version import Version, gone
 from ddflow.plan.codec import node_ids
 from ddflow.plan.collection import Plan
-from ddflow.plan.compatibility import compare
-from ddflow.plan.rebuild import rebuild
+from ddflow.plan.compatibility import plan_of
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.protocol import Store
@@ -98,15 +98,6 @@ def partitions_with(by: Sequence[str], values: Mapping[str, Sequence[Any]], mani
     return sorted({int(number) for number in partition_of(high, manifest.spread)})
 
 
-def plan_of(manifest: Manifest, flow: Plan | None, where: str) -> Plan:
-    """The state's own plan; the given ``flow`` where there is one.  Raises `PlanChanged`, and what `rebuild` does."""
-    if flow is None:
-        return rebuild(manifest.plan, where)
-    flow = flow.frozen()
-    compare(manifest.plan, flow, where)
-    return flow
-
-
 class Share(Reading):
     """One partition of one level, open for reading.  O(bytes of it): every file is verified.
 
@@ -142,10 +133,9 @@ def read_updates(
     ``share``: a level and a partition, as `shared` says; None for all of it.  ``as_of``, ``after``: as in
     `contents`.  Raises what `Version.opened`, `Share` and `Snapshot` do, and `NotReadable`.
     """
-    store = version.opened("read")
-    try:
+    with closing(version.opened("read")) as store:
         manifest = version.manifest(store)
-        plan = plan_of(manifest, flow, store.where)
+        plan = plan_of(manifest.plan, flow, store.where)
         try:
             reading = Snapshot(store, manifest, plan) if share is None else Share(store, manifest, plan, *share)
         except CorruptState:
@@ -153,8 +143,6 @@ def read_updates(
                 raise gone(store, version.number) from None
             raise
         return contents(reading, name, as_of, after)
-    finally:
-        store.close()
 
 
 def contents(reading: Reading, name: str, as_of: int | None = None, after: int | None = None) -> pa.Table:

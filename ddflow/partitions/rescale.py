@@ -26,11 +26,9 @@ epoch that was committed meanwhile wins. Files of the version before go in their
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import suppress
-from os import PathLike
-from types import TracebackType
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -41,19 +39,15 @@ from ddflow.partitions.rescale_task import Move, Moved, task
 from ddflow.partitions.stages import Stages, cut
 from ddflow.plan.codec import describe, fingerprint
 from ddflow.plan.collection import Plan
-from ddflow.plan.compatibility import compare
-from ddflow.plan.rebuild import rebuild
+from ddflow.plan.compatibility import plan_of
 from ddflow.storage.fields import encoded
 from ddflow.storage.manifest import PARTITIONS, Manifest, newest
 from ddflow.storage.manifest_log import ManifestLog, digest
 from ddflow.storage.memory import MemoryStore
-from ddflow.storage.opening import open_store
+from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.protocol import Blob, Store
 from ddflow.storage.record import Record
 from ddflow.time import CLOSED, NEVER
-
-State = str | PathLike[str] | Store
-Trust = Literal["owner", "group"]
 
 
 class Rescaled(NamedTuple):
@@ -76,17 +70,18 @@ class Rescaler:
     """A rescaling under way: `open`, run `moved.task` for each of ``tasks`` anywhere, any number of times, `finish`.
 
     ``cut``: of the state's flow.  ``move``: what tasks start from.  ``tasks``: (level, number) of each; none where
-    there is nothing to be done.  ``publishing``: whether a new version may be there.
+    there is nothing to be done.  ``made``: what they have told.  ``publishing``: whether a new version may be there.
     """
 
-    def __init__(self, store: Store, own: bool, ledger: ManifestLog, cut: Stages, move: Move) -> None:
-        self.store, self.ledger, self.cut, self.move, self._own = store, ledger, cut, move, own
+    def __init__(self, store: Store, ledger: ManifestLog, cut: Stages, move: Move) -> None:
+        self.store, self.ledger, self.cut, self.move, self.made = store, ledger, cut, move, list[Moved]()
         there = move.base.partitions != move.partitions and bool(ledger.manifest.partitions)
         levels = range(cut.levels if there else 0)
         self.tasks = [(level, number) for level in levels for number in range(move.partitions)]
         self.publishing = False
 
     @classmethod
+    @contextmanager
     def open(
         cls,
         state: State,
@@ -95,9 +90,10 @@ class Rescaler:
         flow: Plan | None = None,
         trust: Trust = "owner",
         memory: str | int | None = None,
-    ) -> Rescaler:
+    ) -> Iterator[Rescaler]:
         """Look at a state; nothing is written there.  O(manifests), and the inventory of a state of one partition.
 
+        Where the block fails before a new version may be there, what was ``made`` is deleted.
         ``flow``: its plan, where the state's own has functions.  ``memory``: what a task may take.  Raises `SpecError`
         for a number that cannot be, or a plan that has no place in partitions; `StateRefused`, `PlanChanged`,
         `CorruptState`, and what the store raises.
@@ -113,18 +109,18 @@ class Rescaler:
             raise SpecError(
                 f"memory={shown_size(size)}", "that is too small to work in", f"give {shown_size(LEAST)} or more"
             )
-        store = open_store(state, trust=trust, create=False)
-        try:
+        with opened_store(state, trust=trust, readonly=False) as store:
             manifest = newest(store)
             if manifest is None:
                 raise StateRefused(f"rescale {store.where}", "there is no state", "make one with flow.open")
             ledger, plan = ManifestLog(store, manifest, set()), cut(_plan(manifest, flow, store.where))
-            move = _move(store, manifest, plan, partitions, trust, size)
-        except BaseException:
-            if store is not state:
-                store.close()
-            raise
-        return cls(store, store is not state, ledger, plan, move)
+            rescaler = cls(store, ledger, plan, _move(store, manifest, plan, partitions, trust, size))
+            try:
+                yield rescaler
+            except BaseException:
+                if not rescaler.publishing:
+                    rescaler.forget(rescaler.made)
+                raise
 
     def finish(self, made: Iterable[Moved]) -> Rescaled:
         """Publish what the tasks made, one of each, as another version of the same epoch.  O(partitions + files).
@@ -203,19 +199,6 @@ class Rescaler:
                 with suppress(DdflowError):
                     self.store.delete(blob.name)
 
-    def close(self) -> None:
-        """Let go of the store; twice is harmless."""
-        if self._own:
-            self.store.close()
-
-    def __enter__(self) -> Rescaler:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def rescale(
     state: State, partitions: int, *, flow: Plan | None = None, trust: Trust = "owner", memory: str | int | None = None
@@ -226,30 +209,21 @@ def rescale(
     `StorageFailed`: it did not happen.
     """
     with Rescaler.open(state, partitions, flow=flow, trust=trust, memory=memory) as rescaler:
-        made: list[Moved] = []
-        try:
-            for level, number in rescaler.tasks:
-                made.append(task(rescaler.cut, rescaler.move, level, number, rescaler.store))
-            return rescaler.finish(made)
-        except BaseException:
-            if not rescaler.publishing:
-                rescaler.forget(made)
-            raise
+        for level, number in rescaler.tasks:
+            rescaler.made.append(task(rescaler.cut, rescaler.move, level, number, rescaler.store))
+        return rescaler.finish(rescaler.made)
 
 
 def _plan(manifest: Manifest, flow: Plan | None, where: str) -> Plan:
     """The flow that the state was made by."""
-    if flow is None:
-        return rebuild(manifest.plan, where)
-    flow = flow.frozen()
-    compare(manifest.plan, flow, where)
-    if fingerprint(describe(flow)) != manifest.fingerprint:
+    plan = plan_of(manifest.plan, flow, where)
+    if flow is not None and fingerprint(describe(plan)) != manifest.fingerprint:
         raise PlanChanged(
             f"rescale {where} with this plan",
             "it has more than the one that the state was made by",
             "take a step with it first, or rescale with the plan before",
         )
-    return flow
+    return plan
 
 
 def _move(store: Store, manifest: Manifest, plan: Stages, partitions: int, trust: str, memory: int | None) -> Move:

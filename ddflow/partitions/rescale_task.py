@@ -54,7 +54,7 @@ from ddflow.storage.protocol import Blob, Store
 from ddflow.storage.record import Record
 from ddflow.time import CLOSED, NEVER, Description
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Batch, same
+from ddflow.trace.batch import Batch, ends, same, starts
 from ddflow.trace.batch_file import Made, filed, unfiled
 from ddflow.trace.checkpoint import Written, restore, take
 from ddflow.trace.merge import Picked, by_sorting, useless
@@ -264,7 +264,7 @@ class _Task:
             n = picked.high.size
             if not n:
                 continue
-            last = np.append(_starts(picked)[1:], True)
+            last = ends(picked.high, picked.low)
             live = picked.live != 0
             born = int((live & last).sum())
             new.keys = new.keys + born
@@ -293,9 +293,9 @@ class _Task:
         A deletion's row may be filler, so what a live version of the same key says holds for all."""
         rows = gather(old.slots.pool, picked.references, keys)
         high, _ = identities(rows, self.secret, picked.high.size)
-        mine, starts = partition_of(high, self.move.partitions) == self.number, _starts(picked)
-        of, live = np.cumsum(starts) - 1, picked.live != 0
-        decided = mine[starts]
+        mine, first = partition_of(high, self.move.partitions) == self.number, starts(picked.high, picked.low)
+        of, live = np.cumsum(first) - 1, picked.live != 0
+        decided = mine[first]
         decided[of[live]] = mine[live]
         return decided[of]
 
@@ -307,15 +307,6 @@ class _Task:
         new.slots.files[part.slot] = Written(kept, layout, batch.rows.table.schema.names)
         self.added.append(kept.blob)
         return part
-
-
-def _starts(picked: Picked) -> Any:
-    """bool[m]: where another key begins."""
-    out = np.ones(picked.high.size, np.bool_)
-    out[1:] = picked.high[1:] != picked.high[:-1]
-    if picked.low.size:
-        out[1:] |= picked.low[1:] != picked.low[:-1]
-    return out
 
 
 def _taken(sealed: Sealed, rows: Ints, arrival: Ints) -> Sealed:

@@ -39,7 +39,6 @@ from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.result import Step
 from ddflow.engine import checkpoint as recovery
-from ddflow.operators.updates import Updates
 from ddflow.partitions.epoch_start import EpochStart, own
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.stage_graph import StageComputation, StageGraph, as_updates
@@ -162,7 +161,7 @@ class StagePart:
         }
         if frontier == CLOSED:
             last = max([self.dataflow.last, *(int(each.times[-1]) for each in came.values() if each.times.size)])
-        self.levelled.came = {number: each for number, each in came.items() if _some(each)}
+        self.levelled.came = {number: each for number, each in came.items() if each.diffs.size}
         return self.dataflow.take({}, self.dataflow.judge({}, last), frontier, last)
 
     def _written(self, base: EpochStart, step: Step) -> Receipt:
@@ -176,10 +175,7 @@ class StagePart:
         self.names = {each.name: each for each in Record.parse(data, "an inventory").files()}
         self.batch_store.name(self.names)
         self.at = blob.name
-        greatest = {name: intake.greatest for name, intake in self.dataflow.intakes.items()} if not self.level else {}
-        expiring = {name: upsert.expiring for name, upsert in self.dataflow.circuit.upserts.items()}
-        seen_so_far = {name: each.horizons.greatest for name, each in expiring.items() if each is not None}
-        horizons = {name: greatest for name, greatest in seen_so_far.items() if greatest is not None}
+        greatest, horizons = ({}, {}) if self.level else recovery.reached(self.dataflow)
         counts = {name: n for name, n in {**step.verdicts.counts, "absent": step.verdicts.absent}.items() if n}
         return Receipt(
             level=self.level,
@@ -263,10 +259,6 @@ def _own(record: Record, cut: Stages, level: int) -> dict[str, Any]:
         "operators": operators,
         "totals": record.record("totals").given if first else {},
     }
-
-
-def _some(updates: Updates) -> bool:
-    return bool(updates.diffs.size)
 
 
 def _sent(sums: Mapping[int, pa.Table], secret: Secret) -> str:

@@ -26,6 +26,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from ddflow.errors import SpecError
+from ddflow.plan.codec import behind
 from ddflow.plan.collection import Collection, Columns, Plan
 
 ALL: Final = pa.schema({"all": pa.bool_()})
@@ -136,7 +137,7 @@ class _Cutter:
         self.at = {node: n for n, node in enumerate(flow.nodes)}
         self.meetings: dict[tuple[Any, ...], Exchange] = {}
         self.level: dict[Collection, int] = dict.fromkeys(flow.inputs.values(), 0)
-        self.needed = self._needed()
+        self.needed = behind([*flow.inputs.values(), *flow.outputs.values()])
 
     def cut(self) -> Stages:
         """The cut."""
@@ -146,7 +147,8 @@ class _Cutter:
                 self.level[node] = self._meeting(node.inputs[0], node.exchange()[0] or ()).level
         for name, node in self.flow.outputs.items():
             direct = node.consolidated or self.places[node].by is not None
-            level = self.level[self.places[node].roots[0]] if direct else self._meeting(node, _every(node)).level
+            meeting = None if direct else self._meeting(node, tuple(node.schema.names))
+            level = self.level[self.places[node].roots[0]] if meeting is None else meeting.level
             outputs.append((level, name))
         levels = 1 + max(level for level, _ in outputs)
         levels = max(levels, 1 + max((each.level for each in self.meetings.values()), default=0))
@@ -164,18 +166,3 @@ class _Cutter:
             schema = pa.schema([of.schema.field(name) for name in by]) if by else ALL
             self.meetings[known] = Exchange(len(self.meetings), level, self.at[of], by, schema)
         return self.meetings[known]
-
-    def _needed(self) -> set[Collection]:
-        """What outputs depend on, and all inputs: their rows are judged, whoever reads them."""
-        found = set[Collection](self.flow.inputs.values())
-        walk = list(self.flow.outputs.values())
-        while walk:
-            node = walk.pop()
-            if node not in found:
-                found.add(node)
-                walk.extend(node.inputs)
-        return found
-
-
-def _every(node: Collection) -> Columns:
-    return tuple(node.schema.names)

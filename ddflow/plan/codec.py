@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -40,7 +40,7 @@ def describe(flow: Plan) -> dict[str, Any]:
 
     O(nodes).  Raises `SpecError` when two functions cannot be told apart by their names.
     """
-    made = PlanRecord(flow.outputs.values())
+    made = PlanRecord([*flow.outputs.values()])
     return {
         "inputs": {
             name: {
@@ -73,12 +73,23 @@ def columns(schema: pa.Schema) -> list[list[Any]]:
     return [[field.name, str(field.type), field.nullable] for field in schema]
 
 
+def behind(roots: Iterable[Collection]) -> set[Collection]:
+    """Collections and all that they are made of.  O(those)."""
+    found, ahead = set[Collection](), list(roots)
+    while ahead:
+        node = ahead.pop()
+        if node not in found:
+            found.add(node)
+            ahead += node.inputs
+    return found
+
+
 def node_ids(flow: Plan) -> dict[Collection, str]:
     """The ids of all collections that outputs depend on.  O(nodes).  Equal collections have one id.
 
     Raises what `describe` raises.
     """
-    return PlanRecord(flow.outputs.values()).ids
+    return PlanRecord([*flow.outputs.values()]).ids
 
 
 def node_id(collection: Collection) -> str:
@@ -98,18 +109,12 @@ def fingerprint(description: Mapping[str, Any]) -> str:
 class PlanRecord:
     """Some collections and all that they are made of, as JSON: ``ids`` by collection, ``nodes`` by id."""
 
-    def __init__(self, roots: Iterable[Collection]) -> None:
+    def __init__(self, roots: Sequence[Collection]) -> None:
         self.ids: dict[Collection, str] = {}
         self.nodes: dict[str, dict[str, Any]] = {}
         self.formulas = Formulas()
-        stack = list(roots)
-        flows, needed = {node.flow: None for node in stack}, set[Collection]()
-        while stack:
-            node = stack.pop()
-            if node not in needed:
-                needed.add(node)
-                stack += node.inputs
-        for flow in flows:
+        needed = behind(roots)
+        for flow in {node.flow: None for node in roots}:
             for node in flow.nodes:  # a collection stands behind what it is made of
                 if node in needed:
                     self._write(node)

@@ -34,7 +34,7 @@ from ddflow.errors import PlanChanged, cut
 from ddflow.plan.codec import describe, shown
 from ddflow.plan.collection import Input, Plan
 from ddflow.plan.merge.absent import same_function
-from ddflow.plan.rebuild import inputs
+from ddflow.plan.rebuild import inputs, rebuild
 from ddflow.plan.spec import Upsert
 from ddflow.storage.record import Record
 
@@ -75,6 +75,15 @@ class PlanChange:
             for option, (was, now) in options.items()
         ]
         return "; ".join(parts) or "it is the same plan"
+
+
+def plan_of(recorded: Mapping[str, Any], flow: Plan | None, where: str) -> Plan:
+    """The plan a state recorded; the given ``flow`` where there is one.  Raises as `compare` and `rebuild` do."""
+    if flow is None:
+        return rebuild(recorded, where)
+    flow = flow.frozen()
+    compare(recorded, flow, where)
+    return flow
 
 
 def compare(old: Mapping[str, Any], flow: Plan, where: str) -> PlanChange:

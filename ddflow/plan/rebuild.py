@@ -26,6 +26,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import pyarrow as pa
+from msgspec import UNSET, UnsetType, defstruct
 
 from ddflow.errors import CorruptState, DdflowError, SpecError, cut
 from ddflow.plan.bind import Bound, bind
@@ -37,10 +38,28 @@ from ddflow.plan.merge.machine import Machine
 from ddflow.plan.merge.merge import Merge
 from ddflow.plan.registry import operator, operators
 from ddflow.plan.spec import Upsert
+from ddflow.storage.fields import Natural, converted
 from ddflow.storage.record import Record
 
 _UNFIT = (DdflowError, pa.ArrowException, ValueError, TypeError, KeyError, OverflowError)
 """What building a plan of hostile parts may raise."""
+
+_TOMBSTONE: Any = defstruct("_TOMBSTONE", [("tombstone", str), ("value", bool | int | float | str | None, None)])
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(("key", "order_by", "noop_ignore", "value", "track"), list[str]),
+    **dict.fromkeys(("tie", "seq", "time", "late", "stale", "null_key", "where", "deletes", "versions"), str),
+    "lateness": Natural,
+    "delete": str | _TOMBSTONE,
+    "groups": list[tuple[Any, Any]],
+    "derive": list[tuple[Any, Any]],
+    "merge": str | dict[str, Any],
+    "expiry": dict[str, Any],
+    "exclusive": bool,
+}
+_SPEC: Any = defstruct(
+    "_SPEC", [(name, kind | UnsetType, UNSET) for name, kind in _KINDS.items()], forbid_unknown_fields=True
+)
+"""The kinds of what a spec holds; what they may be is looked at when it is made."""
 
 
 def inputs(description: Mapping[str, Any], where: str) -> dict[str, tuple[pa.Schema, Upsert]]:
@@ -49,7 +68,10 @@ def inputs(description: Mapping[str, Any], where: str) -> dict[str, tuple[pa.Sch
     O(description).  Raises `CorruptState` for what `describe` did not write.
     """
     given = Record(description, f"the plan of {where}").named("inputs")
-    return {name: (_schema(record), _spec(record.record("spec"))) for name, record in given.items()}
+    return {
+        name: (_schema(record, "schema", record.list("columns")), _spec(record.record("spec")))
+        for name, record in given.items()
+    }
 
 
 def bounds(description: Mapping[str, Any], where: str) -> dict[str, Bound]:
@@ -62,37 +84,21 @@ def bounds(description: Mapping[str, Any], where: str) -> dict[str, Bound]:
     return out
 
 
-def _schema(record: Record) -> pa.Schema:
-    text = record.text("schema")
+def _schema(record: Record, name: str, beside: list[Any]) -> pa.Schema:
+    """A schema in Arrow's bytes, beside which its columns stand in words."""
+    text = record.text(name)
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
         found = columns(schema)
     except (binascii.Error, OSError, *_UNFIT) as error:
-        raise _corrupt(record.what, f"its schema is none ({error})") from None
-    if found != record.list("columns"):
-        raise _corrupt(record.what, f"its schema has the columns {found}, beside it stand {record.list('columns')}")
+        raise _corrupt(record.what, f"its {name} is none ({error})") from None
+    if found != beside:
+        raise _corrupt(record.what, f"its {name} has the columns {found}, beside it stand {beside}")
     return schema
 
 
 def _spec(record: Record) -> Upsert:
-    for name in record.names():
-        if name in ("key", "order_by", "noop_ignore", "value", "track"):
-            record.texts(name)
-        elif name == "lateness":
-            record.number(name)
-        elif name == "delete" and isinstance(record.given[name], dict):
-            tombstone = record.record(name)
-            tombstone.text("tombstone")
-            if not isinstance(tombstone.given.get("value"), bool | int | float | str | None):
-                raise _corrupt(tombstone.what, "its value is none")
-        elif name in ("groups", "derive"):
-            if not all(isinstance(pair, list) and len(pair) == 2 for pair in record.list(name)):
-                raise _corrupt(record.what, f"its {name} are no pairs")
-        elif name in ("merge", "expiry", "exclusive"):  # whose own readers look at every value
-            if record.given[name] is None:
-                raise _corrupt(record.what, f"its {name} is none")
-        else:
-            record.text(name)
+    converted(record.given, _SPEC, record.what)
     merge: Any = record.given.get("merge")
     known = not (isinstance(merge, dict) and "function" in merge)
     try:
@@ -134,7 +140,7 @@ def rebuild(description: Mapping[str, Any], where: str = "a state") -> Plan:
         outputs = whole.record("outputs")
         for name in outputs.names():
             flow.output(name, made[outputs.text(name)])
-        found = PlanRecord(made.values()).ids
+        found = PlanRecord([*made.values()]).ids
     except (CorruptState, _Absent):
         raise
     except (CycleError, *_UNFIT) as error:
@@ -149,13 +155,11 @@ def _machine(input: Record) -> Machine | None:
     """The machine of an input, if it has one."""
     if "machine" not in input:
         return None
-    given, text = input.record("machine"), input.text("state")
+    given = input.record("machine")
+    schema = _schema(input, "state", given.list("state"))
     try:
-        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
-        if columns(schema) != given.list("state"):
-            raise ValueError(f"its state has the columns {columns(schema)}, beside it stand {given.list('state')}")
         return Machine.of_json({k: v for k, v in given.given.items() if k != "state"}, schema)
-    except (binascii.Error, OSError, *_UNFIT) as error:
+    except _UNFIT as error:
         raise _corrupt(given.what, f"it is none ({error})") from None
 
 

@@ -29,15 +29,14 @@ import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from os import PathLike
 from time import time
-from typing import Final, Literal
+from typing import Final
 
 from ddflow.errors import CorruptState
 from ddflow.storage import leftovers
 from ddflow.storage.manifest import Manifest, at, newest
 from ddflow.storage.manifest_log import GRACE
-from ddflow.storage.opening import open_store
+from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.protocol import Blob, Entry, Store
 from ddflow.storage.record import Record
 
@@ -75,12 +74,12 @@ class Collected:
 
 
 def gc(
-    state: str | PathLike[str] | Store,
+    state: State,
     *,
     grace: float = GRACE,
     orphans: float = DAY,
     dry_run: bool = False,
-    trust: Literal["owner", "group"] = "owner",
+    trust: Trust = "owner",
 ) -> Collected:
     """Delete the expired versions of a state, and files that no version names.
 
@@ -112,8 +111,7 @@ def gc(
     -----
     O(m + f), for m manifests and f files.
     """
-    store = open_store(state, trust=trust, create=False, readonly=dry_run)
-    try:
+    with opened_store(state, trust=trust, readonly=dry_run) as store:
         early = newest(store)
         folder = leftovers.owned(store, early, deleting=True)
         outputs = leftovers.hidden(folder)
@@ -141,9 +139,6 @@ def gc(
             sum(each.length for each in waiting),
             [each.path for each in outputs],
         )
-    finally:
-        if store is not state:
-            store.close()
 
 
 def versions(store: Store, manifest: Manifest, grace: float, orphans: float) -> tuple[list[Manifest], list[int]]:

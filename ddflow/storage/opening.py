@@ -16,12 +16,18 @@ ddflow.errors.StateRefused: open the state hdfs://host/orders: hdfs:// is not su
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
 
 from ddflow.errors import StateRefused
 from ddflow.storage import address
 from ddflow.storage.local import LocalStore
 from ddflow.storage.protocol import Store
+
+State = str | os.PathLike[str] | Store
+"""Where a state is: its folder, ``s3://bucket/prefix``, or a store that is open."""
+Trust = Literal["owner", "group"]
 
 
 def located(given: Any) -> str | os.PathLike[str]:
@@ -54,3 +60,14 @@ def open_store(given: Any, *, trust: str = "owner", create: bool = True, readonl
 
         return S3Store(given, create=create, readonly=readonly)
     return LocalStore(given, create=create, trust=trust, readonly=readonly)
+
+
+@contextmanager
+def opened_store(given: Any, *, trust: str = "owner", readonly: bool = True) -> Iterator[Store]:
+    """As `open_store`, of a state that there is; closed at the end, but for a store that was given open."""
+    store = open_store(given, trust=trust, create=False, readonly=readonly)
+    try:
+        yield store
+    finally:
+        if store is not given:
+            store.close()

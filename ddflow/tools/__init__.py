@@ -3,7 +3,6 @@
     verify    its collections against the stateless fold of their logs, key by key
     fsck      every byte of every file, and whether they fit together
     inspect   what it consists of, from its manifest alone
-    why       one key's story: what it held, and why not something else
     export    its collections as tables, range by range
     rollback  an older version, published again
     migrate   a log replayed into a new state of another plan

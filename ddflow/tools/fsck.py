@@ -26,7 +26,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, Literal
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -35,19 +35,18 @@ from ddflow.columns.hashing import Secret
 from ddflow.dataflow.graph import Graph
 from ddflow.engine.checkpoint import Inventories
 from ddflow.engine.commits import files_named
-from ddflow.engine.snapshot import State
 from ddflow.errors import DdflowError, SpecError
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.partitions.stages import placed
 from ddflow.plan.codec import fingerprint, node_ids
 from ddflow.plan.collection import Columns, Plan
-from ddflow.plan.compatibility import compare
-from ddflow.plan.rebuild import bounds, rebuild
+from ddflow.plan.compatibility import plan_of
+from ddflow.plan.rebuild import bounds
 from ddflow.storage.arrow_file import read_batches
 from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest import Epoch, Manifest
 from ddflow.storage.manifest_log import digest
-from ddflow.storage.opening import open_store
+from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.outputs import MARK, OutputFolder, disk_of
 from ddflow.storage.protocol import Blob, Entry, Store
 from ddflow.storage.record import Record
@@ -67,7 +66,7 @@ def fsck(
     state: State,
     *,
     flow: Plan | None = None,
-    trust: Literal["owner", "group"] = "owner",
+    trust: Trust = "owner",
     look: Look = lambda size: None,
 ) -> Report:
     """Check every byte of a state: all kept manifests, every file that they name, and what these hold.
@@ -77,12 +76,8 @@ def fsck(
     O(bytes); in memory, the newest version's bookkeeping.  Raises `StateRefused` where there is no state,
     `StorageFailed` if its place cannot be read.
     """
-    store = open_store(state, trust=trust, create=False, readonly=True)
-    try:
+    with opened_store(state, trust=trust) as store:
         return _Check(store, flow, look).run()
-    finally:
-        if store is not state:
-            store.close()
 
 
 class _Check:
@@ -92,8 +87,8 @@ class _Check:
         self.store, self.flow, self.look, self.report = store, flow, look, Report(store.where)
         self.damaged, self.compared = set[str](), dict[Blob, pa.Buffer | None]()
         self.files = set[Blob | tuple[str, Blob]]()
-        self.named: set[str] | None = set()
-        """All names that manifests hold; None once that is not known."""
+        self.named, self.all_named = set[str](), True
+        """The names that manifests hold, and whether these are all of them."""
         self.made_of: dict[int, str] = {}
         """The digests that manifests should have by those after them."""
         self.batch_store, self.seen = Memo(store, self.damaged), set[str]()
@@ -127,7 +122,7 @@ class _Check:
         except Known:
             pass
         except DdflowError as error:
-            self._unknown(file)
+            self.all_named &= not file.startswith("manifests/")
             named = _NAMED.search(error.asked) or _NAMED.search(error.found)
             if named is not None:
                 file = f"blobs/{named[0]}"
@@ -138,11 +133,7 @@ class _Check:
             self.report.problem(file, f"an invariant does not hold ({str(error)[:200] or 'see ddflow'})", number)
         except Exception as error:  # whatever it is, the others are to be looked at
             self.report.problem(file, f"{type(error).__name__}: {str(error)[:200]}", number)
-            self._unknown(file)
-
-    def _unknown(self, file: str) -> None:
-        if file.startswith("manifests/"):
-            self.named = None
+            self.all_named &= not file.startswith("manifests/")
 
     def _manifest(self, number: int) -> None:
         self.report.manifests += 1
@@ -175,51 +166,43 @@ class _Check:
     def _inventory(self, manifest: Manifest, flow: Plan | None, place: int, newest: bool) -> Record | None:
         """An inventory and all that it names, looked at; what it says, where that can be read."""
         part, number = manifest.partitions[place], manifest.number
-        self._name({part.name})
+        self.named.add(part.name)
         record = None
         with self._guard(f"blobs/{part.name}", number):
             whole = self._compare(part, number)
             if whole is None:
-                self.named = None
+                self.all_named = False
                 return None
             try:
                 record = Record.parse(whole, f"the file {part.name} of {self.store.where}")
-                names = files_named(bytes(whole))
+                self.named |= files_named(bytes(whole))
             except BaseException:
-                self.named = None
+                self.all_named = False
                 raise
-            self._name(names)
             for blob in record.files():
                 self._compare(blob, number)
-            self._examination(manifest, flow, place, newest).run(record)
+            Examination(
+                manifest,
+                place % manifest.spread,
+                self._operators(manifest, flow),
+                self.batch_store,
+                lambda: self._guard(f"blobs/{part.name}", number),
+                self.seen,
+                newest,
+            ).run(record)
         return record
 
     def _plan(self, manifest: Manifest) -> Plan | None:
         """The flow that a manifest's state was made by; None where its own has functions, or is damaged."""
         with self._guard(manifest_file(manifest.number), manifest.number):
-            if self.flow is not None:
-                compare(manifest.plan, self.flow, self.store.where)
-                return self.flow.frozen()
             try:
-                return rebuild(manifest.plan, self.store.where)
+                return plan_of(manifest.plan, self.flow, self.store.where)
             except SpecError as error:
                 self.report.note(
                     f"{error.found}, so what is kept of counts and outputs was compared byte for byte, "
                     "and not looked at; give the flow to do that"
                 )
         return None
-
-    def _examination(self, manifest: Manifest, flow: Plan | None, place: int, whole: bool) -> Examination:
-        part = manifest.partitions[place].name
-        return Examination(
-            manifest,
-            place % manifest.spread,
-            self._operators(manifest, flow),
-            self.batch_store,
-            lambda: self._guard(f"blobs/{part}", manifest.number),
-            self.seen,
-            whole,
-        )
 
     def _operators(self, manifest: Manifest, flow: Plan | None) -> Operators:
         """New operators of a manifest's plan, counts where the flow is known."""
@@ -286,7 +269,7 @@ class _Check:
         """How many rows a file of an output has; None when that was not, or could not be, found out now."""
         if blob.name.endswith(PARQUET):
             return self._parquet(manifest, epoch, name, blob)
-        self._name({blob.name})
+        self.named.add(blob.name)
         whole = self._compare(blob, manifest.number)
         schema = None if flow is None else flow.updates_schema(name)
         if whole is None or schema is None or blob.name in self.seen:
@@ -313,12 +296,8 @@ class _Check:
             return int(pq.ParquetFile(pa.BufferReader(data)).metadata.num_rows)
         return None
 
-    def _name(self, names: set[str]) -> None:
-        if self.named is not None:
-            self.named |= names
-
     def _garbage(self, entries: list[Entry]) -> None:
-        if self.named is None:
+        if not self.all_named:
             self.report.garbage = self.report.garbage_bytes = None
             return
         left = [entry for entry in entries if entry.name not in self.named]

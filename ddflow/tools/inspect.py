@@ -22,25 +22,25 @@ from __future__ import annotations
 import json
 import time
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import to_builtins
 
 from ddflow.dataflow.batcher import PendingRecord
-from ddflow.engine.snapshot import State, found
+from ddflow.engine.snapshot import found
 from ddflow.errors import DdflowError
 from ddflow.plan.codec import columns, shown
 from ddflow.plan.rebuild import inputs
 from ddflow.storage.feeding import Fed
 from ddflow.storage.manifest import Epoch, Manifest, at
-from ddflow.storage.opening import open_store
+from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.outputs import of
 from ddflow.storage.protocol import Store
 from ddflow.storage.record import Record
 from ddflow.trace.records import ArrangementRecord, RunRecord
 
 
-def inspect(state: State, *, trust: Literal["owner", "group"] = "owner") -> dict[str, Any]:
+def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
     """Tell what a state consists of, from its manifest and inventory alone: O(the inventory).
 
     Parameters
@@ -67,8 +67,7 @@ def inspect(state: State, *, trust: Literal["owner", "group"] = "owner") -> dict
     StateRefused, CorruptState
         If there is no state; if the newest manifest or its inventory is damaged.
     """
-    store = open_store(state, trust=trust, create=False, readonly=True)
-    try:
+    with opened_store(state, trust=trust) as store:
         manifest = found(store)
         out: dict[str, Any] = {
             "state": store.where,
@@ -106,9 +105,6 @@ def inspect(state: State, *, trust: Literal["owner", "group"] = "owner") -> dict
         out["files"], out["bytes"] = len(named), sum(named.values())
         out["versions"] = [_version(store, number) for number in reversed(store.numbers())]
         return out
-    finally:
-        if store is not state:
-            store.close()
 
 
 def iso(milliseconds: int) -> str:

@@ -27,12 +27,13 @@ from typing import Any
 import pyarrow as pa
 
 from ddflow.columns.hashing import Secret
-from ddflow.columns.schema import conform, imported, to_schema, to_table
+from ddflow.columns.schema import imported, to_schema, to_table
 from ddflow.dataflow.result import Step
 from ddflow.engine.engine import Engine
 from ddflow.engine.flow import Flow
-from ddflow.engine.logs import MARKS, Full, Restated, parts_of
+from ddflow.engine.logs import MARKS, Full, Restated, batches, parts_of
 from ddflow.errors import NotArrow
+from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.plan.bind import Bound
 from ddflow.plan.spec import Upsert
 from ddflow.time import CLOSED
@@ -90,9 +91,8 @@ def merge_on_read(
     >>> sorted(merge_on_read(log, Upsert(key="id"))["city"].to_pylist())
     ['Basel', 'Chur']
     """
-    with folded(log, spec, schema, memory=memory, spill=spill, secret=secret) as pieces:
-        tables = list(pieces)
-    return pa.concat_tables(tables)
+    with folded(log, spec, schema, memory=memory, spill=spill, secret=secret) as upsert:
+        return upsert.arranged.read().select(upsert.bound.row_schema.names)
 
 
 @contextmanager
@@ -104,8 +104,8 @@ def folded(
     memory: str | int | None = None,
     spill: str | PathLike[str] | None = None,
     secret: Secret | None = None,
-) -> Iterator[Iterator[pa.Table]]:
-    """What `merge_on_read` gives, range by range of identities; one piece at least.  To be read within the ``with``."""
+) -> Iterator[RunningUpsert]:
+    """What holds the rows that `merge_on_read` gives.  To be read within the ``with``."""
     parts, first = _parts(log)
     if schema is None and first is None:
         raise NotArrow(f"rows for {LOG!r}", "there is no part that tells of columns", "give schema=")
@@ -120,8 +120,7 @@ def folded(
             take(engine, LOG, part, time)
         if flow.holds_back:
             engine.advance_to(CLOSED)
-        names = input.schema.names
-        yield (piece.select(names) for piece in engine.dataflow.circuit.upserts[LOG].arranged.pieces())
+        yield engine.dataflow.circuit.upserts[LOG]
 
 
 def take(engine: Engine, name: str, part: Any, time: int, epoch: int | None = None) -> Step:
@@ -142,7 +141,8 @@ def _calls(parts: Iterator[Any], declared: pa.Schema, bound: Bound) -> Iterator[
             # Part by part, since a column that a part lacks is not null there; how events are split does not matter.
             yield from each
         else:
-            yield pa.RecordBatchReader.from_batches(declared, _conformed(each, declared, bound.required))
+            events = chain.from_iterable(batches(part, bound) for part in each)
+            yield pa.RecordBatchReader.from_batches(declared, events)
 
 
 def _parts(log: Any) -> tuple[Iterator[Any], Any]:
@@ -164,10 +164,3 @@ def _streamed(part: Any) -> Any:
     if hasattr(part, "__arrow_c_stream__"):
         return imported(pa.RecordBatchReader.from_stream, part, repr(LOG))
     return to_table(part, repr(LOG), pa.schema([]))
-
-
-def _conformed(parts: Iterator[Any], schema: pa.Schema, required: list[str]) -> Iterator[pa.RecordBatch]:
-    for part in parts:
-        given = _streamed(part)
-        for rows in given if isinstance(given, pa.RecordBatchReader) else [given]:
-            yield from conform(to_table(rows, repr(LOG), schema), schema, repr(LOG), required).to_batches()

@@ -26,10 +26,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
-from os import PathLike
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -45,13 +44,10 @@ from ddflow.operators.updates import Updates, consolidated, ints
 from ddflow.plan.collection import Plan
 from ddflow.storage.feeding import Fed
 from ddflow.storage.local import LocalStore
-from ddflow.storage.opening import open_store
+from ddflow.storage.opening import State, Trust, open_store
 from ddflow.storage.protocol import Store
 from ddflow.time import NEVER
 from ddflow.tools.merge_on_read import take as taken
-
-State = str | PathLike[str] | Store
-Trust = Literal["owner", "group"]
 
 
 class Told:
@@ -159,36 +155,26 @@ def migrate(
     the times that were seen are closed (with ``lateness=``, those it closes), and all that the old state had closed.
     O(log); memory for both contents of an output.
     """
-    done: list[Migrated] = []
-    replay(
-        old_state,
-        new_state,
-        flow,
-        _fed(log),
-        done.append,
-        output,
-        whole=whole,
-        old_flow=old_flow,
-        memory=memory,
-        trust=trust,
-    )
-    return done[0]
+    with replay(
+        old_state, new_state, flow, _fed(log), output, whole=whole, old_flow=old_flow, memory=memory, trust=trust
+    ) as done:
+        return done
 
 
+@contextmanager
 def replay(
     old_state: State,
     new_state: State,
     flow: Flow,
     feed: Feed,
-    take: Callable[[Migrated], None],
     output: str | None = None,
     *,
     whole: bool = False,
     old_flow: Flow | None = None,
     memory: str | int | None = None,
     trust: Trust = "owner",
-) -> None:
-    """As `migrate`, of a log that ``feed`` replays; ``take`` gets the result before the new state is let stand."""
+) -> Iterator[Migrated]:
+    """As `migrate`, of a log that ``feed`` replays; where the block fails, the new state goes as if it never was."""
     with Snapshot.open(old_state, flow=old_flow, trust=trust) as old:
         wanted = _wanted(old, flow, output, whole)
         with _fresh(new_state, trust) as store, flow.open(store, memory=memory, autocommit=False) as engine:
@@ -198,15 +184,13 @@ def replay(
             engine.commit()
             tables = {name: _net(name, old if same else None, engine) for name, same in wanted.items()}
             other = [name for name, same in wanted.items() if not same]
-            take(
-                Migrated(
-                    tables,
-                    engine.epoch,
-                    engine.last,
-                    [n for n in other if n not in old.flow.outputs],
-                    [n for n in other if n in old.flow.outputs],
-                    [n for n in old.flow.outputs if n not in flow.outputs],
-                )
+            yield Migrated(
+                tables,
+                engine.epoch,
+                engine.last,
+                [n for n in other if n not in old.flow.outputs],
+                [n for n in other if n in old.flow.outputs],
+                [n for n in old.flow.outputs if n not in flow.outputs],
             )
 
 
@@ -325,8 +309,5 @@ def _held(state: State, trust: Trust) -> bool:
         store = open_store(state, trust=trust, create=False, readonly=True)
     except StateRefused:
         return False  # and if it is for another reason, it is said when it is made
-    try:
+    with nullcontext() if store is state else closing(store):
         return bool(store.numbers()) or store.marked() >= 0
-    finally:
-        if store is not state:
-            store.close()

@@ -39,7 +39,7 @@ from ddflow.storage.record import Record
 from ddflow.time import NEVER
 from ddflow.trace import checkpoint as inventory
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Batch
+from ddflow.trace.batch import Batch, ends
 from ddflow.trace.batch_file import Made
 from ddflow.trace.merge import by_sorting
 from ddflow.trace.records import ArrangementRecord, BatchRecord
@@ -249,10 +249,7 @@ def census(arranged: Arrangement, rows: Made) -> tuple[int, int]:
     live = dead = 0
     for parts in arranged.ranges():
         picked = by_sorting(arranged.slots, parts, NEVER, droppable=False)
-        last = np.ones(picked.high.size, bool)
-        last[:-1] = picked.high[1:] != picked.high[:-1]
-        if picked.low.size:
-            last[:-1] |= picked.low[1:] != picked.low[:-1]
+        last = ends(picked.high, picked.low)
         there = last & (picked.live != 0)
         live, dead = live + int(there.sum()), dead + int((last & (picked.live == 0)).sum())
         bare = np.flatnonzero(there & (picked.value == 0))

@@ -24,9 +24,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from os import PathLike
 from time import time
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -36,13 +35,10 @@ from ddflow.storage.fields import encoded
 from ddflow.storage.garbage import blobs_of, inside
 from ddflow.storage.manifest import Call, Manifest, at
 from ddflow.storage.manifest_log import digest
-from ddflow.storage.opening import open_store
+from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.outputs import OutputFolder
 from ddflow.storage.protocol import Blob, Store
 from ddflow.storage.record import Record
-
-State = str | PathLike[str] | Store
-Trust = Literal["owner", "group"]
 
 
 class OldVersion(NamedTuple):
@@ -80,13 +76,9 @@ def versions(state: State, *, trust: Trust = "owner") -> list[OldVersion]:
 
     O(bytes of manifests and inventories + files).  Raises `StateRefused` where there is no state.
     """
-    store = open_store(state, trust=trust, create=False, readonly=True)
-    try:
+    with opened_store(state, trust=trust) as store:
         lengths = {entry.name: entry.length for entry in store.list()}
         return [_looked_at(store, number, lengths) for number in _numbers(store)]
-    finally:
-        if store is not state:
-            store.close()
 
 
 def rollback(state: State, epoch: int | None = None, *, trust: Trust = "owner") -> RolledBack:
@@ -122,8 +114,7 @@ def rollback(state: State, epoch: int | None = None, *, trust: Trust = "owner") 
     -----
     O(bytes of the versions looked at).
     """
-    store = open_store(state, trust=trust, create=False)
-    try:
+    with opened_store(state, trust=trust, readonly=False) as store:
         numbers = _numbers(store)
         found, passed = _chosen(store, numbers, epoch)
         # Nothing is published where it cannot be told which output files to hide; no file is deleted here.
@@ -133,9 +124,6 @@ def rollback(state: State, epoch: int | None = None, *, trust: Trust = "owner") 
         if found.number != numbers[0]:
             made = _copied(store, found, numbers[0] + 1)
         return RolledBack(made, found.number, passed, _hidden(store, made, folders))
-    finally:
-        if store is not state:
-            store.close()
 
 
 def _numbers(store: Store) -> list[int]:

@@ -28,7 +28,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from os import PathLike
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -37,15 +37,16 @@ from ddflow.columns.hashing import Ints, Secret, validity, words
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.rows import shown_row
 from ddflow.engine.logs import MARKS, as_fed, batches, parts_of
-from ddflow.engine.snapshot import Snapshot, State
+from ddflow.engine.snapshot import Snapshot
 from ddflow.errors import NotReadable
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.plan.collection import Plan
 from ddflow.storage.feeding import Fed
+from ddflow.storage.opening import State, Trust
 from ddflow.storage.protocol import Store
 from ddflow.terminal import as_text
 from ddflow.time import CLOSED, shown
-from ddflow.tools.compared import Piece, aligned, in_order
+from ddflow.tools.compared import Piece, aligned
 from ddflow.tools.merge_on_read import folded
 from ddflow.tools.recount import recounted
 
@@ -160,7 +161,7 @@ def verify(
     flow: Plan | None = None,
     memory: str | int | None = "1GB",
     spill: str | PathLike[str] | None = None,
-    trust: Literal["owner", "group"] = "owner",
+    trust: Trust = "owner",
     look: Look = lambda rows: None,
 ) -> Verified:
     """Compare inputs of a state with their logs, key by key.
@@ -235,9 +236,7 @@ class _Comparison:
         fed = self.snapshot.dataflow.fed.get(bound.name, Fed())
         given = self._parts(as_fed(parts_of(log, repr(bound.name)), fed, bound))
         with folded(given, bound.spec, bound.schema, memory=memory, spill=spill, secret=self.secret) as expected:
-            rows = in_order(self.upsert.arranged, bound, self.secret)
-            ours = (table.select(bound.row_schema.names) for table in rows)
-            for one, other in aligned(ours, expected, bound, self.secret):
+            for one, other in aligned(self.upsert.arranged, expected.arranged, bound, self.secret):
                 self._compare(one, other)
         self._note()
         return self.out

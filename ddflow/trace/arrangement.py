@@ -35,7 +35,7 @@ from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Held
 from ddflow.storage.batch_store import BatchStore
 from ddflow.time import NEVER, Description, advance, shown
-from ddflow.trace.batch import Batch
+from ddflow.trace.batch import Batch, starts
 from ddflow.trace.index import Index
 from ddflow.trace.merge import END, Lapse, RunMerge, by_sorting
 from ddflow.trace.run import Part, Run, Slots
@@ -294,13 +294,10 @@ class Arrangement:
         if not parts:
             return np.empty(0, np.int64)
         picked = by_sorting(self.slots, parts, NEVER, droppable=False)
-        same = picked.high[1:] == picked.high[:-1]
-        if picked.low.size:
-            same &= picked.low[1:] == picked.low[:-1]
         early = picked.time <= as_of
         last = early.copy()
         # A version is the one in force when the next of its key is not yet.
-        last[:-1] &= ~(same & early[1:])
+        last[:-1] &= starts(picked.high, picked.low)[1:] | ~early[1:]
         live: Ints = picked.references[last & (picked.live != 0)]
         return live
 

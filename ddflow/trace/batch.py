@@ -104,3 +104,21 @@ class Batch:
             )
         # Sorted by identity, then time.
         assert less.all(), "a batch is not in hash order"
+
+
+def starts(high: Words, low: Words) -> Any:
+    """bool[n]: where another key begins, of identities in order (``low`` of size 0 where one word is enough).  O(n).
+
+    >>> starts(np.array([1, 1, 2], np.uint64), np.empty(0, np.uint64)).tolist()
+    [True, False, True]
+    """
+    out = np.ones(high.size, np.bool_)
+    out[1:] = high[1:] != high[:-1]
+    if low.size:
+        out[1:] |= low[1:] != low[:-1]
+    return out
+
+
+def ends(high: Words, low: Words) -> Any:
+    """bool[n]: which are the last of their keys, of identities in order.  O(n)."""
+    return np.append(starts(high, low)[1:], np.ones(min(high.size, 1), np.bool_))

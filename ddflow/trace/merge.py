@@ -32,7 +32,7 @@ from ddflow.errors import CorruptState
 from ddflow.kernels.merge import prune
 from ddflow.kernels.resolve import LIVE
 from ddflow.time import NEVER
-from ddflow.trace.batch import Batch, same
+from ddflow.trace.batch import Batch, ends, same, starts
 from ddflow.trace.index import Index
 from ddflow.trace.run import Part, Run, Slots
 
@@ -156,12 +156,8 @@ def by_sorting(
 
 def useless(picked: Picked, since: int, lapse: Lapse) -> Any:
     """bool[m]: which versions are deletions that hide nothing any more, of keys that need not be known.  O(m)."""
-    same = picked.high[1:] == picked.high[:-1]
-    if picked.low.size:
-        same &= picked.low[1:] == picked.low[:-1]
-    out = (picked.live == 0) & (picked.time <= since)
-    out[1:] &= ~same
-    out[:-1] &= ~same
+    alone = starts(picked.high, picked.low) & ends(picked.high, picked.low)
+    out = alone & (picked.live == 0) & (picked.time <= since)
     out[out] &= lapse.of(picked.order[out])
     return out
 

@@ -27,7 +27,7 @@ from ddflow.columns.hashing import NONE, Flags, Ints
 from ddflow.columns.rows import RowPool
 from ddflow.kernels.gather import SLOT
 from ddflow.time import Description
-from ddflow.trace.batch import Batch
+from ddflow.trace.batch import Batch, ends
 
 LASTS = 1 << 16
 """Versions that `lasts` looks at together."""
@@ -51,12 +51,7 @@ def lasts(batch: Batch, part: Part) -> Iterator[Ints]:
     for begin in range(part.begin, part.end, LASTS):
         end = min(begin + LASTS, part.end)
         to = min(end + 1, part.end)
-        same = batch.high[begin + 1 : to] == batch.high[begin : to - 1]
-        if batch.low.size:
-            same &= batch.low[begin + 1 : to] == batch.low[begin : to - 1]
-        last = np.ones(end - begin, bool)
-        last[: same.size] = ~same
-        yield np.flatnonzero(last) + begin
+        yield np.flatnonzero(ends(batch.high[begin:to], batch.low[begin:to])[: end - begin]) + begin
 
 
 class Slots:

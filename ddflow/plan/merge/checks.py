@@ -70,9 +70,8 @@ def check(spec: Any, refuse: Refuse) -> None:
         refuse(f"merge= is {spec.merge!r}", "give dd.Merge(...), or 'first_row'")
     if not isinstance(spec.exclusive, bool):
         refuse(f"exclusive={spec.exclusive!r}", "give True or False")
-    for name in ("exclusive",) if spec.exclusive else ():
-        if not spec.groups:
-            refuse(f"{name}=True without groups=", "name the groups, or leave it out")
+    if spec.exclusive and not spec.groups:
+        refuse("exclusive=True without groups=", "name the groups, or leave it out")
     if spec.deletes != "row" and not spec.groups:
         refuse(f"deletes={spec.deletes!r} without groups=", "name the groups, or leave it out")
     if spec.deletes != "row" and spec.delete is None and spec.where is None:
@@ -98,26 +97,22 @@ def _names(spec: Any, refuse: Refuse) -> None:
     for option in ("time", "seq"):
         if getattr(spec, option) is not None:
             owner.setdefault(getattr(spec, option), f"the {option} column")
+    if not all(of for of, _ in spec.grouped):
+        refuse("groups= has a group without an order column", "name one, or leave the group out")
     grouped: dict[str, str] = {}
-    for of, _ in spec.grouped:
-        if not of:
-            refuse("groups= has a group without an order column", "name one, or leave the group out")
-        for column in of:
+    orders = [column for of, _ in spec.grouped for column in of]
+    decided = [column for _, columns in spec.grouped for column in columns]
+    once = "a column is in one group, and is no key, order, sequence or time column"
+    for those, does, said, remedy in (
+        (orders, "orders by", "an order column of groups=", "give each group order columns of its own"),
+        (decided, "decides", "in a group already", once),
+    ):
+        for column in those:
             if not isinstance(column, str) or column in owner or column in grouped:
-                refuse(
-                    f"groups= orders by {column!r}, which is {owner.get(column, grouped.get(column, 'no name'))}",
-                    "give each group order columns of its own",
-                )
-            grouped[column] = "an order column of groups="
-    for _, columns in spec.grouped:
-        for column in columns:
-            if not isinstance(column, str) or column in owner or column in grouped:
-                refuse(
-                    f"groups= decides {column!r}, which is {owner.get(column, grouped.get(column, 'no name'))}",
-                    "a column is in one group, and is no key, order, sequence or time column",
-                )
-            grouped[column] = "in a group already"
-    owner |= {name: said for name, said in grouped.items() if said.startswith("an order")}
+                what = owner.get(column, grouped.get(column, "no name"))
+                refuse(f"groups= {does} {column!r}, which is {what}", remedy)
+            grouped[column] = said
+    owner |= {name: grouped[name] for name in orders}
     named = list(spec.merge.strategies) if isinstance(spec.merge, Merge) else []
     computed = {name for name, _ in spec.derived}
     for option, those in (("merge=", named), ("derive=", [name for name, _ in spec.derived])):

@@ -26,15 +26,14 @@ import pyarrow.compute as pc
 
 from ddflow.columns.hashing import Ints, Secret, value_hashes
 from ddflow.columns.rows import dense_ranks
-from ddflow.columns.schema import conform, one_batch
-from ddflow.errors import IllegalTransition, ListTooLong, MergerFailed, SchemaMismatch, SpecError
+from ddflow.errors import IllegalTransition, ListTooLong, SpecError
 from ddflow.kernels.fold import Walked
 from ddflow.kernels.scalars import FINE, NULL, TOO_MANY, machine, records
 from ddflow.plan.merge.automaton import Automaton, lists
 from ddflow.plan.merge.chains import Chains
 from ddflow.plan.merge.machine import Machine
 from ddflow.plan.merge.records import Records, check_function, column_of, fields_of, fits, kind_of, to_records
-from ddflow.plan.merge.rounds import joined, named, picked
+from ddflow.plan.merge.rounds import called, failed, joined, named, picked
 
 VALUES = "_values"
 """The column of what a key holds, where that may be several values."""
@@ -48,6 +47,7 @@ class Machined:
     def __init__(self, machine: Machine, name: str, schema: pa.Schema, told: list[str]) -> None:
         self.machine, self.name, self.schema, self.told = machine, name, schema, told
         self.asked = f"the machine of {name!r}"
+        self.ran = f"the transition {named(machine.transition)} of {name!r}"
         self.state = machine.schema
         self.automaton = Automaton(machine, schema.field(machine.on).type) if machine.on is not None else None
         self.start = self._start()
@@ -131,21 +131,11 @@ class Machined:
         """What the function makes of some values: sorted by event and value, each once; and the event of each."""
         full = pa.schema([*self.state, pa.field(EVENT, pa.int64(), nullable=False)])
         values = pa.RecordBatch.from_arrays([*given.columns, pa.array(of, pa.int64())], schema=full)
-        try:
-            made = self.machine.transition(values, events)  # type: ignore[operator]
-        except Exception as error:
-            self._fail(f"it raised {type(error).__name__}: {error}", "mend it", error)
-        if not isinstance(made, pa.RecordBatch):
-            self._fail(f"it returned a {type(made).__name__}", "return a record batch of values and _event")
-        if sorted(made.schema.names) != sorted(full.names):
-            self._fail(f"it returned the columns {made.schema.names}", f"return {full.names}")
-        try:
-            batch = one_batch(conform(pa.Table.from_batches([made]), full, repr(self.name)))
-        except SchemaMismatch as error:
-            self._fail(f"{error.asked}: {error.found}", f"return {full}", error)
+        batch = called(self.machine.transition, (values, events), full, self.ran)
         event: Ints = np.asarray(batch.column(EVENT))
         if event.size and (event.min() < 0 or event.max() >= events.num_rows):
-            self._fail(
+            raise failed(
+                self.ran,
                 f"it returned a value of event {event.max()} or {event.min()}, and {events.num_rows} were given",
                 "return _event as it was given",
             )
@@ -203,11 +193,12 @@ class Machined:
                 )
             except Exception as error:
                 found = f"it raised {type(error).__name__}: {str(error)[:500]}"
-                self._fail(found, "mend it; f(values, event, out) returns how many it wrote", error)
+                raise failed(self.ran, found, "mend it; f(values, event, out) returns how many it wrote") from error
             if code == TOO_MANY:
                 self._too_many(key(int(row)), limit + 1)
             if code not in (FINE, NULL):
-                self._fail(f"for the key {key(int(row))} it wrote less than no values", "return how many it wrote")
+                found = f"for the key {key(int(row))} it wrote less than no values"
+                raise failed(self.ran, found, "return how many it wrote")
             if begin == walked.keys.size - 1:
                 break
             out = np.concatenate([out, np.zeros(out.size + most * limit, self.kind)])
@@ -224,8 +215,3 @@ class Machined:
             f"the key {key} would hold {found} values, limit= is {self.machine.limit}",
             "raise the limit, or let values go; nothing was changed",
         )
-
-    def _fail(self, found: str, remedy: str, error: Exception | None = None) -> NoReturn:
-        raise MergerFailed(
-            f"the transition {named(self.machine.transition)} of {self.name!r}", found, f"{remedy}; nothing was changed"
-        ) from error

@@ -111,14 +111,11 @@ class Merge:
 
     def to_json(self) -> Any:
         """An object; a function by its name and a digest of its code.  `of_json` gives back what has no function."""
-        out: dict[str, Any] = {}
-        if self.columns:
-            out["columns"] = {name: each.to_json() for name, each in self.strategies.items()}
-        if self.default is not None:
-            out["default"] = self.default.to_json()
         if self.function is not None:
-            out |= told_of(self.function) | ({"scalar": True} if self.scalar else {})
-        return out
+            return told_of(self.function) | ({"scalar": True} if self.scalar else {})
+        columns = {name: each.to_json() for name, each in self.strategies.items()}
+        default = {} if self.default is None else {"default": self.default.to_json()}
+        return ({"columns": columns} if columns else {}) | default
 
     @classmethod
     def of_json(cls, given: Any) -> Merge:

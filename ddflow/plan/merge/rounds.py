@@ -22,7 +22,7 @@ n: [5]
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -54,6 +54,28 @@ def joined(parts: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
+def called(function: Any, given: Sequence[pa.RecordBatch], schema: pa.Schema, asked: str) -> pa.RecordBatch:
+    """What a function of record batches made, in columns of ``schema``.  Raises `MergerFailed`, ``asked`` in it."""
+    try:
+        made = function(*given)
+    except Exception as error:
+        raise failed(asked, f"it raised {type(error).__name__}: {error}", "mend it") from error
+    if not isinstance(made, pa.RecordBatch):
+        raise failed(asked, f"it returned a {type(made).__name__}", f"return a record batch of {schema.names}")
+    if sorted(made.schema.names) != sorted(schema.names):
+        raise failed(asked, f"it returned the columns {made.schema.names}", f"return {schema.names}")
+    try:
+        return one_batch(conform(pa.Table.from_batches([made]), schema, "what it returned"))
+    except SchemaMismatch as error:
+        remedy = f"return columns of these types, and null only where they allow it: {schema.to_string()}"
+        raise failed(asked, f"{error.asked}: {error.found}", remedy) from error
+
+
+def failed(asked: str, found: str, remedy: str) -> MergerFailed:
+    """The error of a function that merges."""
+    return MergerFailed(asked, found, f"{remedy}; nothing was changed")
+
+
 class Merger:
     """``function``: of what is held and what is given.  ``input``: whose rows, for messages.  ``schema``: of a row.
     ``fixed``: the columns that it may not change.  ``secret``: for hashes."""
@@ -61,7 +83,8 @@ class Merger:
     def __init__(
         self, function: Callable[..., Any], input: str, schema: pa.Schema, fixed: list[str], secret: Secret
     ) -> None:
-        self.function, self.input, self.schema, self.fixed, self.secret = function, input, schema, fixed, secret
+        self.function, self.schema, self.fixed, self.secret = function, schema, fixed, secret
+        self.asked = f"the merger {named(function)} of {input!r}"
         # Of keys that hold nothing a row of nulls stands beside the others until it is left out.
         self.loose = pa.schema([field.with_nullable(True) for field in schema])
 
@@ -92,26 +115,10 @@ class Merger:
 
     def _called(self, held: pa.RecordBatch, given: pa.RecordBatch) -> pa.RecordBatch:
         held, given = held.cast(self.schema), given.cast(self.schema)
-        try:
-            made = self.function(held, given)
-        except Exception as error:
-            self._fail(f"it raised {type(error).__name__}: {error}", "mend it", error)
-        if not isinstance(made, pa.RecordBatch):
-            self._fail(f"it returned a {type(made).__name__}", "return a record batch of the row's columns")
-        if made.num_rows != given.num_rows:
-            self._fail(
-                f"it returned {made.num_rows} rows for {given.num_rows}", "return one row for each key, in order"
-            )
-        if sorted(made.schema.names) != sorted(self.schema.names):
-            self._fail(f"it returned the columns {made.schema.names}", f"return {self.schema.names}")
-        try:
-            out = one_batch(conform(pa.Table.from_batches([made]), self.schema, repr(self.input)))
-        except SchemaMismatch as error:
-            self._fail(
-                f"{error.asked}: {error.found}",
-                "return columns of the row's types, and null only where the schema allows it",
-                error,
-            )
+        out = called(self.function, (held, given), self.schema, self.asked)
+        if out.num_rows != given.num_rows:
+            found = f"it returned {out.num_rows} rows for {given.num_rows}"
+            raise failed(self.asked, found, "return one row for each key, in order")
         was, now = (value_hashes(batch.select(self.fixed), self.secret) for batch in (given, out))
         if (was == now).all():
             return out
@@ -121,12 +128,8 @@ class Merger:
             wrong = np.flatnonzero((was != now) & (present != 0 if present.size else True))
             if wrong.size:
                 before, after = (shown_row(batch.select(self.fixed), int(wrong[0])) for batch in (given, out))
-                self._fail(f"it returned {after} for {before}", "leave key and order columns as they are given")
+                found = f"it returned {after} for {before}"
+                raise failed(self.asked, found, "leave key and order columns as they are given")
             # An order that nobody gave stays null, whatever was made of it.
             out = out.set_column(self.schema.get_field_index(name), self.schema.field(name), given.column(name))
         return out
-
-    def _fail(self, found: str, remedy: str, error: Exception | None = None) -> NoReturn:
-        raise MergerFailed(
-            f"the merger {named(self.function)} of {self.input!r}", found, f"{remedy}; nothing was changed"
-        ) from error

@@ -53,16 +53,14 @@ class Strategy:
 
     def to_json(self) -> Any:
         """Its name, or an object of what is not as by default.  `of_json` gives it back."""
-        out: dict[str, Any] = {"name": self.name}
-        if self.limit is not None:
-            out["limit"] = self.limit
-        if self.separator is not None:
-            out["separator"] = self.separator
-        if self.parts is not None:
-            out["fields"] = {name: each.to_json() for name, each in self.parts}
-        if self.default is not None:
-            out["default"] = self.default.to_json()
-        return self.name if len(out) == 1 else out
+        every = {
+            "limit": self.limit,
+            "separator": self.separator,
+            "fields": None if self.parts is None else {name: each.to_json() for name, each in self.parts},
+            "default": None if self.default is None else self.default.to_json(),
+        }
+        given = {name: value for name, value in every.items() if value is not None}
+        return {"name": self.name} | given if given else self.name
 
     @classmethod
     def of_json(cls, given: Any) -> Strategy:
