@@ -23,7 +23,7 @@ from chance import seeded
 from simdisk import Faulty, Killed, SimDisk, Story, killing
 
 import ddflow as dd
-from ddflow.engine import commits as durable
+from ddflow.engine.epoch_log import EpochLog
 from ddflow.errors import DdflowError
 from ddflow.storage import leftovers
 from ddflow.storage.garbage import gc
@@ -263,13 +263,13 @@ def own_renames(patch: pytest.MonkeyPatch) -> None:
 
 def shown_first(patch: pytest.MonkeyPatch) -> None:
     """Files are shown before the manifest is there."""
-    real = durable.Commits.publish
+    real = EpochLog.publish
 
-    def publish(self: Any, engine: Any, epoch: int, receipts: Any, note: str) -> None:
-        self.outputs.show(receipts)
-        real(self, engine, epoch, receipts, note)
+    def publish(log: EpochLog, receipts: Any, *given: Any, **state: Any) -> None:
+        log.outputs.show(receipts)
+        real(log, receipts, *given, **state)
 
-    patch.setattr(durable.Commits, "publish", publish)
+    patch.setattr(EpochLog, "publish", publish)
 
 
 def only_the_folder_given(patch: pytest.MonkeyPatch) -> None:
@@ -285,7 +285,7 @@ def only_the_folder_given(patch: pytest.MonkeyPatch) -> None:
 
 def not_shown_when_opened(patch: pytest.MonkeyPatch) -> None:
     """Only the process that commits an epoch shows it."""
-    patch.setattr(durable.Commits, "recover", without_show(durable.Commits.recover))
+    patch.setattr(EpochLog, "resume", without_show(EpochLog.resume))
 
 
 def without_show(call: Callable[..., Any]) -> Callable[..., Any]:

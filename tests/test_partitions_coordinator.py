@@ -61,7 +61,7 @@ class Tasks:
 
     def __init__(self, coordinator: EpochDriver, base: EpochStart) -> None:
         self.coordinator, self.base = coordinator, base
-        store = coordinator.ledger.store
+        store = coordinator.log.ledger.store
         self.store = store.writer() if isinstance(store, MemoryStore) else LocalStore(store.where)
 
     def put(self, data: bytes, ending: str = "json") -> Blob:
@@ -238,7 +238,7 @@ def test_no_part_gives_up_what_it_never_had() -> None:
     with pytest.raises(CorruptState, match=f"partition 1 on level 0: it leaves {first.added[0].name}, which its"):
         coordinator.finish(base, [own, tasks.receipt(0, 1, gone=(first.added[0].name,))])
     coordinator.finish(base, [own, tasks.receipt(0, 1)])
-    assert coordinator.ledger.names == names_of(store, coordinator.manifest) | {second.added[0].name}
+    assert coordinator.log.ledger.names == names_of(store, coordinator.manifest) | {second.added[0].name}
 
 
 @pytest.mark.parametrize("place", ["memory", "local", "parquet"])
@@ -287,7 +287,7 @@ def test_names_are_those_of_the_version_and_what_is_over_goes() -> None:
             pa.schema({"id": pa.int64(), "city": pa.string(), "at": pa.int64()}),
         )
         hands.epoch({"orders": table})
-        manifest, ledger = hands.coordinator.manifest, hands.coordinator.ledger
+        manifest, ledger = hands.coordinator.manifest, hands.coordinator.log.ledger
         assert ledger.names == names_of(store, manifest)
         kept = set().union(*(names_of(store, at(store, number)) for number in store.numbers()))
         assert kept <= set(store.shared.blobs) and len(store.numbers()) <= 3
@@ -295,7 +295,7 @@ def test_names_are_those_of_the_version_and_what_is_over_goes() -> None:
             hands.close()
             hands = Hands(flow, store.writer(), None, chance, grace=0, keep=3)
             assert hands.coordinator.partitions == 3
-            assert hands.coordinator.ledger.names == names_of(store, manifest)
+            assert hands.coordinator.log.ledger.names == names_of(store, manifest)
     assert [each.epoch for each in manifest.receipts] == [10, 11, 12]
 
 
@@ -513,7 +513,7 @@ def test_a_state_of_one_engine_goes_on_with_one_partition_and_back() -> None:
         engine.step({"orders": rows}, time=9)
     hands = Hands(flow, store.writer(), 1, random.Random(3))
     coordinator = hands.coordinator
-    assert coordinator.holdings.whole and coordinator.ledger.names == names_of(store, coordinator.manifest)
+    assert coordinator.holdings.whole and coordinator.log.ledger.names == names_of(store, coordinator.manifest)
     base = coordinator.begin()
     assert base.inventories == (coordinator.manifest.partitions,) * 2 and base.time == 10
     tasks = Tasks(coordinator, base)
@@ -525,7 +525,7 @@ def test_a_state_of_one_engine_goes_on_with_one_partition_and_back() -> None:
     committed, outputs = hands.epoch({"orders": rows.set_column(1, "city", [["Wil"] * 3])})
     assert committed.epoch == 3 and sorted(outputs["by_city"].column("_diff").to_pylist()) == [-1, -1, 1]
     assert not coordinator.holdings.whole and len(coordinator.manifest.partitions) == 2
-    assert coordinator.ledger.names == names_of(store, coordinator.manifest)
+    assert coordinator.log.ledger.names == names_of(store, coordinator.manifest)
     hands.close()
     with flow.open(store.writer()) as engine:
         assert engine.epoch == 3 and engine.read("by_city").to_pylist() == [{"city": "Wil", "count": 3, "_diff": 1}]
@@ -556,13 +556,13 @@ def test_much_is_deleted_while_the_next_tasks_run(monkeypatch: pytest.MonkeyPatc
         coordinator.finish(base, given)
         waiting.clear()
         there = receipts
-        assert coordinator.ledger._sweeping is None or coordinator.ledger._sweeping.is_alive()
+        assert coordinator.log.ledger._sweeping is None or coordinator.log.ledger._sweeping.is_alive()
     waiting.set()
     coordinator.close()
     left = {entry.name for entry in LocalStore(tmp_path / "state").list()}
-    kept = [at(coordinator.ledger.store, number) for number in coordinator.ledger.store.numbers()]
+    kept = [at(coordinator.log.ledger.store, number) for number in coordinator.log.ledger.store.numbers()]
     assert len(kept) == 2
-    assert left == set().union(*(names_of(coordinator.ledger.store, each) for each in kept))
+    assert left == set().union(*(names_of(coordinator.log.ledger.store, each) for each in kept))
 
 
 def test_outputs_stay_as_long_as_their_epoch_is_kept() -> None:
@@ -571,6 +571,6 @@ def test_outputs_stay_as_long_as_their_epoch_is_kept() -> None:
     files = []
     for n in range(6):
         files += epoch(coordinator, rows=n + 1).outputs["orders"].blobs
-        assert all((blob.name in coordinator.ledger.names) == (blob in files[-2:]) for blob in files)
+        assert all((blob.name in coordinator.log.ledger.names) == (blob in files[-2:]) for blob in files)
     assert [blob.name in store.shared.blobs for blob in files] == [False] * 3 + [True] * 3  # one version is still kept
     assert all(inside(blob) for blob in files)

@@ -144,17 +144,17 @@ def rewrite(batcher: Batcher, home: BatchStore | None) -> None:
 
 
 def _publish(dataflow: Dataflow, durable: Commits, forget: bool) -> None:
-    receipts = () if forget else durable.ledger.manifest.receipts
+    receipts = () if forget else durable.log.manifest.receipts
     note = "compaction that forgets" if forget else "compaction"
     if forget:
         dataflow.fed = {name: fed.blind() for name, fed in dataflow.fed.items()}
     try:
         for _ in range(1 + forget):
-            durable.publish(dataflow, durable.epoch, receipts, note)
+            durable.publish(dataflow, receipts, note)
     except BaseException:
         dataflow.guard.state = "failed"
         raise
     if forget:
-        gc(durable.ledger.store, grace=0, orphans=0)
+        gc(durable.log.ledger.store, grace=0, orphans=0)
     else:
-        durable.ledger.sweep()
+        durable.log.ledger.sweep()

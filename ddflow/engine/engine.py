@@ -215,7 +215,7 @@ def _dataflow(flow: Plan, options: EngineOptions, durable: Commits | None) -> Da
     """A new dataflow, with nothing in it."""
     lists, crew, memory = options.verdicts == "rows", Threads(options.threads), parse_size(options.memory)
     secret = (options.secret or Secret.fresh()) if durable is None else durable.secret
-    budget = Budget(memory, options.spill, None if durable is None else durable.ledger.store)
+    budget = Budget(memory, options.spill, None if durable is None else durable.log.ledger.store)
     if durable is not None and budget.spills:
         budget.home = durable.batch_store
     return Dataflow(flow, Graph(flow, secret, lists, crew), budget, lists, options.retain, crew)
