@@ -34,8 +34,8 @@ from ddflow.partitions.reading import plan_of, read_updates, stamped
 from ddflow.partitions.version import Version
 from ddflow.plan.collection import Plan
 from ddflow.storage.batch_store import BatchStore
-from ddflow.storage.garbage import inside
 from ddflow.storage.manifest import Epoch, Manifest
+from ddflow.storage.naming import inside
 from ddflow.storage.opening import open_store
 from ddflow.storage.outputs import OutputFolder
 from ddflow.storage.protocol import Blob, Store

@@ -33,11 +33,12 @@ from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.epoch_start import EpochStart
 from ddflow.partitions.receipt import Committed, Receipt
 from ddflow.storage.fields import encoded
-from ddflow.storage.garbage import inside, names_of
+from ddflow.storage.garbage import names_of
 from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest import Feed, Output, at, newest
 from ddflow.storage.manifest_log import digest
 from ddflow.storage.memory import MemoryStore
+from ddflow.storage.naming import inside
 from ddflow.storage.outputs import OutputFolder
 from ddflow.storage.protocol import Blob
 from ddflow.time import CLOSED, NEVER
@@ -388,7 +389,8 @@ def test_epochs_by_number() -> None:
     assert kept is not None and kept.epoch == 2
     for number in (0, 1, 5, -1):
         with pytest.raises(
-            EpochSkipped, match=rf"epoch {number} of memory: the last one committed is 3, and \[2, 3\] are"
+            EpochSkipped,
+            match=rf"epoch {number} of memory: the last one committed is 3, and the outputs of \[2, 3\] are",
         ):
             coordinator.begin(epoch=number)
 

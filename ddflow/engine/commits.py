@@ -19,10 +19,9 @@ opened anew. What a state consists of is known to ``checkpoint``; how an epoch i
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 
@@ -32,6 +31,7 @@ from ddflow.dataflow.result import Step
 from ddflow.engine import checkpoint as recovery
 from ddflow.engine.digests import digest_of
 from ddflow.engine.epoch_log import EpochLog
+from ddflow.engine.inventory import StoredInventory
 from ddflow.errors import CorruptState, ReplayMismatch, StateRefused
 from ddflow.plan.collection import Plan, widened
 from ddflow.plan.compatibility import PlanChange
@@ -40,11 +40,9 @@ from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.epochs import Kind
 from ddflow.storage.fields import encoded
 from ddflow.storage.manifest import Call, Epoch, Manifest, Output
-from ddflow.storage.record import Record
+from ddflow.storage.naming import names_in
 from ddflow.storage.showing import PARQUET
 from ddflow.time import NEVER, shown
-
-_NAMED: Final = re.compile(rb'"([0-9a-f]{16}-[0-9]{1,12}\.arrow)"')
 
 
 @dataclass(frozen=True)
@@ -125,12 +123,11 @@ class Commits:
             arranged.slots.lasting = True
         dataflow.frontier, dataflow.last, dataflow.since = manifest.frontier, manifest.last, manifest.since
         dataflow.fed = manifest.fed
-        files, records = set[str](), []
+        files, stored = set[str](), list[StoredInventory]()
         for part in manifest.partitions:
-            whole = store.map(part).to_pybytes()
-            files |= {part.name} | files_named(whole)
-            records.append(Record.parse(whole, f"the file {part.name} of {store.where}"))
-        recovery.fill(dataflow, records, self.batch_store, dataflow.budget.memory is None)
+            stored.append(StoredInventory.read(store, part))
+            files |= {part.name} | names_in(stored[-1].data)
+        recovery.fill(dataflow, stored, self.batch_store, dataflow.budget.memory is None)
         self.batch_store.begin()
         self.batch_store.name(self.log.resume(files))
         if manifest.last == NEVER:
@@ -226,7 +223,7 @@ class Commits:
         self.batch_store.settle()
         data = encoded(recovery.take(dataflow, self.batch_store))
         part = self.log.ledger.store.put("json", lambda sink: sink.write(data))
-        files = files_named(data)
+        files = names_in(data)
         # From here on it may happen, whatever we are told.
         outputs = (output for call in self.calls for output in call.outputs.values())
         self.batch_store.name(files.union(blob.name for output in outputs for blob in output.blobs))
@@ -260,8 +257,3 @@ def _one_partition(manifest: Manifest, change: PlanChange, where: str) -> None:
             f"make it one with ddflow rescale {where} --partitions 1, or go on with it on "
             "Spark; it can be read as it is: dd.read, dd.Snapshot",
         )
-
-
-def files_named(inventory: bytes) -> set[str]:
-    """The names of all files in an inventory, as it is written; of none other, or of such as never are.  O(bytes)."""
-    return {name.decode() for name in _NAMED.findall(inventory)}

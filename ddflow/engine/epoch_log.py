@@ -37,9 +37,10 @@ from ddflow.plan.collection import Plan
 from ddflow.plan.compatibility import PlanChange, compare
 from ddflow.storage.arrow_file import readable
 from ddflow.storage.epochs import Epoch
-from ddflow.storage.garbage import gc, inside, names_of
+from ddflow.storage.garbage import gc, names_of
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.manifest_log import GRACE, ManifestLog, newest
+from ddflow.storage.naming import inside
 from ddflow.storage.opening import open_store
 from ddflow.storage.protocol import Blob, Store
 from ddflow.storage.showing import Outputs

@@ -21,7 +21,7 @@ from ddflow.operators.base import Context, Linear, Operator, Running, few, ints,
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Formula
 from ddflow.plan.formulas import shown_formula
-from ddflow.storage.record import Record
+from ddflow.plan.record import Record
 
 __all__ = ["Filter", "few", "ints", "passing", "pc"]
 

@@ -34,7 +34,7 @@ from ddflow.operators.updates import Updates
 from ddflow.operators.upserting import ToUpserts
 from ddflow.operators.upserts_schema import DELETED, ROWS, Conflicts
 from ddflow.plan.collection import Collection, Columns
-from ddflow.storage.record import Record
+from ddflow.plan.record import Record
 from ddflow.trace.arrangement import Arrangement
 
 

@@ -26,7 +26,7 @@ from ddflow.errors import SpecError
 from ddflow.operators.base import Context, Linear, Operator, Running, few, ints, register
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns
-from ddflow.storage.record import Record
+from ddflow.plan.record import Record
 
 __all__ = ["Unnest", "few", "ints", "unnested"]
 

@@ -20,12 +20,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ddflow.engine.commits import files_named
 from ddflow.errors import CorruptState, ReceiptsDisagree, StateRefused
 from ddflow.partitions.merged_receipts import Gathered
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.stages import Stages
-from ddflow.storage.garbage import inside
+from ddflow.storage.naming import inside, names_in
 from ddflow.storage.outputs import OutputFolder
 from ddflow.storage.protocol import Blob, Store
 
@@ -120,7 +119,7 @@ class Holdings:
 
 def named(store: Store, inventory: Blob) -> frozenset[str]:
     """The names of all files in an inventory.  O(bytes).  Raises `CorruptState`."""
-    return frozenset(files_named(store.map(inventory).to_pybytes()))
+    return frozenset(names_in(store.map(inventory)))
 
 
 def look(cut: Stages, taken: Sequence[Receipt], folder: bool) -> None:

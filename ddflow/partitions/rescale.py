@@ -35,6 +35,7 @@ from typing import Literal, NamedTuple
 from msgspec.structs import replace
 
 from ddflow.dataflow.budget import LEAST, parse_size, shown_size
+from ddflow.engine.inventory import StoredInventory
 from ddflow.errors import CorruptState, DdflowError, Fenced, MissingReceipts, PlanChanged, SpecError, StateRefused
 from ddflow.partitions.epoch_start import EpochStart
 from ddflow.partitions.rescale_task import Move, Moved, task
@@ -49,8 +50,7 @@ from ddflow.storage.manifest_log import ManifestLog, digest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.opening import open_store
 from ddflow.storage.protocol import Blob, Store
-from ddflow.storage.record import Record
-from ddflow.time import CLOSED, NEVER
+from ddflow.time import NEVER
 
 State = str | PathLike[str] | Store
 Trust = Literal["owner", "group"]
@@ -187,11 +187,9 @@ class Rescaler:
 
     def _joined(self, parts: list[Blob]) -> Blob:
         """One inventory of all levels, as a local engine writes it."""
-        levels = [
-            Record.parse(self.store.map(each), f"the file {each.name} of {self.store.where}").given for each in parts
-        ]
-        operators = {name: each for level in levels for name, each in level["operators"].items()}
-        data = encoded({**levels[0], "operators": operators})
+        levels = [StoredInventory.read(self.store, each).of for each in parts]
+        operators = {name: each for level in levels for name, each in level.operators.items()}
+        data = encoded(replace(levels[0], operators=operators))
         for each in parts:
             self.store.delete(each.name)
         return self.store.put("json", lambda sink: sink.write(data))
@@ -275,12 +273,10 @@ def _move(store: Store, manifest: Manifest, plan: Stages, partitions: int, trust
     )
     horizons, greatest = dict(manifest.horizons), dict(manifest.greatest)
     if manifest.spread == 1 and base.inventories:
-        blob = base.inventories[0][0]
-        what = f"the file {blob.name} of {store.where}"
-        for name, each in Record.parse(store.map(blob), what).named("inputs").items():
-            greatest[name] = max(greatest.get(name, NEVER), each.number("greatest", NEVER, CLOSED))
-            if "horizon" in each:
-                horizons[name] = max(horizons.get(name, NEVER), each.number("horizon", NEVER, CLOSED))
+        for name, each in StoredInventory.read(store, base.inventories[0][0]).of.inputs.items():
+            greatest[name] = max(greatest.get(name, NEVER), each.greatest)
+            if each.horizon is not None:
+                horizons[name] = max(horizons.get(name, NEVER), each.horizon)
     return Move(base, partitions, horizons, greatest)
 
 

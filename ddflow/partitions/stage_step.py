@@ -39,6 +39,7 @@ from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.result import Step
 from ddflow.engine import checkpoint as recovery
+from ddflow.engine.inventory import Inventory, StoredInventory
 from ddflow.operators.updates import Updates
 from ddflow.partitions.epoch_start import EpochStart, own
 from ddflow.partitions.receipt import Receipt
@@ -48,9 +49,9 @@ from ddflow.plan.codec import node_ids
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.fields import encoded
 from ddflow.storage.manifest import Output
+from ddflow.storage.naming import files_in
 from ddflow.storage.outputs import OutputFolder, disk_of
 from ddflow.storage.protocol import Blob
-from ddflow.storage.record import Record
 from ddflow.time import CLOSED, NEVER
 
 
@@ -95,12 +96,17 @@ class StagePart:
     def _fill(self, base: EpochStart) -> None:
         """Take up what the inventory says."""
         blob = base.inventories[self.level][self.number]
-        what = f"the file {blob.name} of {self.store.where}"
-        given = Record.parse(self.store.map(blob), what)
-        own = Record(_own(given, self.cut, self.level), what)
+        what, given, _ = StoredInventory.read(self.store, blob)
+        own = _own(given, self.cut, self.level)
+        data = encoded(own)
         self.dataflow.frontier, self.dataflow.last, self.dataflow.since = base.frontier, base.last, base.since
-        recovery.fill(self.dataflow, [own], self.batch_store, indexed=self.dataflow.budget.memory is None)
-        self.at, self.names = blob.name, {each.name: each for each in own.files()}
+        recovery.fill(
+            self.dataflow,
+            [StoredInventory(what, own, data)],
+            self.batch_store,
+            indexed=self.dataflow.budget.memory is None,
+        )
+        self.at, self.names = blob.name, {each.name: each for each in files_in(data)}
         self.batch_store.name(self.names)
 
     def close(self) -> None:
@@ -169,11 +175,10 @@ class StagePart:
         """Write what is in no file yet; the receipt for all of it."""
         store, before = self.store, self.names
         outputs = self._put(base, step)
-        inventory = _own(Record(recovery.take(self.dataflow, self.batch_store), "an inventory"), self.cut, self.level)
-        data = encoded(inventory)
+        data = encoded(_own(recovery.take(self.dataflow, self.batch_store), self.cut, self.level))
         blob = store.put("json", lambda sink: sink.write(data))
         store.sync()
-        self.names = {each.name: each for each in Record.parse(data, "an inventory").files()}
+        self.names = {each.name: each for each in files_in(data)}
         self.batch_store.name(self.names)
         self.at = blob.name
         greatest = {name: intake.greatest for name, intake in self.dataflow.intakes.items()} if not self.level else {}
@@ -252,17 +257,12 @@ def idle(cut: Stages, base: EpochStart, level: int, number: int) -> Receipt | No
     )
 
 
-def _own(record: Record, cut: Stages, level: int) -> dict[str, Any]:
+def _own(given: Inventory, cut: Stages, level: int) -> Inventory:
     """What of an inventory is a level's: a local engine's holds all of them."""
     ids = node_ids(cut.flow)
     here = {ids[node] for node in cut.keeping(level)}
-    operators = {name: each for name, each in record.record("operators").given.items() if name in here}
-    first = level == 0
-    return {
-        "inputs": record.record("inputs").given if first else {},
-        "operators": operators,
-        "totals": record.record("totals").given if first else {},
-    }
+    operators = {name: each for name, each in given.operators.items() if name in here}
+    return Inventory(given.inputs, operators, given.totals) if level == 0 else Inventory({}, operators, {})
 
 
 def _some(updates: Updates) -> bool:

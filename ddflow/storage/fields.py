@@ -72,14 +72,6 @@ def decoded(decoder: Decoder[T], data: Any, what: str, remedy: str = MEND) -> T:
         raise refused(what, error, remedy) from None
 
 
-def converted(given: Any, kind: type[T], what: str) -> T:
-    """The record that plain values of JSON are.  As `decoded`."""
-    try:
-        return msgspec.convert(given, kind)
-    except REFUSALS as error:
-        raise refused(what, error) from None
-
-
 def refused(what: str, error: Exception, remedy: str = MEND) -> CorruptState:
     """The error for what is no record."""
     return CorruptState(what, f"it is no record of this format: {cut(str(error))}", remedy)

@@ -37,9 +37,9 @@ from ddflow.errors import CorruptState
 from ddflow.storage import leftovers
 from ddflow.storage.manifest import Manifest, at, newest
 from ddflow.storage.manifest_log import GRACE
+from ddflow.storage.naming import files_in
 from ddflow.storage.opening import open_store
 from ddflow.storage.protocol import Blob, Entry, Store
-from ddflow.storage.record import Record
 
 DAY: Final = 86_400.0
 """Seconds after which a file that no manifest names is garbage."""
@@ -152,13 +152,7 @@ def blobs_of(store: Store, manifest: Manifest) -> Iterator[Blob]:
     yield from manifest.partitions
     yield from manifest.outputs()
     for part in manifest.partitions:
-        what = f"the file {part.name} of {store.where}"
-        yield from Record.parse(store.map(part), what).files()
-
-
-def inside(blob: Blob) -> bool:
-    """Whether a file is one of the state's, and not in a folder of outputs."""
-    return not blob.name.endswith(".parquet")
+        yield from files_in(store.map(part))
 
 
 def _garbage(

@@ -34,7 +34,7 @@ import pyarrow.parquet as pq
 from ddflow.columns.hashing import Secret
 from ddflow.dataflow.graph import Graph
 from ddflow.engine.checkpoint import Inventories
-from ddflow.engine.commits import files_named
+from ddflow.engine.inventory import StoredInventory
 from ddflow.engine.snapshot import State
 from ddflow.errors import DdflowError, SpecError
 from ddflow.operators.upsert.upsert import RunningUpsert
@@ -47,10 +47,10 @@ from ddflow.storage.arrow_file import read_batches
 from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest import Epoch, Manifest
 from ddflow.storage.manifest_log import digest
+from ddflow.storage.naming import files_in
 from ddflow.storage.opening import open_store
 from ddflow.storage.outputs import MARK, OutputFolder, disk_of
 from ddflow.storage.protocol import Blob, Entry, Store
-from ddflow.storage.record import Record
 from ddflow.storage.showing import PARQUET
 from ddflow.storage.site import TEMPORARY
 from ddflow.storage.state_folder import INSIDE
@@ -165,33 +165,32 @@ class _Check:
             self.report.problem(manifest_file(number), found, number)
         for receipt in manifest.receipts:
             self._receipt(manifest, receipt, flow)
-        records = [self._inventory(manifest, flow, place, newest) for place in range(len(manifest.partitions))]
-        whole = [record for record in records if record is not None]
-        if whole and len(whole) == len(records):
+        inventories = [self._inventory(manifest, flow, place, newest) for place in range(len(manifest.partitions))]
+        whole = [each for each in inventories if each is not None]
+        if whole and len(whole) == len(inventories):
             with self._guard(manifest_file(number), number):
                 holds_all(Inventories(whole, manifest.spread), self._operators(manifest, flow))
 
-    def _inventory(self, manifest: Manifest, flow: Plan | None, place: int, newest: bool) -> Record | None:
-        """An inventory and all that it names, looked at; what it says, where that can be read."""
+    def _inventory(self, manifest: Manifest, flow: Plan | None, place: int, newest: bool) -> StoredInventory | None:
+        """An inventory and all that it names, looked at; None where it cannot be read."""
         part, number = manifest.partitions[place], manifest.number
         self._name({part.name})
-        record = None
+        stored = None
         with self._guard(f"blobs/{part.name}", number):
             whole = self._compare(part, number)
             if whole is None:
                 self.named = None
                 return None
             try:
-                record = Record.parse(whole, f"the file {part.name} of {self.store.where}")
-                names = files_named(bytes(whole))
+                stored = StoredInventory.parse(whole, f"the file {part.name} of {self.store.where}")
             except BaseException:
                 self.named = None
                 raise
-            self._name(names)
-            for blob in record.files():
+            for blob in files_in(whole):
+                self._name({blob.name})
                 self._compare(blob, number)
-            self._examination(manifest, flow, place, newest).run(record)
-        return record
+            self._examination(manifest, flow, place, newest).run(stored)
+        return stored
 
     def _plan(self, manifest: Manifest) -> Plan | None:
         """The flow that a manifest's state was made by; None where its own has functions, or is damaged."""

@@ -32,14 +32,13 @@ from msgspec.structs import replace
 
 from ddflow.errors import CorruptState, DdflowError, Fenced, OutcomeUnknown, SnapshotExpired, StateRefused
 from ddflow.storage import leftovers
-from ddflow.storage.fields import encoded
-from ddflow.storage.garbage import blobs_of, inside
+from ddflow.storage.garbage import blobs_of
 from ddflow.storage.manifest import Call, Manifest, at
 from ddflow.storage.manifest_log import digest
+from ddflow.storage.naming import inside, renamed
 from ddflow.storage.opening import open_store
 from ddflow.storage.outputs import OutputFolder
 from ddflow.storage.protocol import Blob, Store
-from ddflow.storage.record import Record
 
 State = str | PathLike[str] | Store
 Trust = Literal["owner", "group"]
@@ -234,9 +233,8 @@ def _copy(store: Store, blob: Blob) -> Blob:
 
 def _rewritten(store: Store, part: Blob, made: dict[str, Blob]) -> Blob:
     """A partition's inventory, with the names of the copies."""
-    record = Record.parse(store.map(part), f"the file {part.name} of {store.where}")
-    record.rename(made)
-    return store.put("json", lambda sink: sink.write(encoded(record.given)))
+    data = renamed(store.map(part), made)
+    return store.put("json", lambda sink: sink.write(data))
 
 
 def _hidden(store: Store, made: Manifest, folders: list[OutputFolder]) -> list[str]:
