@@ -45,25 +45,25 @@ class Calls(RuleBasedStateMachine):
     def frontier(self) -> int:
         return self.pair.twin.twin.state.frontier
 
-    def inputs(self, data: st.DataObject, at: int) -> dict[str, Any]:
+    def rows_for(self, data: st.DataObject, at: int) -> dict[str, Any]:
         names = data.draw(st.sampled_from([[name] for name in self.inputs] + [list(self.inputs), []]))
         return {name: data.draw(events(self.inputs[name], most=5, times=(at - 2, at + 3))) for name in names}
 
     @precondition(lambda self: not self.holds_back)
     @rule(data=st.data(), ahead=st.integers(1, 3))
     def step(self, data: st.DataObject, ahead: int) -> None:
-        if self.pair.step(self.inputs(data, self.now), self.now + ahead) is not None:
+        if self.pair.step(self.rows_for(data, self.now), self.now + ahead) is not None:
             self.now += ahead
 
     @precondition(lambda self: not self.holds_back and self.frontier > NEVER)
     @rule(data=st.data(), behind=st.integers(0, 2))
     def step_back_is_refused(self, data: st.DataObject, behind: int) -> None:
-        assert self.pair.step(self.inputs(data, self.now), self.frontier - 1 - behind) is None
+        assert self.pair.step(self.rows_for(data, self.now), self.frontier - 1 - behind) is None
 
     @precondition(lambda self: self.holds_back and self.frontier < CLOSED)
     @rule(data=st.data())
     def push(self, data: st.DataObject) -> None:
-        self.pair.push(self.inputs(data, self.now))
+        self.pair.push(self.rows_for(data, self.now))
         self.now = max(self.now, self.frontier) if self.frontier < CLOSED else self.now
 
     @precondition(lambda self: self.holds_back and self.frontier < CLOSED)
@@ -192,9 +192,9 @@ class SpillingMachine(Calls):
     @rule(data=st.data())
     def go_on_while_the_disk_is_full(self, data: st.DataObject) -> None:
         if not self.holds_back:
-            call = ["step", self.now + 1, self.inputs(data, self.now)]
+            call = ["step", self.now + 1, self.rows_for(data, self.now)]
         elif self.frontier < CLOSED and data.draw(st.booleans()):
-            call = ["push", self.inputs(data, self.now)]
+            call = ["push", self.rows_for(data, self.now)]
         else:
             call = ["advance", max(self.now, self.frontier)]
         if self.pair.hindered(call) is not None:

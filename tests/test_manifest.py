@@ -254,8 +254,8 @@ def test_another_format_is_told_from_damage() -> None:
         assert f"it has format {other}, and this ddflow reads format {FORMAT}" in str(found)
         assert "another ddflow: open it with that one" in found.remedy
     data = typical().encode()
-    damaged = refusal(data.replace(b"manifest 4", b"manifest 5", 1))
-    assert FORMAT == 4 and "its header says" in damaged.found and "checksum" in damaged.found
+    damaged = refusal(data.replace(b"manifest 5", b"manifest 6", 1))
+    assert FORMAT == 5 and "its header says" in damaged.found and "checksum" in damaged.found
 
 
 @pytest.mark.parametrize(

@@ -63,13 +63,13 @@ class Options(dict[str, str]):
 
 
 def source(**options: Any) -> DdflowSource:
-    """An input, as Spark makes it."""
+    """A data source, as Spark makes it."""
     return DdflowSource(Options(**options))
 
 
 def batch(schema: Any = None, filters: list[Any] | None = None, **options: Any) -> pa.Table:
     """All rows of a batch, its parts read one after the other in this process."""
-    made = input(**options)
+    made = source(**options)
     schema = schema or made.schema()
     reader: Any = made.reader(schema)
     if filters is not None:
@@ -90,7 +90,7 @@ class Query:
 
     def restart(self) -> None:
         """Begin again from the offsets."""
-        made = input(**self.options)
+        made = source(**self.options)
         self.follower: Any = made.streamReader(made.schema())
 
     def rows(self, start: Any, end: Any) -> Counter[tuple[Any, ...]]:
@@ -154,7 +154,7 @@ def test_a_batch_is_what_a_read_gives(state: str) -> None:
             assert counted(batch(path=state, output=name, epoch=2)) == counted(then), name
             assert plainly(batch(path=state, output=name, changesFrom=2)) == plainly(snapshot.changes(name, 2, 3))
     parts = {
-        name: len(input(path=state, output=name).reader(input(path=state, output=name).schema()).partitions())
+        name: len(source(path=state, output=name).reader(source(path=state, output=name).schema()).partitions())
         for name in ("paid", "by_city", "diff")
     }
     assert parts == {"paid": 3, "by_city": 3, "diff": 1}
@@ -165,7 +165,7 @@ def test_columns_are_chosen_by_a_schema(state: str) -> None:
     hands = hands_of(state, 2)
     hands.epoch({"orders": orders_of(50)})
     hands.close()
-    own = input(path=state, output="paid").schema()
+    own = source(path=state, output="paid").schema()
     some = type(own)([own["city"], own["_diff"]])
     assert batch(some, path=state, output="paid").column_names == ["city", "_diff"]
     wrong = spark_schema(pa.schema({"city": pa.int64()}), "a test")
@@ -207,9 +207,9 @@ def test_what_cannot_be_read_says_why(
 
 def test_a_state_that_is_none_and_options_of_streams(state: str) -> None:
     with pytest.raises(StateRefused):
-        input(path=state).schema()
+        source(path=state).schema()
     with pytest.raises(SpecError, match="to load"):
-        input().schema()
+        source().schema()
     hands = hands_of(state, 2)
     assert batch(path=state, output="paid").num_rows == 0 and not Query(path=state, output="paid").poll()
     for wanted, error, message in (
@@ -232,7 +232,7 @@ def test_filters_spare_rows_and_partitions(state: str) -> None:
     options = {"path": state, "output": "orders", "pushdown": "true"}
 
     def reader(filters: list[Any]) -> tuple[Any, list[Any]]:
-        made = input(**options)
+        made = source(**options)
         found: Any = made.reader(made.schema())
         return found, list(found.pushFilters(filters))
 
