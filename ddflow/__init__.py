@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ddflow.dataflow.verdicts import Verdicts
     from ddflow.engine.engine import Engine
     from ddflow.engine.flow import Flow
+    from ddflow.engine.garbage import gc
     from ddflow.engine.logs import Full, Restated
     from ddflow.engine.readers import Reader
     from ddflow.engine.snapshot import Snapshot, read
@@ -68,7 +69,6 @@ if TYPE_CHECKING:
         union,
     )
     from ddflow.plan.spec import Tombstone, Upsert, tombstone
-    from ddflow.storage.garbage import gc
     from ddflow.time import CLOSED, NEVER
     from ddflow.tools.estimate import Estimate, estimate
     from ddflow.tools.fsck import fsck
@@ -95,7 +95,7 @@ _HOMES = {
     "plan.merge.strategy": "append bool_and bool_or collect fields first first_non_null join_text last last_non_null"
     " max min sum union",
     "plan.spec": "Tombstone Upsert tombstone",
-    "storage.garbage": "gc",
+    "engine.garbage": "gc",
     "time": "CLOSED NEVER",
     "tools.estimate": "Estimate estimate",
     "tools.fsck": "fsck",

@@ -16,13 +16,13 @@ from kinds import PLAIN
 from parts_by_hand import Hands
 
 import ddflow as dd
+from ddflow.engine.garbage import blobs_of
 from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.rescale import rescale
 from ddflow.partitions.stage_step import StagePart
 from ddflow.storage.arrow_file import read_batches
 from ddflow.storage.compressed import MOST, OPTIONS, decompressed
 from ddflow.storage.flatbuffer import Malformed
-from ddflow.storage.garbage import blobs_of
 from ddflow.storage.manifest import newest
 from ddflow.storage.naming import names_in
 from ddflow.storage.opening import open_store

@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 
 import ddflow as dd
 from ddflow.cli import app
+from ddflow.connectors.parquet.place import of
+from ddflow.engine.garbage import names_of
 from ddflow.errors import CorruptState, Fenced, SnapshotExpired, StateRefused, StorageFailed
-from ddflow.storage.garbage import names_of
 from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest import at, newest
 from ddflow.storage.memory import MemoryStore
-from ddflow.storage.outputs import of
 from ddflow.storage.protocol import Blob, Write
 from ddflow.tools.rollback import rollback, versions
 

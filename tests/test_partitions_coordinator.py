@@ -14,6 +14,8 @@ from parts_by_hand import Hands
 
 import ddflow as dd
 from ddflow.columns.hashing import Secret
+from ddflow.connectors.parquet.sink import ParquetSink
+from ddflow.engine.garbage import names_of
 from ddflow.errors import (
     CorruptState,
     EpochSkipped,
@@ -33,13 +35,11 @@ from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.epoch_start import EpochStart
 from ddflow.partitions.receipt import Committed, Receipt
 from ddflow.storage.fields import encoded
-from ddflow.storage.garbage import names_of
 from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest import Feed, Output, at, newest
 from ddflow.storage.manifest_log import digest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.naming import inside
-from ddflow.storage.outputs import OutputFolder
 from ddflow.storage.protocol import Blob
 from ddflow.time import CLOSED, NEVER
 
@@ -251,7 +251,7 @@ def test_files_are_looked_for_before_they_are_named(place: str, tmp_path: Path) 
     first, second = Tasks(coordinator, base).all()
     if folder is not None:
         assert base.folder == str(folder)
-        written = OutputFolder(folder, first.nonce)
+        written = ParquetSink(folder, first.nonce)
         blob = written.put("orders", pa.table({"id": [1, 2, 3]}))
         first = replace(first, outputs={"orders": Output((blob,), 3)})
         lost, cut_off = Blob(blob.name.replace("-", "-9"), 1, bytes(16)), blob._replace(length=blob.length + 1)

@@ -38,13 +38,13 @@ from tight import tiny
 
 import ddflow as dd
 from ddflow.dataflow import batcher as pending
+from ddflow.engine.garbage import names_of
 from ddflow.engine.inventory import StoredInventory
 from ddflow.errors import CorruptState, Fenced, MissingReceipts, PlanChanged, SpecError, StateRefused
 from ddflow.partitions import rescale_task as moved
 from ddflow.partitions.rescale import Rescaler, rescale
 from ddflow.partitions.rescale_task import Moved, task
 from ddflow.storage.batch_store import BatchStore
-from ddflow.storage.garbage import names_of
 from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest import newest
 from ddflow.storage.memory import MemoryStore

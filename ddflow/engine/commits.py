@@ -26,12 +26,14 @@ from typing import Any
 import pyarrow as pa
 
 from ddflow.columns.hashing import Secret
+from ddflow.connectors.protocol import Fragment
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.result import Step
 from ddflow.engine import checkpoint as recovery
 from ddflow.engine.digests import digest_of
 from ddflow.engine.epoch_log import EpochLog
 from ddflow.engine.inventory import StoredInventory
+from ddflow.engine.outputs import put
 from ddflow.errors import CorruptState, ReplayMismatch, StateRefused
 from ddflow.plan.collection import Plan, widened
 from ddflow.plan.compatibility import PlanChange
@@ -41,7 +43,6 @@ from ddflow.storage.epochs import Kind
 from ddflow.storage.fields import encoded
 from ddflow.storage.manifest import Call, Epoch, Manifest, Output
 from ddflow.storage.naming import names_in
-from ddflow.storage.showing import PARQUET
 from ddflow.time import NEVER, shown
 
 
@@ -183,13 +184,8 @@ class Commits:
         node, time_type = dataflow.flow.outputs.get(name), dataflow.flow.time_type
         if node is not None:
             there = node.before(added, time_type)
-        parts = [
-            self.batch_store.table(blob, there, None)
-            if not blob.name.endswith(PARQUET)
-            else self.log.outputs.read(name, epoch, blob, there)
-            for blob in output.blobs
-        ]
-        table = pa.concat_tables(parts)
+        outputs, store = self.log.outputs, self.batch_store
+        table = pa.concat_tables(outputs.read(epoch, Fragment(name, blob), there, store) for blob in output.blobs)
         if table.num_rows != output.rows:
             raise CorruptState(
                 f"the files {[blob.name for blob in output.blobs]} of {self.log.ledger.store.where}",
@@ -201,7 +197,8 @@ class Commits:
     def record(self, asked: Asked, digest: str, step: Step) -> None:
         """Write what a call put out to files, for the commit to come.  O(updates).  Raises as `commit` does."""
         counts = {name: n for name, n in {**step.verdicts.counts, "absent": step.verdicts.absent}.items() if n}
-        outputs = {name: self._put(name, table) for name, table in step.items() if table.num_rows}
+        sink, store = self.log.outputs.sink, self.batch_store
+        outputs = {name: put(sink, store, name, table) for name, table in step.items() if table.num_rows}
         self.calls.append(Call(asked.kind, asked.time, digest, step.frontier, counts, outputs, {}))
 
     def commit(self, dataflow: Dataflow) -> int:
@@ -240,12 +237,6 @@ class Commits:
             horizons=horizons,
             fed=dataflow.fed,
         )
-
-    def _put(self, name: str, table: pa.Table) -> Output:
-        """Write what an output gained to a file."""
-        if (folder := self.log.outputs.folder) is not None:
-            return Output((folder.put(name, table),), table.num_rows)
-        return Output((self.batch_store.put(table.to_batches(), table.schema),), table.num_rows)
 
 
 def _one_partition(manifest: Manifest, change: PlanChange, where: str) -> None:

@@ -40,9 +40,9 @@ from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Stepped
 from ddflow.engine.calls import Calls
 from ddflow.engine.commits import Commits
+from ddflow.engine.garbage import gc
 from ddflow.errors import SpecError
 from ddflow.storage.batch_store import BatchStore
-from ddflow.storage.garbage import gc
 from ddflow.time import shown
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch

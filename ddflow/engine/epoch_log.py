@@ -31,19 +31,19 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from ddflow.columns.hashing import Secret
+from ddflow.engine.garbage import gc, names_of
+from ddflow.engine.outputs import Outputs
 from ddflow.errors import DdflowError, EpochSkipped, OutcomeUnknown, SpecError, StorageFailed, StorageFull
 from ddflow.plan.codec import describe, fingerprint
 from ddflow.plan.collection import Plan
 from ddflow.plan.compatibility import PlanChange, compare
 from ddflow.storage.arrow_file import readable
 from ddflow.storage.epochs import Epoch
-from ddflow.storage.garbage import gc, names_of
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.manifest_log import GRACE, ManifestLog, newest
 from ddflow.storage.naming import inside
 from ddflow.storage.opening import open_store
 from ddflow.storage.protocol import Blob, Store
-from ddflow.storage.showing import Outputs
 
 KEPT: Final = 8
 """How many epochs can be given again."""
@@ -91,21 +91,21 @@ class EpochLog:
         store = open_store(state, trust=trust)
         try:
             manifest = newest(store)
-            sink = Outputs.open(outputs, store, manifest, trust)
-            sink.check({name: node.schema for name, node in flow.outputs.items()})
+            schemas = {name: node.schema for name, node in flow.outputs.items()}
+            where = Outputs.open(outputs, store, manifest, schemas, trust)
             if manifest is None:
                 ledger = ManifestLog.create(
-                    store, plan, fingerprint(plan), secret or Secret.fresh(), sink.path, grace, partitions
+                    store, plan, fingerprint(plan), secret or Secret.fresh(), where.path, grace, partitions
                 )
             else:
                 ledger = ManifestLog(store, manifest, set(), grace)
             change = compare(ledger.manifest.plan, flow, store.where)
             fits(ledger.manifest, change, store.where)
-            sink.claim(ledger.manifest, store, [*flow.outputs, *flow.side_outputs()])
+            where.claim(ledger.manifest, store, [*flow.outputs, *flow.side_outputs()])
         except BaseException:
             store.close()
             raise
-        return cls(plan, ledger, change, sink, keep)
+        return cls(plan, ledger, change, where, keep)
 
     @property
     def manifest(self) -> Manifest:

@@ -254,9 +254,9 @@ class EpochDriver:
         if feed != self._feed:
             raise SpecError(f"finish epoch {base.epoch} as {feed}", f"it was begun as {self._feed}", "give the same")
         whole = gather(receipts, base.digest, self.cut.levels, self.partitions)
-        look(self.cut, whole.taken, folder=self.log.outputs.folder is not None)
+        look(self.cut, whole.taken, folder=self.log.outputs.sink is not None)
         holdings = self.holdings.after(self.log.ledger.store, whole.taken)
-        look_for(self.log.ledger.store, self.log.outputs.folder, base.epoch, whole, self.holdings.known())
+        look_for(self.log.ledger.store, self.log.outputs.sink, base.epoch, whole, self.holdings.known())
         call = self._call(base, whole)
         manifest = self.manifest
         kept = self.log.receipts(Epoch(base.epoch, (call,), None if feed is None else feed.batch))

@@ -35,11 +35,14 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from ddflow.columns.hashing import Secret, value_hashes
+from ddflow.connectors.opening import open_sink
+from ddflow.connectors.protocol import Sink
 from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.result import Step
 from ddflow.engine import checkpoint as recovery
 from ddflow.engine.inventory import Inventory, StoredInventory
+from ddflow.engine.outputs import put
 from ddflow.operators.updates import Updates
 from ddflow.partitions.epoch_start import EpochStart, own
 from ddflow.partitions.receipt import Receipt
@@ -50,7 +53,6 @@ from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.fields import encoded
 from ddflow.storage.manifest import Output
 from ddflow.storage.naming import files_in
-from ddflow.storage.outputs import OutputFolder, disk_of
 from ddflow.storage.protocol import Blob
 from ddflow.time import CLOSED, NEVER
 
@@ -85,7 +87,7 @@ class StagePart:
             self.dataflow.budget.home = self.batch_store if self.dataflow.budget.spills else None
             for arranged in circuit.arrangements.values():
                 arranged.slots.lasting = True
-            self.at, self.names, self.folder = "", dict[str, Blob](), cast(OutputFolder | None, None)
+            self.at, self.names, self.sink = "", dict[str, Blob](), cast(Sink | None, None)
             if base.inventories:
                 self._fill(base)
         except BaseException:
@@ -209,15 +211,14 @@ class StagePart:
 
     def _put(self, base: EpochStart, step: Step) -> dict[str, Output]:
         """Write what the outputs of this level gained."""
-        out, here = {}, {name: step[name] for name in self.cut.outputs[self.level] if step[name].num_rows}
-        if base.folder is not None and here:
-            if self.folder is None or self.folder.path != base.folder:  # one for all epochs, since it numbers its files
-                self.folder = OutputFolder(base.folder, self.store.nonce, base.trust, disk_of(self.store))
-            out = {name: Output((self.folder.put(name, table),), table.num_rows) for name, table in here.items()}
-            self.folder.sync()
-            return out
-        for name, table in here.items():
-            out[name] = Output((self.batch_store.put(table.to_batches(), table.schema),), table.num_rows)
+        here = {name: step[name] for name in self.cut.outputs[self.level] if step[name].num_rows}
+        if base.folder is None:
+            self.sink = None
+        elif self.sink is None or self.sink.target != base.folder:  # one for all epochs, since it numbers its files
+            self.sink = open_sink(base.folder, self.store, base.trust)
+        out = {name: put(self.sink, self.batch_store, name, table) for name, table in here.items()}
+        if self.sink is not None and out:
+            self.sink.sync()
         return out
 
 

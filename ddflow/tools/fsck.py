@@ -29,9 +29,10 @@ from contextlib import contextmanager
 from typing import Final, Literal
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ddflow.columns.hashing import Secret
+from ddflow.connectors.opening import open_sink
+from ddflow.connectors.protocol import Fragment
 from ddflow.dataflow.graph import Graph
 from ddflow.engine.checkpoint import Inventories
 from ddflow.engine.inventory import StoredInventory
@@ -47,11 +48,9 @@ from ddflow.storage.arrow_file import read_batches
 from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest import Epoch, Manifest
 from ddflow.storage.manifest_log import digest
-from ddflow.storage.naming import files_in
+from ddflow.storage.naming import files_in, inside
 from ddflow.storage.opening import open_store
-from ddflow.storage.outputs import MARK, OutputFolder, disk_of
 from ddflow.storage.protocol import Blob, Entry, Store
-from ddflow.storage.showing import PARQUET
 from ddflow.storage.site import TEMPORARY
 from ddflow.storage.state_folder import INSIDE
 from ddflow.tools.report import Report
@@ -265,25 +264,26 @@ class _Check:
         """Whether the folder of outputs belongs to this state."""
         if manifest.folder is None:
             return
-        file = f"{manifest.folder}/{MARK}"
+        sink = open_sink(manifest.folder, self.store)
+        file = sink.claimed()
         with self._guard(file, manifest.number):
-            mark = OutputFolder(manifest.folder, disk=disk_of(self.store)).mark()
-            if mark is not None and mark.state != manifest.id:
+            owner = sink.owner()
+            if owner is not None and owner.state != manifest.id:
                 self.report.problem(
                     file,
-                    f"the folder belongs to the state with the id {mark.state}, and this one's is {manifest.id}",
+                    f"the folder belongs to the state with the id {owner.state}, and this one's is {manifest.id}",
                     manifest.number,
                 )
 
     def _place(self, manifest: Manifest, epoch: int, name: str, blob: Blob) -> str:
-        if not blob.name.endswith(PARQUET):
+        if inside(blob):
             return f"blobs/{blob.name}"
-        return OutputFolder(str(manifest.folder), disk=disk_of(self.store)).shown(name, epoch, blob)
+        return open_sink(str(manifest.folder), self.store).place(epoch, Fragment(name, blob))
 
     def _output(self, manifest: Manifest, epoch: int, name: str, blob: Blob, flow: Plan | None) -> int | None:
         """How many rows a file of an output has; None when that was not, or could not be, found out now."""
-        if blob.name.endswith(PARQUET):
-            return self._parquet(manifest, epoch, name, blob)
+        if not inside(blob):
+            return self._fragment(manifest, epoch, Fragment(name, blob))
         self._name({blob.name})
         whole = self._compare(blob, manifest.number)
         schema = None if flow is None else flow.updates_schema(name)
@@ -295,20 +295,20 @@ class _Check:
             return sum(int(batch.num_rows) for batch in read_batches(whole, schema, None, what))
         return None
 
-    def _parquet(self, manifest: Manifest, epoch: int, name: str, blob: Blob) -> int | None:
-        """A file of an epoch in the folder of outputs: there and whole; how many rows it has, as `_output`."""
-        folder, number = OutputFolder(str(manifest.folder), disk=disk_of(self.store)), manifest.number
-        path = folder.shown(name, epoch, blob)
+    def _fragment(self, manifest: Manifest, epoch: int, fragment: Fragment) -> int | None:
+        """A fragment of an epoch in a sink: there and whole; how many rows it has, as `_output`."""
+        sink, number, blob = open_sink(str(manifest.folder), self.store), manifest.number, fragment.blob
+        path = sink.place(epoch, fragment)
         if (path, blob) in self.files:
             return None
         self.files.add((path, blob))
         with self._guard(path, number):
-            if not folder.has(name, epoch, blob):
+            if sink.size(epoch, fragment) is None:
                 self.report.problem(path, f"it is missing, so epoch {epoch} cannot be given again", number)
                 return None
-            data = folder.data(name, epoch, blob)
+            rows = sink.rows(epoch, fragment)
             self.look(blob.length)
-            return int(pq.ParquetFile(pa.BufferReader(data)).metadata.num_rows)
+            return rows
         return None
 
     def _name(self, names: set[str]) -> None:

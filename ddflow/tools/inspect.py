@@ -26,6 +26,7 @@ from typing import Any, Literal
 
 from msgspec import to_builtins
 
+from ddflow.connectors.opening import open_sink
 from ddflow.engine.inventory import Inventory, StoredInventory
 from ddflow.engine.snapshot import State, found
 from ddflow.errors import DdflowError
@@ -36,7 +37,6 @@ from ddflow.storage.feeding import Fed
 from ddflow.storage.manifest import Epoch, Manifest, at
 from ddflow.storage.naming import files_in
 from ddflow.storage.opening import open_store
-from ddflow.storage.outputs import of
 from ddflow.storage.protocol import Store
 from ddflow.trace.records import ArrangementRecord, RunRecord
 
@@ -137,7 +137,8 @@ def _fed(fed: Fed) -> dict[str, Any]:
 def _folder(manifest: Manifest) -> dict[str, Any] | None:
     if manifest.folder is None:
         return None
-    return {"path": manifest.folder, "of": {name: of(name) for name in manifest.plan["outputs"]}}
+    sink = open_sink(manifest.folder)
+    return {"path": manifest.folder, "of": {name: sink.called(name) for name in manifest.plan["outputs"]}}
 
 
 def _fill(out: dict[str, Any], inventory: Inventory, manifest: Manifest, where: str) -> dict[str, int]:

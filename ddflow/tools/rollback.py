@@ -2,7 +2,7 @@
 
 Invariant: either there is a new manifest, of the next number, that says what an older one said, or nothing has changed;
 nothing is deleted, and the one that is damaged stays to be looked into. A writer that is paused, and fenced by the new
-manifest, may still delete what it had found unnamed (``storage.garbage``), so the new one names copies of all files,
+manifest, may still delete what it had found unnamed (``engine.garbage``), so the new one names copies of all files,
 put since; and the newest number may be one whose manifest is damaged, or lost with only its mark left, and must not be
 given twice. Copies are made of bytes that were verified, and of nothing else. It is never done by itself: what was
 committed after that version is lost to readers.
@@ -30,14 +30,14 @@ from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
+from ddflow.connectors.protocol import Sink
+from ddflow.engine.garbage import blobs_of
+from ddflow.engine.outputs import owned
 from ddflow.errors import CorruptState, DdflowError, Fenced, OutcomeUnknown, SnapshotExpired, StateRefused
-from ddflow.storage import leftovers
-from ddflow.storage.garbage import blobs_of
 from ddflow.storage.manifest import Call, Manifest, at
 from ddflow.storage.manifest_log import digest
 from ddflow.storage.naming import inside, renamed
 from ddflow.storage.opening import open_store
-from ddflow.storage.outputs import OutputFolder
 from ddflow.storage.protocol import Blob, Store
 
 State = str | PathLike[str] | Store
@@ -92,11 +92,11 @@ def rollback(state: State, epoch: int | None = None, *, trust: Trust = "owner") 
         found, passed = _chosen(store, numbers, epoch)
         # Nothing is published where it cannot be told which output files to hide; no file is deleted here.
         named = {each.folder: each for each in _readable(store)}
-        folders = [folder for each in named.values() if (folder := leftovers.owned(store, each, deleting=False))]
+        sinks = [sink for each in named.values() if (sink := owned(store, each, deleting=False)) is not None]
         made = found
         if found.number != numbers[0]:
             made = _copied(store, found, numbers[0] + 1)
-        return RolledBack(made, found.number, passed, _hidden(store, made, folders))
+        return RolledBack(made, found.number, passed, _hidden(store, made, sinks))
     finally:
         if store is not state:
             store.close()
@@ -237,17 +237,18 @@ def _rewritten(store: Store, part: Blob, made: dict[str, Blob]) -> Blob:
     return store.put("json", lambda sink: sink.write(data))
 
 
-def _hidden(store: Store, made: Manifest, folders: list[OutputFolder]) -> list[str]:
-    """Hide the output files of epochs that are none any more, of all folders there were; what they were called."""
-    found = [(folder, *file) for folder in folders for file in leftovers.later(folder, made.epoch)]
+def _hidden(store: Store, made: Manifest, sinks: list[Sink]) -> list[str]:
+    """Withdraw what all sinks there were show of epochs that are none any more; where that was."""
+    found = [(sink, sink.later(made.epoch)) for sink in sinks]
     # Somebody may have gone on by now; what he has shown he had committed before.
     again = {blob.name for each in _readable(store) if each.number >= made.number for blob in each.outputs()}
-    done = [(folder, path, name) for folder, path, name in found if name not in again]
-    for folder, path, name in done:
-        folder.hide(name, path)
-    for folder in folders:
-        folder.sync()
-    return sorted(path for _, path, _ in done)
+    done = list[str]()
+    for sink, shown in found:
+        over = [each for each in shown if each.name not in again]
+        sink.withdraw(over)
+        sink.sync()
+        done += [each.place for each in over]
+    return sorted(done)
 
 
 def _readable(store: Store) -> Iterator[Manifest]:

@@ -11,8 +11,8 @@ store's own clock: the youngest file that K names is older than K. Files are lis
 that what is put and published meanwhile is seen as named. What K's writer, or one that opened the state since, has put
 and not published is left, however old it is, until somebody has published K + 1.
 
->>> from ddflow.storage.memory import MemoryStore
 >>> import pyarrow as pa, ddflow as dd
+>>> from ddflow.storage.memory import MemoryStore
 >>> flow = dd.Flow()
 >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
 >>> with flow.open(store := MemoryStore()) as engine:
@@ -33,8 +33,8 @@ from os import PathLike
 from time import time
 from typing import Final, Literal
 
+from ddflow.engine.outputs import owned
 from ddflow.errors import CorruptState
-from ddflow.storage import leftovers
 from ddflow.storage.manifest import Manifest, at, newest
 from ddflow.storage.manifest_log import GRACE
 from ddflow.storage.naming import files_in
@@ -52,8 +52,8 @@ class Collected:
     """What a collection deleted; what it would have, where it was asked for no more.
 
     ``manifests``: their numbers.  ``kept``: those that stay.  ``files``, ``bytes``: deleted.  ``waiting``,
-    ``bytes_waiting``: of files that no manifest names, and that may yet be of use.  ``outputs``: files that failed
-    commits left in the folder of outputs.
+    ``bytes_waiting``: of files that no manifest names, and that may yet be of use.  ``outputs``: where failed commits
+    left fragments in the sink of the outputs.
     """
 
     manifests: list[int] = field(default_factory=list)
@@ -83,8 +83,8 @@ def gc(
     store = open_store(state, trust=trust, create=False, readonly=dry_run)
     try:
         early = newest(store)
-        folder = leftovers.owned(store, early, deleting=True)
-        outputs = leftovers.hidden(folder)
+        sink = owned(store, early, deleting=True)
+        outputs = [] if sink is None else sink.unfinished()
         entries = store.list()  # before the manifests are read, see the header
         manifest = newest(store)
         if manifest is None:
@@ -93,13 +93,15 @@ def gc(
         named = {each.number: names_of(store, each) for each in kept}
         every = set[str]().union(*named.values())
         gone, waiting = _garbage(store, entries, named[manifest.number], every, expired, orphans)
-        outputs = [each for each in outputs if each.name not in every and each.before(manifest.written, orphans)]
+        since = manifest.written / 1000
+        outputs = [each for each in outputs if each.name not in every and each.written < since and each.age >= orphans]
         if not dry_run:
             for number in expired:  # before what they name, so that none ever names what is not there
                 store.expire(number)
             for entry in gone:
                 store.delete(entry.name)
-            leftovers.remove(folder, outputs)
+            if sink is not None:
+                sink.discard(outputs)
         return Collected(
             expired,
             sorted(named),
@@ -107,7 +109,7 @@ def gc(
             sum(each.length for each in gone),
             len(waiting),
             sum(each.length for each in waiting),
-            [each.path for each in outputs],
+            [each.place for each in outputs],
         )
     finally:
         if store is not state:
