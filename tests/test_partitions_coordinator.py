@@ -470,7 +470,7 @@ def test_what_a_plan_may_have_got_since() -> None:
     with pytest.raises(PlanChanged, match="order_by= of input 'orders'"):
         opened(store, flow_of(order_by="at"))
     wider = opened(store, flow_of({"price": pa.float64()}))
-    assert wider.change.columns == {"orders": ["price"]}
+    assert wider.log.change.columns == {"orders": ["price"]}
     kept = wider.committed(epoch=1)
     assert kept is not None
     with pytest.raises(ReplayMismatch, match=r"has got the columns \{'orders': \['price'\]\} since"):

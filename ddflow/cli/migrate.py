@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -105,4 +106,5 @@ def _migrate(ask: Ask, old: str, whole: bool, full: list[str] | None, scope: str
             say(f"{new} is at epoch {done.epoch:,}: {about['written']:,} {what} of {old}", err=True)
 
     choices: dict[str, Any] = {"trust": ask.trust, "memory": ask.memory}
-    replay(old, new, flow, feed, take, OUT, whole=whole, **choices)
+    with closing(given):
+        replay(old, new, flow, feed, take, OUT, whole=whole, **choices)
