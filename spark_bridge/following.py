@@ -28,17 +28,17 @@ from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DIFF
 from ddflow.connectors.opening import open_sink
 from ddflow.connectors.protocol import Fragment
-from ddflow.engine.snapshot import found
+from ddflow.engine.snapshot import found, plan_of
 from ddflow.errors import CorruptState, PlanChanged, SnapshotExpired
 from ddflow.operators.to_upserts import forgetting
 from ddflow.operators.updates import Updates, consolidated, ints
-from ddflow.partitions.reading import plan_of, read_updates, stamped
+from ddflow.partitions.reading import read_updates, stamped
 from ddflow.partitions.version import Version
 from ddflow.plan.collection import Plan
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.manifest import Epoch, Manifest
 from ddflow.storage.naming import inside
-from ddflow.storage.opening import open_store
+from ddflow.storage.opening import existing, open_store
 from ddflow.storage.protocol import Blob, Store
 from spark_bridge.reading import parts_of, sent
 
@@ -205,8 +205,7 @@ class Follower(DataSourceStreamReader):
 
     def _read(self, version: Version, files: Sequence[UpdatesFile], schema: pa.Schema) -> Iterator[pa.Table]:
         """The updates of files, one after the other."""
-        store = open_store(version.store, trust=version.trust, create=False, readonly=True)
-        try:
+        with existing(version.store, trust=version.trust, readonly=True) as store:
             for file in files:
                 try:
                     if file.folder is None:
@@ -221,8 +220,6 @@ class Follower(DataSourceStreamReader):
                         "they were deleted meanwhile",
                         AGAIN,
                     ) from None
-        finally:
-            store.close()
 
     def _held(self, held: SnapshotSplit) -> pa.Table:
         """What a version holds, less what came since."""

@@ -24,9 +24,8 @@ from pyspark.sql.types import StructType
 from ddflow.columns.names import did_you_mean
 from ddflow.engine.history import check_readable
 from ddflow.engine.reads import told_only
-from ddflow.engine.snapshot import found
+from ddflow.engine.snapshot import found, plan_of
 from ddflow.errors import MissingExtra, NotReadable, SchemaMismatch, SpecError, TimeWentBack
-from ddflow.partitions.reading import plan_of
 from ddflow.partitions.version import Version
 from ddflow.plan.collection import Plan
 from ddflow.storage.manifest import Manifest

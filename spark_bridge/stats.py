@@ -30,7 +30,7 @@ from ddflow.dataflow.verdicts import SHOWN, Verdicts
 from ddflow.partitions.merged_receipts import ROWS
 from ddflow.partitions.receipt import Committed
 from ddflow.storage.manifest import Epoch, newest
-from ddflow.storage.opening import open_store
+from ddflow.storage.opening import existing
 from ddflow.terminal import html_table, printable, text_table
 from ddflow.time import NEVER, shown
 
@@ -173,11 +173,8 @@ class QueryStats(Sequence[EpochStats]):
 
         ``trust``: as in `Flow.open`.  Raises `StateRefused`, `CorruptState`, and what the store raises.
         """
-        store = open_store(state, trust=trust, create=False, readonly=True)
-        try:
+        with existing(state, trust=trust, readonly=True) as store:
             manifest = newest(store)
-        finally:
-            store.close()
         batches = [] if manifest is None else [EpochStats.kept(epoch) for epoch in manifest.receipts]
         return cls(batches, summed(batches), len(batches))
 

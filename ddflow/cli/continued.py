@@ -39,7 +39,7 @@ from ddflow.engine.logs import MARKS
 from ddflow.errors import DdflowError, StateRefused
 from ddflow.plan.rebuild import inputs
 from ddflow.storage.manifest import Epoch, newest
-from ddflow.storage.opening import open_store
+from ddflow.storage.opening import existing
 from ddflow.time import NEVER
 
 
@@ -52,14 +52,11 @@ def opened(ask: Ask, required: list[str]) -> FilesSource:
 def _columns(state: str, trust: str) -> pa.Schema | None:
     """The columns of our input in a state; None where there is no state yet, or another one."""
     try:
-        store = open_store(state, trust=trust, create=False, readonly=True)
+        with existing(state, trust=trust, readonly=True) as store:
+            manifest = newest(store)
+            found = {} if manifest is None else inputs(manifest.plan, store.where)
     except StateRefused:
         return None  # made, or refused in full words, when it is opened to be written to
-    try:
-        manifest = newest(store)
-        found = {} if manifest is None else inputs(manifest.plan, store.where)
-    finally:
-        store.close()
     return found[INPUT][0] if INPUT in found else None
 
 

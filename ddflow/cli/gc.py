@@ -87,15 +87,12 @@ def _forget(state: str, trust: str) -> None:
     from ddflow.engine.flow import Flow
     from ddflow.engine.snapshot import found
     from ddflow.plan.rebuild import rebuild
-    from ddflow.storage.opening import open_store
+    from ddflow.storage.opening import existing
 
-    store = open_store(state, trust=trust, create=False)
-    try:
+    with existing(state, trust=trust) as store:
         flow = Flow.of(rebuild(found(store).plan, store.where))
         with flow.open(store) as engine:
             engine.compact(forget=True)
-    finally:
-        store.close()
 
 
 def seconds(text: str, option: str) -> float:

@@ -38,17 +38,14 @@ from ddflow.engine.snapshot import found
 from ddflow.errors import NotReadable
 from ddflow.plan.bind import Bound, bind
 from ddflow.plan.rebuild import inputs
-from ddflow.storage.opening import open_store
+from ddflow.storage.opening import existing
 from ddflow.terminal import console
 
 
 def input_of(state: str, name: str | None, trust: str) -> Bound:
     """An input of a state; the only one by default.  Raises `NotReadable`, and what opening raises."""
-    store = open_store(state, trust=trust, create=False, readonly=True)
-    try:
+    with existing(state, trust=trust, readonly=True) as store:
         manifest = found(store)
-    finally:
-        store.close()
     known = inputs(manifest.plan, store.where)
     if name is None and len(known) != 1:
         raise NotReadable(f"an input of {state}", f"it has {list(known)}", "say which: --input NAME")

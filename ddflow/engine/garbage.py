@@ -38,7 +38,7 @@ from ddflow.errors import CorruptState
 from ddflow.storage.manifest import Manifest, at, newest
 from ddflow.storage.manifest_log import GRACE
 from ddflow.storage.naming import files_in
-from ddflow.storage.opening import open_store
+from ddflow.storage.opening import existing
 from ddflow.storage.protocol import Blob, Entry, Store
 
 DAY: Final = 86_400.0
@@ -80,8 +80,7 @@ def gc(
     `CorruptState`, and deletes nothing, when the newest version, one that is kept or a manifest less than ``orphans``
     old cannot be read; what the store raises; nothing but `DdflowError`.
     """
-    store = open_store(state, trust=trust, create=False, readonly=dry_run)
-    try:
+    with existing(state, trust=trust, readonly=dry_run) as store:
         early = newest(store)
         sink = owned(store, early, deleting=True)
         outputs = [] if sink is None else sink.unfinished()
@@ -111,9 +110,6 @@ def gc(
             sum(each.length for each in waiting),
             [each.place for each in outputs],
         )
-    finally:
-        if store is not state:
-            store.close()
 
 
 def versions(store: Store, manifest: Manifest, grace: float, orphans: float) -> tuple[list[Manifest], list[int]]:

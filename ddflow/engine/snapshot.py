@@ -41,7 +41,7 @@ from ddflow.plan.rebuild import rebuild
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.manifest import Manifest, at, newest
 from ddflow.storage.naming import names_in
-from ddflow.storage.opening import open_store
+from ddflow.storage.opening import existing
 from ddflow.storage.protocol import Store
 
 State = str | PathLike[str] | Store
@@ -76,22 +76,14 @@ class Snapshot(Reading):
         ``epoch``: which version, the newest by default.  ``flow``: its plan, where the state's own has functions.
         Raises `StateRefused` where there is none, `SnapshotExpired`, `CorruptState`, `PlanChanged`.
         """
-        store = open_store(state, trust=trust, create=False, readonly=True)
-        try:
+        with existing(state, trust=trust, readonly=True) as store:
             return cls._opened(store, epoch, flow)
-        finally:
-            if store is not state:
-                store.close()
 
     @classmethod
     def _opened(cls, store: Store, epoch: int | None, flow: Plan | None) -> Snapshot:
         for tried in range(TRIES):
             manifest = found(store, epoch)
-            if flow is None:
-                plan = rebuild(manifest.plan, store.where)
-            else:
-                plan = flow.frozen()
-                compare(manifest.plan, plan, store.where)
+            plan = plan_of(manifest, flow, store.where)
             try:
                 return cls(store, manifest, plan)
             except CorruptState:
@@ -120,6 +112,15 @@ class Snapshot(Reading):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def plan_of(manifest: Manifest, flow: Plan | None, where: str) -> Plan:
+    """The state's own plan; the given ``flow`` where there is one.  Raises `PlanChanged`, and what `rebuild` does."""
+    if flow is None:
+        return rebuild(manifest.plan, where)
+    flow = flow.frozen()
+    compare(manifest.plan, flow, where)
+    return flow
 
 
 def fill_version(

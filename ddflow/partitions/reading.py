@@ -33,7 +33,7 @@ from ddflow.engine.checkpoint import MEND
 from ddflow.engine.history import changes
 from ddflow.engine.inventory import StoredInventory
 from ddflow.engine.reads import Reading
-from ddflow.engine.snapshot import Snapshot, fill_version
+from ddflow.engine.snapshot import Snapshot, fill_version, plan_of
 from ddflow.errors import CorruptState, SpecError
 from ddflow.operators.updates import time_column
 from ddflow.partitions.stage_graph import StageGraph
@@ -41,8 +41,6 @@ from ddflow.partitions.stages import cut, placed
 from ddflow.partitions.version import Version, gone
 from ddflow.plan.codec import node_ids
 from ddflow.plan.collection import Plan
-from ddflow.plan.compatibility import compare
-from ddflow.plan.rebuild import rebuild
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.naming import names_in
@@ -96,15 +94,6 @@ def partitions_with(by: Sequence[str], values: Mapping[str, Sequence[Any]], mani
     table = pa.Table.from_arrays(columns, names=list(by))
     high, _ = identities(table, Secret(*manifest.secret), len(keys))
     return sorted({int(number) for number in partition_of(high, manifest.spread)})
-
-
-def plan_of(manifest: Manifest, flow: Plan | None, where: str) -> Plan:
-    """The state's own plan; the given ``flow`` where there is one.  Raises `PlanChanged`, and what `rebuild` does."""
-    if flow is None:
-        return rebuild(manifest.plan, where)
-    flow = flow.frozen()
-    compare(manifest.plan, flow, where)
-    return flow
 
 
 class Share(Reading):

@@ -36,14 +36,13 @@ from msgspec.structs import replace
 
 from ddflow.dataflow.budget import LEAST, parse_size, shown_size
 from ddflow.engine.inventory import StoredInventory
+from ddflow.engine.snapshot import plan_of
 from ddflow.errors import CorruptState, DdflowError, Fenced, MissingReceipts, PlanChanged, SpecError, StateRefused
 from ddflow.partitions.epoch_start import EpochStart
 from ddflow.partitions.rescale_task import Move, Moved, task
 from ddflow.partitions.stages import Stages, cut
 from ddflow.plan.codec import describe, fingerprint
 from ddflow.plan.collection import Plan
-from ddflow.plan.compatibility import compare
-from ddflow.plan.rebuild import rebuild
 from ddflow.storage.fields import encoded
 from ddflow.storage.manifest import PARTITIONS, Manifest, newest
 from ddflow.storage.manifest_log import ManifestLog, digest
@@ -237,17 +236,14 @@ def rescale(
 
 def _plan(manifest: Manifest, flow: Plan | None, where: str) -> Plan:
     """The flow that the state was made by."""
-    if flow is None:
-        return rebuild(manifest.plan, where)
-    flow = flow.frozen()
-    compare(manifest.plan, flow, where)
-    if fingerprint(describe(flow)) != manifest.fingerprint:
+    plan = plan_of(manifest, flow, where)
+    if flow is not None and fingerprint(describe(plan)) != manifest.fingerprint:
         raise PlanChanged(
             f"rescale {where} with this plan",
             "it has more than the one that the state was made by",
             "take a step with it first, or rescale with the plan before",
         )
-    return flow
+    return plan
 
 
 def _move(store: Store, manifest: Manifest, plan: Stages, partitions: int, trust: str, memory: int | None) -> Move:

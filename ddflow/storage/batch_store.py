@@ -35,7 +35,7 @@ import pyarrow as pa
 from ddflow.columns.schema import empty
 from ddflow.errors import CorruptState, DdflowError
 from ddflow.storage.arrow_file import new_file, read_batch, read_batches, restored
-from ddflow.storage.file_writer import Sink
+from ddflow.storage.file_writer import FileWriter
 from ddflow.storage.protocol import Blob, Blobs, verified
 
 
@@ -142,7 +142,7 @@ class BatchStore:
         return self._put(batches, schema, self.compresses)
 
     def _put(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, compresses: bool) -> Blob:
-        def arrow(sink: Sink) -> None:
+        def arrow(sink: FileWriter) -> None:
             with new_file(sink, schema, compresses) as writer:
                 for batch in batches:
                     sink.wanted += batch.nbytes

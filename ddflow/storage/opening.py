@@ -16,6 +16,8 @@ ddflow.errors.StateRefused: open the state hdfs://host/orders: hdfs:// is not su
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ddflow.errors import StateRefused
@@ -54,3 +56,17 @@ def open_store(given: Any, *, trust: str = "owner", create: bool = True, readonl
 
         return S3Store(given, create=create, readonly=readonly)
     return LocalStore(given, create=create, trust=trust, readonly=readonly)
+
+
+@contextmanager
+def existing(given: Any, *, trust: str = "owner", readonly: bool = False) -> Iterator[Store]:
+    """The store at an address where there is one, for as long as the block; a store that is given stays open.
+
+    Raises as `open_store` does.
+    """
+    store = open_store(given, trust=trust, create=False, readonly=readonly)
+    try:
+        yield store
+    finally:
+        if store is not given:
+            store.close()

@@ -49,7 +49,7 @@ from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest import Epoch, Manifest
 from ddflow.storage.manifest_log import digest
 from ddflow.storage.naming import files_in, inside
-from ddflow.storage.opening import open_store
+from ddflow.storage.opening import existing
 from ddflow.storage.protocol import Blob, Entry, Store
 from ddflow.storage.site import TEMPORARY
 from ddflow.storage.state_folder import INSIDE
@@ -75,12 +75,8 @@ def fsck(
     O(bytes); of memory what the newest version's bookkeeping takes.  Raises `StateRefused` where there is no state,
     `StorageFailed` when its place cannot be read; whatever is wrong with the files is in the report.
     """
-    store = open_store(state, trust=trust, create=False, readonly=True)
-    try:
+    with existing(state, trust=trust, readonly=True) as store:
         return _Check(store, flow, look).run()
-    finally:
-        if store is not state:
-            store.close()
 
 
 class _Check:

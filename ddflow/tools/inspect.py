@@ -36,7 +36,7 @@ from ddflow.plan.record import Record
 from ddflow.storage.feeding import Fed
 from ddflow.storage.manifest import Epoch, Manifest, at
 from ddflow.storage.naming import files_in
-from ddflow.storage.opening import open_store
+from ddflow.storage.opening import existing
 from ddflow.storage.protocol import Store
 from ddflow.trace.records import ArrangementRecord, RunRecord
 
@@ -54,8 +54,7 @@ def inspect(state: State, *, trust: Literal["owner", "group"] = "owner") -> dict
 
     Raises `StateRefused` where there is none, `CorruptState` when the newest manifest or its inventory is damaged.
     """
-    store = open_store(state, trust=trust, create=False, readonly=True)
-    try:
+    with existing(state, trust=trust, readonly=True) as store:
         manifest = found(store)
         out: dict[str, Any] = {
             "state": store.where,
@@ -93,9 +92,6 @@ def inspect(state: State, *, trust: Literal["owner", "group"] = "owner") -> dict
         out["files"], out["bytes"] = len(named), sum(named.values())
         out["versions"] = [_version(store, number) for number in reversed(store.numbers())]
         return out
-    finally:
-        if store is not state:
-            store.close()
 
 
 def iso(milliseconds: int) -> str:

@@ -45,7 +45,7 @@ from ddflow.operators.updates import Updates, consolidated, ints
 from ddflow.plan.collection import Plan
 from ddflow.storage.feeding import Fed
 from ddflow.storage.local import LocalStore
-from ddflow.storage.opening import open_store
+from ddflow.storage.opening import existing, open_store
 from ddflow.storage.protocol import Store
 from ddflow.time import NEVER
 from ddflow.tools.merge_on_read import take as taken
@@ -289,11 +289,7 @@ def _fresh(state: State, trust: Trust) -> Iterator[Store]:
 def _held(state: State, trust: Trust) -> bool:
     """Whether there is a state.  Raises what the store raises."""
     try:
-        store = open_store(state, trust=trust, create=False, readonly=True)
+        with existing(state, trust=trust, readonly=True) as store:
+            return bool(store.numbers()) or store.marked() >= 0
     except StateRefused:
         return False  # and if it is for another reason, it is said when it is made
-    try:
-        return bool(store.numbers()) or store.marked() >= 0
-    finally:
-        if store is not state:
-            store.close()

@@ -35,9 +35,9 @@ from ddflow.engine.garbage import blobs_of
 from ddflow.engine.outputs import owned
 from ddflow.errors import CorruptState, DdflowError, Fenced, OutcomeUnknown, SnapshotExpired, StateRefused
 from ddflow.storage.manifest import Call, Manifest, at
-from ddflow.storage.manifest_log import digest
+from ddflow.storage.manifest_log import digest, published
 from ddflow.storage.naming import inside, renamed
-from ddflow.storage.opening import open_store
+from ddflow.storage.opening import existing
 from ddflow.storage.protocol import Blob, Store
 
 State = str | PathLike[str] | Store
@@ -69,13 +69,9 @@ def versions(state: State, *, trust: Trust = "owner") -> list[OldVersion]:
 
     O(bytes of manifests and inventories + files).  Raises `StateRefused` where there is no state.
     """
-    store = open_store(state, trust=trust, create=False, readonly=True)
-    try:
+    with existing(state, trust=trust, readonly=True) as store:
         lengths = {entry.name: entry.length for entry in store.list()}
         return [_looked_at(store, number, lengths) for number in _numbers(store)]
-    finally:
-        if store is not state:
-            store.close()
 
 
 def rollback(state: State, epoch: int | None = None, *, trust: Trust = "owner") -> RolledBack:
@@ -86,8 +82,7 @@ def rollback(state: State, epoch: int | None = None, *, trust: Trust = "owner") 
     versions looked at).  Raises `SnapshotExpired` for an epoch that is not kept, `CorruptState` when a file of it, or
     of every version, or ``outputs.json`` is damaged; `Fenced` when another commits meanwhile; what the store raises.
     """
-    store = open_store(state, trust=trust, create=False)
-    try:
+    with existing(state, trust=trust) as store:
         numbers = _numbers(store)
         found, passed = _chosen(store, numbers, epoch)
         # Nothing is published where it cannot be told which output files to hide; no file is deleted here.
@@ -97,9 +92,6 @@ def rollback(state: State, epoch: int | None = None, *, trust: Trust = "owner") 
         if found.number != numbers[0]:
             made = _copied(store, found, numbers[0] + 1)
         return RolledBack(made, found.number, passed, _hidden(store, made, sinks))
-    finally:
-        if store is not state:
-            store.close()
 
 
 def _numbers(store: Store) -> list[int]:
@@ -181,8 +173,7 @@ def _copied(store: Store, old: Manifest, number: int) -> Manifest:
             note=f"rollback to epoch {old.epoch} (manifest {old.number})",
         )
         store.sync()
-        data = new.encode()
-        if not store.publish(number, data) or _passed(store, number, data):
+        if published(store, new) is None:
             raise Fenced(
                 f"go back in {store.where}",
                 f"another writer has published manifest {number} meanwhile",
@@ -213,17 +204,6 @@ def _digest(store: Store, number: int) -> str:
     with suppress(CorruptState):
         return digest(store.manifest(number))
     return ""
-
-
-def _passed(store: Store, number: int, data: bytes) -> bool:
-    """Whether the number was free again since others had gone on (see ``ManifestLog``): what is there is void."""
-    if max(store.numbers()) == number:
-        return False
-    with suppress(CorruptState):
-        if at(store, number + 1).previous == digest(data):
-            return False
-    store.expire(number)
-    return True
 
 
 def _copy(store: Store, blob: Blob) -> Blob:
