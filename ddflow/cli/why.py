@@ -10,7 +10,7 @@ in `ddflow.tools.why`.
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack, closing
+from contextlib import closing, nullcontext
 from typing import Annotated
 
 import typer
@@ -49,8 +49,7 @@ def why(
     from ddflow.tools.why import why_of
 
     bound = input_of(state, input, trust)
-    with ExitStack() as stack:
-        given = stack.enter_context(closing(log_of(log, bound))) if log else None
+    with closing(log_of(log, bound)) if log else nullcontext() as given:
         events = None if given is None else streamed(given, full, scope)
         story = why_of(state, bound.name, key_of(key, bound), events, trust=trust)  # type: ignore[arg-type]
     say(json.dumps(story.to_dict(), default=str) if as_json else str(story))

@@ -19,7 +19,6 @@ epochs, published whole (``commits``).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
@@ -41,10 +40,11 @@ from ddflow.engine.replace import replace
 from ddflow.errors import SpecError, TimeWentBack
 from ddflow.plan.collection import Plan
 from ddflow.plan.options import EngineOptions
+from ddflow.storage.closing import Closing
 from ddflow.time import CLOSED, advance, as_int64, shown
 
 
-class Engine(Reading):
+class Engine(Reading, Closing):
     """Runs a flow; `Flow.open` makes it.  Its options are there, what can be read of it is in `Reading`."""
 
     def __init__(self, flow: Plan, options: EngineOptions) -> None:
@@ -68,14 +68,6 @@ class Engine(Reading):
                 self.durable.close()
             raise
         self.calls = Calls(self.dataflow, self.durable)
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Let go of all state in memory; what was not committed is gone.  Twice is harmless.

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import weakref
 from numbers import Integral
-from types import TracebackType
 from typing import Protocol
 
 import pyarrow as pa
@@ -30,6 +29,7 @@ import pyarrow as pa
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.holds import went_back
 from ddflow.errors import NotReadable
+from ddflow.storage.closing import Closing
 from ddflow.time import shown
 
 
@@ -48,7 +48,7 @@ class Followed(Protocol):
         """A time that can be read, checked, within a turn; by default the last closed one.  Raises `NotReadable`."""
 
 
-class Reader:
+class Reader(Closing):
     """Follows one collection; ``engine.reader(name)`` makes it.  Use it in a ``with``, or close it.
 
     ``name``: the output or input it reads.  `time`: where it stands.  While it lives, ``since`` of the engine does not
@@ -62,14 +62,6 @@ class Reader:
         # Not a method of this reader: the finalizer must not keep it alive.
         self._finalizer = weakref.finalize(self, engine.dataflow.holds.let_go, self._hold)
         self._finalizer.atexit = False
-
-    def __enter__(self) -> Reader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Let go of the history it holds; twice is harmless, and so is any thread."""

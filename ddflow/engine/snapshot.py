@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from os import PathLike
-from types import TracebackType
 from typing import Literal
 
 import pyarrow as pa
@@ -39,6 +38,7 @@ from ddflow.plan.collection import Plan
 from ddflow.plan.compatibility import compare
 from ddflow.plan.rebuild import rebuild
 from ddflow.storage.batch_store import BatchStore
+from ddflow.storage.closing import Closing
 from ddflow.storage.manifest import Manifest, at, newest
 from ddflow.storage.naming import names_in
 from ddflow.storage.opening import existing
@@ -49,7 +49,7 @@ TRIES = 10
 """How many versions are tried that were swept away while their files were being opened."""
 
 
-class Snapshot(Reading):
+class Snapshot(Reading, Closing):
     """One version of a state, open for reading; `Snapshot.open` makes it.  ``manifest``: which it is."""
 
     def __init__(self, store: Store, manifest: Manifest, flow: Plan) -> None:
@@ -104,14 +104,6 @@ class Snapshot(Reading):
         """Let go of it; twice is harmless."""
         with self.dataflow.guard.alone("close"):
             self.dataflow.close()
-
-    def __enter__(self) -> Snapshot:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def plan_of(manifest: Manifest, flow: Plan | None, where: str) -> Plan:

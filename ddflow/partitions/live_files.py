@@ -46,26 +46,14 @@ class Holdings:
     @classmethod
     def read(cls, store: Store, given: tuple[Blob, ...], levels: int, partitions: int) -> Holdings:
         """Those of a manifest's partitions.  O(bytes of the inventories).  Raises `CorruptState`."""
-        if not given:
-            return cls((), {})
-        if len(given) == partitions == 1 < levels:
-            return cls((given,) * levels, {(0, 0): named(store, given[0])}, whole=True)
-        if len(given) != levels * partitions:
-            raise CorruptState(
-                f"open {store.where}",
-                f"it has {len(given)} inventories, where the plan has {levels} levels of {partitions} partitions",
-                "open it with the ddflow that it was written "
-                "by, or bring it to one partition: ddflow rescale --partitions 1",
-            )
-        parts = tuple(given[level * partitions : (level + 1) * partitions] for level in range(levels))
-        return cls(
-            parts,
-            {
-                (level, number): named(store, blob)
-                for level, blobs in enumerate(parts)
-                for number, blob in enumerate(blobs)
-            },
-        )
+        parts = by_level(store.where, given, levels, partitions)
+        whole = len(given) == partitions == 1 < levels
+        files = {
+            (level, number): named(store, blob)
+            for level, blobs in enumerate(parts[:1] if whole else parts)
+            for number, blob in enumerate(blobs)
+        }
+        return cls(parts, files, whole)
 
     @property
     def inventories(self) -> tuple[Blob, ...]:
@@ -115,6 +103,23 @@ class Holdings:
     def known(self) -> set[Blob]:
         """The inventories there are, which need not be looked for."""
         return set(self.inventories)
+
+
+def by_level(where: str, given: tuple[Blob, ...], levels: int, partitions: int) -> tuple[tuple[Blob, ...], ...]:
+    """The inventories of a manifest, for each level by partition; that of one engine is of all levels.  O(inventories).
+
+    None before the first commit.  Raises `CorruptState` for another number of them.
+    """
+    if len(given) == partitions == 1:
+        return (given,) * levels
+    if len(given) not in (0, levels * partitions):
+        raise CorruptState(
+            f"open {where}",
+            f"it has {len(given)} inventories, where the plan has {levels} levels of {partitions} partitions",
+            "open it with the ddflow that it was written "
+            "by, or bring it to one partition: ddflow rescale --partitions 1",
+        )
+    return tuple(given[at : at + partitions] for at in range(0, len(given), partitions))
 
 
 def named(store: Store, inventory: Blob) -> frozenset[str]:

@@ -29,7 +29,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from os import PathLike
-from types import TracebackType
 from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
@@ -39,10 +38,12 @@ from ddflow.engine.inventory import StoredInventory
 from ddflow.engine.snapshot import plan_of
 from ddflow.errors import CorruptState, DdflowError, Fenced, MissingReceipts, PlanChanged, SpecError, StateRefused
 from ddflow.partitions.epoch_start import EpochStart
+from ddflow.partitions.live_files import by_level
 from ddflow.partitions.rescale_task import Move, Moved, task
 from ddflow.partitions.stages import Stages, cut
 from ddflow.plan.codec import describe, fingerprint
 from ddflow.plan.collection import Plan
+from ddflow.storage.closing import Closing
 from ddflow.storage.fields import encoded
 from ddflow.storage.manifest import PARTITIONS, Manifest, newest
 from ddflow.storage.manifest_log import ManifestLog, digest
@@ -71,7 +72,7 @@ class Rescaled(NamedTuple):
     bytes: int
 
 
-class Rescaler:
+class Rescaler(Closing):
     """A rescaling under way: `open`, run `moved.task` for each of ``tasks`` anywhere, any number of times, `finish`.
 
     ``cut``: of the state's flow.  ``move``: what tasks start from.  ``tasks``: (level, number) of each; none where
@@ -205,14 +206,6 @@ class Rescaler:
         if self._own:
             self.store.close()
 
-    def __enter__(self) -> Rescaler:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def rescale(
     state: State, partitions: int, *, flow: Plan | None = None, trust: Trust = "owner", memory: str | int | None = None
@@ -262,7 +255,7 @@ def _move(store: Store, manifest: Manifest, plan: Stages, partitions: int, trust
         time=manifest.last,
         to=manifest.frontier,
         horizons={},
-        inventories=_inventories(store, manifest, plan.levels),
+        inventories=by_level(store.where, manifest.partitions, plan.levels, manifest.spread),
         folder=manifest.folder,
         retain=0,
         memory=memory,
@@ -274,19 +267,3 @@ def _move(store: Store, manifest: Manifest, plan: Stages, partitions: int, trust
             if each.horizon is not None:
                 horizons[name] = max(horizons.get(name, NEVER), each.horizon)
     return Move(base, partitions, horizons, greatest)
-
-
-def _inventories(store: Store, manifest: Manifest, levels: int) -> tuple[tuple[Blob, ...], ...]:
-    """For each level, by partition; that of a local engine is for all."""
-    parts, spread = manifest.partitions, manifest.spread
-    if not parts:
-        return ()
-    if spread == 1 and len(parts) == 1:
-        return ((parts[0],),) * levels
-    if len(parts) != levels * spread:
-        raise CorruptState(
-            f"manifest {manifest.number} of {store.where}",
-            f"it has {len(parts)} partitions, {levels} levels of {spread} have {levels * spread}",
-            "restore it from a copy, or go back with ddflow rollback",
-        )
-    return tuple(parts[level * spread :][:spread] for level in range(levels))

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from types import TracebackType
 from typing import Final, NamedTuple, cast
 
 import numpy as np
@@ -49,6 +48,7 @@ from ddflow.partitions.chunks import (
 )
 from ddflow.partitions.stages import Stages
 from ddflow.storage.batch_store import BatchStore
+from ddflow.storage.closing import Closing
 from ddflow.storage.scratch import ScratchStore
 
 SHARE: Final = 8
@@ -71,7 +71,7 @@ class Chunk(NamedTuple):
         return "/" in self.origin
 
 
-class ShuffleReader:
+class ShuffleReader(Closing):
     """``level``, ``number``: of the task. ``memory``: bytes that the task may take, None for no budget. ``scratch``:
     a folder that several may share, for what exceeds the spool's part of it; without one all is held in memory.
     ``columns``: by input, the declared columns that its rows have, as its `Partitioner` was told (all, where not
@@ -104,14 +104,6 @@ class ShuffleReader:
         self._payloads: list[pa.Array] = []
         self._mapped = 0  # of those, the first so many
         self._where, self._scratch = scratch, cast(BatchStore | None, None)
-
-    def __enter__(self) -> ShuffleReader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def digests(self) -> dict[str, str]:

@@ -2,9 +2,9 @@
 
 Invariant: `FileWriter.size` and `FileWriter.state` are those of the bytes that were taken, in their order, however few
 of them the system takes at once. Whoever writes to it (Arrow, Parquet, a download) hands over its buffers one by one.
-They go on in slices, so no second copy is made, and a slice is hashed while it is in the processor's cache. Small pieces wait for
-each other, because Arrow writes twenty of them a batch; so `finish` is due when all is written. The code between may
-change or lose the disk's error, so `failure` keeps it.
+They go on in slices, so no second copy is made, and a slice is hashed while it is in the processor's cache. Small
+pieces wait for each other, because Arrow writes twenty of them a batch; so `finish` is due when all is written. The
+code between may change or lose the disk's error, so `failure` keeps it.
 
 >>> pieces = []
 >>> sink = FileWriter(lambda piece: pieces.append(bytes(piece)) or len(piece))
