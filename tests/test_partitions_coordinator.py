@@ -476,7 +476,7 @@ def test_what_a_plan_may_have_got_since() -> None:
     with pytest.raises(ReplayMismatch, match=r"has got the columns \{'orders': \['price'\]\} since"):
         wider.replayed(kept, {"orders": 3}, {"orders": "13" * 16})
     epoch(wider)
-    assert [each.epoch for each in wider.manifest.receipts] == [2] and not wider.change
+    assert [each.epoch for each in wider.manifest.receipts] == [2] and not wider.log.change
     with pytest.raises(PlanChanged, match=r"column 'price' .* is missing"):
         opened(store)
     flow = dd.Flow()
