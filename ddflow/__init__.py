@@ -10,15 +10,15 @@ The journey of one upsert, room by room:
     updates are emitted       operators.upsert      `emit`; columns are gathered when somebody reads them
     differences go on         operators             filter, project, count: updates in, updates out
     the change is kept        trace                 a batch of versions in a run of the spine, indexed
-    it is committed           engine.commits        on durable state: files, checkpoint, manifest
+    it is committed           engine.commits        on durable state: files; a manifest by `engine.epoch_log`
 
 The words: an *upsert* is (key, value or None, order, time).  An *update* is (data, time, diff).  A *collection* is the
 multiset that updates up to a time define.  The *frontier* is the least time that may still come in.  docs/design.md has
 the rest of them.
 
 The floors, upwards; pyproject.toml has them for import-linter:
-    errors  time  kernels  columns  expressions  storage  plan  trace  operators  dataflow  engine
-    partitions, connectors  tools  testing, cli, spark_bridge
+    errors  time  kernels  columns  expressions  storage  connectors  plan  trace  operators  dataflow  engine
+    partitions  tools  testing, cli, spark_bridge
 
 Importing ddflow imports nothing heavy: the errors are there at once, the names below when they are first used.
 
