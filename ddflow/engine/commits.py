@@ -107,7 +107,7 @@ class Commits:
     @property
     def epoch(self) -> int:
         """The last one that was committed."""
-        return self.log.epoch
+        return self.log.ledger.manifest.epoch
 
     @property
     def secret(self) -> Secret:
@@ -222,8 +222,8 @@ class Commits:
         part = self.log.ledger.store.put("json", lambda sink: sink.write(data))
         files = names_in(data)
         # From here on it may happen, whatever we are told.
-        outputs = (output for call in self.calls for output in call.outputs.values())
-        self.batch_store.name(files.union(blob.name for output in outputs for blob in output.blobs))
+        outputs = {blob.name for call in self.calls for output in call.outputs.values() for blob in output.blobs}
+        self.batch_store.name(files | outputs)
         greatest, horizons = recovery.reached(dataflow)
         self.log.publish(
             receipts,

@@ -41,7 +41,7 @@ from ddflow.storage.arrow_file import readable
 from ddflow.storage.epochs import Epoch
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.manifest_log import GRACE, ManifestLog, newest
-from ddflow.storage.naming import inside
+from ddflow.storage.naming import names_inside
 from ddflow.storage.opening import open_store
 from ddflow.storage.protocol import Blob, Store
 
@@ -115,7 +115,7 @@ class EpochLog:
     @property
     def epoch(self) -> int:
         """The last one that was committed."""
-        return self.manifest.epoch
+        return self.ledger.manifest.epoch
 
     def resume(self, files: set[str]) -> set[str]:
         """Go on from the newest version: show its outputs.  O(its files).
@@ -123,7 +123,7 @@ class EpochLog:
         ``files``: the names of its inventories and of all that those name.  Returns them with those of its outputs.
         Raises `StorageFailed`.
         """
-        self.ledger.names = named(files, self.manifest)
+        self.ledger.names = files | names_inside(self.manifest.outputs())
         self.outputs.show(self.manifest.receipts)
         return self.ledger.names
 
@@ -158,7 +158,7 @@ class EpochLog:
     def receipts(self, epoch: Epoch) -> tuple[Epoch, ...]:
         """An epoch to come, and those before it that can be given again.  O(epochs kept)."""
         # Who would read those of a plan with fewer columns a year from now?
-        before = () if self.change.columns else self.manifest.receipts
+        before = () if self.change.columns else self.ledger.manifest.receipts
         return (*before[max(0, len(before) + 1 - self.keep) :], epoch)
 
     def publish(
@@ -170,7 +170,7 @@ class EpochLog:
         manifest that change with it.  O(what changed), and once O(what others left).  Raises `Fenced`, `StorageFull`,
         `StorageFailed`: it did not happen; `OutcomeUnknown`: it may have.
         """
-        before = self.manifest
+        before = self.ledger.manifest
         new = replace(
             before,
             epoch=max(before.epoch, receipts[-1].epoch if receipts else 0),
@@ -184,7 +184,7 @@ class EpochLog:
         if not self._tidy:
             self._look_after()
         self.outputs.sync()
-        self.ledger.commit(new, partitions, named(files, new), note)
+        self.ledger.commit(new, partitions, files | names_inside(new.outputs()), note)
         if new.epoch > before.epoch:
             self.change = PlanChange()
 
@@ -194,7 +194,7 @@ class EpochLog:
         ``apart``: as in `ManifestLog.sweep`.  Raises `OutcomeUnknown`: it is committed.
         """
         try:
-            self.outputs.show(self.manifest.receipts[-1:])
+            self.outputs.show(self.ledger.manifest.receipts[-1:])
         except (StorageFull, StorageFailed) as error:  # which would say that it did not happen
             raise OutcomeUnknown(
                 f"commit epoch {self.epoch}",
@@ -216,11 +216,6 @@ class EpochLog:
                 self.ledger.remember(names_of)
         except DdflowError:
             self.ledger.grace = math.inf
-
-
-def named(files: set[str], manifest: Manifest) -> set[str]:
-    """Some files, and those of a version's outputs that lie in the state.  O(files)."""
-    return files | {blob.name for blob in manifest.outputs() if inside(blob)}
 
 
 def check_types(flow: Plan) -> None:

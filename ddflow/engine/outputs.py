@@ -71,7 +71,7 @@ class Outputs:
 
     def show(self, receipts: Iterable[Epoch]) -> None:
         """Let committed epochs be seen; durable after `sync`.  O(fragments).  Raises `StorageFailed`."""
-        for receipt in receipts:
+        for receipt in receipts if self.sinks else ():
             fragments = list(fragments_of(receipt))
             for sink in self.sinks:
                 sink.finish(receipt.epoch, fragments)

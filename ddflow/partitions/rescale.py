@@ -48,6 +48,7 @@ from ddflow.storage.fields import encoded
 from ddflow.storage.manifest import PARTITIONS, Manifest, newest
 from ddflow.storage.manifest_log import ManifestLog, digest
 from ddflow.storage.memory import MemoryStore
+from ddflow.storage.naming import names_inside
 from ddflow.storage.opening import open_store
 from ddflow.storage.protocol import Blob, Store
 from ddflow.time import NEVER
@@ -159,7 +160,7 @@ class Rescaler(Closing):
         parts, names = [each.inventory for each in taken], {b.name for each in taken for b in each.added}
         if move.partitions == 1 and len(parts) > 1:
             parts = [self._joined(parts)]
-        names |= {blob.name for blob in manifest.outputs() if not blob.name.endswith(".parquet")}
+        names |= names_inside(manifest.outputs())
         new = replace(manifest, spread=move.partitions, horizons=move.horizons, greatest=move.greatest)
         note = f"rescale {manifest.spread} -> {move.partitions}"
         try:

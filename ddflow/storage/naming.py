@@ -15,7 +15,7 @@ True
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from msgspec.json import Decoder
@@ -23,6 +23,7 @@ from msgspec.json import Decoder
 from ddflow.storage.fields import encoded
 from ddflow.storage.protocol import Blob
 
+PARQUET: Final = ".parquet"
 _NAME: Final = re.compile(rb'"([0-9a-f]{16}-[0-9]{1,12}\.arrow)"')
 _FILE: Final = re.compile(
     rb'\[\s*"([0-9a-f]{16}-[0-9]{1,12}\.arrow)"\s*,\s*[0-9]{1,18}\s*,\s*"[A-Za-z0-9+/]{22}=="\s*\]'
@@ -47,4 +48,9 @@ def renamed(inventory: Any, files: Mapping[str, Blob]) -> bytes:
 
 def inside(blob: Blob) -> bool:
     """Whether a file is one of the state's, and not in a folder of outputs."""
-    return not blob.name.endswith(".parquet")
+    return not blob.name.endswith(PARQUET)
+
+
+def names_inside(blobs: Iterable[Blob]) -> set[str]:
+    """The names of those that are.  O(blobs)."""
+    return {blob.name for blob in blobs if not blob.name.endswith(PARQUET)}
