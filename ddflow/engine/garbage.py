@@ -29,16 +29,15 @@ import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from os import PathLike
 from time import time
-from typing import Final, Literal
+from typing import Final
 
 from ddflow.engine.outputs import owned
 from ddflow.errors import CorruptState
 from ddflow.storage.manifest import Manifest, at, newest
 from ddflow.storage.manifest_log import GRACE
 from ddflow.storage.naming import files_in
-from ddflow.storage.opening import existing
+from ddflow.storage.opening import State, Trust, existing
 from ddflow.storage.protocol import Blob, Entry, Store
 
 DAY: Final = 86_400.0
@@ -66,12 +65,12 @@ class Collected:
 
 
 def gc(
-    state: str | PathLike[str] | Store,
+    state: State,
     *,
     grace: float = GRACE,
     orphans: float = DAY,
     dry_run: bool = False,
-    trust: Literal["owner", "group"] = "owner",
+    trust: Trust = "owner",
 ) -> Collected:
     """Delete the versions of a state whose time is over, and files that no version names.
 

@@ -18,18 +18,15 @@ or a batcher from them.
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from msgspec.json import Decoder
 
 from ddflow.dataflow.batcher.checkpoint import PendingRecord
-from ddflow.errors import CorruptState
-from ddflow.storage.fields import MEND, Instant, Natural, Strict, decoded
+from ddflow.storage.fields import Instant, Natural, Strict, decoded
 from ddflow.storage.protocol import Blob, Store
 from ddflow.trace.records import ArrangementRecord
-
-T = TypeVar("T")
 
 
 class InputRecord(Strict, frozen=True):
@@ -80,16 +77,3 @@ class StoredInventory(NamedTuple):
     def at(self, kind: str, name: str) -> str:
         """Where in it an input or an operator stands, for messages."""
         return f"{self.what}, {kind}, {name[:80]}"
-
-    def input(self, name: str) -> InputRecord:
-        """What it says of an input.  Raises `CorruptState` where that is nothing."""
-        return self._one("inputs", name, self.of.inputs)
-
-    def operator(self, name: str) -> OperatorRecord:
-        """The same of an operator, by the id of its node."""
-        return self._one("operators", name, self.of.operators)
-
-    def _one(self, kind: str, name: str, within: dict[str, T]) -> T:
-        if name not in within:
-            raise CorruptState(self.what, f"it has the {kind} {sorted(within)}, and not {name!r}", MEND)
-        return within[name]

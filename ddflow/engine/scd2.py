@@ -95,10 +95,7 @@ def versions(arranged: Arrangement, counting: pa.Schema, since: int, secret: Sec
 
 def _of_range(arranged: Arrangement, parts: list[Part], counting: pa.Schema, since: int, secret: Secret) -> Versions:
     picked = by_sorting(arranged.slots, parts, since, droppable=False)
-    last = np.ones(picked.high.size, bool)
-    last[:-1] = picked.high[1:] != picked.high[:-1]
-    if picked.low.size:
-        last[:-1] |= picked.low[1:] != picked.low[:-1]
+    last = picked.last
     live = np.flatnonzero(picked.live)
     references = picked.references[live]
     # A version goes on where the one before it is of its key, live, and the same in what counts.

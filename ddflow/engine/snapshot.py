@@ -21,8 +21,6 @@ unless it has functions; then give the flow.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os import PathLike
-from typing import Literal
 
 import pyarrow as pa
 
@@ -41,10 +39,9 @@ from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.closing import Closing
 from ddflow.storage.manifest import Manifest, at, newest
 from ddflow.storage.naming import names_in
-from ddflow.storage.opening import existing
+from ddflow.storage.opening import State, Trust, existing
 from ddflow.storage.protocol import Store
 
-State = str | PathLike[str] | Store
 TRIES = 10
 """How many versions are tried that were swept away while their files were being opened."""
 
@@ -69,7 +66,7 @@ class Snapshot(Reading, Closing):
         *,
         epoch: int | None = None,
         flow: Plan | None = None,
-        trust: Literal["owner", "group"] = "owner",
+        trust: Trust = "owner",
     ) -> Snapshot:
         """Open a state for reading; nothing is written there.  O(bytes): every file is verified.
 
@@ -135,7 +132,7 @@ def read(
     *,
     epoch: int | None = None,
     flow: Plan | None = None,
-    trust: Literal["owner", "group"] = "owner",
+    trust: Trust = "owner",
 ) -> pa.Table:
     """An output or an input of a state as its last commit left it: its rows, and ``_diff``, consolidated.
 

@@ -97,11 +97,9 @@ class EpochDriver:
                 default_partitions,
                 outputs,
                 trust,
-                grace,
                 keep,
                 retain,
                 parse_size(memory),
-                secret,
                 checkpoint,
             ),
         )

@@ -28,8 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from os import PathLike
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -49,12 +48,9 @@ from ddflow.storage.manifest import PARTITIONS, Manifest, newest
 from ddflow.storage.manifest_log import ManifestLog, digest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.naming import names_inside
-from ddflow.storage.opening import open_store
+from ddflow.storage.opening import State, Trust, open_store
 from ddflow.storage.protocol import Blob, Store
 from ddflow.time import NEVER
-
-State = str | PathLike[str] | Store
-Trust = Literal["owner", "group"]
 
 
 class Rescaled(NamedTuple):

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import perf_counter_ns
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +37,7 @@ from ddflow.columns.hashing import Ints, Secret, Words, identities, partition_of
 from ddflow.columns.rows import gather
 from ddflow.dataflow import batcher as pending
 from ddflow.dataflow.batcher import Batcher
+from ddflow.engine.checkpoint import Inventories
 from ddflow.engine.inventory import InputRecord, Inventory, OperatorRecord, StoredInventory
 from ddflow.errors import CorruptState
 from ddflow.operators.base import Context, Running
@@ -62,6 +63,7 @@ from ddflow.trace.merge import Picked, by_sorting, useless
 from ddflow.trace.records import ArrangementRecord
 from ddflow.trace.run import Part, Run
 
+T = TypeVar("T")
 CHUNK: Final = 1 << 20
 """Identities that are looked at together."""
 
@@ -136,6 +138,7 @@ class _Task:
             n: StoredInventory.read(store, move.base.inventories[level][n])
             for n in overlapping(number, move.partitions, before)
         }
+        self.held = Inventories(list(self.old.values()), len(self.old))
         self.first_share = {n for n in self.old if first_of(n, before, move.partitions) == number}
 
     def made(self) -> Moved:
@@ -168,7 +171,7 @@ class _Task:
                 upsert.expiring.horizons.greatest = horizon
             return upsert.arranged, upsert.rehashed
 
-        records = {n: (each.at("inputs", name), each.input(name)) for n, each in self.old.items()}
+        records = dict(zip(self.old, self._found(name, self.held.input(name)), strict=True))
         batcher, arrived = self._pending(input, records)
         rows = self._joined([(f"{what}, rows", each.rows) for what, each in records.values()], fresh)
         runs = pending.take(batcher, self.batch_store)
@@ -177,6 +180,11 @@ class _Task:
         expires = input.spec.expiry is not None
         greatest = self.move.greatest.get(name, NEVER)
         return InputRecord(arrived, greatest, rows, runs, horizon if expires else None), batcher
+
+    def _found(self, name: str, found: list[T]) -> list[T]:
+        if not found:
+            raise CorruptState(self.held.stored[0].what, f"it has no {name!r}, which the plan has", MEND)
+        return found
 
     def _pending(self, input: Input, records: Mapping[int, tuple[str, InputRecord]]) -> tuple[Batcher, int]:
         """The pending events of this partition, and how many came: those, and the judged ones that it stands for."""
@@ -208,7 +216,7 @@ class _Task:
 
     def _operator(self, node: Collection, name: str, by: Columns) -> list[ArrangementRecord]:
         """An operator's groups: its own; or, where it stands with the keys it is made of, those beside its own keys."""
-        records = [(each.at("operators", name), each.operator(name).arrangements) for each in self.old.values()]
+        records = [(what, each.arrangements) for what, each in self._found(name, self.held.operator(name))]
         context = Context(self.secret, self.cut.flow.time_type, frozenset(node.schema.names))
 
         def joined(number: int) -> ArrangementRecord:
@@ -274,7 +282,7 @@ class _Task:
             n = picked.high.size
             if not n:
                 continue
-            last = np.append(_starts(picked)[1:], True)
+            last = picked.last
             live = picked.live != 0
             born = int((live & last).sum())
             new.keys = new.keys + born
@@ -303,7 +311,7 @@ class _Task:
         A deletion's row may be filler, so what a live version of the same key says holds for all."""
         rows = gather(old.slots.pool, picked.references, keys)
         high, _ = identities(rows, self.secret, picked.high.size)
-        mine, starts = partition_of(high, self.move.partitions) == self.number, _starts(picked)
+        mine, starts = partition_of(high, self.move.partitions) == self.number, np.roll(picked.last, 1)
         of, live = np.cumsum(starts) - 1, picked.live != 0
         decided = mine[starts]
         decided[of[live]] = mine[live]
@@ -317,15 +325,6 @@ class _Task:
         new.slots.files[part.slot] = Written(kept, layout, batch.rows.table.schema.names)
         self.added.append(kept.blob)
         return part
-
-
-def _starts(picked: Picked) -> Any:
-    """bool[m]: where another key begins."""
-    out = np.ones(picked.high.size, np.bool_)
-    out[1:] = picked.high[1:] != picked.high[:-1]
-    if picked.low.size:
-        out[1:] |= picked.low[1:] != picked.low[:-1]
-    return out
 
 
 def _taken(sealed: Sealed, rows: Ints, arrival: Ints) -> Sealed:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Literal
 
-from ddflow.columns.hashing import Secret
 from ddflow.dataflow.budget import LEAST, shown_size
 from ddflow.engine.epoch_log import KEPT
 from ddflow.errors import PlanChanged, SpecError
@@ -23,7 +22,6 @@ from ddflow.partitions.epoch_start import own
 from ddflow.plan.compatibility import PlanChange
 from ddflow.storage import address
 from ddflow.storage.manifest import PARTITIONS, Manifest
-from ddflow.storage.manifest_log import GRACE
 from ddflow.time import CLOSED
 
 
@@ -35,11 +33,9 @@ class Wanted:
     default_partitions: int = 1
     outputs: str | PathLike[str] | None = None
     trust: Literal["owner", "group"] = "owner"
-    grace: float = GRACE
     keep: int = KEPT
     retain: int = 0
     memory: int | None = None
-    secret: Secret | None = None
     checkpoint: str | None = None
 
     def __post_init__(self) -> None:

@@ -18,12 +18,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from ddflow.errors import StateRefused
 from ddflow.storage import address
 from ddflow.storage.local import LocalStore
 from ddflow.storage.protocol import Store
+
+State = str | os.PathLike[str] | Store
+"""A state: a folder, ``s3://bucket/prefix``, or an open store."""
+Trust = Literal["owner", "group"]
 
 
 def located(given: Any) -> str | os.PathLike[str]:

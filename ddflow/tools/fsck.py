@@ -26,7 +26,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, Literal
+from typing import Final
 
 import pyarrow as pa
 
@@ -36,7 +36,6 @@ from ddflow.connectors.protocol import Fragment
 from ddflow.dataflow.graph import Graph
 from ddflow.engine.checkpoint import Inventories
 from ddflow.engine.inventory import StoredInventory
-from ddflow.engine.snapshot import State
 from ddflow.errors import DdflowError, SpecError
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.partitions.stages import placed
@@ -49,7 +48,7 @@ from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest import Epoch, Manifest
 from ddflow.storage.manifest_log import digest
 from ddflow.storage.naming import files_in, inside
-from ddflow.storage.opening import existing
+from ddflow.storage.opening import State, Trust, existing
 from ddflow.storage.protocol import Blob, Entry, Store
 from ddflow.storage.site import TEMPORARY
 from ddflow.storage.state_folder import INSIDE
@@ -66,7 +65,7 @@ def fsck(
     state: State,
     *,
     flow: Plan | None = None,
-    trust: Literal["owner", "group"] = "owner",
+    trust: Trust = "owner",
     look: Look = lambda size: None,
 ) -> Report:
     """Check every byte of a state: all manifests that are kept, every file that they name, and what these hold.

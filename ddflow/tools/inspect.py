@@ -22,13 +22,13 @@ from __future__ import annotations
 import json
 import time
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import to_builtins
 
 from ddflow.connectors.opening import open_sink
 from ddflow.engine.inventory import Inventory, StoredInventory
-from ddflow.engine.snapshot import State, found
+from ddflow.engine.snapshot import found
 from ddflow.errors import DdflowError
 from ddflow.plan.codec import columns, shown
 from ddflow.plan.rebuild import inputs
@@ -36,12 +36,12 @@ from ddflow.plan.record import Record
 from ddflow.storage.feeding import Fed
 from ddflow.storage.manifest import Epoch, Manifest, at
 from ddflow.storage.naming import files_in
-from ddflow.storage.opening import existing
+from ddflow.storage.opening import State, Trust, existing
 from ddflow.storage.protocol import Store
 from ddflow.trace.records import ArrangementRecord, RunRecord
 
 
-def inspect(state: State, *, trust: Literal["owner", "group"] = "owner") -> dict[str, Any]:
+def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
     """What a state consists of, as plain values that ``json.dumps`` takes.  O(its inventory).
 
     ``state``, ``id``, ``manifest`` (its number), ``epoch``, ``written`` (ISO), ``note``, ``writer``, ``frontier``,

@@ -28,8 +28,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from os import PathLike
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -45,13 +44,10 @@ from ddflow.operators.updates import Updates, consolidated, ints
 from ddflow.plan.collection import Plan
 from ddflow.storage.feeding import Fed
 from ddflow.storage.local import LocalStore
-from ddflow.storage.opening import existing, open_store
+from ddflow.storage.opening import State, Trust, existing, open_store
 from ddflow.storage.protocol import Store
 from ddflow.time import NEVER
 from ddflow.tools.merge_on_read import take as taken
-
-State = str | PathLike[str] | Store
-Trust = Literal["owner", "group"]
 
 
 class Told:

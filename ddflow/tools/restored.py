@@ -258,10 +258,7 @@ def census(arranged: Arrangement, rows: Made) -> tuple[int, int]:
     live = dead = 0
     for parts in arranged.ranges():
         picked = by_sorting(arranged.slots, parts, NEVER, droppable=False)
-        last = np.ones(picked.high.size, bool)
-        last[:-1] = picked.high[1:] != picked.high[:-1]
-        if picked.low.size:
-            last[:-1] |= picked.low[1:] != picked.low[:-1]
+        last = picked.last
         there = last & (picked.live != 0)
         live, dead = live + int(there.sum()), dead + int((last & (picked.live == 0)).sum())
         bare = np.flatnonzero(there & (picked.value == 0))

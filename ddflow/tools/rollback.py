@@ -24,24 +24,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from os import PathLike
 from time import time
-from typing import Literal, NamedTuple
+from typing import Final, NamedTuple
 
+from msgspec.json import Decoder
 from msgspec.structs import replace
 
 from ddflow.connectors.protocol import Sink
 from ddflow.engine.garbage import blobs_of
 from ddflow.engine.outputs import owned
 from ddflow.errors import CorruptState, DdflowError, Fenced, OutcomeUnknown, SnapshotExpired, StateRefused
-from ddflow.storage.manifest import Call, Manifest, at
+from ddflow.storage.fields import encoded
+from ddflow.storage.manifest import Epoch, Manifest, at
 from ddflow.storage.manifest_log import digest, published
 from ddflow.storage.naming import inside, renamed
-from ddflow.storage.opening import existing
+from ddflow.storage.opening import State, Trust, existing
 from ddflow.storage.protocol import Blob, Store
 
-State = str | PathLike[str] | Store
-Trust = Literal["owner", "group"]
+_RECEIPTS: Final = Decoder(tuple[Epoch, ...])
 
 
 class OldVersion(NamedTuple):
@@ -159,9 +159,7 @@ def _copied(store: Store, old: Manifest, number: int) -> Manifest:
                 made[blob.name] = _copy(store, blob)
         parts = tuple(_rewritten(store, part, made) for part in old.partitions)
         made |= {blob.name: blob for blob in parts}
-        receipts = tuple(
-            replace(each, calls=tuple(_of_copies(call, made) for call in each.calls)) for each in old.receipts
-        )
+        receipts = _RECEIPTS.decode(renamed(encoded(old.receipts), made))
         new = replace(
             old,
             number=number,
@@ -188,15 +186,6 @@ def _copied(store: Store, old: Manifest, number: int) -> Manifest:
         raise
     store.mark(number)
     return new
-
-
-def _of_copies(call: Call, made: dict[str, Blob]) -> Call:
-    """A call, with the copies of its outputs' files."""
-    outputs = {
-        name: replace(each, blobs=tuple(made.get(blob.name, blob) for blob in each.blobs))
-        for name, each in call.outputs.items()
-    }
-    return replace(call, outputs=outputs)
 
 
 def _digest(store: Store, number: int) -> str:

@@ -28,7 +28,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from os import PathLike
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -37,11 +37,12 @@ from ddflow.columns.hashing import Ints, Secret, identities, validity, words
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.rows import shown_row
 from ddflow.engine.logs import MARKS, as_fed, batches, parts_of
-from ddflow.engine.snapshot import Snapshot, State
+from ddflow.engine.snapshot import Snapshot
 from ddflow.errors import NotReadable
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.plan.collection import Plan
 from ddflow.storage.feeding import Fed
+from ddflow.storage.opening import State, Trust
 from ddflow.storage.protocol import Store
 from ddflow.terminal import as_text
 from ddflow.time import CLOSED, shown
@@ -151,7 +152,7 @@ def verify(
     flow: Plan | None = None,
     memory: str | int | None = "1GB",
     spill: str | PathLike[str] | None = None,
-    trust: Literal["owner", "group"] = "owner",
+    trust: Trust = "owner",
     look: Look = lambda rows: None,
 ) -> Verified:
     """Compare inputs of a state with their logs.  O(events of the logs + bytes of the state).

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
-from ddflow.engine.snapshot import Snapshot, State
+from ddflow.engine.snapshot import Snapshot
 from ddflow.engine.story import Story
 from ddflow.plan.collection import Plan
+from ddflow.storage.opening import State, Trust
 
 
 def why_of(
@@ -16,7 +17,7 @@ def why_of(
     log: Any = None,
     *,
     flow: Plan | None = None,
-    trust: Literal["owner", "group"] = "owner",
+    trust: Trust = "owner",
 ) -> Story:
     """As `why`, of a state that nobody has open.  O(bytes of the state).  Raises what `ddflow.read` raises too."""
     with Snapshot.open(state, flow=flow, trust=trust) as snapshot:
