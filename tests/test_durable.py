@@ -575,7 +575,9 @@ def test_a_merge_that_went_further_than_was_paid_for_is_gone_on_with() -> None:
             ]
             for merge in merges:
                 merge.credit, met = -7, met + 1
-            door.engine.durable.publish(door.engine.dataflow, door.engine.durable.log.manifest.receipts, "a test")
+            door.engine.durable.publish(
+                door.engine.dataflow, door.engine.durable.log.ledger.manifest.receipts, "a test"
+            )
             door.close()
             store = store.writer()
             door = case.open(store)

@@ -121,7 +121,7 @@ def _pushed(
 def _receipt(engine: dd.Engine, number: int) -> Epoch | None:
     """What is kept of an epoch that was committed."""
     assert engine.durable is not None
-    return next((each for each in engine.durable.log.manifest.receipts if each.epoch == number), None)
+    return next((each for each in engine.durable.log.ledger.manifest.receipts if each.epoch == number), None)
 
 
 @contextmanager

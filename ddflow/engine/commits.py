@@ -112,14 +112,14 @@ class Commits:
     @property
     def secret(self) -> Secret:
         """The state's."""
-        return Secret(*self.log.manifest.secret)
+        return Secret(*self.log.ledger.manifest.secret)
 
     def recover(self, dataflow: Dataflow) -> dict[str, pa.Table]:
         """Fill a new engine with the state; what its new outputs owe, by name.  O(bytes of the state).
 
         Raises `CorruptState`, naming the file.
         """
-        manifest, store = self.log.manifest, self.log.ledger.store
+        manifest, store = self.log.ledger.manifest, self.log.ledger.store
         for arranged in dataflow.circuit.arrangements.values():
             arranged.slots.lasting = True
         dataflow.frontier, dataflow.last, dataflow.since = manifest.frontier, manifest.last, manifest.since

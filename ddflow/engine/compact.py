@@ -144,7 +144,7 @@ def rewrite(batcher: Batcher, home: BatchStore | None) -> None:
 
 
 def _publish(dataflow: Dataflow, durable: Commits, forget: bool) -> None:
-    receipts = () if forget else durable.log.manifest.receipts
+    receipts = () if forget else durable.log.ledger.manifest.receipts
     note = "compaction that forgets" if forget else "compaction"
     if forget:
         dataflow.fed = {name: fed.blind() for name, fed in dataflow.fed.items()}

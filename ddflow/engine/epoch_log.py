@@ -11,7 +11,7 @@ rows a call had and who may give them again is known to those two (``commits``, 
 >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
 >>> log = EpochLog.open(flow.frozen(), MemoryStore(), partitions=1, fits=lambda manifest, change, where: None)
 >>> log.publish(log.receipts(Epoch(1, (), None)), (), set(), "an example", last=7)
->>> log.epoch, log.committed(2, "epoch 2"), log.manifest.last
+>>> log.epoch, log.committed(2, "epoch 2"), log.ledger.manifest.last
 (1, None, 7)
 >>> log.committed(3, "epoch 3")
 Traceback (most recent call last):
@@ -108,11 +108,6 @@ class EpochLog:
         return cls(plan, ledger, change, where, keep)
 
     @property
-    def manifest(self) -> Manifest:
-        """The state's newest, as far as is known here."""
-        return self.ledger.manifest
-
-    @property
     def epoch(self) -> int:
         """The last one that was committed."""
         return self.ledger.manifest.epoch
@@ -123,8 +118,8 @@ class EpochLog:
         ``files``: the names of its inventories and of all that those name.  Returns them with those of its outputs.
         Raises `StorageFailed`.
         """
-        self.ledger.names = files | names_inside(self.manifest.outputs())
-        self.outputs.show(self.manifest.receipts)
+        self.ledger.names = files | names_inside(self.ledger.manifest.outputs())
+        self.outputs.show(self.ledger.manifest.receipts)
         return self.ledger.names
 
     def close(self) -> None:
@@ -141,7 +136,7 @@ class EpochLog:
         """
         if epoch == self.epoch + 1:
             return None
-        found = next((each for each in self.manifest.receipts if each.epoch == epoch and each.calls), None)
+        found = next((each for each in self.ledger.manifest.receipts if each.epoch == epoch and each.calls), None)
         if found is None:
             raise self.skipped(asked)
         return found
@@ -151,7 +146,7 @@ class EpochLog:
         return EpochSkipped(
             asked,
             f"the last one committed is {self.epoch}, and the outputs of "
-            f"{[each.epoch for each in self.manifest.receipts]} are kept",
+            f"{[each.epoch for each in self.ledger.manifest.receipts]} are kept",
             f"give epoch {self.epoch + 1}",
         )
 
@@ -211,7 +206,7 @@ class EpochLog:
         self._tidy = True
         store = self.ledger.store
         try:
-            if len(store.numbers()) * len(self.manifest.partitions) <= TIDY:
+            if len(store.numbers()) * len(self.ledger.manifest.partitions) <= TIDY:
                 gc(store, grace=self.ledger.grace)
                 self.ledger.remember(names_of)
         except DdflowError:

@@ -84,12 +84,10 @@ class Snapshot(Reading, Closing):
             try:
                 return cls(store, manifest, plan)
             except CorruptState:
-                swept = manifest.number not in store.numbers()
-                if not swept or (epoch is None and tried + 1 < TRIES):
-                    if not swept:
-                        raise
-                    continue
-                raise expired(store, manifest.epoch) from None
+                if manifest.number in store.numbers():
+                    raise
+                if epoch is not None or tried + 1 == TRIES:
+                    raise expired(store, manifest.epoch) from None
         raise AssertionError("a try returns, goes on or raises")
 
     @property

@@ -54,7 +54,7 @@ class EpochDriver:
     def __init__(self, flow: Plan, log: EpochLog, wanted: Wanted) -> None:
         """Read the inventories of a state.  Raises `CorruptState`."""
         self.flow, self.cut, self.log, self.given = flow, cut(flow), log, wanted
-        manifest = log.manifest
+        manifest = log.ledger.manifest
         # What was never committed has no partitions yet, whatever its maker wanted.
         self.partitions = manifest.spread if manifest.partitions else wanted.partitions or manifest.spread
         self.holdings = Holdings.read(log.ledger.store, manifest.partitions, self.cut.levels, self.partitions)
@@ -124,7 +124,7 @@ class EpochDriver:
     @property
     def manifest(self) -> Manifest:
         """The state's newest, as far as this driver knows."""
-        return self.log.manifest
+        return self.log.ledger.manifest
 
     @property
     def epoch(self) -> int:

@@ -55,14 +55,15 @@ class Past(NamedTuple):
 
 
 class ManifestLog:
-    """``manifest``: the one that this engine's state is.  ``names``: of all files that it names.
+    """``manifest``: the one that this engine's state is.  ``digest``: 32 hex digits of its bytes.  ``names``: of all
+    files that it names.
 
     ``grace``: see the header.
     """
 
     def __init__(self, store: Store, manifest: Manifest, names: set[str], grace: float = GRACE) -> None:
         self.store, self.manifest, self.names, self.grace = store, manifest, names, grace
-        self._digest, self._since = digest(store.manifest(manifest.number)), monotonic()
+        self.digest, self._since = digest(store.manifest(manifest.number)), monotonic()
         self._past: list[Past] = []
         self._sweeping: Thread | None = None
 
@@ -116,11 +117,6 @@ class ManifestLog:
         """The number of the manifest."""
         return self.manifest.number
 
-    @property
-    def digest(self) -> str:
-        """32 hex digits of the manifest's bytes."""
-        return self._digest
-
     def check_newest(self) -> None:
         """Raise `Fenced` when another writer has committed since.  O(manifests)."""
         if self.store.published(self.number + 1):
@@ -141,13 +137,13 @@ class ManifestLog:
             written=int(time() * 1000),
             partitions=partitions,
             note=note,
-            previous=self._digest,
+            previous=self.digest,
         )
         mine = published(self.store, new)
         if mine is None:
             raise self._fenced()
         self._past.append(Past(self.number, self._since, self.names))
-        self.manifest, self.names, self._digest, self._since = new, names, mine, monotonic()
+        self.manifest, self.names, self.digest, self._since = new, names, mine, monotonic()
         with suppress(DdflowError):  # it has happened, with a mark or without
             self.store.mark(new.number)
         return new

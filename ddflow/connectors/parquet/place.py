@@ -71,11 +71,6 @@ class OutputPlace:
     def __init__(self, site: Site, nonce: str) -> None:
         self.site, self.nonce, self.numbers = site, nonce, itertools.count()
 
-    @property
-    def path(self) -> str:
-        """Where it is."""
-        return self.site.path
-
     def look(self, state: str | None) -> None:
         """Raise `StateRefused` unless a state's outputs may go here; nothing is made.  O(1).
 
@@ -83,8 +78,8 @@ class OutputPlace:
         """
         with self.site.guarded("open it", opening=True):
             self.site.path = self.site.disk.real(self.site.path)
-            if self.site.is_there(self.path):
-                self.site.look(self.path)
+            if self.site.is_there(self.site.path):
+                self.site.look(self.site.path)
                 self._must_be_of(state, self.mark())
 
     def claim(self, state: str, at: str, names: Iterable[str]) -> None:
@@ -95,14 +90,14 @@ class OutputPlace:
         """
         wanted = {name: of(name) for name in sorted(names)}
         try:
-            encoded([self.path, at, wanted])
+            encoded([self.site.path, at, wanted])
         except UnicodeEncodeError as error:
             odd = f"the name of a folder or an output is no UTF-8 ({error.reason}): {error.object!r}"
             raise self.site.refused(cut(odd), "give it another name") from None
         self.look(state)
         with self.site.guarded("make it", opening=True):
             self.site.make()
-            self.site.look(self.path)
+            self.site.look(self.site.path)
             found = self.mark() or self._first(Mark(state, at, wanted))
             self._must_be_of(state, found)
             for name in wanted:
@@ -111,19 +106,19 @@ class OutputPlace:
                 self.site.look(self.site.below(of(name)))
             if found != (now := Mark(state, at, wanted | found.outputs)):
                 self.site.disk.rename(self._written(now), self.site.below(MARK))
-            self.site.sweep(self.path)
+            self.site.sweep(self.site.path)
             # Whoever made any of it may have died before he did.
-            self.site.disk.sync_dir(self.path)
-            self.site.sync_above(self.path)
+            self.site.disk.sync_dir(self.site.path)
+            self.site.sync_above(self.site.path)
 
     def mark(self) -> Mark | None:
         """What ``outputs.json`` says; None where there is none.  O(its bytes).  Raises `CorruptState` for another."""
-        with self.site.reading(f"file {MARK}", lost(MARK, self.path), AGAIN):
+        with self.site.reading(f"file {MARK}", lost(MARK, self.site.path), AGAIN):
             try:
                 data = self.site.disk.read(self.site.below(MARK), MARK_BYTES)
             except FileNotFoundError:
                 return None
-        return decoded(_DECODER, data, f"the file {MARK} of {self.path}", AGAIN)
+        return decoded(_DECODER, data, f"the file {MARK} of {self.site.path}", AGAIN)
 
     def _must_be_of(self, state: str | None, found: Mark | None) -> None:
         if found is not None and found.state != state:

@@ -189,11 +189,12 @@ class ParquetSink:
             folder = os.path.dirname(each.place)
             with self.site.guarded("hide an output"), suppress(FileNotFoundError):
                 self.site.disk.touch(each.place)
-                self.site.disk.rename(each.place, os.path.join(folder, hidden(each.name)))
+                self.site.disk.rename(each.place, f"{folder}/.{each.name}.hidden")
                 self._unsynced.add(folder)
 
     def _hidden(self, name: str, called: str) -> str:
-        return self.site.below(of(name), hidden(called))
+        """The path of a file before its epoch is committed.  ``called``: as a manifest names it."""
+        return self.site.below(of(name), f".{called}.hidden")
 
     def _files(self, pattern: re.Pattern[str]) -> Iterator[tuple[re.Match[str], Leftover]]:
         """Every file of a pattern in the outputs' folders."""
@@ -209,8 +210,3 @@ class ParquetSink:
                         except OSError:  # shown or hidden meanwhile
                             continue
                         yield match, Leftover(path, match["name"], changed, disk.now() - changed)
-
-
-def hidden(name: str) -> str:
-    """What a file is called before its epoch is committed.  ``name``: that a manifest has for it."""
-    return f".{name}.hidden"
