@@ -19,7 +19,6 @@ def open_sink(target: str | os.PathLike[str], store: Store | None = None, trust:
     ``store``: the state's, which gives this writer's nonce; without one nothing can be put.  ``trust``: as a state's.
     Raises `StateRefused` for what is no target.
     """
-    if store is None:
-        return ParquetSink(target, trust=trust)
+    nonce = "0" * 16 if store is None else store.nonce
     # The disk of a state's own folder, or this machine's.
-    return ParquetSink(target, store.nonce, trust, getattr(store, "disk", Disk()))
+    return ParquetSink(target, nonce, trust, getattr(store, "disk", Disk()))

@@ -109,8 +109,22 @@ class Sink(Protocol):
     def claim(self, state: str, at: str, names: Iterable[str]) -> None:
         """Take the target for a state and make what is missing of it, durably; again and again, with more names.
 
-        Of several states that do so at the same time one gets it.  ``at``: the state's address.  ``names``: of its
-        outputs.  Raises as `check` does, and `StorageFull`.
+        Of several states that do so at the same time one gets it.
+
+        Parameters
+        ----------
+        state
+            Its id, 32 hex digits.
+        at
+            Its address.
+        names
+            Of its outputs.
+
+        Raises
+        ------
+        StateRefused, CorruptState
+            As in `check`.
+        StorageFull
         """
 
     def owner(self) -> Owner | None:
@@ -122,21 +136,64 @@ class Sink(Protocol):
     def put(self, name: str, table: pa.Table) -> Blob:
         """Keep what an output gained, so that it lasts and nobody sees it.  O(rows).
 
-        A task may run twice, so what was put may never be finished.  Its bytes are durable when this returns, its name
-        after `sync`.  Raises `StorageFull`; `StateRefused` where the target is not the one that was claimed.
+        A task may run twice, so what was put may never be finished.
+
+        Parameters
+        ----------
+        name
+            Of the output.
+        table
+            Its updates; at least one.
+
+        Returns
+        -------
+        Blob
+            What a manifest names.  Its bytes are durable, its name is after `sync`.
+
+        Raises
+        ------
+        StorageFull
+        StateRefused
+            Where the target is not the one that was claimed.
         """
 
     def sync(self) -> None:
         """Make durable what was put, finished and withdrawn before.  Raises `StorageFull`."""
 
     def finish(self, epoch: int, fragments: Iterable[Fragment]) -> None:
-        """Make the fragments of a committed epoch seen; once more changes nothing.  O(fragments)."""
+        """Make the fragments of a committed epoch seen.  O(fragments).
+
+        Called once the manifest that names them is durable, in the order of epochs; and again, with the same
+        fragments, by whoever opens the state, which changes nothing.  Durable after `sync`.
+
+        Parameters
+        ----------
+        epoch
+            Its number.
+        fragments
+            All of the epoch's, of every output.
+        """
 
     def size(self, epoch: int, fragment: Fragment) -> int | None:
         """The bytes of a fragment, finished or not; None where it is not there.  O(1)."""
 
     def read(self, epoch: int, fragment: Fragment, schema: pa.Schema) -> pa.Table:
-        """The rows of a fragment, finished or not.  O(bytes).  Raises `CorruptState`: missing, or not what was put."""
+        """The rows of a fragment, finished or not.  O(bytes).
+
+        Parameters
+        ----------
+        epoch
+            That it is of.
+        fragment
+            As it was finished.
+        schema
+            Of the updates; the rows are cast to it.
+
+        Raises
+        ------
+        CorruptState
+            Where it is missing, or not what was put.
+        """
 
     def rows(self, epoch: int, fragment: Fragment) -> int:
         """How many rows a fragment has, every byte of which is compared.  O(bytes).  As `read`."""
@@ -173,10 +230,24 @@ class Source(Protocol[Position]):
         """The columns of every batch, in their order."""
 
     def batches(self, after: Position | None = None) -> Iterator[tuple[pa.RecordBatch, Position]]:
-        """Its rows, in batches of bounded size, each with the position after it; None: from the beginning.
+        """Its rows, in batches of bounded size, each with the position after it.  O(rows).
 
-        A batch without rows tells that only the position moved.  O(rows).  Raises `UnreadableInput` for what is
-        damaged or gone, `SchemaMismatch` for a value that does not fit.
+        Parameters
+        ----------
+        after
+            A position that was given before, in this process or another; None for the beginning.
+
+        Yields
+        ------
+        batch, position
+            A batch without rows tells that only the position moved.
+
+        Raises
+        ------
+        UnreadableInput
+            For what is damaged or gone.
+        SchemaMismatch
+            For a value that does not fit.
         """
 
     def place(self, position: Position) -> str:

@@ -254,7 +254,7 @@ class EpochDriver:
         whole = gather(receipts, base.digest, self.cut.levels, self.partitions)
         look(self.cut, whole.taken, folder=self.log.outputs.sink is not None)
         holdings = self.holdings.after(self.log.ledger.store, whole.taken)
-        look_for(self.log.ledger.store, self.log.outputs.sink, base.epoch, whole, self.holdings.known())
+        look_for(self.log.ledger.store, self.log.outputs.sink, base.epoch, whole, set(self.holdings.inventories))
         call = self._call(base, whole)
         manifest = self.manifest
         kept = self.log.receipts(Epoch(base.epoch, (call,), None if feed is None else feed.batch))

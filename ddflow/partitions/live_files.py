@@ -100,10 +100,6 @@ class Holdings:
             )
         return before.difference(receipt.gone).union(blob.name for blob in receipt.added)
 
-    def known(self) -> set[Blob]:
-        """The inventories there are, which need not be looked for."""
-        return set(self.inventories)
-
 
 def by_level(where: str, given: tuple[Blob, ...], levels: int, partitions: int) -> tuple[tuple[Blob, ...], ...]:
     """The inventories of a manifest, for each level by partition; that of one engine is of all levels.  O(inventories).
