@@ -10,15 +10,15 @@ The journey of one upsert, room by room:
     updates are emitted       operators.upsert      `emit`; columns are gathered when somebody reads them
     differences go on         operators             filter, project, count: updates in, updates out
     the change is kept        trace                 a batch of versions in a run of the spine, indexed
-    it is committed           engine.commits        on durable state: files, checkpoint, manifest
+    it is committed           engine.commits        on durable state: files; a manifest by `engine.epoch_log`
 
 The words: an *upsert* is (key, value or None, order, time).  An *update* is (data, time, diff).  A *collection* is the
 multiset that updates up to a time define.  The *frontier* is the least time that may still come in.  docs/design.md has
 the rest of them.
 
 The floors, upwards; pyproject.toml has them for import-linter:
-    errors  time  kernels  columns  expressions  storage  plan  trace  operators  dataflow  engine
-    partitions, connectors  tools  testing, cli, spark_bridge
+    errors  time  kernels  columns  expressions  storage  connectors  plan  trace  operators  dataflow  engine
+    partitions  tools  testing, cli, spark_bridge
 
 Importing ddflow imports nothing heavy: the errors are there at once, the names below when they are first used.
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ddflow.dataflow.verdicts import Verdicts
     from ddflow.engine.engine import Engine
     from ddflow.engine.flow import Flow
+    from ddflow.engine.garbage import gc
     from ddflow.engine.logs import Full, Restated
     from ddflow.engine.readers import Reader
     from ddflow.engine.snapshot import Snapshot, read
@@ -68,7 +69,6 @@ if TYPE_CHECKING:
         union,
     )
     from ddflow.plan.spec import Tombstone, Upsert, tombstone
-    from ddflow.storage.garbage import gc
     from ddflow.time import CLOSED, NEVER
     from ddflow.tools.estimate import Estimate, estimate
     from ddflow.tools.fsck import fsck
@@ -95,7 +95,7 @@ _HOMES = {
     "plan.merge.strategy": "append bool_and bool_or collect fields first first_non_null join_text last last_non_null"
     " max min sum union",
     "plan.spec": "Tombstone Upsert tombstone",
-    "storage.garbage": "gc",
+    "engine.garbage": "gc",
     "time": "CLOSED NEVER",
     "tools.estimate": "Estimate estimate",
     "tools.fsck": "fsck",

@@ -26,6 +26,8 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DIFF
+from ddflow.connectors.opening import open_sink
+from ddflow.connectors.protocol import Fragment
 from ddflow.engine.snapshot import found
 from ddflow.errors import CorruptState, PlanChanged, SnapshotExpired
 from ddflow.operators.to_upserts import forgetting
@@ -35,10 +37,9 @@ from ddflow.partitions.version import Version
 from ddflow.plan.collection import Plan
 from ddflow.plan.compatibility import plan_of
 from ddflow.storage.batch_store import BatchStore
-from ddflow.storage.garbage import inside
 from ddflow.storage.manifest import Epoch, Manifest
+from ddflow.storage.naming import inside
 from ddflow.storage.opening import open_store, opened_store
-from ddflow.storage.outputs import OutputFolder
 from ddflow.storage.protocol import Blob, Store
 from spark_bridge.reading import parts_of, sent
 
@@ -211,8 +212,7 @@ class Follower(DataSourceStreamReader):
                     if file.folder is None:
                         yield BatchStore(store).table(file.blob, schema, None)
                     else:
-                        folder = OutputFolder(file.folder)
-                        yield folder.read(self.output, file.epoch, file.blob, schema)
+                        yield open_sink(file.folder).read(file.epoch, Fragment(self.output, file.blob), schema)
                 except CorruptState:
                     if file.epoch in (each.epoch for each in found(store).receipts):
                         raise

@@ -110,7 +110,7 @@ class Job:
             keep=options.keep,
             checkpoint=options.checkpoint,
         )
-        self.store = self.coordinator.ledger.store.where
+        self.store = self.coordinator.log.ledger.store.where
 
     def close(self) -> None:
         """Close the state; twice is harmless."""
@@ -123,7 +123,7 @@ class Job:
         """
         manifest, partitions = self.coordinator.manifest, self.coordinator.partitions
         secret = Secret(*manifest.secret)
-        version = Version(self.store, self.options.trust, manifest.number, self.coordinator.ledger.digest)
+        version = Version(self.store, self.options.trust, manifest.number, self.coordinator.log.ledger.digest)
         most = held(partitions)[1]
         if self.memory is not None:
             most = min(most, max(self.memory // 16, 1 << 20))

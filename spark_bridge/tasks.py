@@ -33,6 +33,8 @@ from msgspec.structs import replace
 from pyspark import TaskContext
 
 from ddflow.columns.hashing import Secret
+from ddflow.connectors.opening import open_sink
+from ddflow.connectors.protocol import Fragment
 from ddflow.errors import SnapshotExpired
 from ddflow.partitions.chunks import packed_receipts, packed_sums
 from ddflow.partitions.epoch_start import EpochStart
@@ -45,7 +47,6 @@ from ddflow.partitions.stages import Stages
 from ddflow.partitions.version import Version
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.opening import open_store
-from ddflow.storage.outputs import OutputFolder
 from ddflow.storage.protocol import Blob
 from spark_bridge.errors import noted
 from spark_bridge.part_cache import PARTS, close
@@ -229,8 +230,7 @@ class ReadFiles:
                 for name, length, digest_ in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                     blob = Blob(name, length, digest_)
                     if self.folder is not None:
-                        folder = OutputFolder(self.folder)
-                        table = folder.read(self.name, self.epoch, blob, self.schema)
+                        table = open_sink(self.folder).read(self.epoch, Fragment(self.name, blob), self.schema)
                     else:
                         if batch_store is None:
                             store = open_store(self.store, trust=self.trust, create=False, readonly=True)

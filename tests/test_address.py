@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 import ddflow as dd
 import spark_bridge
 from ddflow.cli import app
+from ddflow.engine.garbage import gc
 from ddflow.errors import DdflowError, EngineClosed, SpillRefused, StateRefused
 from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.rescale import rescale
 from ddflow.storage import address
 from ddflow.storage import object_store as bucket
-from ddflow.storage.garbage import gc
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.object_store import line
 from ddflow.storage.opening import open_store

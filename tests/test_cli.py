@@ -28,7 +28,7 @@ from typer.testing import CliRunner, Result
 
 import ddflow as dd
 from ddflow.cli import VERBS, app, guard
-from ddflow.connectors.files import open_input, open_output
+from ddflow.connectors.files import open_files, open_output
 from ddflow.connectors.files.kinds import KINDS
 
 ROOT = Path(__file__).parent.parent
@@ -84,8 +84,8 @@ def rows(result: Result) -> list[tuple[Any, ...]]:
 
 
 def read(name: str) -> pa.Table:
-    input = open_input([name])
-    return pa.Table.from_batches([b for f in input.files for b in input.batches(f)], input.schema)
+    input = open_files([name])
+    return pa.Table.from_batches([batch for batch, _ in input.batches()], input.schema)
 
 
 def test_each_file_is_an_epoch_and_each_change_retracts_what_was_stored() -> None:

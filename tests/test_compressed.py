@@ -16,15 +16,15 @@ from kinds import PLAIN
 from parts_by_hand import Hands
 
 import ddflow as dd
-from ddflow.engine.commits import files_named
+from ddflow.engine.garbage import blobs_of
 from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.rescale import rescale
 from ddflow.partitions.stage_step import StagePart
 from ddflow.storage.arrow_file import read_batches
 from ddflow.storage.compressed import MOST, OPTIONS, decompressed
 from ddflow.storage.flatbuffer import Malformed
-from ddflow.storage.garbage import blobs_of
 from ddflow.storage.manifest import newest
+from ddflow.storage.naming import names_in
 from ddflow.storage.opening import open_store
 
 LZ4 = pa.Codec("lz4")
@@ -128,7 +128,7 @@ class Story:
         store, out = open_store(str(self.place), create=False, readonly=True), Counter[bool]()
         manifest = newest(store)
         assert manifest is not None
-        rows = {name for blob in manifest.partitions for name in files_named(store.map(blob).to_pybytes())}
+        rows = {name for blob in manifest.partitions for name in names_in(store.map(blob))}
         for blob in blobs_of(store, manifest):
             if blob.name in rows:
                 out[FRAME in store.map(blob).to_pybytes()] += blob.length

@@ -15,12 +15,12 @@ import pyarrow as pa
 import pytest
 
 import ddflow as dd
+from ddflow.connectors.parquet.place import of
+from ddflow.engine.garbage import DAY, Collected, gc, names_of
 from ddflow.errors import CorruptState, StateRefused
-from ddflow.storage.garbage import DAY, Collected, gc, names_of
 from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest import at, newest
 from ddflow.storage.memory import MemoryStore
-from ddflow.storage.outputs import of
 from ddflow.storage.protocol import Entry
 
 

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 import ddflow as dd
 from ddflow.cli import app
+from ddflow.engine.garbage import names_of
 from ddflow.errors import EpochSkipped, Fenced, NotReadable, SpecError
-from ddflow.storage.garbage import names_of
 from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest import at
 from ddflow.storage.memory import MemoryStore

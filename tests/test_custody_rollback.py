@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 
 import ddflow as dd
 from ddflow.cli import app
+from ddflow.connectors.parquet.place import of
+from ddflow.engine.garbage import names_of
 from ddflow.errors import CorruptState, Fenced, SnapshotExpired, StateRefused, StorageFailed
-from ddflow.storage.garbage import names_of
 from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest import at, newest
 from ddflow.storage.memory import MemoryStore
-from ddflow.storage.outputs import of
 from ddflow.storage.protocol import Blob, Write
 from ddflow.tools.rollback import rollback, versions
 
@@ -161,8 +161,8 @@ def test_a_writer_is_fenced_and_a_sweep_of_his_takes_nothing_of_the_copies() -> 
     rollback(store.writer(), 4)
     with pytest.raises(Fenced):
         slow.step(rows(6), 60)
-    slow.durable.ledger.sweep()  # type: ignore[union-attr]
-    for name in slow.durable.ledger.names:  # type: ignore[union-attr]
+    slow.durable.log.ledger.sweep()  # type: ignore[union-attr]
+    for name in slow.durable.log.ledger.names:  # type: ignore[union-attr]
         store.writer().delete(name)  # and were it everything that he ever named
     assert dd.read(store.writer(), "people").equals(held[4])
     with plan().open(store.writer()) as engine:

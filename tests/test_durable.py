@@ -416,13 +416,13 @@ def shown(place: Path, door: EngineDoor) -> dict[int, dict[str, Any]]:
 def test_what_a_crash_left_hidden_is_shown_by_whoever_opens_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ddflow.storage.outputs import OutputFolder
+    from ddflow.connectors.parquet.sink import ParquetSink
 
     case, state, place = CASES["epochs"], tmp_path / "state", tmp_path / "outputs"
     door = case.open(state, outputs=place)
     case.go(door, 1)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(OutputFolder, "show", interrupted)
+        patch.setattr(ParquetSink, "finish", interrupted)
         case.play(door, 2)
     with pytest.raises(EngineClosed, match="a commit failed"):
         case.play(door, 3)
@@ -576,7 +576,7 @@ def test_a_merge_that_went_further_than_was_paid_for_is_gone_on_with() -> None:
             for merge in merges:
                 merge.credit, met = -7, met + 1
             door.engine.durable.publish(
-                door.engine.dataflow, epoch, door.engine.durable.ledger.manifest.receipts, "a test"
+                door.engine.dataflow, door.engine.durable.log.ledger.manifest.receipts, "a test"
             )
             door.close()
             store = store.writer()

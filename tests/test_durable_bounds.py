@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from s3_server import moto, options
 
 import ddflow as dd
+from ddflow.engine.garbage import gc
 from ddflow.errors import CorruptState, DdflowError, StateRefused
-from ddflow.storage.garbage import gc
 from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest import at, newest
 from ddflow.storage.protocol import GREATEST

@@ -306,12 +306,12 @@ def whole_runs(given: Any) -> Any:
 
 def forgotten_file(patch: pytest.MonkeyPatch) -> None:
     """One file of the inventory is not counted among those that the manifest names."""
-    real = durable.files_named
+    real = durable.names_in
 
     def named(value: Any) -> set[str]:
         return set(sorted(real(value))[1:])
 
-    patch.setattr(durable, "files_named", named)
+    patch.setattr(durable, "names_in", named)
 
 
 def told_too_early(patch: pytest.MonkeyPatch) -> None:

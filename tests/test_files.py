@@ -15,6 +15,7 @@ import random
 import resource
 import tracemalloc
 from collections.abc import Callable
+from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 
@@ -25,12 +26,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddflow.connectors.files import FileOutput, UnwritableOutput, open_input, open_output
+from ddflow.connectors.files import FileOutput, FilePosition, UnwritableOutput, open_files, open_output
 from ddflow.connectors.files.kinds import ARROW, CSV, JSON, KINDS, PARQUET, STREAM, kind_of
 from ddflow.connectors.files.reading import ROWS
 from ddflow.connectors.files.types import parse_type, parse_types
 from ddflow.connectors.files.wire import holds
-from ddflow.errors import OutputExists, SpecError
+from ddflow.errors import OutputExists, SpecError, UnreadableInput
 
 TEXTS = [ending for ending, kind in KINDS.items() if kind.name in (CSV, JSON)]
 NESTING = [ending for ending, kind in KINDS.items() if kind.name != CSV]
@@ -80,8 +81,8 @@ def write(path: Path, table: pa.Table, pieces: int = 1) -> Path:
 
 
 def read(*paths: Path, types: dict[str, pa.DataType] | None = None) -> pa.Table:
-    source = open_input(paths, types)
-    batches = [batch for file in source.files for batch in source.batches(file)]
+    source = open_files(paths, types)
+    batches = [batch for batch, _ in source.batches()]
     return pa.Table.from_batches(batches, source.schema)
 
 
@@ -185,7 +186,7 @@ def test_a_folder_is_its_files_by_name_without_hidden_ones(tmp_path: Path) -> No
         write(tmp_path / name, pa.table({"from": [name]}))
     for hidden in ("_SUCCESS", ".part-0.crc"):
         (tmp_path / hidden).write_text("")
-    source = open_input([tmp_path])
+    source = open_files([tmp_path])
     assert [file.name for file in source.files] == ["a.csv", "b.csv", "c.jsonl"]
     assert read(tmp_path / "b.csv", tmp_path)["from"].to_pylist() == ["b.csv", "a.csv", "b.csv", "c.jsonl"]
 
@@ -244,11 +245,11 @@ GUESSES = {
 def test_a_csv_column_is_of_the_narrowest_type_that_all_its_values_have(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("a,b\n" + "".join(f"{text},\n,\n" for text in GUESSES[kind]))
-    assert [str(t) for t in open_input([path]).schema.types] == [kind, "string"]
+    assert [str(t) for t in open_files([path]).schema.types] == [kind, "string"]
     assert read(path)["a"].null_count == len(GUESSES[kind])
     for text in GUESSES[kind][-1:] if kind != "decimal128(38, 17)" else ():  # the last one alone is enough
         path.write_text(f"a\n{text}\n")
-        assert str(open_input([path]).schema.types[0]) == kind
+        assert str(open_files([path]).schema.types[0]) == kind
 
 
 @pytest.mark.parametrize(
@@ -311,11 +312,11 @@ def test_quotes_that_close_or_stand_within_a_field_are_no_error(text: str, tmp_p
 def test_rows_are_known_beforehand_where_the_format_tells(tmp_path: Path) -> None:
     table = pa.table({"a": [1, 2, 3]})
     files = {ending: write(tmp_path / f"a{ending}", table) for ending in KINDS}
-    known = {ending: open_input([file]).rows for ending, file in files.items()}
+    known = {ending: open_files([file]).rows for ending, file in files.items()}
     assert {ending for ending, rows in known.items() if rows is None} == {*TEXTS, ".arrows"}
     assert {rows for rows in known.values() if rows is not None} == {3}
-    assert open_input([files[".parquet"], files[".arrow"]]).rows == 6
-    assert open_input([files[".parquet"], files[".csv"]]).rows is None
+    assert open_files([files[".parquet"], files[".arrow"]]).rows == 6
+    assert open_files([files[".parquet"], files[".csv"]]).rows is None
 
 
 @pytest.mark.parametrize("ending", {kind: ending for ending, kind in KINDS.items()}.values())
@@ -326,9 +327,9 @@ def test_reading_and_writing_hold_a_few_batches_in_memory(ending: str, tmp_path:
     with open_output(tmp_path / f"a{ending}", piece.schema) as out:
         for _ in range(12):  # 130 MB
             out.write(piece)
-    source = open_input([tmp_path / f"a{ending}"])
+    source = open_files([tmp_path / f"a{ending}"])
     rows = 0
-    for batch in source.batches(source.files[0]):
+    for batch, _ in source.batches():
         assert ending in TEXTS or batch.num_rows <= ROWS
         rows += batch.num_rows
         highest = max(highest, pa.total_allocated_bytes() - before)
@@ -469,6 +470,28 @@ def test_any_values_survive_text(rows: list[dict[str, object]], tmp_path_factory
         assert same(back, table), ending
 
 
+@pytest.mark.parametrize("ending", {kind: ending for ending, kind in KINDS.items()}.values())
+def test_reading_goes_on_after_any_position(ending: str, tmp_path: Path) -> None:
+    """Whatever was taken before, in files of several batches, of one and of none: each row comes once."""
+    sizes = {"a": 2 * ROWS + 5, "b": int("json" in ending), "c": 3}  # JSON lines of no row are refused
+    for name, rows in sizes.items():
+        table = pa.table({"id": pa.array(range(rows), pa.int64()), "file": pa.array([name] * rows, pa.string())})
+        write(tmp_path / f"{name}{ending}", table, pieces=2)
+    with closing(open_files([tmp_path], types={"id": "int64", "file": "string"})) as source:
+        read = [*source.batches()]
+        expected = [row for batch, _ in read for row in batch.to_pylist()]
+        assert len(expected) == sum(sizes.values())
+        assert [at.file.name[0] for _, at in read if at.finished] == [*sizes]
+        first = source.files[0]
+        places = [at for _, at in read] + [FilePosition(first, rows) for rows in (0, 1, ROWS, 2 * ROWS + 4)]
+        for at in places:
+            gone = sum(n for name, n in sizes.items() if name < at.file.name[0]) + at.rows
+            rest = [row for batch, _ in source.batches(after=at) for row in batch.to_pylist()]
+            assert rest == expected[gone:], at
+        with pytest.raises(UnreadableInput, match=r"it is none of 3 files"):
+            next(source.batches(after=FilePosition(tmp_path / "z.csv")))
+
+
 def test_nested_lists_of_any_depth_survive_json(tmp_path: Path) -> None:
     kind = pa.list_(pa.large_list(pa.struct([("m", pa.map_(pa.string(), pa.list_(pa.date32())))])))
     column = pa.array([[[{"m": [("a", [dt.date(2024, 1, 1), None])]}, None], None, []], None], kind)
@@ -479,10 +502,8 @@ def test_nested_lists_of_any_depth_survive_json(tmp_path: Path) -> None:
 def test_an_input_can_be_read_twice_and_rows_can_be_piped(tmp_path: Path) -> None:
     from ddflow.connectors.files.writers import writer
 
-    source = open_input([write(tmp_path / "a.csv", pa.table({"id": [1, 2]}))])
-    assert [list(source.batches(file)) for file in source.files] == [
-        list(source.batches(file)) for file in source.files
-    ]
+    source = open_files([write(tmp_path / "a.csv", pa.table({"id": [1, 2]}))])
+    assert [*source.batches()] == [*source.batches()]
     for name, text in ((JSON, b'{"id":1}\n'), (CSV, b'"id"\n1\n')):
         lines = writer(out := io.BytesIO(), kind_of(Path("a.jsonl"))._replace(name=name), source.schema)
         lines.write(pa.table({"id": [1]}))

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 from test_files import read, write
 
-from ddflow.connectors.files import open_input, read_csv, read_json
+from ddflow.connectors.files import open_files, read_csv, read_json
 from ddflow.connectors.files.kinds import KINDS
 from ddflow.errors import DdflowError, SchemaMismatch, SpecError, UnreadableInput
 
@@ -216,20 +216,20 @@ def test_a_file_that_adds_a_column_or_lacks_a_required_one_is_refused_at_once(en
     first = write(tmp_path / f"1{ending}", pa.table({"id": [1]}))
     more = write(tmp_path / f"2{ending}", pa.table({"id": [1], "Id": [2]}))
     with pytest.raises(SchemaMismatch, match=r"it has a column 'Id', which .*1\..* has not"):
-        open_input([first, more])
+        open_files([first, more])
     with pytest.raises(SchemaMismatch, match=r"1\..*: the column 'key' is missing, which every file must have; .*'id'"):
-        open_input([first], required=["key"])
+        open_files([first], required=["key"])
 
 
 def test_a_type_for_a_column_that_is_not_there_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", pa.table({"amount": [1]}))
     with pytest.raises(SpecError, match=r"there is no such column in .*a\.csv; did you mean 'amount'\?"):
-        open_input([path], types={"amuont": "double"})
+        open_files([path], types={"amuont": "double"})
     for nested in ("list<int>", "struct<a: int>"):
         with pytest.raises(SpecError, match="cannot hold it; use Parquet"):
-            open_input([path], types={"amount": nested})
+            open_files([path], types={"amount": nested})
     with pytest.raises(SpecError, match="cannot hold it"):
-        open_input([write(tmp_path / "a.jsonl", FLAT)], types={"id": pa.month_day_nano_interval()})
+        open_files([write(tmp_path / "a.jsonl", FLAT)], types={"id": pa.month_day_nano_interval()})
 
 
 def test_a_file_without_columns_is_refused(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_what_is_not_there_or_not_known_is_refused(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     assert "there are folders in it: ['deep']" in refused(tmp_path)
     with pytest.raises(UnreadableInput, match="no file is given"):
-        open_input([])
+        open_files([])
 
 
 @pytest.mark.parametrize("ending", KINDS)
@@ -271,8 +271,8 @@ def test_a_file_that_shrinks_or_goes_while_it_is_read_is_an_error(ending: str, t
     write(path, table)
     if ending == ".parquet":
         pq.write_table(table, path, row_group_size=20_000)
-    source = open_input([path])
-    batches = source.batches(path)
+    source = open_files([path])
+    batches = source.batches()
     next(batches)
     os.truncate(path, path.stat().st_size // 2)
     with pytest.raises(UnreadableInput, match=re.escape(str(path))):
@@ -280,7 +280,7 @@ def test_a_file_that_shrinks_or_goes_while_it_is_read_is_an_error(ending: str, t
             pass
     path.unlink()
     with pytest.raises(UnreadableInput, match="there is no such file"):
-        list(source.batches(path))
+        list(source.batches())
 
 
 def test_a_line_that_is_longer_than_a_block_is_refused(tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_a_file_of_very_many_columns_is_refused_at_once(ending: str, tmp_path: P
 )
 def test_an_address_is_refused_as_such_and_no_secret_repeated(given: Path | str, named: str) -> None:
     with pytest.raises(UnreadableInput) as caught:
-        open_input([given])
+        open_files([given])
     assert str(caught.value).startswith(f"{named}: inputs are files and folders of this machine; copy it here first")
     assert "RET" not in str(caught.value)
 
@@ -340,10 +340,10 @@ def test_a_file_is_not_closed_under_arrows_thread(tmp_path: Path, name: str, mon
     (tmp_path / name).write_bytes(gzip.compress(text.encode(), 1) if name.endswith("gz") else text.encode())
     opened: list[Any] = []
     for module in (read_csv, read_json):
-        real = module.source
-        monkeypatch.setattr(module, "source", lambda *given, real=real: opened.append(real(*given)) or opened[-1])
-    given = open_input([tmp_path / name])
-    next(iter(given.batches(given.files[0])))  # of several; the reader is let go of in the middle
+        real = module.unwrapped
+        monkeypatch.setattr(module, "unwrapped", lambda *given, real=real: opened.append(real(*given)) or opened[-1])
+    given = open_files([tmp_path / name])
+    next(iter(given.batches()))  # of several; the reader is let go of in the middle
     assert opened and not any(file.closed for file in opened)
     left = [weakref.ref(file) for file in opened]
     opened.clear()

@@ -22,7 +22,7 @@ from test_cli import run
 from test_files import read, write
 from test_files_bad import refused
 
-from ddflow.connectors.files import open_input
+from ddflow.connectors.files import open_files
 from ddflow.connectors.files.guess import LADDER, SAMPLE, guess, possible
 from ddflow.connectors.files.spelling import fits
 from ddflow.errors import SchemaMismatch
@@ -229,7 +229,7 @@ def test_a_later_value_that_is_spelled_otherwise_is_refused_and_named(kind: str,
     rows = f"{good},{'x' * 20}\n" * BEYOND
     for other in others:
         (tmp_path / "a.csv").write_text(f'id,v\n{rows}"{other}",b\n')
-        assert str(open_input([tmp_path / "a.csv"]).schema.field("id").type) == kind
+        assert str(open_files([tmp_path / "a.csv"]).schema.field("id").type) == kind
         said = refused(tmp_path / "a.csv")
         assert said.startswith(f"a.csv, row {BEYOND + 2:,}, column 'id': "), said
         assert repr(other)[:40] in said
@@ -265,12 +265,12 @@ def test_files_of_any_kinds_agree_on_types_in_every_order(tmp_path: Path) -> Non
     files = [tmp_path / name for name in ("a.csv", "b.csv", "c.jsonl.gz")]
     meant = {"id": pa.uint64(), "n": pa.float64(), "at": pa.timestamp("us"), "code": pa.string(), "note": pa.string()}
     for given_files in itertools.permutations(files):
-        schema = open_input(given_files).schema
+        schema = open_files(given_files).schema
         assert {name: schema.field(name).type for name in schema.names} == {n: meant[n] for n in schema.names}
         assert sorted(read(*given_files)["code"].to_pylist(), key=str) == ["08", "7", None, "x"]
     for given_files in itertools.permutations([*files[:2], tmp_path / "d.parquet"]):
         if given_files[0].suffix == ".csv":
-            assert open_input(given_files).schema.field("id").type == pa.uint64()
+            assert open_files(given_files).schema.field("id").type == pa.uint64()
 
 
 def test_lists_and_objects_of_several_files_are_joined(tmp_path: Path) -> None:
@@ -290,10 +290,10 @@ def test_files_whose_types_no_type_holds_are_refused_at_once(tmp_path: Path) -> 
     (tmp_path / "d.csv").write_text("id,p\nx,\n")
     for one, other in itertools.permutations([tmp_path / "a.jsonl", tmp_path / "b.jsonl"]):
         with pytest.raises(SchemaMismatch, match=r"column 'id': it is like .*, in .* like .*; declare one type"):
-            open_input([one, other])
+            open_files([one, other])
     for pair in (["a.jsonl", "c.jsonl"], ["a.jsonl", "d.csv"]):
         with pytest.raises(SchemaMismatch, match="declare one type for all"):
-            open_input([tmp_path / name for name in pair])
+            open_files([tmp_path / name for name in pair])
 
 
 def test_whole_numbers_that_a_double_rounds_and_quoted_codes_are_refused_in_json_lines(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ import pytest
 
 import ddflow as dd
 from ddflow.columns.hashing import Secret
+from ddflow.engine.garbage import blobs_of
 from ddflow.errors import CorruptState
-from ddflow.storage.garbage import blobs_of
 from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest import FORMAT, newest
 from ddflow.storage.memory import MemoryStore

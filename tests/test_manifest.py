@@ -32,7 +32,6 @@ from ddflow.storage.manifest import (
     Manifest,
     Output,
     at,
-    history,
     newest,
 )
 from ddflow.storage.memory import MemoryStore
@@ -478,7 +477,7 @@ class Stage(MemoryStore):
 
 def test_the_newest_is_the_greatest_number() -> None:
     stage = Stage(3, 7, 11)
-    assert newest(stage) == typical(11) and history(stage) == [3, 7, 11] and at(stage, 7) == typical(7)
+    assert newest(stage) == typical(11) and stage.numbers() == [3, 7, 11] and at(stage, 7) == typical(7)
     stage.mark(11)
     assert newest(stage) == typical(11)
     assert newest(Stage(3, 7, 11, mark=7)) == typical(11)  # a mark need not be durable

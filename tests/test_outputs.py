@@ -29,13 +29,14 @@ from typer.testing import CliRunner
 
 import ddflow as dd
 from ddflow.cli import app
+from ddflow.connectors.parquet.place import MARK_BYTES, of
+from ddflow.connectors.parquet.sink import ParquetSink
+from ddflow.engine.garbage import gc
 from ddflow.errors import CorruptState, DdflowError, StateRefused, StorageFailed, StorageFull
 from ddflow.partitions.commit import EpochDriver
 from ddflow.storage.disk import Disk
-from ddflow.storage.garbage import gc
 from ddflow.storage.local import LocalStore
 from ddflow.storage.memory import MemoryStore
-from ddflow.storage.outputs import MARK_BYTES, OutputFolder, of
 from ddflow.tools.inspect import inspect
 from ddflow.tools.rollback import rollback
 
@@ -222,7 +223,7 @@ def test_of_states_that_want_a_folder_at_once_one_gets_it(tmp_path: Path) -> Non
         place, won, lost, ready = tmp_path / str(turn), list[str](), list[StateRefused](), threading.Barrier(4)
 
         def claim(number: int, place: Path = place, won: Any = won, lost: Any = lost, ready: Any = ready) -> None:
-            folder = OutputFolder(place, f"{number:016x}")
+            folder = ParquetSink(place, f"{number:016x}")
             ready.wait()
             try:
                 folder.claim(f"{number:032x}", "here", ["by city", "all"])
@@ -337,7 +338,7 @@ def test_the_folders_of_outputs_have_names_that_can_be_read(tmp_path: Path) -> N
     for name, readable in wanted.items():
         assert re.fullmatch(re.escape(f"{readable}-" if readable else "") + "[0-9a-f]{16}", of(name)), (name, of(name))
     assert len({of(name) for name in wanted}) == len(wanted)
-    folder = OutputFolder(tmp_path / "outputs", "00ff00ff00ff00ff")
+    folder = ParquetSink(tmp_path / "outputs", "00ff00ff00ff00ff")
     for at, names in (("here", wanted), ("\udce4", ["by city"])):
         with pytest.raises(StateRefused, match=r"is no UTF-8 \(surrogates not allowed\)"):
             folder.claim("0" * 32, at, names)

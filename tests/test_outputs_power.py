@@ -23,14 +23,15 @@ from chance import seeded
 from simdisk import Faulty, Killed, SimDisk, Story, killing
 
 import ddflow as dd
-from ddflow.engine import commits as durable
+from ddflow.connectors.parquet.place import OutputPlace, of
+from ddflow.connectors.parquet.sink import ParquetSink
+from ddflow.connectors.protocol import Fragment
+from ddflow.engine.epoch_log import EpochLog
+from ddflow.engine.garbage import gc
+from ddflow.engine.outputs import Outputs
 from ddflow.errors import DdflowError
-from ddflow.storage import leftovers
-from ddflow.storage.garbage import gc
 from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest import newest
-from ddflow.storage.outputs import OutputFolder, of
-from ddflow.storage.showing import Outputs
 from ddflow.storage.site import Site
 
 PATH, FOLDER = "/data/orders", "/data/out"
@@ -227,49 +228,49 @@ def deaf(name: str, ending: str) -> Callable[[pytest.MonkeyPatch], None]:
     """The folder's own calls, not the state's."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        real = OutputFolder.__init__
+        real = ParquetSink.__init__
 
-        def made(folder: OutputFolder, *given: Any, **named: Any) -> None:
-            real(folder, *given, **named)
-            folder.disk = folder.site.disk = Deaf(folder.disk, name, ending)
+        def made(sink: ParquetSink, *given: Any, **named: Any) -> None:
+            real(sink, *given, **named)
+            sink.site.disk = Deaf(sink.site.disk, name, ending)
 
-        patch.setattr(OutputFolder, "__init__", made)
+        patch.setattr(ParquetSink, "__init__", made)
 
     return plant
 
 
 def unsynced_renames(patch: pytest.MonkeyPatch) -> None:
     """A file that is shown is durable when its output gets another one only."""
-    real = OutputFolder.show
+    real = ParquetSink._show
 
-    def show(folder: OutputFolder, *given: Any) -> None:
-        before = set(folder._unsynced)
-        real(folder, *given)
-        folder._unsynced.intersection_update(before)
+    def show(sink: ParquetSink, *given: Any) -> None:
+        before = set(sink._unsynced)
+        real(sink, *given)
+        sink._unsynced.intersection_update(before)
 
-    patch.setattr(OutputFolder, "show", show)
+    patch.setattr(ParquetSink, "_show", show)
 
 
 def own_renames(patch: pytest.MonkeyPatch) -> None:
     """What another process has shown is taken to be durable."""
-    real = OutputFolder.show
+    real = ParquetSink._show
 
-    def show(folder: OutputFolder, name: str, epoch: int, blob: Any) -> None:
-        if folder.site.is_there(folder._hidden(name, blob.name)):
-            real(folder, name, epoch, blob)
+    def show(sink: ParquetSink, epoch: int, fragment: Fragment) -> None:
+        if sink.site.is_there(sink._hidden(fragment.output, fragment.blob.name)):
+            real(sink, epoch, fragment)
 
-    patch.setattr(OutputFolder, "show", show)
+    patch.setattr(ParquetSink, "_show", show)
 
 
 def shown_first(patch: pytest.MonkeyPatch) -> None:
     """Files are shown before the manifest is there."""
-    real = durable.Commits.publish
+    real = EpochLog.publish
 
-    def publish(self: Any, engine: Any, epoch: int, receipts: Any, note: str) -> None:
-        self.outputs.show(receipts)
-        real(self, engine, epoch, receipts, note)
+    def publish(log: EpochLog, receipts: Any, *given: Any, **state: Any) -> None:
+        log.outputs.show(receipts)
+        real(log, receipts, *given, **state)
 
-    patch.setattr(durable.Commits, "publish", publish)
+    patch.setattr(EpochLog, "publish", publish)
 
 
 def only_the_folder_given(patch: pytest.MonkeyPatch) -> None:
@@ -277,7 +278,7 @@ def only_the_folder_given(patch: pytest.MonkeyPatch) -> None:
     real = Outputs.show
 
     def show(outputs: Outputs, receipts: Any) -> None:
-        outputs.before = None
+        outputs.sinks = [each for each in outputs.sinks if each is outputs.sink]
         real(outputs, receipts)
 
     patch.setattr(Outputs, "show", show)
@@ -285,7 +286,7 @@ def only_the_folder_given(patch: pytest.MonkeyPatch) -> None:
 
 def not_shown_when_opened(patch: pytest.MonkeyPatch) -> None:
     """Only the process that commits an epoch shows it."""
-    patch.setattr(durable.Commits, "recover", without_show(durable.Commits.recover))
+    patch.setattr(EpochLog, "resume", without_show(EpochLog.resume))
 
 
 def without_show(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -301,24 +302,24 @@ def without_show(call: Callable[..., Any]) -> Callable[..., Any]:
 
 def greedy_leftovers(patch: pytest.MonkeyPatch) -> None:
     """What is hidden is deleted, whoever names it."""
-    real = leftovers.hidden
-    patch.setattr(leftovers, "hidden", lambda folder: [each._replace(name="nobody's") for each in real(folder)])
+    real = ParquetSink.unfinished
+    patch.setattr(ParquetSink, "unfinished", lambda sink: [each._replace(name="nobody's") for each in real(sink)])
 
 
 def in_place(patch: pytest.MonkeyPatch) -> None:
     """``outputs.json`` is written under its own name."""
 
-    def written(folder: OutputFolder, mark: Any) -> str:
-        path = folder.site.below("outputs.json")
+    def written(folder: OutputPlace, mark: Any) -> str:
+        path, disk = folder.site.below("outputs.json"), folder.site.disk
         with contextlib.suppress(FileNotFoundError):
-            folder.disk.unlink(path)
+            disk.unlink(path)
         data = json.dumps({"state": mark.state, "at": mark.at, "outputs": {}}).encode()
-        file = folder.disk.create(path, 0o600)
-        folder.disk.write(file, data)
-        folder.disk.fsync(file)
+        file = disk.create(path, 0o600)
+        disk.write(file, data)
+        disk.fsync(file)
         return path
 
-    patch.setattr(OutputFolder, "_written", written)
+    patch.setattr(OutputPlace, "_written", written)
     patch.setattr(Site, "tidy", lambda site, path: None)
 
 

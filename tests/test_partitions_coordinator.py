@@ -14,6 +14,8 @@ from parts_by_hand import Hands
 
 import ddflow as dd
 from ddflow.columns.hashing import Secret
+from ddflow.connectors.parquet.sink import ParquetSink
+from ddflow.engine.garbage import names_of
 from ddflow.errors import (
     CorruptState,
     EpochSkipped,
@@ -33,12 +35,11 @@ from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.epoch_start import EpochStart
 from ddflow.partitions.receipt import Committed, Receipt
 from ddflow.storage.fields import encoded
-from ddflow.storage.garbage import inside, names_of
 from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest import Feed, Output, at, newest
 from ddflow.storage.manifest_log import digest
 from ddflow.storage.memory import MemoryStore
-from ddflow.storage.outputs import OutputFolder
+from ddflow.storage.naming import inside
 from ddflow.storage.protocol import Blob
 from ddflow.time import CLOSED, NEVER
 
@@ -61,7 +62,7 @@ class Tasks:
 
     def __init__(self, coordinator: EpochDriver, base: EpochStart) -> None:
         self.coordinator, self.base = coordinator, base
-        store = coordinator.ledger.store
+        store = coordinator.log.ledger.store
         self.store = store.writer() if isinstance(store, MemoryStore) else LocalStore(store.where)
 
     def put(self, data: bytes, ending: str = "json") -> Blob:
@@ -238,7 +239,7 @@ def test_no_part_gives_up_what_it_never_had() -> None:
     with pytest.raises(CorruptState, match=f"partition 1 on level 0: it leaves {first.added[0].name}, which its"):
         coordinator.finish(base, [own, tasks.receipt(0, 1, gone=(first.added[0].name,))])
     coordinator.finish(base, [own, tasks.receipt(0, 1)])
-    assert coordinator.ledger.names == names_of(store, coordinator.manifest) | {second.added[0].name}
+    assert coordinator.log.ledger.names == names_of(store, coordinator.manifest) | {second.added[0].name}
 
 
 @pytest.mark.parametrize("place", ["memory", "local", "parquet"])
@@ -250,7 +251,7 @@ def test_files_are_looked_for_before_they_are_named(place: str, tmp_path: Path) 
     first, second = Tasks(coordinator, base).all()
     if folder is not None:
         assert base.folder == str(folder)
-        written = OutputFolder(folder, first.nonce)
+        written = ParquetSink(folder, first.nonce)
         blob = written.put("orders", pa.table({"id": [1, 2, 3]}))
         first = replace(first, outputs={"orders": Output((blob,), 3)})
         lost, cut_off = Blob(blob.name.replace("-", "-9"), 1, bytes(16)), blob._replace(length=blob.length + 1)
@@ -287,7 +288,7 @@ def test_names_are_those_of_the_version_and_what_is_over_goes() -> None:
             pa.schema({"id": pa.int64(), "city": pa.string(), "at": pa.int64()}),
         )
         hands.epoch({"orders": table})
-        manifest, ledger = hands.coordinator.manifest, hands.coordinator.ledger
+        manifest, ledger = hands.coordinator.manifest, hands.coordinator.log.ledger
         assert ledger.names == names_of(store, manifest)
         kept = set().union(*(names_of(store, at(store, number)) for number in store.numbers()))
         assert kept <= set(store.shared.blobs) and len(store.numbers()) <= 3
@@ -295,7 +296,7 @@ def test_names_are_those_of_the_version_and_what_is_over_goes() -> None:
             hands.close()
             hands = Hands(flow, store.writer(), None, chance, grace=0, keep=3)
             assert hands.coordinator.partitions == 3
-            assert hands.coordinator.ledger.names == names_of(store, manifest)
+            assert hands.coordinator.log.ledger.names == names_of(store, manifest)
     assert [each.epoch for each in manifest.receipts] == [10, 11, 12]
 
 
@@ -388,7 +389,8 @@ def test_epochs_by_number() -> None:
     assert kept is not None and kept.epoch == 2
     for number in (0, 1, 5, -1):
         with pytest.raises(
-            EpochSkipped, match=rf"epoch {number} of memory: the last one committed is 3, and \[2, 3\] are"
+            EpochSkipped,
+            match=rf"epoch {number} of memory: the last one committed is 3, and the outputs of \[2, 3\] are",
         ):
             coordinator.begin(epoch=number)
 
@@ -468,13 +470,13 @@ def test_what_a_plan_may_have_got_since() -> None:
     with pytest.raises(PlanChanged, match="order_by= of input 'orders'"):
         opened(store, flow_of(order_by="at"))
     wider = opened(store, flow_of({"price": pa.float64()}))
-    assert wider.change.columns == {"orders": ["price"]}
+    assert wider.log.change.columns == {"orders": ["price"]}
     kept = wider.committed(epoch=1)
     assert kept is not None
     with pytest.raises(ReplayMismatch, match=r"has got the columns \{'orders': \['price'\]\} since"):
         wider.replayed(kept, {"orders": 3}, {"orders": "13" * 16})
     epoch(wider)
-    assert [each.epoch for each in wider.manifest.receipts] == [2] and not wider.change
+    assert [each.epoch for each in wider.manifest.receipts] == [2] and not wider.log.change
     with pytest.raises(PlanChanged, match=r"column 'price' .* is missing"):
         opened(store)
     flow = dd.Flow()
@@ -513,7 +515,7 @@ def test_a_state_of_one_engine_goes_on_with_one_partition_and_back() -> None:
         engine.step({"orders": rows}, time=9)
     hands = Hands(flow, store.writer(), 1, random.Random(3))
     coordinator = hands.coordinator
-    assert coordinator.holdings.whole and coordinator.ledger.names == names_of(store, coordinator.manifest)
+    assert coordinator.holdings.whole and coordinator.log.ledger.names == names_of(store, coordinator.manifest)
     base = coordinator.begin()
     assert base.inventories == (coordinator.manifest.partitions,) * 2 and base.time == 10
     tasks = Tasks(coordinator, base)
@@ -525,7 +527,7 @@ def test_a_state_of_one_engine_goes_on_with_one_partition_and_back() -> None:
     committed, outputs = hands.epoch({"orders": rows.set_column(1, "city", [["Wil"] * 3])})
     assert committed.epoch == 3 and sorted(outputs["by_city"].column("_diff").to_pylist()) == [-1, -1, 1]
     assert not coordinator.holdings.whole and len(coordinator.manifest.partitions) == 2
-    assert coordinator.ledger.names == names_of(store, coordinator.manifest)
+    assert coordinator.log.ledger.names == names_of(store, coordinator.manifest)
     hands.close()
     with flow.open(store.writer()) as engine:
         assert engine.epoch == 3 and engine.read("by_city").to_pylist() == [{"city": "Wil", "count": 3, "_diff": 1}]
@@ -556,13 +558,13 @@ def test_much_is_deleted_while_the_next_tasks_run(monkeypatch: pytest.MonkeyPatc
         coordinator.finish(base, given)
         waiting.clear()
         there = receipts
-        assert coordinator.ledger._sweeping is None or coordinator.ledger._sweeping.is_alive()
+        assert coordinator.log.ledger._sweeping is None or coordinator.log.ledger._sweeping.is_alive()
     waiting.set()
     coordinator.close()
     left = {entry.name for entry in LocalStore(tmp_path / "state").list()}
-    kept = [at(coordinator.ledger.store, number) for number in coordinator.ledger.store.numbers()]
+    kept = [at(coordinator.log.ledger.store, number) for number in coordinator.log.ledger.store.numbers()]
     assert len(kept) == 2
-    assert left == set().union(*(names_of(coordinator.ledger.store, each) for each in kept))
+    assert left == set().union(*(names_of(coordinator.log.ledger.store, each) for each in kept))
 
 
 def test_outputs_stay_as_long_as_their_epoch_is_kept() -> None:
@@ -571,6 +573,6 @@ def test_outputs_stay_as_long_as_their_epoch_is_kept() -> None:
     files = []
     for n in range(6):
         files += epoch(coordinator, rows=n + 1).outputs["orders"].blobs
-        assert all((blob.name in coordinator.ledger.names) == (blob in files[-2:]) for blob in files)
+        assert all((blob.name in coordinator.log.ledger.names) == (blob in files[-2:]) for blob in files)
     assert [blob.name in store.shared.blobs for blob in files] == [False] * 3 + [True] * 3  # one version is still kept
     assert all(inside(blob) for blob in files)

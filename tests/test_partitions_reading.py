@@ -30,9 +30,9 @@ from test_proof_cli import as_json, run
 
 import ddflow as dd
 from ddflow.columns.hashing import Secret
+from ddflow.engine.garbage import gc
 from ddflow.engine.snapshot import Snapshot
 from ddflow.errors import CorruptState, DdflowError, NotReadable, StateRefused
-from ddflow.storage.garbage import gc
 from ddflow.storage.manifest import Manifest, newest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.opening import open_store

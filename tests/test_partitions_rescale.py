@@ -40,16 +40,17 @@ from tight import tiny
 
 import ddflow as dd
 from ddflow.dataflow import batcher as pending
+from ddflow.engine.garbage import names_of
+from ddflow.engine.inventory import StoredInventory
 from ddflow.errors import CorruptState, Fenced, MissingReceipts, PlanChanged, SpecError, StateRefused
 from ddflow.partitions import rescale_task as moved
 from ddflow.partitions.rescale import Rescaler, rescale
 from ddflow.partitions.rescale_task import Moved, task
 from ddflow.storage.batch_store import BatchStore
-from ddflow.storage.garbage import names_of
 from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest import newest
 from ddflow.storage.memory import MemoryStore
-from ddflow.storage.record import Record
+from ddflow.trace.records import MergeRecord
 
 pytestmark = pytest.mark.sampled
 
@@ -97,7 +98,7 @@ def went(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return belong(self, *given)
 
     def restore(arranged: Any, record: Any, *given: Any, **named: Any) -> None:
-        seen["a merge half done was cut"] += sum("inputs" in item for item in record.given["items"])
+        seen["a merge half done was cut"] += sum(isinstance(item, MergeRecord) for item in record.items)
         restored(arranged, record, *given, **named)
 
     def waiting(self: Any, *given: Any) -> Any:
@@ -138,16 +139,16 @@ def accounts(store: MemoryStore, flow: dd.Flow) -> None:
     manifest = newest(store.writer())
     assert manifest is not None
     for blob in manifest.partitions:
-        inventory = json.loads(store.map(blob).to_pybytes())
-        came = sum(each["arrived"] for each in inventory["inputs"].values())
+        inventory = StoredInventory.read(store, blob).of
+        came = sum(each.arrived for each in inventory.inputs.values())
         waiting = 0
-        for name, each in inventory["inputs"].items():
+        for name, each in inventory.inputs.items():
             schema = flow.inputs[name].bound.event_schema
-            batcher = pending.restore(Record(each, name), schema, BatchStore(store.writer()), spilled=True)
+            batcher = pending.restore(each.runs, name, schema, BatchStore(store.writer()), spilled=True)
             given = [number for run in batcher.runs.by_least for number in run.waiting.arrival.tolist()]
-            assert len(set(given)) == len(given) and max(given, default=-1) < each["arrived"]
+            assert len(set(given)) == len(given) and max(given, default=-1) < each.arrived
             waiting += len(batcher)
-        assert came == sum(inventory["totals"].values()) + waiting
+        assert came == sum(inventory.totals.values()) + waiting
 
 
 class Rescales(Restarts):

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import ddflow as dd
 from ddflow.cli import app
 from ddflow.cli.inspect import ago
-from ddflow.connectors.files import open_input
+from ddflow.connectors.files import open_files
 from tests.proof_case import files
 
 MONDAY = "id,city,at\n1,Bern,1\n2,007,2\n3,Bern,1\n"
@@ -34,8 +34,8 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     with flow.open("state", retain=3, outputs="out") as engine:
         for time, (name, text) in enumerate({"a.csv": MONDAY, "b.csv": TUESDAY}.items(), 1):
             Path(name).write_text(text)
-            given = open_input([name], {"city": "string"})
-            engine.step({"orders": pa.Table.from_batches(given.batches(given.files[0]))}, time)
+            given = open_files([name], {"city": "string"})
+            engine.step({"orders": pa.Table.from_batches([batch for batch, _ in given.batches()])}, time)
     return "state"
 
 

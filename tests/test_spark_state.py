@@ -309,7 +309,7 @@ def test_an_executor_that_sees_another_state_says_so_before_it_works(tmp_path: P
     with flow.open(there) as engine:
         engine.step({"orders": orders_of(3)}, time=1)
     coordinator = EpochDriver.open(flow, here, partitions=1)
-    sight = Version(here, "owner", 0, coordinator.ledger.digest)
+    sight = Version(here, "owner", 0, coordinator.log.ledger.digest)
     look(sight)
     router = Partitioner(flow, "orders", 1, Secret(1, 2))
 

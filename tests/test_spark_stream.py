@@ -17,8 +17,8 @@ from spark_session import counted
 
 import ddflow as dd
 import spark_bridge
+from ddflow.connectors.parquet.place import of
 from ddflow.errors import EpochSkipped, FeedChanged, NullKey, ReplayMismatch, SchemaMismatch, SpecError, WrongMode
-from ddflow.storage.outputs import of
 from spark_bridge.job import context_of
 from spark_bridge.session import SETTINGS, configure
 

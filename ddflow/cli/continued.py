@@ -32,39 +32,36 @@ import ddflow as dd
 from ddflow.cli.options import Ask
 from ddflow.cli.plan import INPUT
 from ddflow.cli.progress import Tick
-from ddflow.cli.reading import marked, taken, ticked, within
-from ddflow.connectors.files import FileInput, open_input
+from ddflow.cli.reading import marked, rows_of, taken, within
+from ddflow.connectors.files import FilePosition, FilesSource, open_files
 from ddflow.connectors.files.types import parse_types
 from ddflow.engine.logs import MARKS
 from ddflow.errors import DdflowError, StateRefused
 from ddflow.plan.rebuild import inputs
 from ddflow.storage.manifest import Epoch, newest
-from ddflow.storage.opening import open_store
+from ddflow.storage.opening import opened_store
 from ddflow.time import NEVER
 
 
-def opened(ask: Ask, required: list[str]) -> FileInput:
-    """The input of a run, in the columns of its state where it has one.  Raises what `open_input` raises."""
+def opened(ask: Ask, required: list[str]) -> FilesSource:
+    """The files of a run, in the columns of its state where it has one.  Raises what `open_files` raises."""
     known = None if ask.state is None else _columns(ask.state, ask.trust)
-    return open_input(ask.inputs, parse_types(ask.types or ()), required, known)
+    return open_files(ask.inputs, parse_types(ask.types or ()), required, known)
 
 
 def _columns(state: str, trust: str) -> pa.Schema | None:
     """The columns of our input in a state; None where there is no state yet, or another one."""
     try:
-        store = open_store(state, trust=trust, create=False, readonly=True)
+        with opened_store(state, trust=trust) as store:
+            manifest = newest(store)
+            found = {} if manifest is None else inputs(manifest.plan, store.where)
     except StateRefused:
         return None  # made, or refused in full words, when it is opened to be written to
-    try:
-        manifest = newest(store)
-        found = {} if manifest is None else inputs(manifest.plan, store.where)
-    finally:
-        store.close()
     return found[INPUT][0] if INPUT in found else None
 
 
 def epochs(
-    engine: dd.Engine, given: FileInput, ask: Ask, tick: Tick, least: int = NEVER, parts: Sequence[Any] | None = None
+    engine: dd.Engine, given: FilesSource, ask: Ask, tick: Tick, least: int = NEVER, parts: Sequence[Any] | None = None
 ) -> Iterator[dd.Step]:
     """Each file as an epoch of a state, committed before its last step is given out.
 
@@ -75,16 +72,16 @@ def epochs(
     for i, (file, part) in enumerate(zip(given.files, parts, strict=True)):
         number = engine.epoch + 1 if ask.epoch is None else ask.epoch + i
         final = i + 1 == len(given.files)
-        batches = ticked(given.batches(file), tick)
+        batches = rows_of(given, file, tick)
         if ask.held_back and not isinstance(part, MARKS):
-            yield from _pushed(engine, file, chain(batches, [None]), number, final and ask.lateness is None)
+            yield from _pushed(engine, given, file, chain(batches, [None]), number, final and ask.lateness is None)
             continue
         receipt, time = _receipt(engine, number), engine.last + 1 if engine.last > NEVER else 1
         if receipt is not None:
             time = receipt.calls[0].time
         elif final:
             time = max(time, least)
-        with within(file):
+        with within(given, FilePosition(file)):
             reader = pa.RecordBatchReader.from_batches(given.schema, batches)
             step = taken(engine, part, reader, time, number)
         engine.commit()
@@ -92,7 +89,12 @@ def epochs(
 
 
 def _pushed(
-    engine: dd.Engine, file: Path, batches: Iterator[pa.RecordBatch | None], number: int, closes: bool
+    engine: dd.Engine,
+    given: FilesSource,
+    file: Path,
+    batches: Iterator[pa.RecordBatch | None],
+    number: int,
+    closes: bool,
 ) -> Iterator[dd.Step]:
     """A file of hold-back mode as one epoch: pushes, and what closes the times that were seen."""
     receipt, row, calls = _receipt(engine, number), 0, 0
@@ -101,7 +103,7 @@ def _pushed(
             break
         # A file without rows is an epoch, too.
         rows: dict[str, Any] = {} if batch is None else {INPUT: batch}
-        with within(file, row):
+        with within(given, FilePosition(file, row)):
             step = engine.push(rows, epoch=number)
         row, calls = row + (0 if batch is None else batch.num_rows), calls + 1
         yield step
@@ -119,7 +121,7 @@ def _pushed(
 def _receipt(engine: dd.Engine, number: int) -> Epoch | None:
     """What is kept of an epoch that was committed."""
     assert engine.durable is not None
-    return next((each for each in engine.durable.ledger.manifest.receipts if each.epoch == number), None)
+    return next((each for each in engine.durable.log.ledger.manifest.receipts if each.epoch == number), None)
 
 
 @contextmanager

@@ -97,7 +97,7 @@ def _path(name: str, output: Path | None, many: int) -> Path:
 
 def called(name: str) -> str:
     """What the file of a collection is called: its name, or what is safe of it and a digest."""
-    from ddflow.storage.outputs import of
+    from ddflow.connectors.parquet.place import of
 
     return name if re.fullmatch(r"\w[\w.-]{0,99}", name) else of(name)
 

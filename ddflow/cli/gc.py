@@ -1,7 +1,7 @@
 """``ddflow gc``: what no version of a state names is deleted; with ``--forget``, history and deleted rows as well.
 
 Invariant: nothing is deleted that a version which is kept names, or one that is yet to come will; see
-`ddflow.storage.garbage` and `ddflow.engine.compact`, which do the work.
+`ddflow.engine.garbage` and `ddflow.engine.compact`, which do the work.
 
 >>> seconds("90", "--grace"), seconds("24h", "--orphans"), seconds("500ms", "--grace")
 (90.0, 86400.0, 0.5)
@@ -61,7 +61,7 @@ def gc(
     if forget:
         _forget(state, trust)
 
-    from ddflow.storage.garbage import gc
+    from ddflow.engine.garbage import gc
 
     choices: dict[str, Any] = {"dry_run": dry_run, "trust": trust}
     done = gc(state, grace=spans[0], orphans=spans[1], **choices)

@@ -29,25 +29,23 @@ from uuid import UUID
 import pyarrow as pa
 import typer
 
+from ddflow.cli.reading import rows_of
 from ddflow.columns.names import did_you_mean
-from ddflow.connectors.files import FileInput, open_input
+from ddflow.connectors.files import FilesSource, open_files
 from ddflow.connectors.files.kinds import JSON, kind_of, listed
 from ddflow.engine.logs import Full
 from ddflow.engine.snapshot import found
 from ddflow.errors import NotReadable
 from ddflow.plan.bind import Bound, bind
 from ddflow.plan.rebuild import inputs
-from ddflow.storage.opening import open_store
+from ddflow.storage.opening import opened_store
 from ddflow.terminal import console
 
 
 def input_of(state: str, name: str | None, trust: str) -> Bound:
     """An input of a state; the only one by default.  Raises `NotReadable`, and what opening raises."""
-    store = open_store(state, trust=trust, create=False, readonly=True)
-    try:
+    with opened_store(state, trust=trust) as store:
         manifest = found(store)
-    finally:
-        store.close()
     known = inputs(manifest.plan, store.where)
     if name is None and len(known) != 1:
         raise NotReadable(f"an input of {state}", f"it has {list(known)}", "say which: --input NAME")
@@ -57,23 +55,23 @@ def input_of(state: str, name: str | None, trust: str) -> Bound:
     return bind(name, *known[name])
 
 
-def log_of(paths: Sequence[Path | str], bound: Bound) -> FileInput:
-    """Files as the log of an input.  Raises what `open_input` raises."""
+def log_of(paths: Sequence[Path | str], bound: Bound) -> FilesSource:
+    """Files as the log of an input.  Raises what `open_files` raises."""
     first = listed(paths)[0]
-    there = set(open_input([first]).schema.names)
+    there = set(open_files([first]).schema.names)
     later = kind_of(first).name == JSON
     types = {field.name: field.type for field in bound.schema if later or field.name in there}
-    return open_input(paths, types, bound.required)
+    return open_files(paths, types, bound.required)
 
 
-def streamed(given: FileInput, full: Sequence[str] | None, scope: str | None) -> Iterator[Any]:
+def streamed(given: FilesSource, full: Sequence[str] | None, scope: str | None) -> Iterator[Any]:
     """A reader for each file, to be read one after the other, in a mark where that is full contents.
 
     ``full``, ``scope``: as in `marked`.
     """
     for part in marked(given.files, full, scope):
         file = part.rows if isinstance(part, Full) else part
-        rows = pa.RecordBatchReader.from_batches(given.schema, given.batches(file))
+        rows = pa.RecordBatchReader.from_batches(given.schema, rows_of(given, file))
         yield replace(part, rows=rows) if isinstance(part, Full) else rows
 
 

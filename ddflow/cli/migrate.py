@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -87,7 +88,7 @@ def _migrate(ask: Ask, old: str, whole: bool, full: list[str] | None, scope: str
                 tick(0, step[OUT].num_rows)
 
     choices: dict[str, Any] = {"trust": ask.trust, "memory": ask.memory}
-    with replay(old, new, flow, feed, OUT, whole=whole, **choices) as done:
+    with closing(given), replay(old, new, flow, feed, OUT, whole=whole, **choices) as done:
         with out:
             out.write(done.tables[OUT])
         about = {

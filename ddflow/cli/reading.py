@@ -1,14 +1,22 @@
-"""Files as an engine takes them: told of as they are read, and named in what the engine refuses.
+"""Files as an engine takes them, one by one: told of as they are read, and named in what the engine refuses.
 
 Invariant: batches are those of the file, in their order; an error is the engine's own, of its own class. The engine's
-errors speak of rows of a step, so the file, and where the step began in it, is put in front.
+errors speak of rows of a step, so the place where the step began, as its source calls it, is put in front.
 
+>>> import tempfile
+>>> from ddflow.connectors.files import open_files
 >>> from ddflow.errors import NullKey
->>> with within(Path("a.csv"), 9):
-...     raise NullKey("rows for 'input'", "the key ['id'] is null in 1 rows, first [3]", "mend them")
-Traceback (most recent call last):
-    ...
-ddflow.errors.NullKey: a.csv, from row 9: rows for 'input': the key ['id'] is null in 1 rows, first [3]; mend them
+>>> with tempfile.TemporaryDirectory() as folder:
+...     _ = (path := Path(folder) / "a.csv").write_text("id\\n7")
+...     given = open_files([path])
+...     [batch.to_pylist() for batch in rows_of(given, path)]
+...     try:
+...         with within(given, FilePosition(path, 9)):
+...             raise NullKey("rows for 'input'", "the key ['id'] is null in 1 rows, first [3]", "mend them")
+...     except NullKey as error:
+...         error.asked.removeprefix(folder)
+[[{'id': 7}]]
+"/a.csv, from row 9: rows for 'input'"
 """
 
 from __future__ import annotations
@@ -25,16 +33,23 @@ import ddflow as dd
 from ddflow.cli.options import Ask
 from ddflow.cli.plan import INPUT
 from ddflow.cli.progress import Tick
+from ddflow.connectors.files import FilePosition
+from ddflow.connectors.protocol import Source
 from ddflow.engine.logs import MARKS
 from ddflow.errors import DdflowError
 from ddflow.tools.merge_on_read import take
 
 
-def ticked(batches: Iterator[pa.RecordBatch], tick: Tick) -> Iterator[pa.RecordBatch]:
-    """The same batches, each told of as it comes."""
-    for batch in batches:
-        tick(batch.num_rows, 0)
-        yield batch
+def rows_of(
+    given: Source[FilePosition], file: Path, tick: Tick = lambda rows, updates: None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of one file of a source, each batch told of as it comes."""
+    for batch, position in given.batches(after=FilePosition(file)):
+        if batch.num_rows:
+            tick(batch.num_rows, 0)
+            yield batch
+        if position.finished:
+            return
 
 
 def marked(ask: Ask, files: Sequence[Path]) -> list[Any]:
@@ -48,12 +63,11 @@ def taken(engine: dd.Engine, part: Any, rows: pa.RecordBatchReader, time: int, e
 
 
 @contextmanager
-def within(file: Path, row: int = 0) -> Iterator[None]:
-    """Put the file in front of what the engine says of its rows, and the row that it counts from."""
+def within(given: Source[FilePosition], at: FilePosition) -> Iterator[None]:
+    """Put the place in front of what the engine says of the rows from there on."""
     try:
         yield
     except DdflowError as error:
-        if str(file) in error.asked:
+        if str(at.file) in error.asked:
             raise
-        where = f"{file}, from row {row:,}" if row else str(file)
-        raise type(error)(f"{where}: {error.asked}", error.found, error.remedy) from None
+        raise type(error)(f"{given.place(at)}: {error.asked}", error.found, error.remedy) from None

@@ -27,12 +27,12 @@ from ddflow.cli.continued import epochs, opened, told
 from ddflow.cli.options import Ask
 from ddflow.cli.plan import INPUT, OUT, check_usage, names, planned
 from ddflow.cli.progress import Tick, progress
-from ddflow.cli.reading import marked, taken, ticked, within
+from ddflow.cli.reading import marked, rows_of, taken, within
 from ddflow.cli.say import say
 from ddflow.cli.show import Done, Piped, Preview
 from ddflow.columns.names import DIFF
 from ddflow.columns.schema import updates_schema
-from ddflow.connectors.files import FileInput, FileOutput, open_output
+from ddflow.connectors.files import FileOutput, FilePosition, FilesSource, open_output
 from ddflow.dataflow.inflow import add
 from ddflow.dataflow.verdicts import Verdicts
 from ddflow.errors import OutputExists
@@ -51,6 +51,7 @@ def run(ask: Ask) -> None:
     sides = _sides(ask, flow, given)
     updates, counts = 0, dict[str, int]()
     with ExitStack() as stack:
+        stack.callback(given.close)
         engine = stack.enter_context(opening(ask, flow))
         stack.enter_context(told(engine))
         for each in (out, *sides.values()):
@@ -101,20 +102,20 @@ def opening(ask: Ask, flow: dd.Flow) -> dd.Engine:
     return flow.open(ask.state, memory=ask.memory, trust=trust, autocommit=False)
 
 
-def _steps(engine: dd.Engine, given: FileInput, ask: Ask, tick: Tick) -> Iterator[dd.Step]:
+def _steps(engine: dd.Engine, given: FilesSource, ask: Ask, tick: Tick) -> Iterator[dd.Step]:
     if ask.state is not None:
         yield from epochs(engine, given, ask, tick)
         return
     for time, (file, part) in enumerate(zip(given.files, marked(ask, given.files), strict=True), 1):
         if not ask.held_back:
-            reader = pa.RecordBatchReader.from_batches(given.schema, ticked(given.batches(file), tick))
-            with within(file):
+            reader = pa.RecordBatchReader.from_batches(given.schema, rows_of(given, file, tick))
+            with within(given, FilePosition(file)):
                 step = taken(engine, part, reader, time)
             yield step
             continue
         row = 0
-        for batch in ticked(given.batches(file), tick):
-            with within(file, row):
+        for batch in rows_of(given, file, tick):
+            with within(given, FilePosition(file, row)):
                 step = engine.push({INPUT: batch})
             row += batch.num_rows
             yield step
@@ -138,7 +139,7 @@ def _net(engine: dd.Engine) -> pa.Table:
         return counts
 
 
-def target(ask: Ask, flow: dd.Flow, given: FileInput) -> Target:
+def target(ask: Ask, flow: dd.Flow, given: FilesSource) -> Target:
     """Where the rows go.  Raises `OutputExists`, `UnwritableOutput`."""
     rows = flow.outputs[OUT].schema
     schema = rows if ask.net else updates_schema(rows, flow.time_type)
@@ -147,14 +148,14 @@ def target(ask: Ask, flow: dd.Flow, given: FileInput) -> Target:
     return Piped() if ask.output in (None, "-") else _file(Path(str(ask.output)), schema, ask, given)
 
 
-def _sides(ask: Ask, flow: dd.Flow, given: FileInput) -> dict[str, FileOutput]:
+def _sides(ask: Ask, flow: dd.Flow, given: FilesSource) -> dict[str, FileOutput]:
     """The files for the outputs that ``--stale`` adds, by output."""
     sides = flow.side_outputs().items() if ask.stale_output is not None else ()
     schemas = {name: updates_schema(schema, flow.time_type) for name, (_, schema) in sides}
     return {name: _file(Path(str(ask.stale_output)), schema, ask, given) for name, schema in schemas.items()}
 
 
-def _file(path: Path, schema: pa.Schema, ask: Ask, given: FileInput) -> FileOutput:
+def _file(path: Path, schema: pa.Schema, ask: Ask, given: FilesSource) -> FileOutput:
     """An output file that is no input."""
     if path.exists() and any(path.samefile(file) for file in given.files):
         raise OutputExists(f"write {path}", "it is one of the inputs", "choose another name")

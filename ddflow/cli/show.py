@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from ddflow.closing import Closing
+from ddflow.storage.closing import Closing
 from ddflow.terminal import console, printable
 
 _HIGH: Final = re.compile(rb"\x7f|\xc2[\x80-\x9f]")

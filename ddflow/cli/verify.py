@@ -10,6 +10,7 @@ is in `ddflow.tools.verify`.
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from typing import Annotated
 
 import typer
@@ -65,8 +66,10 @@ def verify(
     from ddflow.tools.verify import verify as compared
 
     bound = input_of(state, input, trust)
-    given = log_of(log, bound)
-    with watching(f"folding {bound.name}", given.rows, lambda n: f"{n:,} events") as tick:
+    with (
+        closing(log_of(log, bound)) as given,
+        watching(f"folding {bound.name}", given.rows, lambda n: f"{n:,} events") as tick,
+    ):
         found = compared(state, {bound.name: streamed(given, full, scope)}, memory=memory, trust=trust, look=tick)  # type: ignore[arg-type]
     say(json.dumps(found.to_dict(), default=str) if as_json else str(found))
     if not found.ok:

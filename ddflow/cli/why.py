@@ -10,6 +10,7 @@ in `ddflow.engine.why`.
 from __future__ import annotations
 
 import json
+from contextlib import closing, nullcontext
 from typing import Annotated
 
 import typer
@@ -48,8 +49,10 @@ def why(
     from ddflow.engine.snapshot import Snapshot
 
     bound = input_of(state, input, trust)
-    given = None if log is None or not log else log_of(log, bound)
-    events = None if given is None else streamed(given, full, scope)
-    with Snapshot.open(state, trust=trust) as snapshot:  # type: ignore[arg-type]
+    with (
+        closing(log_of(log, bound)) if log else nullcontext() as given,
+        Snapshot.open(state, trust=trust) as snapshot,  # type: ignore[arg-type]
+    ):
+        events = None if given is None else streamed(given, full, scope)
         story = snapshot.why(bound.name, key_of(key, bound), events)
     say(json.dumps(story.to_dict(), default=str) if as_json else str(story))

@@ -24,8 +24,8 @@ contents, which the next step gives before its own updates. It does not publish 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeVar
 
 import pyarrow as pa
 
@@ -33,46 +33,49 @@ from ddflow.dataflow import batcher as pending
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.verdicts import NAMES
+from ddflow.engine.inventory import InputRecord, Inventory, OperatorRecord, StoredInventory
 from ddflow.errors import CorruptState
 from ddflow.plan.codec import node_ids
 from ddflow.storage.batch_store import BatchStore
-from ddflow.storage.record import Record
-from ddflow.time import CLOSED, NEVER
-from ddflow.trace import checkpoint as inventory
+from ddflow.time import NEVER
+from ddflow.trace import checkpoint as arrangements
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch_file import Made
 from ddflow.trace.joined import Joined, astray, catch_up
+from ddflow.trace.records import ArrangementRecord
+
+T = TypeVar("T")
 
 MEND: Final = "restore it from a copy, or go back with ddflow rollback"
 
 
-def take(dataflow: Dataflow, batch_store: BatchStore) -> dict[str, Any]:
-    """Write what is in no file yet; all of the engine's state as plain values.
+def take(dataflow: Dataflow, batch_store: BatchStore) -> Inventory:
+    """Write what is in no file yet; all of the engine's state as a record.
 
     O(bytes not written yet + files).  Raises `StorageFull`, `StorageFailed`; the engine is then as before.
     """
     circuit, ids = dataflow.circuit, dataflow.ids
     inputs = {
-        name: {
-            "arrived": dataflow.intakes[name].arrived,
-            "greatest": dataflow.intakes[name].greatest,
-            "rows": inventory.take(upsert.arranged, batch_store),
-            "runs": pending.take(dataflow.batchers[name], batch_store),
-            **({} if upsert.expiring is None else {"horizon": upsert.expiring.horizons.greatest}),
-        }
+        name: InputRecord(
+            dataflow.intakes[name].arrived,
+            dataflow.intakes[name].greatest,
+            arrangements.take(upsert.arranged, batch_store),
+            pending.take(dataflow.batchers[name], batch_store),
+            None if upsert.expiring is None else upsert.expiring.horizons.greatest,
+        )
         for name, upsert in circuit.upserts.items()
     }
     operators = {
-        ids[node]: {"arrangements": [inventory.take(arranged, batch_store) for arranged in each.arrangements]}
+        ids[node]: OperatorRecord([arrangements.take(arranged, batch_store) for arranged in each.arrangements])
         for node, each in circuit.keeping.items()
         if each.arrangements
     }
-    return {"inputs": inputs, "operators": operators, "totals": dataflow.totals}
+    return Inventory(inputs, operators, dataflow.totals)
 
 
 def fill(
     dataflow: Dataflow,
-    records: Sequence[Record],
+    stored: Sequence[StoredInventory],
     batch_store: BatchStore,
     indexed: bool,
     sieved: bool = True,
@@ -80,82 +83,98 @@ def fill(
 ) -> None:
     """Fill a new dataflow, whose times are set, from inventories.  O(bytes), and O(rows) for counts that are new.
 
-    ``records``: level by level, of ``spread`` partitions each; what is of several is to be read only.  ``indexed``,
-    ``sieved``: as in `inventory.restore`.  Raises `CorruptState`, naming the file.
+    ``stored``: level by level, of ``spread`` partitions each; what is of several is to be read only.  ``indexed``,
+    ``sieved``: as in `arrangements.restore`.  Raises `CorruptState`, naming the file.
     """
     assert spread == 1 or not indexed, "what is joined is not searched"
-    circuit, held = dataflow.circuit, Inventories(records, spread)
+    circuit, held = dataflow.circuit, Inventories(stored, spread)
     for name, upsert in circuit.upserts.items():
-        if not (given := held.of("inputs", name)):
+        if not (found := held.input(name)):
             continue
+        places, given = [what for what, _ in found], [each for _, each in found]
         intake = dataflow.intakes[name]
-        intake.arrived = sum(each.number("arrived") for each in given)
-        intake.greatest = max(each.number("greatest", NEVER, CLOSED) for each in given)
-        made, rows = upsert.rehashed, [each.record("rows") for each in given]
+        intake.arrived = sum(each.arrived for each in given)
+        intake.greatest = max(each.greatest for each in given)
+        made, rows = upsert.rehashed, [(f"{what}, rows", each.rows) for what, each in found]
         upsert.arrangements = (_restored(dataflow, upsert.arranged, rows, batch_store, indexed, made, sieved),)
         for number, each in enumerate(upsert.arranged.partitions):
             if spread > 1 and (odd := astray(each, number, spread)) is not None:
-                raise CorruptState(given[number].what, f"partition {number} of {spread} has a key of {odd}", MEND)
+                raise CorruptState(places[number], f"partition {number} of {spread} has a key of {odd}", MEND)
         if upsert.expiring is not None:
-            known = [each.number("horizon", NEVER, CLOSED) for each in given if "horizon" in each]
+            known = [each.horizon for each in given if each.horizon is not None]
             upsert.expiring.horizons.greatest = max(known, default=None)
         home = batch_store if sieved and not indexed else None
-        dataflow.batchers[name] = _waiting(given, upsert.bound.event_schema, batch_store, not indexed, home)
+        dataflow.batchers[name] = _waiting(found, upsert.bound.event_schema, batch_store, not indexed, home)
     dataflow.totals = held.totals()
     ids = node_ids(dataflow.flow)
     for node, running in circuit.keeping.items():
-        if given := held.of("operators", ids[node]) if running.arrangements else []:
-            parts = [record.records("arrangements") for record in given]
-            if any(len(part) != len(running.arrangements) for part in parts):
-                raise CorruptState(records[0].what, f"a {node.verb} has {len(parts[0])} arrangements", MEND)
+        if parts := held.operator(ids[node]) if running.arrangements else []:
+            if wrong := [what for what, each in parts if len(each.arrangements) != len(running.arrangements)]:
+                raise CorruptState(
+                    wrong[0], f"a {node.verb} has {len(running.arrangements)} arrangements, and it has others", MEND
+                )
             running.arrangements = tuple(
-                _restored(dataflow, empty, list(records), batch_store, indexed, running.rehashed, sieved)
-                for empty, records in zip(running.arrangements, zip(*parts, strict=True), strict=True)
+                _restored(
+                    dataflow,
+                    empty,
+                    [(f"{what}, arrangements[{n}]", each.arrangements[n]) for what, each in parts],
+                    batch_store,
+                    indexed,
+                    running.rehashed,
+                    sieved,
+                )
+                for n, empty in enumerate(running.arrangements)
             )
         elif running.arrangements and dataflow.last > NEVER:
             circuit.refill(node, dataflow.last, dataflow.frontier, dataflow.since)
     arrived = sum(intake.arrived for intake in dataflow.intakes.values())
-    if records and arrived != sum(dataflow.totals.values()) + sum(map(len, dataflow.batchers.values())):
-        raise CorruptState(records[0].what, f"{arrived:,} events came in, and others are judged or pending", MEND)
+    if stored and arrived != sum(dataflow.totals.values()) + sum(map(len, dataflow.batchers.values())):
+        raise CorruptState(stored[0].what, f"{arrived:,} events came in, and others are judged or pending", MEND)
 
 
 class Inventories:
-    """All inventories of a state.  ``records``: level by level, of ``spread`` partitions each."""
+    """All inventories of a state.  ``stored``: level by level, of ``spread`` partitions each."""
 
-    def __init__(self, records: Sequence[Record], spread: int) -> None:
-        self.records, self.spread = records, spread
-        self.within = {kind: [each.record(kind) for each in records] for kind in ("inputs", "operators", "totals")}
+    def __init__(self, stored: Sequence[StoredInventory], spread: int) -> None:
+        self.stored, self.spread = stored, spread
 
-    def of(self, kind: str, name: str) -> list[Record]:
-        """What the partitions say of an input or a count, in their order; [] where none has it.  O(inventories).
+    def input(self, name: str) -> list[tuple[str, InputRecord]]:
+        """What the partitions say of an input, in their order, and where; [] where none has it.  O(inventories).
 
         Raises `CorruptState` unless it is on one level, in all of its partitions.
         """
-        places = [n for n, each in enumerate(self.within[kind]) if name in each]
+        return self._of("inputs", name, [each.of.inputs for each in self.stored])
+
+    def operator(self, name: str) -> list[tuple[str, OperatorRecord]]:
+        """The same of an operator, by the id of its node."""
+        return self._of("operators", name, [each.of.operators for each in self.stored])
+
+    def _of(self, kind: str, name: str, within: Sequence[Mapping[str, T]]) -> list[tuple[str, T]]:
+        places = [n for n, each in enumerate(within) if name in each]
         level = places[0] // self.spread if places else 0
         if places and places != list(range(level * self.spread, (level + 1) * self.spread)):
             raise CorruptState(
-                self.records[places[0]].what,
+                self.stored[places[0]].what,
                 f"it has the {kind[:-1]} {name!r}; that is in the "
                 f"inventories {places} of the state, and a level has {self.spread}",
                 MEND,
             )
-        return [self.within[kind][n].record(name) for n in places]
+        return [(self.stored[n].at(kind, name), within[n][name]) for n in places]
 
     def totals(self) -> dict[str, int]:
         """Events by verdict, of all partitions.  O(inventories)."""
         out: dict[str, int] = {}
-        for totals in self.within["totals"]:
-            for name in totals.names():
+        for each in self.stored:
+            for name, n in each.of.totals.items():
                 if name in NAMES:
-                    out[name] = out.get(name, 0) + totals.number(name)
+                    out[name] = out.get(name, 0) + n
         return out
 
 
 def _restored(
     dataflow: Dataflow,
     empty: Arrangement,
-    given: Sequence[Record],
+    given: Sequence[tuple[str, ArrangementRecord]],
     batch_store: BatchStore,
     indexed: bool,
     made: Made,
@@ -164,12 +183,11 @@ def _restored(
     """An empty arrangement, filled from one inventory; what is joined of as many as there are, in its place."""
     index = empty.index
     every = [empty, *(Arrangement(empty.schema, index.wide, index.words, empty.keeps) for _ in given[1:])]
-    for each, record in zip(every, given, strict=True):
+    home = batch_store if sieved and not indexed else None
+    for each, (what, record) in zip(every, given, strict=True):
         if empty.lapse is not None and each is not empty:
             each.lapses(empty.lapse.of)
-        inventory.restore(
-            each, record, batch_store, indexed, made, sieved, batch_store if sieved and not indexed else None
-        )
+        arrangements.restore(each, record, what, batch_store, indexed, made, sieved, home)
     if len(every) > 1:
         return Joined(every, dataflow.since, dataflow.frontier)
     catch_up(empty, dataflow.since, dataflow.frontier)
@@ -177,10 +195,14 @@ def _restored(
 
 
 def _waiting(
-    given: Sequence[Record], schema: pa.Schema, batch_store: BatchStore, spilled: bool, home: BatchStore | None
+    given: Sequence[tuple[str, InputRecord]],
+    schema: pa.Schema,
+    batch_store: BatchStore,
+    spilled: bool,
+    home: BatchStore | None,
 ) -> Batcher:
     """The pending events of all partitions."""
-    first, *others = (pending.restore(each, schema, batch_store, spilled, home) for each in given)
+    first, *others = (pending.restore(each.runs, what, schema, batch_store, spilled, home) for what, each in given)
     for other in others:
         for run in other.runs.by_least:
             first.runs.add(run)

@@ -4,7 +4,7 @@ Invariant: an epoch is one commit of state and outputs together; a committed epo
 returned, and changes nothing. Whoever feeds the engine may not know whether the epoch he gave was committed before one
 of the two died, so the rows of each call are digested and the outputs kept for as long as an epoch may be asked for
 again; and after a commit that failed nobody knows what the store holds, so the engine goes no further until it is
-opened anew. What a state consists of is known to ``checkpoint``; publishing is the manifest log's.
+opened anew. What a state consists of is known to ``checkpoint``; how an epoch is published, to ``epoch_log``.
 
 >>> import ddflow as dd
 >>> from ddflow.storage.memory import MemoryStore
@@ -19,51 +19,31 @@ opened anew. What a state consists of is known to ``checkpoint``; publishing is 
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
-from msgspec.structs import replace
 
 from ddflow.columns.hashing import Secret
+from ddflow.connectors.protocol import Fragment
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.result import Step
 from ddflow.engine import checkpoint as recovery
 from ddflow.engine.digests import digest_of
-from ddflow.errors import (
-    CorruptState,
-    DdflowError,
-    EpochSkipped,
-    OutcomeUnknown,
-    ReplayMismatch,
-    SpecError,
-    StateRefused,
-    StorageFailed,
-    StorageFull,
-)
-from ddflow.plan.codec import describe, fingerprint
+from ddflow.engine.epoch_log import EpochLog
+from ddflow.engine.inventory import StoredInventory
+from ddflow.engine.outputs import put
+from ddflow.errors import CorruptState, ReplayMismatch, StateRefused
 from ddflow.plan.collection import Plan, widened
-from ddflow.plan.compatibility import PlanChange, compare
+from ddflow.plan.compatibility import PlanChange
 from ddflow.plan.options import EngineOptions
-from ddflow.storage.arrow_file import readable
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.epochs import Kind
 from ddflow.storage.fields import encoded
-from ddflow.storage.garbage import gc, names_of
-from ddflow.storage.manifest import Call, Epoch, Output
-from ddflow.storage.manifest_log import ManifestLog, newest
-from ddflow.storage.opening import open_store
-from ddflow.storage.record import Record
-from ddflow.storage.showing import PARQUET, Outputs
+from ddflow.storage.manifest import Call, Epoch, Manifest, Output
+from ddflow.storage.naming import names_in
 from ddflow.time import NEVER, shown
-
-_NAMED: Final = re.compile(rb'"([0-9a-f]{16}-[0-9]{1,12}\.arrow)"')
-KEPT: Final = 8
-"""How many epochs can be given again."""
 
 
 @dataclass(frozen=True)
@@ -85,19 +65,13 @@ class Asked:
 
 
 class Commits:
-    """``ledger``, ``batch_store``: of the store.  ``outputs``: where they go.  ``change``: what the plan has that the
-    state's had not."""
+    """``log``: the state's epochs.  ``batch_store``: of its store.  ``autocommit``: whether every call is an epoch."""
 
-    def __init__(
-        self, ledger: ManifestLog, plan: Mapping[str, Any], change: PlanChange, outputs: Outputs, autocommit: bool
-    ) -> None:
-        self.ledger, self.plan, self.change, self.outputs, self.autocommit = ledger, plan, change, outputs, autocommit
-        self.fingerprint = fingerprint(plan)
-        self.batch_store = BatchStore(ledger.store)
+    def __init__(self, log: EpochLog, autocommit: bool) -> None:
+        self.log, self.autocommit = log, autocommit
+        self.batch_store = BatchStore(log.ledger.store)
         self.calls: list[Call] = []
         """Made since the last commit; their outputs are in files."""
-        self._tidy = False
-        """Whether what others left was looked at."""
         self._told: tuple[int, int] = (-1, 0)
         """The epoch that is being given again, and how many of its calls were."""
 
@@ -107,32 +81,17 @@ class Commits:
 
         Raises `CorruptState`, `PlanChanged`, and what the store raises.
         """
-        plan = describe(flow)
-        check_types(flow)
-        store = open_store(options.state, trust=options.trust)
-        try:
-            manifest = newest(store)
-            outputs = Outputs.open(options.outputs, store, manifest, options.trust)
-            outputs.check({name: node.schema for name, node in flow.outputs.items()})
-            if manifest is None:
-                ledger = ManifestLog.create(
-                    store, plan, fingerprint(plan), options.secret or Secret.fresh(), outputs.path, options.grace
-                )
-            else:
-                ledger = ManifestLog(store, manifest, set(), options.grace)
-            change = compare(ledger.manifest.plan, flow, store.where)
-            if (spread := ledger.manifest.spread) > 1:
-                raise StateRefused(
-                    f"open {store.where}",
-                    f"it has {spread:,} partitions, and an engine has one",
-                    f"make it one with ddflow rescale {store.where} --partitions 1, or go on with it on "
-                    "Spark; it can be read as it is: dd.read, dd.Snapshot",
-                )
-            outputs.claim(ledger.manifest, store, [*flow.outputs, *flow.side_outputs()])
-        except BaseException:
-            store.close()
-            raise
-        durable = cls(ledger, plan, change, outputs, options.autocommit)
+        log = EpochLog.open(
+            flow,
+            options.state,
+            partitions=1,
+            fits=_one_partition,
+            outputs=options.outputs,
+            trust=options.trust,
+            grace=options.grace,
+            secret=options.secret,
+        )
+        durable = cls(log, options.autocommit)
         durable.batch_store.lazy = options.verify == "lazy"
         return durable
 
@@ -143,72 +102,62 @@ class Commits:
                 for blob in output.blobs:
                     self.batch_store.forget(blob.name)
         self.calls = []
-        with suppress(DdflowError):  # whoever opens the state next does it again
-            self.outputs.sync()
-        self.ledger.store.close()
+        self.log.close()
 
     @property
     def epoch(self) -> int:
         """The last one that was committed."""
-        return self.ledger.manifest.epoch
+        return self.log.ledger.manifest.epoch
 
     @property
     def secret(self) -> Secret:
         """The state's."""
-        return Secret(*self.ledger.manifest.secret)
+        return Secret(*self.log.ledger.manifest.secret)
 
     def recover(self, dataflow: Dataflow) -> dict[str, pa.Table]:
         """Fill a new engine with the state; what its new outputs owe, by name.  O(bytes of the state).
 
         Raises `CorruptState`, naming the file.
         """
-        manifest = self.ledger.manifest
+        manifest, store = self.log.ledger.manifest, self.log.ledger.store
         for arranged in dataflow.circuit.arrangements.values():
             arranged.slots.lasting = True
         dataflow.frontier, dataflow.last, dataflow.since = manifest.frontier, manifest.last, manifest.since
         dataflow.fed = manifest.fed
-        names = {blob.name for blob in manifest.outputs() if not blob.name.endswith(PARQUET)}
-        records = []
+        files, stored = set[str](), list[StoredInventory]()
         for part in manifest.partitions:
-            whole = self.ledger.store.map(part).to_pybytes()
-            names |= {part.name} | files_named(whole)
-            records.append(Record.parse(whole, f"the file {part.name} of {self.ledger.store.where}"))
-        recovery.fill(dataflow, records, self.batch_store, dataflow.budget.memory is None)
+            stored.append(StoredInventory.read(store, part))
+            files |= {part.name} | names_in(stored[-1].data)
+        recovery.fill(dataflow, stored, self.batch_store, dataflow.budget.memory is None)
         self.batch_store.begin()
-        self.batch_store.name(names)
-        self.ledger.names = names
-        self.outputs.show(manifest.receipts)
+        self.batch_store.name(self.log.resume(files))
         if manifest.last == NEVER:
             return {}
         circuit = dataflow.circuit
         for node, each in circuit.keeping.items():
             if not each.arrangements:
                 circuit.refill(node, manifest.last, dataflow.frontier, dataflow.since)
-        return {name: circuit.output(dataflow.flow.outputs[name], dataflow.last) for name in self.change.outputs}
+        return {name: circuit.output(dataflow.flow.outputs[name], dataflow.last) for name in self.log.change.outputs}
 
     def replayed(self, asked: Asked, epoch: int | None, inputs: Mapping[str, Any], dataflow: Dataflow) -> Step | None:
         """What a committed epoch's call returned, when this is one; None when it is new.
 
         O(rows) for their digest.  Raises `ReplayMismatch`, `EpochSkipped`, and `Fenced` when it is not ours to go on.
         """
+        ledger = self.log.ledger
         if epoch is None:
-            if asked.kind in ("push", "advance_to") or self.calls or asked.time > self.ledger.manifest.last:
-                self.ledger.check_newest()
+            if asked.kind in ("push", "advance_to") or self.calls or asked.time > ledger.manifest.last:
+                ledger.check_newest()
                 return None
-            receipts = self.ledger.manifest.receipts
+            receipts = ledger.manifest.receipts
             found = next(((call, r.epoch) for r in receipts for call in r.calls if call.time == asked.time), None)
             return None if found is None else self._again(*found, asked, inputs, dataflow)
-        if epoch == self.epoch + 1:
-            self.ledger.check_newest()
+        receipt = self.log.committed(epoch, f"{asked} of epoch {epoch}")
+        if receipt is None:
+            ledger.check_newest()
             return None
-        receipt = next((each for each in self.ledger.manifest.receipts if each.epoch == epoch and each.calls), None)
-        if receipt is None or self.calls:
-            kept = [each.epoch for each in self.ledger.manifest.receipts]
-            raise EpochSkipped(
-                f"{asked} of epoch {epoch}",
-                f"the last one committed is {self.epoch}, and the outputs of {kept} are kept",
-                f"give epoch {self.epoch + 1}",
-            )
+        if self.calls:
+            raise self.log.skipped(f"{asked} of epoch {epoch}")
         at = self._told[1] if self._told[0] == epoch else 0
         step = self._again(receipt.calls[at], epoch, asked, inputs, dataflow)
         # After the last of its calls comes the first: whoever is not sure gives an epoch any number of times.
@@ -216,7 +165,7 @@ class Commits:
         return step
 
     def _again(self, call: Call, epoch: int, asked: Asked, inputs: Mapping[str, Any], dataflow: Dataflow) -> Step:
-        digest = digest_of(asked.words, asked.time, inputs, dataflow.intakes, dataflow.secret, self.change.columns)
+        digest = digest_of(asked.words, asked.time, inputs, dataflow.intakes, dataflow.secret, self.log.change.columns)
         if (call.kind, call.time, call.digest) != (asked.kind, asked.time, digest):
             raise ReplayMismatch(
                 f"{asked}",
@@ -230,21 +179,16 @@ class Commits:
     def _table(self, name: str, output: Output, epoch: int, dataflow: Dataflow) -> pa.Table:
         """What an output gained in a committed epoch; null in columns that the plan has got since."""
         schema = dataflow.output_schema(name)
-        added = {column for columns in self.change.columns.values() for column in columns}
+        added = {column for columns in self.log.change.columns.values() for column in columns}
         there = pa.schema([field for field in schema if field.name not in added])
         node, time_type = dataflow.flow.outputs.get(name), dataflow.flow.time_type
         if node is not None:
             there = node.before(added, time_type)
-        parts = [
-            self.batch_store.table(blob, there, None)
-            if not blob.name.endswith(PARQUET)
-            else self.outputs.read(name, epoch, blob, there)
-            for blob in output.blobs
-        ]
-        table = pa.concat_tables(parts)
+        outputs, store = self.log.outputs, self.batch_store
+        table = pa.concat_tables(outputs.read(epoch, Fragment(name, blob), there, store) for blob in output.blobs)
         if table.num_rows != output.rows:
             raise CorruptState(
-                f"the files {[blob.name for blob in output.blobs]} of {self.ledger.store.where}",
+                f"the files {[blob.name for blob in output.blobs]} of {self.log.ledger.store.where}",
                 f"they have {table.num_rows:,} rows, the manifest says {output.rows:,}",
                 "restore them from a copy, or go back with ddflow rollback",
             )
@@ -253,7 +197,8 @@ class Commits:
     def record(self, asked: Asked, digest: str, step: Step) -> None:
         """Write what a call put out to files, for the commit to come.  O(updates).  Raises as `commit` does."""
         counts = {name: n for name, n in {**step.verdicts.counts, "absent": step.verdicts.absent}.items() if n}
-        outputs = {name: self._put(name, table) for name, table in step.items() if table.num_rows}
+        sink, store = self.log.outputs.sink, self.batch_store
+        outputs = {name: put(sink, store, name, table) for name, table in step.items() if table.num_rows}
         self.calls.append(Call(asked.kind, asked.time, digest, step.frontier, counts, outputs, {}))
 
     def commit(self, dataflow: Dataflow) -> int:
@@ -263,86 +208,43 @@ class Commits:
         """
         if not self.calls:
             return self.epoch
-        epoch = self.epoch + 1
-        calls = tuple(self.calls)
-        # Who would read those of a plan with fewer columns a year from now?
-        before = () if self.change.columns else self.ledger.manifest.receipts[1 - KEPT :]
-        receipts = (*before, Epoch(epoch, calls, None))
-        self.publish(dataflow, epoch, receipts, f"commit of {', '.join(sorted({call.kind for call in calls}))}")
-        self.calls, self.change = [], PlanChange()
-        try:
-            self.outputs.show(receipts[-1:])
-        except (StorageFull, StorageFailed) as error:  # which would say that it did not happen
-            raise OutcomeUnknown(
-                f"commit epoch {epoch}",
-                f"it is committed, and its outputs are hidden: {error.found}",
-                "open the state again, which shows them",
-            ) from error
-        self.ledger.sweep()
-        return epoch
+        epoch = Epoch(self.epoch + 1, tuple(self.calls), None)
+        note = f"commit of {', '.join(sorted({call.kind for call in self.calls}))}"
+        self.publish(dataflow, self.log.receipts(epoch), note)
+        self.calls = []
+        self.log.finish()
+        return self.epoch
 
-    def _look_after(self) -> None:
-        """Collect what is garbage, once, and take over the versions that others left.  O(those); never fails.
-
-        Where something cannot be accounted for, nothing is deleted by this engine at all; ``ddflow gc`` tells why.
-        """
-        self._tidy = True
-        try:
-            gc(self.ledger.store, grace=self.ledger.grace)
-            self.ledger.remember(names_of)
-        except DdflowError:
-            self.ledger.grace = math.inf
-
-    def publish(self, dataflow: Dataflow, epoch: int, receipts: tuple[Epoch, ...], note: str) -> None:
-        """Write what is in no file yet, and publish the engine's state as the next manifest.  As `commit`."""
-        manifest, store = self.ledger.manifest, self.ledger.store
+    def publish(self, dataflow: Dataflow, receipts: tuple[Epoch, ...], note: str) -> None:
+        """Write what is in no file yet, and publish the engine's state as the next version.  As `commit`."""
         self.batch_store.settle()
-        if not self._tidy:
-            self._look_after()
         data = encoded(recovery.take(dataflow, self.batch_store))
-        part = store.put("json", lambda sink: sink.write(data))
+        part = self.log.ledger.store.put("json", lambda sink: sink.write(data))
+        files = names_in(data)
+        # From here on it may happen, whatever we are told.
+        outputs = {blob.name for call in self.calls for output in call.outputs.values() for blob in output.blobs}
+        self.batch_store.name(files | outputs)
         greatest, horizons = recovery.reached(dataflow)
-        new = replace(
-            manifest,
-            epoch=epoch,
-            plan=self.plan,
-            fingerprint=self.fingerprint,
+        self.log.publish(
+            receipts,
+            (part,),
+            files,
+            note,
             frontier=dataflow.frontier,
             last=dataflow.last,
             since=dataflow.since,
-            receipts=self.outputs.kept(receipts),
             greatest=greatest,
             horizons=horizons,
             fed=dataflow.fed,
-            folder=self.outputs.path or manifest.folder,
         )
-        names = files_named(data) | {b.name for b in new.outputs() if not b.name.endswith(PARQUET)}
-        # From here on it may happen, whatever we are told.
-        self.batch_store.name(names)
-        self.outputs.sync()
-        self.ledger.commit(new, (part,), names, note)
-
-    def _put(self, name: str, table: pa.Table) -> Output:
-        """Write what an output gained to a file."""
-        if self.outputs.folder is not None:
-            return Output((self.outputs.folder.put(name, table),), table.num_rows)
-        return Output((self.batch_store.put(table.to_batches(), table.schema),), table.num_rows)
 
 
-def check_types(flow: Plan) -> None:
-    """Raise `SpecError` for a column that a file of a state cannot have.  O(columns)."""
-    schemas = {f"input {name!r}": input.bound.schema for name, input in flow.inputs.items()}
-    schemas |= {f"output {name!r}": node.schema for name, node in flow.outputs.items()}
-    for what, schema in schemas.items():
-        for field in schema:
-            if not readable(field.type):
-                raise SpecError(
-                    f"open a state with {what}",
-                    f"its column {field.name!r} is {field.type}, which files of a state cannot hold",
-                    "declare another type, or project it away",
-                )
-
-
-def files_named(inventory: bytes) -> set[str]:
-    """The names of all files in an inventory, as it is written; of none other, or of such as never are.  O(bytes)."""
-    return {name.decode() for name in _NAMED.findall(inventory)}
+def _one_partition(manifest: Manifest, change: PlanChange, where: str) -> None:
+    """Raise `StateRefused` for a state of several partitions."""
+    if manifest.spread > 1:
+        raise StateRefused(
+            f"open {where}",
+            f"it has {manifest.spread:,} partitions, and an engine has one",
+            f"make it one with ddflow rescale {where} --partitions 1, or go on with it on "
+            "Spark; it can be read as it is: dd.read, dd.Snapshot",
+        )

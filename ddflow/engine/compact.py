@@ -39,9 +39,9 @@ from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Stepped
 from ddflow.engine.calls import Calls
 from ddflow.engine.commits import Commits
+from ddflow.engine.garbage import gc
 from ddflow.errors import SpecError
 from ddflow.storage.batch_store import BatchStore
-from ddflow.storage.garbage import gc
 from ddflow.time import shown
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch
@@ -139,17 +139,17 @@ def rewrite(batcher: Batcher, home: BatchStore | None) -> None:
 
 
 def _publish(dataflow: Dataflow, durable: Commits, forget: bool) -> None:
-    receipts = () if forget else durable.ledger.manifest.receipts
+    receipts = () if forget else durable.log.ledger.manifest.receipts
     note = "compaction that forgets" if forget else "compaction"
     if forget:
         dataflow.fed = {name: fed.blind() for name, fed in dataflow.fed.items()}
     try:
         for _ in range(1 + forget):
-            durable.publish(dataflow, durable.epoch, receipts, note)
+            durable.publish(dataflow, receipts, note)
     except BaseException:
         dataflow.guard.state = "failed"
         raise
     if forget:
-        gc(durable.ledger.store, grace=0, orphans=0)
+        gc(durable.log.ledger.store, grace=0, orphans=0)
     else:
-        durable.ledger.sweep()
+        durable.log.ledger.sweep()

@@ -23,7 +23,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from ddflow.closing import Closing
 from ddflow.columns.hashing import Secret
 from ddflow.columns.threads import Threads
 from ddflow.dataflow.budget import Budget, parse_size
@@ -41,6 +40,7 @@ from ddflow.engine.replace import replace
 from ddflow.errors import SpecError, TimeWentBack
 from ddflow.plan.collection import Plan
 from ddflow.plan.options import EngineOptions
+from ddflow.storage.closing import Closing
 from ddflow.time import CLOSED, advance, as_int64, shown
 
 
@@ -330,7 +330,7 @@ def _dataflow(flow: Plan, options: EngineOptions, durable: Commits | None) -> Da
     """A new dataflow, with nothing in it."""
     lists, crew, memory = options.verdicts == "rows", Threads(options.threads), parse_size(options.memory)
     secret = (options.secret or Secret.fresh()) if durable is None else durable.secret
-    budget = Budget(memory, options.spill, None if durable is None else durable.ledger.store)
+    budget = Budget(memory, options.spill, None if durable is None else durable.log.ledger.store)
     if durable is not None and budget.spills:
         budget.home = durable.batch_store
     return Dataflow(flow, Graph(flow, secret, lists, crew), budget, lists, options.retain, crew)

@@ -26,10 +26,10 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from ddflow.closing import Closing
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.holds import went_back
 from ddflow.errors import NotReadable
+from ddflow.storage.closing import Closing
 from ddflow.time import shown
 
 

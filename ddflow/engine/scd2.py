@@ -37,7 +37,6 @@ from ddflow.errors import NotReadable, SpecError
 from ddflow.operators.updates import time_column
 from ddflow.plan.collection import Collection
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import ends
 from ddflow.trace.merge import by_sorting
 from ddflow.trace.run import Part
 
@@ -96,7 +95,7 @@ def versions(arranged: Arrangement, counting: pa.Schema, since: int, secret: Sec
 
 def _of_range(arranged: Arrangement, parts: list[Part], counting: pa.Schema, since: int, secret: Secret) -> Versions:
     picked = by_sorting(arranged.slots, parts, since, droppable=False)
-    last = ends(picked.high, picked.low)
+    last = picked.last
     live = np.flatnonzero(picked.live)
     references = picked.references[live]
     # A version goes on where the one before it is of its key, live, and the same in what counts.

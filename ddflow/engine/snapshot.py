@@ -24,22 +24,22 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from ddflow.closing import Closing
 from ddflow.columns.hashing import Secret
 from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Graph
 from ddflow.engine import checkpoint as recovery
-from ddflow.engine.commits import files_named
+from ddflow.engine.inventory import StoredInventory
 from ddflow.engine.reads import Reading
 from ddflow.errors import CorruptState, DdflowError, SnapshotExpired, StateRefused
 from ddflow.plan.collection import Plan
 from ddflow.plan.compatibility import plan_of
 from ddflow.storage.batch_store import BatchStore
+from ddflow.storage.closing import Closing
 from ddflow.storage.manifest import Manifest, at, newest
+from ddflow.storage.naming import names_in
 from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.protocol import Store
-from ddflow.storage.record import Record
 
 TRIES = 10
 """How many versions are tried that were swept away while their files were being opened."""
@@ -56,14 +56,13 @@ class Snapshot(Reading, Closing):
 
     def __init__(self, store: Store, manifest: Manifest, flow: Plan) -> None:
         self.manifest = manifest
-        records = []
+        inventories = []
         store.ahead(part.name for part in manifest.partitions)
         for part in manifest.partitions:
-            whole = store.map(part).to_pybytes()
-            store.ahead(files_named(whole))
-            records.append(Record.parse(whole, f"the file {part.name} of {store.where}"))
+            inventories.append(StoredInventory.read(store, part))
+            store.ahead(names_in(inventories[-1].data))
         super().__init__(Dataflow(flow, Graph(flow, Secret(*manifest.secret)), Budget(None, None)))
-        fill_version(self.dataflow, manifest, records, BatchStore(store), manifest.spread)
+        fill_version(self.dataflow, manifest, inventories, BatchStore(store), manifest.spread)
 
     @classmethod
     def open(
@@ -134,12 +133,16 @@ class Snapshot(Reading, Closing):
 
 
 def fill_version(
-    dataflow: Dataflow, manifest: Manifest, records: Sequence[Record], batch_store: BatchStore, spread: int = 1
+    dataflow: Dataflow,
+    manifest: Manifest,
+    inventories: Sequence[StoredInventory],
+    batch_store: BatchStore,
+    spread: int = 1,
 ) -> None:
     """Fill a new dataflow with what inventories of a version say, for reading.  ``spread``: as in `recovery.fill`."""
     dataflow.fed = manifest.fed
     dataflow.frontier, dataflow.last, dataflow.since = manifest.frontier, manifest.last, manifest.since
-    recovery.fill(dataflow, records, batch_store, indexed=False, sieved=False, spread=spread)
+    recovery.fill(dataflow, inventories, batch_store, indexed=False, sieved=False, spread=spread)
 
 
 def read(

@@ -39,7 +39,7 @@ from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.base import Context, Hashes, Operator, Running, register
 from ddflow.operators.updates import Updates, overflow
 from ddflow.plan.collection import Collection, Columns
-from ddflow.storage.record import Record
+from ddflow.plan.record import Record
 from ddflow.trace.arrangement import Arrangement, Change
 from ddflow.trace.batch import Batch
 

@@ -36,7 +36,7 @@ from ddflow.operators.upserting import ToUpserts
 from ddflow.operators.upserts_schema import DELETED, ROWS, Conflicts
 from ddflow.plan.codec import behind
 from ddflow.plan.collection import Collection, Columns
-from ddflow.storage.record import Record
+from ddflow.plan.record import Record
 from ddflow.trace.arrangement import Arrangement
 
 

@@ -28,7 +28,7 @@ from ddflow.errors import SpecError
 from ddflow.operators.base import Context, Linear, Operator, Running, register
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns
-from ddflow.storage.record import Record
+from ddflow.plan.record import Record
 
 
 @register

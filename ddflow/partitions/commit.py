@@ -17,9 +17,7 @@ ddflow.errors.MissingReceipts: commit an epoch of 1 levels and 2 partitions: the
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from os import PathLike
 from time import perf_counter_ns
 from typing import Final, Literal
@@ -28,30 +26,18 @@ from msgspec.structs import replace
 
 from ddflow.columns.hashing import Secret
 from ddflow.dataflow.budget import parse_size
-from ddflow.errors import (
-    DdflowError,
-    EpochSkipped,
-    OutcomeUnknown,
-    ReplayMismatch,
-    SpecError,
-    StorageFailed,
-    StorageFull,
-    TimeWentBack,
-    WrongMode,
-)
+from ddflow.engine.epoch_log import KEPT, EpochLog
+from ddflow.errors import EpochSkipped, ReplayMismatch, SpecError, TimeWentBack, WrongMode
 from ddflow.partitions import batch_ids as feeds
 from ddflow.partitions.epoch_start import EpochStart
 from ddflow.partitions.live_files import Holdings, look, look_for
 from ddflow.partitions.merged_receipts import ROWS, Gathered, call_digest, gather, greatest
-from ddflow.partitions.opened import KEPT, Opened, Wanted, opened
 from ddflow.partitions.receipt import Committed, Receipt
 from ddflow.partitions.stages import cut
-from ddflow.plan.codec import describe, fingerprint
+from ddflow.partitions.wanted import Wanted
 from ddflow.plan.collection import Plan
-from ddflow.plan.compatibility import PlanChange
 from ddflow.storage.epochs import Kind
 from ddflow.storage.feeding import EVENTS, fed_by
-from ddflow.storage.garbage import gc, inside, names_of
 from ddflow.storage.manifest import Call, Epoch, Feed, Manifest
 from ddflow.storage.manifest_log import GRACE
 from ddflow.storage.memory import MemoryStore
@@ -60,25 +46,22 @@ from ddflow.time import CLOSED, NEVER, shown
 
 APART: Final = 200
 """Of more files than these, the deleting goes on while the tasks of the next epoch run."""
-TIDY: Final = 2_000
-"""Of more inventories than these, what others left is for ``ddflow gc``, and no commit waits for it."""
 
 
 class EpochDriver:
-    """``flow``, ``cut``: the plan.  ``partitions``: of the state.  `open` makes it."""
+    """``flow``, ``cut``: the plan.  ``log``: the state's epochs.  ``partitions``: of the state.  `open` makes it."""
 
-    def __init__(self, flow: Plan, opened: Opened, wanted: Wanted) -> None:
-        self.flow, self.cut, self.plan, self.given = flow, cut(flow), describe(flow), wanted
-        self.ledger, self.change, self.outputs = opened
-        manifest = self.ledger.manifest
+    def __init__(self, flow: Plan, log: EpochLog, wanted: Wanted) -> None:
+        """Read the inventories of a state.  Raises `CorruptState`."""
+        self.flow, self.cut, self.log, self.given = flow, cut(flow), log, wanted
+        manifest = log.ledger.manifest
         # What was never committed has no partitions yet, whatever its maker wanted.
         self.partitions = manifest.spread if manifest.partitions else wanted.partitions or manifest.spread
-        self.holdings = Holdings.read(self.ledger.store, manifest.partitions, self.cut.levels, self.partitions)
-        self.ledger.names = self.holdings.names() | {blob.name for blob in manifest.outputs() if inside(blob)}
+        self.holdings = Holdings.read(log.ledger.store, manifest.partitions, self.cut.levels, self.partitions)
+        log.resume(self.holdings.names())
         self._base: EpochStart | None = None
         self._feed: Feed | None = None
         self._asked: Feed | None = None
-        self._tidy = False
 
     @classmethod
     def open(
@@ -114,28 +97,34 @@ class EpochDriver:
                 default_partitions,
                 outputs,
                 trust,
-                grace,
                 keep,
                 retain,
                 parse_size(memory),
-                secret,
                 checkpoint,
             ),
         )
         cut(flow)  # a plan that has no place on Spark is refused before anything is made
-        found = opened(flow, state, wanted)
+        log = EpochLog.open(
+            flow,
+            state,
+            partitions=partitions or default_partitions,
+            fits=wanted.fits,
+            outputs=outputs,
+            trust=trust,
+            grace=grace,
+            keep=keep,
+            secret=secret,
+        )
         try:
-            driver = cls(flow, found, wanted)
-            found.outputs.show(found.ledger.manifest.receipts)
+            return cls(flow, log, wanted)
         except BaseException:
-            found.ledger.store.close()
+            log.close()
             raise
-        return driver
 
     @property
     def manifest(self) -> Manifest:
         """The state's newest, as far as this driver knows."""
-        return self.ledger.manifest
+        return self.log.ledger.manifest
 
     @property
     def epoch(self) -> int:
@@ -144,32 +133,20 @@ class EpochDriver:
 
     def close(self) -> None:
         """Let go of the store.  Twice is harmless."""
-        self.ledger.settle()
-        with suppress(DdflowError):  # whoever opens the state next does it again
-            self.outputs.sync()
-        self.ledger.store.close()
+        self.log.close()
 
     def committed(self, *, epoch: int | None = None, feed: Feed | None = None, adopt: bool = False) -> Epoch | None:
         """What an epoch, or a batch of a query, was committed as; None when it is the next one.  O(epochs kept).
 
         ``adopt``: take over the batches of another query.  Raises `EpochSkipped`, `FeedChanged`, `SpecError` for both.
         """
-        manifest, where = self.manifest, self.ledger.store.where
+        manifest, where = self.manifest, self.log.ledger.store.where
         if feed is not None:
             if epoch is not None:
                 raise SpecError(f"epoch={epoch}, feed={feed!r}", "they may contradict each other", "give one of them")
             self._asked = feed
             return feeds.told(where, manifest.feed, feed, manifest.receipts, adopt, self.given.checkpoint)
-        if epoch is None or epoch == self.epoch + 1:
-            return None
-        found = next((each for each in manifest.receipts if each.epoch == epoch and each.calls), None)
-        if found is None:
-            raise EpochSkipped(
-                f"epoch {epoch} of {where}",
-                f"the last one committed is {self.epoch}, and {[each.epoch for each in manifest.receipts]} are kept",
-                f"give epoch {self.epoch + 1}",
-            )
-        return found
+        return None if epoch is None else self.log.committed(epoch, f"epoch {epoch} of {where}")
 
     def replayed(self, epoch: Epoch, rows: Mapping[str, int], digests: Mapping[str, str]) -> Committed:
         """What a committed epoch gave, whose rows are given again.  ``rows``, ``digests``: of all, by input.
@@ -182,10 +159,12 @@ class EpochDriver:
         if len(epoch.calls) > 1 or found != call.digest:
             now, asked = self.manifest.feed, self._asked
             if now is not None and asked is not None and feeds.began_anew(now, asked, epoch):
-                raise feeds.restarted(self.ledger.store.where, now, asked, self.given.checkpoint)
-            more = f", and the plan has got the columns {self.change.columns} since" if self.change.columns else ""
+                raise feeds.restarted(self.log.ledger.store.where, now, asked, self.given.checkpoint)
+            more = (
+                f", and the plan has got the columns {self.log.change.columns} since" if self.log.change.columns else ""
+            )
             raise ReplayMismatch(
-                f"give epoch {epoch.epoch} of {self.ledger.store.where} again",
+                f"give epoch {epoch.epoch} of {self.log.ledger.store.where} again",
                 f"it was committed of rows with digest {call.digest}, these have {found}{more}",
                 "give the same rows again, or go on with the next epoch",
             )
@@ -203,7 +182,7 @@ class EpochDriver:
         Raises what `committed` raises; `EpochSkipped` for what is committed; `Fenced`; `WrongMode` for ``close`` in
         epoch mode; `TimeWentBack` when there are no more times.
         """
-        manifest, where = self.manifest, self.ledger.store.where
+        manifest, where = self.manifest, self.log.ledger.store.where
         if (found := self.committed(epoch=epoch, feed=feed, adopt=adopt)) is not None:
             raise EpochSkipped(
                 f"begin epoch {found.epoch} of {where}",
@@ -212,7 +191,7 @@ class EpochDriver:
             )
         if close and not self.flow.holds_back:
             raise WrongMode("close=True", "the flow is in epoch mode: its inputs name no time column", "leave it out")
-        self.ledger.check_newest()
+        self.log.ledger.check_newest()
         number, time = self.epoch + 1, max(self.epoch, manifest.last) + 1
         if time >= CLOSED and not self.flow.holds_back:
             raise TimeWentBack(
@@ -220,14 +199,14 @@ class EpochDriver:
                 f"its last time is {shown(manifest.last)}",
                 "there is none after it: make a new state",
             )
-        store, secret = self.ledger.store, manifest.secret
+        store, secret = self.log.ledger.store, manifest.secret
         self._feed, self._base = (
             feed,
             EpochStart(
                 store=store if isinstance(store, MemoryStore) else store.where,
                 trust=self.given.trust,
-                number=self.ledger.number,
-                digest=self.ledger.digest,
+                number=self.log.ledger.number,
+                digest=self.log.ledger.digest,
                 epoch=number,
                 partitions=self.partitions,
                 secret=secret,
@@ -238,7 +217,7 @@ class EpochDriver:
                 to=CLOSED if close else self._to(),
                 horizons=dict(manifest.horizons),
                 inventories=self.holdings.parts,
-                folder=self.outputs.path,
+                folder=self.log.outputs.path,
                 retain=self.given.retain,
                 memory=self.given.memory,
             ),
@@ -273,75 +252,39 @@ class EpochDriver:
         if feed != self._feed:
             raise SpecError(f"finish epoch {base.epoch} as {feed}", f"it was begun as {self._feed}", "give the same")
         whole = gather(receipts, base.digest, self.cut.levels, self.partitions)
-        look(self.cut, whole.taken, folder=self.outputs.folder is not None)
-        holdings = self.holdings.after(self.ledger.store, whole.taken)
-        look_for(self.ledger.store, self.outputs.folder, base.epoch, whole, self.holdings.known())
-        new = self._next(base, whole, feed)
-        self.ledger.settle()
-        if not self._tidy:
-            self._look_after()
-        self.outputs.sync()
-        call = new.receipts[-1].calls[0]
-        self.ledger.commit(
-            new,
-            holdings.inventories,
-            holdings.names() | {b.name for b in new.outputs() if inside(b)},
-            f"commit of {call.kind}",
-        )
-        self.holdings, self.change, self._base = holdings, PlanChange(), None
-        try:
-            self.outputs.show(new.receipts[-1:])
-        except (StorageFull, StorageFailed) as error:  # which would say that it did not happen
-            raise OutcomeUnknown(
-                f"commit epoch {base.epoch}",
-                f"it is committed, and its outputs are hidden: {error.found}",
-                "open the state again, which shows them",
-            ) from error
-        self.ledger.sweep(apart=APART)
-        figures = whole.figures | {"tasks": len(whole.taken), "commit": (perf_counter_ns() - began) // 1000}
-        return Committed(base.epoch, call.time, whole.frontier, whole.counts, whole.rows, whole.outputs, figures, False)
-
-    def _next(self, base: EpochStart, whole: Gathered, feed: Feed | None) -> Manifest:
-        """What the state will be."""
+        look(self.cut, whole.taken, folder=self.log.outputs.sink is not None)
+        holdings = self.holdings.after(self.log.ledger.store, whole.taken)
+        look_for(self.log.ledger.store, self.log.outputs.sink, base.epoch, whole, set(self.holdings.inventories))
+        call = self._call(base, whole)
         manifest = self.manifest
-        kind: Kind = "push" if self.flow.holds_back else "step"
-        time = 0 if self.flow.holds_back else base.time
-        if base.closes:
-            kind, time = "advance_to", CLOSED
-        digest = call_digest(kind, time, whole.rows, whole.digests)
-        figures = whole.figures | {f"{ROWS}{name}": n for name, n in whole.rows.items()}
-        call = Call(kind, time, digest, whole.frontier, whole.counts, whole.outputs, figures)
-        # Those of a plan with fewer columns nobody could compare; batch numbers of another query mean nothing.
-        before = (
-            () if self.change.columns else manifest.receipts[max(0, len(manifest.receipts) + 1 - self.given.keep) :]
-        )
-        if feeds.begins_anew(manifest.feed, feed):
-            before = tuple(replace(each, batch=None) for each in before)
-        receipts = (*self.outputs.kept(before), Epoch(base.epoch, (call,), None if feed is None else feed.batch))
-        return replace(
-            manifest,
-            epoch=base.epoch,
-            plan=self.plan,
-            fingerprint=fingerprint(self.plan),
+        kept = self.log.receipts(Epoch(base.epoch, (call,), None if feed is None else feed.batch))
+        if feeds.begins_anew(manifest.feed, feed):  # then batch numbers of another query mean nothing
+            kept = (*(replace(each, batch=None) for each in kept[:-1]), kept[-1])
+        self.log.publish(
+            kept,
+            holdings.inventories,
+            holdings.names(),
+            f"commit of {call.kind}",
             frontier=whole.frontier,
             last=whole.last,
             since=max(whole.since, manifest.since),
-            receipts=receipts,
-            folder=self.outputs.path or manifest.folder,
             spread=self.partitions,
             horizons=greatest((manifest.horizons, whole.horizons)),
             greatest=greatest((manifest.greatest, whole.greatest)),
             feed=feeds.bound(manifest.feed, feed),
             fed=fed_by(manifest.fed, [name for name, n in whole.rows.items() if n], EVENTS, base.epoch),
         )
+        self.holdings, self._base = holdings, None
+        self.log.finish(APART)
+        figures = whole.figures | {"tasks": len(whole.taken), "commit": (perf_counter_ns() - began) // 1000}
+        return Committed(base.epoch, call.time, whole.frontier, whole.counts, whole.rows, whole.outputs, figures, False)
 
-    def _look_after(self) -> None:
-        """Collect what is garbage, once, and take over the versions that others left, as an engine does."""
-        self._tidy = True
-        store = self.ledger.store
-        try:
-            if len(store.numbers()) * len(self.holdings.inventories) <= TIDY:
-                gc(store, grace=self.ledger.grace)
-                self.ledger.remember(names_of)
-        except DdflowError:
-            self.ledger.grace = math.inf
+    def _call(self, base: EpochStart, whole: Gathered) -> Call:
+        """What is kept of it."""
+        kind: Kind = "push" if self.flow.holds_back else "step"
+        time = 0 if self.flow.holds_back else base.time
+        if base.closes:
+            kind, time = "advance_to", CLOSED
+        digest = call_digest(kind, time, whole.rows, whole.digests)
+        figures = whole.figures | {f"{ROWS}{name}": n for name, n in whole.rows.items()}
+        return Call(kind, time, digest, whole.frontier, whole.counts, whole.outputs, figures)

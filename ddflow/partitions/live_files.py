@@ -20,13 +20,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ddflow.engine.commits import files_named
+from ddflow.connectors.protocol import Fragment, Sink
 from ddflow.errors import CorruptState, ReceiptsDisagree, StateRefused
 from ddflow.partitions.merged_receipts import Gathered
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.stages import Stages
-from ddflow.storage.garbage import inside
-from ddflow.storage.outputs import OutputFolder
+from ddflow.storage.naming import inside, names_in
 from ddflow.storage.protocol import Blob, Store
 
 MOST = 3
@@ -47,26 +46,14 @@ class Holdings:
     @classmethod
     def read(cls, store: Store, given: tuple[Blob, ...], levels: int, partitions: int) -> Holdings:
         """Those of a manifest's partitions.  O(bytes of the inventories).  Raises `CorruptState`."""
-        if not given:
-            return cls((), {})
-        if len(given) == partitions == 1 < levels:
-            return cls((given,) * levels, {(0, 0): named(store, given[0])}, whole=True)
-        if len(given) != levels * partitions:
-            raise CorruptState(
-                f"open {store.where}",
-                f"it has {len(given)} inventories, where the plan has {levels} levels of {partitions} partitions",
-                "open it with the ddflow that it was written "
-                "by, or bring it to one partition: ddflow rescale --partitions 1",
-            )
-        parts = tuple(given[level * partitions : (level + 1) * partitions] for level in range(levels))
-        return cls(
-            parts,
-            {
-                (level, number): named(store, blob)
-                for level, blobs in enumerate(parts)
-                for number, blob in enumerate(blobs)
-            },
-        )
+        parts = by_level(store.where, given, levels, partitions)
+        whole = len(given) == partitions == 1 < levels
+        files = {
+            (level, number): named(store, blob)
+            for level, blobs in enumerate(parts[:1] if whole else parts)
+            for number, blob in enumerate(blobs)
+        }
+        return cls(parts, files, whole)
 
     @property
     def inventories(self) -> tuple[Blob, ...]:
@@ -113,14 +100,27 @@ class Holdings:
             )
         return before.difference(receipt.gone).union(blob.name for blob in receipt.added)
 
-    def known(self) -> set[Blob]:
-        """The inventories there are, which need not be looked for."""
-        return set(self.inventories)
+
+def by_level(where: str, given: tuple[Blob, ...], levels: int, partitions: int) -> tuple[tuple[Blob, ...], ...]:
+    """The inventories of a manifest, for each level by partition; that of one engine is of all levels.  O(inventories).
+
+    None before the first commit.  Raises `CorruptState` for another number of them.
+    """
+    if len(given) == partitions == 1:
+        return (given,) * levels
+    if len(given) not in (0, levels * partitions):
+        raise CorruptState(
+            f"open {where}",
+            f"it has {len(given)} inventories, where the plan has {levels} levels of {partitions} partitions",
+            "open it with the ddflow that it was written "
+            "by, or bring it to one partition: ddflow rescale --partitions 1",
+        )
+    return tuple(given[at : at + partitions] for at in range(0, len(given), partitions))
 
 
 def named(store: Store, inventory: Blob) -> frozenset[str]:
     """The names of all files in an inventory.  O(bytes).  Raises `CorruptState`."""
-    return frozenset(files_named(store.map(inventory).to_pybytes()))
+    return frozenset(names_in(store.map(inventory)))
 
 
 def look(cut: Stages, taken: Sequence[Receipt], folder: bool) -> None:
@@ -143,17 +143,17 @@ def look(cut: Stages, taken: Sequence[Receipt], folder: bool) -> None:
             )
 
 
-def look_for(store: Store, folder: OutputFolder | None, epoch: int, whole: Gathered, known: set[Blob]) -> None:
+def look_for(store: Store, sink: Sink | None, epoch: int, whole: Gathered, known: set[Blob]) -> None:
     """Raise `StateRefused` unless all files that are new are there, as long as their receipts say.  O(those).
 
     Their bytes are compared by whoever reads them.  Raises what the store raises.
     """
     new = {blob for each in whole.taken for blob in each.files() if inside(blob)} - known
     there: dict[str, int | None] = {**store.sizes([blob.name for blob in new])}
-    if folder is not None:
+    if sink is not None:
         for name, output in whole.outputs.items():
             new |= set(output.blobs)
-            there |= {blob.name: folder.size(name, epoch, blob) for blob in output.blobs}
+            there |= {blob.name: sink.size(epoch, Fragment(name, blob)) for blob in output.blobs}
     wrong = sorted(blob for blob in new if there.get(blob.name) != blob.length)
     if wrong:
         first = wrong[0]

@@ -31,8 +31,8 @@ from ddflow.columns.names import DIFF
 from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.engine.checkpoint import MEND
-from ddflow.engine.commits import files_named
 from ddflow.engine.history import changes
+from ddflow.engine.inventory import StoredInventory
 from ddflow.engine.reads import Reading
 from ddflow.engine.snapshot import Snapshot, fill_version
 from ddflow.errors import CorruptState, SpecError
@@ -45,8 +45,8 @@ from ddflow.plan.collection import Plan
 from ddflow.plan.compatibility import plan_of
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.manifest import Manifest
+from ddflow.storage.naming import names_in
 from ddflow.storage.protocol import Store
-from ddflow.storage.record import Record
 from ddflow.trace.joined import astray
 
 KEYS: Final = 1000
@@ -105,19 +105,17 @@ class Share(Reading):
     """
 
     def __init__(self, store: Store, manifest: Manifest, flow: Plan, level: int, number: int) -> None:
-        blob = manifest.partitions[level * manifest.spread + number]
-        whole = store.map(blob).to_pybytes()
-        store.ahead(files_named(whole))
-        record = Record.parse(whole, f"the file {blob.name} of {store.where}")
+        stored = StoredInventory.read(store, manifest.partitions[level * manifest.spread + number])
+        store.ahead(names_in(stored.data))
         circuit = StageGraph(cut(flow), level, Secret(*manifest.secret))
         super().__init__(Dataflow(flow, circuit, Budget(None, None)))
-        ids, kept = node_ids(flow), record.record("operators")
-        if missing := sorted(ids[node] for node in circuit.keeping if ids[node] not in kept):
-            raise CorruptState(record.what, f"it lacks the operators {missing}", MEND)
-        fill_version(self.dataflow, manifest, [record], BatchStore(store))
+        ids = node_ids(flow)
+        if missing := sorted(ids[node] for node in circuit.keeping if ids[node] not in stored.of.operators):
+            raise CorruptState(stored.what, f"it lacks the operators {missing}", MEND)
+        fill_version(self.dataflow, manifest, [stored], BatchStore(store))
         for upsert in circuit.upserts.values():
             if (odd := astray(upsert.arranged, number, manifest.spread)) is not None:
-                raise CorruptState(record.what, f"partition {number} of {manifest.spread} has a key of {odd}", MEND)
+                raise CorruptState(stored.what, f"partition {number} of {manifest.spread} has a key of {odd}", MEND)
 
 
 def read_updates(

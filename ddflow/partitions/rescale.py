@@ -33,8 +33,10 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from ddflow.dataflow.budget import LEAST, parse_size, shown_size
+from ddflow.engine.inventory import StoredInventory
 from ddflow.errors import CorruptState, DdflowError, Fenced, MissingReceipts, PlanChanged, SpecError, StateRefused
 from ddflow.partitions.epoch_start import EpochStart
+from ddflow.partitions.live_files import by_level
 from ddflow.partitions.rescale_task import Move, Moved, task
 from ddflow.partitions.stages import Stages, cut
 from ddflow.plan.codec import describe, fingerprint
@@ -44,10 +46,10 @@ from ddflow.storage.fields import encoded
 from ddflow.storage.manifest import PARTITIONS, Manifest, newest
 from ddflow.storage.manifest_log import ManifestLog, digest
 from ddflow.storage.memory import MemoryStore
+from ddflow.storage.naming import names_inside
 from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.protocol import Blob, Store
-from ddflow.storage.record import Record
-from ddflow.time import CLOSED, NEVER
+from ddflow.time import NEVER
 
 
 class Rescaled(NamedTuple):
@@ -155,7 +157,7 @@ class Rescaler:
         parts, names = [each.inventory for each in taken], {b.name for each in taken for b in each.added}
         if move.partitions == 1 and len(parts) > 1:
             parts = [self._joined(parts)]
-        names |= {blob.name for blob in manifest.outputs() if not blob.name.endswith(".parquet")}
+        names |= names_inside(manifest.outputs())
         new = replace(manifest, spread=move.partitions, horizons=move.horizons, greatest=move.greatest)
         note = f"rescale {manifest.spread} -> {move.partitions}"
         try:
@@ -183,11 +185,9 @@ class Rescaler:
 
     def _joined(self, parts: list[Blob]) -> Blob:
         """One inventory of all levels, as a local engine writes it."""
-        levels = [
-            Record.parse(self.store.map(each), f"the file {each.name} of {self.store.where}").given for each in parts
-        ]
-        operators = {name: each for level in levels for name, each in level["operators"].items()}
-        data = encoded({**levels[0], "operators": operators})
+        levels = [StoredInventory.read(self.store, each).of for each in parts]
+        operators = {name: each for level in levels for name, each in level.operators.items()}
+        data = encoded(replace(levels[0], operators=operators))
         for each in parts:
             self.store.delete(each.name)
         return self.store.put("json", lambda sink: sink.write(data))
@@ -242,33 +242,15 @@ def _move(store: Store, manifest: Manifest, plan: Stages, partitions: int, trust
         time=manifest.last,
         to=manifest.frontier,
         horizons={},
-        inventories=_inventories(store, manifest, plan.levels),
+        inventories=by_level(store.where, manifest.partitions, plan.levels, manifest.spread),
         folder=manifest.folder,
         retain=0,
         memory=memory,
     )
     horizons, greatest = dict(manifest.horizons), dict(manifest.greatest)
     if manifest.spread == 1 and base.inventories:
-        blob = base.inventories[0][0]
-        what = f"the file {blob.name} of {store.where}"
-        for name, each in Record.parse(store.map(blob), what).named("inputs").items():
-            greatest[name] = max(greatest.get(name, NEVER), each.number("greatest", NEVER, CLOSED))
-            if "horizon" in each:
-                horizons[name] = max(horizons.get(name, NEVER), each.number("horizon", NEVER, CLOSED))
+        for name, each in StoredInventory.read(store, base.inventories[0][0]).of.inputs.items():
+            greatest[name] = max(greatest.get(name, NEVER), each.greatest)
+            if each.horizon is not None:
+                horizons[name] = max(horizons.get(name, NEVER), each.horizon)
     return Move(base, partitions, horizons, greatest)
-
-
-def _inventories(store: Store, manifest: Manifest, levels: int) -> tuple[tuple[Blob, ...], ...]:
-    """For each level, by partition; that of a local engine is for all."""
-    parts, spread = manifest.partitions, manifest.spread
-    if not parts:
-        return ()
-    if spread == 1 and len(parts) == 1:
-        return ((parts[0],),) * levels
-    if len(parts) != levels * spread:
-        raise CorruptState(
-            f"manifest {manifest.number} of {store.where}",
-            f"it has {len(parts)} partitions, {levels} levels of {spread} have {levels * spread}",
-            "restore it from a copy, or go back with ddflow rollback",
-        )
-    return tuple(parts[level * spread :][:spread] for level in range(levels))

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import perf_counter_ns
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -37,7 +37,9 @@ from ddflow.columns.hashing import Ints, RowHashes, Secret, Words, identities, p
 from ddflow.columns.rows import gather
 from ddflow.dataflow import batcher as pending
 from ddflow.dataflow.batcher import Batcher
-from ddflow.engine.commits import files_named
+from ddflow.engine.checkpoint import Inventories
+from ddflow.engine.inventory import InputRecord, Inventory, OperatorRecord, StoredInventory
+from ddflow.errors import CorruptState
 from ddflow.operators.base import Context, Running
 from ddflow.operators.upsert.events import Sealed
 from ddflow.operators.upsert.upsert import RunningUpsert
@@ -48,19 +50,20 @@ from ddflow.partitions.stages import Stages, placed
 from ddflow.plan.codec import node_ids
 from ddflow.plan.collection import Collection, Columns, Input
 from ddflow.storage.batch_store import BatchStore
-from ddflow.storage.fields import Natural, Strict, decoded, encoded
+from ddflow.storage.fields import MEND, Natural, Strict, decoded, encoded
 from ddflow.storage.manifest import PARTITIONS
+from ddflow.storage.naming import names_in
 from ddflow.storage.protocol import Blob, Store
-from ddflow.storage.record import Record
-from ddflow.time import CLOSED, NEVER, Description
+from ddflow.time import NEVER, Description
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Batch, ends, same, starts
+from ddflow.trace.batch import Batch, same, starts
 from ddflow.trace.batch_file import Made, filed, unfiled
 from ddflow.trace.checkpoint import Written, restore, take
 from ddflow.trace.merge import Picked, by_sorting, useless
 from ddflow.trace.records import ArrangementRecord
 from ddflow.trace.run import Part, Run
 
+T = TypeVar("T")
 CHUNK: Final = 1 << 20
 """Identities that are looked at together."""
 
@@ -132,35 +135,33 @@ class _Task:
         self._held: list[Any] = []
         before = move.base.partitions
         self.old = {
-            n: self._record(move.base.inventories[level][n]) for n in overlapping(number, move.partitions, before)
+            n: StoredInventory.read(store, move.base.inventories[level][n])
+            for n in overlapping(number, move.partitions, before)
         }
+        self.held = Inventories(list(self.old.values()), len(self.old))
         self.first_share = {n for n in self.old if first_of(n, before, move.partitions) == number}
-
-    def _record(self, blob: Blob) -> Record:
-        return Record.parse(self.store.map(blob), f"the file {blob.name} of {self.store.where}")
 
     def made(self) -> Moved:
         """The partition, written.  O(bytes of those it has keys in common with)."""
-        waiting, inputs, totals = 0, dict[str, Any](), dict[str, int]()
+        waiting, inputs, totals = 0, dict[str, InputRecord](), dict[str, int]()
         for name, input in self.cut.flow.inputs.items() if self.level == 0 else ():
             inputs[name], batcher = self._input(name, input)
             waiting += len(batcher)
-        for record in [self.old[n].record("totals") for n in sorted(self.first_share)] if self.level == 0 else ():
-            for name in record.names():
-                totals[name] = totals.get(name, 0) + record.number(name)
+        for n in sorted(self.first_share) if self.level == 0 else ():
+            for name, judged in self.old[n].of.totals.items():
+                totals[name] = totals.get(name, 0) + judged
         ids, places = node_ids(self.cut.flow), placed(self.cut.flow)
         operators = {
-            ids[node]: {"arrangements": self._operator(node, ids[node], places[node].by or ())}
+            ids[node]: OperatorRecord(self._operator(node, ids[node], places[node].by or ()))
             for node in self.cut.flow.nodes
             if node in self.cut.keeping(self.level)
         }
-        whole = {"inputs": inputs, "operators": operators, "totals": totals}
-        data = encoded(whole)
-        self.batch_store.name(files_named(data))
+        data = encoded(Inventory(inputs, operators, totals))
+        self.batch_store.name(names_in(data))
         blob = self.store.put("json", lambda sink: sink.write(data))
         return Moved(self.level, self.number, blob, tuple(self.added), self.versions, waiting, {})
 
-    def _input(self, name: str, input: Input) -> tuple[dict[str, Any], Batcher]:
+    def _input(self, name: str, input: Input) -> tuple[InputRecord, Batcher]:
         """An input's rows, pending events and numbers."""
         horizon = self.move.horizons.get(name)
 
@@ -170,20 +171,29 @@ class _Task:
                 upsert.expiring.horizons.greatest = horizon
             return upsert.arranged, upsert.rehashed
 
-        records = {n: record.record("inputs").record(name) for n, record in self.old.items()}
+        records = dict(zip(self.old, self._found(name, self.held.input(name)), strict=True))
         batcher, arrived = self._pending(input, records)
-        rows = self._joined([each.record("rows") for each in records.values()], fresh)
+        rows = self._joined([(f"{what}, rows", each.rows) for what, each in records.values()], fresh)
         runs = pending.take(batcher, self.batch_store)
-        self.added += [run.stored.blob for run in batcher.runs.by_least]
+        self.added += [run.file for run in runs]
         self._held.append(batcher)
-        out = {"arrived": arrived, "greatest": self.move.greatest.get(name, NEVER), "rows": rows, "runs": runs}
-        return out if input.spec.expiry is None else {**out, "horizon": horizon}, batcher
+        expires = input.spec.expiry is not None
+        greatest = self.move.greatest.get(name, NEVER)
+        return InputRecord(arrived, greatest, rows, runs, horizon if expires else None), batcher
 
-    def _pending(self, input: Input, records: Mapping[int, Record]) -> tuple[Batcher, int]:
+    def _found(self, name: str, found: list[T]) -> list[T]:
+        if not found:
+            raise CorruptState(self.held.stored[0].what, f"it has no {name!r}, which the plan has", MEND)
+        return found
+
+    def _pending(self, input: Input, records: Mapping[int, tuple[str, InputRecord]]) -> tuple[Batcher, int]:
         """The pending events of this partition, and how many came: those, and the judged ones that it stands for."""
         schema, memory = input.bound.event_schema, self.move.base.memory
-        old = {n: pending.restore(each, schema, self.batch_store, True, self.home) for n, each in records.items()}
-        arrived = sum(records[n].number("arrived", 0, CLOSED) - len(old[n]) for n in self.first_share)
+        old = {
+            n: pending.restore(each.runs, what, schema, self.batch_store, True, self.home)
+            for n, (what, each) in records.items()
+        }
+        arrived = sum(records[n][1].arrived - len(old[n]) for n in self.first_share)
         out = Batcher()
         for each in old.values():
             picked = [(run.waiting, self._mine(input, run.waiting)) for run in each.runs.by_least]
@@ -204,7 +214,7 @@ class _Task:
 
     def _operator(self, node: Collection, name: str, by: Columns) -> list[ArrangementRecord]:
         """An operator's groups: its own; or, where it stands with the keys it is made of, those beside its own keys."""
-        records = [record.record("operators").record(name).records("arrangements") for record in self.old.values()]
+        records = [(what, each.arrangements) for what, each in self._found(name, self.held.operator(name))]
         context = Context(self.secret, self.cut.flow.time_type, frozenset(node.schema.names))
 
         def joined(number: int) -> ArrangementRecord:
@@ -214,20 +224,26 @@ class _Task:
 
             schema = fresh()[0].schema
             keys = None if by == node.exchange()[0] else pa.schema([schema.field(each) for each in by])
-            return self._joined([each[number] for each in records], fresh, keys)
+            return self._joined([(what, each[number]) for what, each in records], fresh, keys)
 
-        return [joined(number) for number in range(len(node.open(context).arrangements))]
+        count = len(node.open(context).arrangements)
+        if odd := [what for what, each in records if len(each) != count]:
+            raise CorruptState(odd[0], f"a {node.verb} has {count} arrangements", MEND)
+        return [joined(number) for number in range(count)]
 
     def _joined(
-        self, records: Iterable[Record], fresh: Callable[[], tuple[Arrangement, Made]], keys: pa.Schema | None = None
+        self,
+        records: Iterable[tuple[str, ArrangementRecord]],
+        fresh: Callable[[], tuple[Arrangement, Made]],
+        keys: pa.Schema | None = None,
     ) -> ArrangementRecord:
         """One arrangement of what several hold of this partition, as an inventory has it.
 
         ``keys``: the columns whose identities tell what that is, None where the rows' own do."""
         shares, new, descriptions = fresh()[0], fresh()[0], list[Description]()
-        for given in records:
+        for what, given in records:
             old, made = fresh()
-            restore(old, given, self.batch_store, indexed=False, made=made, sieved=False, home=self.home)
+            restore(old, given, what, self.batch_store, indexed=False, made=made, sieved=False, home=self.home)
             descriptions += [(each if isinstance(each, Run) else each.output).description for each in old.beneath.items]
             new.since, new.upper = max(new.since, old.since), max(new.upper, old.upper)
             # Of one key all are in one partition, so only their order within that matters.
@@ -264,7 +280,7 @@ class _Task:
             n = picked.high.size
             if not n:
                 continue
-            last = ends(picked.high, picked.low)
+            last = picked.last
             live = picked.live != 0
             born = int((live & last).sum())
             new.keys = new.keys + born

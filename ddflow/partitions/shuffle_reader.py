@@ -32,7 +32,6 @@ from typing import Final, NamedTuple, cast
 import numpy as np
 import pyarrow as pa
 
-from ddflow.closing import Closing
 from ddflow.columns.hashing import Ints
 from ddflow.columns.schema import empty
 from ddflow.errors import Misrouted
@@ -49,6 +48,7 @@ from ddflow.partitions.chunks import (
 )
 from ddflow.partitions.stages import Stages
 from ddflow.storage.batch_store import BatchStore
+from ddflow.storage.closing import Closing
 from ddflow.storage.scratch import ScratchStore
 
 SHARE: Final = 8

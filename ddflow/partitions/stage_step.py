@@ -35,10 +35,14 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from ddflow.columns.hashing import Secret, value_hashes
+from ddflow.connectors.opening import open_sink
+from ddflow.connectors.protocol import Sink
 from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.result import Step
 from ddflow.engine import checkpoint as recovery
+from ddflow.engine.inventory import Inventory, StoredInventory
+from ddflow.engine.outputs import put
 from ddflow.partitions.epoch_start import EpochStart, own
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.stage_graph import StageComputation, StageGraph, as_updates
@@ -47,9 +51,8 @@ from ddflow.plan.codec import node_ids
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.fields import encoded
 from ddflow.storage.manifest import Output
-from ddflow.storage.outputs import OutputFolder, disk_of
+from ddflow.storage.naming import files_in
 from ddflow.storage.protocol import Blob
-from ddflow.storage.record import Record
 from ddflow.time import CLOSED, NEVER
 
 
@@ -83,7 +86,7 @@ class StagePart:
             self.dataflow.budget.home = self.batch_store if self.dataflow.budget.spills else None
             for arranged in circuit.arrangements.values():
                 arranged.slots.lasting = True
-            self.at, self.names, self.folder = "", dict[str, Blob](), cast(OutputFolder | None, None)
+            self.at, self.names, self.sink = "", dict[str, Blob](), cast(Sink | None, None)
             if base.inventories:
                 self._fill(base)
         except BaseException:
@@ -94,12 +97,17 @@ class StagePart:
     def _fill(self, base: EpochStart) -> None:
         """Take up what the inventory says."""
         blob = base.inventories[self.level][self.number]
-        what = f"the file {blob.name} of {self.store.where}"
-        given = Record.parse(self.store.map(blob), what)
-        own = Record(_own(given, self.cut, self.level), what)
+        what, given, _ = StoredInventory.read(self.store, blob)
+        own = _own(given, self.cut, self.level)
+        data = encoded(own)
         self.dataflow.frontier, self.dataflow.last, self.dataflow.since = base.frontier, base.last, base.since
-        recovery.fill(self.dataflow, [own], self.batch_store, indexed=self.dataflow.budget.memory is None)
-        self.at, self.names = blob.name, {each.name: each for each in own.files()}
+        recovery.fill(
+            self.dataflow,
+            [StoredInventory(what, own, data)],
+            self.batch_store,
+            indexed=self.dataflow.budget.memory is None,
+        )
+        self.at, self.names = blob.name, {each.name: each for each in files_in(data)}
         self.batch_store.name(self.names)
 
     def close(self) -> None:
@@ -168,11 +176,10 @@ class StagePart:
         """Write what is in no file yet; the receipt for all of it."""
         store, before = self.store, self.names
         outputs = self._put(base, step)
-        inventory = _own(Record(recovery.take(self.dataflow, self.batch_store), "an inventory"), self.cut, self.level)
-        data = encoded(inventory)
+        data = encoded(_own(recovery.take(self.dataflow, self.batch_store), self.cut, self.level))
         blob = store.put("json", lambda sink: sink.write(data))
         store.sync()
-        self.names = {each.name: each for each in Record.parse(data, "an inventory").files()}
+        self.names = {each.name: each for each in files_in(data)}
         self.batch_store.name(self.names)
         self.at = blob.name
         greatest, horizons = ({}, {}) if self.level else recovery.reached(self.dataflow)
@@ -200,15 +207,14 @@ class StagePart:
 
     def _put(self, base: EpochStart, step: Step) -> dict[str, Output]:
         """Write what the outputs of this level gained."""
-        out, here = {}, {name: step[name] for name in self.cut.outputs[self.level] if step[name].num_rows}
-        if base.folder is not None and here:
-            if self.folder is None or self.folder.path != base.folder:  # one for all epochs, since it numbers its files
-                self.folder = OutputFolder(base.folder, self.store.nonce, base.trust, disk_of(self.store))
-            out = {name: Output((self.folder.put(name, table),), table.num_rows) for name, table in here.items()}
-            self.folder.sync()
-            return out
-        for name, table in here.items():
-            out[name] = Output((self.batch_store.put(table.to_batches(), table.schema),), table.num_rows)
+        here = {name: step[name] for name in self.cut.outputs[self.level] if step[name].num_rows}
+        if base.folder is None:
+            self.sink = None
+        elif self.sink is None or self.sink.target != base.folder:  # one for all epochs, since it numbers its files
+            self.sink = open_sink(base.folder, self.store, base.trust)
+        out = {name: put(self.sink, self.batch_store, name, table) for name, table in here.items()}
+        if self.sink is not None and out:
+            self.sink.sync()
         return out
 
 
@@ -248,17 +254,12 @@ def idle(cut: Stages, base: EpochStart, level: int, number: int) -> Receipt | No
     )
 
 
-def _own(record: Record, cut: Stages, level: int) -> dict[str, Any]:
+def _own(given: Inventory, cut: Stages, level: int) -> Inventory:
     """What of an inventory is a level's: a local engine's holds all of them."""
     ids = node_ids(cut.flow)
     here = {ids[node] for node in cut.keeping(level)}
-    operators = {name: each for name, each in record.record("operators").given.items() if name in here}
-    first = level == 0
-    return {
-        "inputs": record.record("inputs").given if first else {},
-        "operators": operators,
-        "totals": record.record("totals").given if first else {},
-    }
+    operators = {name: each for name, each in given.operators.items() if name in here}
+    return Inventory(given.inputs, operators, given.totals) if level == 0 else Inventory({}, operators, {})
 
 
 def _sent(sums: Mapping[int, pa.Table], secret: Secret) -> str:

@@ -31,8 +31,8 @@ from ddflow.errors import CorruptState, cut
 from ddflow.plan.bind import Bound
 from ddflow.plan.collection import Collection, Input, Plan
 from ddflow.plan.formulas import Formulas, digest
+from ddflow.plan.record import Record
 from ddflow.plan.registry import operator
-from ddflow.storage.record import Record
 
 
 def describe(flow: Plan) -> dict[str, Any]:

@@ -28,9 +28,9 @@ from ddflow.plan.bind import Bound, bind
 from ddflow.plan.merge.bind_machine import bind_machine
 from ddflow.plan.merge.machine import Machine
 from ddflow.plan.merge.machines import VALUES
+from ddflow.plan.record import Record
 from ddflow.plan.registry import operator
 from ddflow.plan.spec import Upsert
-from ddflow.storage.record import Record
 
 Formula = Any
 """An SQL string, a ``pyarrow.compute.Expression``, or a function from a record batch to an array."""

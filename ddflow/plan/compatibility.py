@@ -35,8 +35,8 @@ from ddflow.plan.codec import describe, shown
 from ddflow.plan.collection import Input, Plan
 from ddflow.plan.merge.absent import same_function
 from ddflow.plan.rebuild import inputs, rebuild
+from ddflow.plan.record import Record
 from ddflow.plan.spec import Upsert
-from ddflow.storage.record import Record
 
 FREE: Final = ("lateness",)
 """The options of a spec that may change: they say nothing of what is kept."""

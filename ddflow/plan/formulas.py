@@ -23,7 +23,7 @@ import xxhash
 
 from ddflow.errors import SpecError, cut
 from ddflow.expressions import Expression
-from ddflow.storage.record import Record
+from ddflow.plan.record import Record
 
 
 def digest(given: Any) -> str:

@@ -36,10 +36,10 @@ from ddflow.plan.merge.absent import Absent
 from ddflow.plan.merge.bind_machine import bind_machine
 from ddflow.plan.merge.machine import Machine
 from ddflow.plan.merge.merge import Merge
+from ddflow.plan.record import Record
 from ddflow.plan.registry import operator, operators
 from ddflow.plan.spec import Upsert
 from ddflow.storage.fields import Natural, converted
-from ddflow.storage.record import Record
 
 _UNFIT = (DdflowError, pa.ArrowException, ValueError, TypeError, KeyError, OverflowError)
 """What building a plan of hostile parts may raise."""

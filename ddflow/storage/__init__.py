@@ -15,7 +15,6 @@ before the manifest is, and goes when no manifest that is kept names it.  Both g
                   state's, put to the proof; folder_lock, the hold on one for scratch
     file_writer   what all bytes go through, counted and hashed       disk, the system calls
 
-    manifest      one version of a state       record, JSON read with suspicion
-    outputs       a folder of Parquet files, of one state:    showing, that what is committed is seen; leftovers, what
-                  failed commits left there
+    manifest      one version of a state:    manifest_log, one after the other; epochs and feeding, what it keeps of
+                  calls; naming, which files an inventory names; fields, what records hold
 """

@@ -27,7 +27,6 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from types import TracebackType
 from typing import Final, cast
 
 import pyarrow as pa
@@ -35,7 +34,8 @@ import pyarrow as pa
 from ddflow.columns.schema import empty
 from ddflow.errors import CorruptState, DdflowError
 from ddflow.storage.arrow_file import new_file, read_batch, read_batches, restored
-from ddflow.storage.file_writer import Sink
+from ddflow.storage.closing import Closing
+from ddflow.storage.file_writer import FileWriter
 from ddflow.storage.protocol import Blob, Blobs, verified
 
 SMALL: Final = 1 << 16
@@ -88,7 +88,7 @@ class Behind(threading.Thread):
             self.error = error
 
 
-class BatchStore:
+class BatchStore(Closing):
     """``store``: where blobs go.  ``compresses``: what is not read where it lies.  ``commits``: how many were tried.
     ``lazy``: whether files that are opened are verified behind the caller's back, and `settle` tells what came of it.
     """
@@ -101,12 +101,8 @@ class BatchStore:
         self._behind: Behind | None = None
         self._process = os.getpid()
 
-    def __enter__(self) -> BatchStore:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Close the store."""
         self.store.close()
 
     def write(self, batch: pa.RecordBatch) -> StoredBatch:
@@ -148,7 +144,7 @@ class BatchStore:
         # Arrow writes twenty pieces a batch; of a small one they are put together where that costs no Python.
         small = isinstance(batches, list) and pa.Table.from_batches(batches, schema).nbytes <= SMALL
 
-        def arrow(sink: Sink) -> None:
+        def arrow(sink: FileWriter) -> None:
             held = pa.BufferOutputStream() if small else None
             with new_file(sink if held is None else held, schema, compresses) as writer:
                 for batch in batches:

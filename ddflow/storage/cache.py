@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from ddflow.errors import CorruptState, StateRefused
 from ddflow.storage.disk import Disk
-from ddflow.storage.file_writer import Sink
+from ddflow.storage.file_writer import FileWriter
 from ddflow.storage.protocol import Blob, Write, verified
 from ddflow.storage.site import Site
 
@@ -81,7 +81,7 @@ class Cache:
         """
         what = f"cache {blob.name} of {where}"
 
-        def fetch(sink: Sink) -> None:
+        def fetch(sink: FileWriter) -> None:
             for piece in pieces:
                 sink.write(memoryview(piece)[: blob.length - sink.size + 1])
                 if sink.size > blob.length:
@@ -97,7 +97,7 @@ class Cache:
             raise
         return whole
 
-    def written(self, what: str, write: Write) -> tuple[str, Sink]:
+    def written(self, what: str, write: Write) -> tuple[str, FileWriter]:
         """Path of a new file, which only this user may read, and what was written to it; `keep` or `drop` it.
 
         O(bytes).  Raises as `Site.written` does, for ``what``; nothing is left then.

@@ -1,13 +1,13 @@
 """What everything that is written to a disk goes through: a sink that counts and hashes the bytes on their way.
 
-Invariant: `Sink.size` and `Sink.state` are those of the bytes that were taken, in their order, however few of them the
-system takes at once. Whoever writes to it (Arrow, Parquet, a download) hands over its buffers one by one. They go on in
-slices, so no second copy is made, and a slice is hashed while it is in the processor's cache. Small pieces wait for
-each other, because Arrow writes twenty of them a batch; so `finish` is due when all is written. The code between may
-change or lose the disk's error, so `failure` keeps it.
+Invariant: `FileWriter.size` and `FileWriter.state` are those of the bytes that were taken, in their order, however few
+of them the system takes at once. Whoever writes to it (Arrow, Parquet, a download) hands over its buffers one by one.
+They go on in slices, so no second copy is made, and a slice is hashed while it is in the processor's cache. Small
+pieces wait for each other, because Arrow writes twenty of them a batch; so `finish` is due when all is written. The
+code between may change or lose the disk's error, so `failure` keeps it.
 
 >>> pieces = []
->>> sink = Sink(lambda piece: pieces.append(bytes(piece)) or len(piece))
+>>> sink = FileWriter(lambda piece: pieces.append(bytes(piece)) or len(piece))
 >>> sink.write(b"four"), sink.write(pa.py_buffer(b"more")), sink.finish()
 (4, 4, None)
 >>> pieces, sink.size, sink.state.digest() == xxhash.xxh3_128(b"fourmore").digest()
@@ -28,7 +28,7 @@ CRUMBS: Final = 1 << 16
 """Bytes that wait to be written together."""
 
 
-class Sink:
+class FileWriter:
     """``take``: writes the beginning of a piece, and says how many bytes that was; may raise `OSError`.
 
     ``size``: bytes so far.  ``wanted``: how many there will be at least, where the writer says so, for messages.

@@ -51,7 +51,6 @@ __all__ = [
     "Manifest",
     "Output",
     "at",
-    "history",
     "newest",
 ]
 
@@ -199,11 +198,6 @@ def newest(store: Store) -> Manifest | None:
             # A writer that went on may have expired what was the newest a moment ago.
             if store.numbers()[-1:] <= [last]:
                 raise
-
-
-def history(store: Store) -> list[int]:
-    """The numbers of the manifests that are kept, ascending.  O(manifests)."""
-    return store.numbers()
 
 
 def at(store: Store, number: int) -> Manifest:

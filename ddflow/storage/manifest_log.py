@@ -55,14 +55,15 @@ class Past(NamedTuple):
 
 
 class ManifestLog:
-    """``manifest``: the one that this engine's state is.  ``names``: of all files that it names.
+    """``manifest``: the one that this engine's state is.  ``digest``: 32 hex digits of its bytes.  ``names``: of all
+    files that it names.
 
     ``grace``: see the header.
     """
 
     def __init__(self, store: Store, manifest: Manifest, names: set[str], grace: float = GRACE) -> None:
         self.store, self.manifest, self.names, self.grace = store, manifest, names, grace
-        self._digest, self._since = digest(store.manifest(manifest.number)), monotonic()
+        self.digest, self._since = digest(store.manifest(manifest.number)), monotonic()
         self._past: list[Past] = []
         self._sweeping: Thread | None = None
 
@@ -116,11 +117,6 @@ class ManifestLog:
         """The number of the manifest."""
         return self.manifest.number
 
-    @property
-    def digest(self) -> str:
-        """32 hex digits of the manifest's bytes."""
-        return self._digest
-
     def check_newest(self) -> None:
         """Raise `Fenced` when another writer has committed since.  O(manifests)."""
         if self.store.published(self.number + 1):
@@ -141,44 +137,16 @@ class ManifestLog:
             written=int(time() * 1000),
             partitions=partitions,
             note=note,
-            previous=self._digest,
+            previous=self.digest,
         )
-        data = new.encode()
-        if not self.store.publish(new.number, data):
-            raise self._fenced()
-        mine = digest(data)
-        if self._newest(new.number) > new.number and not self._followed(new.number, mine):
-            with suppress(DdflowError):
-                self.store.expire(new.number)
+        mine = published(self.store, new)
+        if mine is None:
             raise self._fenced()
         self._past.append(Past(self.number, self._since, self.names))
-        self.manifest, self.names, self._digest, self._since = new, names, mine, monotonic()
+        self.manifest, self.names, self.digest, self._since = new, names, mine, monotonic()
         with suppress(DdflowError):  # it has happened, with a mark or without
             self.store.mark(new.number)
         return new
-
-    def _newest(self, mine: int) -> int:
-        """The greatest number there is, looked up when one was published: a failure is of that publishing."""
-        try:
-            return max(self.store.numbers(), default=-1)
-        except DdflowError as error:
-            raise self._unknown(mine, error) from error
-
-    def _unknown(self, number: int, error: DdflowError) -> OutcomeUnknown:
-        return OutcomeUnknown(
-            f"publish manifest {number}, in the state {self.store.where}",
-            error.found,
-            "it has happened, unless another writer was first: open the state again, which tells",
-        )
-
-    def _followed(self, number: int, mine: str) -> bool:
-        """Whether the next manifest was made from the one with this digest; not if it is gone: that was long ago."""
-        try:
-            return at(self.store, number + 1).previous == mine
-        except CorruptState:
-            return False
-        except DdflowError as error:
-            raise self._unknown(number, error) from error
 
     def remember(self, names_of: Callable[[Store, Manifest], set[str]]) -> None:
         """Take over the manifests that others left, to be swept when their time is over.  O(those).
@@ -243,3 +211,36 @@ class ManifestLog:
 def digest(data: bytes) -> str:
     """32 hex digits of a manifest's bytes."""
     return xxhash.xxh3_128_hexdigest(data)
+
+
+def published(store: Store, new: Manifest) -> str | None:
+    """Publish a manifest as the one with its number: its digest; None where another writer was first.  O(bytes).
+
+    All that it names was synced before.  Raises what `Store.publish` raises; after `OutcomeUnknown` it may have
+    happened.
+    """
+    data = new.encode()
+    if not store.publish(new.number, data):
+        return None
+    mine = digest(data)
+    try:
+        # The number may have been free again since others had gone on: what is there is void then.
+        void = max(store.numbers(), default=-1) > new.number and not _followed(store, new.number, mine)
+    except DdflowError as error:
+        raise OutcomeUnknown(
+            f"publish manifest {new.number}, in the state {store.where}",
+            error.found,
+            "it has happened, unless another writer was first: open the state again, which tells",
+        ) from error
+    if void:
+        with suppress(DdflowError):
+            store.expire(new.number)
+    return None if void else mine
+
+
+def _followed(store: Store, number: int, mine: str) -> bool:
+    """Whether the next manifest was made from the one with this digest; not if it is gone: that was long ago."""
+    try:
+        return at(store, number + 1).previous == mine
+    except CorruptState:
+        return False

@@ -22,7 +22,7 @@ import time
 import pyarrow as pa
 
 from ddflow.errors import CorruptState
-from ddflow.storage.file_writer import Sink
+from ddflow.storage.file_writer import FileWriter
 from ddflow.storage.protocol import NAME, Blob, Entry, Store, Write, lost, sized, verified
 from ddflow.storage.scratch import ScratchStore
 
@@ -58,7 +58,7 @@ class MemoryStore(Store):
             whole.extend(piece)
             return piece.nbytes
 
-        sink = Sink(take)
+        sink = FileWriter(take)
         write(sink)
         sink.finish()
         self.shared.blobs[name] = bytes(whole), time.time()

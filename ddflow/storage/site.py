@@ -28,7 +28,7 @@ from typing import Any, Final
 
 from ddflow.errors import CorruptState, DdflowError, StateRefused, StorageFailed, StorageFull
 from ddflow.storage.disk import NO_ROOM, Disk, no_room
-from ddflow.storage.file_writer import Sink
+from ddflow.storage.file_writer import FileWriter
 
 TEMPORARY: Final = re.compile(r"\.[0-9a-f]{16}-[0-9]{1,12}\.part")
 HOUR: Final = 3600.0
@@ -110,14 +110,14 @@ class Site:
                     f"it was not written by ddflow; {remedy}",
                 ) from None
 
-    def written(self, path: str, what: str, write: Callable[[Any], Any]) -> Sink:
+    def written(self, path: str, what: str, write: Callable[[Any], Any]) -> FileWriter:
         """What was written to a new file, which is durable but for its name; there is no file if anything fails.
 
         O(bytes), and a sync where the site is ``durable``.  Raises what `failure` gives, and what ``write`` raises.
         """
         with self.guarded(what):
             file = self.disk.create(path, self.file_mode)
-        sink = Sink(partial(self.disk.write, file))
+        sink = FileWriter(partial(self.disk.write, file))
         try:
             try:
                 write(sink)

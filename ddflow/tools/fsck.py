@@ -29,12 +29,13 @@ from contextlib import contextmanager
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ddflow.columns.hashing import Secret
+from ddflow.connectors.opening import open_sink
+from ddflow.connectors.protocol import Fragment
 from ddflow.dataflow.graph import Graph
 from ddflow.engine.checkpoint import Inventories
-from ddflow.engine.commits import files_named
+from ddflow.engine.inventory import StoredInventory
 from ddflow.errors import DdflowError, SpecError
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.partitions.stages import placed
@@ -46,11 +47,9 @@ from ddflow.storage.arrow_file import read_batches
 from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest import Epoch, Manifest
 from ddflow.storage.manifest_log import digest
+from ddflow.storage.naming import files_in, inside
 from ddflow.storage.opening import State, Trust, opened_store
-from ddflow.storage.outputs import MARK, OutputFolder, disk_of
 from ddflow.storage.protocol import Blob, Entry, Store
-from ddflow.storage.record import Record
-from ddflow.storage.showing import PARQUET
 from ddflow.storage.site import TEMPORARY
 from ddflow.storage.state_folder import INSIDE
 from ddflow.tools.report import Report
@@ -157,29 +156,29 @@ class _Check:
             self.report.problem(manifest_file(number), found, number)
         for receipt in manifest.receipts:
             self._receipt(manifest, receipt, flow)
-        records = [self._inventory(manifest, flow, place, newest) for place in range(len(manifest.partitions))]
-        whole = [record for record in records if record is not None]
-        if whole and len(whole) == len(records):
+        inventories = [self._inventory(manifest, flow, place, newest) for place in range(len(manifest.partitions))]
+        whole = [each for each in inventories if each is not None]
+        if whole and len(whole) == len(inventories):
             with self._guard(manifest_file(number), number):
                 holds_all(Inventories(whole, manifest.spread), self._operators(manifest, flow))
 
-    def _inventory(self, manifest: Manifest, flow: Plan | None, place: int, newest: bool) -> Record | None:
-        """An inventory and all that it names, looked at; what it says, where that can be read."""
+    def _inventory(self, manifest: Manifest, flow: Plan | None, place: int, newest: bool) -> StoredInventory | None:
+        """An inventory and all that it names, looked at; None where it cannot be read."""
         part, number = manifest.partitions[place], manifest.number
         self.named.add(part.name)
-        record = None
+        stored = None
         with self._guard(f"blobs/{part.name}", number):
             whole = self._compare(part, number)
             if whole is None:
                 self.all_named = False
                 return None
             try:
-                record = Record.parse(whole, f"the file {part.name} of {self.store.where}")
-                self.named |= files_named(bytes(whole))
+                stored = StoredInventory.parse(whole, f"the file {part.name} of {self.store.where}")
             except BaseException:
                 self.all_named = False
                 raise
-            for blob in record.files():
+            for blob in files_in(whole):
+                self.named.add(blob.name)
                 self._compare(blob, number)
             Examination(
                 manifest,
@@ -189,8 +188,8 @@ class _Check:
                 lambda: self._guard(f"blobs/{part.name}", number),
                 self.seen,
                 newest,
-            ).run(record)
-        return record
+            ).run(stored)
+        return stored
 
     def _plan(self, manifest: Manifest) -> Plan | None:
         """The flow that a manifest's state was made by; None where its own has functions, or is damaged."""
@@ -250,25 +249,26 @@ class _Check:
         """Whether the folder of outputs belongs to this state."""
         if manifest.folder is None:
             return
-        file = f"{manifest.folder}/{MARK}"
+        sink = open_sink(manifest.folder, self.store)
+        file = sink.claimed()
         with self._guard(file, manifest.number):
-            mark = OutputFolder(manifest.folder, disk=disk_of(self.store)).mark()
-            if mark is not None and mark.state != manifest.id:
+            owner = sink.owner()
+            if owner is not None and owner.state != manifest.id:
                 self.report.problem(
                     file,
-                    f"the folder belongs to the state with the id {mark.state}, and this one's is {manifest.id}",
+                    f"the folder belongs to the state with the id {owner.state}, and this one's is {manifest.id}",
                     manifest.number,
                 )
 
     def _place(self, manifest: Manifest, epoch: int, name: str, blob: Blob) -> str:
-        if not blob.name.endswith(PARQUET):
+        if inside(blob):
             return f"blobs/{blob.name}"
-        return OutputFolder(str(manifest.folder), disk=disk_of(self.store)).shown(name, epoch, blob)
+        return open_sink(str(manifest.folder), self.store).place(epoch, Fragment(name, blob))
 
     def _output(self, manifest: Manifest, epoch: int, name: str, blob: Blob, flow: Plan | None) -> int | None:
         """How many rows a file of an output has; None when that was not, or could not be, found out now."""
-        if blob.name.endswith(PARQUET):
-            return self._parquet(manifest, epoch, name, blob)
+        if not inside(blob):
+            return self._fragment(manifest, epoch, Fragment(name, blob))
         self.named.add(blob.name)
         whole = self._compare(blob, manifest.number)
         schema = None if flow is None else flow.updates_schema(name)
@@ -280,20 +280,20 @@ class _Check:
             return sum(int(batch.num_rows) for batch in read_batches(whole, schema, None, what))
         return None
 
-    def _parquet(self, manifest: Manifest, epoch: int, name: str, blob: Blob) -> int | None:
-        """A file of an epoch in the folder of outputs: there and whole; how many rows it has, as `_output`."""
-        folder, number = OutputFolder(str(manifest.folder), disk=disk_of(self.store)), manifest.number
-        path = folder.shown(name, epoch, blob)
+    def _fragment(self, manifest: Manifest, epoch: int, fragment: Fragment) -> int | None:
+        """A fragment of an epoch in a sink: there and whole; how many rows it has, as `_output`."""
+        sink, number, blob = open_sink(str(manifest.folder), self.store), manifest.number, fragment.blob
+        path = sink.place(epoch, fragment)
         if (path, blob) in self.files:
             return None
         self.files.add((path, blob))
         with self._guard(path, number):
-            if not folder.has(name, epoch, blob):
+            if sink.size(epoch, fragment) is None:
                 self.report.problem(path, f"it is missing, so epoch {epoch} cannot be given again", number)
                 return None
-            data = folder.data(name, epoch, blob)
+            rows = sink.rows(epoch, fragment)
             self.look(blob.length)
-            return int(pq.ParquetFile(pa.BufferReader(data)).metadata.num_rows)
+            return rows
         return None
 
     def _garbage(self, entries: list[Entry]) -> None:

@@ -26,17 +26,18 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from ddflow.dataflow.batcher import PendingRecord
+from ddflow.connectors.opening import open_sink
+from ddflow.engine.inventory import Inventory, StoredInventory
 from ddflow.engine.snapshot import found
 from ddflow.errors import DdflowError
 from ddflow.plan.codec import columns, shown
 from ddflow.plan.rebuild import inputs
+from ddflow.plan.record import Record
 from ddflow.storage.feeding import Fed
 from ddflow.storage.manifest import Epoch, Manifest, at
+from ddflow.storage.naming import files_in
 from ddflow.storage.opening import State, Trust, opened_store
-from ddflow.storage.outputs import of
 from ddflow.storage.protocol import Store
-from ddflow.storage.record import Record
 from ddflow.trace.records import ArrangementRecord, RunRecord
 
 
@@ -96,11 +97,11 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
         out["outputs"] = {name: shown(manifest.plan, outputs.text(name), store.where) for name in outputs.names()}
         named = {blob.name: blob.length for blob in (*manifest.outputs(), *manifest.partitions)}
         for place, part in enumerate(manifest.partitions):
-            record = Record.parse(store.map(part), f"the file {part.name} of {store.where}")
-            files = {blob.name: blob.length for blob in record.files()}
+            stored = StoredInventory.read(store, part)
+            files = {blob.name: blob.length for blob in files_in(stored.data)}
             level, number = divmod(place, manifest.spread)
             within = {"level": level, "partition": number, "files": len(files), "bytes": sum(files.values())}
-            out["parts"].append(within | _fill(out, record, manifest, store.where))
+            out["parts"].append(within | _fill(out, stored.of, manifest, store.where))
             named |= files
         out["files"], out["bytes"] = len(named), sum(named.values())
         out["versions"] = [_version(store, number) for number in reversed(store.numbers())]
@@ -146,29 +147,28 @@ def _fed(fed: Fed) -> dict[str, Any]:
 def _folder(manifest: Manifest) -> dict[str, Any] | None:
     if manifest.folder is None:
         return None
-    return {"path": manifest.folder, "of": {name: of(name) for name in manifest.plan["outputs"]}}
+    sink = open_sink(manifest.folder)
+    return {"path": manifest.folder, "of": {name: sink.called(name) for name in manifest.plan["outputs"]}}
 
 
-def _fill(out: dict[str, Any], record: Record, manifest: Manifest, where: str) -> dict[str, int]:
+def _fill(out: dict[str, Any], inventory: Inventory, manifest: Manifest, where: str) -> dict[str, int]:
     """Put in what an inventory says; the keys and pending events that it has."""
     keys = pending = 0
-    for name, each in record.named("inputs").items():
-        runs = each.to(list[PendingRecord], "runs")
-        figures = _arranged(each.record("rows")) | {
-            "arrived": each.number("arrived"),
-            "pending": sum(run.rows - run.begin for run in runs),
-            "pending_files": len(runs),
-            "pending_bytes": sum(run.file.length for run in runs),
+    for name, each in inventory.inputs.items():
+        figures = _arranged(each.rows) | {
+            "arrived": each.arrived,
+            "pending": sum(run.rows - run.begin for run in each.runs),
+            "pending_files": len(each.runs),
+            "pending_bytes": sum(run.file.length for run in each.runs),
         }
         _add(out["inputs"].setdefault(name, {}), figures)
         keys, pending = keys + figures["keys"], pending + figures["pending"]
-    for name, each in record.named("operators").items():
-        for arranged in each.records("arrangements"):
+    for name, operator in inventory.operators.items():
+        for arranged in operator.arrangements:
             figures = _arranged(arranged)
             _add(out["operators"].setdefault(shown(manifest.plan, name, where), {}), figures)
             keys += figures["keys"]
-    totals = record.record("totals")
-    _add(out["verdicts"], {name: totals.number(name) for name in totals.names()})
+    _add(out["verdicts"], inventory.totals)
     return {"keys": keys, "pending": pending}
 
 
@@ -177,9 +177,8 @@ def _add(to: dict[str, Any], figures: dict[str, int]) -> None:
         to[name] = to.get(name, 0) + figure
 
 
-def _arranged(record: Record) -> dict[str, int]:
+def _arranged(given: ArrangementRecord) -> dict[str, int]:
     """The figures of one arrangement."""
-    given = record.to(ArrangementRecord)
     merges = [item for item in given.items if not isinstance(item, RunRecord)]
     runs = [item for item in given.items if isinstance(item, RunRecord)]
     runs += [run for merge in merges for run in (*merge.inputs, merge.output)]

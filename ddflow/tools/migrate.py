@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,7 @@ from ddflow.operators.updates import Updates, consolidated, ints
 from ddflow.plan.collection import Plan
 from ddflow.storage.feeding import Fed
 from ddflow.storage.local import LocalStore
-from ddflow.storage.opening import State, Trust, open_store
+from ddflow.storage.opening import State, Trust, open_store, opened_store
 from ddflow.storage.protocol import Store
 from ddflow.time import NEVER
 from ddflow.tools.merge_on_read import take as taken
@@ -306,8 +306,7 @@ def _fresh(state: State, trust: Trust) -> Iterator[Store]:
 def _held(state: State, trust: Trust) -> bool:
     """Whether there is a state.  Raises what the store raises."""
     try:
-        store = open_store(state, trust=trust, create=False, readonly=True)
+        with opened_store(state, trust=trust) as store:
+            return bool(store.numbers()) or store.marked() >= 0
     except StateRefused:
         return False  # and if it is for another reason, it is said when it is made
-    with nullcontext() if store is state else closing(store):
-        return bool(store.numbers()) or store.marked() >= 0

@@ -27,6 +27,7 @@ from ddflow.columns.rows import gather
 from ddflow.dataflow import batcher as pending
 from ddflow.dataflow.verdicts import NAMES
 from ddflow.engine.checkpoint import MEND, Inventories
+from ddflow.engine.inventory import InputRecord, StoredInventory
 from ddflow.errors import CorruptState
 from ddflow.operators.base import Readable
 from ddflow.operators.upsert.upsert import RunningUpsert
@@ -35,11 +36,10 @@ from ddflow.storage.batch_store import BatchStore, StoredBatch
 from ddflow.storage.feeding import FULL, RESTATED
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.protocol import Blob, Store
-from ddflow.storage.record import Record
 from ddflow.time import NEVER
-from ddflow.trace import checkpoint as inventory
+from ddflow.trace import checkpoint as arrangements
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Batch, ends
+from ddflow.trace.batch import Batch
 from ddflow.trace.batch_file import Made
 from ddflow.trace.merge import by_sorting
 from ddflow.trace.records import ArrangementRecord, BatchRecord
@@ -104,51 +104,50 @@ class Examination:
         self.manifest, self.number, self.operators = manifest, number, operators
         self.batch_store, self.guard, self.seen, self.whole = batch_store, guard, seen, whole
 
-    def run(self, record: Record) -> None:
+    def run(self, stored: StoredInventory) -> None:
         """Look at all of it.  O(bytes).  What is wrong goes to the guard."""
         arrived = waiting = 0
-        complete, inputs = False, dict[str, Record]()
-        with self.guard():
-            inputs |= record.named("inputs")
-            complete = True
+        complete, inputs = True, stored.of.inputs
         for name, upsert in self.operators.upserts.items():
             if name not in inputs:
                 continue
+            at = stored.at("inputs", name)
             with self.guard():
-                self._arrangement(upsert.arranged, inputs[name].record("rows"), upsert.rehashed, True)
+                self._arrangement(upsert.arranged, inputs[name].rows, f"{at}, rows", upsert.rehashed, True)
             with self.guard():
                 complete = False
-                arrived += inputs[name].number("arrived")
-                batcher = pending.restore(inputs[name], upsert.bound.event_schema, self.batch_store, spilled=True)
-                batcher._check()
-                waiting += len(batcher)
-                self._pending(inputs[name], upsert, batcher)
+                arrived += inputs[name].arrived
+                waiting += self._pending(inputs[name], at, upsert)
                 complete = True
         with self.guard():
-            kept = record.named("operators")
+            kept = stored.of.operators
             for name, each in (self.operators.kept or {}).items():
                 if name in kept:
-                    for arranged, part in zip(each.arrangements, kept[name].records("arrangements"), strict=True):
+                    for n, (arranged, part) in enumerate(zip(each.arrangements, kept[name].arrangements, strict=True)):
                         with self.guard():
-                            self._arrangement(arranged, part, each.rehashed, False, self._place(name))
+                            at = f"{stored.at('operators', name)}, arrangements[{n}]"
+                            self._arrangement(arranged, part, at, each.rehashed, False, self._place(name))
         with self.guard():
-            totals = record.record("totals")
-            judged = sum(totals.number(name) for name in totals.names() if name in NAMES)
+            judged = sum(n for name, n in stored.of.totals.items() if name in NAMES)
             if complete and arrived != judged + waiting:
-                raise wrong(record, f"{arrived:,} events came in, {judged:,} were judged and {waiting:,} are pending")
+                found = f"{arrived:,} events came in, {judged:,} were judged and {waiting:,} are pending"
+                raise wrong(stored.what, found)
 
-    def _pending(self, record: Record, upsert: RunningUpsert, batcher: pending.Batcher) -> None:
-        """Whether what waits is of keys of this partition."""
+    def _pending(self, record: InputRecord, at: str, upsert: RunningUpsert) -> int:
+        """How many events wait; whether they are of keys of this partition."""
+        batcher = pending.restore(record.runs, at, upsert.bound.event_schema, self.batch_store, spilled=True)
+        batcher._check()
         for run in batcher.runs.by_least if self.manifest.spread > 1 else ():
             high, _ = upsert.keys.of(run.waiting.events)
-            self._within(record, high, "a pending event")
+            self._within(at, high, "a pending event")
+        return len(batcher)
 
-    def _within(self, record: Record, high: Words, what: str) -> None:
+    def _within(self, at: str, high: Words, what: str) -> None:
         """Whether identities are in the range of this partition."""
-        at = partition_of(high, self.manifest.spread)
-        if (odd := np.flatnonzero(at != self.number)).size:
+        places = partition_of(high, self.manifest.spread)
+        if (odd := np.flatnonzero(places != self.number)).size:
             raise wrong(
-                record, f"{what} of partition {at[odd[0]]} is in partition {self.number} of {self.manifest.spread}"
+                at, f"{what} of partition {places[odd[0]]} is in partition {self.number} of {self.manifest.spread}"
             )
 
     def _place(self, name: str) -> Place:
@@ -159,13 +158,20 @@ class Examination:
         return lambda batch: identities(pa.table(batch.rows.table).select(by), secret, len(batch))[0]
 
     def _arrangement(
-        self, arranged: Arrangement, record: Record, rows: Made, told: bool, place: Place = lambda batch: batch.high
+        self,
+        arranged: Arrangement,
+        record: ArrangementRecord,
+        at: str,
+        rows: Made,
+        told: bool,
+        place: Place = lambda batch: batch.high,
     ) -> None:
-        """Look at one.  ``told``: whether its identities tell which partition its keys are of."""
-        inventory.restore(arranged, record, self.batch_store, indexed=False, made=rows, sieved=False)
+        """Look at one.  ``at``: where it stands, for messages.  ``told``: whether its identities tell which partition
+        its keys are of."""
+        arrangements.restore(arranged, record, at, self.batch_store, indexed=False, made=rows, sieved=False)
         if arranged.upper > self.manifest.frontier or arranged.since > max(self.manifest.since, NEVER):
             raise wrong(
-                record,
+                at,
                 f"it is complete up to {arranged.upper} and compacted up to {arranged.since}, the "
                 f"manifest says {self.manifest.frontier} and {self.manifest.since}",
             )
@@ -173,16 +179,16 @@ class Examination:
             batch = arranged.slots[slot]
             # What a deletion was of may be gone; its identity is not.
             mine = slice(None) if told else batch.live[begin:end] != 0
-            self._within(record, place(batch)[begin:end][mine], "a key")
+            self._within(at, place(batch)[begin:end][mine], "a key")
         by_file = {file.columns.blob.name: arranged.slots[slot] for slot, file in arranged.slots.files.items()}
-        for each in record.to(ArrangementRecord).batches:
+        for each in record.batches:
             with self.guard():
                 self._batch(each, by_file[each.file.name], arranged, rows)
         if self.whole:
             live, dead = census(arranged, rows)
             if live != arranged.keys or (arranged.keeps and arranged.lapse is None and dead != arranged.tombstones):
                 raise wrong(
-                    record,
+                    at,
                     f"it says {arranged.keys:,} keys and {arranged.tombstones:,} tombstones, its files "
                     f"have {live:,} and {dead:,}",
                 )
@@ -219,12 +225,15 @@ def holds_all(held: Inventories, operators: Operators) -> None:
 
     O(inventories * collections).
     """
-    for kind, plan in (("inputs", operators.upserts), ("operators", operators.kept)):
-        there = {name for each in held.within[kind] for name in each.names()}
+    inputs = {name for each in held.stored for name in each.of.inputs}
+    kept = {name for each in held.stored for name in each.of.operators}
+    for kind, there, plan in (("inputs", inputs, operators.upserts), ("operators", kept, operators.kept)):
         if plan is not None and there != set(plan):
-            raise wrong(held.records[0], f"it has the {kind} {sorted(there)}, the plan has {sorted(plan)}")
-        for name in plan or ():
-            held.of(kind, name)
+            raise wrong(held.stored[0].what, f"it has the {kind} {sorted(there)}, the plan has {sorted(plan)}")
+    for name in inputs:
+        held.input(name)
+    for name in kept if operators.kept is not None else ():
+        held.operator(name)
 
 
 def wrongly_fed(manifest: Manifest) -> Iterator[str]:
@@ -249,7 +258,7 @@ def census(arranged: Arrangement, rows: Made) -> tuple[int, int]:
     live = dead = 0
     for parts in arranged.ranges():
         picked = by_sorting(arranged.slots, parts, NEVER, droppable=False)
-        last = ends(picked.high, picked.low)
+        last = picked.last
         there = last & (picked.live != 0)
         live, dead = live + int(there.sum()), dead + int((last & (picked.live == 0)).sum())
         bare = np.flatnonzero(there & (picked.value == 0))
@@ -258,6 +267,6 @@ def census(arranged: Arrangement, rows: Made) -> tuple[int, int]:
     return live, dead
 
 
-def wrong(record: Record, found: str) -> CorruptState:
-    """The error for an inventory that does not hold."""
-    return CorruptState(record.what, found, MEND)
+def wrong(at: str, found: str) -> CorruptState:
+    """The error for an inventory that does not hold.  ``at``: where in it."""
+    return CorruptState(at, found, MEND)

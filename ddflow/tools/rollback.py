@@ -2,7 +2,7 @@
 
 Invariant: either there is a new manifest, of the next number, that says what an older one said, or nothing has changed;
 nothing is deleted, and the one that is damaged stays to be looked into. A writer that is paused, and fenced by the new
-manifest, may still delete what it had found unnamed (``storage.garbage``), so the new one names copies of all files,
+manifest, may still delete what it had found unnamed (``engine.garbage``), so the new one names copies of all files,
 put since; and the newest number may be one whose manifest is damaged, or lost with only its mark left, and must not be
 given twice. Copies are made of bytes that were verified, and of nothing else. It is never done by itself: what was
 committed after that version is lost to readers.
@@ -25,20 +25,23 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from time import time
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from msgspec.json import Decoder
 from msgspec.structs import replace
 
+from ddflow.connectors.protocol import Sink
+from ddflow.engine.garbage import blobs_of
+from ddflow.engine.outputs import owned
 from ddflow.errors import CorruptState, DdflowError, Fenced, OutcomeUnknown, SnapshotExpired, StateRefused
-from ddflow.storage import leftovers
 from ddflow.storage.fields import encoded
-from ddflow.storage.garbage import blobs_of, inside
-from ddflow.storage.manifest import Call, Manifest, at
-from ddflow.storage.manifest_log import digest
+from ddflow.storage.manifest import Epoch, Manifest, at
+from ddflow.storage.manifest_log import digest, published
+from ddflow.storage.naming import inside, renamed
 from ddflow.storage.opening import State, Trust, opened_store
-from ddflow.storage.outputs import OutputFolder
 from ddflow.storage.protocol import Blob, Store
-from ddflow.storage.record import Record
+
+_RECEIPTS: Final = Decoder(tuple[Epoch, ...])
 
 
 class OldVersion(NamedTuple):
@@ -119,11 +122,11 @@ def rollback(state: State, epoch: int | None = None, *, trust: Trust = "owner") 
         found, passed = _chosen(store, numbers, epoch)
         # Nothing is published where it cannot be told which output files to hide; no file is deleted here.
         named = {each.folder: each for each in _readable(store)}
-        folders = [folder for each in named.values() if (folder := leftovers.owned(store, each, deleting=False))]
+        sinks = [sink for each in named.values() if (sink := owned(store, each, deleting=False)) is not None]
         made = found
         if found.number != numbers[0]:
             made = _copied(store, found, numbers[0] + 1)
-        return RolledBack(made, found.number, passed, _hidden(store, made, folders))
+        return RolledBack(made, found.number, passed, _hidden(store, made, sinks))
 
 
 def _numbers(store: Store) -> list[int]:
@@ -191,9 +194,7 @@ def _copied(store: Store, old: Manifest, number: int) -> Manifest:
                 made[blob.name] = _copy(store, blob)
         parts = tuple(_rewritten(store, part, made) for part in old.partitions)
         made |= {blob.name: blob for blob in parts}
-        receipts = tuple(
-            replace(each, calls=tuple(_of_copies(call, made) for call in each.calls)) for each in old.receipts
-        )
+        receipts = _RECEIPTS.decode(renamed(encoded(old.receipts), made))
         new = replace(
             old,
             number=number,
@@ -205,8 +206,7 @@ def _copied(store: Store, old: Manifest, number: int) -> Manifest:
             note=f"rollback to epoch {old.epoch} (manifest {old.number})",
         )
         store.sync()
-        data = new.encode()
-        if not store.publish(number, data) or _passed(store, number, data):
+        if published(store, new) is None:
             raise Fenced(
                 f"go back in {store.where}",
                 f"another writer has published manifest {number} meanwhile",
@@ -223,31 +223,11 @@ def _copied(store: Store, old: Manifest, number: int) -> Manifest:
     return new
 
 
-def _of_copies(call: Call, made: dict[str, Blob]) -> Call:
-    """A call, with the copies of its outputs' files."""
-    outputs = {
-        name: replace(each, blobs=tuple(made.get(blob.name, blob) for blob in each.blobs))
-        for name, each in call.outputs.items()
-    }
-    return replace(call, outputs=outputs)
-
-
 def _digest(store: Store, number: int) -> str:
     """The digest of a manifest, whatever it says; "" when it is lost."""
     with suppress(CorruptState):
         return digest(store.manifest(number))
     return ""
-
-
-def _passed(store: Store, number: int, data: bytes) -> bool:
-    """Whether the number was free again since others had gone on (see ``ManifestLog``): what is there is void."""
-    if max(store.numbers()) == number:
-        return False
-    with suppress(CorruptState):
-        if at(store, number + 1).previous == digest(data):
-            return False
-    store.expire(number)
-    return True
 
 
 def _copy(store: Store, blob: Blob) -> Blob:
@@ -257,22 +237,22 @@ def _copy(store: Store, blob: Blob) -> Blob:
 
 def _rewritten(store: Store, part: Blob, made: dict[str, Blob]) -> Blob:
     """A partition's inventory, with the names of the copies."""
-    record = Record.parse(store.map(part), f"the file {part.name} of {store.where}")
-    record.rename(made)
-    return store.put("json", lambda sink: sink.write(encoded(record.given)))
+    data = renamed(store.map(part), made)
+    return store.put("json", lambda sink: sink.write(data))
 
 
-def _hidden(store: Store, made: Manifest, folders: list[OutputFolder]) -> list[str]:
-    """Hide the output files of epochs that are none any more, of all folders there were; what they were called."""
-    found = [(folder, *file) for folder in folders for file in leftovers.later(folder, made.epoch)]
+def _hidden(store: Store, made: Manifest, sinks: list[Sink]) -> list[str]:
+    """Withdraw what all sinks there were show of epochs that are none any more; where that was."""
+    found = [(sink, sink.later(made.epoch)) for sink in sinks]
     # Somebody may have gone on by now; what he has shown he had committed before.
     again = {blob.name for each in _readable(store) if each.number >= made.number for blob in each.outputs()}
-    done = [(folder, path, name) for folder, path, name in found if name not in again]
-    for folder, path, name in done:
-        folder.hide(name, path)
-    for folder in folders:
-        folder.sync()
-    return sorted(path for _, path, _ in done)
+    done = list[str]()
+    for sink, shown in found:
+        over = [each for each in shown if each.name not in again]
+        sink.withdraw(over)
+        sink.sync()
+        done += [each.place for each in over]
+    return sorted(done)
 
 
 def _readable(store: Store) -> Iterator[Manifest]:

@@ -14,10 +14,9 @@ it.
 >>> arranged.slots.lasting, zero = True, np.array([0])
 >>> batch = Batch.of([5], [3], [True], pa.table({"k": [1]}))
 >>> arranged.apply([Change(batch, np.array([5], np.uint64), zero, zero, 0, born=1, buried=0)], upper=4, since=3)
->>> from ddflow.storage.fields import encoded
->>> record = Record.parse(encoded(take(arranged, batch_store)), "an example")
->>> again = Arrangement(schema, wide=False, words=0)
->>> restore(again, record, batch_store, indexed=True, made=lambda rows: (NONE, NONE, NONE))  # nothing is compressed
+>>> record, again = take(arranged, batch_store), Arrangement(schema, wide=False, words=0)
+>>> made = lambda rows: (NONE, NONE, NONE)  # nothing is compressed
+>>> restore(again, record, "an example", batch_store, indexed=True, made=made)
 >>> again.read().to_pylist(), again.upper, again.keys
 ([{'k': 1}], 4, 1)
 """
@@ -40,8 +39,6 @@ from ddflow.kernels.check import first_wrong
 from ddflow.kernels.gather import SLOTS
 from ddflow.storage.batch_store import BatchStore, StoredBatch, StoredBlob
 from ddflow.storage.fields import MEND
-from ddflow.storage.protocol import Blob
-from ddflow.storage.record import Record
 from ddflow.time import Description
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch
@@ -121,21 +118,17 @@ def _batch(slots: Slots, slot: int, batch: Batch, batch_store: BatchStore, shape
         shapes.append(file.names)
     shape = shapes.index(file.names)
     if file.record is None:
-        sieve = _blob(file.words) if isinstance(file, BatchFiles) else None
-        file.record = BatchRecord(_blob(file.columns), len(batch), sieve, file.layout, shape)
+        sieve = file.words.blob if isinstance(file, BatchFiles) else None
+        file.record = BatchRecord(file.columns.blob, len(batch), sieve, file.layout, shape)
     elif file.record.shape != shape:
         file.record = changed(file.record, shape=shape)
     return file.record
 
 
-def _blob(file: StoredBlob) -> Blob:
-    assert isinstance(file, StoredBlob), "what is durable is in the batch store"
-    return file.blob
-
-
 def restore(
     arranged: Arrangement,
-    record: Record,
+    given: ArrangementRecord,
+    what: str,
     batch_store: BatchStore,
     indexed: bool,
     made: Made,
@@ -144,12 +137,13 @@ def restore(
 ) -> None:
     """Fill an empty arrangement with what an inventory says.  O(bytes); every file is verified.
 
-    ``indexed``: all runs are resident (mapped, that is, unless they are compressed) and indexed; else all are beneath.
-    ``made``: for rows whose columns are not those they were written with, or that are compressed.  ``sieved``: whether
-    runs beneath will be searched, and not only read.  ``home``: where what is compressed is written anew, to be read
-    where it lies; None: it is held in memory.  Raises `CorruptState`, and what the home raises.
+    ``what``: where that stands, for messages.  ``indexed``: all runs are resident (mapped, that is, unless they are
+    compressed) and indexed; else all are beneath.  ``made``: for rows whose columns are not those they were written
+    with, or that are compressed.  ``sieved``: whether runs beneath will be searched, and not only read.  ``home``:
+    where what is compressed is written anew, to be read where it lies; None: it is held in memory.  Raises
+    `CorruptState`, and what the home raises.
     """
-    slots, given, what = arranged.slots, record.to(ArrangementRecord), record.what
+    slots = arranged.slots
     slots.lasting = True
     arranged.since, arranged.upper, arranged.latest = given.since, given.upper, given.latest
     shapes = [_fields(names, arranged.schema, what) for names in given.shapes]

@@ -71,6 +71,15 @@ class Picked(NamedTuple):
     value: Words
     order: Ints
 
+    @property
+    def last(self) -> Any:
+        """bool[m]: which are the last of their keys.  O(m)."""
+        out = np.ones(self.high.size, np.bool_)
+        out[:-1] = self.high[1:] != self.high[:-1]
+        if self.low.size:
+            out[:-1] |= self.low[1:] != self.low[:-1]
+        return out
+
     def without(self, out: Any) -> Picked:
         """They without some, by bool[m].  O(m)."""
         stay, low = ~out, self.low[~out] if self.low.size else self.low

@@ -18,7 +18,7 @@ most keys that are not there from touching the batch. It does not decide what is
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,7 @@ from ddflow.kernels.search import search
 from ddflow.storage.batch_store import BatchStore, StoredBatch
 from ddflow.trace.batch import Batch
 from ddflow.trace.batch_file import Layout, filed, unfiled
+from ddflow.trace.records import BatchRecord
 
 WORDS: Final = "words"
 """The column of a filter's file."""
@@ -79,7 +80,7 @@ class BatchFiles:
     def __init__(self, columns: StoredBatch, layout: Layout, words: StoredBatch, bloom: BloomFilter) -> None:
         self.columns, self.layout, self.words, self.bloom = columns, layout, words, bloom
         self.nbytes = columns.nbytes + words.nbytes
-        self.record: Any = None
+        self.record: BatchRecord | None = None
         self.names = columns.batch.schema.names[len(layout.own) + bool(layout.words) :]
 
     def drop(self) -> None:

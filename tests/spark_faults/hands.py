@@ -140,7 +140,7 @@ class Hands:
     def _routed(self, inputs: Mapping[str, pa.Table]) -> list[pa.Table]:
         """Rows as chunks, from three tasks an input; each was begun once before, and left."""
         manifest, out = self.coordinator.manifest, []
-        sight = Version(self.state, "owner", manifest.number, self.coordinator.ledger.digest)
+        sight = Version(self.state, "owner", manifest.number, self.coordinator.log.ledger.digest)
         for name, table in inputs.items():
             columns = tuple(table.column_names)
             router = Partitioner(self.flow, name, self.coordinator.partitions, Secret(*manifest.secret), columns)
@@ -164,7 +164,7 @@ class Hands:
         return batches
 
     def _outputs(self, committed: Committed) -> dict[str, pa.Table]:
-        batch_store = BatchStore(self.coordinator.ledger.store)
+        batch_store = BatchStore(self.coordinator.log.ledger.store)
         schemas = {name: node.updates_schema(self.flow.time_type) for name, node in self.flow.outputs.items()}
         return {
             name: pa.concat_tables(

@@ -1,21 +1,21 @@
 """Files in and out: Parquet, CSV, JSON lines and Arrow, by extension, streamed.
 
-Invariant: an input is one schema and batches that all have it; an output is whole or not there; memory is bounded by
+Invariant: a source is one schema and batches that all have it; an output is whole or not there; memory is bounded by
 batches, not by files.  The rooms: `kinds` (names), `types` (types as text), `reading` and its readers, `guess` (types
-of text), `wire` (types that text cannot hold), `input`; `writers`, `json_text`, `output`.  Nothing of upserts is
+of text), `wire` (types that text cannot hold), `source`; `writers`, `json_text`, `output`.  Nothing of upserts is
 known here.
 
 >>> import tempfile, pyarrow as pa
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     with open_output(f"{folder}/a.parquet", pa.schema({"id": pa.int64()})) as out:
 ...         out.write(pa.table({"id": [1, 2]}))
-...     given = open_input([f"{folder}/a.parquet"])
-...     given.rows, [batch.to_pylist() for file in given.files for batch in given.batches(file)]
+...     given = open_files([f"{folder}/a.parquet"])
+...     given.rows, [batch.to_pylist() for batch, position in given.batches() if batch.num_rows]
 (2, [[{'id': 1}, {'id': 2}]])
 """
 
-from ddflow.connectors.files.input import FileInput, open_input
 from ddflow.connectors.files.output import FileOutput, open_output
+from ddflow.connectors.files.source import FilePosition, FilesSource, open_files
 from ddflow.errors import UnwritableOutput
 
-__all__ = ["FileInput", "FileOutput", "UnwritableOutput", "open_input", "open_output"]
+__all__ = ["FileOutput", "FilePosition", "FilesSource", "UnwritableOutput", "open_files", "open_output"]

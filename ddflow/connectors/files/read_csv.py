@@ -30,7 +30,7 @@ import pyarrow.csv as pc
 
 from ddflow.connectors.files.guess import ANY, SAMPLE, Possible, possible
 from ddflow.connectors.files.kinds import CSV
-from ddflow.connectors.files.reading import File, Types, check_width, described, misspelled, reading, source
+from ddflow.connectors.files.reading import File, Types, check_width, described, misspelled, reading, unwrapped
 from ddflow.connectors.files.spelling import Misspelled, is_held, values
 from ddflow.connectors.files.wire import holds, restored, wire
 from ddflow.errors import DdflowError, SchemaMismatch, SpecError, UnreadableInput
@@ -134,7 +134,7 @@ class CsvFile(File):
             ),
         )
         with reading(self.path, self.kind.name):
-            plain = source(self.path, self.kind)  # not closed here, see there
+            plain = unwrapped(self.path, self.kind)  # not closed here, see there
             file = plain if seen is None else pa.TransformInputStream(plain, seen)
             try:
                 with pc.open_csv(file, *options) as reader:
@@ -166,7 +166,7 @@ class CsvFile(File):
     def _check_quotes(self) -> None:
         """Refuse a file that ends within quotes; looked at closely only where quotes do not pair up."""
         line, opened, state = 1, 0, "start"
-        with source(self.path, self.kind) as file:
+        with unwrapped(self.path, self.kind) as file:
             while chunk := file.read(SAMPLE):
                 for token in _TOKENS.finditer(chunk):
                     mark = token[0] if token[0] in b'",\r\n' else b"x"

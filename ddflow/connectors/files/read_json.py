@@ -37,7 +37,7 @@ from ddflow.columns.schema import is_text
 from ddflow.connectors.files.guess import ANY, MOMENTS, NUMBERS, SAMPLE, Possible, possible, settled
 from ddflow.connectors.files.kinds import JSON
 from ddflow.connectors.files.lines import Bounds
-from ddflow.connectors.files.reading import File, Types, check_width, described, misspelled, reading, source
+from ddflow.connectors.files.reading import File, Types, check_width, described, misspelled, reading, unwrapped
 from ddflow.connectors.files.spelling import EXACT, fits
 from ddflow.connectors.files.wire import holds, restored, wire
 from ddflow.errors import DdflowError, SchemaMismatch, SpecError, UnreadableInput
@@ -151,7 +151,7 @@ class JsonFile(File):
     def _opened(self, types: Types, unexpected: str) -> Iterator[Any]:
         parse = pj.ParseOptions(explicit_schema=pa.schema(list(types.items())), unexpected_field_behavior=unexpected)
         with reading(self.path, self.kind.name):
-            plain = source(self.path, self.kind)  # not closed here, see there
+            plain = unwrapped(self.path, self.kind)  # not closed here, see there
             try:
                 file = pa.TransformInputStream(plain, Bounds(self.path))
                 yield pj.open_json(file, pj.ReadOptions(block_size=SAMPLE), parse)

@@ -122,7 +122,7 @@ def check_there(path: Path) -> None:
             raise UnreadableInput(str(path), "it is empty (0 bytes)", "leave it out, or write it again")
 
 
-def source(path: Path, kind: Kind) -> pa.NativeFile:
+def unwrapped(path: Path, kind: Kind) -> pa.NativeFile:
     """The bytes of a text file, unwrapped.  To be closed by who reads them himself, and not where Arrow does.
 
     Arrow reads ahead in a thread of its own, which may be in the middle of it when its reader is let go of.  Were the

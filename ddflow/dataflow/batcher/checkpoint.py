@@ -12,9 +12,7 @@ by where it begins; runs that are merged are written anew, each event once a siz
 >>> batcher.add(Sealed(rows, times, times, np.array([0, 1])))
 >>> batcher.seal(4).events.to_pylist()
 [{'k': 'early'}]
->>> from ddflow.storage.fields import encoded
->>> record = Record.parse(encoded({"runs": take(batcher, batch_store)}), "an example")
->>> again = restore(record, rows.schema, batch_store, spilled=False)
+>>> again = restore(take(batcher, batch_store), "an example", rows.schema, batch_store, spilled=False)
 >>> again.seal(6).events.to_pylist()
 [{'k': 'late'}]
 """
@@ -26,10 +24,9 @@ import pyarrow as pa
 from ddflow.dataflow.batcher.batcher import Batcher
 from ddflow.dataflow.batcher.run import PendingRun, filed, unfiled
 from ddflow.errors import CorruptState, cut
-from ddflow.storage.batch_store import BatchStore, StoredBlob
+from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.fields import MEND, Natural, Positive, Strict
 from ddflow.storage.protocol import Blob
-from ddflow.storage.record import Record
 
 
 class PendingRecord(Strict, frozen=True):
@@ -56,28 +53,31 @@ def take(batcher: Batcher, batch_store: BatchStore) -> list[PendingRecord]:
     """
     out = []
     for run in batcher.runs.by_least:
-        if run.stored is None:
-            run.stored = batch_store.save(filed(run.sealed))
-        assert isinstance(run.stored, StoredBlob)
+        run.stored = stored = run.stored or batch_store.save(filed(run.sealed))
         advanced, columns = run.sealed.original is not run.sealed.times, run.sealed.events.schema.names
-        rows, stored = int(run.sealed.times.size), run.stored
+        rows = int(run.sealed.times.size)
         out.append(PendingRecord(stored.blob, rows, int(run.begin), advanced, run.final, columns, stored.compressed))
     return out
 
 
 def restore(
-    record: Record, schema: pa.Schema, batch_store: BatchStore, spilled: bool, home: BatchStore | None = None
+    records: list[PendingRecord],
+    what: str,
+    schema: pa.Schema,
+    batch_store: BatchStore,
+    spilled: bool,
+    home: BatchStore | None = None,
 ) -> Batcher:
-    """The batcher that an inventory's ``runs`` stand for.  O(bytes); every file is verified.
+    """The batcher that an inventory's runs stand for.  O(bytes); every file is verified.
 
-    ``schema``: of the events.  ``spilled``: whether runs count as files, and not as memory.  ``home``: where what is
-    compressed is written anew, to be read where it lies; None: it is held in memory.  Raises `CorruptState`, and what
-    the home raises.
+    ``what``: where they stand, for messages.  ``schema``: of the events.  ``spilled``: whether runs count as files, and
+    not as memory.  ``home``: where what is compressed is written anew, to be read where it lies; None: it is held in
+    memory.  Raises `CorruptState`, and what the home raises.
     """
     batcher = Batcher()
-    for each in record.to(list[PendingRecord], "runs"):
-        run = _run(each, schema, batch_store, spilled, record.what)
-        if home is not None and run.stored.compressed:
+    for each in records:
+        run = _run(each, schema, batch_store, spilled, what)
+        if home is not None and each.compressed:
             run = PendingRun.spilled(home, run.waiting)
         batcher.runs.add(run)
         batcher.pending += len(run)

@@ -17,12 +17,12 @@ to be copied. A run does not know of other runs.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
 from ddflow.operators.upsert.events import Sealed
-from ddflow.storage.batch_store import BatchStore, StoredBatch
+from ddflow.storage.batch_store import BatchStore, StoredBatch, StoredBlob
 
 SMALL: Final = 1 << 16
 """Bytes that are not worth a closer look: to count them exactly, or to copy them."""
@@ -39,10 +39,16 @@ class PendingRun:
     __slots__ = ("begin", "file", "final", "greatest", "held", "least", "sealed", "stored")
 
     def __init__(
-        self, sealed: Sealed, begin: int, held: int, file: StoredBatch | None, final: bool, stored: Any = None
+        self,
+        sealed: Sealed,
+        begin: int,
+        held: int,
+        file: StoredBatch | None,
+        final: bool,
+        stored: StoredBlob | None = None,
     ) -> None:
         self.sealed, self.begin, self.held, self.file, self.final = sealed, begin, held, file, final
-        self.stored: Any = file if stored is None else stored
+        self.stored = stored or file
         self.least, self.greatest = int(sealed.times[begin]), int(sealed.times[-1])
 
     @classmethod

@@ -11,8 +11,8 @@ store's own clock: the youngest file that K names is older than K. Files are lis
 that what is put and published meanwhile is seen as named. What K's writer, or one that opened the state since, has put
 and not published is left, however old it is, until somebody has published K + 1.
 
->>> from ddflow.storage.memory import MemoryStore
 >>> import pyarrow as pa, ddflow as dd
+>>> from ddflow.storage.memory import MemoryStore
 >>> flow = dd.Flow()
 >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
 >>> with flow.open(store := MemoryStore()) as engine:
@@ -32,13 +32,13 @@ from dataclasses import dataclass, field
 from time import time
 from typing import Final
 
+from ddflow.engine.outputs import owned
 from ddflow.errors import CorruptState
-from ddflow.storage import leftovers
 from ddflow.storage.manifest import Manifest, at, newest
 from ddflow.storage.manifest_log import GRACE
+from ddflow.storage.naming import files_in
 from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.protocol import Blob, Entry, Store
-from ddflow.storage.record import Record
 
 DAY: Final = 86_400.0
 """Seconds after which a file that no manifest names is garbage."""
@@ -61,7 +61,7 @@ class Collected:
     waiting, bytes_waiting : int
         Files that no manifest names but that may yet be needed, and their bytes.
     outputs : list of str
-        Files that failed commits left in the folder of outputs.
+        Where failed commits left fragments in the sink of the outputs.
     """
 
     manifests: list[int] = field(default_factory=list)
@@ -113,8 +113,8 @@ def gc(
     """
     with opened_store(state, trust=trust, readonly=dry_run) as store:
         early = newest(store)
-        folder = leftovers.owned(store, early, deleting=True)
-        outputs = leftovers.hidden(folder)
+        sink = owned(store, early, deleting=True)
+        outputs = [] if sink is None else sink.unfinished()
         entries = store.list()  # before the manifests are read, see the header
         manifest = newest(store)
         if manifest is None:
@@ -123,13 +123,15 @@ def gc(
         named = {each.number: names_of(store, each) for each in kept}
         every = set[str]().union(*named.values())
         gone, waiting = _garbage(store, entries, named[manifest.number], every, expired, orphans)
-        outputs = [each for each in outputs if each.name not in every and each.before(manifest.written, orphans)]
+        since = manifest.written / 1000
+        outputs = [each for each in outputs if each.name not in every and each.written < since and each.age >= orphans]
         if not dry_run:
             for number in expired:  # before what they name, so that none ever names what is not there
                 store.expire(number)
             for entry in gone:
                 store.delete(entry.name)
-            leftovers.remove(folder, outputs)
+            if sink is not None:
+                sink.discard(outputs)
         return Collected(
             expired,
             sorted(named),
@@ -137,7 +139,7 @@ def gc(
             sum(each.length for each in gone),
             len(waiting),
             sum(each.length for each in waiting),
-            [each.path for each in outputs],
+            [each.place for each in outputs],
         )
 
 
@@ -179,13 +181,7 @@ def blobs_of(store: Store, manifest: Manifest) -> Iterator[Blob]:
     yield from manifest.partitions
     yield from manifest.outputs()
     for part in manifest.partitions:
-        what = f"the file {part.name} of {store.where}"
-        yield from Record.parse(store.map(part), what).files()
-
-
-def inside(blob: Blob) -> bool:
-    """Whether a file is one of the state's, and not in a folder of outputs."""
-    return not blob.name.endswith(".parquet")
+        yield from files_in(store.map(part))
 
 
 def _garbage(

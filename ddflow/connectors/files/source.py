@@ -1,6 +1,6 @@
-"""The input of a run: files of any kinds as one stream of batches of one schema.
+"""Files of any kinds as one source: a stream of batches of one schema.
 
-Invariant: every batch has exactly the input's columns, in its order and types, whichever file it came from.  The
+Invariant: every batch has exactly the source's columns, in its order and types, whichever file it came from.  The
 columns are the first file's; one that a later file lacks is null there, one that it adds, or has in a type that would
 lose something, is refused before the first row is read (in JSON lines: where it is read).  Types do not depend on which
 file comes first: they are declared, those of files that have types, those of the files that came before, or guessed
@@ -11,15 +11,19 @@ differs is the one whose rows would be wrong.  What a row means is not known her
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     for name, text in (("1.csv", "id,city\\n1,Bern\\n"), ("2.csv", "city,id\\nBasel,2\\n")):
 ...         _ = (Path(folder) / name).write_text(text)
-...     orders = open_input([folder], types={"id": "int32"})
-...     [batch.to_pylist() for file in orders.files for batch in orders.batches(file)]
-[[{'id': 1, 'city': 'Bern'}], [{'id': 2, 'city': 'Basel'}]]
+...     orders = open_files([folder], types={"id": "int32"})
+...     read = [(batch.to_pylist(), position) for batch, position in orders.batches()]
+...     [rows for rows, _ in read]
+...     [batch.to_pylist() for batch, _ in orders.batches(after=read[1][1])]
+[[{'id': 1, 'city': 'Bern'}], [], [{'id': 2, 'city': 'Basel'}], []]
+[[{'id': 2, 'city': 'Basel'}], []]
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -44,9 +48,20 @@ _READERS: Mapping[str, type[File]] = {
 }
 
 
-class FileInput:
-    """Files with one schema; `open_input` makes it.  ``files``: in the order they are read, ``rows``: how many there
-    are in all, where the files can tell without being read."""
+class FilePosition(NamedTuple):
+    """How far files were read: ``rows`` of a ``file``, and whether that is ``finished``."""
+
+    file: Path
+    rows: int = 0
+    finished: bool = False
+
+
+class FilesSource:
+    """A `Source` of files with one schema; `open_files` makes it.
+
+    ``files``: in the order they are read.  ``rows``: how many there are in all, where the files can tell without being
+    read.
+    """
 
     def __init__(
         self, files: Sequence[Path], declared: Types, required: Iterable[str], known: pa.Schema | None = None
@@ -97,12 +112,33 @@ class FileInput:
             _one_type(name),
         )
 
-    def batches(self, file: Path) -> Iterator[pa.RecordBatch]:
-        """The rows of one of the ``files``, in batches of bounded size.
+    def batches(self, after: FilePosition | None = None) -> Iterator[tuple[pa.RecordBatch, FilePosition]]:
+        """The rows of the files, one after the other; behind the last of each a batch without rows, which finishes it.
 
-        Raises `UnreadableInput` for a file that is truncated or damaged, `SchemaMismatch` for a value that does not
-        fit. O(rows); memory for a few batches (of Parquet: for a row group of each column).
+        As in `Source`.  O(rows); memory for a few batches (of Parquet: for a row group of each column).  Rows before
+        ``after`` in its file are read and left out.
         """
+        after = after or FilePosition(self.files[0])
+        if after.file not in self.files:
+            found = f"it is none of {len(self.files)} files, the first of which is {self.files[0]}"
+            raise UnreadableInput(str(after.file), found, "give it again, in its place")
+        for file in self.files[self.files.index(after.file) + after.finished :]:
+            rows, taken = 0, after.rows if file == after.file else 0
+            for batch in self._rows(file):
+                rows += batch.num_rows
+                if rows > taken:
+                    yield batch.slice(max(taken - (rows - batch.num_rows), 0)), FilePosition(file, rows)
+            yield pa.RecordBatch.from_pylist([], self.schema), FilePosition(file, rows, finished=True)
+
+    def place(self, position: FilePosition) -> str:
+        """The file, and the row that is next, where that is not the first."""
+        return f"{position.file}, from row {position.rows:,}" if position.rows else str(position.file)
+
+    def close(self) -> None:
+        """Let go of what was kept of the files' heads.  Twice is harmless."""
+        self._readers.clear()
+
+    def _rows(self, file: Path) -> Iterator[pa.RecordBatch]:
         for batch in self._readers[file].batches(self.schema, self._declared):
             if batch.num_rows:
                 table = self._cast(file, pa.Table.from_batches([batch]))
@@ -162,13 +198,13 @@ def _one_type(name: str) -> str:
     return f"declare one type for all files (--types {name}=type), or convert this one"
 
 
-def open_input(
+def open_files(
     paths: Sequence[Path | str],
     types: Mapping[str, str | pa.DataType] | None = None,
     required: Iterable[str] = (),
     known: pa.Schema | None = None,
-) -> FileInput:
-    """Files and folders as one input of one schema.
+) -> FilesSource:
+    """Files and folders as one source of one schema.
 
     ``types``: of columns, where the files' own or guessed ones will not do; as text (``"decimal(12,2)"``) or as
     Arrow types.  In JSON lines they may name columns that only occur later on.  ``required``: columns that no file may
@@ -176,7 +212,7 @@ def open_input(
     and 2 MiB of each that has no types.  Raises `UnreadableInput`, `SchemaMismatch`, `SpecError` for types.
     """
     declared = {name: parse_type(kind) if isinstance(kind, str) else kind for name, kind in (types or {}).items()}
-    return FileInput(listed(paths), declared, list(required), known)
+    return FilesSource(listed(paths), declared, list(required), known)
 
 
 def merged(known: pa.Schema, here: pa.Schema) -> pa.Schema:

@@ -1,0 +1,24 @@
+"""A sink by its target.
+
+Invariant: what a manifest names as the target of its outputs opens the sink that wrote there.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ddflow.connectors.parquet.sink import ParquetSink
+from ddflow.connectors.protocol import Sink
+from ddflow.storage.disk import Disk
+from ddflow.storage.protocol import Store
+
+
+def open_sink(target: str | os.PathLike[str], store: Store | None = None, trust: str = "owner") -> Sink:
+    """The sink of a target; nothing is looked at or made yet.
+
+    ``store``: the state's, which gives this writer's nonce; without one nothing can be put.  ``trust``: as a state's.
+    Raises `StateRefused` for what is no target.
+    """
+    nonce = "0" * 16 if store is None else store.nonce
+    # The disk of a state's own folder, or this machine's.
+    return ParquetSink(target, nonce, trust, getattr(store, "disk", Disk()))

@@ -1,0 +1,212 @@
+"""The Parquet sink: files that are hidden until their epoch is committed, and shown then.
+
+Invariant: a file that a glob finds (``*/*.parquet``) is of a committed epoch, whole, and never changes; all of them are
+of one state (``place``). Outputs must be durable before the manifest that names them, and a commit may still fail then;
+so a file is written under a name that ends otherwise, and shown under its own once the manifest is there. Whoever died
+between the two left a hidden file, which looks like that of a commit under way; after a rollback files are shown of
+epochs that are none any more, and those are hidden again under the names that they had. What ddflow did not write is
+never touched. A folder that is not there, or not on this machine, has no leftovers.
+
+>>> import tempfile
+>>> with tempfile.TemporaryDirectory() as place:
+...     sink, rows = ParquetSink(place, "00ff00ff00ff00ff"), pa.table({"n": [1, 2]})
+...     sink.claim("0" * 32, "state", ["by city"])
+...     fragment, folder = Fragment("by city", sink.put("by city", rows)), os.path.join(place, of("by city"))
+...     hidden = os.listdir(folder)
+...     sink.finish(7, [fragment])
+...     hidden, os.listdir(folder), sink.read(7, fragment, rows.schema) == rows
+...     sink.withdraw(sink.later(6))
+...     os.listdir(folder) == hidden
+(['.00ff00ff00ff00ff-1.parquet.hidden'], ['000000000007-00ff00ff00ff00ff-1.parquet'], True)
+True
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ddflow.connectors.parquet.place import MARK, READABLE, OutputPlace, of
+from ddflow.connectors.protocol import Fragment, Leftover, Owner
+from ddflow.errors import SpecError, StateRefused
+from ddflow.storage import address
+from ddflow.storage.disk import Disk
+from ddflow.storage.protocol import Blob, lost, verified
+from ddflow.storage.site import Site
+
+COPY: Final = "restore it from a copy, or go back with ddflow rollback"
+SHOWN: Final = re.compile(r"(?P<epoch>[0-9]{12,})-(?P<name>[0-9a-f]{16}-[0-9]{1,12}\.parquet)")
+HIDDEN: Final = re.compile(r"\.(?P<name>[0-9a-f]{16}-[0-9]{1,12}\.parquet)\.hidden")
+PLACE: Final = re.compile(rf"(?:[A-Za-z0-9][A-Za-z0-9._]{{0,{READABLE - 1}}}-)?[0-9a-f]{{16}}")
+"""What the folder of an output is called."""
+_DISK: Final = Disk()
+
+
+class ParquetSink:
+    """A `Sink`.  ``nonce``: of the writer.  ``trust``: as a state's.  Nothing is looked at or made by itself.
+
+    Raises `StateRefused` for what is no path.  Every method raises `StorageFailed` when the disk fails.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], nonce: str = "0" * 16, trust: str = "owner", disk: Disk = _DISK
+    ) -> None:
+        self.site = Site(disk, address.folder(path, "write outputs to"), trust, "the outputs folder")
+        self.location, self._unsynced = OutputPlace(self.site, nonce), set[str]()
+
+    @property
+    def target(self) -> str:
+        """The folder."""
+        return self.site.path
+
+    def check(self, state: str | None, schemas: Mapping[str, pa.Schema]) -> None:
+        """As in `Sink`.  O(columns)."""
+        self.location.look(state)
+        for name, schema in schemas.items():
+            try:
+                pq.write_table(schema.empty_table(), io.BytesIO())
+            except (pa.ArrowNotImplementedError, pa.ArrowInvalid, pa.ArrowTypeError) as error:
+                raise SpecError(
+                    f"outputs= for {name!r}",
+                    f"Parquet cannot hold its rows ({error})",
+                    "project it to other types, or leave outputs= out",
+                ) from None
+
+    def claim(self, state: str, at: str, names: Iterable[str]) -> None:
+        """As in `Sink`.  O(names).  Raises `StateRefused` for a name that is no UTF-8, too."""
+        self.location.claim(state, at, names)
+
+    def owner(self) -> Owner | None:
+        """As in `Sink`.  O(1)."""
+        mark = self.location.mark()
+        return None if mark is None else Owner(mark.state, mark.at)
+
+    def claimed(self) -> str:
+        """The path of ``outputs.json``."""
+        return f"{self.target}/{MARK}"
+
+    def put(self, name: str, table: pa.Table) -> Blob:
+        """Write it to a hidden file, durable but for its name.  O(rows).
+
+        Raises `StorageFull`; `StateRefused` where the output's folder is not there.
+        """
+        called = f"{self.location.nonce}-{next(self.location.numbers)}.parquet"
+        path = self._hidden(name, called)
+        if not self.site.is_there(os.path.dirname(path)):
+            raise StateRefused(
+                f"write an output to {os.path.dirname(path)}",
+                "that folder is not there",
+                "mount the same folder on the driver and all executors; where it was deleted, open the "
+                "state again, which makes it",
+            )
+        sink = self.site.written(path, "write an output", lambda sink: pq.write_table(table, sink))
+        self._unsynced.add(os.path.dirname(path))
+        return Blob(called, sink.size, sink.state.digest())
+
+    def sync(self) -> None:
+        """Make durable what files are called now.  O(outputs), a sync each."""
+        with self.site.guarded("sync the outputs"):
+            for path in sorted(self._unsynced):
+                self.site.disk.sync_dir(path)
+        self._unsynced.clear()
+
+    def finish(self, epoch: int, fragments: Iterable[Fragment]) -> None:
+        """Give the files their own names; one that has it keeps it.  O(files); durable after `sync`."""
+        for fragment in fragments:
+            self._show(epoch, fragment)
+
+    def _show(self, epoch: int, fragment: Fragment) -> None:
+        hidden, shown = self._hidden(fragment.output, fragment.blob.name), self.place(epoch, fragment)
+        with self.site.guarded("show an output"):
+            try:
+                self.site.disk.rename(hidden, shown)
+            except FileNotFoundError:
+                if not self.site.is_there(os.path.dirname(shown)):
+                    return
+            # Also where another has shown it, who may have died before it was durable.
+            self._unsynced.add(os.path.dirname(shown))
+
+    def size(self, epoch: int, fragment: Fragment) -> int | None:
+        """As in `Sink`.  O(1)."""
+        with self.site.guarded("look at an output"):
+            for path in (self._hidden(fragment.output, fragment.blob.name), self.place(epoch, fragment)):
+                with suppress(FileNotFoundError):
+                    return self.site.disk.status(path).size
+        return None
+
+    def read(self, epoch: int, fragment: Fragment, schema: pa.Schema) -> pa.Table:
+        """As in `Sink`.  O(bytes)."""
+        return pq.read_table(pa.BufferReader(self._data(epoch, fragment))).cast(schema)
+
+    def rows(self, epoch: int, fragment: Fragment) -> int:
+        """As in `Sink`.  O(bytes)."""
+        return int(pq.ParquetFile(pa.BufferReader(self._data(epoch, fragment))).metadata.num_rows)
+
+    def _data(self, epoch: int, fragment: Fragment) -> bytes:
+        """The bytes of a file, compared.  O(bytes)."""
+        shown, hidden, blob = (
+            self.place(epoch, fragment),
+            self._hidden(fragment.output, fragment.blob.name),
+            fragment.blob,
+        )
+        with self.site.reading(f"file {blob.name}", lost(shown, self.target), COPY):
+            for path in (shown, hidden, shown):  # it may be shown meanwhile
+                with suppress(FileNotFoundError):
+                    return bytes(verified(self.site.disk.read(path, blob.length), blob, self.target))
+        raise lost(shown, self.target)
+
+    def place(self, epoch: int, fragment: Fragment) -> str:
+        """The path that a file of a committed epoch has, or will have."""
+        return self.site.below(of(fragment.output), f"{epoch:012}-{fragment.blob.name}")
+
+    def called(self, name: str) -> str:
+        """The name of an output's folder."""
+        return of(name)
+
+    def unfinished(self) -> list[Leftover]:
+        """The hidden files.  O(files)."""
+        return [found for match, found in self._files(HIDDEN)]
+
+    def discard(self, leftovers: Iterable[Leftover]) -> None:
+        """As in `Sink`.  O(files)."""
+        for each in leftovers:
+            self.site.tidy(each.place)
+
+    def later(self, epoch: int) -> list[Leftover]:
+        """The files that are shown of epochs after one.  O(files)."""
+        return [found for match, found in self._files(SHOWN) if int(match["epoch"]) > epoch]
+
+    def withdraw(self, leftovers: Iterable[Leftover]) -> None:
+        """Hide the files again; one that is not there is hidden.  O(files); durable after `sync`."""
+        for each in leftovers:
+            folder = os.path.dirname(each.place)
+            with self.site.guarded("hide an output"), suppress(FileNotFoundError):
+                self.site.disk.touch(each.place)
+                self.site.disk.rename(each.place, f"{folder}/.{each.name}.hidden")
+                self._unsynced.add(folder)
+
+    def _hidden(self, name: str, called: str) -> str:
+        """The path of a file before its epoch is committed.  ``called``: as a manifest names it."""
+        return self.site.below(of(name), f".{called}.hidden")
+
+    def _files(self, pattern: re.Pattern[str]) -> Iterator[tuple[re.Match[str], Leftover]]:
+        """Every file of a pattern in the outputs' folders."""
+        disk = self.site.disk
+        with self.site.guarded("look for leftovers"):
+            for name in disk.names(self.target) if self.site.is_there(self.target) else ():
+                there = self.site.below(name)
+                if PLACE.fullmatch(name) and disk.status(there).kind == "folder":
+                    for match in filter(None, map(pattern.fullmatch, disk.names(there))):
+                        path = f"{there}/{match[0]}"
+                        try:
+                            changed = disk.status(path).changed
+                        except OSError:  # shown or hidden meanwhile
+                            continue
+                        yield match, Leftover(path, match["name"], changed, disk.now() - changed)

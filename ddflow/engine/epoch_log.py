@@ -1,0 +1,227 @@
+"""The epochs of a state: opened with a plan, asked for again, and published one after the other.
+
+Invariant: an epoch is one version of the state, published whole with its outputs or not at all. Its files and the names
+of its outputs are durable before its manifest, its outputs are shown after it, and only then do older versions go. An
+engine and a driver of many tasks have one each: an engine is a driver with one partition. What a partition holds, what
+rows a call had and who may give them again is known to those two (``commits``, ``partitions.commit``).
+
+>>> import ddflow as dd
+>>> from ddflow.storage.memory import MemoryStore
+>>> flow = dd.Flow()
+>>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
+>>> log = EpochLog.open(flow.frozen(), MemoryStore(), partitions=1, fits=lambda manifest, change, where: None)
+>>> log.publish(log.receipts(Epoch(1, (), None)), (), set(), "an example", last=7)
+>>> log.epoch, log.committed(2, "epoch 2"), log.ledger.manifest.last
+(1, None, 7)
+>>> log.committed(3, "epoch 3")
+Traceback (most recent call last):
+    ...
+ddflow.errors.EpochSkipped: epoch 3: the last one committed is 1, and the outputs of [1] are kept; give epoch 2
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from os import PathLike
+from typing import Any, Final
+
+import pyarrow as pa
+from msgspec.structs import replace
+
+from ddflow.columns.hashing import Secret
+from ddflow.engine.garbage import gc, names_of
+from ddflow.engine.outputs import Outputs
+from ddflow.errors import DdflowError, EpochSkipped, OutcomeUnknown, SpecError, StorageFailed, StorageFull
+from ddflow.plan.codec import describe, fingerprint
+from ddflow.plan.collection import Plan
+from ddflow.plan.compatibility import PlanChange, compare
+from ddflow.storage.arrow_file import readable
+from ddflow.storage.epochs import Epoch
+from ddflow.storage.manifest import Manifest
+from ddflow.storage.manifest_log import GRACE, ManifestLog, newest
+from ddflow.storage.naming import names_inside
+from ddflow.storage.opening import open_store
+from ddflow.storage.protocol import Blob, Store
+
+KEPT: Final = 8
+"""How many epochs can be given again."""
+TIDY: Final = 2_000
+"""Of more inventories than these, what others left is for ``ddflow gc``, and no commit waits for it."""
+
+Fits = Callable[[Manifest, PlanChange, str], None]
+"""Raises where a version, what a plan has more than it, and where that is do not fit who opens the state."""
+
+
+class EpochLog:
+    """``ledger``: the state's manifests.  ``change``: what the plan has that the state has not yet.  ``outputs``: where
+    they go.  ``keep``: how many epochs can be given again.  `open` makes it."""
+
+    def __init__(
+        self, plan: dict[str, Any], ledger: ManifestLog, change: PlanChange, outputs: Outputs, keep: int
+    ) -> None:
+        self.plan, self.ledger, self.change, self.outputs, self.keep = plan, ledger, change, outputs, keep
+        self.fingerprint = fingerprint(plan)
+        self._tidy = False
+        """Whether what others left was looked at."""
+
+    @classmethod
+    def open(
+        cls,
+        flow: Plan,
+        state: str | PathLike[str] | Store | None,
+        *,
+        partitions: int,
+        fits: Fits,
+        outputs: str | PathLike[str] | None = None,
+        trust: str = "owner",
+        grace: float = GRACE,
+        keep: int = KEPT,
+        secret: Secret | None = None,
+    ) -> EpochLog:
+        """Take hold of a state, or make a new one of so many ``partitions``.  O(plan).
+
+        A new state is published by whoever is first, with his plan, so the plan is compared after that, too.  ``flow``:
+        frozen.  The rest as in `Flow.open`.  Raises `PlanChanged`, `SpecError`, `CorruptState`, what ``fits`` and what
+        the store raises; nothing was made then that was not there, but for a state that is new.
+        """
+        plan = describe(flow)
+        check_types(flow)
+        store = open_store(state, trust=trust)
+        try:
+            manifest = newest(store)
+            schemas = {name: node.schema for name, node in flow.outputs.items()}
+            where = Outputs.open(outputs, store, manifest, schemas, trust)
+            if manifest is None:
+                ledger = ManifestLog.create(
+                    store, plan, fingerprint(plan), secret or Secret.fresh(), where.path, grace, partitions
+                )
+            else:
+                ledger = ManifestLog(store, manifest, set(), grace)
+            change = compare(ledger.manifest.plan, flow, store.where)
+            fits(ledger.manifest, change, store.where)
+            where.claim(ledger.manifest, store, [*flow.outputs, *flow.side_outputs()])
+        except BaseException:
+            store.close()
+            raise
+        return cls(plan, ledger, change, where, keep)
+
+    @property
+    def epoch(self) -> int:
+        """The last one that was committed."""
+        return self.ledger.manifest.epoch
+
+    def resume(self, files: set[str]) -> set[str]:
+        """Go on from the newest version: show its outputs.  O(its files).
+
+        ``files``: the names of its inventories and of all that those name.  Returns them with those of its outputs.
+        Raises `StorageFailed`.
+        """
+        self.ledger.names = files | names_inside(self.ledger.manifest.outputs())
+        self.outputs.show(self.ledger.manifest.receipts)
+        return self.ledger.names
+
+    def close(self) -> None:
+        """Let go of the store.  Twice is harmless."""
+        self.ledger.settle()
+        with suppress(DdflowError):  # whoever opens the state next does it again
+            self.outputs.sync()
+        self.ledger.store.close()
+
+    def committed(self, epoch: int, asked: str) -> Epoch | None:
+        """What an epoch was committed as; None when it is the next one.  O(epochs kept).
+
+        ``asked``: what was asked for, for messages.  Raises `EpochSkipped` for any other.
+        """
+        if epoch == self.epoch + 1:
+            return None
+        found = next((each for each in self.ledger.manifest.receipts if each.epoch == epoch and each.calls), None)
+        if found is None:
+            raise self.skipped(asked)
+        return found
+
+    def skipped(self, asked: str) -> EpochSkipped:
+        """The error for an epoch that is neither the next one nor kept."""
+        return EpochSkipped(
+            asked,
+            f"the last one committed is {self.epoch}, and the outputs of "
+            f"{[each.epoch for each in self.ledger.manifest.receipts]} are kept",
+            f"give epoch {self.epoch + 1}",
+        )
+
+    def receipts(self, epoch: Epoch) -> tuple[Epoch, ...]:
+        """An epoch to come, and those before it that can be given again.  O(epochs kept)."""
+        # Who would read those of a plan with fewer columns a year from now?
+        before = () if self.change.columns else self.ledger.manifest.receipts
+        return (*before[max(0, len(before) + 1 - self.keep) :], epoch)
+
+    def publish(
+        self, receipts: tuple[Epoch, ...], partitions: tuple[Blob, ...], files: set[str], note: str, **state: Any
+    ) -> None:
+        """Publish the next version: that of a new epoch, the last of ``receipts``, or another of the same one.
+
+        ``partitions``: its inventories.  ``files``: the names of all that those name.  ``state``: the fields of the
+        manifest that change with it.  O(what changed), and once O(what others left).  Raises `Fenced`, `StorageFull`,
+        `StorageFailed`: it did not happen; `OutcomeUnknown`: it may have.
+        """
+        before = self.ledger.manifest
+        new = replace(
+            before,
+            epoch=max(before.epoch, receipts[-1].epoch if receipts else 0),
+            plan=self.plan,
+            fingerprint=self.fingerprint,
+            receipts=self.outputs.kept(receipts),
+            folder=self.outputs.path or before.folder,
+            **state,
+        )
+        self.ledger.settle()
+        if not self._tidy:
+            self._look_after()
+        self.outputs.sync()
+        self.ledger.commit(new, partitions, files | names_inside(new.outputs()), note)
+        if new.epoch > before.epoch:
+            self.change = PlanChange()
+
+    def finish(self, apart: float = math.inf) -> None:
+        """Show what the newest epoch gave; then let versions go whose time is over.  O(its files + those deleted).
+
+        ``apart``: as in `ManifestLog.sweep`.  Raises `OutcomeUnknown`: it is committed.
+        """
+        try:
+            self.outputs.show(self.ledger.manifest.receipts[-1:])
+        except (StorageFull, StorageFailed) as error:  # which would say that it did not happen
+            raise OutcomeUnknown(
+                f"commit epoch {self.epoch}",
+                f"it is committed, and its outputs are hidden: {error.found}",
+                "open the state again, which shows them",
+            ) from error
+        self.ledger.sweep(apart)
+
+    def _look_after(self) -> None:
+        """Collect what is garbage, once, and take over the versions that others left.  O(those); never fails.
+
+        Where something cannot be accounted for, nothing is deleted from here at all; ``ddflow gc`` tells why.
+        """
+        self._tidy = True
+        store = self.ledger.store
+        try:
+            if len(store.numbers()) * len(self.ledger.manifest.partitions) <= TIDY:
+                gc(store, grace=self.ledger.grace)
+                self.ledger.remember(names_of)
+        except DdflowError:
+            self.ledger.grace = math.inf
+
+
+def check_types(flow: Plan) -> None:
+    """Raise `SpecError` for a column that a file of a state cannot have.  O(columns)."""
+    schemas: dict[str, pa.Schema] = {f"input {name!r}": input.bound.schema for name, input in flow.inputs.items()}
+    schemas |= {f"output {name!r}": node.schema for name, node in flow.outputs.items()}
+    for what, schema in schemas.items():
+        for field in schema:
+            if not readable(field.type):
+                raise SpecError(
+                    f"open a state with {what}",
+                    f"its column {field.name!r} is {field.type}, which files of a state cannot hold",
+                    "declare another type, or project it away",
+                )

@@ -1,0 +1,79 @@
+"""An inventory: what one partition of a state holds, as a record of a file of its own.
+
+Invariant: a record that was read has the fields that are written, each in its range, and no others; anything else is
+`CorruptState` with the path to it. What its files hold is looked at by who fills an arrangement (``trace.checkpoint``)
+or a batcher from them.
+
+>>> import ddflow as dd
+>>> from ddflow.storage.manifest import newest
+>>> from ddflow.storage.memory import MemoryStore
+>>> flow, store = dd.Flow(), MemoryStore()
+>>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
+>>> with flow.open(store) as engine:
+...     _ = engine.step({"people": pa.table({"id": [1, 2]})}, time=7)
+>>> stored = StoredInventory.read(store, newest(store).partitions[0])
+>>> stored.of.inputs["people"].arrived, stored.of.totals["applied"], stored.at("inputs", "people").partition(", ")[2]
+(2, 2, 'inputs, people')
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+from msgspec.json import Decoder
+
+from ddflow.dataflow.batcher.checkpoint import PendingRecord
+from ddflow.storage.fields import Instant, Natural, Strict, decoded
+from ddflow.storage.protocol import Blob, Store
+from ddflow.trace.records import ArrangementRecord
+
+
+class InputRecord(Strict, frozen=True):
+    """An input.  ``arrived``: how many events.  ``greatest``: of their times.  ``rows``: what is held.  ``runs``: what
+    waits.  ``horizon``: the greatest order of all steps, where keys expire and there was one."""
+
+    arrived: Natural
+    greatest: Instant
+    rows: ArrangementRecord
+    runs: list[PendingRecord]
+    horizon: Instant | None = None
+
+
+class OperatorRecord(Strict, frozen=True):
+    """An operator that keeps state."""
+
+    arrangements: list[ArrangementRecord]
+
+
+class Inventory(Strict, frozen=True):
+    """``inputs``: by name.  ``operators``: by the ids of their nodes.  ``totals``: events by verdict."""
+
+    inputs: dict[str, InputRecord]
+    operators: dict[str, OperatorRecord]
+    totals: dict[str, Natural]
+
+
+_DECODER: Final = Decoder(Inventory)
+
+
+class StoredInventory(NamedTuple):
+    """``what``: where it stands, for messages.  ``of``: what it says.  ``data``: its bytes."""
+
+    what: str
+    of: Inventory
+    data: Any
+
+    @classmethod
+    def read(cls, store: Store, part: Blob) -> StoredInventory:
+        """The inventory of a partition.  O(bytes).  Raises `CorruptState`."""
+        return cls.parse(store.map(part), f"the file {part.name} of {store.where}")
+
+    @classmethod
+    def parse(cls, data: pa.Buffer, what: str) -> StoredInventory:
+        """The inventory that these bytes are.  As `read`."""
+        return cls(what, decoded(_DECODER, data, what), data)
+
+    def at(self, kind: str, name: str) -> str:
+        """Where in it an input or an operator stands, for messages."""
+        return f"{self.what}, {kind}, {name[:80]}"

@@ -1,0 +1,126 @@
+"""Where a state's outputs go, and that what is committed of them is seen.
+
+Invariant: what the receipts of a manifest name is finished, durably, before a later manifest is published, which may
+name it no more: by whoever opens the state, also one that writes outputs to another sink or to none at all; so a
+fragment that is not finished and that no version names was never committed. A state's sink may be another one than
+before: what is given again is looked for in both, and what lies only in the one before is given again no more once a
+manifest names the new one. Without a sink, updates are blobs of the state.
+
+>>> import os, tempfile
+>>> from ddflow.storage.memory import MemoryStore
+>>> with tempfile.TemporaryDirectory() as place:
+...     outputs = Outputs.open(place, MemoryStore(), None, {}, "owner")
+...     outputs.path == os.path.realpath(place), os.listdir(place)
+(True, [])
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+
+import pyarrow as pa
+
+from ddflow.connectors.opening import open_sink
+from ddflow.connectors.protocol import Fragment, Sink
+from ddflow.storage.batch_store import BatchStore
+from ddflow.storage.epochs import Epoch, Output
+from ddflow.storage.manifest import Manifest
+from ddflow.storage.naming import inside
+from ddflow.storage.protocol import Store
+
+
+class Outputs:
+    """``sink``: where outputs go, None for the state itself.  ``before``: the sink that the newest manifest names,
+    where that is another."""
+
+    def __init__(self, sink: Sink | None, before: Sink | None) -> None:
+        self.sink, self.before = sink, before
+        self.sinks = [each for each in (sink, before) if each is not None]
+
+    @classmethod
+    def open(
+        cls,
+        given: str | os.PathLike[str] | None,
+        store: Store,
+        manifest: Manifest | None,
+        schemas: Mapping[str, pa.Schema],
+        trust: str,
+    ) -> Outputs:
+        """Look at what was given for a state; nothing is made.  O(columns).
+
+        ``manifest``: its newest, None for a new one.  ``schemas``: by output.  Raises as `Sink.check` does.
+        """
+        sink = before = None
+        if given is not None:
+            sink = open_sink(given, store, trust)
+            sink.check(None if manifest is None else manifest.id, schemas)
+        if manifest is not None and manifest.folder not in (None, sink and sink.target):
+            before = open_sink(str(manifest.folder), store, trust)
+        return cls(sink, before)
+
+    @property
+    def path(self) -> str | None:
+        """Where outputs go."""
+        return None if self.sink is None else self.sink.target
+
+    def claim(self, manifest: Manifest, store: Store, names: Iterable[str]) -> None:
+        """Take the sink for a state, before anything is put there.  O(outputs).  As `Sink.claim`."""
+        if self.sink is not None:
+            self.sink.claim(manifest.id, store.where, names)
+
+    def show(self, receipts: Iterable[Epoch]) -> None:
+        """Let committed epochs be seen; durable after `sync`.  O(fragments).  Raises `StorageFailed`."""
+        for receipt in receipts if self.sinks else ():
+            fragments = list(fragments_of(receipt))
+            for sink in self.sinks:
+                sink.finish(receipt.epoch, fragments)
+
+    def sync(self) -> None:
+        """Make durable what was put and shown.  Raises `StorageFull`, `StorageFailed`."""
+        for sink in self.sinks:
+            sink.sync()
+
+    def kept(self, receipts: Sequence[Epoch]) -> tuple[Epoch, ...]:
+        """The epochs that can be given again from the sink that the next manifest names.  O(their fragments)."""
+        sink = self.sink
+        if sink is None or self.before is None:
+            return tuple(receipts)
+        return tuple(
+            each for each in receipts if all(sink.size(each.epoch, one) is not None for one in fragments_of(each))
+        )
+
+    def read(self, epoch: int, fragment: Fragment, schema: pa.Schema, batches: BatchStore) -> pa.Table:
+        """The rows of a fragment, wherever it is.  O(bytes).  Raises `CorruptState`."""
+        if inside(fragment.blob):
+            return batches.table(fragment.blob, schema, None)
+        found = next((each for each in self.sinks if each.size(epoch, fragment) is not None), self.sinks[-1])
+        return found.read(epoch, fragment, schema)
+
+
+def put(sink: Sink | None, batches: BatchStore, name: str, table: pa.Table) -> Output:
+    """Keep what an output gained.  ``sink``: None for the state itself.  O(rows).  Raises as `Sink.put` does."""
+    blob = batches.put(table.to_batches(), table.schema) if sink is None else sink.put(name, table)
+    return Output((blob,), table.num_rows)
+
+
+def owned(store: Store, manifest: Manifest | None, deleting: bool) -> Sink | None:
+    """The sink that a manifest names, where it does not belong to another state; else None.  O(1).
+
+    ``deleting``: only where it says that it is this state's, at this place: a copy knows less of what is committed.
+    Raises `CorruptState` where what it says is damaged, `StorageFailed`.
+    """
+    if manifest is None or manifest.folder is None:
+        return None
+    sink = open_sink(manifest.folder, store)
+    owner = sink.owner()
+    if owner is None:
+        return None if deleting else sink
+    return sink if owner.state == manifest.id and (owner.at == store.where or not deleting) else None
+
+
+def fragments_of(receipt: Epoch) -> Iterable[Fragment]:
+    """What an epoch gave to a sink.  O(fragments)."""
+    for call in receipt.calls:
+        for name, output in call.outputs.items():
+            yield from (Fragment(name, blob) for blob in output.blobs if not inside(blob))

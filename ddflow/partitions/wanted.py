@@ -1,0 +1,86 @@
+"""What a driver of many tasks was asked for, and which states that fits.
+
+Invariant: every mistake is an error that names the option or the difference, before anything is made. A state of many
+partitions can take up less than one engine's, since what a new input or output owes is nobody's task yet.
+
+>>> Wanted(partitions=0)
+Traceback (most recent call last):
+    ...
+ddflow.errors.SpecError: partitions=0: that is not possible; give a whole number from 1 to 65536
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from os import PathLike
+from typing import Literal
+
+from ddflow.dataflow.budget import LEAST, shown_size
+from ddflow.engine.epoch_log import KEPT
+from ddflow.errors import PlanChanged, SpecError
+from ddflow.partitions.epoch_start import own
+from ddflow.plan.compatibility import PlanChange
+from ddflow.storage import address
+from ddflow.storage.manifest import PARTITIONS, Manifest
+from ddflow.time import CLOSED
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a state is opened with: see `EpochDriver.open`.  Raises `SpecError`."""
+
+    partitions: int | None = None
+    default_partitions: int = 1
+    outputs: str | PathLike[str] | None = None
+    trust: Literal["owner", "group"] = "owner"
+    keep: int = KEPT
+    retain: int = 0
+    memory: int | None = None
+    checkpoint: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("partitions", 1, PARTITIONS),
+            ("default_partitions", 1, PARTITIONS),
+            ("keep", 1, 1 << 16),
+            ("retain", 0, CLOSED),
+        ):
+            given = getattr(self, name)
+            number = isinstance(given, int) and not isinstance(given, bool)
+            if not (number and least <= given <= most) and (given is not None or name != "partitions"):
+                raise SpecError(
+                    f"{name}={given!r}", "that is not possible", f"give a whole number from {least} to {most}"
+                )
+        address.folder(self.outputs, "write outputs to")  # before anything is made
+        if self.memory is not None and own(self.memory) < LEAST:
+            raise SpecError(
+                f"memory={shown_size(self.memory)}",
+                "that is too small for a task to work in",
+                f"give {shown_size(2 * LEAST)} or more",
+            )
+
+    def fits(self, manifest: Manifest, change: PlanChange, where: str) -> None:
+        """Raise `PlanChanged` for inputs or outputs that a state of many partitions cannot take up.
+
+        Raises `SpecError` for another number of partitions than it has.
+        """
+        if not manifest.partitions:  # it holds nothing yet
+            return
+        new = [
+            f"the {what} {names} are new"
+            for what, names in (("inputs", change.inputs), ("outputs", change.outputs))
+            if names
+        ]
+        if new:
+            raise PlanChanged(
+                f"open {where} with this plan",
+                " and ".join(new),
+                "a state that goes on on Spark takes up "
+                "new columns only: bring it to one partition (ddflow rescale), go on with flow.open for an "
+                "epoch, and come back; or make a new state of the log with ddflow migrate",
+            )
+        if self.partitions not in (None, manifest.spread):
+            found = f"it has {manifest.spread}, and opening a state does not rewrite it"
+            other = f"ddflow rescale {where} --partitions {self.partitions}, or on Spark spark_bridge.rescale"
+            remedy = f"leave it out, or change it first: {other}"
+            raise SpecError(f"open {where} with partitions={self.partitions}", found, remedy)
