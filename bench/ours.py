@@ -75,6 +75,6 @@ def ddflow_steps(events: pa.Table, line: str = "upsert", step: int = STEP, threa
 
 def check_verdicts(engine: dd.Engine, events: int) -> None:
     """AssertionError unless every one of the events has its verdict."""
-    judged, pending = engine.verdicts.total, engine.verdicts.pending
-    if judged != events or pending:
-        raise AssertionError(f"{events} events in, {judged} with a verdict and {pending} pending: verdicts are lost")
+    resolved, pending = engine.verdicts.total, engine.verdicts.pending
+    if resolved != events or pending:
+        raise AssertionError(f"{events} events in, {resolved} with a verdict and {pending} pending: verdicts are lost")

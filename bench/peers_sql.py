@@ -32,10 +32,10 @@ WINNERS = """
 
 # What the winners change, given their old values: retractions and assertions.
 UPDATES = """
-    select key, old as val, time as _time, (-1)::bigint as _diff from judged
+    select key, old as val, time as _time, (-1)::bigint as _diff from resolved
     where old is not null and old is distinct from val
     union all
-    select key, val, time, 1::bigint from judged
+    select key, val, time, 1::bigint from resolved
     where val is not null and val is distinct from old"""
 
 
@@ -53,7 +53,7 @@ def duckdb_whole(events: pa.Table, threads: int, ordered: bool = True) -> list[p
     with connect(threads) as connection:
         connection.register("events", events)
         query = f"""with {WINNERS},
-            judged as materialized (
+            resolved as materialized (
                 select *, lag(val) over (partition by key order by seq) as old from winners)
             {UPDATES} {"order by _time, _diff" if ordered else ""}"""
         return [connection.sql(query).to_arrow_table()]
@@ -69,16 +69,16 @@ def duckdb_steps(events: pa.Table, threads: int, step: int = 100_000) -> list[pa
 
 
 def one_step(connection: duckdb.DuckDBPyConnection, events: pa.Table) -> pa.Table:
-    """Judge some events against the table ``state (key, val)``, bring it up to date, and return their updates."""
+    """Resolve some events against the table ``state (key, val)``, bring it up to date, and return their updates."""
     connection.register("events", events)
-    connection.execute(f"""create or replace temp table judged as with {WINNERS}
+    connection.execute(f"""create or replace temp table resolved as with {WINNERS}
         select winners.key, winners.val, time, later,
             case when row_number() over of_key = 1 then state.val else lag(winners.val) over of_key end as old
         from winners left join state using (key)
         window of_key as (partition by winners.key order by seq)""")
     updates = connection.sql(f"{UPDATES} order by _time, _diff").to_arrow_table()
     # A deleted key stays as a null, which reads as absent: removing its row made every later step slower.
-    connection.execute("""merge into state using (select key, val from judged where later is null) as new
+    connection.execute("""merge into state using (select key, val from resolved where later is null) as new
         on state.key = new.key
         when matched then update set val = new.val
         when not matched then insert values (new.key, new.val)""")
@@ -101,12 +101,12 @@ def polars_whole(events: pa.Table, ordered: bool = True) -> list[pa.Table]:
         .sort(key, maintain_order=True)
         .filter(key.ne_missing(key.shift(-1)) | time.ne_missing(time.shift(-1)))
     )
-    judged = winners.with_columns(old=pl.when(key.eq_missing(key.shift(1))).then(val.shift(1))).filter(
+    resolved = winners.with_columns(old=pl.when(key.eq_missing(key.shift(1))).then(val.shift(1))).filter(
         old.ne_missing(val)
     )
     if ordered:
-        judged = judged.sort(at).collect().lazy()
-    out, into = (judged.filter(side.is_not_null()) for side in (old, val))
+        resolved = resolved.sort(at).collect().lazy()
+    out, into = (resolved.filter(side.is_not_null()) for side in (old, val))
     place = at.cast(pl.Int64) * 2
     leaving = out.select(key, val=old, _time=time, _diff=pl.lit(-1, pl.Int64), place=place)
     entering = into.select(key, val, _time=time, _diff=pl.lit(1, pl.Int64), place=place + 1)
@@ -135,7 +135,7 @@ def duckdb_wide_steps(events: pa.Table, threads: int, step: int = 100_000) -> li
         for piece in slices(events, step):
             connection.register("events", piece)
             connection.execute(WIDE_WINNERS)
-            connection.execute(sql["judge"])
+            connection.execute(sql["resolve"])
             tables.append(connection.sql(sql["updates"]).to_arrow_table())
             connection.execute(sql["merge"])
     return tables
@@ -153,18 +153,18 @@ def _statements(names: list[str]) -> dict[str, str]:
     renamed = ", ".join(f"held.{name} as {was}" for name, was in zip(quoted, old, strict=True))
     back = ", ".join(f"{was} as {name}" for name, was in zip(quoted, old, strict=True))
     return {
-        "judge": f"""create or replace temp table judged as
+        "resolve": f"""create or replace temp table resolved as
             select winners.*, {renamed} from winners left join (
                 select 0 as of_row, * from state semi join winners using (key)
                 union all select seq, {listed(quoted)} from winners where later is not null) as held
             on held.key = winners.key and held.of_row = coalesce(winners.before, 0)
             where held.key is null or ({listed(rest, "winners.")}) is distinct from ({listed(rest, "held.")})""",
         "updates": f"""
-            select {back}, time as _time, (-1)::bigint as _diff from judged where "old key" is not null
-            union all select {listed(quoted)}, time, 1::bigint from judged
+            select {back}, time as _time, (-1)::bigint as _diff from resolved where "old key" is not null
+            union all select {listed(quoted)}, time, 1::bigint from resolved
             order by _time, _diff""",
         "merge": f"""merge into state using (
-                select {listed(quoted)} from judged
+                select {listed(quoted)} from resolved
                 qualify row_number() over (partition by key order by seq desc) = 1) as new
             on state.key = new.key
             when matched then update set {", ".join(f"{name} = new.{name}" for name in rest)}

@@ -112,13 +112,13 @@ def _epoch(cut: Any, base: Any, parts: dict[tuple[int, int], Any], rows: pa.Tabl
     from ddflow.partitions.stage_step import StagePart
 
     receipts, came = [], dict[int, list[pa.Table]]()
-    for level in range(cut.levels):
-        met = {each.number: each for each in cut.meetings if each.level == level}
-        shares = _by_partition(rows, ["key"], base) if level == 0 else [None] * base.partitions
+    for stage in range(cut.stages):
+        met = {each.number: each for each in cut.meetings if each.stage == stage}
+        shares = _by_partition(rows, ["key"], base) if stage == 0 else [None] * base.partitions
         sums = {number: _by_partition(pa.concat_tables(came[number]), each.by, base) for number, each in met.items()}
         for number in range(base.partitions):
-            part = parts.setdefault((level, number), None) or StagePart(cut, base, level, number)
-            parts[level, number] = part
+            part = parts.setdefault((stage, number), None) or StagePart(cut, base, stage, number)
+            parts[stage, number] = part
             inputs = {} if shares[number] is None else {"rows": shares[number]}
             counts = {name: table.num_rows for name, table in inputs.items()}
             digests = {name: f"{table.num_rows:032x}" for name, table in inputs.items()}

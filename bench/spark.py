@@ -311,18 +311,18 @@ def _run(frame: Any, folder: str, query: str) -> dict[str, int]:
     plan, place = flow(query, spark_bridge.arrow_schema(frame)), Path(folder)
     where = {"state": str(place / "state"), "outputs": str(place / "out")}
     done = spark_bridge.run(plan, {EVENTS: frame}, spark_peers.PARTITIONS, close=True, **where)
-    if done.verdicts.judged != done.rows[EVENTS]:
-        raise AssertionError(f"{done.rows[EVENTS]} rows came, {done.verdicts.judged} have a verdict")
+    if done.verdicts.resolved != done.rows[EVENTS]:
+        raise AssertionError(f"{done.rows[EVENTS]} rows came, {done.verdicts.resolved} have a verdict")
     return dict(done.figures)
 
 
 def _figures(query: Any, rows: int) -> dict[str, int]:
     """The medians of what a query's epochs took, once it has ended; AssertionError where a row has no verdict."""
     epochs = query.ddflow.stats()
-    judged = sum(sum(epoch.counts.values()) for epoch in epochs)
+    resolved = sum(sum(epoch.counts.values()) for epoch in epochs)
     came = sum(sum(epoch.rows.values()) for epoch in epochs)
-    if judged != came and came == rows:  # else it does not keep all epochs any more
-        raise AssertionError(f"{rows} rows came, {judged} have a verdict")
+    if resolved != came and came == rows:  # else it does not keep all epochs any more
+        raise AssertionError(f"{rows} rows came, {resolved} have a verdict")
     names = {name for epoch in epochs for name in epoch.figures}
     return {name: int(median(epoch.figures.get(name, 0) for epoch in epochs)) for name in sorted(names)}
 

@@ -110,7 +110,7 @@ class Job:
             keep=options.keep,
             checkpoint=options.checkpoint,
         )
-        self.store = self.coordinator.log.ledger.store.where
+        self.store = self.coordinator.log.manifest_log.store.where
 
     def close(self) -> None:
         """Close the state; twice is harmless."""
@@ -123,7 +123,7 @@ class Job:
         """
         manifest, partitions = self.coordinator.manifest, self.coordinator.partitions
         secret = Secret(*manifest.secret)
-        version = Version(self.store, self.options.trust, manifest.number, self.coordinator.log.ledger.digest)
+        version = Version(self.store, self.options.trust, manifest.number, self.coordinator.log.manifest_log.digest)
         most = held(partitions)[1]
         if self.memory is not None:
             most = min(most, max(self.memory // 16, 1 << 20))
@@ -137,9 +137,9 @@ class Job:
         began = perf_counter_ns()
         base = self.coordinator.begin(epoch=epoch, feed=feed, close=close, adopt=self.options.adopt)
         ready = perf_counter_ns()
-        levels = "level 0" if self.coordinator.cut.levels == 1 else f"levels 0 to {self.coordinator.cut.levels - 1}"
+        stages = "stage 0" if self.coordinator.cut.stages == 1 else f"stages 0 to {self.coordinator.cut.stages - 1}"
         batch = "" if feed is None else f"batch {feed.batch}, "
-        with self.around(session, f"{batch}epoch {base.epoch}, {levels}"):
+        with self.around(session, f"{batch}epoch {base.epoch}, {stages}"):
             receipts = self._run(session, packed, base)
         ran = perf_counter_ns()
         committed = self.coordinator.finish(base, receipts, feed=feed)
@@ -162,9 +162,9 @@ class Job:
         return self.coordinator.replayed(epoch, rows, {name: digest.hex() for name, digest in digests.items()})
 
     def _run(self, session: Any, packed: DataFrame | None, base: EpochStart) -> list[Receipt]:
-        """Run all levels, for every partition.  All of it again, a few times, where Spark gives a job up.
+        """Run all stages, for every partition.  All of it again, a few times, where Spark gives a job up.
 
-        Receipts name files and differ from attempt to attempt, so when an executor is lost while the last level runs,
+        Receipts name files and differ from attempt to attempt, so when an executor is lost while the last stage runs,
         Spark (from 4.2 on) takes a stage that it ran again for one that is no function of its rows, and stops.
         """
         for left in reversed(range(ATTEMPTS)):
@@ -178,10 +178,10 @@ class Job:
         raise AssertionError
 
     def _receipts(self, packed: DataFrame, base: EpochStart) -> list[Receipt]:
-        """Run all levels; the receipts of their tasks."""
+        """Run all stages; the receipts of their tasks."""
         frame = packed
-        for level in range(self.coordinator.cut.levels):
-            task = EpochStage(self.coordinator.cut, base, level, self.columns, self.stamp, self.part_cache)
+        for stage in range(self.coordinator.cut.stages):
+            task = EpochStage(self.coordinator.cut, base, stage, self.columns, self.stamp, self.part_cache)
             frame = mapped(frame.repartitionById(base.partitions, "to"), task)
         collected = frame.select("payload").collect()
         return [Receipt.from_json(bytes(row[0]), "the receipt of a task") for row in collected]

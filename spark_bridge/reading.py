@@ -64,7 +64,7 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True)
 class Split(InputPartition):
-    """``share``: a level and a partition, or None for all of the state."""
+    """``share``: a stage and a partition, or None for all of the state."""
 
     share: tuple[int, int] | None
 
@@ -112,7 +112,7 @@ class Searcher(BatchReader):
             assert by is not None, "it has several parts"
             numbers = partitions_with(by.by or (), self._values(), manifest)
             if numbers is not None:
-                self.parts = [Split((by.level, number)) for number in numbers]
+                self.parts = [Split((by.stage, number)) for number in numbers]
         return rest
 
     def _values(self) -> dict[str, list[Any]]:
@@ -133,7 +133,7 @@ def parts_of(plan: Plan, name: str, manifest: Manifest) -> list[Split]:
     """What tasks read of an output or an input.  O(nodes + partitions)."""
     if manifest.spread == 1 or not manifest.partitions or (found := shared(plan, name)) is None:
         return [Split(None)]
-    return [Split((found.level, number)) for number in range(manifest.spread)]
+    return [Split((found.stage, number)) for number in range(manifest.spread)]
 
 
 def sent(table: pa.Table, columns: pa.Schema, name: str, filters: Iterable[Any] = ()) -> Iterator[pa.RecordBatch]:

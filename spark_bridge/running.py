@@ -236,8 +236,8 @@ def _only(flow: Plan) -> Stages:
     for what, names in (("inputs", [*flow.inputs]), ("outputs", [*flow.outputs, *flow.side_outputs()])):
         if len(names) != 1:
             raise SpecError(asked, f"it has {len(names)} {what}, {names}", f"keep one, or {run_it}")
-    if stages.meetings:
-        by = ", ".join(stages.meetings[-1].by)
+    if stages.exchanges:
+        by = ", ".join(stages.exchanges[-1].by)
         found = f"its output takes another shuffle, since equal rows must meet again by [{by}]"
         raise SpecError(asked, found, f"keep the key in them, or {run_it}")
     spec = next(iter(flow.inputs.values())).spec
@@ -270,11 +270,11 @@ def _lazily(flow: Plan, frames: Mapping[str, DataFrame], partitions: int | None)
     for name, shape in known.items():
         stages, key = cut(flow, only=name), _read_by(flow, name)
         frame = made.setdefault(key, joined(chunks[each] for each in key))
-        for level in range(stages.levels):
-            last = level == stages.levels - 1
-            key = (*key, stages.active[level], *([name] if last else stages.sent(level)))
+        for stage in range(stages.stages):
+            last = stage == stages.stages - 1
+            key = (*key, stages.active[stage], *([name] if last else stages.sent(stage)))
             if key not in made:
-                task = RunStage(stages, level, secret, wide, columns, name if last else None)
+                task = RunStage(stages, stage, secret, wide, columns, name if last else None)
                 made[key] = mapped(frame.repartitionById(wide, "to"), task, shape.spark if last else ROWS)
             frame = made[key]
         out[name] = frame

@@ -103,7 +103,7 @@ appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 """
-"""Only errors are logged, from the first line on; ``spark.log.level`` comes too late for the first ones."""
+"""Only errors are logged, from the first line on; ``spark.log.stage`` comes too late for the first ones."""
 
 
 def local_settings(scratch: Path, memory: str) -> dict[str, str]:
@@ -114,7 +114,7 @@ def local_settings(scratch: Path, memory: str) -> dict[str, str]:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging.absolute().as_uri()}",
-        "spark.log.level": "ERROR",
+        "spark.log.stage": "ERROR",
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
         "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
         "spark.ui.enabled": "false",

@@ -39,7 +39,7 @@ LINES: Final = 10
 DRIVER: Final = {"begin": "driver_begin", "job": "driver_tasks", "commit": "driver_commit"}
 """Stages by the driver's clock, and their figures: ``job`` is Spark's, from routing rows to the last receipt."""
 TASKS: Final = ("take", "open", "step", "write")
-"""Stages within the job, summed over its tasks: rows from the shuffle, opening parts, judging, writing files."""
+"""Stages within the job, summed over its tasks: rows from the shuffle, opening parts, resolving, writing files."""
 
 
 class EpochStats(NamedTuple):

@@ -98,7 +98,7 @@ class EpochStage:
 
     cut: Stages
     base: EpochStart
-    level: int
+    stage: int
     columns: Mapping[str, tuple[str, ...]]
     stamp: str
     most: int
@@ -112,15 +112,17 @@ class EpochStage:
         base, began = self.base, perf_counter_ns()
         with ExitStack() as stack:
             scratch = None if base.memory is None else stack.enter_context(_scratch())
-            spool = stack.enter_context(ShuffleReader(self.cut, self.level, number, base.memory, scratch, self.columns))
-            inputs, sums = _read(spool, batches)
+            shuffle = stack.enter_context(
+                ShuffleReader(self.cut, self.stage, number, base.memory, scratch, self.columns)
+            )
+            inputs, sums = _read(shuffle, batches)
             taken = (perf_counter_ns() - began) // 1000
-            yield from spool.forwarded
-            receipt = None if inputs or sums else idle(self.cut, base, self.level, number)
+            yield from shuffle.forwarded
+            receipt = None if inputs or sums else idle(self.cut, base, self.stage, number)
             if receipt is None:
                 part, hit = self._part(number)
                 try:
-                    done = part.step(base, inputs, sums, spool.rows, spool.digests)
+                    done = part.step(base, inputs, sums, shuffle.rows, shuffle.digests)
                     figures = {
                         **done.receipt.figures,
                         "take": taken,
@@ -129,27 +131,27 @@ class EpochStage:
                         "pending": part.dataflow.pending,
                     }
                     yield from packed_sums(done.sums, self.cut, base.partitions, Secret(*base.secret))
-                    yield self._receipts(spool, replace(done.receipt, figures=figures), number)
+                    yield self._receipts(shuffle, replace(done.receipt, figures=figures), number)
                 except BaseException:
                     close(part)  # half way through, or nobody wants the rest
                     raise
                 PARTS.put(self._key(number), part, figures["memory"], self.most)
             else:
-                yield self._receipts(spool, receipt, number)
+                yield self._receipts(shuffle, receipt, number)
 
     def _part(self, number: int) -> tuple[StagePart, bool]:
         """The part, and whether it was open."""
-        at = self.base.inventories[self.level][number].name if self.base.inventories else ""
+        at = self.base.inventories[self.stage][number].name if self.base.inventories else ""
         found = PARTS.take(self._key(number), at)
-        return (found, True) if found is not None else (StagePart(self.cut, self.base, self.level, number), False)
+        return (found, True) if found is not None else (StagePart(self.cut, self.base, self.stage, number), False)
 
     def _key(self, number: int) -> tuple[Any, ...]:
         base = self.base
-        return base.store, self.stamp, base.memory, base.retain, base.partitions, self.level, number
+        return base.store, self.stamp, base.memory, base.retain, base.partitions, self.stage, number
 
     @staticmethod
-    def _receipts(spool: ShuffleReader, receipt: Receipt, number: int) -> pa.RecordBatch:
-        return packed_receipts([*spool.receipts, receipt.to_json()], number)
+    def _receipts(shuffle: ShuffleReader, receipt: Receipt, number: int) -> pa.RecordBatch:
+        return packed_receipts([*shuffle.receipts, receipt.to_json()], number)
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ class RunStage:
     """
 
     cut: Stages
-    level: int
+    stage: int
     secret: Secret
     partitions: int
     columns: Mapping[str, tuple[str, ...]]
@@ -177,11 +179,11 @@ class RunStage:
                 yield from self._run(itertools.chain([first], batches), first.column("to")[0].as_py())
 
     def _run(self, batches: Batches, number: int) -> Iterator[pa.RecordBatch]:
-        with ShuffleReader(self.cut, self.level, number, columns=self.columns) as spool:
-            inputs, sums = _read(spool, batches)
+        with ShuffleReader(self.cut, self.stage, number, columns=self.columns) as shuffle:
+            inputs, sums = _read(shuffle, batches)
             rows = {name: reader.read_all() for name, reader in inputs.items()}
-            yield from spool.forwarded
-        done = computed(self.cut, self.level, self.secret, rows, sums)
+            yield from shuffle.forwarded
+        done = computed(self.cut, self.stage, self.secret, rows, sums)
         if self.output is None:
             yield from packed_sums(done.sent, self.cut, self.partitions, self.secret)
         else:
@@ -240,13 +242,13 @@ class ReadFiles:
                     yield from travelling(table, self.name)
 
 
-def _read(spool: ShuffleReader, batches: Batches) -> tuple[dict[str, pa.RecordBatchReader], dict[int, pa.Table]]:
+def _read(shuffle: ShuffleReader, batches: Batches) -> tuple[dict[str, pa.RecordBatchReader], dict[int, pa.Table]]:
     """Take all chunks in; the rows of each input and the sums of each exchange that came for this stage."""
     for batch in batches:
-        spool.take(batch)
-    inputs = {name: reader for name in spool.cut.flow.inputs if (reader := spool.input(name)) is not None}
-    here = [each.number for each in spool.cut.meetings if each.level == spool.level]
-    return inputs, {number: table for number in here if (table := spool.sums(number)).num_rows}
+        shuffle.take(batch)
+    inputs = {name: reader for name in shuffle.cut.flow.inputs if (reader := shuffle.input(name)) is not None}
+    here = [each.number for each in shuffle.cut.exchanges if each.stage == shuffle.stage]
+    return inputs, {number: table for number in here if (table := shuffle.sums(number)).num_rows}
 
 
 def travelling(table: pa.Table, output: str) -> Iterator[pa.RecordBatch]:

@@ -125,8 +125,8 @@ def opened(
     door = EngineDoor(scenario, state=state, **{"verdicts": "counts", "retain": 0} | options)
     if medium is not None:
         tighten(door.engine, **medium)
-    for arranged in door.engine.dataflow.circuit.arrangements.values():
-        arranged.spine.fan = arranged.beneath.fan = 2
+    for arranged in door.engine.dataflow.graph.arrangements.values():
+        arranged.spine.fan = arranged.on_disk.fan = 2
     return door
 
 

@@ -3,7 +3,7 @@
 Invariant: reads as section 10 of docs/semantics.md does. Every key is looked at in every step, the horizon is computed
 from the orders themselves, and the collection that was put out is kept beside the one that is held: under
 ``on_expire="forget"`` they part. Null is below everything, NaN and the infinities are no points in time, so they never
-move the horizon. Judging is in ``rules`` and ``merging_rules``.
+move the horizon. Resolving is in ``rules`` and ``merging_rules``.
 
 >>> from ddflow.plan.spec import Upsert
 >>> from ddflow.plan.merge.expiry import Expiry
@@ -27,7 +27,7 @@ from ddflow.plan.spec import Upsert
 
 def order_of(held: Held) -> Any:
     """The order of what a key holds; under versions of cells the greater of its row's and its latest delete's."""
-    marks = [getattr(held, name, None) for name in ("mark", "grave")]
+    marks = [getattr(held, name, None) for name in ("mark", "tombstone")]
     orders = [mark.order[0] for mark in marks if mark is not None] or [held.order[0]]
     return max(orders, key=rank)
 

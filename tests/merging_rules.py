@@ -117,13 +117,13 @@ class Mark:
 class Merged(Held):
     """What a key holds under merging; ``base`` and ``order`` are of ``mark``, or of the latest delete.
 
-    ``mark``: who set the order of the row; under versions of cells the greatest live event, and ``grave`` the latest
-    delete.  ``groups``: who set the order of each.  ``cells``: who set each cell, by column, fields nested.
+    ``mark``: who set the order of the row; under versions of cells the greatest live event, and ``tombstone`` the
+    latest delete. ``groups``: who set the order of each. ``cells``: who set each cell, by column, fields nested.
     """
 
     mark: Mark | None = None
     groups: list[Mark | None] = field(default_factory=list)
-    grave: Mark | None = None
+    tombstone: Mark | None = None
     cells: dict[str, Mark | None] = field(default_factory=dict)
 
 
@@ -279,10 +279,10 @@ class Fold:
     def cells(self, event: Event, mark: Mark) -> bool:
         """Versions of cells: each by the order of who set it, and all by that of the latest delete."""
         now = self.now
-        if not self.asked(mark, now.grave, self.began.grave):
+        if not self.asked(mark, now.tombstone, self.began.tombstone):
             return False
         if event.deletes:
-            now.grave, now.cells = mark, self.later(now.cells, mark)
+            now.tombstone, now.cells = mark, self.later(now.cells, mark)
             if now.mark is not None and compare(self.input, mark, now.mark) == FOLDED:
                 now.row = now.mark = None
             elif now.row is not None:
@@ -375,7 +375,7 @@ class Fold:
                 out[name] = canonical(input.derive[name](out))
             now.row = tuple(out.values())
         changed = not same(input, self.before, now.row)
-        last_word = now.mark if now.row is not None else now.grave or now.mark
+        last_word = now.mark if now.row is not None else now.tombstone or now.mark
         if last_word is not None:
             now = replace(now, base=last_word.base, order=last_word.order, seq=last_word.seq)
         return replace(now, row=now.row if changed else self.before), changed

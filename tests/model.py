@@ -1,6 +1,6 @@
 """The twin: what ddflow means, said once in dicts and lists, so that everything faster can be compared with it.
 
-Invariant: nothing here is clever. Every step judges event by event, every output is computed from nothing out of the
+Invariant: nothing here is clever. Every step resolves event by event, every output is computed from nothing out of the
 inputs' collections, and its updates are the difference of two neighbouring collections. So the twin cannot have the
 bugs an incremental engine has; where the two disagree, the twin is right or docs/semantics.md is unclear. It must
 still cover every option of a spec, and equality is canonical (one NaN, -0.0 == 0.0, null is a value of its own), which
@@ -31,7 +31,7 @@ from typing import Any
 
 from expiry_rules import expire, moved, refuse
 from merging_rules import buried, fold
-from rules import Condition, Event, Held, Input, Refused, Row, canonical, judge, rank, ranks
+from rules import Condition, Event, Held, Input, Refused, Row, canonical, rank, ranks, resolve
 
 CLOSED = 2**63 - 1
 NEVER = -(2**63)
@@ -124,7 +124,7 @@ def difference(before: Collection, after: Collection, time: int) -> Updates:
 
 @dataclass
 class Out:
-    """What one call returned: updates by output, verdicts, and what became of every event that was judged."""
+    """What one call returned: updates by output, verdicts, and what became of every event that was resolved."""
 
     updates: dict[str, Updates]
     verdicts: Counter[str] = field(default_factory=Counter)
@@ -167,7 +167,7 @@ class Twin:
         self.put_out: list[dict[str, Collection]] = []
 
     def step(self, inputs: Mapping[str, Sequence[Mapping[str, Any]]], time: int) -> Out:
-        """Epoch mode: judge all events at ``time``, which must be above the last step's."""
+        """Epoch mode: resolve all events at ``time``, which must be above the last step's."""
         if self.holds_back:
             raise Refused("WrongMode")
         if time < self.state.frontier or time == CLOSED:
@@ -194,7 +194,7 @@ class Twin:
         """Epoch mode: the input holds these rows at ``time`` and, within the scope, nothing else.
 
         ``order``: of the tombstones of absent keys, by column.  ``once``: a key may have one row only; else the rows
-        are a log, judged as if nothing had been held (restate).
+        are a log, resolved as if nothing had been held (restate).
         """
         if self.holds_back:
             raise Refused("WrongMode")
@@ -321,7 +321,7 @@ class Twin:
         return {"drop": None, "mark": f"{name}.events", "side": f"{name}.stale"}[self.inputs[name].spec.stale]
 
     def _take(self, inputs: Mapping[str, Sequence[Mapping[str, Any]]], stamp: int | None, out: Out) -> None:
-        """Number the events, judge who is bad or late at once, and let the others wait.  ``stamp``: epoch mode's."""
+        """Number the events, resolve who is bad or late at once, and let the others wait.  ``stamp``: epoch mode's."""
         reasons: list[str] = []
         frontier = self.state.frontier
         for name, given in inputs.items():
@@ -380,7 +380,7 @@ class Twin:
         return min(seen.get(name, NEVER) - less for name, less in lateness.items() if less is not None)
 
     def _close(self, frontier: int, out: Out) -> None:
-        """Judge what waits before ``frontier``, one time after the other."""
+        """Resolve what waits before ``frontier``, one time after the other."""
         due = [event for event in self.state.pending if event.stamp < frontier]
         self.state.pending = [event for event in self.state.pending if event.stamp >= frontier]
         self.state.frontier = frontier
@@ -399,7 +399,7 @@ class Twin:
                     rivals[event.key].append(event)
             for key, its_events in rivals.items():
                 was, anew = held.pop(key, None) or lapsed.get(key), over or key in lapsed
-                now: Any = (fold if input.spec.merges else judge)(input, was, its_events, anew)
+                now: Any = (fold if input.spec.merges else resolve)(input, was, its_events, anew)
                 if key in lapsed and now.row is None:
                     # The row goes since it is forgotten: a delete finds nothing to do.
                     for event in its_events:

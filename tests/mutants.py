@@ -380,7 +380,7 @@ def budgeted(tests: list[str], times: dict[str, float], seconds: float) -> list[
     return taken
 
 
-def judge(row: Row, tree: Path, tests: list[str], times: dict[str, float], rest: bool) -> None:
+def resolve(row: Row, tree: Path, tests: list[str], times: dict[str, float], rest: bool) -> None:
     """Run the tests of one mutant; write what they said into its row."""
     path = tree / row["file"]
     text = path.read_text()
@@ -457,7 +457,7 @@ def main() -> None:
             outcome = row.get("outcome")
             survived = outcome == "survived" and "equivalent" not in row and "rest" not in row["ran"]
             if row["id"] in options.again or (survived if options.rest else outcome is None):
-                judge(row, tree, reach.get(row["id"], []), times, options.rest and survived)
+                resolve(row, tree, reach.get(row["id"], []), times, options.rest and survived)
                 print(row["id"], f"{row['file']}:{row['line']}", row["ran"], row["outcome"], flush=True)
                 saved(rows)
     print(summary(rows))

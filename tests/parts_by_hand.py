@@ -25,7 +25,7 @@ Tables = dict[str, pa.Table]
 
 
 class Hands:
-    """The driver of a state, and all its workers.  ``parts``: kept open, by level and number."""
+    """The driver of a state, and all its workers.  ``parts``: kept open, by stage and number."""
 
     def __init__(
         self, flow: dd.Flow, store: Store, partitions: int | None, chance: random.Random, **options: Any
@@ -49,13 +49,13 @@ class Hands:
         base = self.base = self.coordinator.begin(**options)
         came: dict[int, list[pa.Table]] = {}
         receipts = []
-        for level in range(self.cut.levels):
+        for stage in range(self.cut.stages):
             tasks = list(range(base.partitions))
             self.chance.shuffle(tasks)
             sums = {number: pa.concat_tables(tables) for number, tables in came.items()}
             for number in tasks:
                 for _ in range(self.chance.choice([1, 1, 1, 2])):
-                    done = self.task(base, level, number, inputs, sums)
+                    done = self.task(base, stage, number, inputs, sums)
                     receipts.append(type(done.receipt).from_json(done.receipt.to_json(), "a test"))
                 for meeting, table in done.sums.items():
                     came.setdefault(meeting, []).append(table)
@@ -63,29 +63,29 @@ class Hands:
         return committed, self.outputs(committed)
 
     def task(
-        self, base: EpochStart, level: int, number: int, inputs: Mapping[str, pa.Table], sums: Mapping[int, pa.Table]
+        self, base: EpochStart, stage: int, number: int, inputs: Mapping[str, pa.Table], sums: Mapping[int, pa.Table]
     ) -> PartDone:
         """One attempt at one task, on a part that is kept open where it holds what the base says."""
         rows = {name: mine(table, self.cut.flow.inputs[name].spec.key, base, number) for name, table in inputs.items()}
-        met = {each.number: each for each in self.cut.meetings if each.level == level}
+        met = {each.number: each for each in self.cut.exchanges if each.stage == stage}
         here = {n: mine(table, met[n].by, base, number) for n, table in sums.items() if n in met}
-        rows = {name: table for name, table in rows.items() if table.num_rows} if level == 0 else {}
+        rows = {name: table for name, table in rows.items() if table.num_rows} if stage == 0 else {}
         here = {n: table for n, table in here.items() if table.num_rows}
-        if not rows and not here and (receipt := idle(self.cut, base, level, number)) is not None:
+        if not rows and not here and (receipt := idle(self.cut, base, stage, number)) is not None:
             return PartDone(receipt, {})
-        part = self.warm.pop((level, number), None)
-        wanted = base.inventories[level][number].name if base.inventories else ""
+        part = self.warm.pop((stage, number), None)
+        wanted = base.inventories[stage][number].name if base.inventories else ""
         if part is None or part.at != wanted or self.chance.random() < 0.3:
             if part is not None:
                 part.close()
             budget = base.memory or self.chance.choice(self.budgets)
-            part = StagePart(self.cut, base._replace(memory=budget), level, number)
+            part = StagePart(self.cut, base._replace(memory=budget), stage, number)
         else:
             self.hits += 1
         counts = {name: table.num_rows for name, table in rows.items()}
         digests = {name: f"{table.num_rows:032x}" for name, table in rows.items()}
         done = part.step(base, rows, {n: shuffled(table, self.chance) for n, table in here.items()}, counts, digests)
-        self.warm[level, number] = part
+        self.warm[stage, number] = part
         return done
 
     def outputs(self, committed: Committed) -> Tables:

@@ -1,6 +1,6 @@
 """The twin's rules: what equals what, what comes before what, and which event of a key wins.
 
-Invariant: `judge` reads as the rulings in docs/semantics.md do, one event after the other in the order of arrival. A
+Invariant: `resolve` reads as the rulings in docs/semantics.md do, one event after the other in the order of arrival. A
 winner must beat what the key holds and its rivals of the same time, and the verdict of each loser says which of the two
 it lost to, and how. Nothing here knows of steps, times or outputs: that is ``model``.
 
@@ -176,7 +176,7 @@ def size(input: Input, row: Row | None) -> tuple[Any, ...]:
     return (0,) if row is None else (1, ranks(row[i] for i in input.counting))
 
 
-def judge(input: Input, held: Held | None, events: list[Event], over: bool = False) -> Held:
+def resolve(input: Input, held: Held | None, events: list[Event], over: bool = False) -> Held:
     """Give every event of one key and time its verdict; return what the key holds then.  Refuses a forbidden tie.
 
     ``over``: the order that is held decides nothing (full contents).

@@ -60,7 +60,7 @@ class Model:
         return store
 
     def step(self) -> None:
-        """One operation of one of the writers, judged."""
+        """One operation of one of the writers, resolved."""
         name, which = self.random.choice(STEPS), self.random.randrange(2)
         try:
             outcome = getattr(self, name)(self.stores[which])

@@ -32,9 +32,9 @@ def by_hand(flow: dd.Flow, given: Mapping[str, Sequence[pa.Table]], partitions: 
     out = {}
     for name, shape in shapes(flow).items():
         stages, chunks = cut(flow, only=name), packed
-        for level in range(stages.levels):
-            last = level == stages.levels - 1
-            task = RunStage(stages, level, SECRET, partitions, columns, name if last else None)
+        for stage in range(stages.stages):
+            last = stage == stages.stages - 1
+            task = RunStage(stages, stage, SECRET, partitions, columns, name if last else None)
             chunks = [batch for number in range(partitions) for batch in attempted(task, chunks, number)]
         out[name] = pa.Table.from_batches(chunks or [carried(whole(shape.arrow.empty_table()), "a test")])
     return out

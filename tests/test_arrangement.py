@@ -93,10 +93,10 @@ class Twin:
         rows = [(key, *version) for key in keys for version in drawn.get(key, [])]
         ends = np.cumsum([len(drawn.get(key, [])) for key in keys])
         last = [int(end) - 1 if key in drawn else -1 for key, end in zip(keys, ends, strict=True)]
-        numbers, born, buried = [number for *_, number in rows], 0, 0
+        numbers, live_added, buried = [number for *_, number in rows], 0, 0
         for key in set(keys) & {key for key, *_ in rows}:
             before, after = self.histories[key][-1:], drawn[key][-1]
-            born += after[1] - (self.live(key) is not None)
+            live_added += after[1] - (self.live(key) is not None)
             buried += self.keeps * ((not after[1]) - (before != [] and not before[0][1]))
         order = np.array([[number + w for w in range(self.words)] for number in numbers], np.int64)
         payload = pa.table(
@@ -116,7 +116,7 @@ class Twin:
             np.array(last, np.int64),
             held.place,
             self.arranged.index.built,
-            born,
+            live_added,
             buried,
         )
 
@@ -142,8 +142,8 @@ class Twin:
             if newest is not None and (newest[1] or self.keeps):
                 assert held.reference[i] and held.value[i] == newest[2]
                 assert held.order[i].tolist() == [newest[2] + w for w in range(self.words)]
-        graves = sum(not history[-1][1] for history in self.histories.values() if history)
-        assert self.arranged.tombstones == (graves if self.keeps else 0)
+        tombstones = sum(not history[-1][1] for history in self.histories.values() if history)
+        assert self.arranged.tombstones == (tombstones if self.keeps else 0)
 
 
 @effort(12)
@@ -178,7 +178,7 @@ def test_merging_keeps_runs_few_and_garbage_below_half(keeps: bool) -> None:
             # A few more runs than there were when a plan was made are not worth another look.
             assert choose([len(run) for run in spine.items], needed, FAN) is None or len(spine) > spine.planned
             assert len(spine) - spine.planned < FAN // 8
-        # What is garbage is judged when no merge is going on; until then, and while all is merged, an eighth as many
+        # What is garbage is resolved when no merge is going on; until then, and while all is merged, an eighth as many
         # versions come in, and those of one step are too many.
         assert spine.versions <= (GARBAGE * needed + 64 + 12) * (1 + 1 / EFFORT) ** 2
         most = max(most, spine.versions)
@@ -420,7 +420,7 @@ def test_what_is_moved_to_files_at_any_moment_is_read_and_sought_as_before(
     arranged, mapped = twin.arranged, 0
     with pytest.MonkeyPatch.context() as patch, BatchStore(ScratchStore(tmp_path_factory.mktemp("spill"))) as folder:
         patch.setattr(spines, "PIECE", 4)
-        arranged.spine.fan, arranged.beneath.fan = 4, 2
+        arranged.spine.fan, arranged.on_disk.fan = 4, 2
         for _ in range(40):
             upper += twin.random.randint(1, 3)
             since = max(since, upper - 1 - retain) if twin.random.random() < 0.8 else since
@@ -428,7 +428,7 @@ def test_what_is_moved_to_files_at_any_moment_is_read_and_sought_as_before(
             if twin.random.random() < 0.4:
                 # Never, begin to move, and move all at once.
                 arranged.spill(folder, twin.random.choice([1 << 30, int(arranged.nbytes * 1.2), 0]))
-            arranged.spine.most = arranged.beneath.most = arranged.piece = twin.random.choice([3, 20])
+            arranged.spine.most = arranged.on_disk.most = arranged.piece = twin.random.choice([3, 20])
             arranged._check()
             mapped += arranged.slots.mapped
             for at in (None, twin.random.randint(max(since, 0), upper - 1)):

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from kinds import PLAIN
 
 from ddflow.dataflow.batcher import Batcher, batcher, run, runs
-from ddflow.dataflow.batcher import chunks as lots
+from ddflow.dataflow.batcher import chunks as chunks
 from ddflow.dataflow.batcher.checkpoint import PendingRecord
 from ddflow.errors import SpillFull
 from ddflow.operators.upsert.events import FEW, Sealed, by_time, joined
@@ -247,7 +247,7 @@ def test_pushes_are_merged_so_that_few_runs_wait_and_each_event_is_copied_few_ti
         copied += sum(part.times.size for part in parts)
         return joined(parts)
 
-    for module in (runs, lots):
+    for module in (runs, chunks):
         monkeypatch.setattr(module, "joined", counting)
     waiting = Batcher()
     for i in range(3000):
@@ -377,7 +377,7 @@ def files_no_larger_than(size: int) -> Iterator[None]:
 def test_a_spill_that_fails_half_way_leaves_the_batcher_and_the_disk_as_before(tmp_path: Path) -> None:
     waiting = Batcher()
     long = ["x" * 2000] * 5000
-    # The first lot fits the disk, the second, of longer texts, does not.
+    # The first chunk fits the disk, the second, of longer texts, does not.
     waiting.add(plain(np.arange(50_000), 0, s=pa.array(["y"] * 45_000 + long)))
     with BatchStore(ScratchStore(tmp_path)) as folder:
         rows = waiting.runs.by_least[0]
@@ -401,12 +401,12 @@ def test_lots_hold_every_event_once_and_are_none_much_larger_than_asked(pushes: 
         whole = run.PendingRun.resident(plain(times, first).in_order())
         given.append(whole.after(len(times) // 3))
         first += len(times)
-    out = list(lots.lots(given, rows))
+    out = list(chunks.chunks(given, rows))
     wait = [each.waiting for each in given]
     most_of_one = max(np.bincount(np.concatenate([part.times for part in wait])))
-    assert sorted(np.concatenate([lot.arrival for lot in out])) == sorted(np.concatenate([w.arrival for w in wait]))
-    assert all(lot.times.size <= 3 * rows and (np.diff(lot.times) >= 0).all() for lot in out)
-    # They follow each other in time; lots of one time may follow each other in any order.
+    assert sorted(np.concatenate([chunk.arrival for chunk in out])) == sorted(np.concatenate([w.arrival for w in wait]))
+    assert all(chunk.times.size <= 3 * rows and (np.diff(chunk.times) >= 0).all() for chunk in out)
+    # They follow each other in time; chunks of one time may follow each other in any order.
     assert all(one.times[-1] <= other.times[0] or most_of_one > rows for one, other in pairwise(out))
 
 

@@ -1,7 +1,7 @@
 """The Spark bench on small inputs: are its contenders right, would it be noticed, and does a run leave what it should?
 
 Time is never asserted here.  The contenders share one session; only the run of the program starts one of its own.
-All of it is a soak: the engine beneath has tests of its own, the peers are none of ours.
+All of it is a soak: the engine on disk has tests of its own, the peers are none of ours.
 """
 
 from __future__ import annotations

@@ -161,8 +161,8 @@ def test_a_writer_is_fenced_and_a_sweep_of_his_takes_nothing_of_the_copies() -> 
     rollback(store.writer(), 4)
     with pytest.raises(Fenced):
         slow.step(rows(6), 60)
-    slow.durable.log.ledger.sweep()  # type: ignore[union-attr]
-    for name in slow.durable.log.ledger.names:  # type: ignore[union-attr]
+    slow.durable.log.manifest_log.sweep()  # type: ignore[union-attr]
+    for name in slow.durable.log.manifest_log.names:  # type: ignore[union-attr]
         store.writer().delete(name)  # and were it everything that he ever named
     assert dd.read(store.writer(), "people").equals(held[4])
     with plan().open(store.writer()) as engine:

@@ -110,11 +110,11 @@ class Tampered(GitFeed):
         super().__init__(where)
         self.tamper = tamper
 
-    def judge(self, part: Slice, out: Tables, checks: Checks) -> None:
-        """Judge what the tampering leaves."""
+    def resolve(self, part: Slice, out: Tables, checks: Checks) -> None:
+        """Resolve what the tampering leaves."""
         tables = {name: out[name] for name in out}
         self.tamper(tables)
-        super().judge(part, tables, checks)
+        super().resolve(part, tables, checks)
 
 
 def failed(checks: Checks) -> dict[str, tuple[int, int]]:
@@ -122,7 +122,7 @@ def failed(checks: Checks) -> dict[str, tuple[int, int]]:
     return {what.split(":")[0]: (t.asked, t.asked - t.held) for what, t in checks.items() if t.asked != t.held}
 
 
-def judged(feed: GitFeed, out: Path) -> Checks:
+def resolved(feed: GitFeed, out: Path) -> Checks:
     run = demo.Demo(feed, out, Console(file=io.StringIO()))
     run.locally()
     return run.checks
@@ -149,12 +149,12 @@ def test_a_retraction_of_the_wrong_blob_fails(repo: Repo, tmp_path: Path) -> Non
         )
         out["files"] = pa.concat_tables([others, swap(leaving, "blob", repo.hash("two\n"), repo.hash("one\n"))])
 
-    fine = judged(GitFeed(repo.path), tmp_path)
+    fine = resolved(GitFeed(repo.path), tmp_path)
     asked = fine["retractions: the old mode and blob of git's raw log"].asked
     assert fine.good
     assert asked == 7
     # the row that should be there is not, and one is there that should not
-    assert failed(judged(Tampered(repo.path, tamper), tmp_path)) == {"retractions": (asked + 1, 2)}
+    assert failed(resolved(Tampered(repo.path, tamper), tmp_path)) == {"retractions": (asked + 1, 2)}
 
 
 def test_a_missing_assertion_and_a_doubled_one_fail(repo: Repo, tmp_path: Path) -> None:
@@ -164,8 +164,8 @@ def test_a_missing_assertion_and_a_doubled_one_fail(repo: Repo, tmp_path: Path) 
     def double(out: dict[str, pa.Table]) -> None:
         out["files"] = pa.concat_tables([out["files"], where(out["files"], path="side.md")])
 
-    assert failed(judged(Tampered(repo.path, lose), tmp_path))["assertions"][1] == 1
-    assert failed(judged(Tampered(repo.path, double), tmp_path))["assertions"][1] == 1
+    assert failed(resolved(Tampered(repo.path, lose), tmp_path))["assertions"][1] == 1
+    assert failed(resolved(Tampered(repo.path, double), tmp_path))["assertions"][1] == 1
 
 
 def test_a_count_that_is_not_retracted_fails(repo: Repo, tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_count_that_is_not_retracted_fails(repo: Repo, tmp_path: Path) -> None
         kept = pc.invert(pc.and_(pc.equal(counts["extension"], ".md"), pc.less(counts["_diff"], 0)))
         out["by_extension"] = counts.filter(kept)
 
-    assert failed(judged(Tampered(repo.path, tamper), tmp_path)) == {"by extension": (13, 1)}
+    assert failed(resolved(Tampered(repo.path, tamper), tmp_path)) == {"by extension": (13, 1)}
 
 
 class Undeleting(GitFeed):
@@ -213,7 +213,7 @@ def test_a_failed_run_leaves_no_half_written_file(repo: Repo, tmp_path: Path) ->
             raise RuntimeError("half way")
 
     with pytest.raises(RuntimeError, match="half way"):
-        judged(Broken(repo.path), tmp_path)  # type: ignore[arg-type]
+        resolved(Broken(repo.path), tmp_path)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""The demo's git feed: real repositories are made, read, folded by a dictionary, and judged by what git itself says.
+"""The demo's git feed: real repositories are made, read, folded by a dictionary, and resolved by what git itself says.
 
 Invariant: every kind of change git can log is in some repository here. Renames, merges, shallow boundaries, odd names
 and the user's own configuration each change what git prints, though not what happened.

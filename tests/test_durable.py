@@ -46,7 +46,7 @@ MEDIA = pytest.mark.parametrize("medium", [None, TIGHT], ids=["in memory", "in f
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether a call that is given again returned what it had returned; who was judged is not listed again."""
+    """Whether a call that is given again returned what it had returned; who was resolved is not listed again."""
     return one is not None and (one.updates, one.verdicts) == (other.updates, other.verdicts)
 
 
@@ -86,8 +86,8 @@ class Restarts:
 
     def restart(self) -> None:
         """Close, open, and give again what was not committed."""
-        for arranged in self.door.engine.dataflow.circuit.arrangements.values():
-            merges = [*arranged.spine.merges, *arranged.beneath.merges]
+        for arranged in self.door.engine.dataflow.graph.arrangements.values():
+            merges = [*arranged.spine.merges, *arranged.on_disk.merges]
             Restarts.went.update(f"closed with {_kind(merge)} half way" for merge in merges if len(merge.output))
         self.door.close()
         with pytest.raises(EngineClosed):
@@ -103,7 +103,7 @@ class Restarts:
 
 
 def _kind(merge: Any) -> str:
-    return "a flush or a merge beneath" if merge.target is not None else "a merge in memory"
+    return "a flush or a merge on disk" if merge.target is not None else "a merge in memory"
 
 
 def restarted(media: list[Any]) -> Any:
@@ -151,13 +151,13 @@ def test_restart_of_state_in_files_is_never_stopped(monkeypatch: pytest.MonkeyPa
     ways = [
         "a piece of a flush",
         "a flush half way",
-        "a key found beneath",
-        "a piece of a merge beneath",
-        "a change that went beneath at once",
+        "a key found on disk",
+        "a piece of a merge on disk",
+        "a change that went on disk at once",
         "pending events that were spilled",
     ]
     holds(restarted([ALL, NONE]), ways, 24)
-    assert Restarts.went["a restart"] > 40 and Restarts.went["closed with a flush or a merge beneath half way"]
+    assert Restarts.went["a restart"] > 40 and Restarts.went["closed with a flush or a merge on disk half way"]
 
 
 def small_spines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +166,7 @@ def small_spines(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def small(self: Arrangement, *given: Any, **named: Any) -> None:
         made(self, *given, **named)
-        self.spine.fan = self.beneath.fan = 2
+        self.spine.fan = self.on_disk.fan = 2
 
     monkeypatch.setattr(Arrangement, "__init__", small)
 
@@ -570,20 +570,16 @@ def test_a_merge_that_went_further_than_was_paid_for_is_gone_on_with() -> None:
         door, met = case.open(store), 0
         for epoch in range(1, len(case.calls) + 1):
             case.go(door, epoch)
-            merges = [
-                merge for each in door.engine.dataflow.circuit.arrangements.values() for merge in each.spine.merges
-            ]
+            merges = [merge for each in door.engine.dataflow.graph.arrangements.values() for merge in each.spine.merges]
             for merge in merges:
                 merge.credit, met = -7, met + 1
             door.engine.durable.publish(
-                door.engine.dataflow, door.engine.durable.log.ledger.manifest.receipts, "a test"
+                door.engine.dataflow, door.engine.durable.log.manifest_log.manifest.receipts, "a test"
             )
             door.close()
             store = store.writer()
             door = case.open(store)
-            again = [
-                merge for each in door.engine.dataflow.circuit.arrangements.values() for merge in each.spine.merges
-            ]
+            again = [merge for each in door.engine.dataflow.graph.arrangements.values() for merge in each.spine.merges]
             assert [merge.credit for merge in again] == [merge.credit for merge in merges]
             case.holds(door, epoch)
     assert met

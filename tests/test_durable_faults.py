@@ -218,7 +218,7 @@ def failing(name: str, call: Callable[..., Any], at: int, number: int, calls: li
 
 
 def whole(case: Case, disk: Any, **options: Any) -> None:
-    """Open a state, read all, and have every epoch told again."""
+    """Open a state, read all, and have every epoch replayed."""
     door = case.open(local(disk), **options)
     try:
         assert door.engine.epoch == len(case.calls)

@@ -85,7 +85,7 @@ def killed(case: Case, place: Path, medium: Any, at: int, kind: str) -> tuple[in
 
 
 def recovers(case: Case, place: Path, medium: Any, told: int, forget: bool = False) -> None:
-    """Open what is left: an epoch that may be, which is told again, and the next; all outputs are shown.
+    """Open what is left: an epoch that may be, which is replayed, and the next; all outputs are shown.
 
     ``forget``: by one who names no folder, and drops all receipts at once.
     """

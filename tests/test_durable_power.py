@@ -181,8 +181,8 @@ def late_outputs(patch: pytest.MonkeyPatch) -> None:
         waiting.append((store, name, data))
         return Blob(name, len(data), xxhash.xxh3_128(data).digest())
 
-    def commit(ledger: ManifestLog, *given: Any, **named: Any) -> Any:
-        out = real(ledger, *given, **named)
+    def commit(manifest_log: ManifestLog, *given: Any, **named: Any) -> Any:
+        out = real(manifest_log, *given, **named)
         while waiting:
             store, name, data = waiting.pop()
             store.site.written(store._blob(name), "late", lambda sink, data=data: sink.write(data))
@@ -197,10 +197,10 @@ def sweep_first(patch: pytest.MonkeyPatch) -> None:
     """What the next manifest does not name is deleted before it is published."""
     real = ManifestLog.commit
 
-    def commit(ledger: ManifestLog, manifest: Any, partitions: Any, names: set[str], note: str) -> Any:
-        for name in ledger.names - names - {blob.name for blob in partitions}:
-            ledger.store.delete(name)
-        return real(ledger, manifest, partitions, names, note)
+    def commit(manifest_log: ManifestLog, manifest: Any, partitions: Any, names: set[str], note: str) -> Any:
+        for name in manifest_log.names - names - {blob.name for blob in partitions}:
+            manifest_log.store.delete(name)
+        return real(manifest_log, manifest, partitions, names, note)
 
     patch.setattr(ManifestLog, "commit", commit)
 
@@ -208,8 +208,8 @@ def sweep_first(patch: pytest.MonkeyPatch) -> None:
 def greedy_sweep(patch: pytest.MonkeyPatch) -> None:
     """With a manifest goes all that it named, also what its successors name."""
 
-    def drop(ledger: ManifestLog, at: int) -> tuple[int, set[str]]:
-        past = ledger._past.pop(at)
+    def drop(manifest_log: ManifestLog, at: int) -> tuple[int, set[str]]:
+        past = manifest_log._past.pop(at)
         return past.number, past.names
 
     patch.setattr(ManifestLog, "_drop", drop)
@@ -243,8 +243,8 @@ def lost_receipt(patch: pytest.MonkeyPatch) -> None:
     """A manifest tells of the epochs before its own only."""
     real = ManifestLog.commit
 
-    def commit(ledger: ManifestLog, manifest: Any, *given: Any, **named: Any) -> Any:
-        return real(ledger, replace(manifest, receipts=manifest.receipts[:-1]), *given, **named)
+    def commit(manifest_log: ManifestLog, manifest: Any, *given: Any, **named: Any) -> Any:
+        return real(manifest_log, replace(manifest, receipts=manifest.receipts[:-1]), *given, **named)
 
     patch.setattr(ManifestLog, "commit", commit)
 

@@ -123,7 +123,7 @@ def test_a_state_in_a_bucket_is_looked_after_like_any_other(moto: Moto, tmp_path
         engine.compact(forget=True)
         assert held(engine) == before
         # An object that is gone from the bucket is missed, whatever a cache holds.
-        name = next(iter(engine.durable.log.ledger.names)) if engine.durable else ""
+        name = next(iter(engine.durable.log.manifest_log.names)) if engine.durable else ""
         at(url, moto, tmp_path / "d").delete(name)
     report = dd.fsck(at(url, moto, tmp_path / "d", readonly=True))
     assert [name in problem.file for problem in report.problems] == [True]

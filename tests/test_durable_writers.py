@@ -255,9 +255,9 @@ def slept(story: tuple[Case, Case], place: Path, medium: Any, stride: int) -> in
 
 def named_by(door: Any) -> set[str]:
     """The two newest manifests, and the files that they name."""
-    ledger = door.engine.durable.log.ledger
-    names = ledger.names | ledger._past[-1].names
-    return {f"blobs/{name}" for name in names} | {f"manifests/{ledger.number - back:016d}" for back in (0, 1)}
+    manifest_log = door.engine.durable.log.manifest_log
+    names = manifest_log.names | manifest_log._past[-1].names
+    return {f"blobs/{name}" for name in names} | {f"manifests/{manifest_log.number - back:016d}" for back in (0, 1)}
 
 
 @pytest.mark.parametrize("medium", [None, TIGHT], ids=["in memory", "in files"])

@@ -450,7 +450,7 @@ def test_an_engine_that_was_interrupted_while_it_changed_its_state_goes_no_furth
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(engine.dataflow.circuit, "apply", interrupted)
+    monkeypatch.setattr(engine.dataflow.graph, "apply", interrupted)
     with pytest.raises(KeyboardInterrupt):
         engine.step({"s": rows((1, "y", 1))}, time=2)
     for act in (lambda: engine.step({}, time=3), lambda: engine.read("rows")):

@@ -262,7 +262,9 @@ def test_a_log_may_begin_with_full_contents_of_all() -> None:
     assert dd.verify(store, {"orders": [dd.Full(b), dd.Full(c)]}).ok
     with plan(EPOCH).open(store.writer()) as engine:
         engine.step({"orders": one(7)}, 4)
-    with pytest.raises(LogUnclear, match="judged by the orders that keys were deleted by before; give it from the beg"):
+    with pytest.raises(
+        LogUnclear, match="resolved by the orders that keys were deleted by before; give it from the beg"
+    ):
         dd.verify(store, {"orders": [dd.Full(b), dd.Full(c), one(7)]})
     assert dd.verify(store, {"orders": [a, dd.Full(b), dd.Full(c), one(7)]}).ok
 

@@ -137,12 +137,12 @@ def write(place: Path) -> None:
                 engine.dataflow.budget.state = 0  # everything goes to files at once
             assert engine.durable is not None
             engine.durable.batch_store.compresses = kind == "compressed"  # as parts of a partitioned state do
-            for arranged in engine.dataflow.circuit.arrangements.values():
-                arranged.spine.fan = arranged.beneath.fan = 3
+            for arranged in engine.dataflow.graph.arrangements.values():
+                arranged.spine.fan = arranged.on_disk.fan = 3
             feed(engine, kind, range(1, 13))
             expected[kind] = {"epoch": engine.epoch, **answers(engine)}
             under_way = [
-                m for a in engine.dataflow.circuit.arrangements.values() for m in (*a.spine.merges, *a.beneath.merges)
+                m for a in engine.dataflow.graph.arrangements.values() for m in (*a.spine.merges, *a.on_disk.merges)
             ]
             print(kind, "merges half done:", sum(bool(m.output.parts) for m in under_way), "of", len(under_way))
         with plan(kind).open(shutil.copytree(place / kind, place / "next"), **options) as engine:
@@ -184,7 +184,7 @@ def test_a_golden_state_reads_as_when_it_was_written_and_goes_on(
     with plan(kind).open(state, memory=budget, retain=KINDS[kind].get("retain", 0)) as engine:
         engine._check()
         assert (engine.epoch, answers(engine)) == (epoch, expected)
-        # The last epoch is told again.
+        # The last epoch is replayed.
         again = engine.advance_to(108, epoch=epoch) if kind == "held-back" else engine.step({"things": events(12)}, 12)
         assert sum(again.verdicts.counts.values()) > 0
         assert gone_on(engine, kind) == follows

@@ -186,8 +186,8 @@ def test_the_circuit_gives_changes_of_inner_collections_too() -> None:
     with flow.open(retain=5) as engine:
         for time in range(3):
             step(engine, time, (time, "Bern"))
-        assert bag(changes(engine.dataflow.circuit, inner, 0, 2)) == {("Bern",): 2}
-        refused(lambda: changes(engine.dataflow.circuit, inner, 2, 1), errors.TimeWentBack, "from 2 to 1")
+        assert bag(changes(engine.dataflow.graph, inner, 0, 2)) == {("Bern",): 2}
+        refused(lambda: changes(engine.dataflow.graph, inner, 2, 1), errors.TimeWentBack, "from 2 to 1")
 
 
 # Readers
@@ -316,12 +316,12 @@ def test_followers_at_any_pace_hold_what_the_collection_is_through_merges() -> N
                     assert bag(reader.read()) == states[reader.time][name] == held[pace, name]
             least = min(reader.time for reader in followers.values())
             assert engine.since <= least == engine.dataflow.holds.least()
-        assert sum(a.spine.copied for a in engine.dataflow.circuit.arrangements.values()) > 0
+        assert sum(a.spine.copied for a in engine.dataflow.graph.arrangements.values()) > 0
 
 
 def test_history_that_nobody_holds_any_more_is_compacted_away() -> None:
     def kept(engine: Any) -> int:
-        return sum(arrangement.nbytes for arrangement in engine.dataflow.circuit.arrangements.values())
+        return sum(arrangement.nbytes for arrangement in engine.dataflow.graph.arrangements.values())
 
     with opened() as engine, opened() as other:
         reader, sizes = None, []
@@ -348,7 +348,7 @@ def test_readers_share_one_arrangement_whatever_their_number() -> None:
             for time in range(1, 20):
                 step(engine, time, *((key, f"city {time}") for key in range(0, 500, 7)))
             assert all(reader.time == 0 for reader in kept)
-            return sum(arrangement.nbytes for arrangement in engine.dataflow.circuit.arrangements.values())
+            return sum(arrangement.nbytes for arrangement in engine.dataflow.graph.arrangements.values())
 
     assert state(1) == state(50) > state(0)
 
@@ -437,7 +437,7 @@ def test_a_reader_is_refused_while_another_thread_is_in_a_call_but_may_always_be
 
 
 def test_a_reader_that_goes_while_a_step_is_computed_costs_no_history_that_others_hold() -> None:
-    """Garbage may be collected at any moment of a step, also between judging it and taking it in."""
+    """Garbage may be collected at any moment of a step, also between resolving it and taking it in."""
     held: list[Reader] = []
 
     def forgetful(batch: pa.RecordBatch) -> pa.Array:

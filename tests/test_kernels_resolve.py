@@ -1,4 +1,5 @@
-"""Judging gives what the rulings say, read off one event after the other: who wins, what changes, and every verdict."""
+"""Resolving gives what the rulings say, read off one event after the other: who wins, what changes, and every
+verdict."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ from chance import effort
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddflow.kernels.emit import emit, look_up, marks, spread, tally
 from ddflow.kernels.resolve import (
     APPLIED,
     BAD,
     ERROR,
-    FATE,
     FIRST,
     GREATEST,
     LAPSED,
@@ -28,6 +29,7 @@ from ddflow.kernels.resolve import (
     NOOP,
     NOTHING,
     OCCUPIED,
+    OUTCOME,
     RETRACTS,
     ROW,
     STALE,
@@ -35,12 +37,11 @@ from ddflow.kernels.resolve import (
     TIE_LOST,
     Events,
     Held,
-    Judged,
+    Outcomes,
     Rules,
-    judge,
-    judged,
+    outcomes,
+    resolve_keys,
 )
-from ddflow.kernels.spell import emit, look_up, marks, spread, tally
 
 pytestmark = pytest.mark.kernels
 Words = tuple[int, ...]
@@ -87,7 +88,7 @@ class Found(NamedTuple):
     """What came out, its columns cut to their counts."""
 
     refused: int
-    born: int
+    live_added: int
     buried: int
     verdict: list[int]
     winner: list[int]
@@ -209,7 +210,7 @@ def run(
     timed: bool = True,
     ordered: bool = True,
 ) -> Found:
-    """The outcome of the kernels: marked, judged, spelled out.
+    """The outcome of the kernels: marked, resolved, spelled out.
 
     ``cuts``, ``marked``: numbers of keys, and of rows, where the spans begin that several threads would take.
     """
@@ -241,41 +242,50 @@ def run(
         np.array([state.value for state in held], np.uint64),
         before,
     )
-    out = judged(len(events), len(held), wide, winners, timed=timed, ordered=ordered)
+    out = outcomes(len(events), len(held), wide, winners, timed=timed, ordered=ordered)
     versions, last = list[Version](), list[int]()
-    updates = born = buried = 0
+    updates = live_added = buried = 0
     for begin, end in pairwise(sorted({0, *cuts, len(held)})):
         room = out.span(int(work.starts[begin]), int(work.starts[end]), begin, end)
         part = work._replace(starts=work.starts[begin : end + 1])
-        more, n, refused, alive, dead = judge(part, now.span(begin, end), rules, room)
+        more, n, refused, alive, dead = resolve_keys(part, now.span(begin, end), rules, room)
         if refused >= 0:
             return Found(refused, 0, 0, [], [], [], [], [], [])
         last += [place if place < 0 else place + len(versions) for place in room.last.tolist()]
         versions += written(room, n)
-        updates, born, buried = updates + more, born + alive, buried + dead
+        updates, live_added, buried = updates + more, live_added + alive, buried + dead
     spelled, counts = spell(out, mark, updates, marked)
     return Found(
-        -1, born, buried, ((out.fate >> FATE) & 7).tolist(), out.winner.tolist(), spelled, counts, versions, last
+        -1,
+        live_added,
+        buried,
+        ((out.outcome >> OUTCOME) & 7).tolist(),
+        out.winner.tolist(),
+        spelled,
+        counts,
+        versions,
+        last,
     )
 
 
-def written(out: Judged, n: int) -> list[Version]:
+def written(out: Outcomes, n: int) -> list[Version]:
     nobody = np.zeros(out.high.size, np.int64)
     low, time, event = (column if column.size else nobody for column in (out.low, out.time, out.event))
     columns = (out.high, low, time, out.live, out.value, event, out.row)
     return [Version(*version) for version in zip(*(column[:n].tolist() for column in columns), strict=True)]
 
 
-def spell(out: Judged, mark: Any, updates: int, cuts: Sequence[int] = ()) -> tuple[list[Update], list[int]]:
-    """Updates and counts; the room is for as many as `judge` said, and each span fills what `tally` said it would."""
+def spell(out: Outcomes, mark: Any, updates: int, cuts: Sequence[int] = ()) -> tuple[list[Update], list[int]]:
+    """Updates and counts; the room is for as many as `resolve_keys` said, and each span fills what `tally` said it
+    would."""
     spelled, counts, at = room(updates), np.zeros(8, np.int64), 0
     for begin, end in pairwise(sorted({0, *cuts, mark.size})):
-        fate, marked = out.fate[begin:end], mark[begin:end]
-        n = tally(fate, marked)
-        assert emit(fate, marked, np.int64(begin), *(column[at : at + n] for column in spelled), counts) == n
+        outcome, marked = out.outcome[begin:end], mark[begin:end]
+        n = tally(outcome, marked)
+        assert emit(outcome, marked, np.int64(begin), *(column[at : at + n] for column in spelled), counts) == n
         at += n
     assert at == updates
-    return listed(out.fate, mark, spelled), counts.tolist()
+    return listed(out.outcome, mark, spelled), counts.tolist()
 
 
 def room(updates: int) -> list[Any]:
@@ -283,10 +293,10 @@ def room(updates: int) -> list[Any]:
     return [np.empty(updates, np.int64), np.empty(updates, np.int64), np.empty(updates, np.int32)]
 
 
-def listed(fate: Any, mark: Any, spelled: list[Any]) -> list[Update]:
+def listed(outcome: Any, mark: Any, spelled: list[Any]) -> list[Update]:
     """The updates that were spelled out, each with the event that caused it."""
-    asserts = [(each >> FATE) & 7 == APPLIED and gone & 1 == 0 for each, gone in zip(fate, mark, strict=True)]
-    rows = [row for row, each in enumerate(fate) for _ in range(int(each < 0) + int(asserts[row]))]
+    asserts = [(each >> OUTCOME) & 7 == APPLIED and gone & 1 == 0 for each, gone in zip(outcome, mark, strict=True)]
+    rows = [row for row, each in enumerate(outcome) for _ in range(int(each < 0) + int(asserts[row]))]
     return list(zip(rows, *(column.tolist() for column in spelled), strict=True))
 
 
@@ -317,7 +327,7 @@ def assert_as_ruled(
         mine = [i for i, g in enumerate(groups) if g == group]
         assert last == (mine[-1] if mine else -1)
     after = {group: state for (group, _), state in sorted(expected.history.items())}
-    assert come.born == sum(after[group].live - state.live for group, state in enumerate(held))
+    assert come.live_added == sum(after[group].live - state.live for group, state in enumerate(held))
     buried = sum(is_grave(after[group]) - is_grave(state) for group, state in enumerate(held))
     assert come.buried == (buried if rules.keeps else 0)
 
@@ -427,7 +437,7 @@ def test_spans_of_keys_are_judged_and_spans_of_rows_spelled_out_as_all_at_once(
 def test_a_row_that_comes_and_goes_in_one_step_leaves_both_its_updates() -> None:
     events = [Event(0, 0, 0, (), (), False, 1), Event(1, 0, 1, (), (), True, 1), Event(2, 0, 2, (), (), True, 2)]
     come = run(events, [State()], Rules(0, LAST, True, False, 4), 0)
-    assert (come.refused, come.born, len(come.versions)) == (-1, 0, 2)
+    assert (come.refused, come.live_added, len(come.versions)) == (-1, 0, 2)
     assert come.updates == [(0, 0, 1, 0), (1, 0, -1, 1)]
     assert come.verdict == [APPLIED, APPLIED, NOOP]
 
@@ -443,9 +453,9 @@ def test_a_delete_of_an_absent_key_is_kept_where_an_older_insert_may_come() -> N
 def test_a_delete_of_a_forgotten_key_is_a_noop_beside_the_retraction_that_is_due() -> None:
     held, older = [State(OCCUPIED | LIVE | LAPSED | 7, True, 1, (9,))], Event(0, 0, 0, (5,), (), True, 1)
     come = run([older], held, Rules(1, LAST, True, True, 5), 1)
-    assert (come.updates, come.verdict, come.born, come.buried) == ([(0, 7, -1, 0)], [NOOP], -1, 1)
+    assert (come.updates, come.verdict, come.live_added, come.buried) == ([(0, 7, -1, 0)], [NOOP], -1, 1)
     quiet = run([older], held, Rules(1, LAST, True, True, 5, forgets=True), 1)
-    assert (quiet.updates, quiet.verdict, quiet.born, quiet.buried) == ([], [NOOP], -1, 1)
+    assert (quiet.updates, quiet.verdict, quiet.live_added, quiet.buried) == ([], [NOOP], -1, 1)
 
 
 def test_updates_are_in_the_order_of_rows_whatever_their_identities_and_a_retraction_comes_first() -> None:
@@ -459,26 +469,26 @@ def test_updates_are_in_the_order_of_rows_whatever_their_identities_and_a_retrac
     ]
 
 
-fates = st.tuples(st.integers(0, 7), st.booleans(), st.integers(0, ROW), st.integers(0, 4), st.booleans())
+codes = st.tuples(st.integers(0, 7), st.booleans(), st.integers(0, ROW), st.integers(0, 4), st.booleans())
 
 
-@given(st.lists(fates, max_size=20), st.lists(st.integers(0, 9), min_size=8, max_size=8))
+@given(st.lists(codes, max_size=20), st.lists(st.integers(0, 9), min_size=8, max_size=8))
 def test_what_retracts_or_is_applied_is_spelled_out_and_every_verdict_is_counted(
     drawn: list[tuple[int, bool, int, int, bool]], before: list[int]
 ) -> None:
-    fate, mark, expected = [], [], []
+    outcome, mark, expected = [], [], []
     for row, (verdict, retracts, old, rank, gone) in enumerate(drawn):
         retracts = retracts and verdict in (NOOP, APPLIED)
-        fate.append((RETRACTS if retracts else 0) | verdict << FATE | (old if retracts else 0))
+        outcome.append((RETRACTS if retracts else 0) | verdict << OUTCOME | (old if retracts else 0))
         mark.append(2 * rank + gone)
         expected += [(row, old, -1, rank)] * retracts + [(row, row, 1, rank)] * (verdict == APPLIED and not gone)
     spelled, counts = room(len(expected)), np.array(before)
-    fates, marked = np.array(fate, np.int64), np.array(mark, np.int32)
-    assert tally(fates, marked) == len(expected)
-    assert emit(fates, marked, np.int64(0), *spelled, counts) == len(expected)
-    assert listed(fates, marked, spelled) == expected
+    codes, marked = np.array(outcome, np.int64), np.array(mark, np.int32)
+    assert tally(codes, marked) == len(expected)
+    assert emit(codes, marked, np.int64(0), *spelled, counts) == len(expected)
+    assert listed(codes, marked, spelled) == expected
     column, out = np.arange(len(drawn), dtype=np.uint64) * 7, np.empty(len(expected), np.uint64)
-    spread(fates, marked, np.uint64(column.ctypes.data), out)
+    spread(codes, marked, np.uint64(column.ctypes.data), out)
     assert out.tolist() == [7 * row for row, *_ in expected]
     verdicts = [verdict for verdict, *_ in drawn]
     assert counts.tolist() == [more + verdicts.count(verdict) for verdict, more in enumerate(before)]
@@ -486,10 +496,10 @@ def test_what_retracts_or_is_applied_is_spelled_out_and_every_verdict_is_counted
 
 def test_a_fate_holds_the_verdict_and_the_largest_reference() -> None:
     for verdict in range(BAD, APPLIED + 1):
-        assert (verdict << FATE >> FATE) & 7 == verdict and 0 <= verdict << FATE < 2**63
-    fate = np.array([RETRACTS | APPLIED << FATE | ROW, LATE << FATE], np.int64)
+        assert (verdict << OUTCOME >> OUTCOME) & 7 == verdict and 0 <= verdict << OUTCOME < 2**63
+    outcome = np.array([RETRACTS | APPLIED << OUTCOME | ROW, LATE << OUTCOME], np.int64)
     spelled, counts = room(2), np.zeros(8, np.int64)
-    assert emit(fate, np.zeros(2, np.int32), np.int64(7), *spelled, counts) == 2
+    assert emit(outcome, np.zeros(2, np.int32), np.int64(7), *spelled, counts) == 2
     assert [column.tolist() for column in spelled] == [[ROW, 7], [-1, 1], [0, 0]]  # the span begins at row 7
     assert (counts[APPLIED], counts[LATE], counts.sum()) == (1, 1, 2)
 

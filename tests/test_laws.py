@@ -220,16 +220,16 @@ def test_an_incremental_count_is_the_count_from_nothing(data: st.DataObject) -> 
 def test_accounting_events_in_are_judged_or_pending(data: st.DataObject) -> None:
     scenario = data.draw(scenarios())
     door = EngineDoor(scenario)
-    arrived = judged = 0
+    arrived = resolved = 0
     for call in data.draw(calls(scenario)):
         result = quietly(door, call)
         if result is None:
             continue
         arrived += sum(map(len, call[-1].values())) if call[0] != "advance" else 0
-        judged += sum(result.verdicts.values())
-        assert arrived == judged + result.pending
+        resolved += sum(result.verdicts.values())
+        assert arrived == resolved + result.pending
         assert sum(map(len, result.rows.values())) == sum(result.verdicts.values())
-    assert sum(door.totals().values()) == judged
+    assert sum(door.totals().values()) == resolved
 
 
 @effort(120)

@@ -223,10 +223,10 @@ def test_the_machine_that_spills_does_so_and_agrees() -> None:
     # The other ways want more keys than these scenarios have: the laws of the medium go them.
     ways = {
         "a piece of a flush",
-        "a key found beneath",
+        "a key found on disk",
         "a step taken in ranges",
         "a table that was mapped",
-        "a change that went beneath at once",
+        "a change that went on disk at once",
         "pending events that were spilled",
     }
     assert ways - set(SpillingMachine.went) == set()

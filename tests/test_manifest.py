@@ -412,8 +412,8 @@ def from_a_deep_stack(call: Callable[[], Any]) -> Any:
     """What a call returns that is made with few frames left."""
     left = sys.getrecursionlimit() - len(inspect.stack(0)) - 120
 
-    def deeper(levels: int) -> Any:
-        return deeper(levels - 1) if levels else call()
+    def deeper(stages: int) -> Any:
+        return deeper(stages - 1) if stages else call()
 
     return deeper(left)
 
@@ -544,7 +544,7 @@ def test_partitions_are_whole_levels_of_the_spread() -> None:
     for spread, count in [(2, 1), (4, 6), (5, 6)]:
         written = body_of(typical()) | {"partitions": list(six[:count]), "spread": spread}
         text = str(refusal(sealed(written)))
-        assert f"it has {count} inventories, which are no levels of {spread} partitions" in text
+        assert f"it has {count} inventories, which are no stages of {spread} partitions" in text
 
 
 @pytest.mark.parametrize(

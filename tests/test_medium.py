@@ -1,6 +1,6 @@
 """The laws of state that leaves memory: where it lies, when it is merged and how far it is compacted changes no answer.
 
-Each property runs drawn traces where everything is `tight.tiny`, so that a few events are flushed, merged beneath and
+Each property runs drawn traces where everything is `tight.tiny`, so that a few events are flushed, merged on disk and
 taken in ranges; and each ends with a count of the ways that were gone, for a law about spilling that never spilled
 would hold of anything.  What is promised is in docs/semantics.md under "Laws".
 """
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.sampled
 
 ALL, NONE = {"share": 0, "rows": 3}, {"share": 2**40, "rows": 2**40}
 """Everything leaves memory at once; nothing does, unless it is told to."""
-BENEATH = {"a piece of a flush", "a flush half way", "a piece of a merge beneath", "a key found beneath"}
+ON_DISK = {"a piece of a flush", "a flush half way", "a piece of a merge on disk", "a key found on disk"}
 Trace = tuple[dict[str, Any], list[list[Any]]]
 
 
@@ -201,7 +201,7 @@ def test_compaction_raising_since_changes_no_read_at_or_after_it() -> None:
                 reader.advance_to() if act == "advance" else reader.close()
         door.close()
 
-    holds(law, BENEATH, 14)
+    holds(law, ON_DISK, 14)
 
 
 def test_agreement_every_read_in_since_to_upper_equals_the_twin() -> None:
@@ -215,7 +215,7 @@ def test_agreement_every_read_in_since_to_upper_equals_the_twin() -> None:
             pair.check_reads(*(time for time in readable(pair.engine) if time is not None))
         pair.close()
 
-    holds(law, BENEATH, 12)
+    holds(law, ON_DISK, 12)
 
 
 def test_shuffle_arrival_does_not_matter_with_a_unique_seq_in_any_medium() -> None:
@@ -245,4 +245,4 @@ def test_shuffle_arrival_does_not_matter_with_a_unique_seq_in_any_medium() -> No
         went.update(seen)
 
     law()
-    assert {"a step taken in ranges", "a key found beneath", "pending events that were spilled"} - set(went) == set()
+    assert {"a step taken in ranges", "a key found on disk", "pending events that were spilled"} - set(went) == set()

@@ -66,4 +66,4 @@ def test_code_of_ones_own_gives_on_spark_what_it_gives_locally(spark: SparkSessi
 
 
 def test_a_plan_for_spark_says_where_the_values_of_a_machine_become_rows() -> None:
-    assert str(cut(flow(), only="status")).splitlines() == ["level 0: a, b, c, unnest, d; status"]
+    assert str(cut(flow(), only="status")).splitlines() == ["stage 0: a, b, c, unnest, d; status"]

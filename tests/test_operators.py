@@ -211,9 +211,9 @@ def test_spilled_it_gives_the_same(verb: str, steps: list[Step], tmp_path_factor
 def test_without_state_it_is_linear(verb: str, data: st.DataObject) -> None:
     flow = flow_of(TABLE[verb])
     with flow.open() as engine:
-        circuit = engine.dataflow.circuit
+        graph = engine.dataflow.graph
         node = engine.flow.outputs["out"]
-        running = circuit.running[node]
+        running = graph.running[node]
         if not isinstance(running, Linear):
             assert node.keeps
             return

@@ -158,7 +158,7 @@ def test_outputs_may_go_to_another_folder_and_epochs_are_told_from_the_one_that_
     state, one, two = (tmp_path / name for name in ("state", "one", "two"))
     fed(state, range(1, 4), outputs=one)
     with flow().open(state, outputs=two, grace=0) as engine:
-        assert step(engine, 3)["by city"].num_rows == 2  # told again, from where it is
+        assert step(engine, 3)["by city"].num_rows == 2  # replayed, from where it is
         step(engine, 4)
         assert [each["epoch"] for each in inspect(state)["receipts"]] == [4]
     assert seen(one) == [1, 2, 3] and seen(two) == [4] and dd.fsck(state).ok

@@ -47,7 +47,7 @@ ROWS = ({"orders": 3}, {"orders": "ab" * 16})
 
 
 def flow_of(columns: dict[str, pa.DataType] | None = None, counted: bool = False, **spec: Any) -> dd.Flow:
-    """One input, one output, and a count that is on a level of its own."""
+    """One input, one output, and a count that is on a stage of its own."""
     flow = dd.Flow()
     columns = {"id": pa.int64(), "city": pa.string(), "at": pa.int64()} | (columns or {})
     orders = flow.upserts("orders", columns, dd.Upsert(key="id", **spec))
@@ -62,21 +62,21 @@ class Tasks:
 
     def __init__(self, coordinator: EpochDriver, base: EpochStart) -> None:
         self.coordinator, self.base = coordinator, base
-        store = coordinator.log.ledger.store
+        store = coordinator.log.manifest_log.store
         self.store = store.writer() if isinstance(store, MemoryStore) else LocalStore(store.where)
 
     def put(self, data: bytes, ending: str = "json") -> Blob:
         return self.store.put(ending, lambda sink: sink.write(data))
 
-    def receipt(self, level: int, number: int, rows: int = 0, **fields: Any) -> Receipt:
+    def receipt(self, stage: int, number: int, rows: int = 0, **fields: Any) -> Receipt:
         """A receipt of new files; ``rows`` of them came and left."""
         base = self.base
         batch = self.put(b"a batch", "arrow")
-        outputs = {"orders": Output((self.put(b"rows", "arrow"),), rows)} if rows and level == 0 else {}
-        came = ({"orders": rows}, {"orders": f"{rows:02x}" * 16}) if rows and level == 0 else ({}, {})
+        outputs = {"orders": Output((self.put(b"rows", "arrow"),), rows)} if rows and stage == 0 else {}
+        came = ({"orders": rows}, {"orders": f"{rows:02x}" * 16}) if rows and stage == 0 else ({}, {})
         held = self.coordinator.flow.holds_back
         receipt = Receipt(
-            level=level,
+            stage=stage,
             number=number,
             base=base.digest,
             nonce=self.store.nonce,
@@ -84,8 +84,8 @@ class Tasks:
             outputs=outputs,
             rows=came[0],
             digests=came[1],
-            counts={"applied": rows} if rows and level == 0 else {},
-            greatest={"orders": 10 * base.epoch + number} if held and level == 0 else {},
+            counts={"applied": rows} if rows and stage == 0 else {},
+            greatest={"orders": 10 * base.epoch + number} if held and stage == 0 else {},
             horizons={},
             frontier=base.to if held else base.time + 1,
             last=base.last if held else base.time,
@@ -101,8 +101,8 @@ class Tasks:
         """Of all tasks; those of the first partition have rows."""
         cut = self.coordinator.cut
         return [
-            self.receipt(level, number, rows if number == 0 else 0)
-            for level in range(cut.levels)
+            self.receipt(stage, number, rows if number == 0 else 0)
+            for stage in range(cut.stages)
             for number in range(self.base.partitions)
         ]
 
@@ -122,7 +122,7 @@ def opened(store: MemoryStore | Path | None = None, flow: dd.Flow | None = None,
 def test_an_epoch_is_one_manifest_of_all_receipts() -> None:
     store = MemoryStore()
     coordinator = opened(store, flow_of(counted=True), keep=2)
-    assert (coordinator.cut.levels, coordinator.partitions, coordinator.epoch) == (2, 2, 0)
+    assert (coordinator.cut.stages, coordinator.partitions, coordinator.epoch) == (2, 2, 0)
     base = coordinator.begin()
     assert base.inventories == () and (base.epoch, base.time, base.frontier) == (1, 1, NEVER)
     assert base.digest == digest(store.manifest(base.number)) and base.secret == (1, 2)
@@ -144,8 +144,8 @@ def test_an_epoch_is_one_manifest_of_all_receipts() -> None:
     assert [each.epoch for each in coordinator.manifest.receipts] == [2, 3]
     # Whoever opens it next goes on, with as many partitions.
     assert opened(store, flow_of(counted=True), partitions=None).begin()._replace(store=base.store) == base
-    with pytest.raises(CorruptState, match=r"it has 4 inventories, where the plan has 1 levels of 2 partitions"):
-        opened(store, flow_of(counted=True)).holdings.read(store, manifest.partitions, 1, 2)
+    with pytest.raises(CorruptState, match=r"it has 4 inventories, where the plan has 1 stages of 2 partitions"):
+        opened(store, flow_of(counted=True)).live.read(store, manifest.partitions, 1, 2)
 
 
 def test_the_digest_of_a_call_does_not_depend_on_partitions() -> None:
@@ -170,9 +170,9 @@ def test_a_receipt_that_is_missing_is_named_and_nothing_is_committed() -> None:
     coordinator = opened(flow=flow_of(counted=True), partitions=14)
     base = coordinator.begin()
     receipts = Tasks(coordinator, base).all()
-    with pytest.raises(MissingReceipts, match=r"no receipt of partitions \[3\] on level 1"):
-        coordinator.finish(base, [each for each in receipts if (each.level, each.number) != (1, 3)])
-    with pytest.raises(MissingReceipts, match=r"\[1, 2, 3, 4, 5, 6, 7, 8, 9, 10\] and 3 more on level 0"):
+    with pytest.raises(MissingReceipts, match=r"no receipt of partitions \[3\] on stage 1"):
+        coordinator.finish(base, [each for each in receipts if (each.stage, each.number) != (1, 3)])
+    with pytest.raises(MissingReceipts, match=r"\[1, 2, 3, 4, 5, 6, 7, 8, 9, 10\] and 3 more on stage 0"):
         coordinator.finish(base, receipts[:1])
     assert coordinator.epoch == 0 and coordinator.finish(base, receipts).epoch == 1
 
@@ -191,7 +191,7 @@ def test_of_two_attempts_the_first_is_taken_and_they_agree() -> None:
         ("outputs", {}),
     ]:
         other = replace(second[0], **{field: value})
-        with pytest.raises(ReceiptsDisagree, match=f"two attempts at partition 0 on level 0 differ in {field}"):
+        with pytest.raises(ReceiptsDisagree, match=f"two attempts at partition 0 on stage 0 differ in {field}"):
             coordinator.finish(base, [*first, other])
     done = coordinator.finish(base, [*first, *slow])
     assert done.figures["step"] == 14
@@ -203,13 +203,13 @@ def test_receipts_of_others_are_refused() -> None:
     base = coordinator.begin()
     first, second = Tasks(coordinator, base).all()
     for receipt, message in [
-        (replace(second, base="00" * 16), "partition 1 on level 0 started from the manifest with"),
-        (replace(second, level=1), "a receipt of partition 1 on level 1"),
-        (replace(second, number=2), "a receipt of partition 2 on level 0"),
+        (replace(second, base="00" * 16), "partition 1 on stage 0 started from the manifest with"),
+        (replace(second, stage=1), "a receipt of partition 1 on stage 1"),
+        (replace(second, number=2), "a receipt of partition 2 on stage 0"),
     ]:
         with pytest.raises(SpecError, match=message):
             coordinator.finish(base, [first, receipt])
-    with pytest.raises(ReceiptsDisagree, match="closed to 2, partition 1 on level 0 to 9"):
+    with pytest.raises(ReceiptsDisagree, match="closed to 2, partition 1 on stage 0 to 9"):
         coordinator.finish(base, [first, replace(second, frontier=9)])
     for wrong in (
         {"rows": {"others": 1}},
@@ -218,7 +218,7 @@ def test_receipts_of_others_are_refused() -> None:
         {"outputs": {"by_city": first.outputs["orders"]}},
         {"outputs": {"orders": Output((Blob("00ff00ff00ff00ff-1.parquet", 1, bytes(16)),), 1)}},
     ):
-        with pytest.raises(CorruptState, match="partition 1 on level 0: it tells of"):
+        with pytest.raises(CorruptState, match="partition 1 on stage 0: it tells of"):
             coordinator.finish(base, [first, replace(second, **wrong)])
     with pytest.raises(SpecError, match="it was not begun, or another was begun since"):
         coordinator.finish(base._replace(time=8), [first, second])
@@ -236,10 +236,10 @@ def test_no_part_gives_up_what_it_never_had() -> None:
     base = coordinator.begin()
     tasks = Tasks(coordinator, base)
     own = tasks.receipt(0, 0, gone=(first.added[0].name,))
-    with pytest.raises(CorruptState, match=f"partition 1 on level 0: it leaves {first.added[0].name}, which its"):
+    with pytest.raises(CorruptState, match=f"partition 1 on stage 0: it leaves {first.added[0].name}, which its"):
         coordinator.finish(base, [own, tasks.receipt(0, 1, gone=(first.added[0].name,))])
     coordinator.finish(base, [own, tasks.receipt(0, 1)])
-    assert coordinator.log.ledger.names == names_of(store, coordinator.manifest) | {second.added[0].name}
+    assert coordinator.log.manifest_log.names == names_of(store, coordinator.manifest) | {second.added[0].name}
 
 
 @pytest.mark.parametrize("place", ["memory", "local", "parquet"])
@@ -288,15 +288,15 @@ def test_names_are_those_of_the_version_and_what_is_over_goes() -> None:
             pa.schema({"id": pa.int64(), "city": pa.string(), "at": pa.int64()}),
         )
         hands.epoch({"orders": table})
-        manifest, ledger = hands.coordinator.manifest, hands.coordinator.log.ledger
-        assert ledger.names == names_of(store, manifest)
+        manifest, manifest_log = hands.coordinator.manifest, hands.coordinator.log.manifest_log
+        assert manifest_log.names == names_of(store, manifest)
         kept = set().union(*(names_of(store, at(store, number)) for number in store.numbers()))
         assert kept <= set(store.shared.blobs) and len(store.numbers()) <= 3
         if n % 4 == 3:
             hands.close()
             hands = Hands(flow, store.writer(), None, chance, grace=0, keep=3)
             assert hands.coordinator.partitions == 3
-            assert hands.coordinator.log.ledger.names == names_of(store, manifest)
+            assert hands.coordinator.log.manifest_log.names == names_of(store, manifest)
     assert [each.epoch for each in manifest.receipts] == [10, 11, 12]
 
 
@@ -515,19 +515,19 @@ def test_a_state_of_one_engine_goes_on_with_one_partition_and_back() -> None:
         engine.step({"orders": rows}, time=9)
     hands = Hands(flow, store.writer(), 1, random.Random(3))
     coordinator = hands.coordinator
-    assert coordinator.holdings.whole and coordinator.log.ledger.names == names_of(store, coordinator.manifest)
+    assert coordinator.live.whole and coordinator.log.manifest_log.names == names_of(store, coordinator.manifest)
     base = coordinator.begin()
     assert base.inventories == (coordinator.manifest.partitions,) * 2 and base.time == 10
     tasks = Tasks(coordinator, base)
     [whole] = coordinator.manifest.partitions
     kept = tasks.receipt(1, 0, inventory=whole, nonce="", added=())
-    with pytest.raises(ReceiptsDisagree, match=r"the levels \[1\] keep .*, the inventory of all levels"):
+    with pytest.raises(ReceiptsDisagree, match=r"the stages \[1\] keep .*, the inventory of all stages"):
         coordinator.finish(base, [tasks.receipt(0, 0), kept])
     assert hands.epoch({"orders": rows})[0].counts == {"noop": 3}  # nothing is sent to the count
     committed, outputs = hands.epoch({"orders": rows.set_column(1, "city", [["Wil"] * 3])})
     assert committed.epoch == 3 and sorted(outputs["by_city"].column("_diff").to_pylist()) == [-1, -1, 1]
-    assert not coordinator.holdings.whole and len(coordinator.manifest.partitions) == 2
-    assert coordinator.log.ledger.names == names_of(store, coordinator.manifest)
+    assert not coordinator.live.whole and len(coordinator.manifest.partitions) == 2
+    assert coordinator.log.manifest_log.names == names_of(store, coordinator.manifest)
     hands.close()
     with flow.open(store.writer()) as engine:
         assert engine.epoch == 3 and engine.read("by_city").to_pylist() == [{"city": "Wil", "count": 3, "_diff": 1}]
@@ -558,13 +558,13 @@ def test_much_is_deleted_while_the_next_tasks_run(monkeypatch: pytest.MonkeyPatc
         coordinator.finish(base, given)
         waiting.clear()
         there = receipts
-        assert coordinator.log.ledger._sweeping is None or coordinator.log.ledger._sweeping.is_alive()
+        assert coordinator.log.manifest_log._sweeping is None or coordinator.log.manifest_log._sweeping.is_alive()
     waiting.set()
     coordinator.close()
     left = {entry.name for entry in LocalStore(tmp_path / "state").list()}
-    kept = [at(coordinator.log.ledger.store, number) for number in coordinator.log.ledger.store.numbers()]
+    kept = [at(coordinator.log.manifest_log.store, number) for number in coordinator.log.manifest_log.store.numbers()]
     assert len(kept) == 2
-    assert left == set().union(*(names_of(coordinator.log.ledger.store, each) for each in kept))
+    assert left == set().union(*(names_of(coordinator.log.manifest_log.store, each) for each in kept))
 
 
 def test_outputs_stay_as_long_as_their_epoch_is_kept() -> None:
@@ -573,6 +573,6 @@ def test_outputs_stay_as_long_as_their_epoch_is_kept() -> None:
     files = []
     for n in range(6):
         files += epoch(coordinator, rows=n + 1).outputs["orders"].blobs
-        assert all((blob.name in coordinator.log.ledger.names) == (blob in files[-2:]) for blob in files)
+        assert all((blob.name in coordinator.log.manifest_log.names) == (blob in files[-2:]) for blob in files)
     assert [blob.name in store.shared.blobs for blob in files] == [False] * 3 + [True] * 3  # one version is still kept
     assert all(inside(blob) for blob in files)

@@ -80,7 +80,7 @@ def agree(scenario: dict[str, Any], epochs: list[Inputs], partitions: int, seed:
                 expected = pa.concat_tables([step[name] for step in steps])
                 assert counted(outputs[name]) == counted(expected), name
             assert committed.frontier == engine.frontier
-    event(f"{hands.cut.levels} levels")
+    event(f"{hands.cut.stages} stages")
     event("a warm part was gone on with" if hands.hits else "all parts were opened anew")
     return hands
 

@@ -59,13 +59,13 @@ def take(name, total, wait):
     os.mkdir(scratch)
     base = coordinator.begin(close=mode != "epoch")
     wait("idle")
-    with ShuffleReader(PLAN, 0, 0, memory, scratch, {"s": tuple(schema.names)}) as spool:
+    with ShuffleReader(PLAN, 0, 0, memory, scratch, {"s": tuple(schema.names)}) as shuffle:
         with pa.OSFile(chunks) as file:
             reader = pa.ipc.open_file(file)
             for i in range(reader.num_record_batches):
-                spool.take(reader.get_batch(i))
+                shuffle.take(reader.get_batch(i))
         part = StagePart(PLAN, base, 0, 0)
-        done = part.step(base, {"s": spool.input("s")}, {}, spool.rows, spool.digests)
+        done = part.step(base, {"s": shuffle.input("s")}, {}, shuffle.rows, shuffle.digests)
         updates = done.receipt.outputs["rows"].rows if "rows" in done.receipt.outputs else 0
         figures = done.receipt.counts, updates, part.dataflow.pending
         part.close()

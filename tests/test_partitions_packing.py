@@ -173,7 +173,7 @@ def test_sums_travel_to_the_partition_of_what_they_meet_by(by: list[str], monkey
     orders = flow.upserts("o", {"id": pa.int64(), "city": pa.string(), "paid": pa.bool_()}, dd.Upsert("id"))
     flow.output("counts", orders.count(by))
     plan = cut(flow)
-    schema, n = sums_schema(plan.meetings[0]), 1000
+    schema, n = sums_schema(plan.exchanges[0]), 1000
     columns = {
         "city": [f"c{i % 50}" for i in range(n)],
         "paid": [i % 3 == 0 for i in range(n)],
@@ -189,7 +189,7 @@ def test_sums_travel_to_the_partition_of_what_they_meet_by(by: list[str], monkey
         for chunk, value in zip(batch.to_pylist(), batch.column("payload"), strict=True):
             assert chunk["what"] == -1
             rows = unpack(value.as_buffer(), schema, chunk["rows"])
-            high, _ = identities(rows.select(list(plan.meetings[0].by)), SECRET, rows.num_rows)
+            high, _ = identities(rows.select(list(plan.exchanges[0].by)), SECRET, rows.num_rows)
             assert set(partition_of(high, 5).tolist()) == {chunk["to"]}
             back.append(rows)
     assert len(back) == 4 * (1 if not by else 5)

@@ -1,4 +1,4 @@
-"""A state of many partitions and levels is read, proved and kept as the state of one engine that was given the same.
+"""A state of many partitions and stages is read, proved and kept as the state of one engine that was given the same.
 
 The partitioned one is written by hand (``parts_by_hand``), in partitions of which some get nothing for epochs on end;
 the engine beside it is held to the twin by the laws of ``test_laws``.
@@ -97,16 +97,16 @@ def alike(cut: Any, whole: Any, flow: dd.Flow | None = None) -> None:
             assert exported(one, name) == exported(other, name), name
             told = [scd2(each, name) for each in (one, other)]
             assert told[0] == told[1] or one.since < other.since, name
-        for name in one.dataflow.circuit.arrangements:
+        for name in one.dataflow.graph.arrangements:
             figures = [each.stats()["arrangements"][name]["keys"] for each in (one, other)]
-            assert figures[0] == figures[1] == one.dataflow.circuit.arrangements[name].keys
-        for name, upsert in one.dataflow.circuit.upserts.items():
-            assert one.dataflow.intakes[name].arrived == other.dataflow.intakes[name].arrived
-            assert one.dataflow.intakes[name].greatest == other.dataflow.intakes[name].greatest
-            if upsert.expiring is not None and (beside := other.dataflow.circuit.upserts[name].expiring) is not None:
+            assert figures[0] == figures[1] == one.dataflow.graph.arrangements[name].keys
+        for name, upsert in one.dataflow.graph.upserts.items():
+            assert one.dataflow.admissions[name].arrived == other.dataflow.admissions[name].arrived
+            assert one.dataflow.admissions[name].greatest == other.dataflow.admissions[name].greatest
+            if upsert.expiring is not None and (beside := other.dataflow.graph.upserts[name].expiring) is not None:
                 assert upsert.expiring.horizons.greatest == beside.horizons.greatest
         assert one.stats()["pending"] == other.stats()["pending"]
-        one.dataflow.circuit._check()
+        one.dataflow.graph._check()
 
 
 def exported(snapshot: Snapshot, name: str) -> Any:
@@ -287,10 +287,10 @@ def _fewer(manifest: Manifest, given_: list[Any]) -> None:
 
 LIES = {
     "swapped": (_swapped, "a key of partition 1", "partition 0 of 3"),
-    "lost": (_lost, "inventories", "a level has 3"),
-    "doubled": (_doubled, "inventories", "a level has 3"),
+    "lost": (_lost, "inventories", "a stage has 3"),
+    "doubled": (_doubled, "inventories", "a stage has 3"),
     "unknown": (_unknown, "it has the operators", "none of ours"),
-    "fewer": (_fewer, "events came in", "were judged"),
+    "fewer": (_fewer, "events came in", "were resolved"),
 }
 
 
@@ -302,18 +302,18 @@ def test_inventories_that_do_not_fit_together_are_found(name: str) -> None:
     report = dd.fsck(cut)
     assert any(all(word in problem.found for word in words) for problem in report.problems), str(report)
     if name != "unknown":
-        with pytest.raises(CorruptState, match=r"partition|a level has|events came in"):
+        with pytest.raises(CorruptState, match=r"partition|a stage has|events came in"):
             dd.read(cut, "orders")
 
 
 def test_a_pending_event_in_another_partition_is_found() -> None:
     cut, _ = case("held back", 3)
 
-    def astray(manifest: Manifest, given_: list[Any]) -> None:
+    def misplaced(manifest: Manifest, given_: list[Any]) -> None:
         one, other = given_[0]["inputs"]["orders"], given_[1]["inputs"]["orders"]
         one["runs"], other["runs"] = other["runs"], one["runs"]
 
-    report = dd.fsck(lie(cut, astray))
+    report = dd.fsck(lie(cut, misplaced))
     assert any("a pending event of partition 1 is in partition 0 of 3" in each.found for each in report.problems)
 
 
@@ -340,13 +340,13 @@ def folder(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_inspect_tells_how_partitions_differ(folder: str) -> None:
     found = dd.inspect(folder)
-    assert (found["partitions"], found["levels"], len(found["parts"])) == (4, 2, 8)
+    assert (found["partitions"], found["stages"], len(found["parts"])) == (4, 2, 8)
     keys = dd.read(folder, "orders").num_rows, dd.read(folder, "by_city").num_rows
-    assert [sum(each["keys"] for each in found["parts"] if each["level"] == n) for n in (0, 1)] == list(keys)
+    assert [sum(each["keys"] for each in found["parts"] if each["stage"] == n) for n in (0, 1)] == list(keys)
     assert (found["inputs"]["orders"]["keys"], *(each["keys"] for each in found["operators"].values())) == keys
     assert sum(found["verdicts"].values()) == found["inputs"]["orders"]["arrived"] == 84
     shown = run("inspect", folder)
-    assert "4, on 2 levels" in shown and "median" in shown and "largest, number" in shown
+    assert "4, on 2 stages" in shown and "median" in shown and "largest, number" in shown
     assert as_json("inspect", folder)["parts"] == found["parts"]
 
 

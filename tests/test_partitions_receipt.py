@@ -14,7 +14,7 @@ from test_manifest import blobs, by_input, counts, digests, names, times
 
 from ddflow.errors import CorruptState
 from ddflow.partitions.merged_receipts import gather, greatest, summed
-from ddflow.partitions.receipt import LEVELS, Receipt
+from ddflow.partitions.receipt import STAGES, Receipt
 from ddflow.storage.manifest import PARTITIONS, Output
 from ddflow.storage.protocol import Blob
 
@@ -29,7 +29,7 @@ def blob(number: int, ending: str = "arrow", nonce: str = NONCE) -> Blob:
 def typical() -> Receipt:
     """A receipt with something in every field."""
     return Receipt(
-        level=1,
+        stage=1,
         number=7,
         base="0a" * 16,
         nonce=NONCE,
@@ -59,7 +59,7 @@ nonces = digests.map(lambda text: text[:16])
 receipts = nonces.flatmap(
     lambda nonce: st.builds(
         Receipt,
-        level=st.integers(0, LEVELS - 1),
+        stage=st.integers(0, STAGES - 1),
         number=st.integers(0, PARTITIONS - 1),
         base=digests,
         nonce=st.just(nonce),
@@ -102,9 +102,9 @@ def refused(change: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("level", -1),
-        ("level", LEVELS),
-        ("level", True),
+        ("stage", -1),
+        ("stage", STAGES),
+        ("stage", True),
         ("number", PARTITIONS),
         ("number", 1.0),
         ("number", None),
@@ -158,18 +158,18 @@ def test_bytes_that_are_no_receipt() -> None:
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 4), st.integers(1, 5))
-def test_what_receipts_add_up_to_does_not_depend_on_their_order_or_number(chance: Any, levels: int, parts: int) -> None:
+def test_what_receipts_add_up_to_does_not_depend_on_their_order_or_number(chance: Any, stages: int, parts: int) -> None:
     given = []
-    for level in range(levels):
+    for stage in range(stages):
         for number in range(parts):
-            first = level == 0
+            first = stage == 0
             given.append(
                 replace(
                     typical(),
-                    level=level,
+                    stage=stage,
                     number=number,
                     base="0a" * 16,
-                    outputs={"o": Output((blob(level * 9 + number),), number)},
+                    outputs={"o": Output((blob(stage * 9 + number),), number)},
                     rows={"a": number} if first else {},
                     digests={"a": f"{number:032x}"} if first else {},
                     greatest={"a": number} if first else {},
@@ -178,15 +178,15 @@ def test_what_receipts_add_up_to_does_not_depend_on_their_order_or_number(chance
                     since=number,
                 )
             )
-    whole = gather(given, "0a" * 16, levels, parts)
+    whole = gather(given, "0a" * 16, stages, parts)
     mixed = [*given, *(replace(each, figures={}) for each in chance.sample(given, chance.randrange(len(given) + 1)))]
-    firsts = {(each.level, each.number): each for each in reversed(mixed)}
-    assert gather(list(firsts.values()), "0a" * 16, levels, parts) == gather(mixed, "0a" * 16, levels, parts)
+    firsts = {(each.stage, each.number): each for each in reversed(mixed)}
+    assert gather(list(firsts.values()), "0a" * 16, stages, parts) == gather(mixed, "0a" * 16, stages, parts)
     chance.shuffle(given)
-    assert gather(given, "0a" * 16, levels, parts) == whole
+    assert gather(given, "0a" * 16, stages, parts) == whole
     assert whole.rows == {"a": sum(range(parts))} and whole.last == whole.since == parts - 1
-    assert whole.greatest == {"a": parts - 1} and whole.outputs["o"].rows == levels * sum(range(parts))
-    assert list(whole.outputs["o"].blobs) == [blob(level * 9 + n) for level in range(levels) for n in range(parts)]
+    assert whole.greatest == {"a": parts - 1} and whole.outputs["o"].rows == stages * sum(range(parts))
+    assert list(whole.outputs["o"].blobs) == [blob(stage * 9 + n) for stage in range(stages) for n in range(parts)]
 
 
 def test_digests_are_summed_word_by_word() -> None:

@@ -135,7 +135,7 @@ def reads(state: Any, flow: dd.Flow) -> dict[tuple[str, int | None], Counter[Any
 
 
 def accounts(store: MemoryStore, flow: dd.Flow) -> None:
-    """Assert that in each partition the events that came are judged, or wait under numbers that were given out."""
+    """Assert that in each partition the events that came are resolved, or wait under numbers that were given out."""
     manifest = newest(store.writer())
     assert manifest is not None
     for blob in manifest.partitions:
@@ -284,7 +284,7 @@ def test_tasks_may_run_anywhere_and_twice_and_tell_in_bytes(tmp_path: Path, name
         told = [task(rescaler.cut, rescaler.move, *each).to_json() for each in rescaler.tasks * 2]
         done = rescaler.finish(Moved.from_json(each, "a task") for each in told)
     assert (done.before, done.partitions, done.epoch) == (1, 5, len(CASES[name].calls) - 1)
-    assert done.levels == 2 and len(told) == 20
+    assert done.stages == 2 and len(told) == 20
     goes_on(tmp_path / "state", name, 5)
 
 
@@ -296,7 +296,7 @@ def test_a_task_that_told_nothing_or_whose_file_is_not_there_stops_it(tmp_path: 
             rescaler.finish(some[1:])
         lost = some[0].added[0]
         rescaler.store.delete(lost.name)
-        with pytest.raises(CorruptState, match=f"{lost.name}.* the task of level 0 and partition 0 wrote"):
+        with pytest.raises(CorruptState, match=f"{lost.name}.* the task of stage 0 and partition 0 wrote"):
             rescaler.finish(some)
     goes_on(tmp_path / "state")
 

@@ -49,7 +49,7 @@ def shares_of(store: Any, flow: dd.Flow, name: str) -> list[pa.Table]:
     manifest, how = found(store), shared(flow, name)
     if how is None or manifest.spread == 1:
         return [contents(Snapshot(store, manifest, flow), name)]
-    return [contents(Share(store, manifest, flow, how.level, n), name) for n in range(manifest.spread)]
+    return [contents(Share(store, manifest, flow, how.stage, n), name) for n in range(manifest.spread)]
 
 
 @effort(30)
@@ -134,7 +134,7 @@ def test_times_and_changes_by_shares() -> None:
         for name in ("paid", "by_city", "orders"):
             how = shared(flow, name)
             assert how is not None
-            shares = [Share(store, manifest, flow, how.level, n) for n in range(3)]
+            shares = [Share(store, manifest, flow, how.stage, n) for n in range(3)]
             then = pa.concat_tables([contents(share, name, as_of=1) for share in shares])
             assert set(then.column("_time").to_pylist()) <= {1}
             assert counted(then.drop(["_time"])) == counted(engine.read(name, as_of=1))
@@ -191,7 +191,7 @@ def test_a_share_with_what_is_not_its_own_is_damage() -> None:
     hands.epoch({"orders": orders_of(50)})
     manifest = found(store)
     with pytest.raises(CorruptState, match="lacks the operators"):
-        Share(store, manifest, flow, 1, -1)  # the other level's
+        Share(store, manifest, flow, 1, -1)  # the other stage's
     swapped = manifest.partitions[1::-1] + manifest.partitions[2:]
     with pytest.raises(CorruptState, match="has a key of"):
         Share(store, replace(manifest, partitions=swapped), flow, 0, 0)

@@ -95,7 +95,7 @@ def test_steps_of_any_size_look_a_few_slots_far_and_any_number_of_threads_gives_
 def test_a_first_load_makes_room_once(threads: int, texts: bool) -> None:
     with counted() as calls, plan(texts, "rows").open(secret=SECRET, threads=threads) as engine:
         engine.step({"a": rows(("ascending", 0, 60_000), texts, False)}, time=0)
-        assert len(engine.dataflow.circuit.upserts["a"].arranged.spine.parts) == threads
+        assert len(engine.dataflow.graph.upserts["a"].arranged.spine.parts) == threads
     check(calls)
     assert [call.keys for call in calls if call.what == "rebuild"] == [0]
 
@@ -116,7 +116,7 @@ def test_a_state_is_opened_again_by_a_few_slots_a_key_also_where_many_keys_are_g
             engine.push({"a": rows(("ascending", 0, count), False, gone).append_column("t", pa.array([time] * count))})
             engine.advance_to(time + 1)
         assert engine.read("a").num_rows == 38_000
-        arranged = engine.dataflow.circuit.upserts["a"].arranged
+        arranged = engine.dataflow.graph.upserts["a"].arranged
         assert len(arranged.spine.runs) == 2 and not arranged.index.keeps
     with counted() as calls, flow.open(tmp_path / "s", retain=retain) as engine:
         assert engine.read("a").num_rows == 38_000
@@ -134,7 +134,7 @@ def test_upserts_of_a_step_in_ranges_are_held_by_a_few_slots_a_key(
     ):
         engine.dataflow.budget.rows = lambda width: 4000  # type: ignore[method-assign]
         engine.step({"a": rows(("shuffled", 0, 40_000), False, False)}, time=0)
-        assert next(iter(engine.dataflow.circuit.showing.values())).keys == 40_000
+        assert next(iter(engine.dataflow.graph.showing.values())).keys == 40_000
     assert sum(call.what == "write" for call in calls) > 30
     check(calls)
 

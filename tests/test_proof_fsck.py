@@ -31,7 +31,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("whole")
     steps = events(SEED)
     feed(place / "state", steps, retain=1000)
-    # With a budget all runs are beneath, and have sieves; a further epoch writes some.
+    # With a budget all runs are on disk, and have Bloom filters; a further epoch writes some.
     feed(place / "state", events(SEED + 1, 2, first=6), memory="16MB")
     feed(place / "held", steps, HELD)
     feed(place / "beside", steps, outputs=place / "outputs")
@@ -61,7 +61,7 @@ def kinds(state: Path) -> dict[str, list[Path]]:
         "manifest": manifests,
         "inventory": inventories,
         "batch": [blobs / each["file"][0] for each in batches],
-        "sieve": [blobs / each["sieve"][0] for each in batches if each["sieve"]],
+        "bloom": [blobs / each["bloom"][0] for each in batches if each["bloom"]],
         "pending": [blobs / each["file"][0] for each in runs],
         "output": [blobs / name for name in sorted(outputs) if (blobs / name).exists()],
     }
@@ -96,7 +96,7 @@ def test_honest_states_whose_merges_are_half_done_are_whole(seed: int, monkeypat
 
 
 def test_the_kinds_of_files_that_are_damaged_below_are_all_there(whole: Path) -> None:
-    assert all(kinds(whole / "state")[kind] for kind in ("manifest", "inventory", "batch", "sieve", "output"))
+    assert all(kinds(whole / "state")[kind] for kind in ("manifest", "inventory", "batch", "bloom", "output"))
     assert kinds(whole / "held")["pending"]
     for state in ("state", "held", "beside"):
         assert dd.fsck(whole / state).ok, str(dd.fsck(whole / state))
@@ -132,7 +132,7 @@ def folder(path: Path, rng: random.Random) -> None:
 DAMAGE = [flip, cut, extend, zero, lose, folder]
 
 
-@pytest.mark.parametrize("kind", ["manifest", "inventory", "batch", "sieve", "pending", "output"])
+@pytest.mark.parametrize("kind", ["manifest", "inventory", "batch", "bloom", "pending", "output"])
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_every_damage_to_every_kind_of_file_is_told_with_its_name(
     whole: Path, tmp_path: Path, kind: str, damage: Any
@@ -259,12 +259,12 @@ LIES = {
     "a batch used twice": lambda i, s: _rows(i)["items"].append(_rows(i)["items"][-1]),
     "no totals": lambda i, s: i.pop("totals"),
     "numbers that are none": lambda i, s: i["inputs"]["orders"].update(arrived="many"),
-    "a sieve of another": lambda i, s: _rows(i)["batches"][0].update(sieve=_sieve(s, _rows(i)["batches"][0])),
+    "a Bloom filter of another": lambda i, s: _rows(i)["batches"][0].update(bloom=_sieve(s, _rows(i)["batches"][0])),
 }
 
 
 def _sieve(store: MemoryStore, batch: Any) -> list[Any]:
-    """Zeros, as many as a sieve would have: it would say of every key that it is not there."""
+    """Zeros, as many as a Bloom filter would have: it would say of every key that it is not there."""
     with pa.ipc.open_file(store.shared.blobs[batch["file"][0]][0]) as file:
         high = file.read_all().column(0).to_numpy()
     words = BloomFilter.room(int(high[0]), int(high[-1]), high.size)[2]

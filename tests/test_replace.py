@@ -102,8 +102,8 @@ def test_only_the_differences_come_out_and_absent_keys_go() -> None:
             (5, "EU", 50, 1, 1),
         }
         assert changed(out, "n") == {("EU", 2, -1), ("EU", 3, 1), ("US", 2, -1)}
-        assert (out.verdicts.counts["applied"], out.verdicts.absent, out.verdicts.judged) == (3, 2, 3)
-        assert engine.verdicts.judged == 7
+        assert (out.verdicts.counts["applied"], out.verdicts.absent, out.verdicts.resolved) == (3, 2, 3)
+        assert engine.verdicts.resolved == 7
         engine._check()
 
 
@@ -220,7 +220,7 @@ def test_what_is_refused_changes_nothing(why: str) -> None:
             engine.replace(**{"name": "rows", "table": FIRST, "time": 2} | given)
         assert held(engine) == before
         assert engine.replace("rows", FIRST, 2).verdicts.counts["noop"] == 4
-        assert engine.verdicts.judged == 8
+        assert engine.verdicts.resolved == 8
 
 
 def test_orderless_and_held_back_inputs() -> None:
@@ -288,4 +288,4 @@ def test_contents_that_are_the_same_write_nothing() -> None:
     with flow().open(store) as engine:
         engine.step({"rows": FIRST}, 1)
         engine.replace("rows", FIRST, 2)
-        assert engine.dataflow.circuit.upserts["rows"].arranged.spine.versions == 4
+        assert engine.dataflow.graph.upserts["rows"].arranged.spine.versions == 4

@@ -106,7 +106,7 @@ def test_versions_in_files_and_half_merged_are_the_same(data: st.DataObject) -> 
         pair.play(call)
         pair.spill(data.draw(st.sampled_from([0, 500, 1000])))
         pair.merge(data.draw(st.sampled_from([0, 1, None])))
-        for arranged in pair.engine.engine.dataflow.circuit.arrangements.values():
+        for arranged in pair.engine.engine.dataflow.graph.arrangements.values():
             arranged.piece = data.draw(st.sampled_from([1, 3, 1 << 19]))
         agrees(pair)
     pair.engine.close()
@@ -166,7 +166,7 @@ def test_an_event_that_changed_nothing_makes_no_version_though_its_order_is_kept
     with people(track=["city"]).open(retain=99) as engine:
         for time, (city, at) in enumerate([("Bern", 1), ("Bern", 5), ("Chur", 3), ("Bern", 6), ("Chur", 7)]):
             engine.step(rows((1, city, at)), time)
-        written = engine.dataflow.circuit.arrangements["people"].written
+        written = engine.dataflow.graph.arrangements["people"].written
         assert written == 4  # one was stale
         assert versions(engine.scd2("people"), "city", "at") == [("Bern", 1, 0, 4, False), ("Chur", 7, 4, None, True)]
 
@@ -244,7 +244,7 @@ def test_keys_that_share_the_first_word_of_their_identities_are_two() -> None:
         Rows(pa.table({"k": [7, 8, 9]})),
     )
     last = np.array([1, 2])
-    arranged.apply([Change(batch, np.zeros(n, np.uint64), last, last * 0, 0, born=2, buried=0)], upper=4, since=0)
+    arranged.apply([Change(batch, np.zeros(n, np.uint64), last, last * 0, 0, live_added=2, buried=0)], upper=4, since=0)
     (found,) = list(versions_of(arranged, schema, 0, dd.Secret(1, 2)))
     assert [found.first.tolist(), found.current.tolist(), found.to[:1].tolist()] == [
         [1, 2, 3],
@@ -324,7 +324,7 @@ def test_what_has_no_key_or_takes_a_column_is_refused() -> None:
 def test_two_versions_of_one_time_are_a_corrupt_state() -> None:
     with people().open(retain=9) as engine:
         engine.step(rows((1, "Bern", 1)), 1)
-        arranged = engine.dataflow.circuit.arrangements["people"]
+        arranged = engine.dataflow.graph.arrangements["people"]
         (part,) = arranged.spine.parts
         arranged.spine.items.append(type(arranged.spine.items[0])(arranged.spine.items[0].description, [part]))
         with pytest.raises(errors.CorruptState, match="two values at one time, 1"):

@@ -78,26 +78,26 @@ def story(cluster: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> It
     made.engine.close()
 
 
-def dying(monkeypatch: pytest.MonkeyPatch, folder: Path, death: str, level: int) -> None:
-    """Let one attempt at a task of a level die."""
+def dying(monkeypatch: pytest.MonkeyPatch, folder: Path, death: str, stage: int) -> None:
+    """Let one attempt at a task of a stage die."""
     mapped = job.mapped
     for module in (job, running):
         monkeypatch.setattr(
             module,
             "mapped",
-            lambda frame, task, *schema: mapped(frame, Faulty(task, str(folder), death, level), *schema),
+            lambda frame, task, *schema: mapped(frame, Faulty(task, str(folder), death, stage), *schema),
         )
 
 
 CASES = [("fails", -1), ("worker", 0), ("executor", 2)]
-MANY = [(death, level) for death in ("fails", "worker", "executor") for level in (-1, 0, 1, 2)]
+MANY = [(death, stage) for death in ("fails", "worker", "executor") for stage in (-1, 0, 1, 2)]
 
 
 def goes_on(
-    story: Story, spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch, death: str, level: int
+    story: Story, spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch, death: str, stage: int
 ) -> list[tuple[int, int]]:
     """One more epoch, in which something dies; the attempts that there were."""
-    dying(monkeypatch, folder, death, level)
+    dying(monkeypatch, folder, death, stage)
     story.epoch += 1
     rows = orders_of(60, seed=story.epoch)
     ran = spark_bridge.run(
@@ -110,38 +110,38 @@ def goes_on(
     return attempts(str(folder))
 
 
-@pytest.mark.parametrize(("death", "level"), CASES)
+@pytest.mark.parametrize(("death", "stage"), CASES)
 def test_what_dies_in_a_task_is_done_again_and_each_diff_is_there_once(
-    story: Story, cluster: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: str, level: int
+    story: Story, cluster: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: str, stage: int
 ) -> None:
-    made = goes_on(story, cluster, tmp_path, monkeypatch, death, level)
+    made = goes_on(story, cluster, tmp_path, monkeypatch, death, stage)
     tasks = {each: made.count(each) for each in made}
     again = {at for (at, _), n in tasks.items() if n > 1}
-    assert level in again
-    if death == "executor" and level == 2:  # and what that one had ready for others was lost
+    assert stage in again
+    if death == "executor" and stage == 2:  # and what that one had ready for others was lost
         assert min(again) < 2
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("death", "level"), MANY * 3)
+@pytest.mark.parametrize(("death", "stage"), MANY * 3)
 def test_whatever_dies_wherever_each_diff_is_there_once(
-    story: Story, cluster: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: str, level: int
+    story: Story, cluster: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: str, stage: int
 ) -> None:
-    goes_on(story, cluster, tmp_path, monkeypatch, death, level)
+    goes_on(story, cluster, tmp_path, monkeypatch, death, stage)
 
 
-@pytest.mark.parametrize(("death", "level"), [("worker", 0), ("executor", 2)])
+@pytest.mark.parametrize(("death", "stage"), [("worker", 0), ("executor", 2)])
 def test_a_run_without_a_state_gives_the_same_when_something_dies(
-    cluster: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: str, level: int
+    cluster: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: str, stage: int
 ) -> None:
-    dying(monkeypatch, tmp_path, death, level)
+    dying(monkeypatch, tmp_path, death, stage)
     flow, rows = city_flow(), orders_of(300)
     frames = spark_bridge.run(flow, {"orders": frame_of(cluster, *halves(rows))}, 3)
     expected = counted(locally(flow, {"orders": rows})["sizes"])
     assert counted(frames["sizes"].toArrow()) == expected
     assert (tmp_path / "died").exists()
     made = attempts(str(tmp_path))
-    assert level in {at for at, _ in made if made.count((at, _)) > 1}
+    assert stage in {at for at, _ in made if made.count((at, _)) > 1}
     assert counted(frames["sizes"].toArrow()) == expected
 
 

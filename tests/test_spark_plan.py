@@ -46,7 +46,7 @@ def flow_of(spec: dd.Upsert | None = None) -> tuple[dd.Flow, dd.Collection]:
 
 def shuffles(flow: dd.Flow) -> list[tuple[str, ...]]:
     """By what rows are brought together after the shuffle by key."""
-    return [each.by for each in cut(flow).meetings]
+    return [each.by for each in cut(flow).exchanges]
 
 
 def batches(table: pa.Table, rows: int = 2) -> list[pa.RecordBatch]:
@@ -56,7 +56,7 @@ def batches(table: pa.Table, rows: int = 2) -> list[pa.RecordBatch]:
 def test_a_filter_of_a_input_is_one_stage() -> None:
     flow, orders = flow_of()
     flow.output("paid", orders.filter("paid"))
-    assert (shuffles(flow), cut(flow).levels) == ([], 1)
+    assert (shuffles(flow), cut(flow).stages) == ([], 1)
 
 
 def test_a_count_by_the_key_needs_no_second_shuffle_whatever_the_key_is_called_by_then() -> None:
@@ -105,7 +105,7 @@ def test_a_column_that_is_called_all_is_not_the_count_of_everything() -> None:
     named = input.project(["all"])
     flow.output("each", named.count(by=["all"]))
     flow.output("n", named.count(by=[]))
-    assert [each.schema.field(0).type for each in cut(flow).meetings] == [pa.string(), pa.bool_()]
+    assert [each.schema.field(0).type for each in cut(flow).exchanges] == [pa.string(), pa.bool_()]
     rows = pa.table({"k": [1, 2, 3], "all": ["a", "b", "a"]})
     assert_by_hand(flow, {"s": [rows]})
 
@@ -132,8 +132,8 @@ def test_an_output_alone_takes_no_stage_that_only_others_need() -> None:
     paid = flow.output("paid", orders.filter("paid"))
     cities = flow.output("cities", paid.project(["city"]).count())
     flow.output("sizes", cities.count(by=["count"], name="n"))
-    levels = {name: cut(flow, only=name).levels for name in (*flow.outputs, *flow.side_outputs())}
-    assert levels == {"paid": 1, "cities": 2, "sizes": 3, "orders.events": 1}
+    stages = {name: cut(flow, only=name).stages for name in (*flow.outputs, *flow.side_outputs())}
+    assert stages == {"paid": 1, "cities": 2, "sizes": 3, "orders.events": 1}
     assert_by_hand(flow, {"orders": [ROWS.slice(0, 1), ROWS.slice(1)]})
 
 
@@ -244,7 +244,7 @@ def test_the_schema_of_a_flow_is_in_sparks_types() -> None:
 
 def only_stage(flow: dd.Flow) -> OnlyStage:
     stages = cut(flow)
-    assert stages.levels == 1
+    assert stages.stages == 1
     return OnlyStage(stages, SECRET)
 
 

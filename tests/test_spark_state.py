@@ -51,7 +51,7 @@ def state(tmp_path: Path) -> Iterator[str]:
 
 
 def same_epoch(ran: Any, step: dd.Step, *some: str) -> None:
-    """An epoch put out what a step did, in all outputs or in some, and judged its events alike."""
+    """An epoch put out what a step did, in all outputs or in some, and resolved its events alike."""
     assert {name: ran.updates(name) for name in ran} == {name: table.num_rows for name, table in step.items()}
     assert_same({name: ran[name] for name in some or ran}, {name: step[name] for name in some or step})
     assert {name: ran.verdicts[name] for name in VERDICTS} == {name: step.verdicts[name] for name in VERDICTS}
@@ -309,7 +309,7 @@ def test_an_executor_that_sees_another_state_says_so_before_it_works(tmp_path: P
     with flow.open(there) as engine:
         engine.step({"orders": orders_of(3)}, time=1)
     coordinator = EpochDriver.open(flow, here, partitions=1)
-    sight = Version(here, "owner", 0, coordinator.log.ledger.digest)
+    sight = Version(here, "owner", 0, coordinator.log.manifest_log.digest)
     look(sight)
     router = Partitioner(flow, "orders", 1, Secret(1, 2))
 

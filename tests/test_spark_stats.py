@@ -103,7 +103,7 @@ def test_the_figures_of_batches_are_those_of_the_local_engine_and_add_up(
     ]
     assert [json.loads(json.dumps(record.ddflow))["batchId"] for record in lines] == [0, 1, 2]
     names = {each for each in descriptions(fed.spark) if each.startswith("ddflow the orders")}
-    assert names == {f"ddflow the orders: batch {i}, epoch {i + 1}, levels 0 to 1" for i in range(3)}
+    assert names == {f"ddflow the orders: batch {i}, epoch {i + 1}, stages 0 to 1" for i in range(3)}
 
 
 def test_a_state_tells_its_last_epochs_to_another_process(fed: Fed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def test_times_that_are_closed_at_the_end_are_an_epoch_without_a_batch(spark: Sp
     assert [(each.batch, each.epoch, each.pending) for each in told] == [(0, 1, 4), (None, 2, 0)]
     assert told.total.frontier == dd.CLOSED and sum(told.total.counts.values()) == 4
     assert "frontier CLOSED" in str(told) and "pending" in str(told)
-    assert "ddflow orders: epoch 2, levels 0 to 1" in descriptions(spark)
+    assert "ddflow orders: epoch 2, stages 0 to 1" in descriptions(spark)
 
 
 def test_a_batch_run_is_logged_too(spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

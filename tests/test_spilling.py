@@ -63,9 +63,7 @@ def multiset(table: pa.Table) -> Counter[Any]:
 
 def wanted(engine: Any) -> int:
     """How many files an engine must have: two for a batch that is mapped, one for a run of pending events."""
-    batches = [
-        b for a in engine.dataflow.circuit.arrangements.values() for b in a.slots.batches if b.mapped is not None
-    ]
+    batches = [b for a in engine.dataflow.graph.arrangements.values() for b in a.slots.batches if b.mapped is not None]
     runs = [
         run for waiting in engine.dataflow.batchers.values() for run in waiting.runs.by_least if run.file is not None
     ]
@@ -168,15 +166,15 @@ def test_a_merge_beneath_that_the_disk_refuses_goes_on_when_there_is_room(tmp_pa
                 each.step({"rows": events(60, time)}, time)
             spill(engine, 0)
             merge(engine, 5)
-            if any(each.beneath.merges for each in engine.dataflow.circuit.arrangements.values()):
+            if any(each.on_disk.merges for each in engine.dataflow.graph.arrangements.values()):
                 there = files(tmp_path)
                 with full(), pytest.raises(SpillFull, match="call again; nothing was changed"):
                     merge(engine, None)
                 engine._check()
                 assert files(tmp_path) == there and contents(engine) == contents(memory)
-        assert seen["a merge beneath half way"]
+        assert seen["a merge on disk half way"]
         merge(engine, None)
-        assert not any(each.beneath.merges for each in engine.dataflow.circuit.arrangements.values())
+        assert not any(each.on_disk.merges for each in engine.dataflow.graph.arrangements.values())
         assert len(files(tmp_path)) == wanted(engine) and contents(engine) == contents(memory)
 
 

@@ -103,7 +103,7 @@ class Twins:
 class Engines:
     """An engine of the same plan, with the upserts as an output beside the updates.
 
-    ``medium``: how many events are judged together, in files; None: in memory."""
+    ``medium``: how many events are resolved together, in files; None: in memory."""
 
     def __init__(self, scenario: dict[str, Any], to: dict[str, Any], store: Any, medium: int | None) -> None:
         self.scenario, self.to, self.columns = scenario, to, {}

@@ -1,6 +1,6 @@
 """Engines that spill with a few events: sizes that are megabytes made bytes, and what really happened, counted.
 
-``tiny()`` makes merges, ranges, lots and pieces large from a few rows on, and yields a counter of the ways that were
+``tiny()`` makes merges, ranges, chunks and pieces large from a few rows on, and yields a counter of the ways that were
 gone; ``tighten(engine)`` takes away an opened engine's shares of memory, so that everything it holds goes to files. A
 test of spilling that never spills would pass; so the ways are counted where they are gone, in the functions that go
 them, and tests assert on the counts.
@@ -37,13 +37,13 @@ MEMORY = "16MB"
 """The least budget that an engine with a spill folder opens with."""
 WAYS = (
     "a step taken in ranges",
-    "a change that went beneath at once",
+    "a change that went on disk at once",
     "a piece of a flush",
     "a flush half way",
-    "a piece of a merge beneath",
-    "a merge beneath half way",
+    "a piece of a merge on disk",
+    "a merge on disk half way",
     "a piece of a merge in memory",
-    "a key found beneath",
+    "a key found on disk",
     "a key found in a flush half way",
     "updates brought into ranges",
     "a table that was mapped",
@@ -102,7 +102,7 @@ def watched(function: Callable[..., Any], tell: Callable[..., list[str]], seen: 
 def _advanced(_: Any, merge: RunMerge, rows: int, slots: Any, index: Any, *__: Any) -> list[str]:
     if merge.target is None:
         return ["a piece of a merge in memory"]
-    kind = "merge beneath" if index is None else "flush"
+    kind = "merge on disk" if index is None else "flush"
     return [f"a piece of a {kind}", *([f"a {kind} half way"] if merge.owed else [])]
 
 
@@ -117,10 +117,10 @@ def _sought(_: Any, arranged: Arrangement, held: Any, *__: Any) -> list[str]:
 
 WATCHED: list[tuple[Any, str, Callable[..., list[str]]]] = [
     (RunMerge, "advance", _advanced),
-    (Arrangement, "_seek_beneath", _sought),
+    (Arrangement, "_seek_on_disk", _sought),
     (Ranges, "add", lambda *_: ["a step taken in ranges"]),
-    (Arrangement, "stored", lambda out, *_: ["a change that went beneath at once"] if out.batch.mapped else []),
-    (arrangement, "find", lambda out, *_: ["a key found beneath"] if out[0].size else []),
+    (Arrangement, "stored", lambda out, *_: ["a change that went on disk at once"] if out.batch.mapped else []),
+    (arrangement, "find", lambda out, *_: ["a key found on disk"] if out[0].size else []),
     (computation.Computation, "_ranged", lambda _, __, ___, by, bits: ["updates brought into ranges"] if bits else []),
     (BatchStore, "mapped", lambda *_: ["a table that was mapped"]),
     (Batcher, "spill", lambda _, waiting, *__: ["pending events that were spilled"] if waiting.mapped else []),
@@ -136,8 +136,8 @@ def tighten(engine: Engine, share: int = 0, rows: int = 3) -> None:
     budget.state = budget.pending = budget.buffered = share
     budget.piece = 700
     budget.rows = lambda width: rows  # type: ignore[method-assign]
-    for arranged in engine.dataflow.circuit.arrangements.values():
-        arranged.spine.fan = arranged.beneath.fan = 2
+    for arranged in engine.dataflow.graph.arrangements.values():
+        arranged.spine.fan = arranged.on_disk.fan = 2
 
 
 def spill(engine: Engine, rest: int) -> None:
@@ -145,8 +145,8 @@ def spill(engine: Engine, rest: int) -> None:
     folder = engine.dataflow.budget.home
     assert folder is not None
     if not rest:
-        make_room(engine.dataflow.budget, engine.dataflow.circuit, engine.dataflow.batchers, share=0)
-    for arranged in engine.dataflow.circuit.arrangements.values():
+        make_room(engine.dataflow.budget, engine.dataflow.graph, engine.dataflow.batchers, share=0)
+    for arranged in engine.dataflow.graph.arrangements.values():
         arranged.spill(folder, arranged.nbytes * rest // 1000)
     for waiting in engine.dataflow.batchers.values():
         waiting.spill(folder, waiting.nbytes * rest // 1000)
@@ -154,12 +154,12 @@ def spill(engine: Engine, rest: int) -> None:
 
 def merge(engine: Engine, effort: int | None, bite: int = 2) -> None:
     """Pay for ``effort`` versions in all merges that are under way, None for all; ``bite``: versions at once."""
-    for arranged in engine.dataflow.circuit.arrangements.values():
-        arranged.piece = arranged.spine.most = arranged.beneath.most = bite
+    for arranged in engine.dataflow.graph.arrangements.values():
+        arranged.piece = arranged.spine.most = arranged.on_disk.most = bite
         settled = arranged.latest <= arranged.since
         arranged.spine.work(effort, arranged.slots, arranged.index, arranged.since, settled, files=False)
         arranged._flush(effort)
-        arranged.beneath.work(effort, arranged.slots, None, arranged.since, settled)
+        arranged.on_disk.work(effort, arranged.slots, None, arranged.since, settled)
 
 
 @contextmanager

@@ -111,7 +111,7 @@ def _pushed(
         for call in receipt.calls[calls:]:
             yield engine.advance_to(call.time, epoch=number)
         return
-    seen = engine.dataflow.intakes[INPUT].greatest
+    seen = engine.dataflow.admissions[INPUT].greatest
     closed = engine.advance_to(seen + 1, epoch=number) if closes and seen >= engine.frontier else None
     engine.commit()
     if closed is not None:
@@ -121,7 +121,7 @@ def _pushed(
 def _receipt(engine: dd.Engine, number: int) -> Epoch | None:
     """What is kept of an epoch that was committed."""
     assert engine.durable is not None
-    return next((each for each in engine.durable.log.ledger.manifest.receipts if each.epoch == number), None)
+    return next((each for each in engine.durable.log.manifest_log.manifest.receipts if each.epoch == number), None)
 
 
 @contextmanager

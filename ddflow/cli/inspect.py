@@ -30,7 +30,7 @@ def inspect(
 
     Its epoch and times, its inputs and counts with their keys, deleted keys, versions, runs, files and bytes, events
     that are pending, the plan, the last epochs that can be given again, and the versions that are kept for readers; of
-    a state of many partitions, level by level, how they differ.
+    a state of many partitions, stage by stage, how they differ.
 
     `since` is the earliest time that can be read, the `frontier` the least that may still come in.
 
@@ -108,7 +108,7 @@ def sections(found: Mapping[str, Any]) -> Iterator[Section]:
         ("events", ", ".join(f"{name} {n:,}" for name, n in found["verdicts"].items() if n) or "none"),
     ]
     if len(found["parts"]) > 1:
-        about.append(("partitions", f"{found['partitions']:,}, on {found['levels']} levels"))
+        about.append(("partitions", f"{found['partitions']:,}, on {found['stages']} stages"))
     if (fed := found["fed"]) is not None:
         about.append(("fed by", f"query {fed['query'] or 'of unknown id'}, up to batch {fed['batch']}"))
     yield found["state"], (), iter(about)
@@ -125,7 +125,7 @@ def sections(found: Mapping[str, Any]) -> Iterator[Section]:
         "pending",
     )
     yield "Collections", head, _collections(found)
-    head = ("level", "of its partitions", "keys", "pending", "files", "size")
+    head = ("stage", "of its partitions", "keys", "pending", "files", "size")
     yield "Partitions", head, _partitions(found["parts"]) if found["partitions"] > 1 else iter(())
     yield (
         "Inputs",
@@ -173,25 +173,25 @@ def _collections(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
 
 
 def _partitions(parts: Sequence[Mapping[str, int]]) -> Iterator[Sequence[Any]]:
-    """Of each level the least and the median of its partitions, figure by figure, and the one that is the largest."""
+    """Of each stage the least and the median of its partitions, figure by figure, and the one that is the largest."""
     from statistics import median_low
 
     from ddflow.dataflow.budget import shown_size
 
-    def row(level: int, what: str, figures: Sequence[int]) -> Sequence[Any]:
-        return level, what, *figures[:3], shown_size(figures[3])
+    def row(stage: int, what: str, figures: Sequence[int]) -> Sequence[Any]:
+        return stage, what, *figures[:3], shown_size(figures[3])
 
-    for level in sorted({each["level"] for each in parts}):
+    for stage in sorted({each["stage"] for each in parts}):
         here = {
             each["partition"]: [each[n] for n in ("keys", "pending", "files", "bytes")]
             for each in parts
-            if each["level"] == level
+            if each["stage"] == stage
         }
         figures = list(zip(*here.values(), strict=True))
-        yield row(level, "least", list(map(min, figures)))
-        yield row(level, "median", list(map(median_low, figures)))
+        yield row(stage, "least", list(map(min, figures)))
+        yield row(stage, "median", list(map(median_low, figures)))
         largest = max(here, key=lambda number: here[number][3])
-        yield row(level, f"largest, number {largest}", here[largest])
+        yield row(stage, f"largest, number {largest}", here[largest])
 
 
 def _fed(inputs: Mapping[str, Any]) -> Iterator[Sequence[Any]]:

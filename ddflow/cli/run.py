@@ -1,8 +1,8 @@
 """One run of ``diff``, ``count`` or ``replace``: files through a flow into an output.
 
-Invariant: a run either ends with a complete output and events in = judged, or with an error and nothing written. In
+Invariant: a run either ends with a complete output and events in = resolved, or with an error and nothing written. In
 epoch mode each file is one step, in the order given, at times 1, 2, 3, ...; in hold-back mode each batch is pushed as
-it is read and the end of input closes all times. What was read and judged is told of in full, also where some of it
+it is read and the end of input closes all times. What was read and resolved is told of in full, also where some of it
 was for a state that goes on (``continued``). Nothing is interpreted here (``plan``), nor worded (``show``).
 
 >>> run.__name__

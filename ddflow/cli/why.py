@@ -1,7 +1,7 @@
 """``ddflow why``: one key's story.
 
-Invariant: what is told of the state is read from it, what is told of events is judged again from the log.  The work is
-in `ddflow.engine.why`.
+Invariant: what is told of the state is read from it, what is told of events is resolved again from the log. The work
+is in `ddflow.engine.why`.
 
 >>> why.__name__
 'why'
@@ -24,7 +24,9 @@ def why(
     key: Annotated[str, typer.Argument(metavar="KEY", show_default=False, help="7, or id=7, or id=7,region=EU.")],
     log: Annotated[
         list[str] | None,
-        typer.Argument(metavar="LOG", show_default=False, help="Files, or folders of them: the events to judge again."),
+        typer.Argument(
+            metavar="LOG", show_default=False, help="Files, or folders of them: the events to resolve again."
+        ),
     ] = None,
     full: Full = None,
     scope: Scope = None,
@@ -36,7 +38,7 @@ def why(
 
     From the state: the row, every version that is still kept with the order that won it, and events that wait for their
     time. From the log, if it is given: every event of the key with its verdict, so that losers are seen, and what they
-    lost against, and every full file that does not name the key. The log is judged again, each file as one epoch, so
+    lost against, and every full file that does not name the key. The log is resolved again, each file as one epoch, so
     the times of events are of that replay; in hold-back mode they are the events' own.
 
     Examples:

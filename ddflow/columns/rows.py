@@ -132,7 +132,7 @@ class RowPool:
         self.schema = schema
         self.at = {name: i for i, name in enumerate(schema.names)}
         self.rows: list[Rows | None] = []
-        self.crew = ALONE
+        self.threads = ALONE
         self.addresses = np.zeros((len(schema), 3, 16), np.uint64)
         self.firsts = np.zeros((len(schema), 2, 16), np.int64)
         for i, each in enumerate(rows):
@@ -152,7 +152,7 @@ class RowPool:
     def beside(self, events: Rows) -> RowPool:
         """These, as they are now, with the rows of a step as number 0.  O(columns * batches)."""
         out = object.__new__(RowPool)
-        out.schema, out.at, out.crew, out.rows = self.schema, self.at, self.crew, [events, *self.rows[1:]]
+        out.schema, out.at, out.threads, out.rows = self.schema, self.at, self.threads, [events, *self.rows[1:]]
         out.addresses, out.firsts = self.addresses.copy(), self.firsts.copy()
         out.addresses[:, :, 0], out.firsts[:, :, 0] = events.addresses, events.firsts
         return out
@@ -249,17 +249,17 @@ def gather_column(pool: RowPool, references: Array, field: pa.Field) -> pa.Array
     elif how == WORDS:
         moved = pa.py_buffer(np.empty(n * wide, np.uint8))
         start = moved.address
-        pool.crew.over(
+        pool.threads.over(
             n, lambda a, b: gather_words(references[a:b], bases[1], np.int64(wide), np.uint64(start + a * wide))
         )
         buffers = [validity, moved]
     else:
-        buffers = [validity, *_bytes(references, bases[1], bases[2], wide, field.name, pool.crew)]
+        buffers = [validity, *_bytes(references, bases[1], bases[2], wide, field.name, pool.threads)]
     return pa.Array.from_buffers(kind, n, buffers, nulls)
 
 
 def _bytes(
-    references: Array, bases: Array, data: Array, wide: int, name: str, crew: Threads
+    references: Array, bases: Array, data: Array, wide: int, name: str, threads: Threads
 ) -> tuple[pa.Buffer, pa.Buffer]:
     """The offset and data buffers of gathered byte strings."""
     ends = np.empty(references.size + 1, np.int64)
@@ -272,7 +272,7 @@ def _bytes(
         )
     out = pa.py_buffer(np.empty(total, np.uint8))
     start = np.uint64(out.address)
-    crew.over(
+    threads.over(
         references.size,
         lambda a, b: gather_bytes(references[a:b], bases, data, np.int64(wide), ends[a : b + 1], start),
     )

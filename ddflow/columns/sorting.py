@@ -1,7 +1,7 @@
 """Sorting rows by identity: the shell around the one sort there is.
 
-Invariant: rows of one identity stand together, in the order in which they came.  Everything that works by key (judging,
-counting, consolidating, merging) begins here, and relies on that stability instead of sorting by time.
+Invariant: rows of one identity stand together, in the order in which they came. Everything that works by key
+(resolving, counting, consolidating, merging) begins here, and relies on that stability instead of sorting by time.
 
 >>> by = sort(np.array([9, 4, 9], np.uint64), np.empty(0, np.uint64))
 >>> by.permutation.tolist(), by.starts.tolist()
@@ -33,21 +33,21 @@ class Sorted(NamedTuple):
     starts: Narrow
 
 
-def sort(high: Words, low: Words, arena: Arena | None = None, crew: Threads = ALONE) -> Sorted:
+def sort(high: Words, low: Words, arena: Arena | None = None, threads: Threads = ALONE) -> Sorted:
     """Sort rows by identity, stably, and find the groups.  ``arena``: where the result is carved from.  O(n)."""
     n, arena = high.size, arena or Arena()
     bits = min(max((n - 1).bit_length(), 1), 20) if n else 1
     empty = arena.room(n)
     permutation, starts = empty(n, np.int32), empty(n + 1, np.int32)
     ids, seconds = empty(n, np.uint64), empty(low.size, np.uint64)
-    spans = crew.spans(n)
+    spans = threads.spans(n)
     at = empty((len(spans), 1 << bits), np.int32)
     size, written = np.int64(bits), (permutation, ids, seconds)
-    crew.each(count_buckets, [(high[a:b], size, at[i]) for i, (a, b) in enumerate(spans)])
+    threads.each(count_buckets, [(high[a:b], size, at[i]) for i, (a, b) in enumerate(spans)])
     begin_buckets(at)
     rows = [(high[a:b], low[a:b], np.int64(a), size, at[i], *written) for i, (a, b) in enumerate(spans)]
-    crew.each(fill_buckets, rows)
+    threads.each(fill_buckets, rows)
     cuts = [np.int64((i << bits) // len(spans)) for i in range(len(spans) + 1)]
-    crew.each(sort_buckets, [(at[-1], *cut, *written) for cut in pairwise(cuts)])
+    threads.each(sort_buckets, [(at[-1], *cut, *written) for cut in pairwise(cuts)])
     groups = group_starts(ids, seconds, starts)
     return Sorted(permutation, ids, seconds, starts[: groups + 1])

@@ -1,11 +1,11 @@
-"""A crew: the threads that share the kernels of a step.
+"""Threads: the threads that share the kernels of a step.
 
 Invariant: results do not depend on how many there are. Work is cut into spans that write to different places, and
 every kernel runs without the interpreter's lock. A hand-over costs some 20 us, so small work is not cut at all; and
 Python between the kernels still runs one thread at a time.
 
->>> with Threads(2) as crew:
-...     crew.spans(10, least=3), crew.each(lambda begin, end: sum(range(begin, end)), [(0, 5), (5, 10)])
+>>> with Threads(2) as threads:
+...     threads.spans(10, least=3), threads.each(lambda begin, end: sum(range(begin, end)), [(0, 5), (5, 10)])
 ([(0, 5), (5, 10)], [10, 35])
 """
 

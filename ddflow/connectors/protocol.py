@@ -2,7 +2,7 @@
 
 Invariant: a connector knows no engine, no plan and no step. Tables, positions and the names of outputs are all that
 passes between the two, so an engine in this process and tasks on Spark drive a connector alike. What a sink shows is of
-committed epochs, each once, because it is told of an epoch after the state's manifest is durable, and may be told again
+committed epochs, each once, because it is told of an epoch after the state's manifest is durable, and may be replayed
 by whoever opens the state next.
 
 >>> import os, tempfile

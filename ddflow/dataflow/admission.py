@@ -1,15 +1,15 @@
-"""The intake of one input: rows as they come are checked, numbered, and turned into events with a time, or refused.
+"""The admission of one input: rows as they come are checked, numbered, and turned into events with a time, or refused.
 
 Invariant: `admit` changes nothing; either all rows of a push or step are admitted (bad and late ones with their
 verdict) or an error names what is wrong and the input is as before. Every row gets an arrival number, bad ones too.
 The same row may lack its key and be late, and must then be counted once, as bad; and an advanced event is stamped at
-the frontier but keeps its own time to be judged by. It does not wait (``batcher``) nor decide (``operators.upsert``).
+the frontier but keeps its own time to be resolved by. It does not wait (``batcher``) nor decide (``operators.upsert``).
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.bind import bind
 >>> from ddflow.plan.spec import Upsert
->>> intake = Admission(bind("o", pa.schema({"k": pa.int64(), "t": pa.int64()}), Upsert("k", time="t", late="drop")))
->>> admitted = intake.admit(pa.table({"k": [1, 2], "t": [3, 9]}), frontier=5)
+>>> admission = Admission(bind("o", pa.schema({"k": pa.int64(), "t": pa.int64()}), Upsert("k", time="t", late="drop")))
+>>> admitted = admission.admit(pa.table({"k": [1, 2], "t": [3, 9]}), frontier=5)
 >>> admitted.sealed.times.tolist(), admitted.counts
 ([9], {'late': 1})
 """

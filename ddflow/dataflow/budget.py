@@ -70,7 +70,7 @@ class Budget:
         self.home = self.scratch
         total = memory or 0
         self.state, self.pending, self.buffered, self.piece = total // 2, total // 8, total // 8, total // 4
-        self.lot = self.pending // 4
+        self.chunk = self.pending // 4
 
     @property
     def spills(self) -> bool:
@@ -83,7 +83,7 @@ class Budget:
             self.scratch.store.close()
 
     def rows(self, width: float) -> int:
-        """How many events of some bytes a row are judged together."""
+        """How many events of some bytes a row are resolved together."""
         return max(int(self.piece / (SCRATCH + 3 * width)), 1024)
 
     def check(self, needed: int) -> None:

@@ -1,7 +1,7 @@
 """A dataflow: a plan, opened, with its pending events and its times; it takes steps.
 
 Invariant: nothing changes until `Dataflow.take` is called, and that refuses only before its first change; after it,
-events in = judged + pending. A step touches several inputs, pending events and several operators with state, and may
+events in = resolved + pending. A step touches several inputs, pending events and several operators with state, and may
 not fit in memory, so room is made before rows are admitted and the budget is looked at before anything is taken in. An
 engine is a dataflow with calls, readers and commits around it; a partition of a state is one that begins at an epoch
 and ends in a receipt; a snapshot is one that takes no steps.
@@ -41,7 +41,7 @@ from ddflow.dataflow.spilling import make_room, release
 from ddflow.dataflow.step import Computation
 from ddflow.dataflow.verdicts import NAMES, Verdicts
 from ddflow.errors import SpillFailed, SpillFull, StorageFailed, StorageFull
-from ddflow.operators.upsert.judgement import Judgement
+from ddflow.operators.upsert.resolution import Resolution
 from ddflow.plan.codec import node_ids
 from ddflow.plan.collection import Collection, Plan
 from ddflow.storage.feeding import Fed
@@ -63,7 +63,7 @@ class ComputedStep(NamedTuple):
 
 
 class Dataflow:
-    """``circuit``: of the plan.  ``lists``: whether verdicts are listed row by row.  ``retain``: times of history.
+    """``graph``: of the plan.  ``lists``: whether verdicts are listed row by row.  ``retain``: times of history.
 
     ``step``: what computes a step.  ``frontier``: the least time that may still come: `NEVER` before the first step,
     `CLOSED` when none can.  ``last``: the last closed one.  ``since``: reads at it and later are exact."""
@@ -71,18 +71,18 @@ class Dataflow:
     def __init__(
         self,
         flow: Plan,
-        circuit: Graph,
+        graph: Graph,
         budget: Budget,
         lists: bool = False,
         retain: int = 0,
-        crew: Threads = ALONE,
+        threads: Threads = ALONE,
         step: type[Computation] = Computation,
     ) -> None:
-        self.flow, self.circuit, self.budget, self.crew, self.computation = flow, circuit, budget, crew, step
-        self.secret, self.lists, self.retain = circuit.secret, lists, retain
+        self.flow, self.graph, self.budget, self.threads, self.computation = flow, graph, budget, threads, step
+        self.secret, self.lists, self.retain = graph.secret, lists, retain
         self.holds_back, self.time_type = flow.holds_back, flow.time_type
         self.guard, self.holds = CallGuard(), Holds()
-        self.intakes = {name: Admission(input.bound) for name, input in flow.inputs.items()}
+        self.admissions = {name: Admission(input.bound) for name, input in flow.inputs.items()}
         self.batchers = {name: Batcher() for name in flow.inputs}
         outputs = {name: node.updates_schema(flow.time_type) for name, node in flow.outputs.items()}
         self.sides = flow.side_outputs()
@@ -114,24 +114,24 @@ class Dataflow:
         self, inputs: Mapping[str, Any], time: int | None, looks: Mapping[str, Look] | None = None
     ) -> dict[str, Inflow]:
         """Room made, and the rows of each input admitted.  ``looks``: by input, what is shown all rows."""
-        make_room(self.budget, self.circuit, self.batchers)
+        make_room(self.budget, self.graph, self.batchers)
         return {name: self.inflow(name, rows, time, looks[name] if looks else None) for name, rows in inputs.items()}
 
     def inflow(self, name: str, rows: Any, time: int | None, look: Look | None) -> Inflow:
         """The rows of one input, admitted."""
-        intake = self.intakes[name]
+        admission = self.admissions[name]
         batcher = None if time is not None and self.budget.scratch is None else self.batchers[name]
-        listed = partial(verdict_rows, intake.bound) if self.lists else None
-        return flowing(rows, intake, batcher, self.frontier, time, self.budget, listed, look)
+        listed = partial(verdict_rows, admission.bound) if self.lists else None
+        return flowing(rows, admission, batcher, self.frontier, time, self.budget, listed, look)
 
     def step(self, inflows: Mapping[str, Inflow], time: int) -> Step:
         """Epoch mode: take in all that was admitted, stamped ``time``."""
         if self.budget.scratch is None:
             given = {name: inflow.released for name, inflow in inflows.items()}
-            return self.take(inflows, self.judge(given, time), time + 1, time)
+            return self.take(inflows, self.compute(given, time), time + 1, time)
         batchers = {name: inflow.batcher for name, inflow in inflows.items() if inflow.batcher is not None}
-        with release(CLOSED, batchers, self.circuit.upserts, self.budget) as given:
-            return self.take(inflows, self.judge(given, time), time + 1, time)
+        with release(CLOSED, batchers, self.graph.upserts, self.budget) as given:
+            return self.take(inflows, self.compute(given, time), time + 1, time)
 
     def push(self, inflows: Mapping[str, Inflow], to: int) -> Step:
         """Hold-back mode: take in what was admitted, and close the times before ``to``, if it is later."""
@@ -143,16 +143,16 @@ class Dataflow:
     def advance(self, inflows: Mapping[str, Inflow], to: int) -> Step:
         """Close the times before ``to``."""
         batchers = self.batchers | {name: each.batcher for name, each in inflows.items() if each.batcher is not None}
-        with release(to, batchers, self.circuit.upserts, self.budget) as given:
+        with release(to, batchers, self.graph.upserts, self.budget) as given:
             seen = max((int(r.times[-1]) for r in given.values() if r.total), default=self.last)
             last = max(self.last, seen) if to == CLOSED else to - 1
-            return self.take(inflows, self.judge(given, last), to, last)
+            return self.take(inflows, self.compute(given, last), to, last)
 
     def close(self) -> None:
         """Let go of all state in memory, and of the spill folder.  Twice is harmless."""
         self.guard.state = "closed"
-        self.circuit, self.batchers = Graph(self.flow, Secret(0, 0)), {}
-        self.crew.close()
+        self.graph, self.batchers = Graph(self.flow, Secret(0, 0)), {}
+        self.threads.close()
         self.budget.close()
 
     def committed(self, tables: Mapping[str, pa.Table], counts: Mapping[str, int], frontier: int) -> Step:
@@ -164,80 +164,80 @@ class Dataflow:
         since = last - self.retain if last > NEVER + self.retain else NEVER
         return max(self.since, min(since, self.holds.least()))
 
-    def judge(self, given: Mapping[str, Released], last: int) -> ComputedStep:
+    def compute(self, given: Mapping[str, Released], last: int) -> ComputedStep:
         """Compute a step; nothing changes.  ``last``: the last time that it closes."""
         rows: dict[str, list[pa.Table]] = {}
         sides, budget, since = SideOutputs(self.sides, self.time_type), self.budget, self.since_after(last)
 
-        def observe(judgement: Judgement) -> None:
-            bound = judgement.upsert.bound
-            sides.add(judgement)
+        def observe(resolution: Resolution) -> None:
+            bound = resolution.upsert.bound
+            sides.add(resolution)
             if self.lists:
-                rows.setdefault(bound.name, []).append(verdict_rows(bound, judgement))
+                rows.setdefault(bound.name, []).append(verdict_rows(bound, resolution))
 
-        given = self.circuit.expiring(given, last, budget.rows(64) if budget.spills else None)
+        given = self.graph.expiring(given, last, budget.rows(64) if budget.spills else None)
         buffer = UpdateBuffer(budget.scratch, budget.buffered, budget.home)
         looks = observe if self.lists or self.sides else None
-        computation = self.computation(self.circuit, given, since, buffer, looks)
+        computation = self.computation(self.graph, given, since, buffer, looks)
         if computation.many:
-            make_room(budget, self.circuit, {}, 0)
+            make_room(budget, self.graph, {}, 0)
         return ComputedStep(computation.run(), sides.tables() if self.sides else {}, rows, since)
 
-    def check_budget(self, judged: ComputedStep | None, inflows: Mapping[str, Inflow]) -> None:
+    def check_budget(self, computed: ComputedStep | None, inflows: Mapping[str, Inflow]) -> None:
         """Raise `BudgetExceeded` where there is nowhere to spill to, and taking it in would pass the budget."""
         if self.budget.memory is None or self.budget.spills:
             return
-        more = 0 if judged is None else judged.stepped.nbytes
+        more = 0 if computed is None else computed.stepped.nbytes
         for name, inflow in inflows.items():
             more += 0 if inflow.batcher is None else inflow.batcher.nbytes - self.batchers[name].nbytes
         self.budget.check(self.nbytes + more)
 
-    def take(self, inflows: Mapping[str, Inflow], judged: ComputedStep | None, frontier: int, last: int) -> Step:
+    def take(self, inflows: Mapping[str, Inflow], computed: ComputedStep | None, frontier: int, last: int) -> Step:
         """Make it so: nothing below can be refused any more but by the budget, which is looked at first."""
-        self.check_budget(judged, inflows)
+        self.check_budget(computed, inflows)
         counts: dict[str, int] = {}
-        for codes in judged.stepped.counts.values() if judged else ():
+        for codes in computed.stepped.counts.values() if computed else ():
             add(counts, dict(zip(NAMES, codes.tolist(), strict=True)))
         self.guard.state = "interrupted"
         for name, inflow in inflows.items():
             add(counts, inflow.counts)
             if self.holds_back and inflow.batcher is not None:
                 self.batchers[name] = inflow.batcher
-            self.intakes[name].arrived += inflow.rows
-            self.intakes[name].greatest = max(self.intakes[name].greatest, inflow.greatest)
-        if judged is not None:
+            self.admissions[name].arrived += inflow.rows
+            self.admissions[name].greatest = max(self.admissions[name].greatest, inflow.greatest)
+        if computed is not None:
             for batcher in self.batchers.values() if self.holds_back else ():
                 batcher.discard(frontier)
-            self.circuit.apply(judged.stepped, frontier, judged.since)
-            self.frontier, self.last, self.since = frontier, last, judged.since
+            self.graph.apply(computed.stepped, frontier, computed.since)
+            self.frontier, self.last, self.since = frontier, last, computed.since
         add(self.totals, counts)
         pending = self.pending if self.holds_back else 0
-        arrived = sum(intake.arrived for intake in self.intakes.values())
-        assert arrived == sum(self.totals.values()) + pending, "events in are not judged + pending"
+        arrived = sum(admission.arrived for admission in self.admissions.values())
+        assert arrived == sum(self.totals.values()) + pending, "events in are not resolved + pending"
         with suppress(SpillFull, SpillFailed, StorageFull, StorageFailed):
             # And if there is none: the next call asks again, before it takes anything in.
-            make_room(self.budget, self.circuit, self.batchers)
-        tables = {**self.nothing, **judged.stepped.outputs, **judged.sides} if judged else dict(self.nothing)
+            make_room(self.budget, self.graph, self.batchers)
+        tables = {**self.nothing, **computed.stepped.outputs, **computed.sides} if computed else dict(self.nothing)
         for name, owed in self.owed.items():
             tables[name] = pa.concat_tables([owed, tables[name]])
-        listed = self._listed(inflows, judged) if self.lists else None
+        listed = self._listed(inflows, computed) if self.lists else None
         self.owed, out = {}, Step(tables, Verdicts.of(counts, pending, listed), frontier)
         self.guard.state = "open"
         return out
 
-    def _listed(self, inflows: Mapping[str, Inflow], judged: ComputedStep | None) -> dict[str, pa.Table]:
-        """Verdict rows by input: of events refused at the door, then of those that were judged."""
-        refused, rows = {name: inflow.listed for name, inflow in inflows.items()}, judged.rows if judged else {}
-        every = {name: [*refused.get(name, ()), *rows.get(name, ())] for name in self.intakes}
+    def _listed(self, inflows: Mapping[str, Inflow], computed: ComputedStep | None) -> dict[str, pa.Table]:
+        """Verdict rows by input: of events refused at the door, then of those that were resolved."""
+        refused, rows = {name: inflow.listed for name, inflow in inflows.items()}, computed.rows if computed else {}
+        every = {name: [*refused.get(name, ()), *rows.get(name, ())] for name in self.admissions}
         return {name: pa.concat_tables(tables) for name, tables in every.items() if tables}
 
     @property
     def nbytes(self) -> int:
         """Bytes in memory of its state and its pending events."""
-        return self.circuit.nbytes + sum(batcher.nbytes for batcher in self.batchers.values())
+        return self.graph.nbytes + sum(batcher.nbytes for batcher in self.batchers.values())
 
     def _check(self) -> None:
         """Assert the invariants of everything below."""
-        self.circuit._check()
+        self.graph._check()
         for batcher in self.batchers.values():
             batcher._check()

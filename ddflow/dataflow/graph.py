@@ -76,28 +76,28 @@ class Stepped(NamedTuple):
 class Graph:
     """``plan``: what is opened.  ``secret``: for identities.  ``winners``: whether verdict rows will be asked for.
 
-    ``crew``: the threads that share the work.  ``running``: by operator."""
+    ``threads``: the threads that share the work.  ``running``: by operator."""
 
-    def __init__(self, plan: Plan, secret: Secret, winners: bool = True, crew: Threads = ALONE) -> None:
+    def __init__(self, plan: Plan, secret: Secret, winners: bool = True, threads: Threads = ALONE) -> None:
         self.plan, self.secret, self.winners = plan, secret, winners or bool(plan.side_outputs())
-        self.upserts = {name: RunningUpsert(each.bound, secret, crew) for name, each in plan.inputs.items()}
+        self.upserts = {name: RunningUpsert(each.bound, secret, threads) for name, each in plan.inputs.items()}
         self.needed, self.time_type = _needed(plan), plan.time_type
         self.names: dict[Collection, str] = {each: name for name, each in plan.inputs.items()}
         self.running: dict[Collection, Running] = {}
         for node in plan.nodes:
             if node in self.needed and node.inputs:
                 self.running[node] = node.open(
-                    Context(secret, self.time_type, frozenset(self.needed[node].names), crew)
+                    Context(secret, self.time_type, frozenset(self.needed[node].names), threads)
                 )
         self.keeping = {node: each for node, each in self.running.items() if node.keeps}
         """The operators that hold a state."""
         self.nodes = [node for node in plan.nodes if node in self.needed]
         """What a step computes: a collection stands behind what it is made of."""
-        self.meeting = {node for node in self.nodes if _meets(node)}
+        self.exchange = {node for node in self.nodes if _meets(node)}
         """The operators that must see all pieces of a step together."""
-        self.whole = {each for node in self.meeting for each in node.inputs} | set(plan.outputs.values())
+        self.whole = {each for node in self.exchange for each in node.inputs} | set(plan.outputs.values())
         """The collections whose pieces are kept until they are all there."""
-        self.exchanged = {node: node.exchange()[0] for node in self.meeting}
+        self.exchanged = {node: node.exchange()[0] for node in self.exchange}
         """The columns whose equal rows must meet, None where an operator has several inputs."""
         self.shown = {node: node.updates_schema(self.time_type) for node in plan.outputs.values()}
         """The columns of the tables of outputs."""

@@ -36,7 +36,7 @@ class Inflow:
 
     batcher: Batcher | None
     """What waits, with the rows that were admitted; None where nothing need wait: in epoch mode, in memory."""
-    lots: list[Sealed] = field(default_factory=list)
+    chunks: list[Sealed] = field(default_factory=list)
     """The events that were admitted then."""
     rows: int = 0
     """How many rows came, with those that do not go on."""
@@ -50,26 +50,26 @@ class Inflow:
     def put(self, sealed: Sealed, budget: Budget) -> None:
         """Put events with those that came; where they are many they go to files.  Raises `SpillFull`, `SpillFailed`."""
         if self.batcher is None:
-            self.lots += [sealed] if sealed.times.size else []
+            self.chunks += [sealed] if sealed.times.size else []
             return
         self.batcher = self.batcher.with_run(sealed)
         if budget.home is not None and self.batcher.nbytes > budget.pending:
-            self.batcher.spill(budget.home, budget.pending // 2, budget.lot)
+            self.batcher.spill(budget.home, budget.pending // 2, budget.chunk)
 
     @property
     def released(self) -> Released:
         """Those that need not wait, together."""
-        return Released.of(joined(self.lots) if self.lots else None)
+        return Released.of(joined(self.chunks) if self.chunks else None)
 
     @property
     def pieces(self) -> Iterable[Sealed]:
-        """All events, in lots."""
-        return self.lots if self.batcher is None else self.batcher.released(CLOSED)[1]
+        """All events, in chunks."""
+        return self.chunks if self.batcher is None else self.batcher.released(CLOSED)[1]
 
 
 def flowing(
     given: Any,
-    intake: Admission,
+    admission: Admission,
     batcher: Batcher | None,
     frontier: int,
     time: int | None,
@@ -84,8 +84,8 @@ def flowing(
     """
     most = budget.piece // 2 if budget.spills else None
     inflow = Inflow(batcher)
-    for part in (given,) if most is None else portions(given, intake.what, intake.bound.schema, most):
-        admitted = intake.admit(part, frontier, time, inflow.rows, look)
+    for part in (given,) if most is None else portions(given, admission.what, admission.bound.schema, most):
+        admitted = admission.admit(part, frontier, time, inflow.rows, look)
         inflow.put(admitted.sealed, budget)
         inflow.rows += admitted.rows
         inflow.greatest = max(inflow.greatest, admitted.greatest)
@@ -109,14 +109,14 @@ def check_names(inputs: Any, known: Mapping[str, Admission]) -> None:
             raise SchemaMismatch(f"rows for {name!r}", "there is no such input", did_you_mean(name, known))
 
 
-def lateness_frontier(intakes: Mapping[str, Admission], inflows: Mapping[str, Inflow]) -> int:
+def lateness_frontier(admissions: Mapping[str, Admission], inflows: Mapping[str, Inflow]) -> int:
     """Where ``lateness=`` puts the frontier: the least, over the inputs, of the greatest time seen less it."""
     to = CLOSED
-    for name, intake in intakes.items():
-        if intake.bound.spec.lateness is None:
+    for name, admission in admissions.items():
+        if admission.bound.spec.lateness is None:
             return NEVER
-        seen = max(intake.greatest, inflows[name].greatest if name in inflows else NEVER)
-        to = min(to, NEVER if seen == NEVER else max(seen - intake.bound.spec.lateness, NEVER))
+        seen = max(admission.greatest, inflows[name].greatest if name in inflows else NEVER)
+        to = min(to, NEVER if seen == NEVER else max(seen - admission.bound.spec.lateness, NEVER))
     return to
 
 

@@ -1,9 +1,9 @@
-"""Too many events to be judged together: sorted on disk into ranges of identities, and judged range by range.
+"""Too many events to be resolved together: sorted on disk into ranges of identities, and resolved range by range.
 
-Invariant: all events of a key are in one range, in the order of times, then of arrival; ranges ascend. So judging them
-one after the other gives what judging all at once would, and the changes of a step are ascending too. No more than one
-piece of the input and one range are ever in memory. Each piece is brought into the order of ranges, stably, and
-written once; a range is then a slice of each, read where it lies. (An external distribution sort: identities are
+Invariant: all events of a key are in one range, in the order of times, then of arrival; ranges ascend. So resolving
+them one after the other gives what resolving all at once would, and the changes of a step are ascending too. No more
+than one piece of the input and one range are ever in memory. Each piece is brought into the order of ranges, stably,
+and written once; a range is then a slice of each, read where it lies. (An external distribution sort: identities are
 uniform, so ranges are of one size.)
 
 >>> import tempfile, numpy as np

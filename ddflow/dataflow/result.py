@@ -28,7 +28,7 @@ class Step(Mapping[str, pa.Table]):
     Attributes
     ----------
     verdicts : Verdicts
-        Of the events judged in this call.
+        Of the events resolved in this call.
     frontier : int
         The least time still open.
     """

@@ -1,7 +1,7 @@
 """What is said of events beside the differences: verdict rows, and the outputs that ``stale=`` adds.
 
-Invariant: every event that is judged in a call is listed in it once, with the verdict that was counted and the order
-that its key holds from then on (the winner's).  Nothing here decides; it reads a judgement before it is applied, since
+Invariant: every event that is resolved in a call is listed in it once, with the verdict that was counted and the order
+that its key holds from then on (the winner's).  Nothing here decides; it reads a resolution before it is applied, since
 the orders of what keys held are read from state.
 
 >>> import pyarrow as pa, ddflow as dd
@@ -33,7 +33,7 @@ from ddflow.dataflow.verdicts import named
 from ddflow.errors import SpecError
 from ddflow.kernels.resolve import STALE
 from ddflow.operators.updates import time_column
-from ddflow.operators.upsert.judgement import Judgement
+from ddflow.operators.upsert.resolution import Resolution
 from ddflow.plan.bind import Bound
 from ddflow.plan.collection import Input
 
@@ -52,9 +52,9 @@ def check_listed(bound: Bound) -> None:
         )
 
 
-def verdict_rows(bound: Bound, of: Admitted | Judgement) -> pa.Table:
+def verdict_rows(bound: Bound, of: Admitted | Resolution) -> pa.Table:
     """One row an event: ``_arrival`` (its number among all events of the input), ``seq`` (that, or the seq column's
-    value), the key, ``verdict``, the time of the judgement (null for events refused at the door), and ``winner_``
+    value), the key, ``verdict``, the time of the resolution (null for events refused at the door), and ``winner_``
     columns of the order its key holds.  O(events)."""
     codes: np.ndarray[Any, Any]
     if isinstance(of, Admitted):
@@ -76,29 +76,29 @@ def verdict_rows(bound: Bound, of: Admitted | Judgement) -> pa.Table:
 
 
 class SideOutputs:
-    """The tables of `Flow.side_outputs`, which are ``wanted``, for one step, judgement by judgement."""
+    """The tables of `Flow.side_outputs`, which are ``wanted``, for one step, resolution by resolution."""
 
     def __init__(self, wanted: Mapping[str, tuple[Input, pa.Schema]], time_type: pa.DataType) -> None:
         self.wanted, self.time_type = wanted, time_type
         self.made: dict[str, list[pa.Table]] = defaultdict(list)
 
-    def add(self, judgement: Judgement) -> None:
-        """Take in what a judgement has for them.  O(events) of inputs that have one."""
+    def add(self, resolution: Resolution) -> None:
+        """Take in what a resolution has for them.  O(events) of inputs that have one."""
         for name, (input, schema) in self.wanted.items():
-            if input.name == judgement.upsert.bound.name:
-                self.made[name].append(self._table(input, schema, judgement))
+            if input.name == resolution.upsert.bound.name:
+                self.made[name].append(self._table(input, schema, resolution))
 
-    def _table(self, input: Input, schema: pa.Schema, judgement: Judgement) -> pa.Table:
-        stale = judgement.verdict == STALE
+    def _table(self, input: Input, schema: pa.Schema, resolution: Resolution) -> pa.Table:
+        stale = resolution.verdict == STALE
         if input.spec.stale == "mark":
-            rows = judgement.given
+            rows = resolution.given
             further = [pa.array(stale[rows])]
         else:
             rows = np.flatnonzero(stale)
-            further = judgement.winner_orders(rows)
-        events = judgement.sealed.events.take(pa.array(rows))
+            further = resolution.winner_orders(rows)
+        events = resolution.sealed.events.take(pa.array(rows))
         columns = [events.column(n) for n in input.bound.told] + further
-        times = time_column(judgement.sealed.times[rows], self.time_type)
+        times = time_column(resolution.sealed.times[rows], self.time_type)
         columns += [times, pa.array(np.ones(rows.size, np.int64))]
         return pa.Table.from_arrays(columns, schema=updates_schema(schema, self.time_type))
 

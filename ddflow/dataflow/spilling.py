@@ -11,7 +11,7 @@ known to arrangements and batchers.
 >>> with tempfile.TemporaryDirectory() as place, flow.open(memory="16MB", spill=place) as engine:
 ...     _ = engine.step({"people": pa.table({"id": range(1000)})}, 0)
 ...     before = engine.stats()["bytes_mapped"]
-...     make_room(engine.dataflow.budget, engine.dataflow.circuit, {}, share=0)
+...     make_room(engine.dataflow.budget, engine.dataflow.graph, {}, share=0)
 ...     before, engine.stats()["bytes_mapped"] > 8000, engine.read("people").num_rows
 (0, True, 1000)
 """
@@ -30,7 +30,7 @@ from ddflow.dataflow.ranges import Ranges
 from ddflow.operators.upsert.upsert import RunningUpsert
 
 
-def make_room(budget: Budget, circuit: Graph, batchers: Mapping[str, Batcher], share: int | None = None) -> None:
+def make_room(budget: Budget, graph: Graph, batchers: Mapping[str, Batcher], share: int | None = None) -> None:
     """Bring state and pending events under their shares, or all state out of memory with a ``share`` of 0.
 
     O(1) where nothing is over; else the merges that are paid for.  Raises `SpillFull`, `SpillFailed`; what was moved
@@ -38,14 +38,14 @@ def make_room(budget: Budget, circuit: Graph, batchers: Mapping[str, Batcher], s
     """
     if budget.home is None:
         return
-    arranged = list(circuit.arrangements.values())
+    arranged = list(graph.arrangements.values())
     total = sum(each.nbytes for each in arranged) or 1
     for each in arranged:
         # Each gets of the whole what it takes of it.
         each.spill(budget.home, budget.state * each.nbytes // total if share is None else share, budget.piece)
     for batcher in batchers.values():
         if batcher.nbytes > budget.pending:
-            batcher.spill(budget.home, budget.pending // 2, budget.lot)
+            batcher.spill(budget.home, budget.pending // 2, budget.chunk)
 
 
 @contextmanager

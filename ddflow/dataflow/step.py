@@ -34,32 +34,32 @@ from ddflow.columns.schema import empty
 from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.graph import Graph, Released, Stepped
 from ddflow.operators.updates import Updates, concat, consolidated, few, ints
-from ddflow.operators.upsert.judgement import Judgement
 from ddflow.operators.upsert.keyed import Seen
+from ddflow.operators.upsert.resolution import Resolution
 from ddflow.plan.collection import Collection
 from ddflow.trace.arrangement import Arrangement, Change
 
-Observe = Callable[[Judgement], None]
+Observe = Callable[[Resolution], None]
 GATHERED = 1 << 18
 """Updates that a keyed operator takes together, where memory is short."""
 
 
 class Computation:
-    """``circuit``: the operators.  ``released``: the events, by input.  ``since``: what it will be after the step.
+    """``graph``: the operators.  ``released``: the events, by input.  ``since``: what it will be after the step.
 
-    ``buffer``: where updates of a large step lie.  ``observe``: is shown each judgement once, when its events have been
-    judged.
+    ``buffer``: where updates of a large step lie. ``observe``: is shown each resolution once, when its events have
+    been resolved.
     """
 
     def __init__(
         self,
-        circuit: Graph,
+        graph: Graph,
         released: Mapping[str, Released],
         since: int,
         buffer: UpdateBuffer,
         observe: Observe | None = None,
     ) -> None:
-        self.circuit, self.since, self.buffer, self.observe = circuit, since, buffer, observe
+        self.graph, self.since, self.buffer, self.observe = graph, since, buffer, observe
         self.released: dict[str, Released] = {}
         times, self.many = list[Ints](), False
         for name, each in released.items():
@@ -70,19 +70,19 @@ class Computation:
         self.times = times[0] if len(times) == 1 else np.unique(np.concatenate([ints(), *times]))
         self.done: dict[Collection, list[Updates]] = {}
         self.out = Stepped({}, {}, {}, {}, {})
-        self.nodes, self.meeting, self.kept = circuit.nodes, circuit.meeting, circuit.whole
+        self.nodes, self.exchange, self.kept = graph.nodes, graph.exchange, graph.whole
 
     def run(self) -> Stepped:
         """The whole step.  O(events and updates).  Raises what operators raise; nothing has changed then."""
         for node in self.nodes:
-            if node in self.meeting:
+            if node in self.exchange:
                 self._compute(node)
-            elif node in self.circuit.names:
-                self._judge(self.circuit.names[node], node)
-        # An input whose columns nobody reads is judged all the same.
+            elif node in self.graph.names:
+                self._resolve(self.graph.names[node], node)
+        # An input whose columns nobody reads is resolved all the same.
         for name in self.released:
             if name not in self.out.changes:
-                self._judge(name, self.circuit.plan.inputs[name])
+                self._resolve(name, self.graph.plan.inputs[name])
         for name, node in self.outputs():
             pieces = self._pieces(node) if node.consolidated else self._consolidated(node)
             self.out.outputs[name] = self._table(node, pieces)
@@ -90,29 +90,29 @@ class Computation:
 
     def outputs(self) -> Iterable[tuple[str, Collection]]:
         """The outputs that are put out, by name."""
-        return self.circuit.plan.outputs.items()
+        return self.graph.plan.outputs.items()
 
     def arrived(self, node: Collection, by: Sequence[str] | None) -> list[Updates]:
         """The updates of a node that a keyed operator, or an output, reads by some columns (None: all)."""
         del by
         return self._pieces(node)
 
-    def _judge(self, name: str, node: Collection) -> None:
-        upsert, counts = self.circuit.upserts[name], np.zeros(8, np.int64)
+    def _resolve(self, name: str, node: Collection) -> None:
+        upsert, counts = self.graph.upserts[name], np.zeros(8, np.int64)
         if name not in self.released:
             return
         changes = self.out.changes[name] = []
-        wanted = self.circuit.needed.get(node)
+        wanted = self.graph.needed.get(node)
         for sealed in self.released[name].pieces:
-            judgement = upsert.judge(sealed, self.times, self.since, self.circuit.winners)
-            counts += judgement.counts
+            resolution = upsert.resolve(sealed, self.times, self.since, self.graph.winners)
+            counts += resolution.counts
             if upsert.expiring is not None:
-                self.out.seen[name] = judgement.keyed.seen.plus(self.out.seen.get(name, Seen()))
+                self.out.seen[name] = resolution.keyed.seen.plus(self.out.seen.get(name, Seen()))
             if self.observe is not None:
-                self.observe(judgement)
+                self.observe(resolution)
             if wanted is not None:
-                self._spread(node, judgement.updates(wanted))
-            for change in judgement.changes:
+                self._spread(node, resolution.updates(wanted))
+            for change in resolution.changes:
                 changes.append(self._kept(upsert.arranged, change) if self.many else change)
         self.out.counts[name] = counts
 
@@ -124,14 +124,14 @@ class Computation:
 
     def _table(self, node: Collection, pieces: Sequence[Updates]) -> pa.Table:
         """The pieces of an output as one table."""
-        shown, time_type = self.circuit.shown[node], self.circuit.time_type
+        shown, time_type = self.graph.shown[node], self.graph.time_type
         if shown.names[-1] == DIFF:
             return self.buffer.output(pieces, node.schema, time_type)
         return self.buffer.output(pieces, pieces[0].rows.schema, time_type).select(shown.names)
 
     def _compute(self, node: Collection) -> None:
         """An operator that sees what meets there, of all pieces together."""
-        running, changes = self.circuit.running[node], self.out.kept.setdefault(node, [])
+        running, changes = self.graph.running[node], self.out.kept.setdefault(node, [])
         for inputs in self._met(node):
             updates, change = running.compute(inputs, self.since)
             self._spread(node, updates)
@@ -140,7 +140,7 @@ class Computation:
 
     def _met(self, node: Collection) -> Iterable[Sequence[Updates]]:
         """The updates of each input: together where equal rows must meet, else piece by piece."""
-        by = self.circuit.exchanged[node]
+        by = self.graph.exchanged[node]
         if by is not None:
             return zip(self._gathered(node.inputs[0], by), strict=True)
         every = [self._pieces(each) for each in node.inputs]
@@ -153,8 +153,8 @@ class Computation:
         """Give a piece of a node's updates to all that pass it on; keep it where it is needed whole."""
         fresh: dict[Collection, Updates] = {node: updates}
         for each in self.nodes:
-            if each.inputs and each.inputs[0] in fresh and each not in self.meeting:
-                fresh[each] = self.circuit.running[each].compute([fresh[each.inputs[0]]], self.since)[0]
+            if each.inputs and each.inputs[0] in fresh and each not in self.exchange:
+                fresh[each] = self.graph.running[each].compute([fresh[each.inputs[0]]], self.since)[0]
         for each, made in fresh.items():
             if each in self.kept:
                 self.done.setdefault(each, []).append(self.buffer.keep(made) if self.many else made)
@@ -164,12 +164,12 @@ class Computation:
         found = self.done.get(node)
         if found:
             return found
-        return [Updates(empty(self.circuit.needed[node]), few(), ints(), self.times)]
+        return [Updates(empty(self.graph.needed[node]), few(), ints(), self.times)]
 
     def _consolidated(self, node: Collection) -> list[Updates]:
         return [
             self.buffer.keep(made) if self.many else made
-            for made in (consolidated(piece, self.circuit.secret) for piece in self._gathered(node))
+            for made in (consolidated(piece, self.graph.secret) for piece in self._gathered(node))
         ]
 
     def _gathered(self, node: Collection, by: Sequence[str] | None = None) -> Iterable[Updates]:
@@ -191,7 +191,7 @@ class Computation:
         if not bits:
             return piece, ints(0, piece.diffs.size)
         names = piece.rows.schema.names if by is None else by
-        high, _ = identities(piece.rows.select(list(names)), self.circuit.secret, piece.diffs.size)
+        high, _ = identities(piece.rows.select(list(names)), self.graph.secret, piece.diffs.size)
         at = (high >> np.uint64(64 - bits)).astype(np.uint16)
         ends = np.concatenate([ints(0), np.cumsum(np.bincount(at, minlength=1 << bits))])
         return self.buffer.keep(piece.picked(np.argsort(at, kind="stable"))), ends

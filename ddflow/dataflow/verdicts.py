@@ -1,10 +1,10 @@
 """Verdicts: what became of every input event, counted always and listed on request.
 
-Invariant: every event has exactly one verdict or is pending; events in = judged + pending.  The order in which causes
+Invariant: every event has exactly one verdict or is pending; events in = resolved + pending.  The order in which causes
 are looked at is that of ``NAMES``: an event that is bad is not also late.  See docs/semantics.md, Verdicts.
 
 >>> tally = Verdicts.of({"applied": 2, "noop": 1}, pending=4)
->>> str(tally), tally.judged, tally.total
+>>> str(tally), tally.resolved, tally.total
 ('applied 2, noop 1, pending 4', 3, 7)
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 NAMES: Final = ("bad", "forgotten", "late", "stale", "tie_lost", "superseded", "noop", "applied")
-"""By the codes of ``kernels.resolve``, in the order in which they are judged."""
+"""By the codes of ``kernels.resolve``, in the order in which they are resolved."""
 SHOWN: Final = ("applied", "superseded", "noop", "stale", "tie_lost", "late", "bad", "forgotten")
 
 
@@ -33,14 +33,14 @@ class Verdicts:
     pending : int
         Events that wait for their time to close.
     rows : mapping of str to pyarrow.Table, optional
-        By input, one row for each event judged here, if the engine was opened with ``verdicts="rows"``.
+        By input, one row for each event resolved here, if the engine was opened with ``verdicts="rows"``.
     absent : int
         Keys that this call deleted because full contents do not name them.  These are no events.
 
     Examples
     --------
     >>> verdicts = Verdicts.of({"applied": 2, "noop": 1})
-    >>> verdicts["noop"], verdicts.judged, str(verdicts)
+    >>> verdicts["noop"], verdicts.resolved, str(verdicts)
     (1, 3, 'applied 2, noop 1')
     """
 
@@ -68,14 +68,14 @@ class Verdicts:
         return cls({name: int(counts.get(name, 0)) for name in SHOWN}, pending, rows, int(counts.get("absent", 0)))
 
     @property
-    def judged(self) -> int:
+    def resolved(self) -> int:
         """How many events have a verdict, an int."""
         return sum(self.counts.values())
 
     @property
     def total(self) -> int:
-        """How many events there are, judged and pending, an int."""
-        return self.judged + self.pending
+        """How many events there are, resolved and pending, an int."""
+        return self.resolved + self.pending
 
     def __getitem__(self, name: str) -> int:
         return self.counts[name]

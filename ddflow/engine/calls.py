@@ -33,7 +33,9 @@ class Calls:
 
     def __init__(self, dataflow: Dataflow, durable: Commits | None) -> None:
         self.dataflow, self.durable = dataflow, durable
-        self.hashes = {name: RowHashes(i.bound.event_schema, dataflow.secret) for name, i in dataflow.intakes.items()}
+        self.hashes = {
+            name: RowHashes(i.bound.event_schema, dataflow.secret) for name, i in dataflow.admissions.items()
+        }
 
     @property
     def epoch(self) -> int:
@@ -65,7 +67,7 @@ class Calls:
 
     def admit(self, inputs: Mapping[str, Any], time: int | None, asked: Asked) -> tuple[dict[str, Inflow], str]:
         """The rows of each input, admitted, and the digest of the call, "" in memory.  O(rows)."""
-        check_names(inputs, self.dataflow.intakes)
+        check_names(inputs, self.dataflow.admissions)
         if self.durable is None:
             return self.dataflow.admit(inputs, time), ""
         digests = {name: self.digest(name) for name in inputs}

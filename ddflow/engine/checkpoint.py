@@ -1,7 +1,7 @@
 """An engine's state as one inventory, for a commit; and an engine filled with it again.
 
 Invariant: an engine that was filled goes on as if it had never been closed: same answers, same verdicts, same merges.
-What was cut into levels and partitions is one again: each collection is on one level, and in all partitions of it. A
+What was cut into stages and partitions is one again: each collection is on one stage, and in all partitions of it. A
 part that a step brought nothing was left as it was, so it does not know what times are complete; and a plan may have
 gained a column or an output meanwhile. Rows that were stored without a column have null there, and hashes of values
 that know of it; a count that nobody kept is made of what its input holds now, and the outputs that are new owe their
@@ -41,7 +41,7 @@ from ddflow.time import NEVER
 from ddflow.trace import checkpoint as arrangements
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch_file import Made
-from ddflow.trace.joined import Joined, astray, catch_up
+from ddflow.trace.joined import Joined, catch_up, misplaced
 from ddflow.trace.records import ArrangementRecord
 
 T = TypeVar("T")
@@ -54,20 +54,20 @@ def take(dataflow: Dataflow, batch_store: BatchStore) -> Inventory:
 
     O(bytes not written yet + files).  Raises `StorageFull`, `StorageFailed`; the engine is then as before.
     """
-    circuit, ids = dataflow.circuit, dataflow.ids
+    graph, ids = dataflow.graph, dataflow.ids
     inputs = {
         name: InputRecord(
-            dataflow.intakes[name].arrived,
-            dataflow.intakes[name].greatest,
+            dataflow.admissions[name].arrived,
+            dataflow.admissions[name].greatest,
             arrangements.take(upsert.arranged, batch_store),
             pending.take(dataflow.batchers[name], batch_store),
             None if upsert.expiring is None else upsert.expiring.horizons.greatest,
         )
-        for name, upsert in circuit.upserts.items()
+        for name, upsert in graph.upserts.items()
     }
     operators = {
         ids[node]: OperatorRecord([arrangements.take(arranged, batch_store) for arranged in each.arrangements])
-        for node, each in circuit.keeping.items()
+        for node, each in graph.keeping.items()
         if each.arrangements
     }
     return Inventory(inputs, operators, dataflow.totals)
@@ -83,22 +83,22 @@ def fill(
 ) -> None:
     """Fill a new dataflow, whose times are set, from inventories.  O(bytes), and O(rows) for counts that are new.
 
-    ``stored``: level by level, of ``spread`` partitions each; what is of several is to be read only.  ``indexed``,
+    ``stored``: stage by stage, of ``spread`` partitions each; what is of several is to be read only.  ``indexed``,
     ``sieved``: as in `arrangements.restore`.  Raises `CorruptState`, naming the file.
     """
     assert spread == 1 or not indexed, "what is joined is not searched"
-    circuit, held = dataflow.circuit, Inventories(stored, spread)
-    for name, upsert in circuit.upserts.items():
+    graph, held = dataflow.graph, Inventories(stored, spread)
+    for name, upsert in graph.upserts.items():
         if not (found := held.input(name)):
             continue
         places, given = [what for what, _ in found], [each for _, each in found]
-        intake = dataflow.intakes[name]
-        intake.arrived = sum(each.arrived for each in given)
-        intake.greatest = max(each.greatest for each in given)
+        admission = dataflow.admissions[name]
+        admission.arrived = sum(each.arrived for each in given)
+        admission.greatest = max(each.greatest for each in given)
         made, rows = upsert.rehashed, [(f"{what}, rows", each.rows) for what, each in found]
         upsert.arrangements = (_restored(dataflow, upsert.arranged, rows, batch_store, indexed, made, sieved),)
         for number, each in enumerate(upsert.arranged.partitions):
-            if spread > 1 and (odd := astray(each, number, spread)) is not None:
+            if spread > 1 and (odd := misplaced(each, number, spread)) is not None:
                 raise CorruptState(places[number], f"partition {number} of {spread} has a key of {odd}", MEND)
         if upsert.expiring is not None:
             known = [each.horizon for each in given if each.horizon is not None]
@@ -107,7 +107,7 @@ def fill(
         dataflow.batchers[name] = _waiting(found, upsert.bound.event_schema, batch_store, not indexed, home)
     dataflow.totals = held.totals()
     ids = node_ids(dataflow.flow)
-    for node, running in circuit.keeping.items():
+    for node, running in graph.keeping.items():
         if parts := held.operator(ids[node]) if running.arrangements else []:
             if wrong := [what for what, each in parts if len(each.arrangements) != len(running.arrangements)]:
                 raise CorruptState(
@@ -126,14 +126,14 @@ def fill(
                 for n, empty in enumerate(running.arrangements)
             )
         elif running.arrangements and dataflow.last > NEVER:
-            circuit.refill(node, dataflow.last, dataflow.frontier, dataflow.since)
-    arrived = sum(intake.arrived for intake in dataflow.intakes.values())
+            graph.refill(node, dataflow.last, dataflow.frontier, dataflow.since)
+    arrived = sum(admission.arrived for admission in dataflow.admissions.values())
     if stored and arrived != sum(dataflow.totals.values()) + sum(map(len, dataflow.batchers.values())):
-        raise CorruptState(stored[0].what, f"{arrived:,} events came in, and others are judged or pending", MEND)
+        raise CorruptState(stored[0].what, f"{arrived:,} events came in, and others are resolved or pending", MEND)
 
 
 class Inventories:
-    """All inventories of a state.  ``stored``: level by level, of ``spread`` partitions each."""
+    """All inventories of a state.  ``stored``: stage by stage, of ``spread`` partitions each."""
 
     def __init__(self, stored: Sequence[StoredInventory], spread: int) -> None:
         self.stored, self.spread = stored, spread
@@ -141,7 +141,7 @@ class Inventories:
     def input(self, name: str) -> list[tuple[str, InputRecord]]:
         """What the partitions say of an input, in their order, and where; [] where none has it.  O(inventories).
 
-        Raises `CorruptState` unless it is on one level, in all of its partitions.
+        Raises `CorruptState` unless it is on one stage, in all of its partitions.
         """
         return self._of("inputs", name, [each.of.inputs for each in self.stored])
 
@@ -151,12 +151,12 @@ class Inventories:
 
     def _of(self, kind: str, name: str, within: Sequence[Mapping[str, T]]) -> list[tuple[str, T]]:
         places = [n for n, each in enumerate(within) if name in each]
-        level = places[0] // self.spread if places else 0
-        if places and places != list(range(level * self.spread, (level + 1) * self.spread)):
+        stage = places[0] // self.spread if places else 0
+        if places and places != list(range(stage * self.spread, (stage + 1) * self.spread)):
             raise CorruptState(
                 self.stored[places[0]].what,
                 f"it has the {kind[:-1]} {name!r}; that is in the "
-                f"inventories {places} of the state, and a level has {self.spread}",
+                f"inventories {places} of the state, and a stage has {self.spread}",
                 MEND,
             )
         return [(self.stored[n].at(kind, name), within[n][name]) for n in places]
@@ -214,7 +214,7 @@ def reached(dataflow: Dataflow) -> tuple[dict[str, int], dict[str, int]]:
     """By input, the greatest event time there ever was, and the greatest order where keys expire.  O(inputs).
 
     Inventories say so as well, each of its own part: this is what all partitions must know."""
-    times = {name: each.greatest for name, each in dataflow.intakes.items() if dataflow.flow.holds_back}
-    expiring = {name: each.expiring for name, each in dataflow.circuit.upserts.items() if each.expiring is not None}
+    times = {name: each.greatest for name, each in dataflow.admissions.items() if dataflow.flow.holds_back}
+    expiring = {name: each.expiring for name, each in dataflow.graph.upserts.items() if each.expiring is not None}
     orders = {name: greatest for name, each in expiring.items() if (greatest := each.horizons.greatest) is not None}
     return times, orders

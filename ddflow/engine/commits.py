@@ -1,4 +1,4 @@
-"""An engine's hold on durable state: what its calls did becomes an epoch, published whole, and told again when asked.
+"""An engine's hold on durable state: what its calls did becomes an epoch, published whole, and replayed when asked.
 
 Invariant: an epoch is one commit of state and outputs together; a committed epoch that is given again returns what it
 returned, and changes nothing. Whoever feeds the engine may not know whether the epoch he gave was committed before one
@@ -69,7 +69,7 @@ class Commits:
 
     def __init__(self, log: EpochLog, autocommit: bool) -> None:
         self.log, self.autocommit = log, autocommit
-        self.batch_store = BatchStore(log.ledger.store)
+        self.batch_store = BatchStore(log.manifest_log.store)
         self.calls: list[Call] = []
         """Made since the last commit; their outputs are in files."""
         self._told: tuple[int, int] = (-1, 0)
@@ -107,20 +107,20 @@ class Commits:
     @property
     def epoch(self) -> int:
         """The last one that was committed."""
-        return self.log.ledger.manifest.epoch
+        return self.log.manifest_log.manifest.epoch
 
     @property
     def secret(self) -> Secret:
         """The state's."""
-        return Secret(*self.log.ledger.manifest.secret)
+        return Secret(*self.log.manifest_log.manifest.secret)
 
     def recover(self, dataflow: Dataflow) -> dict[str, pa.Table]:
         """Fill a new engine with the state; what its new outputs owe, by name.  O(bytes of the state).
 
         Raises `CorruptState`, naming the file.
         """
-        manifest, store = self.log.ledger.manifest, self.log.ledger.store
-        for arranged in dataflow.circuit.arrangements.values():
+        manifest, store = self.log.manifest_log.manifest, self.log.manifest_log.store
+        for arranged in dataflow.graph.arrangements.values():
             arranged.slots.lasting = True
         dataflow.frontier, dataflow.last, dataflow.since = manifest.frontier, manifest.last, manifest.since
         dataflow.fed = manifest.fed
@@ -133,28 +133,28 @@ class Commits:
         self.batch_store.name(self.log.resume(files))
         if manifest.last == NEVER:
             return {}
-        circuit = dataflow.circuit
-        for node, each in circuit.keeping.items():
+        graph = dataflow.graph
+        for node, each in graph.keeping.items():
             if not each.arrangements:
-                circuit.refill(node, manifest.last, dataflow.frontier, dataflow.since)
-        return {name: circuit.output(dataflow.flow.outputs[name], dataflow.last) for name in self.log.change.outputs}
+                graph.refill(node, manifest.last, dataflow.frontier, dataflow.since)
+        return {name: graph.output(dataflow.flow.outputs[name], dataflow.last) for name in self.log.change.outputs}
 
     def replayed(self, asked: Asked, epoch: int | None, inputs: Mapping[str, Any], dataflow: Dataflow) -> Step | None:
         """What a committed epoch's call returned, when this is one; None when it is new.
 
         O(rows) for their digest.  Raises `ReplayMismatch`, `EpochSkipped`, and `Fenced` when it is not ours to go on.
         """
-        ledger = self.log.ledger
+        manifest_log = self.log.manifest_log
         if epoch is None:
-            if asked.kind in ("push", "advance_to") or self.calls or asked.time > ledger.manifest.last:
-                ledger.check_newest()
+            if asked.kind in ("push", "advance_to") or self.calls or asked.time > manifest_log.manifest.last:
+                manifest_log.check_newest()
                 return None
-            receipts = ledger.manifest.receipts
+            receipts = manifest_log.manifest.receipts
             found = next(((call, r.epoch) for r in receipts for call in r.calls if call.time == asked.time), None)
             return None if found is None else self._again(*found, asked, inputs, dataflow)
         receipt = self.log.committed(epoch, f"{asked} of epoch {epoch}")
         if receipt is None:
-            ledger.check_newest()
+            manifest_log.check_newest()
             return None
         if self.calls:
             raise self.log.skipped(f"{asked} of epoch {epoch}")
@@ -165,7 +165,9 @@ class Commits:
         return step
 
     def _again(self, call: Call, epoch: int, asked: Asked, inputs: Mapping[str, Any], dataflow: Dataflow) -> Step:
-        digest = digest_of(asked.words, asked.time, inputs, dataflow.intakes, dataflow.secret, self.log.change.columns)
+        digest = digest_of(
+            asked.words, asked.time, inputs, dataflow.admissions, dataflow.secret, self.log.change.columns
+        )
         if (call.kind, call.time, call.digest) != (asked.kind, asked.time, digest):
             raise ReplayMismatch(
                 f"{asked}",
@@ -188,7 +190,7 @@ class Commits:
         table = pa.concat_tables(outputs.read(epoch, Fragment(name, blob), there, store) for blob in output.blobs)
         if table.num_rows != output.rows:
             raise CorruptState(
-                f"the files {[blob.name for blob in output.blobs]} of {self.log.ledger.store.where}",
+                f"the files {[blob.name for blob in output.blobs]} of {self.log.manifest_log.store.where}",
                 f"they have {table.num_rows:,} rows, the manifest says {output.rows:,}",
                 "restore them from a copy, or go back with ddflow rollback",
             )
@@ -219,7 +221,7 @@ class Commits:
         """Write what is in no file yet, and publish the engine's state as the next version.  As `commit`."""
         self.batch_store.settle()
         data = encoded(recovery.take(dataflow, self.batch_store))
-        part = self.log.ledger.store.put("json", lambda sink: sink.write(data))
+        part = self.log.manifest_log.store.put("json", lambda sink: sink.write(data))
         files = names_in(data)
         # From here on it may happen, whatever we are told.
         outputs = {blob.name for call in self.calls for output in call.outputs.values() for blob in output.blobs}

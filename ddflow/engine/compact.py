@@ -58,12 +58,10 @@ def compact(calls: Calls, forget: bool) -> None:
         _refuse(calls, forget)
         if forget:
             since = max(dataflow.since, dataflow.last)
-            dataflow.circuit.apply(Stepped({}, {}, {}, {}, {}), dataflow.frontier, since)
+            dataflow.graph.apply(Stepped({}, {}, {}, {}, {}), dataflow.frontier, since)
             dataflow.since = since
-        hidden = {
-            name: {each.name for each in upsert.order.hidden} for name, upsert in dataflow.circuit.upserts.items()
-        }
-        for name, arranged in dataflow.circuit.arrangements.items():
+        hidden = {name: {each.name for each in upsert.order.hidden} for name, upsert in dataflow.graph.upserts.items()}
+        for name, arranged in dataflow.graph.arrangements.items():
             merge(arranged, dataflow.budget.home, hidden.get(name, ()))
         for batcher in dataflow.batchers.values() if forget else ():
             rewrite(batcher, dataflow.budget.home)
@@ -90,14 +88,14 @@ def _refuse(calls: Calls, forget: bool) -> None:
 def merge(arranged: Arrangement, home: BatchStore | None, hidden: Iterable[str] = ()) -> None:
     """Make one run of all versions that reads at or after ``since`` need.  O(versions).
 
-    ``home``: where runs beneath live, None where all is in memory.  ``hidden``: columns that tombstones need.
+    ``home``: where runs on disk live, None where all is in memory.  ``hidden``: columns that tombstones need.
     Raises `StorageFull`, `StorageFailed`, `SpillFull`, `SpillFailed`; all can be read as before, and it can go on.
     """
     slots = arranged.slots
     spine, index, target = arranged.spine, cast(Index | None, arranged.index), cast(Target | None, None)
     if home is not None:
         arranged.spill(home, 0)
-        spine, index, target = arranged.beneath, None, lambda batch: spilled(cleared(batch, hidden), home)
+        spine, index, target = arranged.on_disk, None, lambda batch: spilled(cleared(batch, hidden), home)
     settled = arranged.latest <= arranged.since
     spine.work(None, slots, index, arranged.since, settled)
     runs = [item for item in spine.items if isinstance(item, Run)]
@@ -139,7 +137,7 @@ def rewrite(batcher: Batcher, home: BatchStore | None) -> None:
 
 
 def _publish(dataflow: Dataflow, durable: Commits, forget: bool) -> None:
-    receipts = () if forget else durable.log.ledger.manifest.receipts
+    receipts = () if forget else durable.log.manifest_log.manifest.receipts
     note = "compaction that forgets" if forget else "compaction"
     if forget:
         dataflow.fed = {name: fed.blind() for name, fed in dataflow.fed.items()}
@@ -150,6 +148,6 @@ def _publish(dataflow: Dataflow, durable: Commits, forget: bool) -> None:
         dataflow.guard.state = "failed"
         raise
     if forget:
-        gc(durable.log.ledger.store, grace=0, orphans=0)
+        gc(durable.log.manifest_log.store, grace=0, orphans=0)
     else:
-        durable.log.ledger.sweep()
+        durable.log.manifest_log.sweep()

@@ -93,7 +93,7 @@ def digest_of(
     kind: str,
     time: int,
     inputs: Mapping[str, Any],
-    intakes: Mapping[str, Admission],
+    admissions: Mapping[str, Admission],
     secret: Secret,
     added: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> str:
@@ -102,11 +102,11 @@ def digest_of(
     ``added``: columns, by input, that count only where they are not null.  O(rows).  Raises `NotArrow`,
     `SchemaMismatch`.
     """
-    check_names(inputs, intakes)
+    check_names(inputs, admissions)
     digests = {name: Digest(secret) for name in inputs}
     for name, given in inputs.items():
-        for part in portions(given, repr(name), intakes[name].bound.schema, MOST):
-            events = intakes[name].events(part)
+        for part in portions(given, repr(name), admissions[name].bound.schema, MOST):
+            events = admissions[name].events(part)
             new = [each for each in added.get(name, ()) if events.column(each).null_count == events.num_rows]
             digests[name].update(events.select([each for each in events.schema.names if each not in new]))
     return combined(kind, time, digests)

@@ -1,7 +1,7 @@
 """The engine: a plan, opened.  Steps in, differences and verdicts out; the collections can be read at any time.
 
 Invariant: a call either happens whole or not at all. Everything is computed before anything changes, so a refused step
-(a null key, a tie, an overflow) leaves the engine as it was, and events in = judged + pending holds after every call.
+(a null key, a tie, an overflow) leaves the engine as it was, and events in = resolved + pending holds after every call.
 A step touches several inputs and several operators with state. A step that is interrupted while it takes its changes
 in cannot be undone in memory; the engine then refuses to go on. One thread at a time. On durable state calls become
 epochs, published whole (``commits``).
@@ -183,7 +183,7 @@ class Engine(Reading, Closing):
             if (again := calls.replayed(asked, epoch, inputs)) is not None:
                 return again
             inflows, digest = calls.admit(inputs, None, asked)
-            step = dataflow.push(inflows, lateness_frontier(dataflow.intakes, inflows))
+            step = dataflow.push(inflows, lateness_frontier(dataflow.admissions, inflows))
             return calls.done(asked, digest, step, inputs)
 
     def advance_to(self, frontier: int, *, epoch: int | None = None) -> Step:
@@ -293,9 +293,9 @@ class Engine(Reading, Closing):
     def restate(self, name: str, events: Any, time: int, *, order: Any = None, epoch: int | None = None) -> Step:
         """Epoch mode: make the input ``name`` what ``events``, its corrected history, fold to from nothing.
 
-        The updates, stamped ``time``, compensate for the difference.  The events are judged among themselves, and keys
-        hold the orders of the winners from then on.  Keys that no event names are deleted as in `replace`, with
-        ``order``, by default the greatest among the events.  Parameters, result, errors and cost are those of
+        The updates, stamped ``time``, compensate for the difference. The events are resolved among themselves, and
+        keys hold the orders of the winners from then on. Keys that no event names are deleted as in `replace`, with
+        ``order``, by default the greatest among the events. Parameters, result, errors and cost are those of
         `replace`, without `DuplicateKeys` and `OutOfScope`.
         """
         return replace(self.calls, "restate", name, events, time, None, order, epoch)
@@ -328,9 +328,9 @@ class Engine(Reading, Closing):
 
 def _dataflow(flow: Plan, options: EngineOptions, durable: Commits | None) -> Dataflow:
     """A new dataflow, with nothing in it."""
-    lists, crew, memory = options.verdicts == "rows", Threads(options.threads), parse_size(options.memory)
+    lists, threads, memory = options.verdicts == "rows", Threads(options.threads), parse_size(options.memory)
     secret = (options.secret or Secret.fresh()) if durable is None else durable.secret
-    budget = Budget(memory, options.spill, None if durable is None else durable.log.ledger.store)
+    budget = Budget(memory, options.spill, None if durable is None else durable.log.manifest_log.store)
     if durable is not None and budget.spills:
         budget.home = durable.batch_store
-    return Dataflow(flow, Graph(flow, secret, lists, crew), budget, lists, options.retain, crew)
+    return Dataflow(flow, Graph(flow, secret, lists, threads), budget, lists, options.retain, threads)

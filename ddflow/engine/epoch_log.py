@@ -11,7 +11,7 @@ rows a call had and who may give them again is known to those two (``commits``, 
 >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
 >>> log = EpochLog.open(flow.frozen(), MemoryStore(), partitions=1, fits=lambda manifest, change, where: None)
 >>> log.publish(log.receipts(Epoch(1, (), None)), (), set(), "an example", last=7)
->>> log.epoch, log.committed(2, "epoch 2"), log.ledger.manifest.last
+>>> log.epoch, log.committed(2, "epoch 2"), log.manifest_log.manifest.last
 (1, None, 7)
 >>> log.committed(3, "epoch 3")
 Traceback (most recent call last):
@@ -55,13 +55,13 @@ Fits = Callable[[Manifest, PlanChange, str], None]
 
 
 class EpochLog:
-    """``ledger``: the state's manifests.  ``change``: what the plan has that the state has not yet.  ``outputs``: where
-    they go.  ``keep``: how many epochs can be given again.  `open` makes it."""
+    """``manifest_log``: the state's manifests. ``change``: what the plan has that the state has not yet. ``outputs``:
+    where they go. ``keep``: how many epochs can be given again. `open` makes it."""
 
     def __init__(
-        self, plan: dict[str, Any], ledger: ManifestLog, change: PlanChange, outputs: Outputs, keep: int
+        self, plan: dict[str, Any], manifest_log: ManifestLog, change: PlanChange, outputs: Outputs, keep: int
     ) -> None:
-        self.plan, self.ledger, self.change, self.outputs, self.keep = plan, ledger, change, outputs, keep
+        self.plan, self.manifest_log, self.change, self.outputs, self.keep = plan, manifest_log, change, outputs, keep
         self.fingerprint = fingerprint(plan)
         self._tidy = False
         """Whether what others left was looked at."""
@@ -94,23 +94,23 @@ class EpochLog:
             schemas = {name: node.schema for name, node in flow.outputs.items()}
             where = Outputs.open(outputs, store, manifest, schemas, trust)
             if manifest is None:
-                ledger = ManifestLog.create(
+                manifest_log = ManifestLog.create(
                     store, plan, fingerprint(plan), secret or Secret.fresh(), where.path, grace, partitions
                 )
             else:
-                ledger = ManifestLog(store, manifest, set(), grace)
-            change = compare(ledger.manifest.plan, flow, store.where)
-            fits(ledger.manifest, change, store.where)
-            where.claim(ledger.manifest, store, [*flow.outputs, *flow.side_outputs()])
+                manifest_log = ManifestLog(store, manifest, set(), grace)
+            change = compare(manifest_log.manifest.plan, flow, store.where)
+            fits(manifest_log.manifest, change, store.where)
+            where.claim(manifest_log.manifest, store, [*flow.outputs, *flow.side_outputs()])
         except BaseException:
             store.close()
             raise
-        return cls(plan, ledger, change, where, keep)
+        return cls(plan, manifest_log, change, where, keep)
 
     @property
     def epoch(self) -> int:
         """The last one that was committed."""
-        return self.ledger.manifest.epoch
+        return self.manifest_log.manifest.epoch
 
     def resume(self, files: set[str]) -> set[str]:
         """Go on from the newest version: show its outputs.  O(its files).
@@ -118,16 +118,16 @@ class EpochLog:
         ``files``: the names of its inventories and of all that those name.  Returns them with those of its outputs.
         Raises `StorageFailed`.
         """
-        self.ledger.names = files | names_inside(self.ledger.manifest.outputs())
-        self.outputs.show(self.ledger.manifest.receipts)
-        return self.ledger.names
+        self.manifest_log.names = files | names_inside(self.manifest_log.manifest.outputs())
+        self.outputs.show(self.manifest_log.manifest.receipts)
+        return self.manifest_log.names
 
     def close(self) -> None:
         """Let go of the store.  Twice is harmless."""
-        self.ledger.settle()
+        self.manifest_log.settle()
         with suppress(DdflowError):  # whoever opens the state next does it again
             self.outputs.sync()
-        self.ledger.store.close()
+        self.manifest_log.store.close()
 
     def committed(self, epoch: int, asked: str) -> Epoch | None:
         """What an epoch was committed as; None when it is the next one.  O(epochs kept).
@@ -136,7 +136,7 @@ class EpochLog:
         """
         if epoch == self.epoch + 1:
             return None
-        found = next((each for each in self.ledger.manifest.receipts if each.epoch == epoch and each.calls), None)
+        found = next((each for each in self.manifest_log.manifest.receipts if each.epoch == epoch and each.calls), None)
         if found is None:
             raise self.skipped(asked)
         return found
@@ -146,14 +146,14 @@ class EpochLog:
         return EpochSkipped(
             asked,
             f"the last one committed is {self.epoch}, and the outputs of "
-            f"{[each.epoch for each in self.ledger.manifest.receipts]} are kept",
+            f"{[each.epoch for each in self.manifest_log.manifest.receipts]} are kept",
             f"give epoch {self.epoch + 1}",
         )
 
     def receipts(self, epoch: Epoch) -> tuple[Epoch, ...]:
         """An epoch to come, and those before it that can be given again.  O(epochs kept)."""
         # Who would read those of a plan with fewer columns a year from now?
-        before = () if self.change.columns else self.ledger.manifest.receipts
+        before = () if self.change.columns else self.manifest_log.manifest.receipts
         return (*before[max(0, len(before) + 1 - self.keep) :], epoch)
 
     def publish(
@@ -165,7 +165,7 @@ class EpochLog:
         manifest that change with it.  O(what changed), and once O(what others left).  Raises `Fenced`, `StorageFull`,
         `StorageFailed`: it did not happen; `OutcomeUnknown`: it may have.
         """
-        before = self.ledger.manifest
+        before = self.manifest_log.manifest
         new = replace(
             before,
             epoch=max(before.epoch, receipts[-1].epoch if receipts else 0),
@@ -175,11 +175,11 @@ class EpochLog:
             folder=self.outputs.path or before.folder,
             **state,
         )
-        self.ledger.settle()
+        self.manifest_log.settle()
         if not self._tidy:
             self._look_after()
         self.outputs.sync()
-        self.ledger.commit(new, partitions, files | names_inside(new.outputs()), note)
+        self.manifest_log.commit(new, partitions, files | names_inside(new.outputs()), note)
         if new.epoch > before.epoch:
             self.change = PlanChange()
 
@@ -189,14 +189,14 @@ class EpochLog:
         ``apart``: as in `ManifestLog.sweep`.  Raises `OutcomeUnknown`: it is committed.
         """
         try:
-            self.outputs.show(self.ledger.manifest.receipts[-1:])
+            self.outputs.show(self.manifest_log.manifest.receipts[-1:])
         except (StorageFull, StorageFailed) as error:  # which would say that it did not happen
             raise OutcomeUnknown(
                 f"commit epoch {self.epoch}",
                 f"it is committed, and its outputs are hidden: {error.found}",
                 "open the state again, which shows them",
             ) from error
-        self.ledger.sweep(apart)
+        self.manifest_log.sweep(apart)
 
     def _look_after(self) -> None:
         """Collect what is garbage, once, and take over the versions that others left.  O(those); never fails.
@@ -204,13 +204,13 @@ class EpochLog:
         Where something cannot be accounted for, nothing is deleted from here at all; ``ddflow gc`` tells why.
         """
         self._tidy = True
-        store = self.ledger.store
+        store = self.manifest_log.store
         try:
-            if len(store.numbers()) * len(self.ledger.manifest.partitions) <= TIDY:
-                gc(store, grace=self.ledger.grace)
-                self.ledger.remember(names_of)
+            if len(store.numbers()) * len(self.manifest_log.manifest.partitions) <= TIDY:
+                gc(store, grace=self.manifest_log.grace)
+                self.manifest_log.remember(names_of)
         except DdflowError:
-            self.ledger.grace = math.inf
+            self.manifest_log.grace = math.inf
 
 
 def check_types(flow: Plan) -> None:

@@ -3,14 +3,14 @@
 Invariant: `Contents.absent` gives exactly the keys that are live, whose row lies within the scope, and that no row
 names; each once. Contents may be larger than memory, and so may the state, so of the rows only identities are kept (8
 bytes for a key of one number, else 16), and what is held is walked range by range in the same order; a row is only
-gathered where its key is missing. Nothing is judged here, and nothing changes.
+gathered where its key is missing. Nothing is resolved here, and nothing changes.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()
 >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id")))
 >>> with flow.open() as engine:
 ...     _ = engine.step({"people": pa.table({"id": [1, 2, 3], "city": ["Bern", "Basel", "Bern"]})}, 1)
-...     contents = Contents(engine.dataflow.circuit.upserts["people"], "a replace", "city = 'Bern'")
+...     contents = Contents(engine.dataflow.graph.upserts["people"], "a replace", "city = 'Bern'")
 ...     contents.look(pa.record_batch({"id": [1], "city": ["Bern"]}))
 ...     [batch.to_pylist() for batch in contents.absent(contents.sorted())]
 [[{'id': 3, 'city': 'Bern'}]]
@@ -103,7 +103,7 @@ class Contents:
         """The identities of all rows, sorted.  O(rows)."""
         highs, lows = zip(*(self._ids or [(NONE, NONE)]), strict=True)
         self._ids = []
-        return sort(np.concatenate(highs), np.concatenate(lows), None, self.upsert.crew)
+        return sort(np.concatenate(highs), np.concatenate(lows), None, self.upsert.threads)
 
     def refuse_duplicates(self, by: Sorted, rows: Iterable[Sealed]) -> None:
         """Raise `DuplicateKeys` where a key has several rows.  ``rows``: all of them, for the message.  O(keys)."""
@@ -252,7 +252,7 @@ def greatest(rows: pa.RecordBatch) -> int:
 def living(arranged: Arrangement) -> Iterator[tuple[Words, Words, Ints]]:
     """The identities of all live keys (high, low) and references to their rows, range by range, ascending.
 
-    O(keys) in memory, O(versions) beneath; it must not change meanwhile.
+    O(keys) in memory, O(versions) on disk; it must not change meanwhile.
     """
     if not arranged._lower():
         references, places = arranged.index.walk(live=True)

@@ -12,8 +12,8 @@ for two reads and subtracts them; it keeps nothing, and what is held back for wh
 >>> with flow.open(retain=9) as engine:
 ...     for time, city in enumerate(["Bern", "Basel", "Bern", "Chur"]):
 ...         _ = engine.step({"people": pa.table({"id": [1], "city": [city]})}, time)
-...     away = changes(engine.dataflow.circuit, people, 0, 3).to_pylist()
-...     back = changes(engine.dataflow.circuit, people, 0, 2).to_pylist()
+...     away = changes(engine.dataflow.graph, people, 0, 3).to_pylist()
+...     back = changes(engine.dataflow.graph, people, 0, 2).to_pylist()
 >>> away
 [{'id': 1, 'city': 'Bern', '_diff': -1}, {'id': 1, 'city': 'Chur', '_diff': 1}]
 >>> back  # it was away in between, and nothing has changed
@@ -49,7 +49,7 @@ def check_readable(asked: str, time: int, since: int, frontier: int) -> int:
     )
 
 
-def changes(circuit: Graph, node: Collection, t1: int, t2: int) -> pa.Table:
+def changes(graph: Graph, node: Collection, t1: int, t2: int) -> pa.Table:
     """What changed in a collection after ``t1`` and up to ``t2``: its columns and ``_diff``, consolidated.
 
     No row twice, none with diff 0, retractions first; no rows when both times are the same.  O(rows at both times).
@@ -64,6 +64,6 @@ def changes(circuit: Graph, node: Collection, t1: int, t2: int) -> pa.Table:
         )
     if t1 == t2:
         return empty(pa.schema([*node.schema, pa.field(DIFF, pa.int64(), nullable=False)]))
-    after, before = circuit.held(node, t2), circuit.held(node, t1)
+    after, before = graph.held(node, t2), graph.held(node, t1)
     both = concat([after, negate(before)])
-    return consolidated(both, circuit.secret).to_table(node.schema, None)
+    return consolidated(both, graph.secret).to_table(node.schema, None)

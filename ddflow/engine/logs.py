@@ -4,7 +4,7 @@ Invariant: `as_fed` gives the parts in their order, those that are not events ma
 in which the state says that it was fed; or it refuses the log.  How events were split into calls does not matter, so
 they may be cut anyhow; full contents are one part each.  A log may begin with full contents of all, because nothing
 before those is held any more; but where keys keep the order that they were deleted by, events that follow would be
-judged by what came before, so then it is refused.  Parts are not looked into.
+resolved by what came before, so then it is refused.  Parts are not looked into.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.bind import bind
@@ -187,7 +187,7 @@ class _LogParts:
             raise self._no("the log begins later, and not with full contents of all", "give it from the beginning")
         if self.to.spec.keeps_order and not all(isinstance(part, MARKS) for part in told):
             raise self._no(
-                "the log begins later, and has events after its full contents, which are judged by the "
+                "the log begins later, and has events after its full contents, which are resolved by the "
                 "orders that keys were deleted by before",
                 "give it from the beginning",
             )

@@ -110,7 +110,7 @@ class Reading:
             node = self.node(name)
             if as_of is not None:
                 as_of = self.closed(f"read {name!r} as of {as_of!r}", as_of)
-            return self.dataflow.circuit.read(node, as_of)
+            return self.dataflow.graph.read(node, as_of)
 
     def changes(self, name: str, t1: int, t2: int) -> pa.Table:
         """The net differences of an output or an input from one time to another.
@@ -144,7 +144,7 @@ class Reading:
         """
         with self.dataflow.guard.use("changes"):
             node, asked = self.node(name), f"changes of {name!r} from {t1!r} to {t2!r}"
-            return changes(self.dataflow.circuit, node, self.closed(asked, t1), self.closed(asked, t2))
+            return changes(self.dataflow.graph, node, self.closed(asked, t1), self.closed(asked, t2))
 
     def reader(self, name: str, at: int | None = None) -> Reader:
         """Make a reader of an output or an input.  While it lives, it keeps `since` at or before its time.
@@ -204,7 +204,7 @@ class Reading:
         O(v), for v versions.  See `ddflow.engine.scd2`.
         """
         with self.dataflow.guard.use("scd2"):
-            return scd2(self.dataflow.circuit, self.node(name), self.since, (valid_from, valid_to, current))
+            return scd2(self.dataflow.graph, self.node(name), self.since, (valid_from, valid_to, current))
 
     def why(self, input: str, key: Any, log: Any = None) -> Story:
         """Tell one key's story: what it holds and held, what waits, and what became of its events in a log.
@@ -251,8 +251,8 @@ class Reading:
         -----
         O(arrangements and their runs).
         """
-        arrangements = {name: Arranged.of(arranged) for name, arranged in self.dataflow.circuit.arrangements.items()}
-        arrangements |= {name: Arranged.shown(held) for name, held in self.dataflow.circuit.showing.items()}
+        arrangements = {name: Arranged.of(arranged) for name, arranged in self.dataflow.graph.arrangements.items()}
+        arrangements |= {name: Arranged.shown(held) for name, held in self.dataflow.graph.showing.items()}
         return Stats(
             frontier=self.frontier,
             since=self.since,

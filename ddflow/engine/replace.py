@@ -1,10 +1,10 @@
 """Full contents in, differences out: an input's whole table, or its whole history corrected, against what it holds.
 
 Invariant: afterwards the input holds what it was given and nothing else (within the scope), whatever orders its keys
-had; what comes out is the difference, and events in = judged + pending holds. A key that is absent from the contents
+had; what comes out is the difference, and events in = resolved + pending holds. A key that is absent from the contents
 is deleted without an event, so these are counted apart; held orders must not decide, but those of the rows must stay;
 and a step of full contents is a step like any other: in pieces under a budget, an epoch on durable state, refused
-whole. Restating is the same with a log of events, which are judged among themselves as if nothing had been held. Who
+whole. Restating is the same with a log of events, which are resolved among themselves as if nothing had been held. Who
 is absent is found by ``full_contents``.
 
 >>> import pyarrow as pa, ddflow as dd
@@ -61,8 +61,8 @@ def replace(
                 "full contents are of one time; push their rows as events, or leave time= out of the spec",
             )
         time = as_int64(f"{kind} at time {time!r}", time, CLOSED - 1)
-        check_names({name: rows}, dataflow.intakes)
-        upsert = dataflow.circuit.upserts[name]
+        check_names({name: rows}, dataflow.admissions)
+        upsert = dataflow.graph.upserts[name]
         contents = Contents(upsert, f"{kind} of {name!r} at time {time}", scope, order)
         asked = Asked(kind, time, _further(dataflow, name, contents))
         way = Way(FULL if kind == "replace" else RESTATED, scope, contents.spelled)
@@ -74,9 +74,9 @@ def replace(
                 f"the last step was at {shown(dataflow.last)}",
                 "give every step a greater time",
             )
-        make_room(dataflow.budget, dataflow.circuit, dataflow.batchers)
+        make_room(dataflow.budget, dataflow.graph, dataflow.batchers)
         inflow, digest = _flown(calls, name, rows, time, contents, asked)
-        full = dataflow.intakes[name].arrived + inflow.rows
+        full = dataflow.admissions[name].arrived + inflow.rows
         absent = _absent(dataflow, inflow, contents, time, full, kind == "replace")
         upsert.contents = full
         try:

@@ -56,7 +56,7 @@ class Versions(NamedTuple):
     """bool[n]: whether none came."""
 
 
-def scd2(circuit: Graph, node: Collection, since: int, names: tuple[str, str, str]) -> pa.Table:
+def scd2(graph: Graph, node: Collection, since: int, names: tuple[str, str, str]) -> pa.Table:
     """The versions of an input or a count that are in history: its columns, then those of ``names``.
 
     ``since``: the engine's.  ``names``: of ``valid_from`` and ``valid_to``, nullable and of the flow's type of time,
@@ -64,7 +64,7 @@ def scd2(circuit: Graph, node: Collection, since: int, names: tuple[str, str, st
     of identities at a time.  Raises `NotReadable` for a collection without a key, `SpecError` for a name that is a
     column already, `CorruptState` where a key has two versions of one time.
     """
-    arranged, counting = _arrangement(circuit, node)
+    arranged, counting = _arrangement(graph, node)
     taken = sorted({name for i, name in enumerate(names) if name in node.schema.names or name in names[:i]})
     if taken:
         raise SpecError(
@@ -72,12 +72,12 @@ def scd2(circuit: Graph, node: Collection, since: int, names: tuple[str, str, st
             f"{taken} are named twice, the rows have {node.schema.names}",
             "give others: valid_from=, valid_to=, current=",
         )
-    kind = circuit.plan.time_type
+    kind = graph.plan.time_type
     more = [pa.field(names[0], kind), pa.field(names[1], kind), pa.field(names[2], pa.bool_(), nullable=False)]
     schema = pa.schema([*node.schema, *more])
     tables, columns = [schema.empty_table()], pa.schema([node.schema.field(n) for n in counting])
     for part in arranged.partitions:
-        for found in versions(part, columns, since, circuit.secret):
+        for found in versions(part, columns, since, graph.secret):
             rows = gather(part.slots.pool, found.references, node.schema)
             times = [_times(found.first, found.first <= since, kind), _times(found.to, found.current, kind)]
             tables.append(pa.Table.from_arrays([*rows.columns, *times, pa.array(found.current)], schema=schema))
@@ -115,9 +115,9 @@ def _times(times: Ints, unknown: Truths, kind: pa.DataType) -> pa.Array:
     return pc.if_else(pa.array(unknown), pa.scalar(None, kind), time_column(np.where(unknown, 0, times), kind))
 
 
-def _arrangement(circuit: Graph, node: Collection) -> tuple[Arrangement, list[str]]:
+def _arrangement(graph: Graph, node: Collection) -> tuple[Arrangement, list[str]]:
     """Where the versions of a collection are, and the columns that count in "did it change"."""
-    opened = circuit.opened[node]
+    opened = graph.opened[node]
     if opened.tracked is not None:
         return opened.arranged, list(opened.tracked)
     raise NotReadable(

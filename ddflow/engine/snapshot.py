@@ -4,7 +4,7 @@ Invariant: everything that a snapshot answers is of one manifest, whole; what th
 meanwhile changes nothing. Files that the manifest names may be deleted between its being read and their being mapped;
 then the newest is read instead, or, where a version was asked for, it is `SnapshotExpired`. Once mapped they stay
 readable whatever becomes of their names. Nothing is indexed: a snapshot is read, not searched, so it costs what its
-files cost to verify; and what was cut into partitions, level by level, is read as one. The plan is the state's own,
+files cost to verify; and what was cut into partitions, stage by stage, is read as one. The plan is the state's own,
 unless it has functions; then give the flow.
 
 >>> import tempfile, os, ddflow as dd

@@ -70,19 +70,19 @@ class Arranged(NamedTuple):
     @classmethod
     def _but_the_index(cls, arranged: Arrangement) -> Arranged:
         """Of one partition; partitions that are joined share an index."""
-        spine, beneath, slots = arranged.spine, arranged.beneath, arranged.slots
+        spine, on_disk, slots = arranged.spine, arranged.on_disk, arranged.slots
         return cls(
             arranged.keys,
             arranged.tombstones - arranged.lapsed,
             len(slots.batches),
-            len(spine) + len(beneath),
-            spine.versions + beneath.versions,
+            len(spine) + len(on_disk),
+            spine.versions + on_disk.versions,
             slots.resident,
             slots.mapped,
             0,
             arranged.written,
-            spine.copied + beneath.copied,
-            spine.owed + beneath.owed,
+            spine.copied + on_disk.copied,
+            spine.owed + on_disk.owed,
         )
 
     @classmethod

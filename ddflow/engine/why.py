@@ -3,7 +3,7 @@
 Invariant: what is told of the state is read from its versions, every one that is kept; what is told of events is
 computed by the same operator from the log's events of this key alone, in the order of the log; where full contents do
 not name a key that is held in their scope, that is told as what deleted it.  State keeps winners, with the order that
-each won by, and forgets losers; so the log is judged again, one epoch for each of its parts (in hold-back mode by the
+each won by, and forgets losers; so the log is resolved again, one epoch for each of its parts (in hold-back mode by the
 events' own times), and the times told of events are of that replay, not of the steps that once took them in.  Which
 events came late depends on others' and is not told.
 
@@ -63,13 +63,13 @@ def why(dataflow: Dataflow, input: str, key: Any, log: Any = None) -> Story:
     is no key of it; `LogUnclear` for a log that is not what the input was fed; what `Admission.admit` raises for it,
     and `TieRefused`.
     """
-    if input not in dataflow.circuit.upserts:
+    if input not in dataflow.graph.upserts:
         raise NotReadable(
             f"why {key!r} of {input!r}",
             "there is no input of that name",
-            did_you_mean(input, dataflow.circuit.upserts),
+            did_you_mean(input, dataflow.graph.upserts),
         )
-    upsert = dataflow.circuit.upserts[input]
+    upsert = dataflow.graph.upserts[input]
     row, fed = key_row(upsert.bound, key), dataflow.fed.get(input, Fed())
     telling = _Telling(upsert.bound, row)
     now = telling.versions(upsert, dataflow.since)
@@ -217,11 +217,11 @@ class _Telling:
         return np.flatnonzero(found)
 
     def replay(self, log: Iterator[Any], frontier: int) -> None:
-        """Judge the log's events of this key, by an operator of its own, and tell of each.  ``log``: marked parts."""
+        """Resolve the log's events of this key, by an operator of its own, and tell of each.  ``log``: marked parts."""
         late: Any = "advance" if self.bound.spec.late == "advance" else "error"
         spec: Spec = replace(self.bound.spec, stale="drop", lateness=None, late=late)
         bound = bind(self.bound.name, self.bound.schema, spec)
-        upsert, intake, batcher = RunningUpsert(bound, Secret.fresh()), Admission(bound), Batcher()
+        upsert, admission, batcher = RunningUpsert(bound, Secret.fresh()), Admission(bound), Batcher()
         seen = 0
         for number, part in enumerate(log, 1):
             mine, places = [], []
@@ -235,22 +235,24 @@ class _Telling:
                 seen += batch.num_rows
             place, rows, parts = np.concatenate([ints(), *places]), 0, []
             for batch in mine:
-                admitted: Admitted = intake.admit(batch, NEVER, None if spec.holds_back else number, rows)
+                admitted: Admitted = admission.admit(batch, NEVER, None if spec.holds_back else number, rows)
                 rows += admitted.rows
                 parts.append(admitted.sealed)
-            parts = [each._replace(arrival=place[each.arrival - intake.arrived]) for each in parts if each.times.size]
+            parts = [
+                each._replace(arrival=place[each.arrival - admission.arrived]) for each in parts if each.times.size
+            ]
             if whole is not None:
                 parts += self._absent(whole, number, seen)
-            intake.arrived += rows
+            admission.arrived += rows
             if parts and spec.holds_back:
                 batcher.add(joined(parts))
             elif parts:
-                self._judge(upsert, joined(parts), ints(number), None if whole is None else seen)
+                self._resolve(upsert, joined(parts), ints(number), None if whole is None else seen)
         if (left := batcher.seal(CLOSED)) is not None:
             early = int(np.searchsorted(left.times, frontier))
             before = left.cut(0, early)
             if early:
-                self._judge(upsert, before, np.unique(before.times))
+                self._resolve(upsert, before, np.unique(before.times))
             later = left.cut(early, left.times.size)
             verdict = pa.array(["pending"] * later.times.size, pa.string())
             self._tell("event", later.times, later.events, None, verdict, later.arrival)
@@ -268,15 +270,15 @@ class _Telling:
             self.scopes.append(whole.text)
         return out
 
-    def _judge(self, upsert: RunningUpsert, sealed: Sealed, times: Ints, contents: int | None = None) -> None:
-        """Judge events and tell of them.  ``contents``: in full contents, from which arrival on nobody gave them."""
+    def _resolve(self, upsert: RunningUpsert, sealed: Sealed, times: Ints, contents: int | None = None) -> None:
+        """Resolve events and tell of them.  ``contents``: in full contents, from which arrival on nobody gave them."""
         upsert.contents = contents
-        judgement = upsert.judge(sealed, times, int(times[-1]))
-        winners = judgement.winner_orders(np.arange(sealed.times.size)) if self.winners else None
+        resolution = upsert.resolve(sealed, times, int(times[-1]))
+        winners = resolution.winner_orders(np.arange(sealed.times.size)) if self.winners else None
         given = pa.array(sealed.arrival < (CLOSED if contents is None else contents))
-        what, verdict = pc.if_else(given, "event", ABSENT), pc.if_else(given, named(judgement.verdict), ABSENT)
+        what, verdict = pc.if_else(given, "event", ABSENT), pc.if_else(given, named(resolution.verdict), ABSENT)
         self._tell(what.to_pylist(), sealed.times, sealed.events, winners, verdict, sealed.arrival)
-        upsert.apply(judgement, int(times[-1]) + 1, int(times[-1]))
+        upsert.apply(resolution, int(times[-1]) + 1, int(times[-1]))
         upsert.contents = None
 
 

@@ -106,14 +106,14 @@ def write(
     order: Ints,
     tag: np.int64,
     flag: np.int64,
-    grave: np.int64,
+    tombstone: np.int64,
 ) -> int:
     """Put the last version of each key, replacing what it held; return how many keys are new, or -1 when it ran out.
 
     table: uint64[slots, width], changed.  place: int64[g], where `seek` ended (-1: begin at home), in the order of
     identities.  last: int64[g], each key's version, -1 for none.  By version: high, low, value: uint64[m]; live:
     uint8[m]; order: int64[m, w].  An entry refers to ``tag`` + version, with ``flag`` set for a live one; one of a
-    deletion to ``grave`` instead, when that is not 0.  The caller has made room; after -1 it rebuilds larger and
+    deletion to ``tombstone`` instead, when that is not 0.  The caller has made room; after -1 it rebuilds larger and
     writes again (which is harmless: writing is idempotent).  O(g).
 
     >>> one, words = np.zeros(1, np.int64), np.ones(1, np.uint64)
@@ -145,7 +145,7 @@ def write(
                 table[slot, LOW] = low[i]
         table[slot, VALUE] = value[i]
         reference = (tag + i) | (flag if live[i] != 0 else 0)
-        table[slot, REF] = np.uint64(reference if live[i] != 0 or grave == 0 else grave)
+        table[slot, REF] = np.uint64(reference if live[i] != 0 or tombstone == 0 else tombstone)
         for w in range(order.shape[1]):
             table[slot, first + w] = np.uint64(order[i, w])
     return added

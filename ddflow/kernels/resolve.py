@@ -12,10 +12,10 @@ identities, orders, hashes and row numbers, never payload, and changes no state.
 >>> words, few = np.array([7, 8], np.uint64), lambda *values: np.array(values, np.int32)
 >>> events = Events(few(0, 1), few(0, 2), words, words[:0], few(0, 2), one(5, 6), np.empty((2, 0), np.int64), words)
 >>> held = Held(one(0), one(0), words[:1], np.empty((1, 0), np.int64))
->>> out = judged(2, 1, wide=False)
->>> judge(events, held, Rules(0, LAST, True, False, 4), out)  # +row 0 at 5; -row 0, +row 1 at 6
+>>> out = outcomes(2, 1, wide=False)
+>>> resolve_keys(events, held, Rules(0, LAST, True, False, 4), out)  # +row 0 at 5; -row 0, +row 1 at 6
 (3, 2, -1, 1, 0)
->>> (out.fate >> FATE & 7).tolist() == [APPLIED] * 2, (out.fate & ROW).tolist(), (out.fate < 0).tolist()
+>>> (out.outcome >> OUTCOME & 7).tolist() == [APPLIED] * 2, (out.outcome & ROW).tolist(), (out.outcome < 0).tolist()
 (True, [0, 0], [False, True])
 """
 
@@ -44,10 +44,10 @@ LAPSED = 1 << 60
 """Flag of what a key held until the step began, and was forgotten then: it decides nothing."""
 NOBODY = 1 << 62
 """Events from this arrival number on are nobody's: they delete what is forgotten."""
-FATE, RETRACTS = 60, -(1 << 63)
-"""An event's fate: its verdict from bit 60 on; where it retracts a row, RETRACTS and, below, which: an applied one, or
-a deletion of a key that was forgotten, whose row is due to go anyway."""
-ROW = (1 << FATE) - 1
+OUTCOME, RETRACTS = 60, -(1 << 63)
+"""An event's outcome: its verdict from bit 60 on; where it retracts a row, RETRACTS and, below, which: an applied one,
+or a deletion of a key that was forgotten, whose row is due to go anyway."""
+ROW = (1 << OUTCOME) - 1
 NOTHING = -(1 << 62)
 """Instead of an event or a group: there is no order to compare with."""
 
@@ -104,16 +104,16 @@ class Rules(NamedTuple):
     since: int
     """The since after the step: history before it is not kept apart."""
     over: bool = False
-    """Whether the events win over whatever order a key holds; among themselves they are judged as ever."""
+    """Whether the events win over whatever order a key holds; among themselves they are resolved as ever."""
     forgets: bool = False
     """Whether the row of a key that is forgotten is not retracted."""
 
 
-class Judged(NamedTuple):
-    """The outcome, written by `judge`: the first two by row, the versions by key, then time."""
+class Outcomes(NamedTuple):
+    """The outcome, written by `resolve_keys`: the first two by row, the versions by key, then time."""
 
-    fate: Ints
-    """int64[n]: see `FATE`."""
+    outcome: Ints
+    """int64[n]: see `OUTCOME`."""
     winner: Ints
     """int64[n]: the row whose order the key holds after that time, or -1 - group for what was held, or NOTHING; of size
     0 when nobody asks."""
@@ -134,16 +134,16 @@ class Judged(NamedTuple):
     last: Ints
     """int64[g]: each key's last version, -1 where nothing changed."""
 
-    def span(self, begin: int, end: int, first: int, stop: int) -> Judged:
+    def span(self, begin: int, end: int, first: int, stop: int) -> Outcomes:
         """The room for versions [begin, end) and keys [first, stop); that of events as it is."""
         low = self.low[begin:end] if self.low.size else self.low
         time = self.time[begin:end] if self.time.size else self.time
         event = self.event[begin:end] if self.event.size else self.event
         high, live, value, row = self.high[begin:end], self.live[begin:end], self.value[begin:end], self.row[begin:end]
-        return Judged(self.fate, self.winner, high, low, time, live, value, event, row, self.last[first:stop])
+        return Outcomes(self.outcome, self.winner, high, low, time, live, value, event, row, self.last[first:stop])
 
 
-def judged(
+def outcomes(
     rows: int,
     groups: int,
     wide: bool,
@@ -152,7 +152,7 @@ def judged(
     kept: Empty = np.empty,
     timed: bool = True,
     ordered: bool = True,
-) -> Judged:
+) -> Outcomes:
     """Room for the outcome of ``rows`` events of ``groups`` keys: at most one version an event.
 
     ``winners``, ``timed``, ``ordered``: whether anybody asks for the winners, the versions' times, their events.
@@ -160,7 +160,7 @@ def judged(
     ``wide`` and 8 where ``timed``; ``passing``: for the rest.
     """
     n = rows
-    return Judged(
+    return Outcomes(
         passing(n, np.int64),
         passing(n if winners else 0, np.int64),
         kept(n, np.uint64),
@@ -193,7 +193,7 @@ def _against(order: Ints, row: int, held: Ints, other: int, begin: int, end: int
 
 @kernel
 def _winner(
-    permutation: Narrow, order: Ints, held: Ints, fate: Ints, begin: int, end: int, bound: int, base: int, tie: int
+    permutation: Narrow, order: Ints, held: Ints, outcome: Ints, begin: int, end: int, bound: int, base: int, tie: int
 ) -> int:
     """The row that wins among places [begin, end), one key at one time, or -1 for none; -2 - row refuses the step.
 
@@ -203,7 +203,7 @@ def _winner(
     best = -1
     for place in range(begin, end):
         row: int = permutation[place]
-        fate[row] = SUPERSEDED << FATE
+        outcome[row] = SUPERSEDED << OUTCOME
         if bound != NOTHING:
             against = _against(order, row, held, bound, 0, base)
             if against == 0:
@@ -213,10 +213,10 @@ def _winner(
                 if further < 0 and tie == LAST:
                     against = -1
                 elif further < 0 or (further == 0 and tie == FIRST):
-                    fate[row] = TIE_LOST << FATE
+                    outcome[row] = TIE_LOST << OUTCOME
                     continue
             if against < 0:
-                fate[row] = STALE << FATE
+                outcome[row] = STALE << OUTCOME
                 continue
         if best >= 0:
             against = _compare(order, row, order, best, 0, base)
@@ -236,7 +236,7 @@ def _winner(
 def _settle(
     permutation: Narrow,
     order: Ints,
-    fate: Ints,
+    outcome: Ints,
     winner: Ints,
     begin: int,
     end: int,
@@ -250,49 +250,49 @@ def _settle(
         row = permutation[place]
         if winner.size != 0:
             winner[row] = best if best >= 0 else bound
-        if best >= 0 and row != best and fate[row] == SUPERSEDED << FATE:
+        if best >= 0 and row != best and outcome[row] == SUPERSEDED << OUTCOME:
             tied = ties and _compare(order, row, order, best, 0, base) == 0
-            fate[row] = (TIE_LOST if tied else SUPERSEDED) << FATE
+            outcome[row] = (TIE_LOST if tied else SUPERSEDED) << OUTCOME
 
 
 @kernel
-def _ask(at_hash: np.uint64, at_mark: np.uint64, at_fate: np.uint64, row: np.uint64) -> None:
+def _ask(at_hash: np.uint64, at_mark: np.uint64, at_outcome: np.uint64, row: np.uint64) -> None:
     """Ask for a row ahead of its turn.
 
     Ints lie as they came: a branch that waits for one from afar costs more than all else here.
     """
     prefetch(at_hash + (row << np.uint64(3)))
-    prefetch(at_fate + (row << np.uint64(3)))
+    prefetch(at_outcome + (row << np.uint64(3)))
     prefetch(at_mark + (row << np.uint64(2)))
 
 
 @kernel
-def judge(events: Events, held: Held, rules: Rules, out: Judged) -> tuple[int, int, int, int, int]:
+def resolve_keys(events: Events, held: Held, rules: Rules, out: Outcomes) -> tuple[int, int, int, int, int]:
     """Fold all events over what is held.
 
-    events, held, rules: see the fields; read.  out: written.  Returns how many updates there are and versions were
-    written; a row that ties under ERROR (then the outcome is void), or -1; how many more keys are live than before, and
-    how many more hold an order and no row.  Under ERROR the rows of one key and time must come
-    sorted by their base words.  O(n), each event twice; no allocation.
+    events, held, rules: read.  out: written.  Returns the number of updates, and of versions written; a row that ties
+    under ERROR (then the outcome is void), or -1; how many more keys are live, and hold an order and no row, than
+    before.  Under ERROR the rows of a key and time must come sorted by their base words.  O(n), no allocation.
     >>> none, words, few = np.empty(0, np.int64), np.empty(0, np.uint64), np.zeros(1, np.int32)
     >>> events = Events(few[:0], few, words, words, few[:0], none, np.empty((0, 0), np.int64), words)
-    >>> judge(events, Held(none, none, words, np.empty((0, 0), np.int64)), Rules(0, LAST, True, False, -1),
-    ...       judged(0, 0, False))
+    >>> resolve_keys(events, Held(none, none, words, np.empty((0, 0), np.int64)), Rules(0, LAST, True, False, -1),
+    ...       outcomes(0, 0, False))
     (0, 0, -1, 0, 0)
     """
     # Fields are taken out once: reading one inside the loops would count references for every event.
     permutation, starts, highs, lows, marks, times, order, hashes = events
     _, references, values, held_order = held
     base, tie, ties, keeps, since, over, forgets = rules
-    fate, winner, v_high, v_low, v_time, v_live, v_value, v_event, v_row, lasts = out
+    outcome, winner, v_high, v_low, v_time, v_live, v_value, v_event, v_row, lasts = out
     words, alone = order.shape[1], times.size < 2
-    updates = versions = born = buried = 0
-    at_hash, at_mark, at_fate = np.uint64(hashes.ctypes.data), np.uint64(marks.ctypes.data), np.uint64(fate.ctypes.data)
+    updates = versions = live_added = buried = 0
+    at_hash, at_mark = np.uint64(hashes.ctypes.data), np.uint64(marks.ctypes.data)
+    at_outcome = np.uint64(outcome.ctypes.data)
     for group in range(references.size):
         if group + AHEAD < references.size:
-            _ask(at_hash, at_mark, at_fate, np.uint64(permutation[starts[group + AHEAD]]))
+            _ask(at_hash, at_mark, at_outcome, np.uint64(permutation[starts[group + AHEAD]]))
         reference, value, live = references[group], values[group], references[group] & LIVE != 0
-        born, buried = born - int(live), buried - int(keeps and reference != 0 and not live)
+        live_added, buried = live_added - int(live), buried - int(keeps and reference != 0 and not live)
         live = live and not (forgets and reference & LAPSED != 0)
         stored, last = -1 - group if keeps and reference != 0 and reference & LAPSED == 0 else NOTHING, -1
         first, begin, stop = starts[group], int(starts[group]), int(starts[group + 1])
@@ -303,10 +303,10 @@ def judge(events: Events, held: Held, rules: Rules, out: Judged) -> tuple[int, i
             while end < stop and (alone or marks[permutation[end]] >> 1 == rank):
                 end += 1
             if end > begin + 1 or bound != NOTHING:
-                best = _winner(permutation, order, held_order, fate, begin, end, bound, base, tie)
+                best = _winner(permutation, order, held_order, outcome, begin, end, bound, base, tie)
                 if best < -1:
                     return updates, versions, -2 - best, 0, 0
-                _settle(permutation, order, fate, winner, begin, end, best, bound, base, ties)
+                _settle(permutation, order, outcome, winner, begin, end, best, bound, base, ties)
             elif winner.size != 0:
                 winner[best] = best
             begin = end
@@ -315,13 +315,13 @@ def judge(events: Events, held: Held, rules: Rules, out: Judged) -> tuple[int, i
             now = marks[best] & 1 == 0
             changed = now != live or (now and hashes[best] != value)
             if changed:
-                fate[best] = (NOOP if not now and reference & LAPSED != 0 else APPLIED) << FATE
+                outcome[best] = (NOOP if not now and reference & LAPSED != 0 else APPLIED) << OUTCOME
                 if live:
-                    fate[best] |= RETRACTS | (reference & ROW)
+                    outcome[best] |= RETRACTS | (reference & ROW)
                 updates += int(live) + int(now)
                 live, value, reference = now, hashes[best], best
             else:
-                fate[best], reference = NOOP << FATE, reference if now else best
+                outcome[best], reference = NOOP << OUTCOME, reference if now else best
             if changed or (keeps and (stored == NOTHING or _against(order, best, held_order, stored, 0, words) != 0)):
                 if last < 0 or times[rank] > since:
                     last = versions
@@ -334,6 +334,6 @@ def judge(events: Events, held: Held, rules: Rules, out: Judged) -> tuple[int, i
                 if v_low.size != 0:
                     v_low[last] = lows[first]
             bound = stored = best if keeps else NOTHING
-        lasts[group], born = last, born + int(live)
+        lasts[group], live_added = last, live_added + int(live)
         buried += int(keeps and not live and (last >= 0 or references[group] != 0))
-    return updates, versions, -1, born, buried
+    return updates, versions, -1, live_added, buried

@@ -45,7 +45,7 @@ class Context(NamedTuple):
     """Of the plan's times."""
     wanted: frozenset[str]
     """The columns of its output that somebody reads in a step."""
-    crew: Threads = ALONE
+    threads: Threads = ALONE
     """The threads that share the work."""
 
 

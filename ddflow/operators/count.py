@@ -130,7 +130,7 @@ class RunningCount(Running):
         made = pa.Table.from_batches([self._rows(groups, rows, values)])
         out = Updates(made, ranks, diffs.copy(), updates.times)
         change = self._change(updates, groups, by, held, [column[:versions] for column in down])
-        return out, change._replace(born=int(np.count_nonzero(counts)) - lived)
+        return out, change._replace(live_added=int(np.count_nonzero(counts)) - lived)
 
     def _number(self, high: Words, low: Words, empty: Callable[..., Any]) -> tuple[Narrow, Ints]:
         """The dense number of each row's group, and the first row of each group.  O(n) expected."""

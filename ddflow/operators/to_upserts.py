@@ -175,7 +175,7 @@ class RunningToUpserts(Running):
 
         O(updates, and the rows that their keys hold) expected.  Raises `NotUnique`, `NotHeld`, `CountOverflow`.
         """
-        return self.told.judge(self._rows(inputs[0], self.told))
+        return self.told.resolve(self._rows(inputs[0], self.told))
 
     def apply(self, changes: Sequence[Any], upper: int, since: int) -> None:
         """See `Running.apply`."""
@@ -188,7 +188,7 @@ class RunningToUpserts(Running):
     def read(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
         """What keys show when the input holds this; nothing is held of it.  O(rows).  Raises as `compute`."""
         made = self._fresh()
-        return made.judge(self._rows(inputs[0], made))[0]
+        return made.resolve(self._rows(inputs[0], made))[0]
 
     def output(self, made: Updates, secret: Secret, schema: pa.Schema, time_type: pa.DataType) -> pa.Table:
         """See `Running.output`: upserts."""

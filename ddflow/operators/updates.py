@@ -24,8 +24,8 @@ from ddflow.columns.rows import plainly, shown_row
 from ddflow.columns.sorting import sort
 from ddflow.errors import CountOverflow
 from ddflow.kernels.accumulate import net
+from ddflow.kernels.emit import look_up
 from ddflow.kernels.sort import order_by_rank
-from ddflow.kernels.spell import look_up
 
 
 def ints(*values: int) -> Ints:

@@ -122,7 +122,7 @@ class ToUpserts:
         updates = self._ordered(conform(table, declared, UPDATES, declared.names), declared)
         if self.schema is None:
             self._open(declared)
-        upserts, change = self.judge(updates)
+        upserts, change = self.resolve(updates)
         if change is None:
             return empty(self.out)
         self.keep(change)
@@ -133,12 +133,13 @@ class ToUpserts:
         """Say what the updates of every step look like, before the first.  Raises as `step`: `SchemaMismatch` etc."""
         self._open(bound(given, self.key, self.on_conflict))
 
-    def judge(self, updates: Updates) -> tuple[Updates, HeldChange | None]:
+    def resolve(self, updates: Updates) -> tuple[Updates, HeldChange | None]:
         """The upserts of some updates, and what `keep` will hold then; nothing changes.  Raises as `step`.
 
         ``updates``: of the columns declared, ranks ascending within a key; all of a time, those of some keys at least.
         Returns rows of the columns that are shown and ``_deleted``, each with diff 1, by ascending ranks; no change
-        where there are no updates.  The change is good until the next is judged, its `HeldChange.own` until it is kept.
+        where there are no updates. The change is good until the next is resolved, its `HeldChange.own` until it is
+        kept.
         """
         if not updates.diffs.size:
             return Updates(empty(self.shown), few(), ints(), updates.times), None
@@ -153,11 +154,11 @@ class ToUpserts:
         return made, self.held.change(found, pool, by, keys)
 
     def keep(self, *changes: HeldChange) -> None:
-        """Take in what was judged of a step.  Amortised O(updates, and the rows that their keys held)."""
+        """Take in what was resolved of a step.  Amortised O(updates, and the rows that their keys held)."""
         self.held.keep(*changes)
 
     def told(self, upserts: Updates) -> pa.Table:
-        """What was judged as a table: the columns that are shown, ``_time``, ``_deleted``.  O(upserts)."""
+        """What was resolved as a table: the columns that are shown, ``_time``, ``_deleted``.  O(upserts)."""
         return upserts.to_table(self.shown, self.time_type).select(self.out.names)
 
     def _open(self, declared: pa.Schema) -> None:

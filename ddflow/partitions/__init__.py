@@ -1,11 +1,11 @@
 """Partitions: one state, cut by identity, that many tasks work at and one driver commits; no Spark in it.
 
-A partition is one of P equal ranges of identities; a *level* is one pass over all of them.  The journey of an epoch:
+A partition is one of P equal ranges of identities; a *stage* is one pass over all of them.  The journey of an epoch:
 
     commit: begin      the driver fixes an epoch start: manifest and epoch     ``epoch_start``
     partitioner        rows become chunks, each of one partition                ``chunks``
     shuffle_reader     a task's chunks, in the order of arrival
-    stage_step         one partition of one level takes them in, writes files  ``stages``, ``stage_graph``
+    stage_step         one partition of one stage takes them in, writes files  ``stages``, ``stage_graph``
     receipt            what it wrote
     commit: finish     one receipt a part; files looked at; published; or nothing has happened
 

@@ -36,7 +36,7 @@ def told(
 ) -> Epoch | None:
     """The epoch that a batch was committed as; None when it is new.  Pure; O(epochs kept).
 
-    ``now``: who feeds the state, None for nobody.  ``kept``: epochs that can be told again.  ``adopt``: take the
+    ``now``: who feeds the state, None for nobody.  ``kept``: epochs that can be replayed.  ``adopt``: take the
     batches of another query from now on.  ``checkpoint``: the asking query's, for messages.  Raises `FeedChanged` for
     another query, one without an id that numbers anew, or one whose first batches went elsewhere; `EpochSkipped` for a
     batch that was left out, or that is not kept any more; `SpecError` for what is no batch.

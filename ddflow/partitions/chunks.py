@@ -48,7 +48,7 @@ PACKED: Final = pa.schema(
         ("payload", pa.binary()),
     ]
 )
-"""The columns that travel: the partition; the input's number, or -1 less the meeting's, or `RECEIPT`, or null for a
+"""The columns that travel: the partition; the input's number, or -1 less the exchange's, or `RECEIPT`, or null for a
 row that only calls its partition; where rows come from, text that sorts as they arrived, and the place of the first
 one there; how many; their digest; they themselves."""
 RECEIPT: Final = 2**31 - 1
@@ -93,9 +93,9 @@ def with_arrival(schema: pa.Schema, told: bool) -> pa.Schema:
     return schema.append(pa.field(ARRIVAL, pa.int64(), nullable=False)) if told else schema
 
 
-def sums_schema(meeting: Exchange) -> pa.Schema:
-    """The columns of sums on their way to a meeting: those they meet by, `_time` as int64, `_diff`."""
-    return updates_schema(meeting.schema, pa.int64())
+def sums_schema(exchange: Exchange) -> pa.Schema:
+    """The columns of sums on their way to an exchange: those they meet by, `_time` as int64, `_diff`."""
+    return updates_schema(exchange.schema, pa.int64())
 
 
 def row_hashes(rows: pa.RecordBatch, secret: Secret) -> Words:
@@ -215,12 +215,12 @@ def _odd(found: str, rows: int, schema: pa.Schema) -> Misrouted:
 def packed_sums(
     tables: Mapping[int, pa.Table], cut: Stages, partitions: int, secret: Secret
 ) -> Iterator[pa.RecordBatch]:
-    """Sums on their way, as chunks.  ``tables``: by number of their meeting, the columns of `sums_schema`.
+    """Sums on their way, as chunks.  ``tables``: by number of their exchange, the columns of `sums_schema`.
 
-    A sum goes to the partition of the columns that it meets others by.  O(n), in lots of what `held` says.
+    A sum goes to the partition of the columns that it meets others by.  O(n), in chunks of what `held` says.
     """
     for number, table in sorted(tables.items()):
-        names = list(cut.meetings[number].by)
+        names = list(cut.exchanges[number].by)
         for part in sliced(table, *held(partitions)):
             rows = one_batch(part.combine_chunks())
             high, _ = identities(rows.select(names), secret, rows.num_rows)

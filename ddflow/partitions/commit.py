@@ -12,7 +12,7 @@ driver may die between any two of its steps. Of two drivers, who loses a number 
 >>> driver.finish(driver.begin(), [])
 Traceback (most recent call last):
     ...
-ddflow.errors.MissingReceipts: commit an epoch of 1 levels and 2 partitions: there is no receipt of partitions [0, ...
+ddflow.errors.MissingReceipts: commit an epoch of 1 stages and 2 partitions: there is no receipt of partitions [0, ...
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ddflow.engine.epoch_log import KEPT, EpochLog
 from ddflow.errors import EpochSkipped, ReplayMismatch, SpecError, TimeWentBack, WrongMode
 from ddflow.partitions import batch_ids as feeds
 from ddflow.partitions.epoch_start import EpochStart
-from ddflow.partitions.live_files import Holdings, look, look_for
+from ddflow.partitions.live_files import LiveFiles, look, look_for
 from ddflow.partitions.merged_receipts import ROWS, Gathered, call_digest, gather, greatest
 from ddflow.partitions.receipt import Committed, Receipt
 from ddflow.partitions.stages import cut
@@ -54,11 +54,11 @@ class EpochDriver:
     def __init__(self, flow: Plan, log: EpochLog, wanted: Wanted) -> None:
         """Read the inventories of a state.  Raises `CorruptState`."""
         self.flow, self.cut, self.log, self.given = flow, cut(flow), log, wanted
-        manifest = log.ledger.manifest
+        manifest = log.manifest_log.manifest
         # What was never committed has no partitions yet, whatever its maker wanted.
         self.partitions = manifest.spread if manifest.partitions else wanted.partitions or manifest.spread
-        self.holdings = Holdings.read(log.ledger.store, manifest.partitions, self.cut.levels, self.partitions)
-        log.resume(self.holdings.names())
+        self.live = LiveFiles.read(log.manifest_log.store, manifest.partitions, self.cut.stages, self.partitions)
+        log.resume(self.live.names())
         self._base: EpochStart | None = None
         self._feed: Feed | None = None
         self._asked: Feed | None = None
@@ -84,7 +84,7 @@ class EpochDriver:
 
         ``partitions``: None for as many as the state has, ``default_partitions`` for a new one.  ``outputs``: a folder
         for Parquet files, as in `Flow.open`.  ``grace``: seconds that a version outlives its successor.  ``keep``: how
-        many epochs can be told again.  ``retain``, ``memory`` (bytes of one task), ``secret``: as in `Flow.open`.
+        many epochs can be replayed.  ``retain``, ``memory`` (bytes of one task), ``secret``: as in `Flow.open`.
         ``checkpoint``: where the query that gives batches keeps its own, for messages.
 
         Raises `PlanChanged`, `SpecError` (for another number of partitions than it has, too), `StateRefused`,
@@ -124,7 +124,7 @@ class EpochDriver:
     @property
     def manifest(self) -> Manifest:
         """The state's newest, as far as this driver knows."""
-        return self.log.ledger.manifest
+        return self.log.manifest_log.manifest
 
     @property
     def epoch(self) -> int:
@@ -140,7 +140,7 @@ class EpochDriver:
 
         ``adopt``: take over the batches of another query.  Raises `EpochSkipped`, `FeedChanged`, `SpecError` for both.
         """
-        manifest, where = self.manifest, self.log.ledger.store.where
+        manifest, where = self.manifest, self.log.manifest_log.store.where
         if feed is not None:
             if epoch is not None:
                 raise SpecError(f"epoch={epoch}, feed={feed!r}", "they may contradict each other", "give one of them")
@@ -159,12 +159,12 @@ class EpochDriver:
         if len(epoch.calls) > 1 or found != call.digest:
             now, asked = self.manifest.feed, self._asked
             if now is not None and asked is not None and feeds.began_anew(now, asked, epoch):
-                raise feeds.restarted(self.log.ledger.store.where, now, asked, self.given.checkpoint)
+                raise feeds.restarted(self.log.manifest_log.store.where, now, asked, self.given.checkpoint)
             more = (
                 f", and the plan has got the columns {self.log.change.columns} since" if self.log.change.columns else ""
             )
             raise ReplayMismatch(
-                f"give epoch {epoch.epoch} of {self.log.ledger.store.where} again",
+                f"give epoch {epoch.epoch} of {self.log.manifest_log.store.where} again",
                 f"it was committed of rows with digest {call.digest}, these have {found}{more}",
                 "give the same rows again, or go on with the next epoch",
             )
@@ -182,7 +182,7 @@ class EpochDriver:
         Raises what `committed` raises; `EpochSkipped` for what is committed; `Fenced`; `WrongMode` for ``close`` in
         epoch mode; `TimeWentBack` when there are no more times.
         """
-        manifest, where = self.manifest, self.log.ledger.store.where
+        manifest, where = self.manifest, self.log.manifest_log.store.where
         if (found := self.committed(epoch=epoch, feed=feed, adopt=adopt)) is not None:
             raise EpochSkipped(
                 f"begin epoch {found.epoch} of {where}",
@@ -191,7 +191,7 @@ class EpochDriver:
             )
         if close and not self.flow.holds_back:
             raise WrongMode("close=True", "the flow is in epoch mode: its inputs name no time column", "leave it out")
-        self.log.ledger.check_newest()
+        self.log.manifest_log.check_newest()
         number, time = self.epoch + 1, max(self.epoch, manifest.last) + 1
         if time >= CLOSED and not self.flow.holds_back:
             raise TimeWentBack(
@@ -199,14 +199,14 @@ class EpochDriver:
                 f"its last time is {shown(manifest.last)}",
                 "there is none after it: make a new state",
             )
-        store, secret = self.log.ledger.store, manifest.secret
+        store, secret = self.log.manifest_log.store, manifest.secret
         self._feed, self._base = (
             feed,
             EpochStart(
                 store=store if isinstance(store, MemoryStore) else store.where,
                 trust=self.given.trust,
-                number=self.log.ledger.number,
-                digest=self.log.ledger.digest,
+                number=self.log.manifest_log.number,
+                digest=self.log.manifest_log.digest,
                 epoch=number,
                 partitions=self.partitions,
                 secret=secret,
@@ -216,7 +216,7 @@ class EpochDriver:
                 time=time,
                 to=CLOSED if close else self._to(),
                 horizons=dict(manifest.horizons),
-                inventories=self.holdings.parts,
+                inventories=self.live.parts,
                 folder=self.log.outputs.path,
                 retain=self.given.retain,
                 memory=self.given.memory,
@@ -251,10 +251,10 @@ class EpochDriver:
         feed = self._feed if feed is None else feed
         if feed != self._feed:
             raise SpecError(f"finish epoch {base.epoch} as {feed}", f"it was begun as {self._feed}", "give the same")
-        whole = gather(receipts, base.digest, self.cut.levels, self.partitions)
+        whole = gather(receipts, base.digest, self.cut.stages, self.partitions)
         look(self.cut, whole.taken, folder=self.log.outputs.sink is not None)
-        holdings = self.holdings.after(self.log.ledger.store, whole.taken)
-        look_for(self.log.ledger.store, self.log.outputs.sink, base.epoch, whole, set(self.holdings.inventories))
+        live = self.live.after(self.log.manifest_log.store, whole.taken)
+        look_for(self.log.manifest_log.store, self.log.outputs.sink, base.epoch, whole, set(self.live.inventories))
         call = self._call(base, whole)
         manifest = self.manifest
         kept = self.log.receipts(Epoch(base.epoch, (call,), None if feed is None else feed.batch))
@@ -262,8 +262,8 @@ class EpochDriver:
             kept = (*(replace(each, batch=None) for each in kept[:-1]), kept[-1])
         self.log.publish(
             kept,
-            holdings.inventories,
-            holdings.names(),
+            live.inventories,
+            live.names(),
             f"commit of {call.kind}",
             frontier=whole.frontier,
             last=whole.last,
@@ -274,7 +274,7 @@ class EpochDriver:
             feed=feeds.bound(manifest.feed, feed),
             fed=fed_by(manifest.fed, [name for name, n in whole.rows.items() if n], EVENTS, base.epoch),
         )
-        self.holdings, self._base = holdings, None
+        self.live, self._base = live, None
         self.log.finish(APART)
         figures = whole.figures | {"tasks": len(whole.taken), "commit": (perf_counter_ns() - began) // 1000}
         return Committed(base.epoch, call.time, whole.frontier, whole.counts, whole.rows, whole.outputs, figures, False)

@@ -25,7 +25,7 @@ from ddflow.time import CLOSED
 
 def own(memory: int) -> int:
     """What is a part's own of the bytes that its task may take: an eighth each is for what Spark hands over together,
-    for what the spool keeps of it, and for what allocators keep.  Pure."""
+    for what the shuffle reader keeps of it, and for what allocators keep.  Pure."""
     return memory - 3 * (memory // 8)
 
 
@@ -36,7 +36,7 @@ class EpochStart(NamedTuple):
     ``digest``: of the manifest.  ``epoch``: the one that is being made.  ``partitions``: how many.  ``secret``: of the
     state.  ``frontier``, ``last``, ``since``: of the state now.  ``time``: what a step of epoch mode stamps.  ``to``:
     the frontier that a step of hold-back mode closes to, after its rows came.  ``horizons``: by input whose keys
-    expire, the greatest order of all partitions at the commit before.  ``inventories``: for each level, by partition;
+    expire, the greatest order of all partitions at the commit before.  ``inventories``: for each stage, by partition;
     none for a state without a commit.  ``folder``: of Parquet outputs; None where they are files of the state.
     ``retain``: as in `Flow.open`.  ``memory``: bytes that a task may take, or None.
     """

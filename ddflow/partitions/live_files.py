@@ -1,17 +1,17 @@
 """Holdings: which inventory each part of a state has, and which files that names, from one commit to the next.
 
-Invariant: `Holdings.names` are the names of all files of the version, so that what is not among them may be deleted
+Invariant: `LiveFiles.names` are the names of all files of the version, so that what is not among them may be deleted
 once the version before is; and a file that a receipt adds is there, as long as it says. The inventories of a thousand
 partitions cannot be read again with every commit, so each is read once and then followed by what receipts add and
 leave; a receipt that leaves a file which its part never had is refused, since another part may have it; and the files
 of tasks were written elsewhere, where another folder may be mounted under the same name. A state that one engine made
-has one inventory for all levels, until every level has written its own.
+has one inventory for all stages, until every stage has written its own.
 
 >>> from ddflow.storage.memory import MemoryStore
 >>> store = MemoryStore()
 >>> blob = store.put("json", lambda sink: sink.write(b'{"rows": ["00ff00ff00ff00ff-1.arrow", 4, "..."]}'))
->>> holdings = Holdings.read(store, (blob,), levels=2, partitions=1)
->>> holdings.whole, holdings.names() == {blob.name, "00ff00ff00ff00ff-1.arrow"}
+>>> live = LiveFiles.read(store, (blob,), stages=2, partitions=1)
+>>> live.whole, live.names() == {blob.name, "00ff00ff00ff00ff-1.arrow"}
 (True, True)
 """
 
@@ -33,10 +33,10 @@ MOST = 3
 
 
 @dataclass(frozen=True)
-class Holdings:
-    """``parts``: of each level, by partition, its inventory; none before the first commit.  ``files``: what each names.
+class LiveFiles:
+    """``parts``: of each stage, by partition, its inventory; none before the first commit.  ``files``: what each names.
 
-    ``whole``: whether one inventory is that of all levels.
+    ``whole``: whether one inventory is that of all stages.
     """
 
     parts: tuple[tuple[Blob, ...], ...]
@@ -44,13 +44,13 @@ class Holdings:
     whole: bool = False
 
     @classmethod
-    def read(cls, store: Store, given: tuple[Blob, ...], levels: int, partitions: int) -> Holdings:
+    def read(cls, store: Store, given: tuple[Blob, ...], stages: int, partitions: int) -> LiveFiles:
         """Those of a manifest's partitions.  O(bytes of the inventories).  Raises `CorruptState`."""
-        parts = by_level(store.where, given, levels, partitions)
-        whole = len(given) == partitions == 1 < levels
+        parts = by_level(store.where, given, stages, partitions)
+        whole = len(given) == partitions == 1 < stages
         files = {
-            (level, number): named(store, blob)
-            for level, blobs in enumerate(parts[:1] if whole else parts)
+            (stage, number): named(store, blob)
+            for stage, blobs in enumerate(parts[:1] if whole else parts)
             for number, blob in enumerate(blobs)
         }
         return cls(parts, files, whole)
@@ -58,60 +58,60 @@ class Holdings:
     @property
     def inventories(self) -> tuple[Blob, ...]:
         """As a manifest has them."""
-        return self.parts[0] if self.whole else tuple(blob for level in self.parts for blob in level)
+        return self.parts[0] if self.whole else tuple(blob for stage in self.parts for blob in stage)
 
     def names(self) -> set[str]:
         """Of all files of the parts.  O(files)."""
         return {blob.name for blob in self.inventories}.union(*self.files.values())
 
-    def after(self, store: Store, taken: Sequence[Receipt]) -> Holdings:
-        """Those after an epoch.  ``taken``: a receipt a part, level by level.  O(files of the parts that changed).
+    def after(self, store: Store, taken: Sequence[Receipt]) -> LiveFiles:
+        """Those after an epoch.  ``taken``: a receipt a part, stage by stage.  O(files of the parts that changed).
 
-        Raises `CorruptState` for a receipt that leaves what its part had not, `ReceiptsDisagree` when only some levels
+        Raises `CorruptState` for a receipt that leaves what its part had not, `ReceiptsDisagree` when only some stages
         of a state of one inventory wrote their own.
         """
-        levels, partitions = taken[-1].level + 1, taken[-1].number + 1
+        stages, partitions = taken[-1].stage + 1, taken[-1].number + 1
         blobs = tuple(each.inventory for each in taken)
-        parts = tuple(blobs[level * partitions : (level + 1) * partitions] for level in range(levels))
+        parts = tuple(blobs[stage * partitions : (stage + 1) * partitions] for stage in range(stages))
         if not self.whole:
-            return Holdings(parts, {(each.level, each.number): self._after(each) for each in taken})
-        kept = [each.level for each in taken if each.inventory == self.inventories[0]]
-        if len(kept) == levels:
+            return LiveFiles(parts, {(each.stage, each.number): self._after(each) for each in taken})
+        kept = [each.stage for each in taken if each.inventory == self.inventories[0]]
+        if len(kept) == stages:
             return self
         if kept:
             raise ReceiptsDisagree(
                 "commit an epoch",
-                f"the levels {kept} keep {self.inventories[0].name}, the "
-                "inventory of all levels, and others wrote their own",
-                "open the parts of all levels once, even where no rows came",
+                f"the stages {kept} keep {self.inventories[0].name}, the "
+                "inventory of all stages, and others wrote their own",
+                "open the parts of all stages once, even where no rows came",
             )
-        return Holdings(parts, {(each.level, each.number): named(store, each.inventory) for each in taken})
+        return LiveFiles(parts, {(each.stage, each.number): named(store, each.inventory) for each in taken})
 
     def _after(self, receipt: Receipt) -> frozenset[str]:
-        before = self.files.get((receipt.level, receipt.number), frozenset())
+        before = self.files.get((receipt.stage, receipt.number), frozenset())
         if not receipt.added and not receipt.gone:
             return before
         unknown = sorted(set(receipt.gone) - before)
         if unknown:
             raise CorruptState(
-                f"the receipt of partition {receipt.number} on level {receipt.level}",
+                f"the receipt of partition {receipt.number} on stage {receipt.stage}",
                 f"it leaves {', '.join(unknown[:MOST])}, which its inventory had not",
                 "it was not written by a task of ddflow; run the job again",
             )
         return before.difference(receipt.gone).union(blob.name for blob in receipt.added)
 
 
-def by_level(where: str, given: tuple[Blob, ...], levels: int, partitions: int) -> tuple[tuple[Blob, ...], ...]:
-    """The inventories of a manifest, for each level by partition; that of one engine is of all levels.  O(inventories).
+def by_level(where: str, given: tuple[Blob, ...], stages: int, partitions: int) -> tuple[tuple[Blob, ...], ...]:
+    """The inventories of a manifest, for each stage by partition; that of one engine is of all stages.  O(inventories).
 
     None before the first commit.  Raises `CorruptState` for another number of them.
     """
     if len(given) == partitions == 1:
-        return (given,) * levels
-    if len(given) not in (0, levels * partitions):
+        return (given,) * stages
+    if len(given) not in (0, stages * partitions):
         raise CorruptState(
             f"open {where}",
-            f"it has {len(given)} inventories, where the plan has {levels} levels of {partitions} partitions",
+            f"it has {len(given)} inventories, where the plan has {stages} stages of {partitions} partitions",
             "open it with the ddflow that it was written "
             "by, or bring it to one partition: ddflow rescale --partitions 1",
         )
@@ -131,13 +131,13 @@ def look(cut: Stages, taken: Sequence[Receipt], folder: bool) -> None:
     inputs = set(cut.flow.inputs)
     for each in taken:
         named = {*each.rows, *each.greatest, *each.horizons}
-        wrong = sorted(named - (inputs if each.level == 0 else set()))
-        wrong += sorted(set(each.outputs) - set(cut.outputs[each.level]))
+        wrong = sorted(named - (inputs if each.stage == 0 else set()))
+        wrong += sorted(set(each.outputs) - set(cut.outputs[each.stage]))
         wrong += sorted({name for name, n in each.rows.items() if n} - set(each.digests))
         wrong += [blob.name for output in each.outputs.values() for blob in output.blobs if inside(blob) == folder]
         if wrong:
             raise CorruptState(
-                f"the receipt of partition {each.number} on level {each.level}",
+                f"the receipt of partition {each.number} on stage {each.stage}",
                 f"it tells of {', '.join(wrong[:MOST])}, where the plan has no such thing",
                 "run all tasks with the flow and the base that the coordinator has",
             )

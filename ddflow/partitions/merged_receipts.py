@@ -1,6 +1,6 @@
 """What the receipts of an epoch add up to.
 
-Invariant: there is one receipt for every level and partition, all of one base, and what they add up to does not depend
+Invariant: there is one receipt for every stage and partition, all of one base, and what they add up to does not depend
 on how many partitions there were, in which order tasks were done, nor on which of two attempts at a task was taken. A
 scheduler runs tasks again when it likes, so two receipts of one task are no error as long as they say the same of the
 same rows, and the first is taken; when they do not, something in the plan is no function of its rows, and either would
@@ -10,13 +10,13 @@ be wrong for somebody. It reads no files and publishes nothing.
 ...     file = Blob(f"{number:016x}-1.json", 9, bytes(16))
 ...     return Receipt(0, number, "b" * 32, file.name[:16], file, {}, {"orders": rows}, {"orders": "01" * 16},
 ...                    {"applied": rows}, {}, {}, 8, 7, 7, (), (), "", {"step": 5, "memory": 70})
->>> whole = gather([receipt(1, 2), receipt(0, 3), receipt(1, 2)], "b" * 32, levels=1, partitions=2)
+>>> whole = gather([receipt(1, 2), receipt(0, 3), receipt(1, 2)], "b" * 32, stages=1, partitions=2)
 >>> whole.rows, whole.counts, whole.frontier, whole.figures
 ({'orders': 5}, {'applied': 5}, 8, {'step': 10, 'memory': 70})
->>> gather([receipt(1, 2)], "b" * 32, levels=1, partitions=3)
+>>> gather([receipt(1, 2)], "b" * 32, stages=1, partitions=3)
 Traceback (most recent call last):
     ...
-ddflow.errors.MissingReceipts: commit an epoch of 1 levels and 3 partitions: there is no receipt of partitions [0, ...
+ddflow.errors.MissingReceipts: commit an epoch of 1 stages and 3 partitions: there is no receipt of partitions [0, ...
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NOT_ADDED: Final = ("memory",)
 
 
 class Gathered(NamedTuple):
-    """What all tasks of an epoch did: ``taken``, one receipt each, level by level; the rest as in `Receipt`."""
+    """What all tasks of an epoch did: ``taken``, one receipt each, stage by stage; the rest as in `Receipt`."""
 
     taken: tuple[Receipt, ...]
     rows: dict[str, int]
@@ -58,13 +58,13 @@ class Gathered(NamedTuple):
     figures: dict[str, int]
 
 
-def gather(receipts: Iterable[Receipt], base: str, levels: int, partitions: int) -> Gathered:
-    """Take one receipt a level and partition, and add them up.  O(receipts).
+def gather(receipts: Iterable[Receipt], base: str, stages: int, partitions: int) -> Gathered:
+    """Take one receipt a stage and partition, and add them up.  O(receipts).
 
     ``base``: the digest of the manifest that all must have started from.  Raises `MissingReceipts`, naming partitions;
     `ReceiptsDisagree`; `SpecError` for a receipt of another epoch or plan.
     """
-    taken = _taken(receipts, base, levels, partitions)
+    taken = _taken(receipts, base, stages, partitions)
     frontiers = {each.frontier: each for each in taken}
     if len(frontiers) > 1:
         first, second = list(frontiers.values())[:2]
@@ -123,10 +123,10 @@ def greatest(each: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return out
 
 
-def _taken(receipts: Iterable[Receipt], base: str, levels: int, partitions: int) -> tuple[Receipt, ...]:
+def _taken(receipts: Iterable[Receipt], base: str, stages: int, partitions: int) -> tuple[Receipt, ...]:
     """One a task, in their order."""
     taken: dict[tuple[int, int], Receipt] = {}
-    asked = f"commit an epoch of {levels} levels and {partitions} partitions"
+    asked = f"commit an epoch of {stages} stages and {partitions} partitions"
     for each in receipts:
         if each.base != base:
             raise SpecError(
@@ -134,9 +134,9 @@ def _taken(receipts: Iterable[Receipt], base: str, levels: int, partitions: int)
                 f"{_task(each)} started from the manifest with digest {each.base}, not from {base}",
                 "it is of another epoch: give the receipts of this base's tasks",
             )
-        if not (each.level < levels and each.number < partitions):
+        if not (each.stage < stages and each.number < partitions):
             raise SpecError(asked, f"there is a receipt of {_task(each)}", "give tasks the flow that the base is of")
-        first = taken.setdefault((each.level, each.number), each)
+        first = taken.setdefault((each.stage, each.number), each)
         if first is not each and first.content != each.content:
             differs = [name for name, value in first.content.items() if value != each.content[name]]
             raise ReceiptsDisagree(
@@ -145,20 +145,20 @@ def _taken(receipts: Iterable[Receipt], base: str, levels: int, partitions: int)
                 + "; ".join(f"{first.content[n]} and {each.content[n]}" for n in differs[:2]),
                 "a function of the plan, or an input, gives other rows when it is read again",
             )
-    for level in range(levels):
-        missing = [number for number in range(partitions) if (level, number) not in taken]
+    for stage in range(stages):
+        missing = [number for number in range(partitions) if (stage, number) not in taken]
         if missing:
             more = f" and {len(missing) - MOST} more" if len(missing) > MOST else ""
             raise MissingReceipts(
                 asked,
-                f"there is no receipt of partitions {missing[:MOST]}{more} on level {level}",
+                f"there is no receipt of partitions {missing[:MOST]}{more} on stage {stage}",
                 "nothing was committed; run the job again, and let no rows of its shuffle be filtered",
             )
-    return tuple(taken[level, number] for level in range(levels) for number in range(partitions))
+    return tuple(taken[stage, number] for stage in range(stages) for number in range(partitions))
 
 
 def _task(receipt: Receipt) -> str:
-    return f"partition {receipt.number} on level {receipt.level}"
+    return f"partition {receipt.number} on stage {receipt.stage}"
 
 
 def _sums(each: Iterable[Mapping[str, int]]) -> dict[str, int]:

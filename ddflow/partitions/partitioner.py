@@ -76,32 +76,32 @@ class Partitioner:
         row of four numbers.  Raises `SchemaMismatch`.
         """
         first = 0
-        for table in self._lots(batches):
+        for table in self._chunks(batches):
             chunks = self._routed(table, origin, first)
             first += table.num_rows
             if chunks.num_rows:
                 yield chunks
 
-    def _lots(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         """Rows as tables that are packed together; one without rows where there are none, to be looked at."""
-        lot: list[pa.RecordBatch] = []
+        chunk: list[pa.RecordBatch] = []
         rows = size = 0
         schema: pa.Schema | None = None
         for batch in batches:
             if schema is None or not batch.schema.equals(schema):
-                if lot:
-                    yield pa.Table.from_batches(lot)
-                lot, rows, size, schema = [], 0, 0, batch.schema
+                if chunk:
+                    yield pa.Table.from_batches(chunk)
+                chunk, rows, size, schema = [], 0, 0, batch.schema
                 yield pa.Table.from_batches([], schema)
             for piece in sliced(batch, self.chunk_rows, self.chunk_bytes):
                 taken = plain_size(piece)
-                if lot and (rows + piece.num_rows > self.chunk_rows or size + taken > self.chunk_bytes):
-                    yield pa.Table.from_batches(lot)
-                    lot, rows, size = [], 0, 0
-                lot.append(piece)
+                if chunk and (rows + piece.num_rows > self.chunk_rows or size + taken > self.chunk_bytes):
+                    yield pa.Table.from_batches(chunk)
+                    chunk, rows, size = [], 0, 0
+                chunk.append(piece)
                 rows, size = rows + piece.num_rows, size + taken
-        if lot:
-            yield pa.Table.from_batches(lot)
+        if chunk:
+            yield pa.Table.from_batches(chunk)
 
     def _routed(self, table: pa.Table, number: int, first: int) -> pa.RecordBatch:
         told = tells_arrival(table.schema, self.declared)

@@ -1,7 +1,7 @@
 """What an output or an input of a state holds, read as updates: partition by partition, where that is exact.
 
 Invariant: the rows of all shares together are what one read of the whole state gives: no row is in two of them, so that
-none need be consolidated with another. It holds where what a collection is made of is on one level and equal rows
+none need be consolidated with another. It holds where what a collection is made of is on one stage and equal rows
 stand in one partition, which a projection may undo, or a sum of two inputs; such a collection is read whole. Whoever
 reads may sit elsewhere and come later than who asked, so a version is named by its number and its digest, and one that
 was swept away meanwhile is `SnapshotExpired`, never another one. Nothing is written.
@@ -12,7 +12,7 @@ was swept away meanwhile is `SnapshotExpired`, never another one. Nothing is wri
 >>> cities = flow.output("cities", orders.project(["city"]))
 >>> by_city = flow.output("by_city", cities.count())
 >>> shared(flow, "orders"), shared(flow, "by_city"), shared(flow, "cities")
-(ByPartition(level=0, by=('id',)), ByPartition(level=1, by=('city',)), None)
+(ByPartition(stage=0, by=('id',)), ByPartition(stage=1, by=('city',)), None)
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.naming import names_in
 from ddflow.storage.protocol import Store
-from ddflow.trace.joined import astray
+from ddflow.trace.joined import misplaced
 
 KEYS: Final = 1000
 """Of more keys than these, nobody asks which partitions they are in."""
 
 
 class ByPartition(NamedTuple):
-    """That a collection can be read share by share.  ``level``: whose partitions.  ``by``: the columns that say in
+    """That a collection can be read share by share.  ``stage``: whose partitions.  ``by``: the columns that say in
     which partition a row is; None where it no longer tells."""
 
-    level: int
+    stage: int
     by: tuple[str, ...] | None
 
 
 def shared(flow: Plan, name: str) -> ByPartition | None:
     """How an output or an input is shared out to partitions; None where it must be read whole.  O(nodes)."""
     try:
-        places, levels = placed(flow), cut(flow)
+        places, stages = placed(flow), cut(flow)
     except SpecError:  # it has an operator that has no place in partitions
         return None
     node = flow.outputs.get(name) or flow.inputs[name]
@@ -77,7 +77,7 @@ def shared(flow: Plan, name: str) -> ByPartition | None:
             ahead.extend(each.inputs)
     roots, by = places[node]
     at = {root: n for n, root in enumerate(flow.nodes) if root in roots}
-    on = {level for level, active in enumerate(levels.active) for n in at.values() if n in active}
+    on = {stage for stage, active in enumerate(stages.active) for n in at.values() if n in active}
     return ByPartition(on.pop(), by) if len(on) == 1 and (node.consolidated or by is not None) else None
 
 
@@ -99,22 +99,22 @@ def partitions_with(by: Sequence[str], values: Mapping[str, Sequence[Any]], mani
 
 
 class Share(Reading):
-    """One partition of one level, open for reading.  O(bytes of it): every file is verified.
+    """One partition of one stage, open for reading.  O(bytes of it): every file is verified.
 
     Raises `CorruptState`, `StorageFailed`.
     """
 
-    def __init__(self, store: Store, manifest: Manifest, flow: Plan, level: int, number: int) -> None:
-        stored = StoredInventory.read(store, manifest.partitions[level * manifest.spread + number])
+    def __init__(self, store: Store, manifest: Manifest, flow: Plan, stage: int, number: int) -> None:
+        stored = StoredInventory.read(store, manifest.partitions[stage * manifest.spread + number])
         store.ahead(names_in(stored.data))
-        circuit = StageGraph(cut(flow), level, Secret(*manifest.secret))
-        super().__init__(Dataflow(flow, circuit, Budget(None, None)))
+        graph = StageGraph(cut(flow), stage, Secret(*manifest.secret))
+        super().__init__(Dataflow(flow, graph, Budget(None, None)))
         ids = node_ids(flow)
-        if missing := sorted(ids[node] for node in circuit.keeping if ids[node] not in stored.of.operators):
+        if missing := sorted(ids[node] for node in graph.keeping if ids[node] not in stored.of.operators):
             raise CorruptState(stored.what, f"it lacks the operators {missing}", MEND)
         fill_version(self.dataflow, manifest, [stored], BatchStore(store))
-        for upsert in circuit.upserts.values():
-            if (odd := astray(upsert.arranged, number, manifest.spread)) is not None:
+        for upsert in graph.upserts.values():
+            if (odd := misplaced(upsert.arranged, number, manifest.spread)) is not None:
                 raise CorruptState(stored.what, f"partition {number} of {manifest.spread} has a key of {odd}", MEND)
 
 
@@ -128,7 +128,7 @@ def read_updates(
 ) -> pa.Table:
     """What an output or an input of a version holds, as updates.  O(bytes of what is opened).
 
-    ``share``: a level and a partition, as `shared` says; None for all of it.  ``as_of``, ``after``: as in
+    ``share``: a stage and a partition, as `shared` says; None for all of it.  ``as_of``, ``after``: as in
     `contents`.  Raises what `Version.opened`, `Share` and `Snapshot` do, and `NotReadable`.
     """
     with closing(version.opened("read")) as store:
@@ -150,13 +150,13 @@ def contents(reading: Reading, name: str, as_of: int | None = None, after: int |
     What is turned into upserts comes as those, of which there are no changes.  O(rows of the inputs it depends on).
     Raises `NotReadable`, `SpecError`.
     """
-    node, circuit = reading.node(name), reading.dataflow.circuit
+    node, graph = reading.node(name), reading.dataflow.graph
     time = reading.closed(f"read {name!r} as of {as_of!r}", as_of)
     if after is None:
-        return circuit.output(node, time, as_of)
+        return graph.output(node, time, as_of)
     if DIFF not in node.updates_schema(reading.flow.time_type).names:
         raise SpecError(f"changes of {name!r}", "it gives upserts", "read the collection that they are made of")
-    table = changes(circuit, node, reading.closed(f"changes of {name!r} after {after!r}", after), time)
+    table = changes(graph, node, reading.closed(f"changes of {name!r} after {after!r}", after), time)
     return stamped(table, time, node.updates_schema(reading.flow.time_type))
 
 

@@ -8,7 +8,7 @@ travels as a value of one row, through a shuffle that others could write to, so 
 look whether files are there (``commit``).
 
 >>> blob = Blob("00ff00ff00ff00ff-1.json", 40, bytes(16))
->>> receipt = Receipt(level=0, number=3, base="0" * 32, nonce="00ff00ff00ff00ff", inventory=blob, outputs={},
+>>> receipt = Receipt(stage=0, number=3, base="0" * 32, nonce="00ff00ff00ff00ff", inventory=blob, outputs={},
 ...                   rows={"orders": 2}, digests={"orders": "01" * 16}, counts={"applied": 2}, greatest={},
 ...                   horizons={}, frontier=8, last=7, since=7, added=(), gone=(), sent="", figures={"step": 900})
 >>> Receipt.from_json(receipt.to_json(), "a task") == receipt
@@ -44,12 +44,12 @@ from ddflow.storage.manifest import PARTITIONS
 from ddflow.storage.protocol import Blob
 
 AGAIN: Final = "it was not written by a task of ddflow; run the job again"
-LEVELS: Final = 1 << 10
-"""The greatest number of levels that a receipt may be of."""
+STAGES: Final = 1 << 10
+"""The greatest number of stages that a receipt may be of."""
 
 
 class Receipt(Strict, frozen=True):
-    """What the task of a ``level`` and partition ``number`` did.
+    """What the task of a ``stage`` and partition ``number`` did.
 
     ``base``: digest of the manifest that it started from.  ``nonce``: of the writer of its files, "" where it wrote
     none.  ``inventory``: of what it holds now.  ``outputs``: what outputs gained, where not empty, a file each.
@@ -60,7 +60,7 @@ class Receipt(Strict, frozen=True):
     "" for none.  ``figures``: microseconds and bytes.
     """
 
-    level: Annotated[int, Meta(ge=0, lt=LEVELS)]
+    stage: Annotated[int, Meta(ge=0, lt=STAGES)]
     number: Annotated[int, Meta(ge=0, lt=PARTITIONS)]
     base: Hex
     nonce: NonceOrNone

@@ -16,7 +16,7 @@ epoch that was committed meanwhile wins. Files of the version before go in their
 >>> with flow.open(store := MemoryStore()) as engine:
 ...     _ = engine.step({"people": pa.table({"id": [1, 2, 3], "city": ["Bern", "Bern", "Rome"]})}, time=1)
 >>> done = [rescale(store.writer(), partitions) for partitions in (8, 3, 1)]
->>> [(each.before, each.partitions, each.levels, each.versions) for each in done]
+>>> [(each.before, each.partitions, each.stages, each.versions) for each in done]
 [(1, 8, 2, 5), (8, 3, 2, 5), (3, 1, 2, 5)]
 >>> with flow.open(store.writer()) as engine:
 ...     step = engine.step({"people": pa.table({"id": [1], "city": ["Rome"]})}, time=2)
@@ -54,14 +54,14 @@ from ddflow.time import NEVER
 
 class Rescaled(NamedTuple):
     """What was done.  ``epoch``, ``manifest``: of the newest version.  ``before``, ``partitions``: how many there were
-    and are, on each of so many ``levels``.  ``versions``, ``pending``: rows and events that were moved.  ``files``,
+    and are, on each of so many ``stages``.  ``versions``, ``pending``: rows and events that were moved.  ``files``,
     ``bytes``: written; none where there were as many partitions already."""
 
     epoch: int
     manifest: int
     before: int
     partitions: int
-    levels: int
+    stages: int
     versions: int
     pending: int
     files: int
@@ -71,15 +71,15 @@ class Rescaled(NamedTuple):
 class Rescaler:
     """A rescaling under way: `open`, run `moved.task` for each of ``tasks`` anywhere, any number of times, `finish`.
 
-    ``cut``: of the state's flow.  ``move``: what tasks start from.  ``tasks``: (level, number) of each; none where
+    ``cut``: of the state's flow.  ``move``: what tasks start from.  ``tasks``: (stage, number) of each; none where
     there is nothing to be done.  ``made``: what they have told.  ``publishing``: whether a new version may be there.
     """
 
-    def __init__(self, store: Store, ledger: ManifestLog, cut: Stages, move: Move) -> None:
-        self.store, self.ledger, self.cut, self.move, self.made = store, ledger, cut, move, list[Moved]()
-        there = move.base.partitions != move.partitions and bool(ledger.manifest.partitions)
-        levels = range(cut.levels if there else 0)
-        self.tasks = [(level, number) for level in levels for number in range(move.partitions)]
+    def __init__(self, store: Store, manifest_log: ManifestLog, cut: Stages, move: Move) -> None:
+        self.store, self.manifest_log, self.cut, self.move, self.made = store, manifest_log, cut, move, list[Moved]()
+        there = move.base.partitions != move.partitions and bool(manifest_log.manifest.partitions)
+        stages = range(cut.stages if there else 0)
+        self.tasks = [(stage, number) for stage in stages for number in range(move.partitions)]
         self.publishing = False
 
     @classmethod
@@ -115,8 +115,8 @@ class Rescaler:
             manifest = newest(store)
             if manifest is None:
                 raise StateRefused(f"rescale {store.where}", "there is no state", "make one with flow.open")
-            ledger, plan = ManifestLog(store, manifest, set()), cut(_plan(manifest, flow, store.where))
-            rescaler = cls(store, ledger, plan, _move(store, manifest, plan, partitions, trust, size))
+            manifest_log, plan = ManifestLog(store, manifest, set()), cut(_plan(manifest, flow, store.where))
+            rescaler = cls(store, manifest_log, plan, _move(store, manifest, plan, partitions, trust, size))
             try:
                 yield rescaler
             except BaseException:
@@ -130,13 +130,13 @@ class Rescaler:
         Raises `MissingReceipts` where one is missing, `CorruptState` where a file of one is not there, `Fenced` when
         another writer has committed meanwhile, and what `ManifestLog.commit` raises.
         """
-        manifest, move = self.ledger.manifest, self.move
-        by = {(each.level, each.number): each for each in made}
+        manifest, move = self.manifest_log.manifest, self.move
+        by = {(each.stage, each.number): each for each in made}
         if missing := [each for each in self.tasks if each not in by]:
             raise MissingReceipts(
                 f"rescale {self.store.where}",
                 f"{len(missing)} of {len(self.tasks)} tasks told "
-                f"nothing, first those of (level, partition) {missing[:3]}",
+                f"nothing, first those of (stage, partition) {missing[:3]}",
                 "run them again, and give what all of them told",
             )
         taken = [by[each] for each in self.tasks]
@@ -145,7 +145,7 @@ class Rescaler:
             manifest.number,
             manifest.spread,
             move.partitions,
-            self.cut.levels,
+            self.cut.stages,
             sum(each.versions for each in taken),
             sum(each.pending for each in taken),
             0,
@@ -161,9 +161,9 @@ class Rescaler:
         new = replace(manifest, spread=move.partitions, horizons=move.horizons, greatest=move.greatest)
         note = f"rescale {manifest.spread} -> {move.partitions}"
         try:
-            self.ledger.check_newest()
+            self.manifest_log.check_newest()
             self.publishing = True
-            done = self.ledger.commit(new, tuple(parts), names, note)
+            done = self.manifest_log.commit(new, tuple(parts), names, note)
         except Fenced:
             self.forget(taken)
             raise
@@ -178,16 +178,16 @@ class Rescaler:
             if there.get(blob.name) != blob.length:
                 raise CorruptState(
                     f"the file {blob.name} of {self.store.where}",
-                    f"it has {there.get(blob.name)} bytes, the task of level {each.level} and partition "
+                    f"it has {there.get(blob.name)} bytes, the task of stage {each.stage} and partition "
                     f"{each.number} wrote {blob.length:,}",
                     "give tasks the place that this process has, and rescale again",
                 )
 
     def _joined(self, parts: list[Blob]) -> Blob:
-        """One inventory of all levels, as a local engine writes it."""
-        levels = [StoredInventory.read(self.store, each).of for each in parts]
-        operators = {name: each for level in levels for name, each in level.operators.items()}
-        data = encoded(replace(levels[0], operators=operators))
+        """One inventory of all stages, as a local engine writes it."""
+        stages = [StoredInventory.read(self.store, each).of for each in parts]
+        operators = {name: each for stage in stages for name, each in stage.operators.items()}
+        data = encoded(replace(stages[0], operators=operators))
         for each in parts:
             self.store.delete(each.name)
         return self.store.put("json", lambda sink: sink.write(data))
@@ -209,8 +209,8 @@ def rescale(
     `StorageFailed`: it did not happen.
     """
     with Rescaler.open(state, partitions, flow=flow, trust=trust, memory=memory) as rescaler:
-        for level, number in rescaler.tasks:
-            rescaler.made.append(task(rescaler.cut, rescaler.move, level, number, rescaler.store))
+        for stage, number in rescaler.tasks:
+            rescaler.made.append(task(rescaler.cut, rescaler.move, stage, number, rescaler.store))
         return rescaler.finish(rescaler.made)
 
 
@@ -242,7 +242,7 @@ def _move(store: Store, manifest: Manifest, plan: Stages, partitions: int, trust
         time=manifest.last,
         to=manifest.frontier,
         horizons={},
-        inventories=by_level(store.where, manifest.partitions, plan.levels, manifest.spread),
+        inventories=by_level(store.where, manifest.partitions, plan.stages, manifest.spread),
         folder=manifest.folder,
         retain=0,
         memory=memory,

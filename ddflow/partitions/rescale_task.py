@@ -5,7 +5,7 @@ would have, and each holds its own keys (`identity.partition_of`) and no others.
 do not change, and writes new ones that no manifest names; whoever runs it twice has garbage, and no harm. Its versions
 lie in many runs and in merges half done, of several partitions, and become one run; a count that stands with the keys
 it was made of lies where *those* are, which its groups' identities do not say, so its rows are asked; pending events
-get new arrival numbers, of which a partition has its own; and events that were judged are accounted for in one place,
+get new arrival numbers, of which a partition has its own; and events that were resolved are accounted for in one place,
 the first partition with a share. It publishes nothing (``rescale``).
 
 >>> import ddflow as dd
@@ -17,7 +17,7 @@ the first partition with a share. It publishes nothing (``rescale``).
 >>> with flow.open(store := MemoryStore(), secret=dd.Secret(1, 2)) as engine:
 ...     _ = engine.step({"people": pa.table({"id": range(100)})}, time=1)
 >>> with Rescaler.open(store.writer(), 2) as rescaler:
-...     made = [task(cut(flow), rescaler.move, level, number) for level, number in rescaler.tasks]
+...     made = [task(cut(flow), rescaler.move, stage, number) for stage, number in rescaler.tasks]
 >>> [(each.number, each.versions) for each in made], sum(each.versions for each in made)
 ([(0, 42), (1, 58)], 100)
 """
@@ -45,7 +45,7 @@ from ddflow.operators.upsert.events import Sealed
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.partitions.epoch_start import EpochStart
 from ddflow.partitions.key_ranges import first_of, overlapping
-from ddflow.partitions.receipt import AGAIN, LEVELS
+from ddflow.partitions.receipt import AGAIN, STAGES
 from ddflow.partitions.stages import Stages, placed
 from ddflow.plan.codec import node_ids
 from ddflow.plan.collection import Collection, Columns, Input
@@ -81,10 +81,10 @@ class Move(NamedTuple):
 
 
 class Moved(Strict, frozen=True):
-    """One partition of a level, made.  ``inventory``: of it.  ``added``: the files that names.  ``versions``,
+    """One partition of a stage, made.  ``inventory``: of it.  ``added``: the files that names.  ``versions``,
     ``pending``: how many it holds.  ``figures``: microseconds and bytes."""
 
-    level: Annotated[int, Meta(ge=0, lt=LEVELS)]
+    stage: Annotated[int, Meta(ge=0, lt=STAGES)]
     number: Annotated[int, Meta(ge=0, lt=PARTITIONS)]
     inventory: Blob
     added: tuple[Blob, ...]
@@ -105,8 +105,8 @@ class Moved(Strict, frozen=True):
 _DECODER: Final = Decoder(Moved)
 
 
-def task(cut: Stages, move: Move, level: int, number: int, store: Store | None = None) -> Moved:
-    """Make one partition of a level.  O(bytes of the share of it), in memory that of a piece, or of ``base.memory``.
+def task(cut: Stages, move: Move, stage: int, number: int, store: Store | None = None) -> Moved:
+    """Make one partition of a stage.  O(bytes of the share of it), in memory that of a piece, or of ``base.memory``.
 
     ``store``: the state's, where it is open here.  Raises `StateRefused` where it cannot be seen, `CorruptState`,
     `StorageFull`, `StorageFailed`; what was written is deleted then.
@@ -114,7 +114,7 @@ def task(cut: Stages, move: Move, level: int, number: int, store: Store | None =
     began = perf_counter_ns()
     own = move.base.version.opened("rescale", readonly=False) if store is None else store
     try:
-        made = _Task(cut, move, level, number, own).made()
+        made = _Task(cut, move, stage, number, own).made()
         if store is None:
             own.sync()
     finally:
@@ -125,8 +125,8 @@ def task(cut: Stages, move: Move, level: int, number: int, store: Store | None =
 
 
 class _Task:
-    def __init__(self, cut: Stages, move: Move, level: int, number: int, store: Store) -> None:
-        self.cut, self.move, self.level, self.number = cut, move, level, number
+    def __init__(self, cut: Stages, move: Move, stage: int, number: int, store: Store) -> None:
+        self.cut, self.move, self.stage, self.number = cut, move, stage, number
         self.store, self.batch_store, self.secret = store, BatchStore(store), Secret(*move.base.secret)
         self.home = None if move.base.memory is None else self.batch_store
         self.added: list[Blob] = []
@@ -135,7 +135,7 @@ class _Task:
         self._held: list[Any] = []
         before = move.base.partitions
         self.old = {
-            n: StoredInventory.read(store, move.base.inventories[level][n])
+            n: StoredInventory.read(store, move.base.inventories[stage][n])
             for n in overlapping(number, move.partitions, before)
         }
         self.held = Inventories(list(self.old.values()), len(self.old))
@@ -144,22 +144,22 @@ class _Task:
     def made(self) -> Moved:
         """The partition, written.  O(bytes of those it has keys in common with)."""
         waiting, inputs, totals = 0, dict[str, InputRecord](), dict[str, int]()
-        for name, input in self.cut.flow.inputs.items() if self.level == 0 else ():
+        for name, input in self.cut.flow.inputs.items() if self.stage == 0 else ():
             inputs[name], batcher = self._input(name, input)
             waiting += len(batcher)
-        for n in sorted(self.first_share) if self.level == 0 else ():
-            for name, judged in self.old[n].of.totals.items():
-                totals[name] = totals.get(name, 0) + judged
+        for n in sorted(self.first_share) if self.stage == 0 else ():
+            for name, resolved in self.old[n].of.totals.items():
+                totals[name] = totals.get(name, 0) + resolved
         ids, places = node_ids(self.cut.flow), placed(self.cut.flow)
         operators = {
             ids[node]: OperatorRecord(self._operator(node, ids[node], places[node].by or ()))
             for node in self.cut.flow.nodes
-            if node in self.cut.keeping(self.level)
+            if node in self.cut.keeping(self.stage)
         }
         data = encoded(Inventory(inputs, operators, totals))
         self.batch_store.name(names_in(data))
         blob = self.store.put("json", lambda sink: sink.write(data))
-        return Moved(self.level, self.number, blob, tuple(self.added), self.versions, waiting, {})
+        return Moved(self.stage, self.number, blob, tuple(self.added), self.versions, waiting, {})
 
     def _input(self, name: str, input: Input) -> tuple[InputRecord, Batcher]:
         """An input's rows, pending events and numbers."""
@@ -187,7 +187,7 @@ class _Task:
         return found
 
     def _pending(self, input: Input, records: Mapping[int, tuple[str, InputRecord]]) -> tuple[Batcher, int]:
-        """The pending events of this partition, and how many came: those, and the judged ones that it stands for."""
+        """The pending events of this partition, and how many came: those, and the resolved ones that it stands for."""
         schema, memory = input.bound.event_schema, self.move.base.memory
         old = {
             n: pending.restore(each.runs, what, schema, self.batch_store, True, self.home)
@@ -244,18 +244,18 @@ class _Task:
         for what, given in records:
             old, made = fresh()
             restore(old, given, what, self.batch_store, indexed=False, made=made, sieved=False, home=self.home)
-            descriptions += [(each if isinstance(each, Run) else each.output).description for each in old.beneath.items]
+            descriptions += [(each if isinstance(each, Run) else each.output).description for each in old.on_disk.items]
             new.since, new.upper = max(new.since, old.since), max(new.upper, old.upper)
             # Of one key all are in one partition, so only their order within that matters.
-            for slot, begin, end in old.beneath.parts:
+            for slot, begin, end in old.on_disk.parts:
                 part = shares.slots.put(old.slots[slot])._replace(begin=begin, end=end)
-                shares.beneath.append(Run(Description(NEVER, NEVER, NEVER), [part]))
+                shares.on_disk.append(Run(Description(NEVER, NEVER, NEVER), [part]))
         shares.since = new.since
         parts = [self._laid(batch, new) for batch in self._pieces(shares, new, keys)]
         if parts:
             lower, upper = min(each.lower for each in descriptions), max(each.upper for each in descriptions)
             since = max(min(new.since, upper - 1), *(each.since for each in descriptions))
-            new.beneath.append(Run(Description(lower, upper, since), parts))
+            new.on_disk.append(Run(Description(lower, upper, since), parts))
         self._held.append(new)
         return take(new, self.batch_store)
 
@@ -282,9 +282,9 @@ class _Task:
                 continue
             last = picked.last
             live = picked.live != 0
-            born = int((live & last).sum())
-            new.keys = new.keys + born
-            new.buried += int(last.sum()) - born if new.keeps else 0
+            live_added = int((live & last).sum())
+            new.keys = new.keys + live_added
+            new.buried += int(last.sum()) - live_added if new.keeps else 0
             latest = int(picked.time.max())
             new.latest = max(new.latest, latest)
             if latest <= old.since:

@@ -1,11 +1,12 @@
-"""The spool: what a shuffle brings to one task, chunks in any order, given back as rows in the order of their arrival.
+"""The shuffle reader: what a shuffle brings to one task, chunks in any order, given back as rows in the order of their
+arrival.
 
 Invariant: what is read is every row that was taken, once, by origin and by its place there, whatever order the chunks
 came in and wherever they lie meanwhile; a chunk for another partition is refused. A step must see its rows in order,
 and the shuffle ends only with its last chunk, so all are held until then, in less memory than they need: whenever what
 is in memory passes an eighth of the budget, it goes to a scratch file, and is read where it lies. Rows that were read
 twice over the same stretch of a Kafka partition interleave, and are merged a stretch at a time. What is not for this
-level passes through. It judges nothing, and knows rows only by their columns (``chunks``).
+stage passes through. It resolves nothing, and knows rows only by their columns (``chunks``).
 
 >>> import ddflow as dd
 >>> from ddflow.columns.hashing import Secret
@@ -16,10 +17,10 @@ level passes through. It judges nothing, and knows rows only by their columns (`
 >>> _ = flow.output("orders", orders)
 >>> route = Partitioner(flow, "orders", 1, Secret(1, 2), chunk_rows=2)
 >>> chunks = list(route([pa.record_batch({"id": [3, 1, 2], "city": ["Bern", "Basel", "Chur"]})], origin=0))
->>> with ShuffleReader(cut(flow), level=0, number=0) as spool:
+>>> with ShuffleReader(cut(flow), stage=0, number=0) as shuffle:
 ...     for chunk in reversed(chunks):
-...         spool.take(chunk)
-...     spool.rows, spool.input("orders").read_all().column("id").to_pylist()
+...         shuffle.take(chunk)
+...     shuffle.rows, shuffle.input("orders").read_all().column("id").to_pylist()
 ({'orders': 3}, [3, 1, 2])
 """
 
@@ -72,10 +73,9 @@ class Chunk(NamedTuple):
 
 
 class ShuffleReader(Closing):
-    """``level``, ``number``: of the task. ``memory``: bytes that the task may take, None for no budget. ``scratch``:
-    a folder that several may share, for what exceeds the spool's part of it; without one all is held in memory.
-    ``columns``: by input, the declared columns that its rows have, as its `Partitioner` was told (all, where not
-    said).
+    """``stage``, ``number``: of the task. ``memory``: bytes that the task may take, None for no budget. ``scratch``: a
+    folder that several may share, for what exceeds the shuffle reader's part of it; without one all is held in memory.
+    ``columns``: by input, the declared columns that its rows have, as its `Partitioner` was told (all, where not said).
 
     ``rows``, ``digests``: of what came, by input (those that none came for are not in it; 32 hex digits).
     ``receipts``: what came to be passed on.
@@ -84,13 +84,13 @@ class ShuffleReader(Closing):
     def __init__(
         self,
         cut: Stages,
-        level: int,
+        stage: int,
         number: int,
         memory: int | None = None,
         scratch: str | None = None,
         columns: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        self.cut, self.level, self.number = cut, level, number
+        self.cut, self.stage, self.number = cut, stage, number
         self.most = None if memory is None or scratch is None else memory // SHARE
         self.names = list(cut.flow.inputs)
         self.schemas = {
@@ -141,14 +141,14 @@ class ShuffleReader(Closing):
     def _check(self, to: list[int], what: set[int]) -> None:
         """Raise `Misrouted` for what is not for this task."""
         asked, remedy = (
-            f"partition {self.number} of level {self.level}",
+            f"partition {self.number} of stage {self.stage}",
             "leave the shuffle to ddflow, and run it again",
         )
         for other in {*to} - {self.number}:
             raise Misrouted(asked, f"rows for partition {other} came to it", remedy)
         for number in what - {RECEIPT}:
-            known = number < len(self.names) if number >= 0 else -1 - number < len(self.cut.meetings)
-            if not known or (self.level if number >= 0 else self.cut.meetings[-1 - number].level < self.level):
+            known = number < len(self.names) if number >= 0 else -1 - number < len(self.cut.exchanges)
+            if not known or (self.stage if number >= 0 else self.cut.exchanges[-1 - number].stage < self.stage):
                 kind = f"rows of input {number}" if number >= 0 else f"sums {-1 - number}"
                 raise Misrouted(asked, f"{kind} came to it, which are not for it", remedy)
 
@@ -162,19 +162,19 @@ class ShuffleReader(Closing):
         return pa.RecordBatchReader.from_batches(schema, self._in_order(chunks, schema)) if chunks else None
 
     def sums(self, number: int) -> pa.Table:
-        """The sums that came for a meeting: the columns of `sums_schema`, in chunks.  O(chunks).
+        """The sums that came for an exchange: the columns of `sums_schema`, in chunks.  O(chunks).
 
         Raises `Misrouted`.
         """
-        schema, chunks = sums_schema(self.cut.meetings[number]), self._chunks.get(-1 - number, [])
+        schema, chunks = sums_schema(self.cut.exchanges[number]), self._chunks.get(-1 - number, [])
         batches = [self._open(chunk, schema) for chunk in sorted(chunks, key=_arrived)]
         return pa.Table.from_batches(batches, schema) if batches else empty(schema)
 
     @property
     def forwarded(self) -> Iterator[pa.RecordBatch]:
-        """What is for later levels, a chunk at a time, as it came: of the columns `PACKED`."""
+        """What is for later stages, a chunk at a time, as it came: of the columns `PACKED`."""
         for number, chunks in self._chunks.items():
-            if number < 0 and self.cut.meetings[-1 - number].level > self.level:
+            if number < 0 and self.cut.exchanges[-1 - number].stage > self.stage:
                 for chunk in chunks:
                     payload = memoryview(self._bytes(chunk))
                     row = (self.number, number, chunk.origin, chunk.at, chunk.rows, chunk.digest, payload)

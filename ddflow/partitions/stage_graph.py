@@ -1,7 +1,7 @@
-"""The circuit of one level: the whole plan's operators, of which those of the level run.
+"""The graph of one stage: the whole plan's operators, of which those of the stage run.
 
-Invariant: what is put out, held and sent on by the tasks of all levels and partitions, added up, is what the whole
-circuit would put out and hold. A collection may be computed on several levels, on each from what has come so far; a
+Invariant: what is put out, held and sent on by the tasks of all stages and partitions, added up, is what the whole
+graph would put out and hold. A collection may be computed on several stages, on each from what has come so far; a
 keyed operator reads what came together through a shuffle, where its input is computed by others; and what is sent on is
 summed first, so that one update a row and time leaves a partition.
 
@@ -10,10 +10,10 @@ summed first, so that one update a row and time leaves a partition.
 >>> flow = dd.Flow()
 >>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert("id"))
 >>> _ = flow.output("by_city", people.count("city"))
->>> circuit = StageGraph(cut(flow), 1, Secret(1, 2))
+>>> graph = StageGraph(cut(flow), 1, Secret(1, 2))
 >>> rows = pa.table({"city": ["Bern", "Bern"], "_time": [7, 7], "_diff": [2, 1]})
->>> circuit.came = {0: as_updates(rows, circuit.cut.meetings[0].schema)}
->>> StageComputation(circuit, {}, 7, UpdateBuffer(None, 0)).run().outputs["by_city"].to_pylist()
+>>> graph.came = {0: as_updates(rows, graph.cut.exchanges[0].schema)}
+>>> StageComputation(graph, {}, 7, UpdateBuffer(None, 0)).run().outputs["by_city"].to_pylist()
 [{'city': 'Bern', 'count': 3, '_time': 7, '_diff': 1}]
 """
 
@@ -36,67 +36,67 @@ from ddflow.plan.collection import Collection
 
 
 class StageGraph(Graph):
-    """``came``: by meeting of this level, the updates that came together.  ``sent``: by meeting of later ones, those
+    """``came``: by exchange of this stage, the updates that came together.  ``sent``: by exchange of later ones, those
     that a step sends on."""
 
-    def __init__(self, cut: Stages, level: int, secret: Secret, crew: Threads = ALONE) -> None:
-        super().__init__(cut.flow, secret, winners=False, crew=crew)
-        self.cut, self.level = cut, level
-        self.here = frozenset(cut.flow.nodes[n] for n in cut.active[level])
+    def __init__(self, cut: Stages, stage: int, secret: Secret, threads: Threads = ALONE) -> None:
+        super().__init__(cut.flow, secret, winners=False, threads=threads)
+        self.cut, self.stage = cut, stage
+        self.here = frozenset(cut.flow.nodes[n] for n in cut.active[stage])
         self.keeping = {node: each for node, each in self.keeping.items() if node in self.here}
-        if level:
+        if stage:
             self.upserts = {}
         self.came: dict[int, Updates] = {}
         self.sent: dict[int, pa.Table] = {}
 
 
 class StageComputation(Computation):
-    """One step of a level; ``sent`` of its circuit is what it sends on."""
+    """One step of a stage; ``sent`` of its graph is what it sends on."""
 
     def __init__(
         self,
-        circuit: Graph,
+        graph: Graph,
         released: Mapping[str, Released],
         since: int,
         buffer: UpdateBuffer,
         observe: Observe | None = None,
     ) -> None:
-        super().__init__(circuit, released, since, buffer, observe)
-        assert isinstance(circuit, StageGraph)
-        self.level = circuit
-        cut, nodes = circuit.cut, circuit.plan.nodes
-        self.nodes = [node for node in self.nodes if node in circuit.here]
-        self.came = {(nodes[cut.meetings[n].of], cut.meetings[n].by): each for n, each in circuit.came.items()}
-        self.kept = self.kept | {nodes[each.of] for each in cut.sent(circuit.level)}
+        super().__init__(graph, released, since, buffer, observe)
+        assert isinstance(graph, StageGraph)
+        self.stage = graph
+        cut, nodes = graph.cut, graph.plan.nodes
+        self.nodes = [node for node in self.nodes if node in graph.here]
+        self.came = {(nodes[cut.exchanges[n].of], cut.exchanges[n].by): each for n, each in graph.came.items()}
+        self.kept = self.kept | {nodes[each.of] for each in cut.sent(graph.stage)}
         if self.came:
             self.times = np.unique(np.concatenate([self.times, *(each.times for each in self.came.values())]))
             self.came = {known: _ranked(each, self.times) for known, each in self.came.items()}
 
     def run(self) -> Stepped:
         """The step, and what it sends on.  O(events and updates)."""
-        stepped, cut = super().run(), self.level.cut
-        self.level.sent = {each.number: self._sum(each) for each in cut.sent(self.level.level)}
+        stepped, cut = super().run(), self.stage.cut
+        self.stage.sent = {each.number: self._sum(each) for each in cut.sent(self.stage.stage)}
         return stepped
 
     def outputs(self) -> Iterable[tuple[str, Collection]]:
-        """Those of this level."""
-        here = self.level.cut.outputs[self.level.level]
-        return [(name, node) for name, node in self.level.plan.outputs.items() if name in here]
+        """Those of this stage."""
+        here = self.stage.cut.outputs[self.stage.stage]
+        return [(name, node) for name, node in self.stage.plan.outputs.items() if name in here]
 
     def arrived(self, node: Collection, by: Sequence[str] | None) -> list[Updates]:
         """What came together for it, where it is computed by others; else its own updates."""
         came = self.came.get((node, tuple(node.schema.names if by is None else by)))
         return super().arrived(node, by) if came is None else [came]
 
-    def _sum(self, meeting: Exchange) -> pa.Table:
-        """What leaves for a meeting: one update a row and time."""
-        node, by, schema = self.level.plan.nodes[meeting.of], list(meeting.by), meeting.schema
+    def _sum(self, exchange: Exchange) -> pa.Table:
+        """What leaves for an exchange: one update a row and time."""
+        node, by, schema = self.stage.plan.nodes[exchange.of], list(exchange.by), exchange.schema
         pieces = []
         for piece in self._pieces(node):
             n = piece.diffs.size
             columns = [piece.rows.column(name) for name in by] or [pa.repeat(True, n)]
             rows = pa.Table.from_arrays([c.cast(f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
-            made = consolidated(piece._replace(rows=rows), self.level.secret)
+            made = consolidated(piece._replace(rows=rows), self.stage.secret)
             pieces.append(self.buffer.keep(made) if self.many else made)
         return self.buffer.output(pieces, schema, pa.int64())
 

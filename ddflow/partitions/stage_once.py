@@ -44,18 +44,18 @@ class Computed(NamedTuple):
     sent: dict[int, pa.Table]
 
 
-def computed(cut: Stages, level: int, secret: Secret, rows: dict[str, Any], sums: Mapping[int, pa.Table]) -> Computed:
+def computed(cut: Stages, stage: int, secret: Secret, rows: dict[str, Any], sums: Mapping[int, pa.Table]) -> Computed:
     """Compute one stage of one partition.  O(rows and updates) expected.
 
     ``rows``: by input, in the order of arrival, on stage 0; they are taken out of it one by one, so that no input is
     held twice.  ``sums``: by exchange of this stage, what came together.  Raises what a step of an engine raises.
     """
-    flow, circuit = cut.flow, StageGraph(cut, level, secret)
+    flow, graph = cut.flow, StageGraph(cut, stage, secret)
     sides = SideOutputs(flow.side_outputs(), flow.time_type)
     time, released = None if flow.holds_back else TIME, {}
     for name in list(rows):
         released[name] = Released.of(Admission(flow.inputs[name].bound).admit(rows.pop(name), NEVER, time).sealed)
-    circuit.came = {n: as_updates(table, cut.meetings[n].schema) for n, table in sums.items()}
-    stepped = StageComputation(circuit, released, CLOSED - 1, UpdateBuffer(None, 0), sides.add).run()
-    sent = {number: table for number, table in circuit.sent.items() if table.num_rows}
+    graph.came = {n: as_updates(table, cut.exchanges[n].schema) for n, table in sums.items()}
+    stepped = StageComputation(graph, released, CLOSED - 1, UpdateBuffer(None, 0), sides.add).run()
+    sent = {number: table for number, table in graph.sent.items() if table.num_rows}
     return Computed({**stepped.outputs, **sides.tables()}, sent)

@@ -1,4 +1,4 @@
-"""A part: what one task holds of a state, one partition of one level, and its share of an epoch.
+"""A part: what one task holds of a state, one partition of one stage, and its share of an epoch.
 
 Invariant: a part changes nothing that anybody sees. It opens the inventory that its base names, takes in rows, writes
 files that no manifest names, and tells in a receipt what they are; a part that was run twice, or whose receipt nobody
@@ -15,7 +15,7 @@ others were given.
 >>> with tempfile.TemporaryDirectory() as place:
 ...     coordinator = EpochDriver.open(flow, os.path.join(place, "state"), partitions=1)
 ...     base = coordinator.begin()
-...     part = StagePart(cut(flow), base, level=0, number=0)
+...     part = StagePart(cut(flow), base, stage=0, number=0)
 ...     rows = pa.table({"id": [1, 2]}).to_reader()
 ...     done = part.step(base, {"people": rows}, {}, {"people": 2}, {"people": "00" * 16})
 ...     committed = coordinator.finish(base, [done.receipt])
@@ -57,34 +57,34 @@ from ddflow.time import CLOSED, NEVER
 
 
 class PartDone(NamedTuple):
-    """What a part did.  ``sums``: by meeting, what goes on to other levels: its rows, ``_time`` and ``_diff``."""
+    """What a part did.  ``sums``: by exchange, what goes on to other stages: its rows, ``_time`` and ``_diff``."""
 
     receipt: Receipt
     sums: dict[int, pa.Table]
 
 
 class StagePart:
-    """``at``: the name of the inventory that it holds, "" for none.  ``level``, ``number``: which part it is."""
+    """``at``: the name of the inventory that it holds, "" for none.  ``stage``, ``number``: which part it is."""
 
-    def __init__(self, cut: Stages, base: EpochStart, level: int, number: int) -> None:
+    def __init__(self, cut: Stages, base: EpochStart, stage: int, number: int) -> None:
         """Open what the base says that this part holds.  O(bytes of it); every file is verified.
 
         Raises `StateRefused` where the state cannot be seen from here, `CorruptState`, and what stores raise.
         """
         began = perf_counter_ns()
-        self.cut, self.level, self.number = cut, level, number
+        self.cut, self.stage, self.number = cut, stage, number
         store = base.version.opened("open a partition of", readonly=False)
         try:
-            circuit = StageGraph(cut, level, Secret(*base.secret))
+            graph = StageGraph(cut, stage, Secret(*base.secret))
             budget = Budget(None if base.memory is None else own(base.memory), None, store)
-            self.dataflow = Dataflow(cut.flow, circuit, budget, retain=base.retain, step=StageComputation)
+            self.dataflow = Dataflow(cut.flow, graph, budget, retain=base.retain, step=StageComputation)
             self.levelled, self.store, self.batch_store = (
-                circuit,
+                graph,
                 store,
                 BatchStore(store, compresses=base.memory is None),
             )
             self.dataflow.budget.home = self.batch_store if self.dataflow.budget.spills else None
-            for arranged in circuit.arrangements.values():
+            for arranged in graph.arrangements.values():
                 arranged.slots.lasting = True
             self.at, self.names, self.sink = "", dict[str, Blob](), cast(Sink | None, None)
             if base.inventories:
@@ -96,9 +96,9 @@ class StagePart:
 
     def _fill(self, base: EpochStart) -> None:
         """Take up what the inventory says."""
-        blob = base.inventories[self.level][self.number]
+        blob = base.inventories[self.stage][self.number]
         what, given, _ = StoredInventory.read(self.store, blob)
-        own = _own(given, self.cut, self.level)
+        own = _own(given, self.cut, self.stage)
         data = encoded(own)
         self.dataflow.frontier, self.dataflow.last, self.dataflow.since = base.frontier, base.last, base.since
         recovery.fill(
@@ -126,16 +126,16 @@ class StagePart:
     ) -> PartDone:
         """Take in this part's rows of an epoch, and write what came of them.  O(rows and updates) expected.
 
-        ``inputs``: by input, on level 0: anything that speaks Arrow, in the order of arrival.  ``sums``: by meeting of
-        this level.  ``rows``, ``digests``: of the inputs, for the receipt.  Raises what a step of an engine raises; the
+        ``inputs``: by input, on stage 0: anything that speaks Arrow, in the order of arrival.  ``sums``: by exchange of
+        this stage.  ``rows``, ``digests``: of the inputs, for the receipt.  Raises what a step of an engine raises; the
         part must then be closed, and what it wrote is garbage.
         """
         began = perf_counter_ns()
         self.dataflow.frontier, self.dataflow.last, self.dataflow.since = base.frontier, base.last, base.since
-        for name, upsert in self.dataflow.circuit.upserts.items():
+        for name, upsert in self.dataflow.graph.upserts.items():
             if upsert.expiring is not None:
                 upsert.expiring.horizons.greatest = base.horizons.get(name)
-        step = self._events(base, inputs) if self.level == 0 else self._sums(base, sums)
+        step = self._events(base, inputs) if self.stage == 0 else self._sums(base, sums)
         stepped = perf_counter_ns()
         sent = {number: table for number, table in self.levelled.sent.items() if table.num_rows}
         self.levelled.came, self.levelled.sent = {}, {}
@@ -152,40 +152,40 @@ class StagePart:
         return PartDone(replace(receipt, figures=figures), sent)
 
     def _events(self, base: EpochStart, inputs: Mapping[str, Any]) -> Step:
-        """Level 0: rows of inputs."""
+        """Stage 0: rows of inputs."""
         if not self.dataflow.flow.holds_back:
             return self.dataflow.step(self.dataflow.admit(inputs, base.time), base.time)
         return self.dataflow.push(self.dataflow.admit(inputs, None), base.to)
 
     def _sums(self, base: EpochStart, sums: Mapping[int, pa.Table]) -> Step:
-        """Levels after it: sums that came together."""
+        """Stages after it: sums that came together."""
         frontier, last = (base.to, base.to - 1) if self.dataflow.flow.holds_back else (base.time + 1, base.time)
         if frontier <= self.dataflow.frontier:
             return self.dataflow.take({}, None, self.dataflow.frontier, self.dataflow.last)
         came = {
             each.number: as_updates(sums[each.number], each.schema)
-            for each in self.cut.meetings
-            if each.level == self.level and each.number in sums
+            for each in self.cut.exchanges
+            if each.stage == self.stage and each.number in sums
         }
         if frontier == CLOSED:
             last = max([self.dataflow.last, *(int(each.times[-1]) for each in came.values() if each.times.size)])
         self.levelled.came = {number: each for number, each in came.items() if each.diffs.size}
-        return self.dataflow.take({}, self.dataflow.judge({}, last), frontier, last)
+        return self.dataflow.take({}, self.dataflow.compute({}, last), frontier, last)
 
     def _written(self, base: EpochStart, step: Step) -> Receipt:
         """Write what is in no file yet; the receipt for all of it."""
         store, before = self.store, self.names
         outputs = self._put(base, step)
-        data = encoded(_own(recovery.take(self.dataflow, self.batch_store), self.cut, self.level))
+        data = encoded(_own(recovery.take(self.dataflow, self.batch_store), self.cut, self.stage))
         blob = store.put("json", lambda sink: sink.write(data))
         store.sync()
         self.names = {each.name: each for each in files_in(data)}
         self.batch_store.name(self.names)
         self.at = blob.name
-        greatest, horizons = ({}, {}) if self.level else recovery.reached(self.dataflow)
+        greatest, horizons = ({}, {}) if self.stage else recovery.reached(self.dataflow)
         counts = {name: n for name, n in {**step.verdicts.counts, "absent": step.verdicts.absent}.items() if n}
         return Receipt(
-            level=self.level,
+            stage=self.stage,
             number=self.number,
             base=base.digest,
             nonce=store.nonce,
@@ -206,8 +206,8 @@ class StagePart:
         )
 
     def _put(self, base: EpochStart, step: Step) -> dict[str, Output]:
-        """Write what the outputs of this level gained."""
-        here = {name: step[name] for name in self.cut.outputs[self.level] if step[name].num_rows}
+        """Write what the outputs of this stage gained."""
+        here = {name: step[name] for name in self.cut.outputs[self.stage] if step[name].num_rows}
         if base.folder is None:
             self.sink = None
         elif self.sink is None or self.sink.target != base.folder:  # one for all epochs, since it numbers its files
@@ -218,26 +218,26 @@ class StagePart:
         return out
 
 
-def idle(cut: Stages, base: EpochStart, level: int, number: int) -> Receipt | None:
+def idle(cut: Stages, base: EpochStart, stage: int, number: int) -> Receipt | None:
     """The receipt of a part that has no rows and need not be opened for it; None where it must be.  O(1).
 
-    Without rows nothing changes on later levels; nor on level 0 in epoch mode, unless keys expire.
+    Without rows nothing changes on later stages; nor on stage 0 in epoch mode, unless keys expire.
     """
     expires = any(input.spec.expiry is not None for input in cut.flow.inputs.values())
-    if not base.inventories or (level == 0 and (cut.flow.holds_back or expires)):
+    if not base.inventories or (stage == 0 and (cut.flow.holds_back or expires)):
         return None
     if len({each[number].name for each in base.inventories}) < len(base.inventories):
-        return None  # one engine's inventory is of all levels: each writes its own first
+        return None  # one engine's inventory is of all stages: each writes its own first
     frontier, last = (base.to, base.to - 1) if cut.flow.holds_back else (base.time + 1, base.time)
     if frontier in (CLOSED, base.frontier):
         last = base.last
     since = base.since if last <= NEVER + base.retain else max(base.since, last - base.retain)
     return Receipt(
-        level=level,
+        stage=stage,
         number=number,
         base=base.digest,
         nonce="",
-        inventory=base.inventories[level][number],
+        inventory=base.inventories[stage][number],
         outputs={},
         rows={},
         digests={},
@@ -254,12 +254,12 @@ def idle(cut: Stages, base: EpochStart, level: int, number: int) -> Receipt | No
     )
 
 
-def _own(given: Inventory, cut: Stages, level: int) -> Inventory:
-    """What of an inventory is a level's: a local engine's holds all of them."""
+def _own(given: Inventory, cut: Stages, stage: int) -> Inventory:
+    """What of an inventory is a stage's: a local engine's holds all of them."""
     ids = node_ids(cut.flow)
-    here = {ids[node] for node in cut.keeping(level)}
+    here = {ids[node] for node in cut.keeping(stage)}
     operators = {name: each for name, each in given.operators.items() if name in here}
-    return Inventory(given.inputs, operators, given.totals) if level == 0 else Inventory({}, operators, {})
+    return Inventory(given.inputs, operators, given.totals) if stage == 0 else Inventory({}, operators, {})
 
 
 def _sent(sums: Mapping[int, pa.Table], secret: Secret) -> str:

@@ -1,8 +1,8 @@
-"""A plan, cut where equal rows must meet: which of its collections are computed on which level.
+"""A plan, cut where equal rows must meet: which of its collections are computed on which stage.
 
-Invariant: every collection's updates are the sum, over the levels that compute it, of what each makes of its own part;
+Invariant: every collection's updates are the sum, over the stages that compute it, of what each makes of its own part;
 and where an operator must see equal rows together (count, consolidate, an output), they have been brought into one
-partition. Between two shuffles everything is linear, so a concat may be computed on several levels, each with what has
+partition. Between two shuffles everything is linear, so a concat may be computed on several stages, each with what has
 come so far; and rows that stand together by columns that they still have need not move again, a count by the key for
 one. A `Exchange` is where rows of a collection come together by some columns; who needs the same one shares it. It is
 a plan's shape only: it does not touch rows (``stage_step``).
@@ -13,8 +13,8 @@ a plan's shape only: it does not touch rows (``stage_step``).
 >>> paid = flow.output("paid", orders.filter("paid"))
 >>> by_city = flow.output("by_city", paid.count(by="city"))
 >>> print(cut(flow))
-level 0: orders, filter; paid; sums 0 by [city]
-level 1: sums 0 by [city]; count; by_city
+stage 0: orders, filter; paid; sums 0 by [city]
+stage 1: sums 0 by [city]; count; by_city
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Placement(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """Where rows come together: those of ``of``, by the columns ``by``, on a level.
+    """Where rows come together: those of ``of``, by the columns ``by``, on a stage.
 
-    ``number``: among the meetings.  ``of``: its place among the flow's collections.  ``schema``: of ``by``; `ALL` for
+    ``number``: among the exchanges.  ``of``: its place among the flow's collections.  ``schema``: of ``by``; `ALL` for
     none, since rows need a column."""
 
     number: int
-    level: int
+    stage: int
     of: int
     by: Columns
     schema: pa.Schema
@@ -56,43 +56,43 @@ class Exchange(NamedTuple):
 
 @dataclass(frozen=True)
 class Stages:
-    """``levels``: how many.  ``meetings``: by number.  ``active``: for each level, the places of the collections that
-    it computes, ascending.  ``outputs``: for each level, the names of outputs that it gives, side outputs included.
+    """``stages``: how many.  ``exchanges``: by number.  ``active``: for each stage, the places of the collections that
+    it computes, ascending.  ``outputs``: for each stage, the names of outputs that it gives, side outputs included.
     """
 
     flow: Plan
-    levels: int
-    meetings: tuple[Exchange, ...]
+    stages: int
+    exchanges: tuple[Exchange, ...]
     active: tuple[tuple[int, ...], ...]
     outputs: tuple[tuple[str, ...], ...]
 
-    def keeping(self, level: int) -> set[Collection]:
-        """The operators whose state a level holds."""
-        return {node for n in self.active[level] if (node := self.flow.nodes[n]).keeps and node.inputs}
+    def keeping(self, stage: int) -> set[Collection]:
+        """The operators whose state a stage holds."""
+        return {node for n in self.active[stage] if (node := self.flow.nodes[n]).keeps and node.inputs}
 
-    def sent(self, level: int) -> list[Exchange]:
-        """The meetings that a level may bring rows to."""
-        active = self.active[level]
-        return [each for each in self.meetings if each.level > level and each.of in active]
+    def sent(self, stage: int) -> list[Exchange]:
+        """The exchanges that a stage may bring rows to."""
+        active = self.active[stage]
+        return [each for each in self.exchanges if each.stage > stage and each.of in active]
 
     def __str__(self) -> str:
-        return "\n".join(self._shown(level) for level in range(self.levels))
+        return "\n".join(self._shown(stage) for stage in range(self.stages))
 
-    def _shown(self, level: int) -> str:
-        nodes = [self.flow.nodes[n] for n in self.active[level]]
+    def _shown(self, stage: int) -> str:
+        nodes = [self.flow.nodes[n] for n in self.active[stage]]
         inputs: dict[Collection, str] = {input: name for name, input in self.flow.inputs.items()}
         names = [inputs.get(n, n.verb) for n in nodes]
-        parts = [_sums(each) for each in self.meetings if each.level == level]
-        parts += [", ".join(names), *self.outputs[level], *(_sums(each) for each in self.sent(level))]
-        return f"level {level}: {'; '.join(part for part in parts if part)}"
+        parts = [_sums(each) for each in self.exchanges if each.stage == stage]
+        parts += [", ".join(names), *self.outputs[stage], *(_sums(each) for each in self.sent(stage))]
+        return f"stage {stage}: {'; '.join(part for part in parts if part)}"
 
 
-def _sums(meeting: Exchange) -> str:
-    return f"sums {meeting.number} by [{', '.join(meeting.by)}]"
+def _sums(exchange: Exchange) -> str:
+    return f"sums {exchange.number} by [{', '.join(exchange.by)}]"
 
 
 def cut(flow: Plan, only: str | None = None) -> Stages:
-    """Cut a flow into levels.  ``only``: the output that is wanted, as if there were no other.  O(nodes * meetings).
+    """Cut a flow into stages.  ``only``: the output that is wanted, as if there were no other.  O(nodes * exchanges).
 
     Pure.  Raises `SpecError` for a flow without inputs or outputs, or an operator that has no place in partitions.
     """
@@ -130,13 +130,13 @@ def placed(flow: Plan) -> dict[Collection, Placement]:
 
 
 class _Cutter:
-    """Finds the meetings that outputs depend on, and from them the levels."""
+    """Finds the exchanges that outputs depend on, and from them the stages."""
 
     def __init__(self, flow: Plan) -> None:
         self.flow, self.places = flow, placed(flow)
         self.at = {node: n for n, node in enumerate(flow.nodes)}
-        self.meetings: dict[tuple[Any, ...], Exchange] = {}
-        self.level: dict[Collection, int] = dict.fromkeys(flow.inputs.values(), 0)
+        self.exchanges: dict[tuple[Any, ...], Exchange] = {}
+        self.stage: dict[Collection, int] = dict.fromkeys(flow.inputs.values(), 0)
         self.needed = behind([*flow.inputs.values(), *flow.outputs.values()])
 
     def cut(self) -> Stages:
@@ -144,25 +144,25 @@ class _Cutter:
         outputs: list[tuple[int, str]] = [(0, name) for name in self.flow.side_outputs()]
         for node in self.flow.nodes:  # a collection stands behind what it is made of
             if node.inputs and node in self.needed and self.places[node].roots == (node,):
-                self.level[node] = self._meeting(node.inputs[0], node.exchange()[0] or ()).level
+                self.stage[node] = self._exchange(node.inputs[0], node.exchange()[0] or ()).stage
         for name, node in self.flow.outputs.items():
             direct = node.consolidated or self.places[node].by is not None
-            meeting = None if direct else self._meeting(node, tuple(node.schema.names))
-            level = self.level[self.places[node].roots[0]] if meeting is None else meeting.level
-            outputs.append((level, name))
-        levels = 1 + max(level for level, _ in outputs)
-        levels = max(levels, 1 + max((each.level for each in self.meetings.values()), default=0))
-        active: list[set[int]] = [set() for _ in range(levels)]
+            exchange = None if direct else self._exchange(node, tuple(node.schema.names))
+            stage = self.stage[self.places[node].roots[0]] if exchange is None else exchange.stage
+            outputs.append((stage, name))
+        stages = 1 + max(stage for stage, _ in outputs)
+        stages = max(stages, 1 + max((each.stage for each in self.exchanges.values()), default=0))
+        active: list[set[int]] = [set() for _ in range(stages)]
         for node in self.flow.nodes:
             for root in self.places[node].roots if node in self.needed else ():
-                active[self.level[root]].add(self.at[node])
-        given = tuple(tuple(name for at, name in outputs if at == level) for level in range(levels))
-        return Stages(self.flow, levels, tuple(self.meetings.values()), tuple(tuple(sorted(a)) for a in active), given)
+                active[self.stage[root]].add(self.at[node])
+        given = tuple(tuple(name for at, name in outputs if at == stage) for stage in range(stages))
+        return Stages(self.flow, stages, tuple(self.exchanges.values()), tuple(tuple(sorted(a)) for a in active), given)
 
-    def _meeting(self, of: Collection, by: Columns) -> Exchange:
+    def _exchange(self, of: Collection, by: Columns) -> Exchange:
         known = (of, *by)
-        if known not in self.meetings:
-            level = 1 + max(self.level[root] for root in self.places[of].roots)
+        if known not in self.exchanges:
+            stage = 1 + max(self.stage[root] for root in self.places[of].roots)
             schema = pa.schema([of.schema.field(name) for name in by]) if by else ALL
-            self.meetings[known] = Exchange(len(self.meetings), level, self.at[of], by, schema)
-        return self.meetings[known]
+            self.exchanges[known] = Exchange(len(self.exchanges), stage, self.at[of], by, schema)
+        return self.exchanges[known]

@@ -3,7 +3,7 @@
 Invariant: a binding that exists can be run; everything in a spec that depends on column names or types has been
 checked, and each question (which events delete, which have no key) has one answer a row. A tombstone means three
 different things by type, an order must have one, a time must be an integer underneath, and what the collection's row is
-follows from all of them. It reads batches, keeps none, and judges nothing.
+follows from all of them. It reads batches, keeps none, and resolves nothing.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.spec import Upsert, tombstone

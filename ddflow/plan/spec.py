@@ -3,7 +3,7 @@
 Invariant: a spec that exists is free of contradictions that can be seen without data; what needs the schema is seen
 when ``plan.bind`` joins the two. A spec is a value: frozen, comparable, with a JSON form that round-trips and a
 fingerprint of it. The options interact (``late`` means nothing without ``time``, a tie rule nothing where arrival
-decides), and an option that is silently without effect is a wrong answer waiting. It does not judge events; that is
+decides), and an option that is silently without effect is a wrong answer waiting. It does not resolve events; that is
 ``operators.upsert``. The rulings behind each option are in docs/semantics.md.
 
 >>> spec = Upsert(key="id", order_by=["updated_at"], delete=tombstone("op", "D"))

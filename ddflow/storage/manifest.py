@@ -74,8 +74,8 @@ class Manifest(Strict, frozen=True, kw_only=True):
 
     ``id``: of the state, 32 hex digits; a copy has the same.  ``nonce``: of its writer, 16 hex digits.  ``written``:
     unix milliseconds.  ``secret``: two uint64.  ``plan``: the flow as JSON.  ``fingerprint``: of the plan, 32 hex
-    digits.  ``frontier``, ``last`` (time of a step), ``since``: int64.  ``partitions``: one JSON blob each, level by
-    level: that of level l and partition p at l * ``spread`` + p, or one for all levels; none before the first commit.
+    digits.  ``frontier``, ``last`` (time of a step), ``since``: int64.  ``partitions``: one JSON blob each, stage by
+    stage: that of stage l and partition p at l * ``spread`` + p, or one for all stages; none before the first commit.
     ``receipts``: of the last epochs, ascending.
     ``folder``: where outputs are written to; None when they are blobs of the state.  ``note``: why it was written.
     ``previous``: the digest of the manifest that it was made from, 32 hex digits, "" for none.  ``spread``: how many
@@ -235,7 +235,7 @@ def _read(body: bytes) -> Manifest:
     if len({blob.name for blob in partitions}) < len(partitions):
         raise ValueError("two of its partitions are the same file")
     if len(partitions) % manifest.spread:
-        raise ValueError(f"it has {len(partitions)} inventories, which are no levels of {manifest.spread} partitions")
+        raise ValueError(f"it has {len(partitions)} inventories, which are no stages of {manifest.spread} partitions")
     if max(manifest.secret) >= 1 << 64:
         raise ValueError("its secret is not two words of 64 bits")
     if _too_deep(manifest.plan):

@@ -1,4 +1,4 @@
-"""The ledger of a state: its manifests, one after the other, and what may be deleted after each.
+"""The manifest log of a state: its manifests, one after the other, and what may be deleted after each.
 
 Invariant: a commit publishes the manifest with the next number or nothing, and whoever is not the one who published the
 newest is `Fenced` and never writes again. Every file must be durable before the manifest that names it, and a file may
@@ -6,16 +6,16 @@ be deleted only when no manifest that is kept names it: a manifest goes first, t
 manifest is gone is free again, so a writer that slept may find its next number free long after others went on: who
 publishes looks whether greater numbers are there, and unless the next one was made from his manifest
 (`Manifest.previous`), what he published is void. Manifests are kept for ``grace`` seconds after their successor, so
-that readers find the files they are opening: all of the last few, of older ones one a second or so. A ledger does not
-know what partitions hold, but for which files they name.
+that readers find the files they are opening: all of the last few, of older ones one a second or so. A manifest log does
+not know what partitions hold, but for which files they name.
 
 >>> from ddflow.storage.memory import MemoryStore
 >>> store = MemoryStore()
->>> ledger = ManifestLog.create(store, {}, "0" * 32, Secret(1, 2))
+>>> manifest_log = ManifestLog.create(store, {}, "0" * 32, Secret(1, 2))
 >>> part = store.put("json", lambda sink: sink.write(b"{}"))
->>> ledger.commit(ledger.manifest, (part,), set(), note="an example").epoch
+>>> manifest_log.commit(manifest_log.manifest, (part,), set(), note="an example").epoch
 0
->>> ManifestLog(store, newest(store), set()).number, ledger.number
+>>> ManifestLog(store, newest(store), set()).number, manifest_log.number
 (1, 1)
 """
 
@@ -78,7 +78,8 @@ class ManifestLog:
         grace: float = GRACE,
         spread: int = 1,
     ) -> ManifestLog:
-        """The ledger of a new state: its manifest 0, of which there is one whoever else creates it at the same time.
+        """The manifest log of a new state: its manifest 0, of which there is one whoever else creates it at the same
+        time.
 
         ``spread``: its partitions.  Raises what `Store.publish` raises.
         """

@@ -48,23 +48,23 @@ def contents(snapshot: Snapshot, name: str, as_of: int | None = None) -> tuple[p
         as_of = snapshot.closed(f"export {name!r} as of {as_of!r}", as_of)
     if node.unique:
         return node.schema, (
-            piece.rows.select(node.schema.names) for piece in ranges(snapshot.dataflow.circuit, node, as_of)
+            piece.rows.select(node.schema.names) for piece in ranges(snapshot.dataflow.graph, node, as_of)
         )
     schema = pa.schema([*node.schema, pa.field(DIFF, pa.int64(), nullable=False)])
-    return schema, iter([snapshot.dataflow.circuit.read(node, as_of)])
+    return schema, iter([snapshot.dataflow.graph.read(node, as_of)])
 
 
-def ranges(circuit: Graph, node: Collection, as_of: int | None = None) -> Iterator[Updates]:
+def ranges(graph: Graph, node: Collection, as_of: int | None = None) -> Iterator[Updates]:
     """The rows of a collection, in pieces; equal rows may be in several.  O(rows)."""
     # What is to be read, and what its pieces pass then, as which input.
     walk: list[tuple[Collection, Any]] = [(node, None)]
     while walk:
         each, after = walk.pop()
-        opened = circuit.opened[each]
+        opened = graph.opened[each]
         if opened.arrangements:
             pieces = opened.pieces(as_of)
         elif any(by is not None for by in each.exchange()):
-            pieces = [consolidated(circuit.held(each, as_of), circuit.secret)]
+            pieces = [consolidated(graph.held(each, as_of), graph.secret)]
         else:
             walk += ((of, (each, n, after)) for n, of in reversed(list(enumerate(each.inputs))))
             continue
@@ -74,7 +74,7 @@ def ranges(circuit: Graph, node: Collection, as_of: int | None = None) -> Iterat
                 node, n, link = link
                 inputs = [none(of) for of in node.inputs]
                 inputs[n] = piece
-                piece = circuit.running[node].read(inputs, as_of)
+                piece = graph.running[node].read(inputs, as_of)
             yield piece
 
 

@@ -209,14 +209,14 @@ class _Check:
         if flow is None:
             given = bounds(manifest.plan, self.store.where)
             return Operators({name: RunningUpsert(bound, secret) for name, bound in given.items()}, None, {})
-        circuit, ids = Graph(flow, secret), node_ids(flow)
+        graph, ids = Graph(flow, secret), node_ids(flow)
         by: dict[str, Columns] = {}
         if manifest.spread > 1:
             places = placed(flow)
-            own = {node: places[node].by or () for node in circuit.keeping if circuit.keeping[node].arrangements}
+            own = {node: places[node].by or () for node in graph.keeping if graph.keeping[node].arrangements}
             by = {ids[node]: columns for node, columns in own.items() if columns != node.exchange()[0]}
-        kept = {ids[node]: each for node, each in circuit.keeping.items() if each.arrangements}
-        return Operators(circuit.upserts, kept, by)
+        kept = {ids[node]: each for node, each in graph.keeping.items() if each.arrangements}
+        return Operators(graph.upserts, kept, by)
 
     def _compare(self, blob: Blob, number: int) -> pa.Buffer | None:
         """The bytes of a blob, compared once; None, and a problem, when they are not what was put."""

@@ -59,8 +59,8 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
         versions, runs, merges, files, bytes of each, and what an input's plan and pending events are, and how it was
         ``fed``: the last runs of calls alike, and how many of each kind there were before them; ``verdicts``;
         ``outputs``: as text; ``folder``: of output files, and what is whose in it; ``receipts``: of the last epochs;
-        ``versions``: the manifests that are kept; ``files``, ``bytes``; ``partitions``, ``levels``: how many, and
-        ``parts``: of each level and partition the keys, pending events, files and bytes; ``fed``: by which query in
+        ``versions``: the manifests that are kept; ``files``, ``bytes``; ``partitions``, ``stages``: how many, and
+        ``parts``: of each stage and partition the keys, pending events, files and bytes; ``fed``: by which query in
         batches, and the last of them.
 
     Raises
@@ -88,7 +88,7 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
             "folder": _folder(manifest),
             "receipts": [_receipt(each) for each in manifest.receipts],
             "partitions": manifest.spread,
-            "levels": max(len(manifest.partitions) // manifest.spread, 1),
+            "stages": max(len(manifest.partitions) // manifest.spread, 1),
             "parts": [],
             "fed": None if manifest.feed is None else to_builtins(manifest.feed),
         }
@@ -99,8 +99,8 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
         for place, part in enumerate(manifest.partitions):
             stored = StoredInventory.read(store, part)
             files = {blob.name: blob.length for blob in files_in(stored.data)}
-            level, number = divmod(place, manifest.spread)
-            within = {"level": level, "partition": number, "files": len(files), "bytes": sum(files.values())}
+            stage, number = divmod(place, manifest.spread)
+            within = {"stage": stage, "partition": number, "files": len(files), "bytes": sum(files.values())}
             out["parts"].append(within | _fill(out, stored.of, manifest, store.where))
             named |= files
         out["files"], out["bytes"] = len(named), sum(named.values())
@@ -182,7 +182,7 @@ def _arranged(given: ArrangementRecord) -> dict[str, int]:
     merges = [item for item in given.items if not isinstance(item, RunRecord)]
     runs = [item for item in given.items if isinstance(item, RunRecord)]
     runs += [run for merge in merges for run in (*merge.inputs, merge.output)]
-    files = {blob.name: blob.length for batch in given.batches for blob in (batch.file, batch.sieve) if blob}
+    files = {blob.name: blob.length for batch in given.batches for blob in (batch.file, batch.bloom) if blob}
     return {
         "keys": given.keys,
         "tombstones": given.tombstones - given.lapsed,

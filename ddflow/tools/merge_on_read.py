@@ -2,9 +2,9 @@
 
 Invariant: it gives the collection that an engine holds once it has taken in the same events, however those were split
 into calls, as far as docs/semantics.md promises that under "Schedule". So it is what a state is compared with. It
-judges by the same kernels, but holds nothing: an engine in memory, all events in one call. It cannot know what depends
-on when events came in: which were late (``late=``, ``lateness=``), which a refused call left out, what expired; nor,
-under ``noop_ignore=``, which of two rows that do not differ came first into the state. Parts that are marked,
+resolves by the same kernels, but holds nothing: an engine in memory, all events in one call. It cannot know what
+depends on when events came in: which were late (``late=``, ``lateness=``), which a refused call left out, what expired;
+nor, under ``noop_ignore=``, which of two rows that do not differ came first into the state. Parts that are marked,
 `ddflow.Full` or `ddflow.Restated`, are not events: they replace what came before. (TrinityLake, "Upsert", Reader
 Requirement.)
 
@@ -120,7 +120,7 @@ def folded(
             take(engine, LOG, part, time)
         if flow.holds_back:
             engine.advance_to(CLOSED)
-        yield engine.dataflow.circuit.upserts[LOG]
+        yield engine.dataflow.graph.upserts[LOG]
 
 
 def take(engine: Engine, name: str, part: Any, time: int, epoch: int | None = None) -> Step:

@@ -243,8 +243,8 @@ def _close(engine: Engine, old: Snapshot) -> None:
         return
     to = old.frontier if old.flow.holds_back else NEVER
     for name, input in engine.flow.inputs.items():
-        if input.spec.lateness is None and engine.dataflow.intakes[name].arrived:
-            to = max(to, engine.dataflow.intakes[name].greatest + 1)
+        if input.spec.lateness is None and engine.dataflow.admissions[name].arrived:
+            to = max(to, engine.dataflow.admissions[name].greatest + 1)
     if to > engine.frontier:
         engine.advance_to(to)
 

@@ -40,11 +40,11 @@ def recounted(snapshot: Snapshot) -> Iterator[tuple[str, int]]:
     Not of counts that hold what their inputs have forgotten.  O(rows); memory for the groups.  Raises `CountOverflow`.
     """
     ids, description = node_ids(snapshot.flow), describe(snapshot.flow)
-    for node, kept in snapshot.dataflow.circuit.keeping.items():
+    for node, kept in snapshot.dataflow.graph.keeping.items():
         if forgetting(node) or not kept.arrangements:
             continue
         fresh = _computed(snapshot, node)
-        secret = snapshot.dataflow.circuit.secret
+        secret = snapshot.dataflow.graph.secret
         held, made = _hashes(kept.arranged, secret), _hashes(fresh.arranged, secret)
         wrong = max(np.setdiff1d(held, made).size, np.setdiff1d(made, held).size)
         yield shown(description, ids[node], "this state"), wrong
@@ -52,9 +52,9 @@ def recounted(snapshot: Snapshot) -> Iterator[tuple[str, int]]:
 
 def _computed(snapshot: Snapshot, node: Collection) -> Running:
     """The operator on what its input holds, with a state of its own.  Each range has a time of its own."""
-    circuit = snapshot.dataflow.circuit
-    fresh: Running = node.open(Context(circuit.secret, circuit.plan.time_type, frozenset(node.schema.names)))
-    for time, piece in enumerate(ranges(circuit, node.inputs[0])):
+    graph = snapshot.dataflow.graph
+    fresh: Running = node.open(Context(graph.secret, graph.plan.time_type, frozenset(node.schema.names)))
+    for time, piece in enumerate(ranges(graph, node.inputs[0])):
         if piece.diffs.size:
             _, change = fresh.compute([piece._replace(times=ints(time))], time)
             fresh.apply([change], time + 1, time)

@@ -128,9 +128,9 @@ class Examination:
                             at = f"{stored.at('operators', name)}, arrangements[{n}]"
                             self._arrangement(arranged, part, at, each.rehashed, False, self._place(name))
         with self.guard():
-            judged = sum(n for name, n in stored.of.totals.items() if name in NAMES)
-            if complete and arrived != judged + waiting:
-                found = f"{arrived:,} events came in, {judged:,} were judged and {waiting:,} are pending"
+            resolved = sum(n for name, n in stored.of.totals.items() if name in NAMES)
+            if complete and arrived != resolved + waiting:
+                found = f"{arrived:,} events came in, {resolved:,} were resolved and {waiting:,} are pending"
                 raise wrong(stored.what, found)
 
     def _pending(self, record: InputRecord, at: str, upsert: RunningUpsert) -> int:
@@ -196,7 +196,7 @@ class Examination:
 
     def _batch(self, record: BatchRecord, batch: Batch, arranged: Arrangement, rows: Made) -> None:
         """Whether rows are where their keys belong, and hashed as they are; and the Bloom filter."""
-        name, sieve = record.file.name, record.sieve
+        name, bloom = record.file.name, record.bloom
         if name not in self.seen:
             self.seen.add(name)
             high, low, value = rows(pa.table(batch.rows.table))
@@ -209,12 +209,12 @@ class Examination:
             ):
                 if there.size and (odd := np.flatnonzero(at & (there != expected))).size:
                     raise self._odd(name, f"the {what} of row {odd[0]:,} is not that of its columns")
-        if sieve is not None and sieve.name not in self.seen:
-            self.seen.add(sieve.name)
+        if bloom is not None and bloom.name not in self.seen:
+            self.seen.add(bloom.name)
             words = BloomFilter.room(int(batch.high[0]), int(batch.high[-1]), len(batch))[2]
-            kept = self.batch_store.open(sieve, pa.schema({WORDS: pa.uint64()}), words)
+            kept = self.batch_store.open(bloom, pa.schema({WORDS: pa.uint64()}), words)
             if not np.array_equal(kept.batch.column(0).to_numpy(False), BloomFilter.over(batch.high, batch.low).words):
-                raise self._odd(sieve.name, f"it is not the Bloom filter of {name}")
+                raise self._odd(bloom.name, f"it is not the Bloom filter of {name}")
 
     def _odd(self, name: str, found: str) -> CorruptState:
         return CorruptState(f"the file {name} of {self.batch_store.store.where}", found, MEND)

@@ -224,7 +224,7 @@ class _Comparison:
 
     def __init__(self, snapshot: Snapshot, name: str, look: Look) -> None:
         self.snapshot, self.look, self.out = snapshot, look, Compared(name)
-        self.upsert: RunningUpsert = snapshot.dataflow.circuit.upserts[name]
+        self.upsert: RunningUpsert = snapshot.dataflow.graph.upserts[name]
         self.secret = Secret(*snapshot.manifest.secret)
         self.bound = self.upsert.bound
         self.unknown: set[tuple[int, int]] = set()
@@ -330,6 +330,6 @@ class _Comparison:
             notes.append(f"{out.unknown:,} keys have a late event pending that was advanced, and are not compared")
         if spec.late != "error" and (late := self.snapshot.dataflow.totals.get("late", 0)):
             notes.append(f"the state has refused {late:,} late events, which no log can tell: they are folded here")
-        arrived = self.snapshot.dataflow.intakes[out.input].arrived
+        arrived = self.snapshot.dataflow.admissions[out.input].arrived
         if arrived != out.events:
             notes.append(f"the state has taken in {arrived:,} events, the log has {out.events:,}")

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 import ddflow as dd
-from ddflow.columns import threads as crew
+from ddflow.columns import threads as threads
 from ddflow.dataflow.budget import LEAST
 from ddflow.dataflow.spilling import make_room
 from ddflow.kernels.brackets import beyond
@@ -77,7 +77,7 @@ def _parts() -> Iterator[str]:
     """Run the flows; yields what was done after each."""
     yield from _by_epochs()
     yield from _by_time()
-    yield from _beneath()
+    yield from _on_disk()
     yield from _reopened()
     yield from _back()
     yield from _merging()
@@ -141,7 +141,7 @@ def _by_time() -> Iterator[str]:
     flow.output("counts", readings.project(["value"]).count())
     with flow.open(threads=2) as engine:
         for time in range(0, 120, 10):
-            draw, n = np.random.default_rng(time), 400 if time else 4 * crew.LEAST
+            draw, n = np.random.default_rng(time), 400 if time else 4 * threads.LEAST
             at = pa.array(draw.integers(max(time - 5, 0), time + 10, n)).cast(pa.timestamp("us"))
             key, value = draw.integers(0, 2000, n), pa.array(draw.integers(0, 9, n), pa.int32())
             engine.push({"readings": pa.table({"key": key, "value": value, "at": at})})
@@ -151,7 +151,7 @@ def _by_time() -> Iterator[str]:
         engine.read("counts")
 
 
-def _beneath() -> Iterator[str]:
+def _on_disk() -> Iterator[str]:
     """State in files, searched there: keys that are there and keys that are not, of one word and of several."""
     flow = dd.Flow()
     text = flow.upserts("text", {"key": pa.string(), "at": pa.int64()}, dd.Upsert("key", "at"))
@@ -164,7 +164,7 @@ def _beneath() -> Iterator[str]:
             engine.step(
                 {"text": pa.table({"key": names, "at": key}), "numbers": pa.table({"key": key, "value": key})}, time
             )
-            make_room(engine.dataflow.budget, engine.dataflow.circuit, engine.dataflow.batchers, 0)
+            make_room(engine.dataflow.budget, engine.dataflow.graph, engine.dataflow.batchers, 0)
             yield "state in files"
         engine.read("numbers")
 

@@ -4,14 +4,14 @@ Invariant: for every t in [since, upper) a read at t is the collection that the 
 retreats. An operator uses it in two steps: ``seek`` what the keys of its step hold, and, when the whole step has been
 computed and nothing was refused, ``apply`` its changes. State is in two layers. The newer one is in memory, and a
 resident index says what is current in it; when it outgrows its share of the budget it is merged into a run of files
-beneath, range by range, and the index lets go of those keys; there they are searched. So a key is looked up in the
-index, then beneath from the newest run to the oldest. An arrangement does not judge, and does not know its operator.
+on disk, range by range, and the index lets go of those keys; there they are searched. So a key is looked up in the
+index, then on disk from the newest run to the oldest. An arrangement does not resolve, and does not know its operator.
 
 >>> import numpy as np, pyarrow as pa
 >>> arranged = Arrangement(pa.schema({"k": pa.int64()}), wide=False, words=0)
 >>> zero = np.array([0])
 >>> batch = Batch.of([5], [3], [True], pa.table({"k": [1]}))
->>> change = Change(batch, np.array([5], np.uint64), zero, zero, 0, born=1, buried=0)
+>>> change = Change(batch, np.array([5], np.uint64), zero, zero, 0, live_added=1, buried=0)
 >>> arranged.apply([change], upper=4, since=3)
 >>> arranged.read().to_pylist(), arranged.since, arranged.upper, arranged.keys
 ([{'k': 1}], 3, 4, 1)
@@ -43,9 +43,9 @@ from ddflow.trace.spill import find, spilled
 from ddflow.trace.spine import Spine
 
 FAN = 4
-"""How many runs of about one size are merged beneath: each is one more place to search."""
+"""How many runs of about one size are merged on disk: each is one more place to search."""
 PIECE = 1 << 19
-"""Versions that a read at an older time, or beneath, looks at together."""
+"""Versions that a read at an older time, or on disk, looks at together."""
 
 
 class Change(NamedTuple):
@@ -61,7 +61,7 @@ class Change(NamedTuple):
     """int64[keys]: where `Arrangement.seek` found the keys in the index."""
     built: int
     """The number of the index's table at that time."""
-    born: int
+    live_added: int
     """How many more keys are live than before."""
     buried: int
     """How many more hold an order and no row."""
@@ -80,7 +80,7 @@ class Arrangement:
         self.schema, self.keeps = schema, keeps
         self.index = Index(wide, words, keeps)
         self.slots = Slots(schema)
-        self.spine, self.beneath = Spine(keeps=keeps), Spine(FAN, keeps)
+        self.spine, self.on_disk = Spine(keeps=keeps), Spine(FAN, keeps)
         self.since, self.upper, self.latest = NEVER, NEVER, NEVER
         self.keys, self.buried, self.written, self.piece = 0, 0, 0, PIECE
         self.lapse: Lapse | None = None
@@ -88,21 +88,21 @@ class Arrangement:
     def seek(self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None) -> Held:
         """What the keys that begin at ``starts`` of the sorted identities hold now, carved from ``arena``.
 
-        O(keys) expected; in memory but for those that are beneath, about 40 ns for each and run there.
+        O(keys) expected; in memory but for those that are on disk, about 40 ns for each and run there.
         """
-        held = self.index.seek(high, low, starts, arena, self.slots.pool.crew)
+        held = self.index.seek(high, low, starts, arena, self.slots.pool.threads)
         if self._lower():
-            self._seek_beneath(held, high, low, starts)
+            self._seek_on_disk(held, high, low, starts)
         return held
 
     def _lower(self) -> list[list[Part]]:
-        """What is not in the index's care, newest first: runs beneath, and before them one that is on its way."""
-        lower = [item.parts for item in reversed(self.beneath.items)] if self.beneath.items else []
+        """What is not in the index's care, newest first: runs on disk, and before them one that is on its way."""
+        lower = [item.parts for item in reversed(self.on_disk.items)] if self.on_disk.items else []
         if self.spine.items and isinstance(flush := self.spine.items[0], RunMerge) and flush.target is not None:
             lower.insert(0, flush.output.parts)
         return lower
 
-    def _seek_beneath(self, held: Held, high: Words, low: Words, starts: Narrow) -> None:
+    def _seek_on_disk(self, held: Held, high: Words, low: Words, starts: Narrow) -> None:
         """Fill in what is held by the keys that the index does not know."""
         wanted = np.flatnonzero(held.reference == 0)
         for parts in self._lower():
@@ -131,21 +131,21 @@ class Arrangement:
         O(versions).  The merging in memory that they pay for is done, what goes to files is `spill`'s.
         """
         # From then on nothing was written yet: the new run's description begins there.
-        lower = (self.spine if self.spine.items else self.beneath).upper
+        lower = (self.spine if self.spine.items else self.on_disk).upper
         self.upper = advance(self.upper, upper)
         self.since = max(self.since, since)
         changes = [change for change in changes if change.batch.high.size]
         paid = entries = 0
         for change in changes:
             self.latest = max(self.latest, int(change.batch.time.max()))
-            self.keys, self.buried = self.keys + change.born, self.buried + change.buried
+            self.keys, self.buried = self.keys + change.live_added, self.buried + change.buried
             paid += change.batch.high.size
             entries += change.last.size if change.batch.mapped is None else 0
         self.written += paid
         if changes:
             self.index.room(entries)
             run = Run(Description(lower, upper, NEVER), [self._put(change) for change in changes])
-            (self.spine if changes[0].batch.mapped is None else self.beneath).append(run)
+            (self.spine if changes[0].batch.mapped is None else self.on_disk).append(run)
         self.spine.plan(self.index.used if self.lapse is None else self._needed, not self._lower())
         # A flush goes on in `spill`: the disk may refuse it, and nothing can be refused any more here.
         self.spine.work(paid, self.slots, self.index, self.since, self.latest <= self.since, files=False)
@@ -160,11 +160,11 @@ class Arrangement:
         return part
 
     def stored(self, change: Change, batch_store: BatchStore) -> Change:
-        """The same change in files, to go beneath at once; `spill` with no share must have come before the step.
+        """The same change in files, to go on disk at once; `spill` with no share must have come before the step.
 
         O(versions).  Raises `SpillFull`, `SpillFailed`.
         """
-        assert not self.spine.items, "what is in memory would be newer than what goes beneath"
+        assert not self.spine.items, "what is in memory would be newer than what goes to disk"
         if not len(change.batch):
             return change
         self.index.keep_deletions()
@@ -172,7 +172,7 @@ class Arrangement:
 
     def lapses(self, of: Callable[[Ints], Any]) -> None:
         """Let merges drop the deletions that ``of`` tells by their orders, as soon as nothing older is held."""
-        self.lapse = self.spine.lapse = self.beneath.lapse = Lapse(of)
+        self.lapse = self.spine.lapse = self.on_disk.lapse = Lapse(of)
 
     def useless(self, deletions: int, more: bool = False) -> None:
         """Note how many deletions merges may drop, about; ``more``: how many more."""
@@ -195,21 +195,21 @@ class Arrangement:
         return self.keys + self.tombstones - self.lapsed
 
     def spill(self, batch_store: BatchStore, share: int, scratch: int = 1 << 26) -> None:
-        """Move what is in memory beneath, as far as ``share`` asks for, and go on with merges there.
+        """Move what is in memory on disk, as far as ``share`` asks for, and go on with merges there.
 
         ``share``: bytes that it may take in memory.  ``scratch``: bytes that a piece of a merge may take beside.
         Beyond three quarters of the share a flush begins, which is paid for like any merge; beyond all of it the flush
         is finished.  When a write fails nothing is lost: `SpillFull` and
         `SpillFailed` leave all as it was, but for the pieces that were moved whole.
         """
-        if not self.spine.items and not self.beneath.items:
+        if not self.spine.items and not self.on_disk.items:
             return
         width = max(
-            (self.slots.resident + self.slots.mapped) // max(self.spine.versions + self.beneath.versions, 1), 32
+            (self.slots.resident + self.slots.mapped) // max(self.spine.versions + self.on_disk.versions, 1), 32
         )
-        self.piece = self.spine.most = self.beneath.most = max(scratch // (4 * width + 128), 4096)
+        self.piece = self.spine.most = self.on_disk.most = max(scratch // (4 * width + 128), 4096)
         target = partial(spilled, batch_store=batch_store)
-        paid = self.written - self._paid_beneath
+        paid = self.written - self._paid_on_disk
         settled = self.latest <= self.since
         self._flush(None if self.nbytes > share else paid)
         # What came in while a flush was under way is another's.
@@ -218,13 +218,13 @@ class Arrangement:
             self.index.keep_deletions()
             self.spine.keeps = True
             runs = [item for item in self.spine.items if isinstance(item, Run)]
-            self.spine.items[:] = [RunMerge(runs, not self.beneath.items, target)]
+            self.spine.items[:] = [RunMerge(runs, not self.on_disk.items, target)]
             self._flush(None if self.nbytes > share else paid)
-        self.beneath.plan(self._needed, True, target)
-        self.beneath.work(paid, self.slots, None, self.since, settled)
-        self._paid_beneath = self.written
+        self.on_disk.plan(self._needed, True, target)
+        self.on_disk.work(paid, self.slots, None, self.since, settled)
+        self._paid_on_disk = self.written
 
-    _paid_beneath = 0
+    _paid_on_disk = 0
 
     @property
     def _flushing(self) -> bool:
@@ -232,11 +232,11 @@ class Arrangement:
         return isinstance(item, RunMerge) and item.target is not None
 
     def _flush(self, paid: int | None) -> None:
-        """Go on with a flush that is under way, None: to its end.  Its run is beneath then, and not indexed."""
+        """Go on with a flush that is under way, None: to its end.  Its run is on disk then, and not indexed."""
         if self._flushing:
             self.spine.work(paid, self.slots, self.index, self.since, self.latest <= self.since, files=True)
             if isinstance(run := self.spine.items[0], Run):
-                self.beneath.append(run)
+                self.on_disk.append(run)
                 del self.spine.items[0]
 
     def check_readable(self, as_of: int | None, what: str) -> None:
@@ -304,7 +304,7 @@ class Arrangement:
     @property
     def parts(self) -> list[Part]:
         """All versions, older ones of a key before newer ones."""
-        return [*self.beneath.parts, *self.spine.parts]
+        return [*self.on_disk.parts, *self.spine.parts]
 
     @property
     def partitions(self) -> Sequence[Arrangement]:
@@ -322,7 +322,7 @@ class Arrangement:
         for batch in self.slots.batches:
             batch._check()
         parts = self.parts
-        for spine in (self.spine, self.beneath):
+        for spine in (self.spine, self.on_disk):
             spine._check(self.slots)
         # Each batch is of one part, and slot 0 is the step's own.
         assert sorted(part.slot for part in parts) == [i for i, b in enumerate(self.slots.held) if b is not None]
@@ -336,7 +336,7 @@ class Arrangement:
                 assert slot in where and where[slot].begin <= row < where[slot].end, (slot, row)
                 assert bool(self.slots[slot].live[row]) == bool(int(word) & LIVE), (slot, row)
             else:
-                assert not int(word) & LIVE and (not self.index.keeps or self.index.graves)
+                assert not int(word) & LIVE and (not self.index.keeps or self.index.tombstones)
         # Counted as they came and went, the keys are those that a read finds.
         assert self.keys == sum(table.num_rows for table in self.pieces())
         assert self._lower() or alive == self.keys

@@ -4,7 +4,7 @@ Invariant: `restore` gives an arrangement that reads, at every time, as the one 
 with the merges that were under way where they were. A commit must cost what changed, so a batch is written once, when
 it is new, and named from then on; and a merge half done is kept half done: what it has eaten of its inputs is said by
 where their parts begin. The index is not kept: it is made again from the versions, oldest run first, unless there is a
-budget; then all runs go beneath, where they are searched. Whatever comes from a file is looked at before a kernel sees
+budget; then all runs go on disk, where they are searched. Whatever comes from a file is looked at before a kernel sees
 it.
 
 >>> from ddflow.storage.memory import MemoryStore
@@ -13,7 +13,7 @@ it.
 >>> arranged = Arrangement(schema, wide=False, words=0)
 >>> arranged.slots.lasting, zero = True, np.array([0])
 >>> batch = Batch.of([5], [3], [True], pa.table({"k": [1]}))
->>> arranged.apply([Change(batch, np.array([5], np.uint64), zero, zero, 0, born=1, buried=0)], upper=4, since=3)
+>>> arranged.apply([Change(batch, np.array([5], np.uint64), zero, zero, 0, live_added=1, buried=0)], upper=4, since=3)
 >>> record, again = take(arranged, batch_store), Arrangement(schema, wide=False, words=0)
 >>> made = lambda rows: (NONE, NONE, NONE)  # nothing is compressed
 >>> restore(again, record, "an example", batch_store, indexed=True, made=made)
@@ -83,7 +83,7 @@ def take(arranged: Arrangement, batch_store: BatchStore) -> ArrangementRecord:
             batches.append(record)
 
     items = list[RunRecord | MergeRecord]()
-    for item in (*arranged.beneath.items, *arranged.spine.items):
+    for item in (*arranged.on_disk.items, *arranged.spine.items):
         runs = list[RunRecord]()
         for run in [item] if isinstance(item, Run) else [*item.inputs, item.output]:
             parts = []
@@ -118,8 +118,8 @@ def _batch(slots: Slots, slot: int, batch: Batch, batch_store: BatchStore, shape
         shapes.append(file.names)
     shape = shapes.index(file.names)
     if file.record is None:
-        sieve = file.words.blob if isinstance(file, BatchFiles) else None
-        file.record = BatchRecord(file.columns.blob, len(batch), sieve, file.layout, shape)
+        bloom = file.words.blob if isinstance(file, BatchFiles) else None
+        file.record = BatchRecord(file.columns.blob, len(batch), bloom, file.layout, shape)
     elif file.record.shape != shape:
         file.record = changed(file.record, shape=shape)
     return file.record
@@ -138,8 +138,8 @@ def restore(
     """Fill an empty arrangement with what an inventory says.  O(bytes); every file is verified.
 
     ``what``: where that stands, for messages.  ``indexed``: all runs are resident (mapped, that is, unless they are
-    compressed) and indexed; else all are beneath.  ``made``: for rows whose columns are not those they were written
-    with, or that are compressed.  ``sieved``: whether runs beneath will be searched, and not only read.  ``home``:
+    compressed) and indexed; else all are on disk.  ``made``: for rows whose columns are not those they were written
+    with, or that are compressed.  ``sieved``: whether runs on disk will be searched, and not only read.  ``home``:
     where what is compressed is written anew, to be read where it lies; None: it is held in memory.  Raises
     `CorruptState`, and what the home raises.
     """
@@ -153,7 +153,7 @@ def restore(
         raise _wrong(what, f"it has {len(loaded):,} batches")
     target = None if indexed else partial(spilled, batch_store=batch_store)
     items = _Items(arranged, loaded, target, batch_store if sieved else None, indexed, what)
-    (arranged.spine if indexed else arranged.beneath).items[:] = [items.item(each) for each in given.items]
+    (arranged.spine if indexed else arranged.on_disk).items[:] = [items.item(each) for each in given.items]
     items.check()
     if max(given.keys, given.tombstones) > items.versions or given.lapsed > given.tombstones:
         found = f"{given.keys:,} keys, {given.tombstones:,} tombstones, {given.lapsed:,} of them lapsed"
@@ -239,7 +239,7 @@ class _Items:
         """Raise `CorruptState` unless every batch is used, and every time is spoken of once."""
         if len(self.used) != len(self.loaded):
             raise _wrong(self.what, "it names batches that no run has")
-        items = self.arranged.spine.items or self.arranged.beneath.items
+        items = self.arranged.spine.items or self.arranged.on_disk.items
         self._meet([(each if isinstance(each, Run) else each.output).description for each in items])
 
 
@@ -288,9 +288,9 @@ def _load(
     wrong = first_wrong(batch.high, batch.low, timed, batch.live if told else np.empty(0, np.uint8))
     if wrong >= 0:
         raise _wrong(what, f"row {wrong} of {kept.blob.name} is not in order")
-    if sieved and record.sieve is not None and len(fields) == len(arranged.schema):
+    if sieved and record.bloom is not None and len(fields) == len(arranged.schema):
         words = BloomFilter.room(int(batch.high[0]), int(batch.high[-1]), rows)[2]
-        held = batch_store.open(record.sieve, pa.schema({WORDS: pa.uint64()}), words)
+        held = batch_store.open(record.bloom, pa.schema({WORDS: pa.uint64()}), words)
         return replace(batch, mapped=BatchFiles(kept, layout, held, BloomFilter.of(batch, held.batch))), None
     return _widened(batch, arranged.schema, made), file
 

@@ -39,7 +39,7 @@ class Index:
         self.wide, self.words, self.keeps = wide, words, keeps
         self.width = 3 + wide + words
         self.capacity, self.spare, self.used, self.built = LEAST, SPARE, 0, 0
-        self.graves, self.parted = False, 0
+        self.tombstones, self.parted = False, 0
         self.table: Words = np.zeros((self.capacity + self.spare, self.width), np.uint64)
 
     def __len__(self) -> int:
@@ -50,7 +50,9 @@ class Index:
         """Bytes of the table, free slots included."""
         return int(self.table.nbytes)
 
-    def seek(self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None, crew: Threads = ALONE) -> Held:
+    def seek(
+        self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None, threads: Threads = ALONE
+    ) -> Held:
         """What the keys at ``starts`` of the sorted identities hold.  O(keys) expected."""
         n, arena = starts.size, arena or Arena()
         empty = arena.room(n)
@@ -60,7 +62,7 @@ class Index:
             span = held.span(begin, end)
             kernels.seek(self.table, np.uint64(self.capacity), high, low, starts[begin:end], *span)
 
-        crew.over(n, seek)
+        threads.over(n, seek)
         return held
 
     def write(
@@ -82,7 +84,7 @@ class Index:
         batch that they are in.  `room` was made before.  O(keys) expected.
         """
         # A deletion that nobody need be told of points at nothing, so that merges may drop its version.
-        tag, grave = np.int64(OCCUPIED | slot << SLOT), np.int64(0 if self.keeps else OCCUPIED)
+        tag, tombstone = np.int64(OCCUPIED | slot << SLOT), np.int64(0 if self.keeps else OCCUPIED)
         while True:
             here = place if built == self.built else np.full(last.size, -1)
             added = kernels.write(
@@ -97,7 +99,7 @@ class Index:
                 order,
                 tag,
                 np.int64(LIVE),
-                grave,
+                tombstone,
             )
             if added >= 0:
                 self.used += added
@@ -112,7 +114,7 @@ class Index:
     def bury(self, places: Ints) -> None:
         """Let the entries at ``places``, of deleted keys, point at nothing; they go when the table is rebuilt."""
         kernels.redirect(self.table, places, np.zeros(places.size, np.int64), np.uint64(OCCUPIED))
-        self.graves = self.graves or bool(places.size)
+        self.tombstones = self.tombstones or bool(places.size)
 
     def evict(self, first: int, last: int, members: Flags) -> None:
         """Take out the entries of a range of identities that point into some batches.  O(slots of the range)."""
@@ -170,8 +172,8 @@ class Index:
         return out
 
     def keep_deletions(self) -> None:
-        """From now on a deleted key keeps its entry: what lies beneath may still hold it.  O(capacity), once."""
-        if not self.keeps or self.graves:
+        """From now on a deleted key keeps its entry: what lies on disk may still hold it.  O(capacity), once."""
+        if not self.keeps or self.tombstones:
             self._rebuild(self.capacity)
             self.keeps = True
 
@@ -184,7 +186,7 @@ class Index:
         """
         need = self._slots(self.used, more)
         if need > self.capacity:
-            if self.graves or not self.keeps:
+            if self.tombstones or not self.keeps:
                 # What is let go now leaves room: else a table of ever new keys would grow for ever.
                 need = self._slots(int((self.table[:, kernels.REF] & self._kept != 0).sum()), more)
             few = need <= self.capacity // 2
@@ -213,7 +215,7 @@ class Index:
             if used >= 0:
                 self.table, self.capacity, self.used = table, capacity, used
                 self.built += 1
-                self.graves = False
+                self.tombstones = False
                 return
             self.spare *= 2
 

@@ -13,13 +13,13 @@ and whoever looks into an arrangement looks into each of its `Arrangement.partit
 >>> def part(high):
 ...     each = Arrangement(pa.schema({"k": pa.int64()}), wide=False, words=0)
 ...     batch = Batch.of([high], [3], [True], pa.table({"k": [high % 1000]}))
-...     each.beneath.append(Run(Description(0, 4, 3), [each.slots.put(batch)]))
+...     each.on_disk.append(Run(Description(0, 4, 3), [each.slots.put(batch)]))
 ...     each.keys, each.since, each.upper, each.latest = 1, 3, 4, 3
 ...     return each
 >>> joined = Joined([part(7), part(2**63)], since=3, upper=9)
 >>> joined.read(8).to_pylist(), joined.keys, len(joined.partitions)
 ([{'k': 7}, {'k': 808}], 2, 2)
->>> astray(part(8), number=0, partitions=2)
+>>> misplaced(part(8), number=0, partitions=2)
 1
 """
 
@@ -74,7 +74,7 @@ def catch_up(arranged: Arrangement, since: int, upper: int) -> None:
     arranged.since, arranged.upper = max(arranged.since, since), max(arranged.upper, upper)
 
 
-def astray(arranged: Arrangement, number: int, partitions: int) -> int | None:
+def misplaced(arranged: Arrangement, number: int, partitions: int) -> int | None:
     """Where the first key belongs that is not of partition ``number`` of so many; None where all are.  O(versions)."""
     for part in arranged.parts:
         of = partition_of(arranged.slots[part.slot].high[part.begin : part.end], partitions)

@@ -46,12 +46,12 @@ class MergeRecord(Strict, frozen=True, tag="merge"):
 
 
 class BatchRecord(Strict, frozen=True):
-    """The file of a batch.  ``rows``: how many.  ``sieve``: the file of its sieve.  ``shape``: which of the
+    """The file of a batch.  ``rows``: how many.  ``bloom``: the file of its Bloom filter.  ``shape``: which of the
     arrangement's ``shapes`` its payload has."""
 
     file: Blob
     rows: Positive
-    sieve: Blob | None
+    bloom: Blob | None
     layout: Layout
     shape: Natural
 

@@ -3,7 +3,7 @@
 Run it from a checkout: ``make demo``, or ``python examples/git/demo.py --repo PATH``.  Files are upserts (path -> mode
 and blob, or gone), and commits are times.
 
-Invariant: the exit code is 0 only if every check held. Git judges the updates of the engine slice by slice, and the
+Invariant: the exit code is 0 only if every check held. Git resolves the updates of the engine slice by slice, and the
 rows of Spark are compared with the Parquet files that were written, not with something kept in memory. Only running
 counts of the history stay in memory, and both engines read the same events. The witness is never the engine itself:
 a history checked against itself always agrees. Files of an earlier run in the folder are replaced.
@@ -123,15 +123,15 @@ class Demo:
                     engine.push({"files": part.events})
                     out = engine.advance_to(part.closes)
                 self._take(files, out, part.events)
-                with clock("judging by git"):
-                    feed.judge(part, out, self.checks)
+                with clock("resolving by git"):
+                    feed.resolve(part, out, self.checks)
                 status.update(f"git: {self.events:,} upserts, {self.updates:,} updates")
             with clock(ENGINE):
                 last = engine.advance_to(dd.CLOSED)
                 final = {name: engine.read(name) for name in self.flow.outputs}
             left = sum(table.num_rows for table in last.values())
             self.checks.add("after the last event: nothing more", equal("updates", 0, left))
-            with clock("judging by git"):
+            with clock("resolving by git"):
                 feed.conclude(final, engine.verdicts.counts, self.checks)
             files.write({"commits": feed.commit_table()})
         counts = final["by_extension"]

@@ -1,4 +1,4 @@
-"""A git history as a feed: path -> (mode, blob), judged by git's own raw log lines and by ``git ls-tree``.
+"""A git history as a feed: path -> (mode, blob), resolved by git's own raw log lines and by ``git ls-tree``.
 
 Invariant: what the witness says is computed from the *old* sides of the raw lines and from the tree, never from what an
 earlier event of the same path said; so a wrong retraction cannot be agreed with by making the same mistake twice. Each
@@ -80,7 +80,7 @@ class GitFeed:
             columns = [*(batch[name] for name in git.TREE.names), pc.is_null(batch["mode"]), batch["commit"]]
             yield Slice(pa.RecordBatch.from_arrays(columns, schema=EVENTS), commits[-1].ordinal + 1, said)
 
-    def judge(self, part: Slice, out: Mapping[str, pa.Table], checks: Checks) -> None:
+    def resolve(self, part: Slice, out: Mapping[str, pa.Table], checks: Checks) -> None:
         """Each update against git's raw lines of the same commits: one check a row."""
         files, said = out["files"], part.said
         leaving = pc.less(files["_diff"], 0)

@@ -25,7 +25,7 @@ SCHEMA = pa.schema({"id": pa.int64(), "city": pa.string(), "at": pa.int64()})
 
 
 def flow_of() -> dd.Flow:
-    """What the driver runs; two levels."""
+    """What the driver runs; two stages."""
     flow = dd.Flow()
     orders = flow.upserts("orders", SCHEMA, dd.Upsert("id", order_by="at"))
     flow.output("rows", orders)
@@ -34,7 +34,7 @@ def flow_of() -> dd.Flow:
 
 
 def drive(spark: SparkSession, folder: Path, point: str, batch: int, partitions: int) -> list[tuple[int, bool]]:
-    """Run until there is nothing to be read, or to death; the epochs, and whether they were told again."""
+    """Run until there is nothing to be read, or to death; the epochs, and whether they were replayed."""
 
     def take(out: Mapping[str, DataFrame], epoch: int) -> None:
         for name in out:

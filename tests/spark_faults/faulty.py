@@ -1,7 +1,7 @@
 """A task body that one of its attempts dies in: by an error, with its worker, or with the whole executor.
 
 It dies once, as a file in a folder says, when the body has written its files and before anybody is told of them.  Every
-attempt leaves a file there, named by its level (-1 routes), partition and attempt.
+attempt leaves a file there, named by its stage (-1 routes), partition and attempt.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ DEATHS = ("fails", "worker", "executor")
 
 @dataclass(frozen=True)
 class Faulty:
-    """``body``, dying by ``death`` at ``level``; ``folder`` is seen by all."""
+    """``body``, dying by ``death`` at ``stage``; ``folder`` is seen by all."""
 
     body: Any
     folder: str
     death: str
-    level: int
+    stage: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        level, context = getattr(self.body, "level", -1), TaskContext.get()
+        stage, context = getattr(self.body, "stage", -1), TaskContext.get()
         assert context is not None
-        name = f"{level}_{context.partitionId()}_{context.attemptNumber()}_{uuid4().hex}"
+        name = f"{stage}_{context.partitionId()}_{context.attemptNumber()}_{uuid4().hex}"
         (Path(self.folder) / name).touch()
         for batch in self.body(batches):
-            if level == self.level and first(Path(self.folder) / "died"):
+            if stage == self.stage and first(Path(self.folder) / "died"):
                 die(self.death)
             yield batch
 
@@ -83,6 +83,6 @@ def executor() -> int:
 
 
 def attempts(folder: str) -> list[tuple[int, int]]:
-    """The level and partition of every attempt."""
+    """The stage and partition of every attempt."""
     names = [name.split("_") for name in os.listdir(folder) if "_" in name]
-    return sorted((int(level), int(number)) for level, number, *_ in names)
+    return sorted((int(stage), int(number)) for stage, number, *_ in names)

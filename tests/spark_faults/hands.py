@@ -68,8 +68,8 @@ class Hands:
         base = self.coordinator.begin()
         columns = {name: tuple(input.bound.schema.names) for name, input in self.flow.inputs.items()}
         maps = [[chunk] for chunk in self._routed(inputs)]
-        for level in range(self.coordinator.cut.levels):
-            task = EpochStage(self.coordinator.cut, base, level, columns, "a test", 1 << 30)
+        for stage in range(self.coordinator.cut.stages):
+            task = EpochStage(self.coordinator.cut, base, stage, columns, "a test", 1 << 30)
             told = [self.task(task, number, maps) for number in range(base.partitions)]
             maps = [[pa.Table.from_batches(each, PACKED) for each in attempts] for attempts in told]
         receipts = [
@@ -140,7 +140,7 @@ class Hands:
     def _routed(self, inputs: Mapping[str, pa.Table]) -> list[pa.Table]:
         """Rows as chunks, from three tasks an input; each was begun once before, and left."""
         manifest, out = self.coordinator.manifest, []
-        sight = Version(self.state, "owner", manifest.number, self.coordinator.log.ledger.digest)
+        sight = Version(self.state, "owner", manifest.number, self.coordinator.log.manifest_log.digest)
         for name, table in inputs.items():
             columns = tuple(table.column_names)
             router = Partitioner(self.flow, name, self.coordinator.partitions, Secret(*manifest.secret), columns)
@@ -164,7 +164,7 @@ class Hands:
         return batches
 
     def _outputs(self, committed: Committed) -> dict[str, pa.Table]:
-        batch_store = BatchStore(self.coordinator.log.ledger.store)
+        batch_store = BatchStore(self.coordinator.log.manifest_log.store)
         schemas = {name: node.updates_schema(self.flow.time_type) for name, node in self.flow.outputs.items()}
         return {
             name: pa.concat_tables(

@@ -3,8 +3,8 @@
 Invariant: an event put in comes out of exactly one ``seal``, the first whose upper is above its time; what comes out is
 in the order of times and, within a time, of arrival. Pushes arrive in any order of times, most of them nearly sorted,
 and sealing must cost what is released, not what waits, be it ten million events or more than memory holds. Nothing is
-released by a step that may still be refused: the engine peeks, judges, and seals when it is sure; what was peeked is
-kept for that. The batcher does not judge events, nor look at their columns.
+released by a step that may still be refused: the engine peeks, resolves, and seals when it is sure; what was peeked is
+kept for that. The batcher does not resolve events, nor look at their columns.
 
 >>> import numpy as np
 >>> import pyarrow as pa
@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from ddflow.dataflow.batcher.chunks import lots, rows_of
+from ddflow.dataflow.batcher.chunks import chunks, rows_of
 from ddflow.dataflow.batcher.run import PendingRun
 from ddflow.dataflow.batcher.runs import LARGE, Runs, to_spill
 from ddflow.operators.upsert.events import Sealed, joined
@@ -105,20 +105,20 @@ class Batcher:
         self.pending -= number
         return number
 
-    def spill(self, batch_store: BatchStore, at_most: int, lot: int = LARGE) -> None:
+    def spill(self, batch_store: BatchStore, at_most: int, chunk: int = LARGE) -> None:
         """Write runs to files until at most so many bytes are resident; they are then mapped.  O(bytes written).
 
-        Those that wait longest go first, joined and cut by time into files of about ``lot`` bytes, 8 MB at most, which
-        takes the memory of a few; a file is unlinked when its last event is consumed and nobody refers to it any more.
-        Raises `SpillFull`, `SpillFailed`; the batcher is then as before, and no file is left.
+        Those that wait longest go first, joined and cut by time into files of about ``chunk`` bytes, 8 MB at most,
+        which takes the memory of a few; a file is unlinked when its last event is consumed and nobody refers to it any
+        more. Raises `SpillFull`, `SpillFailed`; the batcher is then as before, and no file is left.
         """
         self._peeked = None
-        lot = min(lot, LARGE)
-        if not (chosen := to_spill(self.runs, at_most, lot)):
+        chunk = min(chunk, LARGE)
+        if not (chosen := to_spill(self.runs, at_most, chunk)):
             return
         written: list[PendingRun] = []
         try:
-            for sealed in lots(chosen, rows_of(chosen, lot)):
+            for sealed in chunks(chosen, rows_of(chosen, chunk)):
                 written.append(PendingRun.spilled(batch_store, sealed))
                 del sealed  # before the next takes memory
         except BaseException:

@@ -1,16 +1,16 @@
-"""Lots: the events of several runs, cut by time into pieces of one size.
+"""Chunks: the events of several runs, cut by time into pieces of one size.
 
-Invariant: the lots hold every event of the runs once and in order, and none is much larger than asked, whatever the
-times are. Runs overlap in time, and joining them all to cut the whole would take their memory once more. So all are
-cut at the same times, one lot's worth between two cuts, and joined lot by lot. Where one time alone has more events
-than a lot, no cut by time helps: they are given run by run. It does not keep or write anything.
+Invariant: the chunks hold every event of the runs once and in order, and none is much larger than asked, whatever the
+times are. Runs overlap in time, and joining them all to cut the whole would take their memory once more. So all are cut
+at the same times, one chunk's worth between two cuts, and joined chunk by chunk. Where one time alone has more events
+than a chunk, no cut by time helps: they are given run by run. It does not keep or write anything.
 
 >>> import pyarrow as pa
 >>> from ddflow.operators.upsert.events import Sealed
 >>> def run(*times):
 ...     t = np.array(times)
 ...     return PendingRun.resident(Sealed(pa.record_batch({"n": t}), t, t, t))
->>> [lot.times.tolist() for lot in lots([run(1, 4, 7, 8), run(2, 3, 5, 6)], 3)]
+>>> [chunk.times.tolist() for chunk in chunks([run(1, 4, 7, 8), run(2, 3, 5, 6)], 3)]
 [[1, 2], [3, 4, 5], [6, 7, 8]]
 """
 
@@ -30,11 +30,12 @@ def rows_of(runs: Sequence[PendingRun], size: int) -> int:
     return max(size * sum(run.sealed.times.size for run in runs) // max(taken, 1), 1)
 
 
-def lots(runs: Sequence[PendingRun], rows: int) -> Iterator[Sealed]:
-    """The events that wait in ``runs``, in lots of about ``rows``, 3 x ``rows`` at most.  A lot of one run is a slice.
+def chunks(runs: Sequence[PendingRun], rows: int) -> Iterator[Sealed]:
+    """The events that wait in ``runs``, in chunks of about ``rows``, 3 x ``rows`` at most. A chunk of one run is a
+    slice.
 
-    Lots follow each other in time, but those of one time that fills several.  Takes memory for one lot, twice, and for
-    two times a run and lot.  O(n log n).
+    Chunks follow each other in time, but those of one time that fills several. Takes memory for one chunk, twice, and
+    for two times a run and chunk. O(n log n).
     """
     begins = [run.begin for run in runs]
     for cut in [*_cuts(runs, rows), None]:

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Final
 
-from ddflow.dataflow.batcher.chunks import lots, rows_of
+from ddflow.dataflow.batcher.chunks import chunks, rows_of
 from ddflow.dataflow.batcher.run import PendingRun
 from ddflow.operators.upsert.events import joined
 
@@ -154,7 +154,7 @@ def merged(runs: Sequence[PendingRun]) -> list[PendingRun]:
     """The events of some runs as one run, or as final chunks when they are ``LARGE``.  O(n log n)."""
     if sum(run.size for run in runs) < LARGE:
         return [PendingRun.own(joined([run.waiting for run in runs]))]
-    return [PendingRun.own(lot, final=True) for lot in lots(runs, rows_of(runs, CHUNK))]
+    return [PendingRun.own(chunk, final=True) for chunk in chunks(runs, rows_of(runs, CHUNK))]
 
 
 def kept(run: PendingRun) -> list[PendingRun]:
@@ -162,11 +162,11 @@ def kept(run: PendingRun) -> list[PendingRun]:
     return merged([run])
 
 
-def to_spill(runs: Runs, at_most: int, lot: int) -> list[PendingRun]:
+def to_spill(runs: Runs, at_most: int, chunk: int) -> list[PendingRun]:
     """The runs to write so that ``at_most`` bytes stay resident, none when that is so already.  O(runs log runs).
 
     The final ones go first, those with the latest times before others, as they will wait longest; then the largest.
-    Files of less than half of ``lot`` bytes that earlier spills left are written anew with them, ``FAN`` of a size
+    Files of less than half of ``chunk`` bytes that earlier spills left are written anew with them, ``FAN`` of a size
     class at a time, so that there are never many: each event is written once a class.
     """
     chosen, held = [], runs.held
@@ -178,6 +178,6 @@ def to_spill(runs: Runs, at_most: int, lot: int) -> list[PendingRun]:
             held -= run.held
     small: dict[int, list[PendingRun]] = {}
     for run in runs.by_least if chosen else ():
-        if run.file is not None and run.file.nbytes < lot // 2:
+        if run.file is not None and run.file.nbytes < chunk // 2:
             small.setdefault(size_class(run.file.nbytes), []).append(run)
     return chosen + [run for same in small.values() if len(same) >= FAN for run in same]

@@ -33,7 +33,7 @@ class Sealed(NamedTuple):
     times: Ints
     """int64[n]: the time each is stamped with."""
     original: Ints
-    """int64[n]: its own time, by which it is judged; less than the stamp for an advanced one.  Where no event is
+    """int64[n]: its own time, by which it is resolved; less than the stamp for an advanced one.  Where no event is
     advanced this is the same array as ``times``."""
     arrival: Ints
     """int64[n]: its number among all events of the input."""
@@ -89,7 +89,7 @@ def by_time(times: Ints) -> Ints | None:
 
 
 def joined(parts: list[Sealed]) -> Sealed:
-    """Several lots as one, in the order of times, then of arrival.  ``parts``: each in that order.  O(n log n)."""
+    """Several chunks as one, in the order of times, then of arrival.  ``parts``: each in that order.  O(n log n)."""
     if len(parts) == 1:
         return parts[0]
     parts = sorted(parts, key=lambda part: int(part.arrival[0]))

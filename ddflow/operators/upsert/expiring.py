@@ -1,4 +1,4 @@
-"""Expiry at work: which keys a step forgets before it judges, and which of its events come too late for that.
+"""Expiry at work: which keys a step forgets before it resolves, and which of its events come too late for that.
 
 Invariant: when a step begins, every key whose order is below the horizon (the greatest order of all steps before, less
 the time to live) holds nothing, whether the step has events of it or not; the horizon only rises, so what is forgotten
@@ -6,7 +6,7 @@ once stays forgotten. Nobody may look at all keys in every step. A deleted key n
 order says that it is forgotten, whoever meets it (a step, a merge) compares. A live key gets a deletion of its own, by
 its own order, so that nothing older shows through; to find them, all orders are looked at once in an eighth of the time
 to live, and those that will be due until the next time are kept aside, sorted. So a key costs a few looks in its
-life. It emits nothing: the deletion is an event that nobody gave, judged like any other.
+life. It emits nothing: the deletion is an event that nobody gave, resolved like any other.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow, spec = dd.Flow(), dd.Upsert(key="id", order_by="at", expiry=dd.Expiry(ttl=30))
@@ -65,11 +65,11 @@ class Expiring:
 
     def due(self) -> tuple[Words, Words]:
         """The identities of live keys that are forgotten now, ascending.  O(those), amortised; nothing changes."""
-        rows, graves = self.horizons.rows, self.horizons.graves
-        if graves is None:
+        rows, tombstones = self.horizons.rows, self.horizons.tombstones
+        if tombstones is None:
             return NONE, NONE
-        if _beyond(rows, self._until) or (_beyond(graves, self._until_graves) and self._worth()):
-            self._survey(rows, graves)
+        if _beyond(rows, self._until) or (_beyond(tombstones, self._until_graves) and self._worth()):
+            self._survey(rows, tombstones)
         n = self._in_order(rows)
         if not n:
             return NONE, NONE
@@ -87,14 +87,14 @@ class Expiring:
         came = self.arranged.written - self._written
         return self._until_graves is None or came * AHEAD >= self.arranged.keys
 
-    def _survey(self, rows: int | None, graves: int) -> None:
+    def _survey(self, rows: int | None, tombstones: int) -> None:
         """Look at all orders: which keys will be due soon, and how many deletions are of no use.  O(versions)."""
         horizons, self._written = self.horizons, self.arranged.written
-        most = self._until_graves = horizons.ahead(graves, horizons.shorter)
+        most = self._until_graves = horizons.ahead(tombstones, horizons.shorter)
         if rows is not None and horizons.ttl is not None:
             self._until = horizons.ahead(rows, horizons.ttl)
             most = max(most, self._until)
-        found, useless = [(self._words[:0], NONE, NONE)], self._useless(graves)
+        found, useless = [(self._words[:0], NONE, NONE)], self._useless(tombstones)
         lower = {part.slot for parts in self.arranged._lower() for part in parts}
         for part in self.arranged.parts:
             batch = self.arranged.slots[part.slot]
@@ -103,17 +103,17 @@ class Expiring:
             if self._least[batch] >= most:
                 continue
             key, live = horizons.keys(batch.order[part.begin : part.end]), batch.live[part.begin : part.end] != 0
-            useless += int((~live & (key < graves)).sum()) if part.slot in lower else 0
+            useless += int((~live & (key < tombstones)).sum()) if part.slot in lower else 0
             if self._until is not None:
                 found.append(_picked(batch, part.begin + np.flatnonzero(live & (key < self._until)), key, part.begin))
         self.arranged.useless(useless)
         self._words, self._high, self._low, self._fresh = NONE.view(np.int64), NONE, NONE, found
 
-    def _useless(self, graves: int) -> int:
+    def _useless(self, tombstones: int) -> int:
         """How many deleted keys of those that are indexed need not be known any more.  O(entries)."""
         references, places = self.arranged.index.walk(live=False)
         dead = places[(references & LIVE == 0) & (references & (LIVE - 1) != 0)]
-        return int((self.horizons.keys(self.arranged.index.entries(dead)[3]) < graves).sum())
+        return int((self.horizons.keys(self.arranged.index.entries(dead)[3]) < tombstones).sum())
 
     def _in_order(self, rows: int | None) -> int:
         """Sort what was put aside by its orders; how many are below the horizon.  O(what is new log of it)."""
@@ -189,7 +189,7 @@ class Expiring:
         held.reference[lapsed] |= LAPSED
         late = np.zeros(given.size, np.bool_)
         if self.refuses and full is None:
-            late = given & self.horizons.below(own, self.horizons.graves, [0])
+            late = given & self.horizons.below(own, self.horizons.tombstones, [0])
             if late.any():
                 group = np.repeat(np.arange(starts.size - 1), np.diff(starts))
                 late[permutation] &= (lapsed | (held.reference == 0))[group]

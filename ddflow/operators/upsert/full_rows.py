@@ -27,14 +27,14 @@ import pyarrow as pa
 from ddflow.columns.hashing import Flags, Ints, Narrow, validity
 from ddflow.columns.rows import Rows, gather, shown_row
 from ddflow.errors import TieRefused
-from ddflow.kernels.resolve import ERROR, FATE, LIVE, NOTHING, Judged, Rules
+from ddflow.kernels.resolve import ERROR, LIVE, NOTHING, OUTCOME, Outcomes, Rules
 from ddflow.operators.upsert.keyed import Keyed
 from ddflow.operators.upsert.ordering import Order
 from ddflow.operators.upsert.state import UpsertState
 
 
 class FullRows:
-    """See `ddflow.operators.upsert.judgement.Weighed`."""
+    """See `ddflow.operators.upsert.resolution.Weighed`."""
 
     def __init__(self, state: UpsertState, keyed: Keyed, since: int) -> None:
         self.state, self.keyed, self.by, self.mark = state, keyed, keyed.by, keyed.mark
@@ -62,11 +62,11 @@ class FullRows:
         """See `Weighed.hidden`."""
         return self.rows.column(name[7:])
 
-    def verdicts(self, fate: Any, counts: Ints) -> tuple[Ints, Flags | None]:
+    def verdicts(self, outcome: Any, counts: Ints) -> tuple[Ints, Flags | None]:
         """See `Weighed.verdicts`."""
-        return counts - np.bincount((fate[self.keyed.absent] >> FATE) & 7, minlength=8), None
+        return counts - np.bincount((outcome[self.keyed.absent] >> OUTCOME) & 7, minlength=8), None
 
-    def winner_orders(self, out: Judged, rows: Ints) -> list[pa.Array]:
+    def winner_orders(self, out: Outcomes, rows: Ints) -> list[pa.Array]:
         """See `Weighed.winner_orders`."""
         order, winner, events = self.order, out.winner[rows], self.rows
         groups = np.unique(-1 - winner[(winner < 0) & (winner != NOTHING)])

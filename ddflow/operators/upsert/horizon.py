@@ -13,7 +13,7 @@ that is ``expiring``.
 >>> bound = bind("a", pa.schema({"k": pa.int64(), "at": pa.int32()}), spec)
 >>> horizons = Horizons(bound, Order(bound))
 >>> horizons.greatest = 120
->>> horizons.rows, horizons.graves, horizons.below(np.array([[89], [90], [LEAST]]), horizons.rows).tolist()
+>>> horizons.rows, horizons.tombstones, horizons.below(np.array([[89], [90], [LEAST]]), horizons.rows).tolist()
 (90, 100, [True, False, True])
 """
 
@@ -63,7 +63,7 @@ class Horizons:
         return None if self.ttl is None or self.greatest is None else self.moved(self.greatest, -self.ttl)
 
     @property
-    def graves(self) -> int | None:
+    def tombstones(self) -> int | None:
         """The word below which those of deleted keys are forgotten, and events come too late; or None."""
         return None if self.greatest is None else self.moved(self.greatest, -self.shorter)
 
@@ -109,7 +109,7 @@ class Horizons:
 
     def of_graves(self, order: Ints) -> Bools:
         """bool[m]: which deleted keys, by their orders, are forgotten.  O(m)."""
-        return self.below(order, self.graves)
+        return self.below(order, self.tombstones)
 
     def lapsed(self, held: Held) -> Bools:
         """bool[g]: which keys hold what is forgotten.  O(g)."""

@@ -2,7 +2,7 @@
 
 Invariant: a key's row after a moment is what its machine holds then, and a key that holds nothing has none; its order
 stays, as a deleted key's does. The walk, which knows of orders only, calls a key live whose last event was no delete,
-and a machine may have dropped all it held. What comes out is judged like any other row.
+and a machine may have dropped all it held. What comes out is resolved like any other row.
 
 >>> from ddflow.plan.merge.machine import Machine
 >>> from ddflow.plan.merge.bind_machine import bind_machine
@@ -14,8 +14,8 @@ and a machine may have dropped all it held. What comes out is judged like any ot
 >>> ring = Machine("at", {(0, "up"): 1, (1, "up"): 0}, on="symbol", start=0)
 >>> upsert = RunningUpsert(bind_machine("rings", schema, Spec("k"), ring), Secret(1, 2))
 >>> events = pa.record_batch({"k": [1, 1, 1], "symbol": ["up", "up", "up"]}, schema)
->>> judged = upsert.judge(Sealed(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
->>> judged.updates(upsert.bound.row_schema).to_table(upsert.bound.row_schema, None).to_pylist()
+>>> resolved = upsert.resolve(Sealed(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
+>>> resolved.updates(upsert.bound.row_schema).to_table(upsert.bound.row_schema, None).to_pylist()
 [{'k': 1, 'at': 1, '_diff': 1}]
 """
 

@@ -1,9 +1,9 @@
-"""The upsert operator over partial rows: events are folded into full rows, and those are judged like any others.
+"""The upsert operator over partial rows: events are folded into full rows, and those are resolved like any others.
 
 Invariant: for each key and time with events one full row comes out of the fold, or a deletion; it wins over what is
 held by definition, so from there on all is as with full rows: one net change, the retraction takes the stored row, a
 row that is equal is a no-op. The journey: walk (who is folded, who is skipped), fold column by column, gather each
-cell from where it is, derive, judge. A cell may come from any event of the step or from any batch of the state,
+cell from where it is, derive, resolve. A cell may come from any event of the step or from any batch of the state,
 columns of one row from different ones; and of the events it is the last folded one that gets the row's verdict.
 
 >>> import pyarrow as pa
@@ -17,7 +17,7 @@ columns of one row from different ones; and of the events it is the last folded 
 >>> schema = pa.schema({"k": pa.int64(), "n": pa.int64(), "city": pa.string()})
 >>> upsert = RunningUpsert(bind("visits", schema, Spec("k", merge=Merge({"n": sum()}))), Secret(1, 2))
 >>> events = pa.record_batch({"k": [1, 1], "n": [1, 2], "city": ["Bern", None]}, schema)
->>> merged = upsert.judge(Sealed(events, ints(0, 0), ints(0, 0), ints(0, 1)), ints(0), since=0)
+>>> merged = upsert.resolve(Sealed(events, ints(0, 0), ints(0, 0), ints(0, 1)), ints(0), since=0)
 >>> merged.updates(schema).to_table(schema, None).to_pylist(), merged.verdict.tolist()
 ([{'k': 1, 'n': 3, 'city': 'Bern', '_diff': 1}], [5, 7])
 """
@@ -36,7 +36,7 @@ from ddflow.columns.sorting import Sorted
 from ddflow.kernels.fold import LAST as LATEST
 from ddflow.kernels.fold import NOTHING, choose
 from ddflow.kernels.gather import SLOT
-from ddflow.kernels.resolve import FATE, LAST, Judged, Rules
+from ddflow.kernels.resolve import LAST, OUTCOME, Outcomes, Rules
 from ddflow.kernels.walk import NONE, ROW, SKIP, TAKE
 from ddflow.operators.upsert import machined, own
 from ddflow.operators.upsert.keyed import Keyed
@@ -45,7 +45,7 @@ from ddflow.operators.upsert.walking import Walking
 
 
 class MergedRows(Walking):
-    """The rows that a fold makes of a step's events: see `ddflow.operators.upsert.judgement.Weighed`."""
+    """The rows that a fold makes of a step's events: see `ddflow.operators.upsert.resolution.Weighed`."""
 
     def __init__(self, state: UpsertState, keyed: Keyed, since: int) -> None:
         """Fold the events; `by`, `mark`, `words` and `value` are of the rows that are made."""
@@ -203,15 +203,15 @@ class MergedRows(Walking):
         """See `Weighed.hidden`."""
         return self.made.column(name)
 
-    def verdicts(self, fate: Any, counts: Ints) -> tuple[Ints, Flags | None]:
+    def verdicts(self, outcome: Any, counts: Ints) -> tuple[Ints, Flags | None]:
         """Each event's own verdict: the last one folded at a time has that of the row."""
         verdict, last = self.taken.why, self.taken.last[self.places]
         acted = last >= 0
-        verdict[last[acted]] = ((fate[acted] >> FATE) & 7).astype(np.uint8)
+        verdict[last[acted]] = ((outcome[acted] >> OUTCOME) & 7).astype(np.uint8)
         own = np.bincount(verdict, minlength=8).astype(np.int64)
         return own - np.bincount(verdict[self.keyed.absent], minlength=8), verdict
 
-    def winner_orders(self, out: Judged, rows: Ints) -> list[pa.Array]:
+    def winner_orders(self, out: Outcomes, rows: Ints) -> list[pa.Array]:
         """For each of some events, the values of ``order_by`` that its key runs by after that time.  O(events)."""
         steps, m = self.steps, self.places.size
         moment = np.full(self.sealed.times.size, -1)

@@ -17,7 +17,7 @@ earlier step. Calling it is ``plan.merge.rounds``', or a compiled loop's.
 ...     return given.set_column(1, "n", pc.multiply(held["n"], given["n"]))
 >>> upsert = RunningUpsert(bind("visits", schema, Spec("k", merge=Merge(function=product))), Secret(1, 2))
 >>> events = pa.record_batch({"k": [1, 1, 1], "n": [5, 2, 3]}, schema)
->>> merged = upsert.judge(Sealed(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
+>>> merged = upsert.resolve(Sealed(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
 >>> merged.updates(schema).to_table(schema, None).to_pylist()
 [{'k': 1, 'n': 30, '_diff': 1}]
 """

@@ -29,8 +29,8 @@ from ddflow.columns.rows import plainly
 from ddflow.columns.schema import is_word
 from ddflow.columns.sorting import sort
 from ddflow.columns.threads import ALONE, Threads
+from ddflow.kernels.emit import marks
 from ddflow.kernels.resolve import NOBODY
-from ddflow.kernels.spell import marks
 from ddflow.operators.base import Hashes, Readable
 from ddflow.operators.upsert.events import Sealed
 from ddflow.operators.upsert.expiring import Expiring
@@ -43,8 +43,8 @@ from ddflow.trace.arrangement import Arrangement
 class UpsertState(Readable):
     """``bound``: the input's spec and schema."""
 
-    def __init__(self, bound: Bound, secret: Secret, crew: Threads = ALONE) -> None:
-        self.bound, self.secret, self.crew = bound, secret, crew
+    def __init__(self, bound: Bound, secret: Secret, threads: Threads = ALONE) -> None:
+        self.bound, self.secret, self.threads = bound, secret, threads
         self.order = orders(bound)
         stored = pa.schema([*bound.row_schema, *self.order.hidden])
         self.contents: int | None = None
@@ -52,7 +52,7 @@ class UpsertState(Readable):
         self.wide, self.arena = is_wide(bound.key_schema), Arena()
         self.arrangements = (Arrangement(stored, self.wide, self.order.words, self.order.keeps),)
         self.tracked = bound.tracked
-        self.arranged.slots.pool.crew = crew
+        self.arranged.slots.pool.threads = threads
         expires = bound.spec.expiry is not None
         self.keys = RowHashes(bound.key_schema, secret)
         self.expiring = Expiring(bound, self.order, self.arranged, self.keys) if expires else None
@@ -76,7 +76,7 @@ class UpsertState(Readable):
         """
         arena, events, bound = self.arena, sealed.events, self.bound
         keys = events.select(bound.key_schema.names).columns
-        by = sort(*self.keys.identities(keys, events.num_rows), arena, self.crew)
+        by = sort(*self.keys.identities(keys, events.num_rows), arena, self.threads)
         gone, full = bound.deletes(events), self.contents
         own = NOBODY if full is None else full
         plain = full is None and self.expiring is None

@@ -2,9 +2,9 @@
 
 Invariant: accumulating what it emitted up to any time gives one row for each live key, the row that won; the
 arrangement is that collection, so the state costs nothing beyond the index one would want anyway. The journey: events
-are identified and sorted, what their keys hold is looked up, a kernel judges all of them without touching payload, and
-only the rows that changed hands are gathered. Nothing may change until the whole step, of all inputs, is known to
-succeed; so `judge` computes a `Judgement`, and `apply` takes it. (McSherry, "Upserts in differential dataflow";
+are identified and sorted, what their keys hold is looked up, a kernel resolves all of them without touching payload,
+and only the rows that changed hands are gathered. Nothing may change until the whole step, of all inputs, is known to
+succeed; so `resolve` computes a `Resolution`, and `apply` takes it. (McSherry, "Upserts in differential dataflow";
 differential-dataflow's ``arrange_from_upsert``.)
 
 >>> import pyarrow as pa
@@ -14,7 +14,7 @@ differential-dataflow's ``arrange_from_upsert``.)
 >>> upsert = RunningUpsert(bind("names", schema, Upsert("k")), Secret(1, 2))
 >>> events = pa.record_batch({"k": ["frank"] * 2, "v": ["mcsherry", "zappa"]}, schema)
 >>> sealed = Sealed(events, ints(0, 1), ints(0, 1), ints(0, 1))
->>> upsert.judge(sealed, ints(0, 1), since=1).updates(schema).to_table(schema, pa.int64()).column("_diff").to_pylist()
+>>> upsert.resolve(sealed, ints(0, 1), since=1).updates(schema).to_table(schema, pa.int64()).column("_diff").to_pylist()
 [1, -1, 1]
 """
 
@@ -24,27 +24,27 @@ from ddflow.columns.hashing import Ints, Secret
 from ddflow.operators.updates import ints
 from ddflow.operators.upsert.events import Sealed
 from ddflow.operators.upsert.full_rows import FullRows
-from ddflow.operators.upsert.judgement import Judgement
 from ddflow.operators.upsert.merged import MergedRows
+from ddflow.operators.upsert.resolution import Resolution
 from ddflow.operators.upsert.state import UpsertState
 
-__all__ = ["Judgement", "RunningUpsert", "Sealed", "Secret", "ints"]
+__all__ = ["Resolution", "RunningUpsert", "Sealed", "Secret", "ints"]
 
 
 class RunningUpsert(UpsertState):
     """The upsert operator of one input of an opened plan."""
 
-    def judge(self, sealed: Sealed, times: Ints, since: int, winners: bool = True) -> Judgement:
+    def resolve(self, sealed: Sealed, times: Ints, since: int, winners: bool = True) -> Resolution:
         """Compute the outcome of sealed events; nothing changes.
 
         ``times``: the step's distinct times, ascending.  ``since``: what it will be after the step.  ``winners``:
-        whether anybody asks for `Judgement.winner_orders`.  O(n) expected.  Raises `TieRefused` under ``tie="error"``.
+        whether anybody asks for `Resolution.winner_orders`.  O(n) expected.  Raises `TieRefused` under ``tie="error"``.
         """
         self.arena.reset()
         keyed = self.keyed(sealed, times, since)
         weigh = FullRows if self.bound.merging is None else MergedRows
-        return Judgement(self, keyed, weigh(self, keyed, since), winners)
+        return Resolution(self, keyed, weigh(self, keyed, since), winners)
 
-    def apply(self, judgement: Judgement, upper: int, since: int) -> None:
-        """Take a judgement into the state.  Amortised O(versions)."""
-        self.arranged.apply(judgement.changes, upper, since)
+    def apply(self, resolution: Resolution, upper: int, since: int) -> None:
+        """Take a resolution into the state.  Amortised O(versions)."""
+        self.arranged.apply(resolution.changes, upper, since)

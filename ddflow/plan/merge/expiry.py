@@ -3,7 +3,7 @@
 Invariant: an expiry that exists says something: a time to live of keys, of tombstones, or of both, and each of them is
 a number, 0 or more. The horizon is the greatest order that the input had seen at the previous commit less the time to
 live; so a rerun of the same calls forgets the same keys. What is forgotten cannot be told from what never was, but by
-the horizon; and a tombstone outlives its key's row or hides nothing. It judges no events. (Pinot, "Upsert",
+the horizon; and a tombstone outlives its key's row or hides nothing. It resolves no events. (Pinot, "Upsert",
 metadataTTL and deletedKeysTTL; docs/semantics.md, section 10.)
 
 >>> Expiry(ttl=30).on_expire

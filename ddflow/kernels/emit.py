@@ -1,14 +1,14 @@
 """Spelling out: the verdict of each event as a word, and the updates that it causes, in the order of rows.
 
 Invariant: updates come in the order of the rows that caused them, a retraction before its assertion; rows are in the
-order of times, hence so are updates, and nothing has to be sorted. Judging goes by key, and leaves with each row what
-became of it (``resolve.FATE``); here rows are read front to back, once. Several threads write spans of them: `tally`
+order of times, hence so are updates, and nothing has to be sorted. Resolving goes by key, and leaves with each row what
+became of it (``resolve.OUTCOME``); here rows are read front to back, once. Several threads write spans of them: `tally`
 says beforehand how many updates each will have.
 
 >>> one, few = lambda *values: np.array(values, np.int64), lambda *values: np.array(values, np.int32)
->>> fate = one(APPLIED << FATE, RETRACTS | APPLIED << FATE)
+>>> outcome = one(APPLIED << OUTCOME, RETRACTS | APPLIED << OUTCOME)
 >>> about, diffs, ranks, counts = np.empty(3, np.int64), np.empty(3, np.int64), few(0, 0, 0), np.zeros(8, np.int64)
->>> emit(fate, few(0, 2), np.int64(0), about, diffs, ranks, counts)
+>>> emit(outcome, few(0, 2), np.int64(0), about, diffs, ranks, counts)
 3
 >>> about.tolist(), diffs.tolist(), ranks.tolist(), int(counts[APPLIED])  # +row 0; -row 0, +row 1
 ([0, 0, 1], [1, -1, 1], [0, 1, 1], 2)
@@ -21,7 +21,7 @@ import numpy as np
 from ddflow.kernels.arrays import Flags, Ints, Narrow, Words
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import load_u64
-from ddflow.kernels.resolve import APPLIED, FATE, NOOP, RETRACTS, ROW
+from ddflow.kernels.resolve import APPLIED, NOOP, OUTCOME, RETRACTS, ROW
 
 __all__ = ["NOOP", "RETRACTS", "emit", "look_up", "marks", "spread", "tally"]
 
@@ -46,28 +46,28 @@ def marks(times: Ints, distinct: Ints, gone: Flags, out: Narrow) -> None:
 
 
 @kernel
-def emit(fate: Ints, mark: Narrow, first: np.int64, about: Ints, diffs: Ints, ranks: Narrow, counts: Ints) -> int:
+def emit(outcome: Ints, mark: Narrow, first: np.int64, about: Ints, diffs: Ints, ranks: Narrow, counts: Ints) -> int:
     """Spell out the updates that events cause, in the order of rows, retractions before assertions.
 
-    fate: int64[n], mark: int32[n], as in `Judged` and `Events`, of a span of rows; first: the number of its first row.
-    Written, by update: about int64, the row it is about, an event or a reference into state; diffs int64, 1 or -1;
-    ranks int32, of its time.  counts: int64[8], events by verdict are added.  Returns how many there are.  O(n).
+    outcome: int64[n], mark: int32[n], as in `Outcomes` and `Events`, of a span of rows; first: the number of its first
+    row. Written, by update: about int64, the row it is about, an event or a reference into state; diffs int64, 1 or
+    -1; ranks int32, of its time. counts: int64[8], events by verdict are added. Returns how many there are. O(n).
 
     >>> out, counts = [np.empty(1, np.int64) for _ in range(2)], np.zeros(8, np.int64)
-    >>> fate = np.array([RETRACTS | APPLIED << FATE | 9])
-    >>> emit(fate, np.ones(1, np.int32), np.int64(0), *out, np.empty(1, np.int32), counts)
+    >>> outcome = np.array([RETRACTS | APPLIED << OUTCOME | 9])
+    >>> emit(outcome, np.ones(1, np.int32), np.int64(0), *out, np.empty(1, np.int32), counts)
     1
     >>> [int(column[0]) for column in out], int(counts[APPLIED])
     ([9, -1], 1)
     """
     written = 0
-    for row in range(fate.size):
-        verdict = (fate[row] >> FATE) & 7
+    for row in range(outcome.size):
+        verdict = (outcome[row] >> OUTCOME) & 7
         counts[verdict] += 1
-        if verdict != APPLIED and fate[row] >= 0:
+        if verdict != APPLIED and outcome[row] >= 0:
             continue
-        if fate[row] < 0:
-            about[written], diffs[written], ranks[written] = fate[row] & ROW, -1, mark[row] >> 1
+        if outcome[row] < 0:
+            about[written], diffs[written], ranks[written] = outcome[row] & ROW, -1, mark[row] >> 1
             written += 1
         if verdict == APPLIED and mark[row] & 1 == 0:
             about[written], diffs[written], ranks[written] = first + row, 1, mark[row] >> 1
@@ -76,24 +76,24 @@ def emit(fate: Ints, mark: Narrow, first: np.int64, about: Ints, diffs: Ints, ra
 
 
 @kernel
-def spread(fate: Ints, mark: Narrow, values: np.uint64, out: Words) -> None:
+def spread(outcome: Ints, mark: Narrow, values: np.uint64, out: Words) -> None:
     """Write the value that each update's event has in a column of 64-bit values, in the order of `emit`.
 
-    fate: int64[n], mark: int32[n], of a span of rows.  values: address of the column at its first row.  out:
+    outcome: int64[n], mark: int32[n], of a span of rows.  values: address of the column at its first row.  out:
     uint64[updates], written.  O(n).
 
     >>> out, column = np.empty(2, np.uint64), np.array([7, 8])
-    >>> spread(np.array([NOOP << FATE, RETRACTS | APPLIED << FATE]), np.zeros(2, np.int32),
+    >>> spread(np.array([NOOP << OUTCOME, RETRACTS | APPLIED << OUTCOME]), np.zeros(2, np.int32),
     ...        np.uint64(column.ctypes.data), out)
     >>> out.tolist()
     [8, 8]
     """
     written = 0
-    for row in range(fate.size):
-        applied = (fate[row] >> FATE) & 7 == APPLIED
-        if applied or fate[row] < 0:
+    for row in range(outcome.size):
+        applied = (outcome[row] >> OUTCOME) & 7 == APPLIED
+        if applied or outcome[row] < 0:
             value = load_u64(values + np.uint64(row << 3))
-            if fate[row] < 0:
+            if outcome[row] < 0:
                 out[written] = value
                 written += 1
             if applied and mark[row] & 1 == 0:
@@ -117,14 +117,14 @@ def look_up(ranks: Narrow, times: Ints, out: Ints) -> None:
 
 
 @kernel
-def tally(fate: Ints, mark: Narrow) -> int:
+def tally(outcome: Ints, mark: Narrow) -> int:
     """How many updates `emit` will write for a span of rows.  O(n).
 
-    >>> tally(np.array([RETRACTS | APPLIED << FATE, NOOP << FATE]), np.zeros(2, np.int32))
+    >>> tally(np.array([RETRACTS | APPLIED << OUTCOME, NOOP << OUTCOME]), np.zeros(2, np.int32))
     2
     """
     updates = 0
-    for row in range(fate.size):
-        applied = (fate[row] >> FATE) & 7 == APPLIED
-        updates += (1 if fate[row] < 0 else 0) + (1 if applied and mark[row] & 1 == 0 else 0)
+    for row in range(outcome.size):
+        applied = (outcome[row] >> OUTCOME) & 7 == APPLIED
+        updates += (1 if outcome[row] < 0 else 0) + (1 if applied and mark[row] & 1 == 0 else 0)
     return int(updates)

@@ -13,8 +13,8 @@ touching payload; `emit` writes the updates, in the order of rows; columns are g
 >>> state = UpsertState(bind("rows", schema, Upsert("k")), Secret(1, 2))
 >>> events = pa.record_batch({"k": [7, 8, 7], "v": ["a", "b", "c"]}, schema=schema)
 >>> keyed = state.keyed(Sealed(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
->>> judgement = Judgement(state, keyed, FullRows(state, keyed, 0), winners=False)
->>> judgement.updates(schema).to_table(schema, None).to_pylist()
+>>> resolution = Resolution(state, keyed, FullRows(state, keyed, 0), winners=False)
+>>> resolution.updates(schema).to_table(schema, None).to_pylist()
 [{'k': 8, 'v': 'b', '_diff': 1}, {'k': 7, 'v': 'c', '_diff': 1}]
 """
 
@@ -33,9 +33,9 @@ from ddflow.columns.rows import RowPool, Rows, View, gathered, width
 from ddflow.columns.sorting import Sorted
 from ddflow.columns.threads import ALONE
 from ddflow.errors import DdflowError
-from ddflow.kernels.resolve import FATE, FORGOTTEN, NOTHING, Events, Judged, Rules, judge, judged
-from ddflow.kernels.spell import emit as emit_updates
-from ddflow.kernels.spell import spread, tally
+from ddflow.kernels.emit import emit as emit_updates
+from ddflow.kernels.emit import spread, tally
+from ddflow.kernels.resolve import FORGOTTEN, NOTHING, OUTCOME, Events, Outcomes, Rules, outcomes, resolve_keys
 from ddflow.operators.updates import Updates
 from ddflow.operators.upsert.keyed import Keyed
 from ddflow.operators.upsert.state import UpsertState
@@ -68,17 +68,17 @@ class Weighed(Protocol):
     def tie(self, row: int) -> DdflowError:
         """The error for a tie that ``tie="error"`` refuses."""
 
-    def verdicts(self, fate: Any, counts: Ints) -> tuple[Ints, Flags | None]:
+    def verdicts(self, outcome: Any, counts: Ints) -> tuple[Ints, Flags | None]:
         """int64[8] events by verdict, and the verdict of each event; None where the rows are the events."""
 
-    def winner_orders(self, out: Judged, rows: Ints) -> list[pa.Array]:
+    def winner_orders(self, out: Outcomes, rows: Ints) -> list[pa.Array]:
         """For each of some events, the order columns' values that its key holds after that time; null for none."""
 
 
 class Resolved(NamedTuple):
     """What became of each row, and the versions of each key."""
 
-    out: Judged
+    out: Outcomes
     spans: list[tuple[int, int]]
     """Of keys: each was resolved on its own."""
     done: list[tuple[int, int, int, int, int]]
@@ -100,15 +100,15 @@ class Emitted(NamedTuple):
 def resolve(state: UpsertState, keyed: Keyed, weighed: Weighed, winners: bool) -> Resolved:
     """Resolve the keys, in spans of them where there are several threads; each writes versions of its own.
 
-    ``winners``: whether anybody asks for `Judgement.winner_orders`.  O(n).  Raises `TieRefused`.
+    ``winners``: whether anybody asks for `Resolution.winner_orders`.  O(n).  Raises `TieRefused`.
     """
     n, order, held = weighed.value.size, state.order, keyed.held
     kept = np.empty if n < SMALL else Arena.of(n * (9 + 8 * state.wide + 8 * (not keyed.settled)) + 2048).empty
     keeps = bool(order.words or order.hidden)
     room = state.arena.room(n), kept
-    out = judged(n, held.reference.size, state.wide, winners, *room, not keyed.settled, keeps)
+    out = outcomes(n, held.reference.size, state.wide, winners, *room, not keyed.settled, keeps)
     if weighed.by is keyed.by:
-        out.fate[keyed.left] = FORGOTTEN << FATE
+        out.outcome[keyed.left] = FORGOTTEN << OUTCOME
         if out.winner.size:
             out.winner[keyed.left] = NOTHING
     by, starts = weighed.by, weighed.by.starts
@@ -117,11 +117,11 @@ def resolve(state: UpsertState, keyed: Keyed, weighed: Weighed, winners: bool) -
     def span(begin: int, end: int) -> tuple[int, int, int, int, int]:
         at, to = int(starts[begin]), int(starts[end])
         mine = work._replace(starts=starts[begin : end + 1])
-        return judge(mine, held.span(begin, end), weighed.rules, out.span(at, to, begin, end))
+        return resolve_keys(mine, held.span(begin, end), weighed.rules, out.span(at, to, begin, end))
 
-    crew = ALONE if out.winner.size else state.crew
-    spans = crew.spans(starts.size - 1)
-    done = crew.each(span, spans) if len(spans) > 1 else [judge(work, held, weighed.rules, out)]
+    threads = ALONE if out.winner.size else state.threads
+    spans = threads.spans(starts.size - 1)
+    done = threads.each(span, spans) if len(spans) > 1 else [resolve_keys(work, held, weighed.rules, out)]
     for _, _, refused, _, _ in done:
         if refused >= 0:
             raise weighed.tie(refused)
@@ -130,32 +130,32 @@ def resolve(state: UpsertState, keyed: Keyed, weighed: Weighed, winners: bool) -
 
 def emit(state: UpsertState, weighed: Weighed, resolved: Resolved) -> Emitted:
     """Count the verdicts and write the updates: by which row, the diff, the rank of the time.  O(n)."""
-    crew, arena, fate, mark = state.crew, state.arena, resolved.out.fate, weighed.mark
+    threads, arena, outcome, mark = state.threads, state.arena, resolved.out.outcome, weighed.mark
     n = sum(map(itemgetter(0), resolved.done))
     empty = arena.room(n)
     about, diffs, ranks = empty(n, np.int64), np.empty(n, np.int64), empty(n, np.int32)
-    spans, parts = crew.spans(fate.size), [(0, fate.size, 0, n)]
+    spans, parts = threads.spans(outcome.size), [(0, outcome.size, 0, n)]
     if len(spans) > 1:
-        ends = np.cumsum([0, *crew.each(lambda a, b: tally(fate[a:b], mark[a:b]), spans)]).tolist()
+        ends = np.cumsum([0, *threads.each(lambda a, b: tally(outcome[a:b], mark[a:b]), spans)]).tolist()
         parts = [(a, b, ends[i], ends[i + 1]) for i, (a, b) in enumerate(spans)]
 
     def span(a: int, b: int, begin: int, end: int) -> Ints:
         counts, here = np.zeros(8, np.int64), slice(begin, end)
-        emit_updates(fate[a:b], mark[a:b], np.int64(a), about[here], diffs[here], ranks[here], counts)
+        emit_updates(outcome[a:b], mark[a:b], np.int64(a), about[here], diffs[here], ranks[here], counts)
         return counts
 
-    counts: Ints = sum(crew.each(span, parts), np.zeros(8, np.int64))
+    counts: Ints = sum(threads.each(span, parts), np.zeros(8, np.int64))
     return Emitted(about, diffs, ranks, parts, counts)
 
 
-class Judgement:
+class Resolution:
     """The outcome of one step's events of one input.  ``counts``: int64[8], events by verdict."""
 
     def __init__(self, state: UpsertState, keyed: Keyed, weighed: Weighed, winners: bool) -> None:
         self.upsert, self.keyed, self.weighed = state, keyed, weighed
         self.resolved = resolve(state, keyed, weighed, winners)
         self.emitted = emit(state, weighed, self.resolved)
-        self.counts, self._verdict = weighed.verdicts(self.resolved.out.fate, self.emitted.counts)
+        self.counts, self._verdict = weighed.verdicts(self.resolved.out.outcome, self.emitted.counts)
 
     @property
     def sealed(self) -> Any:
@@ -167,7 +167,7 @@ class Judgement:
         """uint8[n]: the verdict of each event.  O(n)."""
         if self._verdict is not None:
             return self._verdict
-        return ((self.resolved.out.fate >> FATE) & 7).astype(np.uint8)
+        return ((self.resolved.out.outcome >> OUTCOME) & 7).astype(np.uint8)
 
     @property
     def given(self) -> Ints:
@@ -191,9 +191,9 @@ class Judgement:
             return None
         out = np.empty(self.emitted.diffs.size, np.uint64)
         start = column.buffers()[1].address + 8 * column.offset
-        fate, mark = self.resolved.out.fate, self.weighed.mark
-        self.upsert.crew.each(
-            lambda a, b, begin, end: spread(fate[a:b], mark[a:b], np.uint64(start + 8 * a), out[begin:end]),
+        outcome, mark = self.resolved.out.outcome, self.weighed.mark
+        self.upsert.threads.each(
+            lambda a, b, begin, end: spread(outcome[a:b], mark[a:b], np.uint64(start + 8 * a), out[begin:end]),
             self.emitted.parts,
         )
         return pa.Array.from_buffers(column.type, out.size, [None, pa.py_buffer(out)], 0)
@@ -216,7 +216,7 @@ class Judgement:
             for (begin, end), done in zip(self.resolved.spans, self.resolved.done, strict=True)
         ]
 
-    def _change(self, begin: int, end: int, versions: int, born: int, buried: int) -> Change:
+    def _change(self, begin: int, end: int, versions: int, live_added: int, buried: int) -> Change:
         """What a span of keys brings."""
         at = int(self.weighed.by.starts[begin])
         out = self.resolved.out.span(at, at + versions, begin, end)
@@ -233,4 +233,6 @@ class Judgement:
             high, low, live = high.copy(), low.copy(), live.copy()
             time = time if self.keyed.settled else time.copy()
         batch = Batch(high, low, time, live, NONE, words, rows)
-        return Change(batch, out.value, out.last, self.keyed.held.place[begin:end], self.keyed.built, born, buried)
+        return Change(
+            batch, out.value, out.last, self.keyed.held.place[begin:end], self.keyed.built, live_added, buried
+        )
