@@ -78,14 +78,14 @@ class Child:
 
 
 def racer(state: Path, me: int) -> Callable[[str], str]:
-    """Commits the epoch it is told, if it is the first."""
+    """Opens the state; then commits the epoch it is told, if it is the first."""
     engines: list[Any] = []
 
     def act(line: str) -> str:
-        epoch = int(line)
-        if not engines:
+        if line == "open":
             engines.append(plan().open(state, grace=0.0))
-        engine = engines[0]
+            return "open"
+        epoch, engine = int(line), engines[0]
         if engine.epoch != epoch - 1:
             return f"it is at epoch {engine.epoch}, not at {epoch - 1}"
         rows = pa.table([[me], [epoch]], schema=KEYS)
@@ -140,6 +140,9 @@ def raced(state: Path, rounds: int, every: int) -> None:
     readers = [Child(onlooker(state)) for _ in range(READERS)]
     expected: dict[int, int] = {}
     try:
+        for child in writers:  # one by one, before the first of them commits
+            child.tell("open")
+            assert child.hear() == "open"
         for epoch in range(2, rounds + 2):
             looking = epoch % every == 0
             for child in (*readers, *writers) if looking else writers:

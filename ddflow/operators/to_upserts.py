@@ -6,8 +6,7 @@ collection its rows are what keys show, each once; as an output its columns are 
 a key's rows are found and which one shows is ``upserting``'s.
 
 >>> import pyarrow as pa
->>> from ddflow.plan.codec import behind
-from ddflow.plan.collection import Plan
+>>> from ddflow.plan.collection import Plan
 >>> from ddflow.plan.spec import Upsert
 >>> plan = Plan()
 >>> people = plan.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
