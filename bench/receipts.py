@@ -113,7 +113,7 @@ def _epoch(cut: Any, base: Any, parts: dict[tuple[int, int], Any], rows: pa.Tabl
 
     receipts, came = [], dict[int, list[pa.Table]]()
     for stage in range(cut.stages):
-        met = {each.number: each for each in cut.meetings if each.stage == stage}
+        met = {each.number: each for each in cut.exchanges if each.stage == stage}
         shares = _by_partition(rows, ["key"], base) if stage == 0 else [None] * base.partitions
         sums = {number: _by_partition(pa.concat_tables(came[number]), each.by, base) for number, each in met.items()}
         for number in range(base.partitions):
