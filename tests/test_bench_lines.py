@@ -143,7 +143,7 @@ def test_a_large_run_is_held_to_its_peers_on_the_same_upserts_and_to_its_budget(
 def test_the_bars_of_stored_results_are_shown_together(tmp_path: Path) -> None:
     about = {"cpu": "a processor", "commit": "abc", "date": "a day"}
     path = tmp_path / "upsert.json"
-    for rate, code, said in ((9.0, 0, "yes"), (1.0, 1, "NO")):
+    for rate, code, said in ((9.0, 0, "│ yes │"), (1.0, 1, "│  no │")):
         results = upserts(w1__upsert__ddflow=rate, w1__upsert__numpy=1.5)
         path.write_text(json.dumps({"bench": "upsert", "results": results, "machine": about}))
         done = subprocess.run([sys.executable, BENCH, "bars", path], capture_output=True, text=True)
