@@ -1,11 +1,10 @@
 """Differences back to upserts: per key and time at most one, which says what the key holds from then on.
 
-Invariant: keep the last upsert of each key, and none of a deleted one, and you have after each time what the updates
-add up to, as far as one row a key can tell. Where a key holds several rows, that is an error which names them, unless
-``on_conflict`` says what shows. A row hidden behind a greater one must show again when that one goes, though no update
-names it then; so all live rows are held here, hidden ones too, with their multiplicities. A collection without a key
-gets none, and nothing is written anywhere: the caller does that. (The inverse of McSherry's "Upserts in differential
-dataflow", which leaves it open.)
+Invariant: the last upsert of each key, without deleted ones, is after each time the sum of the updates, as far as one
+row a key can say it. Several rows of a key are an error that names them, unless ``on_conflict`` says what shows.
+A row hidden behind a greater one must show again when that one goes, though no update names it then; so all live rows
+are held here with their multiplicities. A collection without a key gets none, and nothing is written anywhere. (The
+inverse of McSherry's "Upserts in differential dataflow", which leaves it open.)
 
 >>> import pyarrow as pa
 >>> diffs = pa.table({"id": [1, 1, 1, 1], "city": ["Bern", "Bern", "Chur", "Chur"], "_time": [0, 4, 4, 5],
