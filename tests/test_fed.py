@@ -221,7 +221,7 @@ def test_full_contents_bring_no_deleted_key_back_when_they_are_migrated() -> Non
         dd.migrate(old, MemoryStore(), plan(HELD), [{"orders": part} for part in log], whole=True)
 
 
-def test_a_input_that_is_called_otherwise_is_the_only_one_there_is() -> None:
+def test_an_input_that_is_called_otherwise_is_the_only_one_there_is() -> None:
     old, flow = MemoryStore(), dd.Flow()
     log = replaced(old)
     flow.output("orders", flow.upserts("others", SCHEMA, ARRIVAL))

@@ -238,7 +238,7 @@ def test_a_group_that_left_and_came_again_stays_with_its_key_though_nothing_says
             assert groups["keys"] == inventory["inputs"]["a"]["rows"]["keys"] > 0
 
 
-def test_what_all_partitions_must_know_of_a_input_is_known_after(tmp_path: Path) -> None:
+def test_what_all_partitions_must_know_of_an_input_is_known_after(tmp_path: Path) -> None:
     flow = dd.Flow()
     for name in "ab":
         flow.output(

@@ -115,7 +115,7 @@ def test_other_collections_have_other_ids_and_equal_ones_the_same() -> None:
     assert all(len(each) == 32 and int(each, 16) for each in ids)
 
 
-def test_a_input_of_another_spec_or_another_column_keeps_its_id_but_not_the_fingerprint() -> None:
+def test_an_input_of_another_spec_or_another_column_keeps_its_id_but_not_the_fingerprint() -> None:
     flows = []
     for spec, more in (({}, {}), ({"order_by": "n"}, {}), ({}, {"extra": pa.int8()})):
         flow = dd.Flow()

@@ -241,7 +241,7 @@ def test_rows_out_of_place_are_a_corrupt_state() -> None:
         compared(store, steps)
 
 
-def test_a_input_that_is_not_there_is_refused() -> None:
+def test_an_input_that_is_not_there_is_refused() -> None:
     store = MemoryStore()
     feed(store, events(8, 1))
     with pytest.raises(dd.errors.NotReadable, match="did you mean 'orders'"):

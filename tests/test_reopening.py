@@ -298,7 +298,7 @@ def test_outputs_that_differ_only_where_they_are_cut_are_told_by_their_ids() -> 
     assert describe(new)["outputs"]["out"] in found
 
 
-def test_a_input_that_is_gone_is_refused() -> None:
+def test_an_input_that_is_gone_is_refused() -> None:
     found = refused(flow(more=("others",)), flow())
     assert found == "input 'others' is not in it, and the state holds one"
 

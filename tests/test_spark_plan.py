@@ -53,7 +53,7 @@ def batches(table: pa.Table, rows: int = 2) -> list[pa.RecordBatch]:
     return table.to_batches(max_chunksize=rows)
 
 
-def test_a_filter_of_a_input_is_one_stage() -> None:
+def test_a_filter_of_an_input_is_one_stage() -> None:
     flow, orders = flow_of()
     flow.output("paid", orders.filter("paid"))
     assert (shuffles(flow), cut(flow).stages) == ([], 1)

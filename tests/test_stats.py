@@ -143,7 +143,7 @@ NAMES = ["<script>alert('x')</script>", 'a"b&c', "two\nlines", "red \x1b[31m", "
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_name_of_a_input_breaks_a_line_or_reaches_the_terminal_raw(name: str) -> None:
+def test_no_name_of_an_input_breaks_a_line_or_reaches_the_terminal_raw(name: str) -> None:
     text = str(stats(PEOPLE, CITIES, names=[name, "cities"]))
     assert len(text.splitlines()) == len(str(stats(PEOPLE, CITIES)).splitlines())
     assert "\x1b" not in text and "\t" not in text

@@ -63,7 +63,7 @@ class StageComputation(Computation):
     ) -> None:
         super().__init__(graph, released, since, buffer, observe)
         assert isinstance(graph, StageGraph)
-        self.stage = graph
+        self.of = graph
         cut, nodes = graph.cut, graph.plan.nodes
         self.nodes = [node for node in self.nodes if node in graph.here]
         self.came = {(nodes[cut.exchanges[n].of], cut.exchanges[n].by): each for n, each in graph.came.items()}
@@ -74,14 +74,14 @@ class StageComputation(Computation):
 
     def run(self) -> Stepped:
         """The step, and what it sends on.  O(events and updates)."""
-        stepped, cut = super().run(), self.stage.cut
-        self.stage.sent = {each.number: self._sum(each) for each in cut.sent(self.stage.stage)}
+        stepped, cut = super().run(), self.of.cut
+        self.of.sent = {each.number: self._sum(each) for each in cut.sent(self.of.stage)}
         return stepped
 
     def outputs(self) -> Iterable[tuple[str, Collection]]:
         """Those of this stage."""
-        here = self.stage.cut.outputs[self.stage.stage]
-        return [(name, node) for name, node in self.stage.plan.outputs.items() if name in here]
+        here = self.of.cut.outputs[self.of.stage]
+        return [(name, node) for name, node in self.of.plan.outputs.items() if name in here]
 
     def arrived(self, node: Collection, by: Sequence[str] | None) -> list[Updates]:
         """What came together for it, where it is computed by others; else its own updates."""
@@ -90,13 +90,13 @@ class StageComputation(Computation):
 
     def _sum(self, exchange: Exchange) -> pa.Table:
         """What leaves for an exchange: one update a row and time."""
-        node, by, schema = self.stage.plan.nodes[exchange.of], list(exchange.by), exchange.schema
+        node, by, schema = self.of.plan.nodes[exchange.of], list(exchange.by), exchange.schema
         pieces = []
         for piece in self._pieces(node):
             n = piece.diffs.size
             columns = [piece.rows.column(name) for name in by] or [pa.repeat(True, n)]
             rows = pa.Table.from_arrays([c.cast(f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
-            made = consolidated(piece._replace(rows=rows), self.stage.secret)
+            made = consolidated(piece._replace(rows=rows), self.of.secret)
             pieces.append(self.buffer.keep(made) if self.many else made)
         return self.buffer.output(pieces, schema, pa.int64())
 
