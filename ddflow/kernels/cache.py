@@ -184,6 +184,10 @@ class KernelFolder:
             return None
         return payload
 
+    def has(self, name: str) -> bool:
+        """Whether there is a file of this name; what is in it is not looked at."""
+        return self.directory is not None and (self.directory / f"{name}.kernel").exists()
+
     def write(self, name: str, payload: bytes) -> None:
         """Keep ``payload`` as ``name``.  A folder that has gone is made again; a full or lost disk is no error."""
         if self.directory is None:

@@ -35,8 +35,10 @@ import numba
 import numpy as np
 from numba.core import caching, config, serialize
 from numba.core.compiler import CompileResult
+from numba.core.registry import CPUDispatcher
 
-from ddflow.kernels import cache
+from ddflow.kernels import background, cache
+from ddflow.kernels.interpret import PATIENCE, interpreted
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -63,7 +65,7 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
     if config.DISABLE_JIT:
         compiled = Interpreted(function)
     else:
-        compiled = numba.njit(nogil=True, error_model="numpy")(function)
+        compiled = Kernel(function, targetoptions={"nopython": True, "nogil": True, "error_model": "numpy"})
         if function.__module__.startswith(f"{__package__}.") and function.__closure__ is None:
             compiled._cache = KernelCache(f"{function.__module__}.{function.__qualname__}")
     _registry.append(compiled)
@@ -78,6 +80,19 @@ def kernels() -> list[Any]:
 def cache_directory() -> Path | None:
     """Where compiled kernels are kept; None when caching is off.  Makes the directory if it can."""
     return _folder().directory
+
+
+class Kernel(CPUDispatcher):  # type: ignore[misc]
+    """A kernel with the compiler on: compiled, loaded from the cache, or interpreted while neither is worth its time."""
+
+    def _compile_for_args(self, *args: Any, **kws: Any) -> Callable[..., Any]:
+        """What runs a call for whose types nothing is compiled in this process."""
+        if isinstance(self._cache, KernelCache) and PATIENCE.allows(args):
+            types = tuple(map(self.typeof_pyval, args))
+            if not self._cache.has(types, self.targetctx):
+                background.start(cache_directory())
+                return interpreted(self.py_func)
+        return cast("Callable[..., Any]", super()._compile_for_args(*args, **kws))
 
 
 class Interpreted(Generic[P, R]):
@@ -146,6 +161,10 @@ class KernelCache(caching._Cache):  # type: ignore[misc]
         folder, key = _folder(), self._key(sig, data.codegen)
         if folder.directory is not None:
             folder.write(self._file(key), serialize.dumps((key, data._reduce())))
+
+    def has(self, sig: Any, target_context: Any) -> bool:
+        """Whether a compiled form for these argument types is in the cache."""
+        return _folder().has(self._file(self._key(sig, target_context.codegen())))
 
     def enable(self) -> None:
         """Nothing to do: the cache is on unless there is no place for it, and other sources have another folder."""

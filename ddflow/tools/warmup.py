@@ -7,7 +7,8 @@ many, text, floats, lists and nulls, orders, ties, late events, enough keys for 
 batches to merge, state that was moved to files. Each kernel then has one compiled form; tests/test_warmup.py holds
 that so.
 
->>> from ddflow.kernels.warmup import entries, is_ready
+>>> from ddflow.kernels.interpret import PATIENCE
+from ddflow.kernels.warmup import entries, is_ready
 >>> warmed = warm()
 >>> warmed.kernels == len(entries()), all(map(is_ready, entries()))
 (True, True)
@@ -29,6 +30,7 @@ from ddflow.dataflow.budget import LEAST
 from ddflow.dataflow.spilling import make_room
 from ddflow.kernels.brackets import beyond
 from ddflow.kernels.compile import Interpreted, cache_directory
+from ddflow.kernels.interpret import PATIENCE
 from ddflow.kernels.warmup import entries, is_ready, watched
 from ddflow.storage.memory import MemoryStore
 
@@ -67,7 +69,7 @@ def warm(progress: Progress | None = None) -> Warmed:
             tell(name)
 
     parts = iter(()) if all(isinstance(kernel, Interpreted) for kernel in every) else _parts()
-    with watched(compiling):
+    with watched(compiling), PATIENCE.over():
         for part in parts:
             tell(part)
     return Warmed(len(every), compiled, cache_directory())

@@ -1,0 +1,28 @@
+"""The process that fills the cache of compiled kernels in the background; `ddflow.kernels.background` starts it.
+
+Invariant: it writes nothing but the cache, and ends with the process that started it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ddflow.kernels import background
+from ddflow.kernels.compile import cache_directory
+from ddflow.tools.warmup import warm
+
+
+def main() -> None:
+    """Fill the cache, unless somebody else does."""
+    os.nice(19)
+    background.end_with(sys.stdin)
+    directory = cache_directory()
+    if directory is not None:
+        with background.filling(directory) as ours:
+            if ours:
+                warm()
+
+
+if __name__ == "__main__":
+    main()
