@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Final
 
-from ddflow.kernels.cache import LOG
+from ddflow.terminal import in_task, notice
 
 FILLED: Final = "filled"
 LOCK: Final = "filling.lock"
@@ -35,7 +35,7 @@ _started: list[subprocess.Popen[bytes]] = []
 
 def start(directory: Path | None) -> bool:
     """Start the process that fills a cache, once for this process and only if need be.  Returns whether it runs."""
-    if _started or directory is None or os.environ.get("DDFLOW_BACKGROUND") == "0" or _in_task():
+    if _started or directory is None or os.environ.get("DDFLOW_BACKGROUND") == "0" or in_task():
         return False
     if (directory / FILLED).exists():
         return False
@@ -51,18 +51,16 @@ def start(directory: Path | None) -> bool:
                 start_new_session=True,
             )
         )
+        notice(
+            "ddflow compiles its kernels in the background, once on this machine: a minute of one core, "
+            "while small steps are interpreted. `ddflow warmup` does it ahead."
+        )
     return bool(_started)
-
-
-def _in_task() -> bool:
-    """Whether this process runs tasks of Spark's: it is, or was forked from, a daemon of Python workers."""
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return "pyspark.daemon" in sys.modules or getattr(spec, "name", "") == "pyspark.worker"
 
 
 @contextlib.contextmanager
 def filling(directory: Path) -> Iterator[bool]:
-    """A block that fills a cache.  Gives False where another process does so, or has done; then there is nothing to do."""
+    """A block that fills a cache.  Gives False where another process does that, or has done it."""
     with open(directory / LOCK, "wb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

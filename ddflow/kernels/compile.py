@@ -39,6 +39,7 @@ from numba.core.registry import CPUDispatcher
 
 from ddflow.kernels import background, cache
 from ddflow.kernels.interpret import PATIENCE, interpreted
+from ddflow.terminal import notice
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -83,16 +84,24 @@ def cache_directory() -> Path | None:
 
 
 class Kernel(CPUDispatcher):  # type: ignore[misc]
-    """A kernel with the compiler on: compiled, loaded from the cache, or interpreted while neither is worth its time."""
+    """A kernel with the compiler on: compiled, loaded from the cache, or interpreted while little goes through it."""
 
     def _compile_for_args(self, *args: Any, **kws: Any) -> Callable[..., Any]:
         """What runs a call for whose types nothing is compiled in this process."""
-        if isinstance(self._cache, KernelCache) and PATIENCE.allows(args):
+        if isinstance(self._cache, KernelCache):
             types = tuple(map(self.typeof_pyval, args))
             if not self._cache.has(types, self.targetctx):
-                background.start(cache_directory())
-                return interpreted(self.py_func)
+                if PATIENCE.allows(args):
+                    background.start(cache_directory())
+                    return interpreted(self.py_func)
+                _compiling()
         return cast("Callable[..., Any]", super()._compile_for_args(*args, **kws))
+
+
+@functools.cache
+def _compiling() -> None:
+    """Say once that this process compiles."""
+    notice("ddflow compiles the kernels that it needs, once on this machine: about 15 seconds (`ddflow warmup`)")
 
 
 class Interpreted(Generic[P, R]):

@@ -1,0 +1,184 @@
+"""A kernel that is not compiled yet is interpreted, and nobody can tell by what comes out.
+
+What is compiled stays compiled in a process, so each run here is a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_cli import on_a_terminal
+
+from ddflow.kernels import background
+
+TESTS = Path(__file__).parent
+DRAW = """
+import hashlib, json, sys
+import pyarrow as pa
+from hypothesis import HealthCheck, given, settings, strategies as st
+from ddflow.kernels import compile, interpret
+from doors import EngineDoor
+from rules import Refused
+from strategies import scenarios, shapes
+from test_laws import calls
+
+interpret.PATIENCE.seconds = float(sys.argv[1])
+ran, said = [0], []
+real = compile.interpreted
+def interpreted(function):
+    ran[0] += 1
+    return real(function)
+compile.interpreted = interpreted
+
+def told(tables):
+    for name in sorted(tables):
+        table, sink = tables[name].combine_chunks(), pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as stream:
+            stream.write_table(table)
+        said.append(hashlib.sha256(sink.getvalue()).hexdigest()[:16])
+
+class Door(EngineDoor):
+    def _call(self, act, *given, **named):
+        def kept(*given, **named):
+            out = act(*given, **named)
+            told(dict(out))
+            return out
+        return super()._call(kept, *given, **named)
+
+@settings(max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@given(st.data(), shapes())
+def draw(data, shape):
+    scenario = data.draw(scenarios())
+    door = Door(scenario, shape)
+    for verb, *arguments in data.draw(calls(scenario)):
+        try:
+            if verb == "step":
+                door.step(arguments[1], arguments[0])
+            else:
+                door.push(*arguments) if verb == "push" else door.advance_to(*arguments)
+        except Refused:
+            said.append("refused")
+    told({name: door.engine.read(name) for name in scenario["outputs"]})
+    door.close()
+
+draw()
+print(json.dumps({"interpreted": ran[0], "said": said}))
+"""
+
+
+def run(program: str, *arguments: str, **changes: str) -> Any:
+    """What a program prints as JSON, run in a process of its own."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(TESTS), *sys.path))} | changes
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_interpreted_steps_give_the_same_bytes_as_compiled_ones(tmp_path: Path) -> None:
+    compiled = run(DRAW, "0")
+    interpreted = run(DRAW, "1e9", DDFLOW_CACHE_DIR=str(tmp_path), DDFLOW_BACKGROUND="0")
+    assert compiled["said"] == interpreted["said"]
+    assert len(set(compiled["said"])) > 40
+    assert (compiled["interpreted"], interpreted["interpreted"] > 500) == (0, True)
+    assert [*tmp_path.rglob("*.kernel")] == []
+
+
+FIRST = """
+import json, sys, time
+import pyarrow as pa
+import ddflow as dd
+import ddflow.engine.engine
+flow = dd.Flow()
+schema = pa.schema({"key": pa.int64(), "city": pa.string()})
+orders = flow.upserts("orders", schema, dd.Upsert("key"))
+flow.output("counts", orders.filter("city <> 'x'").count(["city"]))
+began = time.process_time()
+with flow.open() as engine:
+    rows = int(sys.argv[1])
+    table = pa.table({"key": range(rows), "city": ["Bern"] * rows}).cast(schema)
+    out = engine.step({"orders": table}, 1)["counts"].to_pylist()
+from numba.core import event
+from ddflow.kernels.compile import kernels
+from ddflow.kernels import background
+compiled = sum(bool(each.signatures) for each in kernels())
+print(json.dumps({"out": out, "compiled": compiled, "helpers": [each.pid for each in background._started]}), flush=True)
+if len(sys.argv) > 2:
+    time.sleep(600)
+"""
+
+
+def test_a_first_small_step_compiles_nothing_and_a_large_one_does(tmp_path: Path) -> None:
+    small, large = (
+        run(FIRST, rows, DDFLOW_CACHE_DIR=str(tmp_path / rows), DDFLOW_BACKGROUND="0") for rows in ("2", "40000")
+    )
+    assert small == {"out": [{"city": "Bern", "count": 2, "_time": 1, "_diff": 1}], "compiled": 0, "helpers": []}
+    assert large["out"] == [{"city": "Bern", "count": 40000, "_time": 1, "_diff": 1}]
+    assert large["compiled"] > 10
+
+
+def test_patience_ends() -> None:
+    from ddflow.kernels.interpret import SMALL, Patience
+
+    patience = Patience(1.0)
+    assert patience.allows(()) and not patience.allows(((np.zeros(SMALL // 2), np.zeros(SMALL)), 1))
+    with patience.over():
+        assert not patience.allows(())
+    patience.seconds -= 1.5
+    assert not patience.allows(())
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs, and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_the_process_that_fills_the_cache_is_niced_and_ends_with_its_parent_however_that_ends(tmp_path: Path) -> None:
+    environment = os.environ | {"DDFLOW_CACHE_DIR": str(tmp_path), "DDFLOW_BACKGROUND": "1"}
+    command = [sys.executable, "-c", FIRST, "2", "and wait"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
+        assert parent.stdout is not None
+        (helper,) = json.loads(parent.stdout.readline())["helpers"]
+        until = time.monotonic() + 60
+        while not [*tmp_path.rglob("*.kernel")]:
+            assert alive(helper) and time.monotonic() < until
+            time.sleep(0.1)
+        assert os.getpriority(os.PRIO_PROCESS, helper) == 19
+        parent.send_signal(signal.SIGKILL)
+    while alive(helper):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    assert not [*tmp_path.rglob("filled")]
+
+
+def test_one_process_fills_a_cache_and_a_filled_one_is_left_alone(tmp_path: Path) -> None:
+    with background.filling(tmp_path) as first, background.filling(tmp_path) as second:
+        assert (first, second) == (True, False)
+    with background.filling(tmp_path) as third:
+        assert not third
+    assert not background.start(tmp_path)
+    assert not background.start(None)
+
+
+def test_who_waits_at_a_terminal_is_told_that_kernels_are_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "two.csv"
+    table.write_text("id,v\n1,a\n2,b\n")
+    monkeypatch.setenv("DDFLOW_CACHE_DIR", str(tmp_path / "kernels"))
+    monkeypatch.setenv("DDFLOW_BACKGROUND", "1")
+    code, said = on_a_terminal("diff", str(table), "--key", "id")
+    assert code == 0
+    assert "ddflow compiles its kernels in the background, once on this machine" in said
