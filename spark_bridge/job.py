@@ -32,6 +32,7 @@ from pyspark.sql.types import StructType
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import conform
+from ddflow.connectors.opening import check_target
 from ddflow.dataflow.budget import parse_size
 from ddflow.engine.flow import Flow
 from ddflow.errors import DdflowError, MissingExtra, SchemaMismatch, SpecError, WrongMode
@@ -44,7 +45,6 @@ from ddflow.partitions.version import Version
 from ddflow.plan.codec import describe, fingerprint
 from ddflow.plan.collection import Plan
 from ddflow.plan.rebuild import rebuild
-from ddflow.storage import address
 from ddflow.storage.manifest import Epoch
 from ddflow.storage.opening import located
 from spark_bridge.errors import translated
@@ -255,7 +255,7 @@ def check_address(state: Any, outputs: Any = None) -> str:
 
     Raises `SpecError`, `StateRefused` for a scheme that is not supported.
     """
-    address.folder(outputs, "write outputs to")
+    check_target(outputs)
     if not isinstance(state, str | os.PathLike):
         raise SpecError(
             f"state= a {type(state).__name__}",

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Literal
 
+from ddflow.connectors.opening import check_target
 from ddflow.dataflow.budget import LEAST, shown_size
 from ddflow.engine.epoch_log import KEPT
 from ddflow.errors import PlanChanged, SpecError
 from ddflow.partitions.epoch_start import own
 from ddflow.plan.compatibility import PlanChange
-from ddflow.storage import address
 from ddflow.storage.manifest import PARTITIONS, Manifest
 from ddflow.time import CLOSED
 
@@ -51,7 +51,7 @@ class Wanted:
                 raise SpecError(
                     f"{name}={given!r}", "that is not possible", f"give a whole number from {least} to {most}"
                 )
-        address.folder(self.outputs, "write outputs to")  # before anything is made
+        check_target(self.outputs)  # before anything is made
         if self.memory is not None and own(self.memory) < LEAST:
             raise SpecError(
                 f"memory={shown_size(self.memory)}",

@@ -30,8 +30,8 @@ from os import PathLike
 from typing import Concatenate, Literal, ParamSpec, TypeVar
 
 from ddflow.columns.hashing import Secret
+from ddflow.connectors.opening import check_target
 from ddflow.errors import SpecError
-from ddflow.storage import address
 from ddflow.storage.manifest_log import GRACE
 from ddflow.storage.protocol import Store
 
@@ -119,7 +119,7 @@ class EngineOptions:
         if self.state is None and (self.outputs is not None or not self.autocommit):
             name = "outputs=" if self.outputs is not None else "autocommit="
             raise SpecError(name, "it has no effect without a state", "give the folder of a state too")
-        address.folder(self.outputs, "write outputs to")  # before anything is made
+        check_target(self.outputs)  # before anything is made
         for name, what, least in (("retain", "times", 0), ("threads", "threads", 1)):
             given = getattr(self, name)
             if isinstance(given, bool) or not isinstance(given, int) or given < least:
