@@ -17,7 +17,7 @@ multiset that updates up to a time define.  The *frontier* is the least time tha
 the rest of them.
 
 The floors, upwards; pyproject.toml has them for import-linter:
-    errors  time  kernels  columns  expressions  storage  connectors  plan  trace  operators  dataflow  engine
+    errors  time, metrics  kernels  columns  expressions  storage  connectors  plan  trace  operators  dataflow  engine
     partitions  tools  testing, cli, spark_bridge
 
 Importing ddflow imports nothing heavy: the errors are there at once, the names below when they are first used.

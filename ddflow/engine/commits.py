@@ -20,7 +20,8 @@ opened anew. What a state consists of is known to ``checkpoint``; how an epoch i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 import pyarrow as pa
@@ -54,6 +55,8 @@ class Asked:
     time: int
     further: str = ""
     """What else the call names, in words of its own; it counts in the digest."""
+    began: float = field(default_factory=perf_counter, compare=False)
+    """When, by the clock that measures how long calls take."""
 
     @property
     def words(self) -> str:

@@ -71,7 +71,7 @@ class Engine(Reading, Closing):
             if self.durable is not None:
                 self.durable.close()
             raise
-        self.calls = Calls(self.dataflow, self.durable)
+        self.calls = Calls(self.dataflow, self.durable, options.metrics)
 
     def close(self) -> None:
         """Free all state in memory.  What was not committed is lost.  A second call does nothing.

@@ -32,6 +32,7 @@ from typing import Concatenate, Literal, ParamSpec, TypeVar
 from ddflow.columns.hashing import Secret
 from ddflow.connectors.opening import check_target
 from ddflow.errors import SpecError
+from ddflow.metrics import Metrics
 from ddflow.storage.manifest_log import GRACE
 from ddflow.storage.protocol import Store
 
@@ -74,6 +75,8 @@ class EngineOptions:
     verify : {"open", "lazy"}
         Of a state: when the checksums of files are compared.  "open" does it before all else; "lazy" in the background,
         before the first commit.
+    metrics : callable, optional
+        Called with the `ddflow.metrics.CallMetrics` of each call that took effect.
 
     Returns
     -------
@@ -107,6 +110,7 @@ class EngineOptions:
     trust: Literal["owner", "group"] = "owner"
     grace: float = GRACE
     verify: Literal["open", "lazy"] = "open"
+    metrics: Metrics | None = None
 
     def __post_init__(self) -> None:
         for name, choices in (
