@@ -53,7 +53,7 @@ class Keyed(NamedTuple):
     absent: Ints
     """The events that nobody gave."""
     mark: Narrow
-    """int32[n]: twice the rank of the event's time, and whether it keeps its key alive."""
+    """int32[n]: twice the rank of the event's time, and 1 more where it deletes."""
     full: int | None = None
     """In a step of full contents: the arrival number from which on events stand for keys that are absent."""
     left: Ints = np.empty(0, np.int64)
