@@ -307,8 +307,7 @@ class _Task:
         """bool[m]: which versions are of this partition by their rows' ``keys``.
 
         A deletion's row may be filler, so what a live version of the same key says holds for all."""
-        rows = gather(old.slots.pool, picked.references, keys)
-        high, _ = identities(rows, self.secret, picked.high.size)
+        high, _ = identities(gather(old.slots.pool, picked.references, keys), self.secret, picked.high.size)
         mine, first = partition_of(high, self.move.partitions) == self.number, starts(picked.high, picked.low)
         of, live = np.cumsum(first) - 1, picked.live != 0
         decided = mine[first]

@@ -92,8 +92,7 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
             "parts": [],
             "fed": None if manifest.feed is None else to_builtins(manifest.feed),
         }
-        whole = Record(manifest.plan, f"the plan of {store.where}")
-        outputs = whole.record("outputs")
+        outputs = Record(manifest.plan, f"the plan of {store.where}").record("outputs")
         out["outputs"] = {name: shown(manifest.plan, outputs.text(name), store.where) for name in outputs.names()}
         named = {blob.name: blob.length for blob in (*manifest.outputs(), *manifest.partitions)}
         for place, part in enumerate(manifest.partitions):
