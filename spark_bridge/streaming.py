@@ -127,9 +127,9 @@ class Feeder:
         return {**self.__dict__, "_job": None, "account": Account()}
 
     def __call__(self, packed: DataFrame, batch: int) -> None:
-        with on_failure(self.release):  # the query ends by it, and another one reads the state anew
-            with noted():
-                self._take(packed, int(batch))
+        # Where it fails the query ends, and another one reads the state anew.
+        with on_failure(self.release), noted():
+            self._take(packed, int(batch))
 
     def _take(self, packed: DataFrame, batch: int) -> None:
         """A batch becomes an epoch, or is recognised as the one that it was."""

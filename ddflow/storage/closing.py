@@ -1,4 +1,4 @@
-"""What happens at the end of a ``with`` block: an object is closed however it ends, or something undone where it fails."""
+"""The end of a ``with`` block: an object is closed however it ends, or something is undone where it fails."""
 
 from __future__ import annotations
 
