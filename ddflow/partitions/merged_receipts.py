@@ -29,6 +29,7 @@ from typing import Final
 
 import xxhash
 
+from ddflow.dataflow.inflow import add
 from ddflow.errors import MissingReceipts, ReceiptsDisagree, SpecError
 from ddflow.partitions.chunks import added
 from ddflow.partitions.receipt import Contribution, Receipt
@@ -149,11 +150,10 @@ def _task(receipt: Receipt) -> str:
 
 
 def _sums(each: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    out: defaultdict[str, int] = defaultdict(int)
+    out: dict[str, int] = {}
     for numbers in each:
-        for name, number in numbers.items():
-            out[name] += number
-    return dict(out)
+        add(out, numbers)
+    return out
 
 
 def _figures(each: Iterable[Mapping[str, int]]) -> dict[str, int]:
