@@ -84,8 +84,7 @@ class BatchReader(DataSourceReader):
         """The rows of one, in the types that travel.  O(bytes of it).  Raises what `read_updates` does."""
         assert isinstance(partition, Split), partition
         version, flow, name, columns, as_of, after = self.asked
-        table = read_updates(version, flow, name, partition.share, as_of, after)
-        yield from sent(table, columns, name, self.filters)
+        yield from sent(read_updates(version, flow, name, partition.share, as_of, after), columns, name, self.filters)
 
 
 class Searcher(BatchReader):

@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame
 from ddflow.engine.flow import Flow
 from ddflow.errors import SpecError, WrongMode
 from ddflow.partitions.receipt import Committed
+from ddflow.storage.closing import on_failure
 from ddflow.storage.manifest import Feed
 from ddflow.time import CLOSED
 from spark_bridge.errors import noted, translated
@@ -126,12 +127,9 @@ class Feeder:
         return {**self.__dict__, "_job": None, "account": Account()}
 
     def __call__(self, packed: DataFrame, batch: int) -> None:
-        try:
-            with noted():
-                self._take(packed, int(batch))
-        except BaseException:
-            self.release()  # the query ends by it, and another one reads the state anew
-            raise
+        # Where it fails the query ends, and another one reads the state anew.
+        with on_failure(self.release), noted():
+            self._take(packed, int(batch))
 
     def _take(self, packed: DataFrame, batch: int) -> None:
         """A batch becomes an epoch, or is recognised as the one that it was."""
@@ -221,7 +219,7 @@ class Stream:
         """
         # Of this query alone: an earlier one may still be at its end.
         session, feeder = session_of(self.frames), copy(self.feeder)
-        try:
+        with on_failure(feeder.release):
             job = feeder.job(session)
             packed = job.routed(self.frames)
             writer = packed.writeStream.foreachBatch(feeder).option("checkpointLocation", self.checkpoint)
@@ -233,9 +231,6 @@ class Stream:
                 feeder.release()
             with settings(session, job.memory):  # a query keeps those that it was started with
                 started = writer.start()
-        except BaseException:
-            feeder.release()
-            raise
         return Query(started, feeder, session, self.close)
 
 

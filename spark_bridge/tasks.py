@@ -46,6 +46,7 @@ from ddflow.partitions.stage_step import StagePart, idle
 from ddflow.partitions.stages import Stages
 from ddflow.partitions.version import Version
 from ddflow.storage.batch_store import BatchStore
+from ddflow.storage.closing import on_failure
 from ddflow.storage.opening import open_store
 from ddflow.storage.protocol import Blob
 from spark_bridge.errors import noted
@@ -121,7 +122,7 @@ class EpochStage:
             receipt = None if inputs or sums else idle(self.cut, base, self.stage, number)
             if receipt is None:
                 part, hit = self._part(number)
-                try:
+                with on_failure(close, part):  # half way through, or nobody wants the rest
                     done = part.step(base, inputs, sums, shuffle.rows, shuffle.digests)
                     figures = {
                         **done.receipt.figures,
@@ -132,9 +133,6 @@ class EpochStage:
                     }
                     yield from packed_sums(done.sums, self.cut, base.partitions, Secret(*base.secret))
                     yield self._receipts(shuffle, replace(done.receipt, figures=figures), number)
-                except BaseException:
-                    close(part)  # half way through, or nobody wants the rest
-                    raise
                 PARTS.put(self._key(number), part, figures["memory"], self.most)
             else:
                 yield self._receipts(shuffle, receipt, number)

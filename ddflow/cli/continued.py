@@ -82,8 +82,7 @@ def epochs(
         elif final:
             time = max(time, least)
         with within(given, FilePosition(file)):
-            reader = pa.RecordBatchReader.from_batches(given.schema, batches)
-            step = taken(engine, part, reader, time, number)
+            step = taken(engine, part, pa.RecordBatchReader.from_batches(given.schema, batches), time, number)
         engine.commit()
         yield step
 

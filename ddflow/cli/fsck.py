@@ -39,7 +39,7 @@ def fsck(
 
     * `ddflow fsck s3://bucket/orders --json`
     """
-    from ddflow.cli.log import watching
+    from ddflow.cli.progress import watching
     from ddflow.dataflow.budget import shown_size
     from ddflow.tools.fsck import fsck as checked
 

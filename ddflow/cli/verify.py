@@ -62,7 +62,8 @@ def verify(
 
     * `ddflow verify state/orders full.csv monday.csv tuesday.csv --full full.csv`
     """
-    from ddflow.cli.log import input_of, log_of, streamed, watching
+    from ddflow.cli.log import input_of, log_of, streamed
+    from ddflow.cli.progress import watching
     from ddflow.tools.verify import verify as compared
 
     bound = input_of(state, input, trust)

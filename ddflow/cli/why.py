@@ -55,6 +55,5 @@ def why(
         closing(log_of(log, bound)) if log else nullcontext() as given,
         Snapshot.open(state, trust=trust) as snapshot,  # type: ignore[arg-type]
     ):
-        events = None if given is None else streamed(given, full, scope)
-        story = snapshot.why(bound.name, key_of(key, bound), events)
+        story = snapshot.why(bound.name, key_of(key, bound), None if given is None else streamed(given, full, scope))
     say(json.dumps(story.to_dict(), default=str) if as_json else str(story))

@@ -41,8 +41,7 @@ class UpdateBuffer:
         if self.scratch is None or self.held + size <= self.share:
             self.held += size
             return own
-        fields = [pa.field("", pa.int32()), pa.field("", pa.int64())]
-        schema = pa.schema([*rows.schema, *fields])
+        schema = pa.schema([*rows.schema, pa.field("", pa.int32()), pa.field("", pa.int64())])
         columns = [*rows.combine_chunks().columns, pa.array(own.ranks), pa.array(own.diffs)]
         there = self.scratch.mapped(pa.Table.from_arrays(columns, schema=schema).to_batches(), schema)
         width = len(rows.schema)
@@ -71,8 +70,7 @@ class UpdateBuffer:
         self, pieces: Sequence[Updates], schema: pa.Schema, time_type: pa.DataType | None
     ) -> Iterable[pa.Table]:
         """The output window by window."""
-        times = pieces[0].times
-        counts = np.zeros(max(times.size, 1), np.int64)
+        counts = np.zeros(max(pieces[0].times.size, 1), np.int64)
         for piece in pieces:
             counts += np.bincount(piece.ranks, minlength=counts.size)
         total = int(counts.sum())

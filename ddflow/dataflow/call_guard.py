@@ -63,8 +63,7 @@ class CallGuard:
         """Give the turn back; memory that a call could not have is an error of ours, which says what became of it."""
         self._lock.release()
         if isinstance(error, MemoryError) and not isinstance(error, DdflowError):
-            same = self.state == "open"
-            whole = "nothing was changed" if same else "the engine goes no further: open a new one"
+            whole = "nothing was changed" if self.state == "open" else "the engine goes no further: open a new one"
             raise OutOfMemory(
                 "a call",
                 str(error).strip() or "no more memory could be had",

@@ -183,8 +183,7 @@ class Computation:
         bits = (total // GATHERED).bit_length() if self.buffer.scratch is not None else 0
         ranged = [self._ranged(piece, by, bits) for piece in pieces]
         for number in range(1 << bits):
-            parts = [piece.between(int(ends[number]), int(ends[number + 1])) for piece, ends in ranged]
-            yield concat(parts)
+            yield concat([piece.between(int(ends[number]), int(ends[number + 1])) for piece, ends in ranged])
 
     def _ranged(self, piece: Updates, by: Sequence[str] | None, bits: int) -> tuple[Updates, Ints]:
         """A piece in the order of ranges of its rows' identities, by some columns, and where each range ends."""

@@ -32,6 +32,7 @@ import pyarrow as pa
 from ddflow.dataflow import batcher as pending
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.dataflow import Dataflow
+from ddflow.dataflow.inflow import add
 from ddflow.dataflow.verdicts import NAMES
 from ddflow.engine.inventory import InputRecord, Inventory, OperatorRecord, StoredInventory
 from ddflow.errors import CorruptState
@@ -165,9 +166,7 @@ class Inventories:
         """Events by verdict, of all partitions.  O(inventories)."""
         out: dict[str, int] = {}
         for each in self.stored:
-            for name, n in each.of.totals.items():
-                if name in NAMES:
-                    out[name] = out.get(name, 0) + n
+            add(out, {name: n for name, n in each.of.totals.items() if name in NAMES})
         return out
 
 

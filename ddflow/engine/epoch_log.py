@@ -38,6 +38,7 @@ from ddflow.plan.codec import describe, fingerprint
 from ddflow.plan.collection import Plan
 from ddflow.plan.compatibility import PlanChange, compare
 from ddflow.storage.arrow_file import readable
+from ddflow.storage.closing import on_failure
 from ddflow.storage.epochs import Epoch
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.manifest_log import GRACE, ManifestLog, newest
@@ -89,7 +90,7 @@ class EpochLog:
         plan = describe(flow)
         check_types(flow)
         store = open_store(state, trust=trust)
-        try:
+        with on_failure(store.close):
             manifest = newest(store)
             schemas = {name: node.schema for name, node in flow.outputs.items()}
             where = Outputs.open(outputs, store, manifest, schemas, trust)
@@ -102,9 +103,6 @@ class EpochLog:
             change = compare(manifest_log.manifest.plan, flow, store.where)
             fits(manifest_log.manifest, change, store.where)
             where.claim(manifest_log.manifest, store, [*flow.outputs, *flow.side_outputs()])
-        except BaseException:
-            store.close()
-            raise
         return cls(plan, manifest_log, change, where, keep)
 
     @property

@@ -206,8 +206,7 @@ def unspelled(words: Sequence[Word], names: Sequence[str], schema: pa.Schema) ->
             if word is None:
                 out[name] = pa.scalar(None, field.type)
             elif is_word(field.type):
-                exact = field.with_nullable(False)
-                out[name] = value_of([np.array([word], np.int64)], exact)[0]
+                out[name] = value_of([np.array([word], np.int64)], field.with_nullable(False))[0]
             else:
                 made: Any = str(word)
                 if pat.is_decimal(field.type):

@@ -112,8 +112,7 @@ def gc(
     O(m + f), for m manifests and f files.
     """
     with opened_store(state, trust=trust, readonly=dry_run) as store:
-        early = newest(store)
-        sink = owned(store, early, deleting=True)
+        sink = owned(store, newest(store), deleting=True)
         outputs = [] if sink is None else sink.unfinished()
         entries = store.list()  # before the manifests are read, see the header
         manifest = newest(store)

@@ -64,8 +64,7 @@ class Arranged(NamedTuple):
     def of(cls, arranged: Arrangement) -> Arranged:
         """Of an arrangement, over all of its partitions.  O(runs)."""
         total = cls(*map(sum, zip(*map(cls._but_the_index, arranged.partitions), strict=True)))
-        index = arranged.nbytes - total.bytes_resident
-        return total._replace(bytes_resident=arranged.nbytes, bytes_index=index)
+        return total._replace(bytes_resident=arranged.nbytes, bytes_index=arranged.nbytes - total.bytes_resident)
 
     @classmethod
     def _but_the_index(cls, arranged: Arrangement) -> Arranged:

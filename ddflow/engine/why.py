@@ -207,14 +207,12 @@ class _Telling:
 
     def _rows(self, events: pa.RecordBatch, secret: Secret) -> Ints:
         """The rows that have this key."""
-        nullable = [field.with_nullable(True) for field in self.bound.key_schema]
-        hashes = RowHashes(pa.schema(nullable), secret)
+        hashes = RowHashes(pa.schema([field.with_nullable(True) for field in self.bound.key_schema]), secret)
         lacks = (
             self.bound.keyless(events) if self.bound.spec.null_key != "keep" else np.zeros(events.num_rows, np.uint8)
         )
         (high, low), own = hashes.of(events), hashes.of(self.row)
-        found = (high == own[0][0]) & (low == own[1][0]) & (lacks == 0)
-        return np.flatnonzero(found)
+        return np.flatnonzero((high == own[0][0]) & (low == own[1][0]) & (lacks == 0))
 
     def replay(self, log: Iterator[Any], frontier: int) -> None:
         """Resolve the log's events of this key, by an operator of its own, and tell of each.  ``log``: marked parts."""

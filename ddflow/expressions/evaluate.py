@@ -144,8 +144,7 @@ class ArrowRun:
 
         source = acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.Table.from_batches([batch])))
         project = acero.Declaration("project", acero.ProjectNodeOptions([self._expression], ["result"]))
-        table = acero.Declaration.from_sequence([source, project]).to_table(use_threads=False)
-        return one_chunk(table.column(0))
+        return one_chunk(acero.Declaration.from_sequence([source, project]).to_table(use_threads=False).column(0))
 
 
 class FunctionRun:

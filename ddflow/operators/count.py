@@ -63,8 +63,7 @@ class Count(Operator):
         check_names([*self.by, name], "count")
         self.name = name
         self.groups = pa.schema([of.schema.field(c) for c in self.by])
-        schema = pa.schema([*self.groups, pa.field(name, pa.int64(), nullable=False)])
-        super().__init__(of.flow, schema, [of], True)
+        super().__init__(of.flow, pa.schema([*self.groups, pa.field(name, pa.int64(), nullable=False)]), [of], True)
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """The groups, and the name."""
@@ -127,8 +126,7 @@ class RunningCount(Running):
         if refused >= 0:
             raise overflow(groups, refused)
         ranks, rows, values, diffs = [column[:changed] for column in up]
-        made = pa.Table.from_batches([self._rows(groups, rows, values)])
-        out = Updates(made, ranks, diffs.copy(), updates.times)
+        out = Updates(pa.Table.from_batches([self._rows(groups, rows, values)]), ranks, diffs.copy(), updates.times)
         change = self._change(updates, groups, by, held, [column[:versions] for column in down])
         return out, change._replace(live_added=int(np.count_nonzero(counts)) - lived)
 

@@ -65,8 +65,7 @@ class RunningDistinct(RunningCount):
         """See `Running.compute`.  O(updates).  Raises `CountOverflow`."""
         counted, change = super().compute(inputs, since)
         there = counted.picked(np.flatnonzero(counted.rows.column(TIMES).to_numpy() > 0))
-        rows = there._replace(rows=there.rows.select(self.groups.names))
-        return consolidated(rows, self.secret), change
+        return consolidated(there._replace(rows=there.rows.select(self.groups.names)), self.secret), change
 
     def rows(self, arranged: pa.Table) -> pa.Table:
         """Those of positive multiplicity."""

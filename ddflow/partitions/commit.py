@@ -31,11 +31,12 @@ from ddflow.errors import EpochSkipped, ReplayMismatch, SpecError, TimeWentBack,
 from ddflow.partitions import batch_ids as feeds
 from ddflow.partitions.epoch_start import EpochStart
 from ddflow.partitions.live_files import LiveFiles, look, look_for
-from ddflow.partitions.merged_receipts import ROWS, Gathered, call_digest, gather, greatest
-from ddflow.partitions.receipt import Committed, Receipt
+from ddflow.partitions.merged_receipts import ROWS, call_digest, gather, greatest
+from ddflow.partitions.receipt import Committed, Contribution, Receipt
 from ddflow.partitions.stages import cut
 from ddflow.partitions.wanted import Wanted
 from ddflow.plan.collection import Plan
+from ddflow.storage.closing import on_failure
 from ddflow.storage.epochs import Kind
 from ddflow.storage.feeding import EVENTS, fed_by
 from ddflow.storage.manifest import Call, Epoch, Feed, Manifest
@@ -115,11 +116,8 @@ class EpochDriver:
             keep=keep,
             secret=secret,
         )
-        try:
+        with on_failure(log.close):
             return cls(flow, log, wanted)
-        except BaseException:
-            log.close()
-            raise
 
     @property
     def manifest(self) -> Manifest:
@@ -251,10 +249,10 @@ class EpochDriver:
         feed = self._feed if feed is None else feed
         if feed != self._feed:
             raise SpecError(f"finish epoch {base.epoch} as {feed}", f"it was begun as {self._feed}", "give the same")
-        whole = gather(receipts, base.digest, self.cut.stages, self.partitions)
-        look(self.cut, whole.taken, folder=self.log.outputs.sink is not None)
-        live = self.live.after(self.log.manifest_log.store, whole.taken)
-        look_for(self.log.manifest_log.store, self.log.outputs.sink, base.epoch, whole, set(self.live.inventories))
+        taken, whole = gather(receipts, base.digest, self.cut.stages, self.partitions)
+        look(self.cut, taken, folder=self.log.outputs.sink is not None)
+        live = self.live.after(self.log.manifest_log.store, taken)
+        look_for(self.log.manifest_log.store, self.log.outputs.sink, base.epoch, taken, set(self.live.inventories))
         call = self._call(base, whole)
         manifest = self.manifest
         kept = self.log.receipts(Epoch(base.epoch, (call,), None if feed is None else feed.batch))
@@ -276,10 +274,10 @@ class EpochDriver:
         )
         self.live, self._base = live, None
         self.log.finish(APART)
-        figures = whole.figures | {"tasks": len(whole.taken), "commit": (perf_counter_ns() - began) // 1000}
+        figures = whole.figures | {"tasks": len(taken), "commit": (perf_counter_ns() - began) // 1000}
         return Committed(base.epoch, call.time, whole.frontier, whole.counts, whole.rows, whole.outputs, figures, False)
 
-    def _call(self, base: EpochStart, whole: Gathered) -> Call:
+    def _call(self, base: EpochStart, whole: Contribution) -> Call:
         """What is kept of it."""
         kind: Kind = "push" if self.flow.holds_back else "step"
         time = 0 if self.flow.holds_back else base.time

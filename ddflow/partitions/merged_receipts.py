@@ -8,9 +8,11 @@ be wrong for somebody. It reads no files and publishes nothing.
 
 >>> def receipt(number, rows):
 ...     file = Blob(f"{number:016x}-1.json", 9, bytes(16))
-...     return Receipt(0, number, "b" * 32, file.name[:16], file, {}, {"orders": rows}, {"orders": "01" * 16},
-...                    {"applied": rows}, {}, {}, 8, 7, 7, (), (), "", {"step": 5, "memory": 70})
->>> whole = gather([receipt(1, 2), receipt(0, 3), receipt(1, 2)], "b" * 32, stages=1, partitions=2)
+...     return Receipt(stage=0, number=number, base="b" * 32, nonce=file.name[:16], inventory=file, outputs={},
+...                    rows={"orders": rows}, digests={"orders": "01" * 16}, counts={"applied": rows}, greatest={},
+...                    horizons={}, frontier=8, last=7, since=7, added=(), gone=(), sent="",
+...                    figures={"step": 5, "memory": 70})
+>>> _, whole = gather([receipt(1, 2), receipt(0, 3), receipt(1, 2)], "b" * 32, stages=1, partitions=2)
 >>> whole.rows, whole.counts, whole.frontier, whole.figures
 ({'orders': 5}, {'applied': 5}, 8, {'step': 10, 'memory': 70})
 >>> gather([receipt(1, 2)], "b" * 32, stages=1, partitions=3)
@@ -23,13 +25,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 import xxhash
 
+from ddflow.dataflow.inflow import add
 from ddflow.errors import MissingReceipts, ReceiptsDisagree, SpecError
 from ddflow.partitions.chunks import added
-from ddflow.partitions.receipt import Receipt
+from ddflow.partitions.receipt import Contribution, Receipt
 from ddflow.storage.epochs import Output
 from ddflow.storage.protocol import Blob
 from ddflow.time import NEVER
@@ -42,24 +45,10 @@ _NOT_ADDED: Final = ("memory",)
 """Figures of which the greatest is told, and no sum."""
 
 
-class Gathered(NamedTuple):
-    """What all tasks of an epoch did: ``taken``, one receipt each, stage by stage; the rest as in `Receipt`."""
-
-    taken: tuple[Receipt, ...]
-    rows: dict[str, int]
-    digests: dict[str, str]
-    counts: dict[str, int]
-    outputs: dict[str, Output]
-    greatest: dict[str, int]
-    horizons: dict[str, int]
-    frontier: int
-    last: int
-    since: int
-    figures: dict[str, int]
-
-
-def gather(receipts: Iterable[Receipt], base: str, stages: int, partitions: int) -> Gathered:
-    """Take one receipt a stage and partition, and add them up.  O(receipts).
+def gather(
+    receipts: Iterable[Receipt], base: str, stages: int, partitions: int
+) -> tuple[tuple[Receipt, ...], Contribution]:
+    """One receipt a task, stage by stage, and what they add up to.  O(receipts).
 
     ``base``: the digest of the manifest that all must have started from.  Raises `MissingReceipts`, naming partitions;
     `ReceiptsDisagree`; `SpecError` for a receipt of another epoch or plan.
@@ -78,8 +67,7 @@ def gather(receipts: Iterable[Receipt], base: str, stages: int, partitions: int)
         for name, output in each.outputs.items():
             files[name] += output.blobs
             rows[name] += output.rows
-    return Gathered(
-        taken,
+    return taken, Contribution(
         rows=_sums(each.rows for each in taken),
         digests=summed(each.digests for each in taken),
         counts=_sums(each.counts for each in taken),
@@ -162,11 +150,10 @@ def _task(receipt: Receipt) -> str:
 
 
 def _sums(each: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    out: defaultdict[str, int] = defaultdict(int)
+    out: dict[str, int] = {}
     for numbers in each:
-        for name, number in numbers.items():
-            out[name] += number
-    return dict(out)
+        add(out, numbers)
+    return out
 
 
 def _figures(each: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -93,8 +93,7 @@ def partitions_with(by: Sequence[str], values: Mapping[str, Sequence[Any]], mani
         return []
     # Scalars as they are: Python has no date before the year 1.
     columns = [pa.concat_arrays([pa.repeat(key[i], 1) for key in keys]) for i in range(len(by))]
-    table = pa.Table.from_arrays(columns, names=list(by))
-    high, _ = identities(table, Secret(*manifest.secret), len(keys))
+    high, _ = identities(pa.Table.from_arrays(columns, names=list(by)), Secret(*manifest.secret), len(keys))
     return sorted({int(number) for number in partition_of(high, manifest.spread)})
 
 

@@ -48,23 +48,15 @@ STAGES: Final = 1 << 10
 """The greatest number of stages that a receipt may be of."""
 
 
-class Receipt(Strict, frozen=True):
-    """What the task of a ``stage`` and partition ``number`` did.
+class Contribution(Strict, frozen=True, kw_only=True):
+    """What a task gave to an epoch, or all tasks together.
 
-    ``base``: digest of the manifest that it started from.  ``nonce``: of the writer of its files, "" where it wrote
-    none.  ``inventory``: of what it holds now.  ``outputs``: what outputs gained, where not empty, a file each.
-    ``rows``, ``digests``: of the rows that came, by input; order-free, 32 hex digits.  ``counts``: events by verdict.
-    ``greatest``: by input, the greatest event time ever, hold-back mode.  ``horizons``: by input whose keys expire,
-    the greatest order so far.  ``frontier``, ``last``, ``since``: after it.  ``added``: files that the inventory names
-    and its base's did not; ``gone``: names of which the reverse is true.  ``sent``: of the sums passed on, order-free,
-    "" for none.  ``figures``: microseconds and bytes.
+    ``outputs``: what outputs gained, where not empty.  ``rows``, ``digests``: of the rows that came, by input;
+    order-free, 32 hex digits.  ``counts``: events by verdict.  ``greatest``: by input, the greatest event time ever,
+    hold-back mode.  ``horizons``: by input whose keys expire, the greatest order so far.  ``frontier``, ``last``,
+    ``since``: after it.  ``figures``: microseconds and bytes.
     """
 
-    stage: Annotated[int, Meta(ge=0, lt=STAGES)]
-    number: Annotated[int, Meta(ge=0, lt=PARTITIONS)]
-    base: Hex
-    nonce: NonceOrNone
-    inventory: Blob
     outputs: dict[str, Output]
     rows: dict[str, Natural]
     digests: dict[str, Hex]
@@ -74,10 +66,26 @@ class Receipt(Strict, frozen=True):
     frontier: Instant
     last: Instant
     since: Instant
+    figures: dict[str, Natural]
+
+
+class Receipt(Contribution, frozen=True, kw_only=True):
+    """What the task of a ``stage`` and partition ``number`` did.
+
+    ``base``: digest of the manifest that it started from.  ``nonce``: of the writer of its files, "" where it wrote
+    none.  ``inventory``: of what it holds now.  ``outputs``: a file each.  ``added``: files that the inventory names
+    and its base's did not; ``gone``: names of which the reverse is true.  ``sent``: of the sums passed on, order-free,
+    "" for none.
+    """
+
+    stage: Annotated[int, Meta(ge=0, lt=STAGES)]
+    number: Annotated[int, Meta(ge=0, lt=PARTITIONS)]
+    base: Hex
+    nonce: NonceOrNone
+    inventory: Blob
     added: tuple[Blob, ...]
     gone: tuple[FileName, ...]
     sent: HexOrNone
-    figures: dict[str, Natural]
 
     @property
     def content(self) -> dict[str, Any]:

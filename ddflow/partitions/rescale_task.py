@@ -37,6 +37,7 @@ from ddflow.columns.hashing import Ints, RowHashes, Secret, Words, identities, p
 from ddflow.columns.rows import gather
 from ddflow.dataflow import batcher as pending
 from ddflow.dataflow.batcher import Batcher
+from ddflow.dataflow.inflow import add
 from ddflow.engine.checkpoint import Inventories
 from ddflow.engine.inventory import InputRecord, Inventory, OperatorRecord, StoredInventory
 from ddflow.errors import CorruptState
@@ -148,8 +149,7 @@ class _Task:
             inputs[name], batcher = self._input(name, input)
             waiting += len(batcher)
         for n in sorted(self.first_share) if self.stage == 0 else ():
-            for name, resolved in self.old[n].of.totals.items():
-                totals[name] = totals.get(name, 0) + resolved
+            add(totals, self.old[n].of.totals)
         ids, places = node_ids(self.cut.flow), placed(self.cut.flow)
         operators = {
             ids[node]: OperatorRecord(self._operator(node, ids[node], places[node].by or ()))
@@ -307,8 +307,7 @@ class _Task:
         """bool[m]: which versions are of this partition by their rows' ``keys``.
 
         A deletion's row may be filler, so what a live version of the same key says holds for all."""
-        rows = gather(old.slots.pool, picked.references, keys)
-        high, _ = identities(rows, self.secret, picked.high.size)
+        high, _ = identities(gather(old.slots.pool, picked.references, keys), self.secret, picked.high.size)
         mine, first = partition_of(high, self.move.partitions) == self.number, starts(picked.high, picked.low)
         of, live = np.cumsum(first) - 1, picked.live != 0
         decided = mine[first]

@@ -49,6 +49,7 @@ from ddflow.partitions.stage_graph import StageComputation, StageGraph, as_updat
 from ddflow.partitions.stages import Stages
 from ddflow.plan.codec import node_ids
 from ddflow.storage.batch_store import BatchStore
+from ddflow.storage.closing import on_failure
 from ddflow.storage.fields import encoded
 from ddflow.storage.manifest import Output
 from ddflow.storage.naming import files_in
@@ -74,7 +75,7 @@ class StagePart:
         began = perf_counter_ns()
         self.cut, self.stage, self.number = cut, stage, number
         store = base.version.opened("open a partition of", readonly=False)
-        try:
+        with on_failure(store.close):
             graph = StageGraph(cut, stage, Secret(*base.secret))
             budget = Budget(None if base.memory is None else own(base.memory), None, store)
             self.dataflow = Dataflow(cut.flow, graph, budget, retain=base.retain, step=StageComputation)
@@ -89,9 +90,6 @@ class StagePart:
             self.at, self.names, self.sink = "", dict[str, Blob](), cast(Sink | None, None)
             if base.inventories:
                 self._fill(base)
-        except BaseException:
-            store.close()
-            raise
         self.opened = (perf_counter_ns() - began) // 1000
 
     def _fill(self, base: EpochStart) -> None:

@@ -26,6 +26,7 @@ import os
 from typing import NamedTuple
 
 from ddflow.errors import CorruptState, SnapshotExpired, StateRefused
+from ddflow.storage.closing import on_failure
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.manifest_log import digest
 from ddflow.storage.memory import MemoryStore
@@ -63,11 +64,8 @@ class Version(NamedTuple):
                 store = open_store(self.store, trust=self.trust, create=False, readonly=readonly)
             except StateRefused as error:
                 raise StateRefused(self._asked(what), error.found, REMEDY) from None
-        try:
+        with on_failure(store.close):
             self._compare(store, what)
-        except BaseException:
-            store.close()
-            raise
         return store
 
     def manifest(self, store: Store) -> Manifest:

@@ -103,5 +103,4 @@ def _value(value: Any) -> Any:
         return [_value(each) for each in value]
     if isinstance(value, frozenset):  # whose order differs from process to process
         return sorted(json.dumps(_value(each)) for each in value)
-    plain = isinstance(value, int | float | complex | str | bytes | None)
-    return repr(value) if plain else type(value).__qualname__
+    return repr(value) if isinstance(value, int | float | complex | str | bytes | None) else type(value).__qualname__

@@ -298,8 +298,7 @@ class Upsert:
         if not (self.order_by or self.holds_back or self.seq):
             return False
         greatest = self.tie == "greatest" and self.compares_all and (not self.merges or self.versions == "cell")
-        decided = self.tie == "error" or greatest
-        return decided or self.seq is not None
+        return self.tie == "error" or greatest or self.seq is not None
 
     def to_json(self) -> str:
         """The spec as JSON: fields in their order, defaults left out; `from_json` gives it back."""

@@ -34,7 +34,7 @@ import pyarrow as pa
 from ddflow.columns.schema import empty
 from ddflow.errors import CorruptState, DdflowError
 from ddflow.storage.arrow_file import new_file, read_batch, read_batches, restored
-from ddflow.storage.closing import Closing
+from ddflow.storage.closing import Closing, on_failure
 from ddflow.storage.file_writer import FileWriter
 from ddflow.storage.protocol import Blob, Blobs, verified
 
@@ -111,12 +111,9 @@ class BatchStore(Closing):
         Raises what `Blobs.put` does; nothing is left then.
         """
         blob = self._put(_released([batch]), batch.schema, False)
-        try:
+        with on_failure(self.forget, blob.name):
             whole = self.store.map(blob)
             return StoredBatch(self, blob, whole, _read(whole, batch.schema)[0], False)
-        except BaseException:
-            self.forget(blob.name)
-            raise
 
     def mapped(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
         """A table in a file, written batch by batch and mapped; the file loses its name at once.  O(bytes).

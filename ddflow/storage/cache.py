@@ -29,6 +29,7 @@ from typing import Final
 import pyarrow as pa
 
 from ddflow.errors import CorruptState, StateRefused
+from ddflow.storage.closing import on_failure
 from ddflow.storage.disk import Disk
 from ddflow.storage.file_writer import FileWriter
 from ddflow.storage.protocol import Blob, Write, verified
@@ -88,13 +89,10 @@ class Cache:
                     break
 
         path, _ = self.written(what, fetch)
-        try:
+        with on_failure(self.drop, path):
             with self.site.guarded(what):
                 whole = verified(self.site.disk.map(path), blob, where)
             self.keep(path, blob)
-        except BaseException:
-            self.drop(path)
-            raise
         return whole
 
     def written(self, what: str, write: Write) -> tuple[str, FileWriter]:

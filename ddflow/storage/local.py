@@ -129,11 +129,7 @@ class LocalStore(BlobFolder, Store):
     def published(self, number: int) -> bool:
         """Whether a manifest has this number.  O(1)."""
         with self.site.guarded(f"look for manifest {number}"):
-            try:
-                self.disk.status(self._path("manifests", number))
-            except FileNotFoundError:
-                return False
-            return True
+            return self.site.is_there(self._path("manifests", number))
 
     def manifest(self, number: int) -> bytes:
         """The bytes of a manifest.  O(bytes).  See `Store.manifest`."""

@@ -108,12 +108,8 @@ class Manifest(Strict, frozen=True, kw_only=True):
 
     def outputs(self) -> list[Blob]:
         """The files of all outputs of all receipts, in order."""
-        out: list[Blob] = []
-        for receipt in self.receipts:
-            for call in receipt.calls:
-                for output in call.outputs.values():
-                    out += output.blobs
-        return out
+        outputs = (output for receipt in self.receipts for call in receipt.calls for output in call.outputs.values())
+        return [blob for output in outputs for blob in output.blobs]
 
     def encode(self) -> bytes:
         """Header and body.  O(bytes).  Raises `StateRefused` for what `decode` would refuse, or read as another."""

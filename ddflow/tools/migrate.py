@@ -275,8 +275,7 @@ def _columns(flow: Plan, name: str) -> list[tuple[str, str]] | None:
 
 def _net(name: str, old: Snapshot | None, engine: Engine) -> pa.Table:
     """What an output holds now and did not before, and the reverse, as updates of the last time."""
-    now = engine.read(name)
-    parts, schema = [(now, 1)], engine.flow.outputs[name].schema
+    parts, schema = [(engine.read(name), 1)], engine.flow.outputs[name].schema
     if old is not None:
         before = old.read(name)
         schema = pa.schema([f.with_nullable(f.nullable or before.schema.field(f.name).nullable) for f in schema])

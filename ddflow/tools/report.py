@@ -79,8 +79,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """The report in plain values."""
-        problems = [each._asdict() for each in self.problems]
-        return {"ok": self.ok} | asdict(self) | {"problems": problems}
+        return {"ok": self.ok} | asdict(self) | {"problems": [each._asdict() for each in self.problems]}
 
     def __str__(self) -> str:
         size = f"{self.files:,} files of {shown_size(self.bytes)} that {self.manifests:,} manifests name"

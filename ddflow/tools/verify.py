@@ -215,8 +215,7 @@ def verify(
                     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ddflow-verify-"))
                 found[name] = _Comparison(snapshot, name, look).run(log, memory, folder)
         counts = dict(recounted(snapshot))
-        where = state.where if isinstance(state, Store) else str(state)
-        return Verified(where, snapshot.epoch, found, counts)
+        return Verified(state.where if isinstance(state, Store) else str(state), snapshot.epoch, found, counts)
 
 
 class _Comparison:
@@ -305,8 +304,7 @@ class _Comparison:
             state, log = (None if p is None else shown_row(p.table, i) for p, i in ((one, a), (other, b)))
             row = state if state is not None else log
             assert row is not None
-            key = {name: row[name] for name in self.bound.spec.key}
-            self.out.first.append(Difference(what, key, state, log))
+            self.out.first.append(Difference(what, {name: row[name] for name in self.bound.spec.key}, state, log))
 
     def _note(self) -> None:
         out, spec, notes = self.out, self.bound.spec, self.out.notes

@@ -154,8 +154,7 @@ def _by_time() -> Iterator[str]:
 def _on_disk() -> Iterator[str]:
     """State in files, searched there: keys that are there and keys that are not, of one word and of several."""
     flow = dd.Flow()
-    text = flow.upserts("text", {"key": pa.string(), "at": pa.int64()}, dd.Upsert("key", "at"))
-    flow.output("text", text)
+    flow.output("text", flow.upserts("text", {"key": pa.string(), "at": pa.int64()}, dd.Upsert("key", "at")))
     flow.output("numbers", flow.upserts("numbers", {"key": pa.int64(), "value": pa.int64()}, dd.Upsert("key")))
     with tempfile.TemporaryDirectory() as place, flow.open(memory=4 * LEAST, spill=place) as engine:
         for time in range(3):

@@ -89,8 +89,7 @@ class Batch:
         assert self.value.size in (0, n)
         if n < 2:
             return
-        low = self.low if self.low.size else np.zeros(n, np.uint64)
-        columns = (self.high, low, self.time)
+        columns = (self.high, self.low if self.low.size else np.zeros(n, np.uint64), self.time)
         equal, less = np.ones(n - 1, bool), np.zeros(n - 1, bool)
         for column in columns:
             less |= equal & (column[:-1] < column[1:])

@@ -143,8 +143,7 @@ def restore(
     where what is compressed is written anew, to be read where it lies; None: it is held in memory.  Raises
     `CorruptState`, and what the home raises.
     """
-    slots = arranged.slots
-    slots.lasting = True
+    arranged.slots.lasting = True
     arranged.since, arranged.upper, arranged.latest = given.since, given.upper, given.latest
     shapes = [_fields(names, arranged.schema, what) for names in given.shapes]
     searched = not indexed and sieved

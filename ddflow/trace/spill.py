@@ -28,6 +28,7 @@ from ddflow.errors import CorruptState
 from ddflow.kernels.bloom import BLOCK, blocks_for, fill, sift
 from ddflow.kernels.search import search
 from ddflow.storage.batch_store import BatchStore, StoredBatch
+from ddflow.storage.closing import on_failure
 from ddflow.trace.batch import Batch
 from ddflow.trace.batch_file import Layout, filed, unfiled
 from ddflow.trace.records import BatchRecord
@@ -98,11 +99,8 @@ def spilled(batch: Batch, batch_store: BatchStore) -> Batch:
     """The same batch in files.  O(bytes).  Raises what the place raises; no file is left then."""
     record, layout = filed(batch)
     columns = batch_store.write(record)
-    try:
+    with on_failure(columns.drop):
         return filtered(columns, layout, batch_store)
-    except BaseException:
-        columns.drop()
-        raise
 
 
 def filtered(columns: StoredBatch, layout: Layout, batch_store: BatchStore) -> Batch:

@@ -30,6 +30,7 @@ from ddflow.connectors.files.reading import described
 from ddflow.connectors.files.wire import holds
 from ddflow.connectors.files.writers import Writer, writer
 from ddflow.errors import DdflowError, OutputExists, UnreadableInput, UnwritableOutput
+from ddflow.storage.closing import on_failure
 
 
 class FileOutput:
@@ -65,11 +66,8 @@ class FileOutput:
     def __enter__(self) -> FileOutput:
         with self._worded():
             self._file = open(self._aside, "xb")
-            try:
+            with on_failure(self._remove):
                 self._writer = writer(self._file, self.kind, self.schema)
-            except BaseException:
-                self._remove()
-                raise
         return self
 
     def __exit__(

@@ -87,8 +87,7 @@ def restored(column: pa.Array, kind: pa.DataType) -> pa.Array:
         if is_bytes(kind):
             return pa.array([_bytes(text) for text in column.to_pylist()], kind)
         if pat.is_time(kind):
-            unit = pa.timestamp(kind.unit)
-            return pc.binary_join_element_wise("1970-01-01", column, " ").cast(unit).cast(kind)
+            return pc.binary_join_element_wise("1970-01-01", column, " ").cast(pa.timestamp(kind.unit)).cast(kind)
         if pat.is_null(kind) and column.null_count < len(column):
             raise ValueError("a value in a column of type null")
         if pat.is_float16(kind) or pat.is_duration(kind):
@@ -128,8 +127,7 @@ def _relisted(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if pat.is_large_list(kind):
         return pa.LargeListArray.from_arrays(pa.array(ends), values, type=kind, mask=null)
     plain_kind = kind if pat.is_list(kind) else pa.list_(kind.value_field)
-    lists = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values, type=plain_kind, mask=null)
-    return lists.cast(kind)
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values, type=plain_kind, mask=null).cast(kind)
 
 
 def plain(column: pa.Array) -> pa.Array:

@@ -115,8 +115,7 @@ def grown(
     ends = np.zeros(parts.parts.size + 1, np.int64)
     np.cumsum(sizes[parts.parts], out=ends[1:])
     elements = _spelled(first[parts.parts], ends)
-    given = column if strategy.name == "collect" else column.values
-    children = _both(given, held.values, name)
+    children = _both(column if strategy.name == "collect" else column.values, held.values, name)
     if strategy.name == "union":
         kept = np.empty(elements.size, np.uint8)
         hashes = value_hashes(pa.Table.from_arrays([children], ["value"]), secret)
@@ -194,8 +193,7 @@ def joined(separator: str, kind: pa.DataType, parts: Parts, column: pa.Array, he
         _too_large(name, f"its text takes {total:,} bytes, 32-bit offsets reach 2 GiB")
     wide = pa.large_string()
     texts = _taken(_both(column.cast(wide), held.cast(wide), name), listed, name)
-    lists = pa.LargeListArray.from_arrays(pa.array(offsets), texts)
-    out = pc.binary_join(lists, pa.scalar(separator, wide))
+    out = pc.binary_join(pa.LargeListArray.from_arrays(pa.array(offsets), texts), pa.scalar(separator, wide))
     if parts.empty.any():
         out = pc.if_else(pa.array(parts.empty), pa.scalar(None, wide), out)
     return out.cast(kind)

@@ -199,8 +199,7 @@ def _fields(
         each = named_fields.get(field.name, default)
         if each.name in RULES:
             chosen = _chosen(each, walked, action, given, counts, Cells(references, partial(_given, before)))
-            places = pa.array(chosen, mask=chosen == NOTHING)
-            children.append(pa.concat_arrays([given, before]).take(places))
+            children.append(pa.concat_arrays([given, before]).take(pa.array(chosen, mask=chosen == NOTHING)))
         else:
             children.append(
                 _made(each, field.type, walked, action, given, before, secret, named, f"{name}.{field.name}")

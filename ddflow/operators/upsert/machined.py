@@ -47,8 +47,7 @@ def columns(of: Walking) -> dict[str, pa.Array]:
         return str(shown_row(events.select(list(of.upsert.bound.spec.key)), row))
 
     if machined.automaton is not None:
-        symbols = events.column(machined.machine.on)
-        made, there, row, state = machined.automaton.run(of.steps, action, symbols, held)
+        made, there, row, state = machined.automaton.run(of.steps, action, events.column(machined.machine.on), held)
         if row >= 0:
             raise IllegalTransition(
                 machined.asked,

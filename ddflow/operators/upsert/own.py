@@ -56,8 +56,7 @@ def columns(of: Walking) -> dict[str, Ints | pa.Array]:
         return _scalar(of)
     fixed = _fixed(of)
     derived = {field.name for field, _ in of.merging.derived}
-    row = of.upsert.bound.row_schema
-    schema = pa.schema([f.with_nullable(f.nullable or f.name in derived) for f in row])
+    schema = pa.schema([f.with_nullable(f.nullable or f.name in derived) for f in of.upsert.bound.row_schema])
     chains = Chains(of.steps, of.action[0])
     count = int(chains.offsets[1]) if len(chains) else 0
     keys = chains.keys[:count]
@@ -132,8 +131,7 @@ def inherited(of: Walking, field: pa.Field) -> pa.Array:
     if values is None:
         hidden = of.held_table()
         (values,) = [pa.nulls(g, field.type)] if hidden is None else arrays(hidden, [f"_order_{field.name}"])
-    both = pa.concat_arrays([column, values.cast(field.type)])
-    return both.take(pa.array(found, mask=found == NOTHING))
+    return pa.concat_arrays([column, values.cast(field.type)]).take(pa.array(found, mask=found == NOTHING))
 
 
 def first_order(of: Walking, field: pa.Field) -> pa.Array:

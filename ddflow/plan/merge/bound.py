@@ -152,8 +152,7 @@ def plan(name: str, schema: pa.Schema, spec: Upsert, row: pa.Schema) -> Merging 
             )
     if merge.function is not None and merge.scalar:
         asked = f"the merger {named(merge.function)} of {name!r}"
-        kind = kind_of(pa.schema([field for field in row if field.name not in derived]), asked)
-        record = np.zeros(1, kind)[0]
+        record = np.zeros(1, kind_of(pa.schema([field for field in row if field.name not in derived]), asked))[0]
         check_function(merge.function, asked, {"held": record, "given": record, "out": record})
     given = tuple(column.name for column in columns if merge.function is None and column.strategy.name == "last")
     return Merging(

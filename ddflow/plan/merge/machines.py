@@ -110,8 +110,7 @@ class Machined:
             sizes.append(counts[ends])
             shown = np.repeat(ends, counts)
             made.append(values if shown.all() else picked(values, np.flatnonzero(shown)))
-        every = joined(made, self.state)
-        new = lists(np.concatenate(sizes), every.columns, list(self.state))
+        new = lists(np.concatenate(sizes), joined(made, self.state).columns, list(self.state))
         return pa.concat_arrays([new, held]).take(pa.array(chains.shown))
 
     def _given(self, takes: Any, counts: Ints, owner: Ints, values: pa.RecordBatch) -> tuple[pa.RecordBatch, Ints]:
