@@ -30,12 +30,11 @@ from ddflow.connectors.opening import open_sink
 from ddflow.connectors.protocol import Fragment
 from ddflow.engine.snapshot import found
 from ddflow.errors import CorruptState, PlanChanged, SnapshotExpired
-from ddflow.operators.to_upserts import forgetting
 from ddflow.operators.updates import Updates, consolidated, ints
 from ddflow.partitions.reading import read_updates, stamped
 from ddflow.partitions.version import Version
-from ddflow.plan.collection import Plan
 from ddflow.plan.compatibility import plan_of
+from ddflow.plan.plan import Plan
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.manifest import Epoch, Manifest
 from ddflow.storage.naming import inside
@@ -162,7 +161,7 @@ class Follower(DataSourceStreamReader):
         try:
             then = found(store, end["epoch"])
         except SnapshotExpired:
-            if upserts or forgetting(node):
+            if upserts or node.forgetting:
                 raise
             less = tuple(self._files(manifest, self._epochs(manifest, end, manifest.epoch)))
             return [SnapshotSplit(Version.of(store, manifest, self.trust), None, end["time"], schema, less)]

@@ -42,7 +42,7 @@ from ddflow.partitions.partitioner import Partitioner, carried_only, columns_the
 from ddflow.partitions.receipt import Committed, Receipt
 from ddflow.partitions.version import Version
 from ddflow.plan.codec import describe, fingerprint
-from ddflow.plan.collection import Plan
+from ddflow.plan.plan import Plan
 from ddflow.plan.rebuild import rebuild
 from ddflow.storage import address
 from ddflow.storage.manifest import Epoch

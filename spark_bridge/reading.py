@@ -34,7 +34,7 @@ from pyspark.sql.datasource import (
 
 from ddflow.partitions.reading import partitions_with, read_updates, shared
 from ddflow.partitions.version import Version
-from ddflow.plan.collection import Plan
+from ddflow.plan.plan import Plan
 from ddflow.storage.manifest import Manifest
 from spark_bridge.tasks import travelling
 from spark_bridge.types import carrier

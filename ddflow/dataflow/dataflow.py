@@ -43,7 +43,8 @@ from ddflow.dataflow.verdicts import NAMES, Verdicts
 from ddflow.errors import SpillFailed, SpillFull, StorageFailed, StorageFull
 from ddflow.operators.upsert.resolution import Resolution
 from ddflow.plan.codec import node_ids
-from ddflow.plan.collection import Collection, Plan
+from ddflow.plan.collection import Collection
+from ddflow.plan.plan import Plan
 from ddflow.storage.feeding import Fed
 from ddflow.time import CLOSED, NEVER
 

@@ -5,7 +5,7 @@ more; so a step that fails, whichever operator objects, leaves every arrangement
 downstream reads are gathered at all.
 
 >>> import pyarrow as pa
->>> from ddflow.plan.collection import Plan
+>>> from ddflow.plan.plan import Plan
 >>> from ddflow.plan.spec import Upsert
 >>> flow = Plan()
 >>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
@@ -30,7 +30,8 @@ from ddflow.operators.updates import Updates, consolidated, ints
 from ddflow.operators.upsert.events import Sealed
 from ddflow.operators.upsert.keyed import Seen
 from ddflow.operators.upsert.upsert import RunningUpsert
-from ddflow.plan.collection import Collection, Plan
+from ddflow.plan.collection import Collection
+from ddflow.plan.plan import Plan
 from ddflow.trace.arrangement import Arrangement, Change
 
 

@@ -35,7 +35,7 @@ from ddflow.kernels.resolve import STALE
 from ddflow.operators.updates import time_column
 from ddflow.operators.upsert.resolution import Resolution
 from ddflow.plan.bind import Bound
-from ddflow.plan.collection import Input
+from ddflow.plan.plan import Input
 
 ARRIVAL: Final = "_arrival"
 """What the column of verdict rows is called that holds the numbers of their events."""

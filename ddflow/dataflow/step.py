@@ -7,7 +7,7 @@ next piece, so what outlives one (updates for an output or for a keyed operator,
 update buffer, in files where memory is short; and each node is computed once, however many read it.
 
 >>> import pyarrow as pa
->>> from ddflow.plan.collection import Plan
+>>> from ddflow.plan.plan import Plan
 >>> from ddflow.columns.hashing import Secret
 >>> from ddflow.plan.spec import Upsert
 >>> flow = Plan()

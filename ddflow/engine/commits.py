@@ -35,9 +35,10 @@ from ddflow.engine.epoch_log import EpochLog
 from ddflow.engine.inventory import StoredInventory
 from ddflow.engine.outputs import put
 from ddflow.errors import CorruptState, ReplayMismatch, StateRefused
-from ddflow.plan.collection import Plan, widened
+from ddflow.plan.collection import widened
 from ddflow.plan.compatibility import PlanChange
 from ddflow.plan.options import EngineOptions
+from ddflow.plan.plan import Plan
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.epochs import Kind
 from ddflow.storage.fields import encoded

@@ -35,8 +35,8 @@ from ddflow.engine.garbage import gc, names_of
 from ddflow.engine.outputs import Outputs
 from ddflow.errors import DdflowError, EpochSkipped, OutcomeUnknown, SpecError, StorageFailed, StorageFull
 from ddflow.plan.codec import describe, fingerprint
-from ddflow.plan.collection import Plan
 from ddflow.plan.compatibility import PlanChange, compare
+from ddflow.plan.plan import Plan
 from ddflow.storage.arrow_file import readable
 from ddflow.storage.epochs import Epoch
 from ddflow.storage.manifest import Manifest

@@ -32,8 +32,8 @@ from ddflow.engine import checkpoint as recovery
 from ddflow.engine.inventory import StoredInventory
 from ddflow.engine.reads import Reading
 from ddflow.errors import CorruptState, DdflowError, SnapshotExpired, StateRefused
-from ddflow.plan.collection import Plan
 from ddflow.plan.compatibility import plan_of
+from ddflow.plan.plan import Plan
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.closing import Closing
 from ddflow.storage.manifest import Manifest, at, newest

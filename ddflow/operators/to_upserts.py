@@ -6,7 +6,7 @@ collection its rows are what keys show, each once; as an output its columns are 
 a key's rows are found and which one shows is ``upserting``'s.
 
 >>> import pyarrow as pa
->>> from ddflow.plan.collection import Plan
+>>> from ddflow.plan.plan import Plan
 >>> from ddflow.plan.spec import Upsert
 >>> plan = Plan()
 >>> people = plan.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
@@ -33,17 +33,9 @@ from ddflow.operators.held_rows import HeldChange, HeldRows
 from ddflow.operators.updates import Updates
 from ddflow.operators.upserting import ToUpserts
 from ddflow.operators.upserts_schema import DELETED, ROWS, Conflicts
-from ddflow.plan.codec import behind
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.record import Record
 from ddflow.trace.arrangement import Arrangement
-
-
-def forgetting(node: Collection) -> list[str]:
-    """The inputs that a collection is made of whose rows are forgotten without a retraction.  O(nodes)."""
-    read = behind([node])
-    inputs = [each.bound for each in node.flow.inputs.values() if each in read]
-    return sorted(each.name for each in inputs if each.spec.expiry is not None and each.spec.expiry.forgets)
 
 
 @register
@@ -64,13 +56,13 @@ class AsUpserts(Operator):
                     f"there is no column {column!r}",
                     did_you_mean(column, of.schema.names),
                 )
-        if lost := forgetting(of):
+        if of.forgetting:
             raise SpecError(
                 f"to_upserts({list(made.key)})",
-                f"the inputs {lost} forget rows without a retraction: keys would show them for ever",
+                f"the inputs {sorted(of.forgetting)} forget rows without a retraction: keys would show them for ever",
                 "leave on_expire='forget' out there",
             )
-        made.declare(of.updates_schema(of.flow.time_type))
+        made.declare(of.updates_schema(of.time_type))
         self.key, self.on_conflict, self._out = made.key, on_conflict, made.out
         # What may be null in a row may be null where it shows; only of a deleted key everything may.
         shown = [made.row.field(f.name) if on_conflict != "all" else f for f in made.shown if f.name != DELETED]

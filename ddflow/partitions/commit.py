@@ -35,7 +35,7 @@ from ddflow.partitions.merged_receipts import ROWS, Gathered, call_digest, gathe
 from ddflow.partitions.receipt import Committed, Receipt
 from ddflow.partitions.stages import cut
 from ddflow.partitions.wanted import Wanted
-from ddflow.plan.collection import Plan
+from ddflow.plan.plan import Plan
 from ddflow.storage.epochs import Kind
 from ddflow.storage.feeding import EVENTS, fed_by
 from ddflow.storage.manifest import Call, Epoch, Feed, Manifest

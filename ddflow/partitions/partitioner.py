@@ -32,7 +32,7 @@ from ddflow.engine.digests import check_text
 from ddflow.errors import SchemaMismatch
 from ddflow.partitions.chunks import Origin, chunk_schema, held, pack, row_hashes, sliced
 from ddflow.plan.bind import Bound
-from ddflow.plan.collection import Plan
+from ddflow.plan.plan import Plan
 
 Restore = Callable[[pa.Table], pa.Table]
 KAFKA: Final = ("partition", "offset")

@@ -41,8 +41,8 @@ from ddflow.partitions.stage_graph import StageGraph
 from ddflow.partitions.stages import cut, placed
 from ddflow.partitions.version import Version, gone
 from ddflow.plan.codec import node_ids
-from ddflow.plan.collection import Plan
 from ddflow.plan.compatibility import plan_of
+from ddflow.plan.plan import Plan
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.naming import names_in

@@ -48,7 +48,8 @@ from ddflow.partitions.key_ranges import first_of, overlapping
 from ddflow.partitions.receipt import AGAIN, STAGES
 from ddflow.partitions.stages import Stages, placed
 from ddflow.plan.codec import node_ids
-from ddflow.plan.collection import Collection, Columns, Input
+from ddflow.plan.collection import Collection, Columns
+from ddflow.plan.plan import Input
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.fields import MEND, Natural, Strict, decoded, encoded
 from ddflow.storage.manifest import PARTITIONS

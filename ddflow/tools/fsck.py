@@ -40,8 +40,9 @@ from ddflow.errors import DdflowError, SpecError
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.partitions.stages import placed
 from ddflow.plan.codec import fingerprint, node_ids
-from ddflow.plan.collection import Columns, Plan
+from ddflow.plan.collection import Columns
 from ddflow.plan.compatibility import plan_of
+from ddflow.plan.plan import Plan
 from ddflow.plan.rebuild import bounds
 from ddflow.storage.arrow_file import read_batches
 from ddflow.storage.local import LocalStore
@@ -70,10 +71,32 @@ def fsck(
 ) -> Report:
     """Check every byte of a state: all kept manifests, every file that they name, and what these hold.
 
-    ``flow``: its plan, where the state's own has functions.  ``trust``: as in `Flow.open`.  ``look``: for progress,
-    called with the number of bytes read since its last call.  Returns a `Report` of all that is wrong with the files.
-    O(bytes); in memory, the newest version's bookkeeping.  Raises `StateRefused` where there is no state,
-    `StorageFailed` if its place cannot be read.
+    Parameters
+    ----------
+    state : str, path or Store
+        Where it is: a folder, ``s3://bucket/prefix``, or a store.
+    flow : Plan, optional
+        Its plan; needed where the state's own has functions.
+    trust : {"owner", "group"}
+        As in `Flow.open`.
+    look : callable, optional
+        For progress: called with the number of bytes read since its last call.
+
+    Returns
+    -------
+    Report
+        All that is wrong with the files; ``ok`` if nothing is.
+
+    Raises
+    ------
+    StateRefused
+        If there is no state.
+    StorageFailed
+        If its place cannot be read.
+
+    Notes
+    -----
+    O(bytes); in memory, the bookkeeping of the newest version.
     """
     with opened_store(state, trust=trust) as store:
         return _Check(store, flow, look).run()
