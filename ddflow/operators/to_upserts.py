@@ -63,9 +63,11 @@ class AsUpserts(Operator):
                 "leave on_expire='forget' out there",
             )
         made.declare(of.updates_schema(of.time_type))
-        self.key, self.on_conflict, self._out = made.key, on_conflict, made.out
+        self.key, self.on_conflict, self._out = made.key, on_conflict, made.schema.out
         # What may be null in a row may be null where it shows; only of a deleted key everything may.
-        shown = [made.row.field(f.name) if on_conflict != "all" else f for f in made.shown if f.name != DELETED]
+        row, shown = made.schema.row, [field for field in made.schema.shown if field.name != DELETED]
+        if on_conflict != "all":
+            shown = [row.field(field.name) for field in shown]
         super().__init__(of.flow, pa.schema(shown), [of], True)
 
     def updates_schema(self, time_type: pa.DataType) -> pa.Schema:
@@ -187,8 +189,9 @@ class RunningToUpserts(Running):
 
     def _rows(self, updates: Updates, made: ToUpserts) -> Updates:
         """The same with the columns declared: what may be null differs from piece to piece, encodings may."""
-        columns = arrays(updates.rows, made.row.names)
-        if all(column.type == field.type for column, field in zip(columns, made.row, strict=True)):
-            return updates._replace(rows=pa.Table.from_arrays(columns, schema=made.row))
-        table = pa.Table.from_arrays(columns, names=made.row.names)
-        return updates._replace(rows=conform(table, made.row, "upserts"))
+        row = made.schema.row
+        columns = arrays(updates.rows, row.names)
+        if all(column.type == field.type for column, field in zip(columns, row, strict=True)):
+            return updates._replace(rows=pa.Table.from_arrays(columns, schema=row))
+        table = pa.Table.from_arrays(columns, names=row.names)
+        return updates._replace(rows=conform(table, row, "upserts"))
