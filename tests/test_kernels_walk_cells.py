@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddflow.kernels.resolve import LAST
-from ddflow.kernels.walk import GRAVE, NONE, ROW, Rule, Taken, Walked
+from ddflow.kernels.walk import NONE, ROW, TOMBSTONE, Rule, Taken, Walked
 from ddflow.kernels.walk_cells import Values, walk_cells
 from ddflow.kernels.walk_cells_plain import walk_cells_plain
 
@@ -34,7 +34,7 @@ def walks(draw: st.DrawFn, words: int) -> dict[str, Any]:
         "steps": Walked(permutation, moments, keys),
         "order": some(n, words, of=[1, 2, 3, NULL]).astype(np.int64),
         "gone": some(n, of=[0, 0, 1]).astype(np.uint8),
-        "status": some(g, of=[NONE, GRAVE, ROW]).astype(np.uint8),
+        "status": some(g, of=[NONE, TOMBSTONE, ROW]).astype(np.uint8),
         "some": some,
         "n": n,
         "m": m,

@@ -285,14 +285,14 @@ def resolve_keys(events: Events, held: Held, rules: Rules, out: Outcomes) -> tup
     base, tie, ties, keeps, since, over, forgets = rules
     outcome, winner, v_high, v_low, v_time, v_live, v_value, v_event, v_row, lasts = out
     words, alone = order.shape[1], times.size < 2
-    updates = versions = live_added = buried = 0
+    updates = versions = live_added = tombstones = 0
     at_hash, at_mark = np.uint64(hashes.ctypes.data), np.uint64(marks.ctypes.data)
     at_outcome = np.uint64(outcome.ctypes.data)
     for group in range(references.size):
         if group + AHEAD < references.size:
             _ask(at_hash, at_mark, at_outcome, np.uint64(permutation[starts[group + AHEAD]]))
         reference, value, live = references[group], values[group], references[group] & LIVE != 0
-        live_added, buried = live_added - int(live), buried - int(keeps and reference != 0 and not live)
+        live_added, tombstones = live_added - int(live), tombstones - int(keeps and reference != 0 and not live)
         live = live and not (forgets and reference & LAPSED != 0)
         stored, last = -1 - group if keeps and reference != 0 and reference & LAPSED == 0 else NOTHING, -1
         first, begin, stop = starts[group], int(starts[group]), int(starts[group + 1])
@@ -335,5 +335,5 @@ def resolve_keys(events: Events, held: Held, rules: Rules, out: Outcomes) -> tup
                     v_low[last] = lows[first]
             bound = stored = best if keeps else NOTHING
         lasts[group], live_added = last, live_added + int(live)
-        buried += int(keeps and not live and (last >= 0 or references[group] != 0))
-    return updates, versions, -1, live_added, buried
+        tombstones += int(keeps and not live and (last >= 0 or references[group] != 0))
+    return updates, versions, -1, live_added, tombstones

@@ -48,7 +48,7 @@ __all__ = [
 
 OLDER, TIED, REFUSED = 2, 3, 4
 """What `_against` says beside TAKE."""
-NONE, GRAVE, ROW = 0, 1, 2
+NONE, TOMBSTONE, ROW = 0, 1, 2
 """What a key holds: nothing, a tombstone, a row."""
 
 
@@ -211,10 +211,10 @@ def walk_groups(
     """Walk all keys.
 
     steps: see the fields.  order: int64[n, w], words by row.  gone: uint8[n], which delete.  status: uint8[g], NONE,
-    GRAVE or ROW; held: int64[g, w], the words held (w 0: none are).  spans: int64[groups, 3], of each group its first
-    word, where its tie words begin, and the end.  fields: as `_inherit` takes them.  rule: see the fields.  scratch:
-    int64[4, the greater of w and groups].  out: written.  Returns a row that is refused under ERROR, or -1.  O(n *
-    groups).
+    TOMBSTONE or ROW; held: int64[g, w], the words held (w 0: none are).  spans: int64[groups, 3], of each group its
+    first word, where its tie words begin, and the end.  fields: as `_inherit` takes them.  rule: see the fields.
+    scratch: int64[4, the greater of w and groups].  out: written.  Returns a row that is refused under ERROR, or -1.
+    O(n * groups).
     """
     permutation, moments, keys = steps
     tie, keeps, ordered, by_group, over, inherits = rule

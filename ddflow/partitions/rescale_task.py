@@ -285,7 +285,7 @@ class _Task:
             live = picked.live != 0
             live_added = int((live & last).sum())
             new.keys = new.keys + live_added
-            new.buried += int(last.sum()) - live_added if new.keeps else 0
+            new.tombstones_counted += int(last.sum()) - live_added if new.keeps else 0
             latest = int(picked.time.max())
             new.latest = max(new.latest, latest)
             if latest <= old.since:

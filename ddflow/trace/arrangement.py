@@ -11,7 +11,7 @@ index, then on disk from the newest run to the oldest. An arrangement does not r
 >>> arranged = Arrangement(pa.schema({"k": pa.int64()}), wide=False, words=0)
 >>> zero = np.array([0])
 >>> batch = Batch.of([5], [3], [True], pa.table({"k": [1]}))
->>> change = Change(batch, np.array([5], np.uint64), zero, zero, 0, live_added=1, buried=0)
+>>> change = Change(batch, np.array([5], np.uint64), zero, zero, 0, live_added=1, tombstones_added=0)
 >>> arranged.apply([change], upper=4, since=3)
 >>> arranged.read().to_pylist(), arranged.since, arranged.upper, arranged.keys
 ([{'k': 1}], 3, 4, 1)
@@ -63,7 +63,7 @@ class Change(NamedTuple):
     """The number of the index's table at that time."""
     live_added: int
     """How many more keys are live than before."""
-    buried: int
+    tombstones_added: int
     """How many more hold an order and no row."""
 
     @property
@@ -82,7 +82,7 @@ class Arrangement:
         self.slots = Slots(schema)
         self.spine, self.on_disk = Spine(keeps=keeps), Spine(FAN, keeps)
         self.since, self.upper, self.latest = NEVER, NEVER, NEVER
-        self.keys, self.buried, self.written, self.piece = 0, 0, 0, PIECE
+        self.keys, self.tombstones_counted, self.written, self.piece = 0, 0, 0, PIECE
         self.lapse: Lapse | None = None
 
     def seek(self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None) -> Held:
@@ -138,7 +138,10 @@ class Arrangement:
         paid = entries = 0
         for change in changes:
             self.latest = max(self.latest, int(change.batch.time.max()))
-            self.keys, self.buried = self.keys + change.live_added, self.buried + change.buried
+            self.keys, self.tombstones_counted = (
+                self.keys + change.live_added,
+                self.tombstones_counted + change.tombstones_added,
+            )
             paid += change.batch.high.size
             entries += change.last.size if change.batch.mapped is None else 0
         self.written += paid
@@ -182,7 +185,7 @@ class Arrangement:
     @property
     def tombstones(self) -> int:
         """How many deleted keys hold an order; about, where some of them lapse."""
-        return max(self.buried - (0 if self.lapse is None else self.lapse.gone), 0)
+        return max(self.tombstones_counted - (0 if self.lapse is None else self.lapse.gone), 0)
 
     @property
     def lapsed(self) -> int:

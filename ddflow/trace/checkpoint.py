@@ -13,7 +13,8 @@ it.
 >>> arranged = Arrangement(schema, wide=False, words=0)
 >>> arranged.slots.lasting, zero = True, np.array([0])
 >>> batch = Batch.of([5], [3], [True], pa.table({"k": [1]}))
->>> arranged.apply([Change(batch, np.array([5], np.uint64), zero, zero, 0, live_added=1, buried=0)], upper=4, since=3)
+>>> change = Change(batch, np.array([5], np.uint64), zero, zero, 0, live_added=1, tombstones_added=0)
+>>> arranged.apply([change], upper=4, since=3)
 >>> record, again = take(arranged, batch_store), Arrangement(schema, wide=False, words=0)
 >>> made = lambda rows: (NONE, NONE, NONE)  # nothing is compressed
 >>> restore(again, record, "an example", batch_store, indexed=True, made=made)
@@ -158,7 +159,7 @@ def restore(
     if max(given.keys, given.tombstones) > items.versions or given.lapsed > given.tombstones:
         found = f"{given.keys:,} keys, {given.tombstones:,} tombstones, {given.lapsed:,} of them lapsed"
         raise _wrong(what, f"it has {items.versions:,} versions, and says {found}")
-    arranged.keys, arranged.buried = given.keys, given.tombstones
+    arranged.keys, arranged.tombstones_counted = given.keys, given.tombstones
     arranged.useless(given.lapsed)
     if indexed:
         _index(arranged)

@@ -111,7 +111,7 @@ class Index:
         """Point the entries at ``places`` (-1: none) to where their rows have moved, their flags unchanged."""
         kernels.redirect(self.table, places, references, np.uint64(OCCUPIED | LIVE))
 
-    def bury(self, places: Ints) -> None:
+    def drop_tombstones(self, places: Ints) -> None:
         """Let the entries at ``places``, of deleted keys, point at nothing; they go when the table is rebuilt."""
         kernels.redirect(self.table, places, np.zeros(places.size, np.int64), np.uint64(OCCUPIED))
         self.tombstones = self.tombstones or bool(places.size)

@@ -46,7 +46,7 @@ class Joined(Arrangement):
             catch_up(each, since, upper)
             each.index = partitions[0].index  # nothing is searched, and a thousand that are empty take memory
         self.latest = max(each.latest for each in partitions)
-        self.keys, self.buried = sum(p.keys for p in partitions), sum(p.tombstones for p in partitions)
+        self.keys, self.tombstones_counted = sum(p.keys for p in partitions), sum(p.tombstones for p in partitions)
 
     @property
     def partitions(self) -> Sequence[Arrangement]:

@@ -224,10 +224,10 @@ class RunMerge:
                 picked = by_index(index, slots, parts, self.first, last, time, keeps)
             else:
                 picked = by_sorting(slots, parts, since, self.whole and not keeps, index)
-            buried = picked.places[:0]
+            lapsed = picked.places[:0]
             if lapse is not None and self.whole and keeps:
                 out = useless(picked, since, lapse)
-                buried, picked = picked.places[out], picked.without(out) if out.any() else picked
+                lapsed, picked = picked.places[out], picked.without(out) if out.any() else picked
             self._verify(parts, slots)
             batch = picked.batch(slots, target is not None or slots.lasting) if picked.references.size else None
             if target is not None and batch is not None:
@@ -241,10 +241,10 @@ class RunMerge:
             self.output.add(part)
             if index is not None and target is None:
                 index.redirect(picked.places, part.references)
-        if lapse is not None and buried.size:
+        if lapse is not None and lapsed.size:
             if index is not None and target is None:
-                index.bury(buried[buried >= 0])
-            lapse.let_go(buried.size if index is None else int((buried >= 0).sum()))
+                index.drop_tombstones(lapsed[lapsed >= 0])
+            lapse.let_go(lapsed.size if index is None else int((lapsed >= 0).sum()))
         if index is not None and target is not None:
             index.evict(self.first, last, slots.members(parts))
         for part in parts:

@@ -50,12 +50,12 @@ class Expiring:
         self.refuses = bound.spec.expiry.on_forgotten == "refuse"
         self.forgotten = 0
         self._until: int | None = None
-        self._until_graves: int | None = None
+        self._until_tombstones: int | None = None
         self._written = 0
         self._words, self._high, self._low = np.empty(0, np.int64), NONE, NONE
         self._fresh: list[tuple[Ints, Words, Words]] = []
         self._least: WeakKeyDictionary[Batch, int] = WeakKeyDictionary()
-        arranged.lapses(self.horizons.of_graves)
+        arranged.lapses(self.horizons.lapsed_tombstones)
 
     # Before a step
 
@@ -68,7 +68,7 @@ class Expiring:
         rows, tombstones = self.horizons.rows, self.horizons.tombstones
         if tombstones is None:
             return NONE, NONE
-        if _beyond(rows, self._until) or (_beyond(tombstones, self._until_graves) and self._worth()):
+        if _beyond(rows, self._until) or (_beyond(tombstones, self._until_tombstones) and self._worth()):
             self._survey(rows, tombstones)
         n = self._in_order(rows)
         if not n:
@@ -85,12 +85,12 @@ class Expiring:
         Nothing depends on it but when merges drop them, and a time to live may be shorter than a step.
         """
         came = self.arranged.written - self._written
-        return self._until_graves is None or came * AHEAD >= self.arranged.keys
+        return self._until_tombstones is None or came * AHEAD >= self.arranged.keys
 
     def _survey(self, rows: int | None, tombstones: int) -> None:
         """Look at all orders: which keys will be due soon, and how many deletions are of no use.  O(versions)."""
         horizons, self._written = self.horizons, self.arranged.written
-        most = self._until_graves = horizons.ahead(tombstones, horizons.shorter)
+        most = self._until_tombstones = horizons.ahead(tombstones, horizons.shorter)
         if rows is not None and horizons.ttl is not None:
             self._until = horizons.ahead(rows, horizons.ttl)
             most = max(most, self._until)

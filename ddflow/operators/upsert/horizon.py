@@ -107,7 +107,7 @@ class Horizons:
             out &= (word < horizon) | null
         return out
 
-    def of_graves(self, order: Ints) -> Bools:
+    def lapsed_tombstones(self, order: Ints) -> Bools:
         """bool[m]: which deleted keys, by their orders, are forgotten.  O(m)."""
         return self.below(order, self.tombstones)
 
@@ -115,7 +115,7 @@ class Horizons:
         """bool[g]: which keys hold what is forgotten.  O(g)."""
         live = held.reference & LIVE != 0
         out: Bools = self.below(held.order, self.rows) & live
-        out |= self.of_graves(held.order) & ~live & (held.reference != 0)
+        out |= self.lapsed_tombstones(held.order) & ~live & (held.reference != 0)
         return out
 
     def most(self, own: Ints) -> int | None:

@@ -216,7 +216,7 @@ class Resolution:
             for (begin, end), done in zip(self.resolved.spans, self.resolved.done, strict=True)
         ]
 
-    def _change(self, begin: int, end: int, versions: int, live_added: int, buried: int) -> Change:
+    def _change(self, begin: int, end: int, versions: int, live_added: int, tombstones_added: int) -> Change:
         """What a span of keys brings."""
         at = int(self.weighed.by.starts[begin])
         out = self.resolved.out.span(at, at + versions, begin, end)
@@ -234,5 +234,5 @@ class Resolution:
             time = time if self.keyed.settled else time.copy()
         batch = Batch(high, low, time, live, NONE, words, rows)
         return Change(
-            batch, out.value, out.last, self.keyed.held.place[begin:end], self.keyed.built, live_added, buried
+            batch, out.value, out.last, self.keyed.held.place[begin:end], self.keyed.built, live_added, tombstones_added
         )

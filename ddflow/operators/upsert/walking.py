@@ -22,7 +22,7 @@ from ddflow.columns.rows import RowPool, Rows, gather_column, shown_row
 from ddflow.errors import TieRefused
 from ddflow.kernels.fold import NOTHING, Walked
 from ddflow.kernels.resolve import FORGOTTEN, GREATEST, LAPSED, LAST, LIVE, OCCUPIED
-from ddflow.kernels.walk import GRAVE, NONE, ROW, Rule, Taken, walk_groups
+from ddflow.kernels.walk import NONE, ROW, TOMBSTONE, Rule, Taken, walk_groups
 from ddflow.kernels.walk_cells import EARLIEST, EVERY, LATEST, Values, walk_cells
 from ddflow.kernels.walk_cells_plain import walk_cells_plain
 from ddflow.kernels.walk_row import walk_row
@@ -51,7 +51,7 @@ class Walking:
         self.over = keyed.full is not None
         held = self.held.reference
         unheld = (held == 0) | (held & LAPSED != 0)
-        self.status = np.where(unheld, NONE, np.where(held & LIVE != 0, ROW, GRAVE)).astype(np.uint8)
+        self.status = np.where(unheld, NONE, np.where(held & LIVE != 0, ROW, TOMBSTONE)).astype(np.uint8)
         self.steps = self._steps(order)
         self.places = self._places()
         live = self.status == (ROW if not self.over else 255)
