@@ -59,14 +59,14 @@ def pair(
     hands = Hands(flow, cut, partitions, random.Random(seed), secret=SECRET, retain=retain)
     with engines.open(whole, secret=SECRET, retain=retain) as engine:
         for inputs in [*epochs, None] if close and flow.holds_back else epochs:
-            base = hands.coordinator.begin(close=inputs is None)
+            start = hands.coordinator.begin(close=inputs is None)
             hands.epoch(inputs or {}, close=inputs is None)
             if not flow.holds_back:
-                engine.step(inputs or {}, time=base.time)
+                engine.step(inputs or {}, time=start.time)
                 continue
             engine.push(inputs or {})
-            if base.to > engine.frontier:
-                engine.advance_to(base.to)
+            if start.to > engine.frontier:
+                engine.advance_to(start.to)
     hands.close()
     return cut.writer() if isinstance(cut, MemoryStore) else cut, whole.writer()
 
@@ -205,9 +205,9 @@ def test_a_local_engine_goes_on_with_the_levels_of_one_partition_and_spark_with_
         assert kind == "epochs" or hands.coordinator.begin().horizons["orders"] == greatest
         with plan(SPECS[kind]).open(whole.writer()) as engine:
             for table in log[8:]:
-                base = hands.coordinator.begin()
+                start = hands.coordinator.begin()
                 hands.epoch({"orders": table})
-                engine.step({"orders": table}, time=base.time)
+                engine.step({"orders": table}, time=start.time)
         hands.close()
         alike(cut.writer(), whole.writer())
 

@@ -77,7 +77,7 @@ class Rescaler:
 
     def __init__(self, store: Store, manifest_log: ManifestLog, cut: Stages, move: Move) -> None:
         self.store, self.manifest_log, self.cut, self.move, self.made = store, manifest_log, cut, move, list[Moved]()
-        there = move.base.partitions != move.partitions and bool(manifest_log.manifest.partitions)
+        there = move.start.partitions != move.partitions and bool(manifest_log.manifest.partitions)
         stages = range(cut.stages if there else 0)
         self.tasks = [(stage, number) for stage in stages for number in range(move.partitions)]
         self.publishing = False
@@ -228,7 +228,7 @@ def _plan(manifest: Manifest, flow: Plan | None, where: str) -> Plan:
 
 def _move(store: Store, manifest: Manifest, plan: Stages, partitions: int, trust: str, memory: int | None) -> Move:
     """What tasks start from."""
-    base = EpochStart(
+    start = EpochStart(
         store=store if isinstance(store, MemoryStore) else store.where,
         trust=trust,
         number=manifest.number,
@@ -248,9 +248,9 @@ def _move(store: Store, manifest: Manifest, plan: Stages, partitions: int, trust
         memory=memory,
     )
     horizons, greatest = dict(manifest.horizons), dict(manifest.greatest)
-    if manifest.spread == 1 and base.inventories:
-        for name, each in StoredInventory.read(store, base.inventories[0][0]).of.inputs.items():
+    if manifest.spread == 1 and start.inventories:
+        for name, each in StoredInventory.read(store, start.inventories[0][0]).of.inputs.items():
             greatest[name] = max(greatest.get(name, NEVER), each.greatest)
             if each.horizon is not None:
                 horizons[name] = max(horizons.get(name, NEVER), each.horizon)
-    return Move(base, partitions, horizons, greatest)
+    return Move(start, partitions, horizons, greatest)

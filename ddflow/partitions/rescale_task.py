@@ -72,10 +72,10 @@ CHUNK: Final = 1 << 20
 class Move(NamedTuple):
     """What all tasks of a rescaling start from; it can be pickled, unless its store is in memory.
 
-    ``base``: the state as it is.  ``partitions``: how many there will be.  ``horizons``, ``greatest``: by input, the
+    ``start``: the state as it is.  ``partitions``: how many there will be.  ``horizons``, ``greatest``: by input, the
     greatest order where keys expire, and event time, of all partitions."""
 
-    base: EpochStart
+    start: EpochStart
     partitions: int
     horizons: Mapping[str, int]
     greatest: Mapping[str, int]
@@ -107,13 +107,13 @@ _DECODER: Final = Decoder(Moved)
 
 
 def task(cut: Stages, move: Move, stage: int, number: int, store: Store | None = None) -> Moved:
-    """Make one partition of a stage.  O(bytes of the share of it), in memory that of a piece, or of ``base.memory``.
+    """Make one partition of a stage.  O(bytes of the share of it), in memory that of a piece, or of ``start.memory``.
 
     ``store``: the state's, where it is open here.  Raises `StateRefused` where it cannot be seen, `CorruptState`,
     `StorageFull`, `StorageFailed`; what was written is deleted then.
     """
     began = perf_counter_ns()
-    own = move.base.version.opened("rescale", readonly=False) if store is None else store
+    own = move.start.version.opened("rescale", readonly=False) if store is None else store
     try:
         made = _Task(cut, move, stage, number, own).made()
         if store is None:
@@ -128,15 +128,15 @@ def task(cut: Stages, move: Move, stage: int, number: int, store: Store | None =
 class _Task:
     def __init__(self, cut: Stages, move: Move, stage: int, number: int, store: Store) -> None:
         self.cut, self.move, self.stage, self.number = cut, move, stage, number
-        self.store, self.batch_store, self.secret = store, BatchStore(store), Secret(*move.base.secret)
-        self.home = None if move.base.memory is None else self.batch_store
+        self.store, self.batch_store, self.secret = store, BatchStore(store), Secret(*move.start.secret)
+        self.home = None if move.start.memory is None else self.batch_store
         self.added: list[Blob] = []
         self.versions = 0
         # What is written is deleted when nobody refers to it, until it is known to be of use.
         self._held: list[Any] = []
-        before = move.base.partitions
+        before = move.start.partitions
         self.old = {
-            n: StoredInventory.read(store, move.base.inventories[stage][n])
+            n: StoredInventory.read(store, move.start.inventories[stage][n])
             for n in overlapping(number, move.partitions, before)
         }
         self.held = Inventories(list(self.old.values()), len(self.old))
@@ -189,7 +189,7 @@ class _Task:
 
     def _pending(self, input: Input, records: Mapping[int, tuple[str, InputRecord]]) -> tuple[Batcher, int]:
         """The pending events of this partition, and how many came: those, and the resolved ones that it stands for."""
-        schema, memory = input.bound.event_schema, self.move.base.memory
+        schema, memory = input.bound.event_schema, self.move.start.memory
         old = {
             n: pending.restore(each.runs, what, schema, self.batch_store, True, self.home)
             for n, (what, each) in records.items()
@@ -262,13 +262,13 @@ class _Task:
 
     def _pieces(self, old: Arrangement, new: Arrangement, keys: pa.Schema | None) -> Iterator[Batch]:
         """What is taken of all there is, merged, some identities at a time; counted for the new arrangement."""
-        memory, batches, partitions = self.move.base.memory, old.slots.batches, self.move.partitions
+        memory, batches, partitions = self.move.start.memory, old.slots.batches, self.move.partitions
         if memory is not None and batches:
             width = max(sum(batch.nbytes for batch in batches) // sum(map(len, batches)), 32)
             old.piece = min(old.piece, max(memory // 4 // (4 * width + 128), 4096))
         if keys is None:
             # What is looked at is more than what is taken, and files should not become smaller for that.
-            old.piece *= max(partitions // self.move.base.partitions, 1)
+            old.piece *= max(partitions // self.move.start.partitions, 1)
         for parts in old.ranges():
             some = None
             if keys is None:
