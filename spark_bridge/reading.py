@@ -131,9 +131,9 @@ class Searcher(BatchReader):
 
 def parts_of(plan: Plan, name: str, manifest: Manifest) -> list[Split]:
     """What tasks read of an output or an input.  O(nodes + partitions)."""
-    if manifest.spread == 1 or not manifest.partitions or (found := shared(plan, name)) is None:
+    if manifest.partitions == 1 or not manifest.inventories or (found := shared(plan, name)) is None:
         return [Split(None)]
-    return [Split((found.stage, number)) for number in range(manifest.spread)]
+    return [Split((found.stage, number)) for number in range(manifest.partitions)]
 
 
 def sent(table: pa.Table, columns: pa.Schema, name: str, filters: Iterable[Any] = ()) -> Iterator[pa.RecordBatch]:

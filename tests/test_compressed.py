@@ -128,7 +128,7 @@ class Story:
         store, out = open_store(str(self.place), create=False, readonly=True), Counter[bool]()
         manifest = newest(store)
         assert manifest is not None
-        rows = {name for blob in manifest.partitions for name in names_in(store.map(blob))}
+        rows = {name for blob in manifest.inventories for name in names_in(store.map(blob))}
         for blob in blobs_of(store, manifest):
             if blob.name in rows:
                 out[FRAME in store.map(blob).to_pybytes()] += blob.length

@@ -15,7 +15,7 @@ from chance import effort
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddflow.kernels.emit import emit, look_up, marks, spread, tally
+from ddflow.kernels.emit import emit, emit_values, look_up, marks, tally
 from ddflow.kernels.resolve import (
     APPLIED,
     BAD,
@@ -488,7 +488,7 @@ def test_what_retracts_or_is_applied_is_spelled_out_and_every_verdict_is_counted
     assert emit(codes, marked, np.int64(0), *spelled, counts) == len(expected)
     assert listed(codes, marked, spelled) == expected
     column, out = np.arange(len(drawn), dtype=np.uint64) * 7, np.empty(len(expected), np.uint64)
-    spread(codes, marked, np.uint64(column.ctypes.data), out)
+    emit_values(codes, marked, np.uint64(column.ctypes.data), out)
     assert out.tolist() == [7 * row for row, *_ in expected]
     verdicts = [verdict for verdict, *_ in drawn]
     assert counts.tolist() == [more + verdicts.count(verdict) for verdict, more in enumerate(before)]

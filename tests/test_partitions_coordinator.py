@@ -130,7 +130,7 @@ def test_an_epoch_is_one_manifest_of_all_receipts() -> None:
     done = coordinator.finish(start, receipts[::-1])
     manifest = newest(store)
     assert manifest is not None and manifest == coordinator.manifest
-    assert manifest.partitions == tuple(each.inventory for each in receipts) and manifest.spread == 2
+    assert manifest.inventories == tuple(each.inventory for each in receipts) and manifest.partitions == 2
     assert (manifest.epoch, manifest.frontier, manifest.last, manifest.folder) == (1, 2, 1, None)
     [call] = manifest.receipts[0].calls
     assert (call.kind, call.time, call.counts) == ("step", 1, {"applied": 3}) and call.outputs == done.outputs
@@ -140,12 +140,12 @@ def test_an_epoch_is_one_manifest_of_all_receipts() -> None:
     epoch(coordinator)
     epoch(coordinator)
     start = coordinator.begin()
-    assert start.inventories == (coordinator.manifest.partitions[:2], coordinator.manifest.partitions[2:])
+    assert start.inventories == (coordinator.manifest.inventories[:2], coordinator.manifest.inventories[2:])
     assert [each.epoch for each in coordinator.manifest.receipts] == [2, 3]
     # Whoever opens it next goes on, with as many partitions.
     assert opened(store, flow_of(counted=True), partitions=None).begin()._replace(store=start.store) == start
     with pytest.raises(CorruptState, match=r"it has 4 inventories, where the plan has 1 stages of 2 partitions"):
-        opened(store, flow_of(counted=True)).live.read(store, manifest.partitions, 1, 2)
+        opened(store, flow_of(counted=True)).live.read(store, manifest.inventories, 1, 2)
 
 
 def test_the_digest_of_a_call_does_not_depend_on_partitions() -> None:
@@ -195,7 +195,7 @@ def test_of_two_attempts_the_first_is_taken_and_they_agree() -> None:
             coordinator.finish(start, [*first, other])
     done = coordinator.finish(start, [*first, *slow])
     assert done.figures["step"] == 14
-    assert coordinator.manifest.partitions == tuple(each.inventory for each in first)
+    assert coordinator.manifest.inventories == tuple(each.inventory for each in first)
 
 
 def test_receipts_of_others_are_refused() -> None:
@@ -517,22 +517,22 @@ def test_a_state_of_one_engine_goes_on_with_one_partition_and_back() -> None:
     coordinator = hands.coordinator
     assert coordinator.live.whole and coordinator.log.manifest_log.names == names_of(store, coordinator.manifest)
     start = coordinator.begin()
-    assert start.inventories == (coordinator.manifest.partitions,) * 2 and start.time == 10
+    assert start.inventories == (coordinator.manifest.inventories,) * 2 and start.time == 10
     tasks = Tasks(coordinator, start)
-    [whole] = coordinator.manifest.partitions
+    [whole] = coordinator.manifest.inventories
     kept = tasks.receipt(1, 0, inventory=whole, nonce="", added=())
     with pytest.raises(ReceiptsDisagree, match=r"the stages \[1\] keep .*, the inventory of all stages"):
         coordinator.finish(start, [tasks.receipt(0, 0), kept])
     assert hands.epoch({"orders": rows})[0].counts == {"noop": 3}  # nothing is sent to the count
     committed, outputs = hands.epoch({"orders": rows.set_column(1, "city", [["Wil"] * 3])})
     assert committed.epoch == 3 and sorted(outputs["by_city"].column("_diff").to_pylist()) == [-1, -1, 1]
-    assert not coordinator.live.whole and len(coordinator.manifest.partitions) == 2
+    assert not coordinator.live.whole and len(coordinator.manifest.inventories) == 2
     assert coordinator.log.manifest_log.names == names_of(store, coordinator.manifest)
     hands.close()
     with flow.open(store.writer()) as engine:
         assert engine.epoch == 3 and engine.read("by_city").to_pylist() == [{"city": "Wil", "count": 3, "_diff": 1}]
         engine.step({"orders": rows}, time=20)
-    assert len(newest(store).partitions) == 1  # type: ignore[union-attr]
+    assert len(newest(store).inventories) == 1  # type: ignore[union-attr]
     hands = Hands(flow, store.writer(), None, random.Random(3))
     assert hands.epoch({})[0].epoch == 5
     hands.close()

@@ -111,7 +111,7 @@ class Computation:
             if self.observe is not None:
                 self.observe(resolution)
             if wanted is not None:
-                self._spread(node, resolution.updates(wanted))
+                self._propagate(node, resolution.updates(wanted))
             for change in resolution.changes:
                 changes.append(self._kept(upsert.arranged, change) if self.many else change)
         self.out.counts[name] = counts
@@ -134,7 +134,7 @@ class Computation:
         running, changes = self.graph.running[node], self.out.kept.setdefault(node, [])
         for inputs in self._met(node):
             updates, change = running.compute(inputs, self.since)
-            self._spread(node, updates)
+            self._propagate(node, updates)
             if change is not None:
                 changes.append(running.outlives(change, self._kept) if self.many else change)
 
@@ -149,7 +149,7 @@ class Computation:
         none = [pieces[0].between(0, 0) for pieces in every]
         return ([*none[:i], piece, *none[i + 1 :]] for i, pieces in enumerate(every) for piece in pieces)
 
-    def _spread(self, node: Collection, updates: Updates) -> None:
+    def _propagate(self, node: Collection, updates: Updates) -> None:
         """Give a piece of a node's updates to all that pass it on; keep it where it is needed whole."""
         fresh: dict[Collection, Updates] = {node: updates}
         for each in self.nodes:

@@ -126,7 +126,7 @@ class Commits:
         dataflow.frontier, dataflow.last, dataflow.since = manifest.frontier, manifest.last, manifest.since
         dataflow.fed = manifest.fed
         files, stored = set[str](), list[StoredInventory]()
-        for part in manifest.partitions:
+        for part in manifest.inventories:
             stored.append(StoredInventory.read(store, part))
             files |= {part.name} | names_in(stored[-1].data)
         recovery.fill(dataflow, stored, self.batch_store, dataflow.budget.memory is None)
@@ -244,10 +244,10 @@ class Commits:
 
 def _one_partition(manifest: Manifest, change: PlanChange, where: str) -> None:
     """Raise `StateRefused` for a state of several partitions."""
-    if manifest.spread > 1:
+    if manifest.partitions > 1:
         raise StateRefused(
             f"open {where}",
-            f"it has {manifest.spread:,} partitions, and an engine has one",
+            f"it has {manifest.partitions:,} partitions, and an engine has one",
             f"make it one with ddflow rescale {where} --partitions 1, or go on with it on "
             "Spark; it can be read as it is: dd.read, dd.Snapshot",
         )

@@ -178,9 +178,9 @@ def names_of(store: Store, manifest: Manifest) -> set[str]:
 
 def blobs_of(store: Store, manifest: Manifest) -> Iterator[Blob]:
     """All files of a version: its partitions, what they name, its outputs.  As `names_of`."""
-    yield from manifest.partitions
+    yield from manifest.inventories
     yield from manifest.outputs()
-    for part in manifest.partitions:
+    for part in manifest.inventories:
         yield from files_in(store.map(part))
 
 

@@ -57,12 +57,12 @@ class Snapshot(Reading, Closing):
     def __init__(self, store: Store, manifest: Manifest, flow: Plan) -> None:
         self.manifest = manifest
         inventories = []
-        store.ahead(part.name for part in manifest.partitions)
-        for part in manifest.partitions:
+        store.ahead(part.name for part in manifest.inventories)
+        for part in manifest.inventories:
             inventories.append(StoredInventory.read(store, part))
             store.ahead(names_in(inventories[-1].data))
         super().__init__(Dataflow(flow, Graph(flow, Secret(*manifest.secret)), Budget(None, None)))
-        fill_version(self.dataflow, manifest, inventories, BatchStore(store), manifest.spread)
+        fill_version(self.dataflow, manifest, inventories, BatchStore(store), manifest.partitions)
 
     @classmethod
     def open(
@@ -137,12 +137,12 @@ def fill_version(
     manifest: Manifest,
     inventories: Sequence[StoredInventory],
     batch_store: BatchStore,
-    spread: int = 1,
+    partitions: int = 1,
 ) -> None:
-    """Fill a new dataflow with what inventories of a version say, for reading.  ``spread``: as in `recovery.fill`."""
+    """Fill a new dataflow with what inventories of a version say, for reading.  ``partitions``: see `recovery.fill`."""
     dataflow.fed = manifest.fed
     dataflow.frontier, dataflow.last, dataflow.since = manifest.frontier, manifest.last, manifest.since
-    recovery.fill(dataflow, inventories, batch_store, indexed=False, sieved=False, spread=spread)
+    recovery.fill(dataflow, inventories, batch_store, indexed=False, sieved=False, partitions=partitions)
 
 
 def read(

@@ -23,7 +23,7 @@ from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import load_u64
 from ddflow.kernels.resolve import APPLIED, NOOP, OUTCOME, RETRACTS, ROW
 
-__all__ = ["NOOP", "RETRACTS", "emit", "look_up", "marks", "spread", "tally"]
+__all__ = ["NOOP", "RETRACTS", "emit", "emit_values", "look_up", "marks", "tally"]
 
 
 @kernel
@@ -76,14 +76,14 @@ def emit(outcome: Ints, mark: Narrow, first: np.int64, about: Ints, diffs: Ints,
 
 
 @kernel
-def spread(outcome: Ints, mark: Narrow, values: np.uint64, out: Words) -> None:
+def emit_values(outcome: Ints, mark: Narrow, values: np.uint64, out: Words) -> None:
     """Write the value that each update's event has in a column of 64-bit values, in the order of `emit`.
 
     outcome: int64[n], mark: int32[n], of a span of rows.  values: address of the column at its first row.  out:
     uint64[updates], written.  O(n).
 
     >>> out, column = np.empty(2, np.uint64), np.array([7, 8])
-    >>> spread(np.array([NOOP << OUTCOME, RETRACTS | APPLIED << OUTCOME]), np.zeros(2, np.int32),
+    >>> emit_values(np.array([NOOP << OUTCOME, RETRACTS | APPLIED << OUTCOME]), np.zeros(2, np.int32),
     ...        np.uint64(column.ctypes.data), out)
     >>> out.tolist()
     [8, 8]

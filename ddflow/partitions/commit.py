@@ -56,8 +56,8 @@ class EpochDriver:
         self.flow, self.cut, self.log, self.given = flow, cut(flow), log, wanted
         manifest = log.manifest_log.manifest
         # What was never committed has no partitions yet, whatever its maker wanted.
-        self.partitions = manifest.spread if manifest.partitions else wanted.partitions or manifest.spread
-        self.live = LiveFiles.read(log.manifest_log.store, manifest.partitions, self.cut.stages, self.partitions)
+        self.partitions = manifest.partitions if manifest.inventories else wanted.partitions or manifest.partitions
+        self.live = LiveFiles.read(log.manifest_log.store, manifest.inventories, self.cut.stages, self.partitions)
         log.resume(self.live.names())
         self._start: EpochStart | None = None
         self._feed: Feed | None = None
@@ -268,7 +268,7 @@ class EpochDriver:
             frontier=whole.frontier,
             last=whole.last,
             since=max(whole.since, manifest.since),
-            spread=self.partitions,
+            partitions=self.partitions,
             horizons=greatest((manifest.horizons, whole.horizons)),
             greatest=greatest((manifest.greatest, whole.greatest)),
             feed=feeds.bound(manifest.feed, feed),

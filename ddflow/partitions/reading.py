@@ -95,7 +95,7 @@ def partitions_with(by: Sequence[str], values: Mapping[str, Sequence[Any]], mani
     columns = [pa.concat_arrays([pa.repeat(key[i], 1) for key in keys]) for i in range(len(by))]
     table = pa.Table.from_arrays(columns, names=list(by))
     high, _ = identities(table, Secret(*manifest.secret), len(keys))
-    return sorted({int(number) for number in partition_of(high, manifest.spread)})
+    return sorted({int(number) for number in partition_of(high, manifest.partitions)})
 
 
 class Share(Reading):
@@ -105,7 +105,7 @@ class Share(Reading):
     """
 
     def __init__(self, store: Store, manifest: Manifest, flow: Plan, stage: int, number: int) -> None:
-        stored = StoredInventory.read(store, manifest.partitions[stage * manifest.spread + number])
+        stored = StoredInventory.read(store, manifest.inventories[stage * manifest.partitions + number])
         store.ahead(names_in(stored.data))
         graph = StageGraph(cut(flow), stage, Secret(*manifest.secret))
         super().__init__(Dataflow(flow, graph, Budget(None, None)))
@@ -114,8 +114,8 @@ class Share(Reading):
             raise CorruptState(stored.what, f"it lacks the operators {missing}", MEND)
         fill_version(self.dataflow, manifest, [stored], BatchStore(store))
         for upsert in graph.upserts.values():
-            if (odd := misplaced(upsert.arranged, number, manifest.spread)) is not None:
-                raise CorruptState(stored.what, f"partition {number} of {manifest.spread} has a key of {odd}", MEND)
+            if (odd := misplaced(upsert.arranged, number, manifest.partitions)) is not None:
+                raise CorruptState(stored.what, f"partition {number} of {manifest.partitions} has a key of {odd}", MEND)
 
 
 def read_updates(

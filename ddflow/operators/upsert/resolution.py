@@ -34,7 +34,7 @@ from ddflow.columns.sorting import Sorted
 from ddflow.columns.threads import ALONE
 from ddflow.errors import DdflowError
 from ddflow.kernels.emit import emit as emit_updates
-from ddflow.kernels.emit import spread, tally
+from ddflow.kernels.emit import emit_values, tally
 from ddflow.kernels.resolve import FORGOTTEN, NOTHING, OUTCOME, Events, Outcomes, Rules, outcomes, resolve_keys
 from ddflow.operators.updates import Updates
 from ddflow.operators.upsert.keyed import Keyed
@@ -193,7 +193,7 @@ class Resolution:
         start = column.buffers()[1].address + 8 * column.offset
         outcome, mark = self.resolved.out.outcome, self.weighed.mark
         self.upsert.threads.each(
-            lambda a, b, begin, end: spread(outcome[a:b], mark[a:b], np.uint64(start + 8 * a), out[begin:end]),
+            lambda a, b, begin, end: emit_values(outcome[a:b], mark[a:b], np.uint64(start + 8 * a), out[begin:end]),
             self.emitted.parts,
         )
         return pa.Array.from_buffers(column.type, out.size, [None, pa.py_buffer(out)], 0)
