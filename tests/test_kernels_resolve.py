@@ -35,10 +35,10 @@ from ddflow.kernels.resolve import (
     STALE,
     SUPERSEDED,
     TIE_LOST,
-    Events,
     Held,
     Outcomes,
     Rules,
+    SortedEvents,
     outcomes,
     resolve_keys,
 )
@@ -226,7 +226,7 @@ def run(
     mark = np.empty(len(events), np.int32)
     gone = [event.gone for event in events] if any(event.gone for event in events) else []
     marks(np.array([times[event.rank] for event in events], np.int64), np.array(times), np.array(gone, np.uint8), mark)
-    work = Events(
+    work = SortedEvents(
         np.array(by, np.int32),
         np.array([*starts, len(by)], np.int32),
         np.array([high for high, _ in ids], np.uint64),

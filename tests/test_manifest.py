@@ -91,7 +91,7 @@ def typical(number: int = 7) -> Manifest:
     )
 
 
-def sealed(body: Any, format_: int = FORMAT) -> bytes:
+def encoded(body: Any, format_: int = FORMAT) -> bytes:
     """The bytes of a manifest with any body, as if it were ours."""
     data = body if isinstance(body, bytes) else json.dumps(to_builtins(body), separators=(",", ":")).encode()
     return f"ddflow manifest {format_} {len(data)} {xxhash.xxh3_128_hexdigest(data, format_)}\n".encode() + data
@@ -249,7 +249,7 @@ def test_a_manifest_is_read_by_its_own_number_only() -> None:
 
 def test_another_format_is_told_from_damage() -> None:
     for other in (FORMAT - 1, FORMAT + 1):
-        found = refusal(sealed({"format": other, "whatever": [1]}, other))
+        found = refusal(encoded({"format": other, "whatever": [1]}, other))
         assert f"it has format {other}, and this ddflow reads format {FORMAT}" in str(found)
         assert "another ddflow: open it with that one" in found.remedy
     data = typical().encode()
@@ -370,15 +370,15 @@ def test_another_format_is_told_from_damage() -> None:
 )
 def test_a_field_that_is_none_of_ours_is_an_error(path: str, value: Any) -> None:
     body = body_of(typical())
-    assert Manifest.decode(sealed(body), 7, WHERE) == typical()
-    Manifest.decode(sealed(body | {"fed": {"a": so_fed([1, 1, 1, ["full", "a", [1, "x", None]]])}}), 7, WHERE)
-    refusal(sealed(body | {path: value}))
+    assert Manifest.decode(encoded(body), 7, WHERE) == typical()
+    Manifest.decode(encoded(body | {"fed": {"a": so_fed([1, 1, 1, ["full", "a", [1, "x", None]]])}}), 7, WHERE)
+    refusal(encoded(body | {path: value}))
 
 
 def test_a_field_that_is_missing_is_an_error() -> None:
     body = body_of(typical())
     for name in body:
-        refusal(sealed({other: value for other, value in body.items() if other != name}))
+        refusal(encoded({other: value for other, value in body.items() if other != name}))
 
 
 @pytest.mark.parametrize(
@@ -402,8 +402,8 @@ def test_a_field_that_is_missing_is_an_error() -> None:
 )
 def test_what_is_not_quite_json_is_an_error(value: str) -> None:
     text = json.dumps(body_of(replace(typical(), plan={"x": "here"})), separators=(",", ":"))
-    assert Manifest.decode(sealed(text.replace('"here"', "1e99").encode("latin-1")), 7, WHERE).plan == {"x": 1e99}
-    data = sealed(text.replace('"here"', value).encode("latin-1"))
+    assert Manifest.decode(encoded(text.replace('"here"', "1e99").encode("latin-1")), 7, WHERE).plan == {"x": 1e99}
+    data = encoded(text.replace('"here"', value).encode("latin-1"))
     refusal(data)
     from_a_deep_stack(lambda: refusal(data))
 
@@ -432,15 +432,15 @@ def test_how_deep_a_plan_may_be_does_not_depend_on_who_reads_it() -> None:
 def test_depth_that_no_field_has_is_an_error_at_once(field: str, depth: int) -> None:
     text = json.dumps(body_of(typical()) | {field: "here"}, separators=(",", ":"))
     for deep in ("[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth):
-        data = sealed(text.replace('"here"', deep).encode())
+        data = encoded(text.replace('"here"', deep).encode())
         refusal(data)
         from_a_deep_stack(lambda data=data: refusal(data))  # type: ignore[misc]
 
 
 def test_of_two_fields_of_one_name_the_last_counts() -> None:
     text = json.dumps(body_of(typical()), separators=(",", ":"))
-    assert Manifest.decode(sealed(('{"note":"first",' + text[1:]).encode()), 7, WHERE) == typical()
-    refusal(sealed(('{"note":7,' + text[1:]).encode()))
+    assert Manifest.decode(encoded(('{"note":"first",' + text[1:]).encode()), 7, WHERE) == typical()
+    refusal(encoded(('{"note":7,' + text[1:]).encode()))
 
 
 def test_a_plan_that_could_not_be_read_is_not_written() -> None:
@@ -543,7 +543,7 @@ def test_inventories_are_whole_stages_of_partitions() -> None:
         replace(typical(), inventories=six[:count], partitions=partitions)._check()
     for partitions, count in [(2, 1), (4, 6), (5, 6)]:
         written = body_of(typical()) | {"inventories": list(six[:count]), "partitions": partitions}
-        text = str(refusal(sealed(written)))
+        text = str(refusal(encoded(written)))
         assert f"it has {count} inventories, which are no stages of {partitions} partitions" in text
 
 

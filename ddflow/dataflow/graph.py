@@ -27,7 +27,7 @@ from ddflow.columns.threads import ALONE, Threads
 from ddflow.operators.base import Context, Readable, Running, held
 from ddflow.operators.held_rows import HeldRows
 from ddflow.operators.updates import Updates, consolidated, ints
-from ddflow.operators.upsert.events import Sealed
+from ddflow.operators.upsert.events import Events
 from ddflow.operators.upsert.keyed import Seen
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.plan.collection import Collection
@@ -41,17 +41,17 @@ class Released(NamedTuple):
     total: int
     times: Ints
     """int64: the distinct times, ascending."""
-    pieces: Iterable[Sealed]
+    pieces: Iterable[Events]
     """All events of some range of identities each, ranges ascending."""
 
     @classmethod
-    def of(cls, sealed: Sealed | None) -> Released:
+    def of(cls, events: Events | None) -> Released:
         """All events in one piece."""
-        if sealed is None or not sealed.times.size:
+        if events is None or not events.times.size:
             return cls(0, ints(), ())
-        times = sealed.times
+        times = events.times
         first = np.flatnonzero(times[1:] != times[:-1])
-        return cls(times.size, np.concatenate([times[:1], times[1:][first]]), [sealed])
+        return cls(times.size, np.concatenate([times[:1], times[1:][first]]), [events])
 
 
 class Stepped(NamedTuple):

@@ -26,7 +26,7 @@ from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget, shown_size
 from ddflow.dataflow.graph import Released
 from ddflow.errors import BudgetExceeded, NotArrow, SchemaMismatch
-from ddflow.operators.upsert.events import Sealed, joined
+from ddflow.operators.upsert.events import Events, joined
 from ddflow.time import CLOSED, NEVER
 
 
@@ -36,7 +36,7 @@ class Inflow:
 
     batcher: Batcher | None
     """What waits, with the rows that were admitted; None where nothing need wait: in epoch mode, in memory."""
-    chunks: list[Sealed] = field(default_factory=list)
+    chunks: list[Events] = field(default_factory=list)
     """The events that were admitted then."""
     rows: int = 0
     """How many rows came, with those that do not go on."""
@@ -47,12 +47,12 @@ class Inflow:
     listed: list[pa.Table] = field(default_factory=list)
     """Verdict rows, when they are asked for."""
 
-    def put(self, sealed: Sealed, budget: Budget) -> None:
+    def put(self, events: Events, budget: Budget) -> None:
         """Put events with those that came; where they are many they go to files.  Raises `SpillFull`, `SpillFailed`."""
         if self.batcher is None:
-            self.chunks += [sealed] if sealed.times.size else []
+            self.chunks += [events] if events.times.size else []
             return
-        self.batcher = self.batcher.with_run(sealed)
+        self.batcher = self.batcher.with_run(events)
         if budget.home is not None and self.batcher.nbytes > budget.pending:
             self.batcher.spill(budget.home, budget.pending // 2, budget.chunk)
 
@@ -62,7 +62,7 @@ class Inflow:
         return Released.of(joined(self.chunks) if self.chunks else None)
 
     @property
-    def pieces(self) -> Iterable[Sealed]:
+    def pieces(self) -> Iterable[Events]:
         """All events, in chunks."""
         return self.chunks if self.batcher is None else self.batcher.released(CLOSED)[1]
 
@@ -86,7 +86,7 @@ def flowing(
     inflow = Inflow(batcher)
     for part in (given,) if most is None else portions(given, admission.what, admission.bound.schema, most):
         admitted = admission.admit(part, frontier, time, inflow.rows, look)
-        inflow.put(admitted.sealed, budget)
+        inflow.put(admitted.events, budget)
         inflow.rows += admitted.rows
         inflow.greatest = max(inflow.greatest, admitted.greatest)
         if admitted.counts:

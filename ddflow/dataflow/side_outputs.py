@@ -63,9 +63,9 @@ def verdict_rows(bound: Bound, of: Admitted | Resolution) -> pa.Table:
         winners = [pa.nulls(len(arrival), bound.schema.field(n).type) for n in bound.spec.order_by]
     else:
         rows = of.given
-        events = of.sealed.events.take(pa.array(rows)) if of.keyed.absent.size else of.sealed.events
-        codes, arrival = of.verdict[rows], of.sealed.arrival[rows]
-        times = time_column(of.sealed.times[rows], bound.time_type)
+        events = of.events.rows.take(pa.array(rows)) if of.keyed.absent.size else of.events.rows
+        codes, arrival = of.verdict[rows], of.events.arrival[rows]
+        times = time_column(of.events.times[rows], bound.time_type)
         winners = of.winner_orders(rows)
     number = pa.array(arrival)
     seq = number if bound.spec.seq is None else events.column(bound.spec.seq)
@@ -96,9 +96,9 @@ class SideOutputs:
         else:
             rows = np.flatnonzero(stale)
             further = resolution.winner_orders(rows)
-        events = resolution.sealed.events.take(pa.array(rows))
+        events = resolution.events.rows.take(pa.array(rows))
         columns = [events.column(n) for n in input.bound.told] + further
-        times = time_column(resolution.sealed.times[rows], self.time_type)
+        times = time_column(resolution.events.times[rows], self.time_type)
         columns += [times, pa.array(np.ones(rows.size, np.int64))]
         return pa.Table.from_arrays(columns, schema=updates_schema(schema, self.time_type))
 

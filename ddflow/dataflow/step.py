@@ -13,10 +13,10 @@ update buffer, in files where memory is short; and each node is computed once, h
 >>> flow = Plan()
 >>> v = flow.upserts("v", {"k": pa.int64()}, Upsert(key="k"))
 >>> _ = flow.output("n", v.count([]))
->>> from ddflow.operators.upsert.events import Sealed
+>>> from ddflow.operators.upsert.events import Events
 >>> events = pa.record_batch({"k": [1, 2]}, schema=v.schema)
->>> sealed = Sealed(events, np.zeros(2, np.int64), np.zeros(2, np.int64), np.arange(2))
->>> computation = Computation(Graph(flow, Secret(1, 2)), {"v": Released.of(sealed)}, 0, UpdateBuffer(None, 0))
+>>> events = Events(events, np.zeros(2, np.int64), np.zeros(2, np.int64), np.arange(2))
+>>> computation = Computation(Graph(flow, Secret(1, 2)), {"v": Released.of(events)}, 0, UpdateBuffer(None, 0))
 >>> computation.run().outputs["n"].to_pylist()
 [{'count': 2, '_time': 0, '_diff': 1}]
 """
@@ -103,8 +103,8 @@ class Computation:
             return
         changes = self.out.changes[name] = []
         wanted = self.graph.needed.get(node)
-        for sealed in self.released[name].pieces:
-            resolution = upsert.resolve(sealed, self.times, self.since, self.graph.winners)
+        for events in self.released[name].pieces:
+            resolution = upsert.resolve(events, self.times, self.since, self.graph.winners)
             counts += resolution.counts
             if upsert.expiring is not None:
                 self.out.seen[name] = resolution.keyed.seen.plus(self.out.seen.get(name, Seen()))

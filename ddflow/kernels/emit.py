@@ -49,9 +49,9 @@ def marks(times: Ints, distinct: Ints, gone: Flags, out: Narrow) -> None:
 def emit(outcome: Ints, mark: Narrow, first: np.int64, about: Ints, diffs: Ints, ranks: Narrow, counts: Ints) -> int:
     """Spell out the updates that events cause, in the order of rows, retractions before assertions.
 
-    outcome: int64[n], mark: int32[n], as in `Outcomes` and `Events`, of a span of rows; first: the number of its first
-    row. Written, by update: about int64, the row it is about, an event or a reference into state; diffs int64, 1 or
-    -1; ranks int32, of its time. counts: int64[8], events by verdict are added. Returns how many there are. O(n).
+    outcome: int64[n], mark: int32[n], as in `Outcomes` and `SortedEvents`, of a span of rows; first: the number of its
+    first row. Written, by update: about int64, the row it is about, an event or a reference into state; diffs int64, 1
+    or -1; ranks int32, of its time. counts: int64[8], events by verdict are added. Returns how many there are. O(n).
 
     >>> out, counts = [np.empty(1, np.int64) for _ in range(2)], np.zeros(8, np.int64)
     >>> outcome = np.array([RETRACTS | APPLIED << OUTCOME | 9])

@@ -10,7 +10,8 @@ identities, orders, hashes and row numbers, never payload, and changes no state.
 >>> import numpy as np
 >>> one = lambda *values: np.array(values, np.int64)
 >>> words, few = np.array([7, 8], np.uint64), lambda *values: np.array(values, np.int32)
->>> events = Events(few(0, 1), few(0, 2), words, words[:0], few(0, 2), one(5, 6), np.empty((2, 0), np.int64), words)
+>>> orders, times = np.empty((2, 0), np.int64), one(5, 6)
+>>> events = SortedEvents(few(0, 1), few(0, 2), words, words[:0], few(0, 2), times, orders, words)
 >>> held = Held(one(0), one(0), words[:1], np.empty((1, 0), np.int64))
 >>> out = outcomes(2, 1, wide=False)
 >>> resolve_keys(events, held, Rules(0, LAST, True, False, 4), out)  # +row 0 at 5; -row 0, +row 1 at 6
@@ -52,7 +53,7 @@ NOTHING = -(1 << 62)
 """Instead of an event or a group: there is no order to compare with."""
 
 
-class Events(NamedTuple):
+class SortedEvents(NamedTuple):
     """The events of a step.  The first four are in the order of identities, the rest in that of rows."""
 
     permutation: Narrow
@@ -267,14 +268,14 @@ def _ask(at_hash: np.uint64, at_mark: np.uint64, at_outcome: np.uint64, row: np.
 
 
 @kernel
-def resolve_keys(events: Events, held: Held, rules: Rules, out: Outcomes) -> tuple[int, int, int, int, int]:
+def resolve_keys(events: SortedEvents, held: Held, rules: Rules, out: Outcomes) -> tuple[int, int, int, int, int]:
     """Fold all events over what is held.
 
     events, held, rules: read.  out: written.  Returns the number of updates, and of versions written; a row that ties
     under ERROR (then the outcome is void), or -1; how many more keys are live, and hold an order and no row, than
     before.  Under ERROR the rows of a key and time must come sorted by their base words.  O(n), no allocation.
     >>> none, words, few = np.empty(0, np.int64), np.empty(0, np.uint64), np.zeros(1, np.int32)
-    >>> events = Events(few[:0], few, words, words, few[:0], none, np.empty((0, 0), np.int64), words)
+    >>> events = SortedEvents(few[:0], few, words, words, few[:0], none, np.empty((0, 0), np.int64), words)
     >>> resolve_keys(events, Held(none, none, words, np.empty((0, 0), np.int64)), Rules(0, LAST, True, False, -1),
     ...       outcomes(0, 0, False))
     (0, 0, -1, 0, 0)

@@ -41,7 +41,7 @@ from ddflow.engine.checkpoint import Inventories
 from ddflow.engine.inventory import InputRecord, Inventory, OperatorRecord, StoredInventory
 from ddflow.errors import CorruptState
 from ddflow.operators.base import Context, Running
-from ddflow.operators.upsert.events import Sealed
+from ddflow.operators.upsert.events import Events
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.partitions.epoch_start import EpochStart
 from ddflow.partitions.key_ranges import first_of, overlapping
@@ -208,9 +208,9 @@ class _Task:
             arrived += order.size
         return out, arrived
 
-    def _mine(self, input: Input, sealed: Sealed) -> Ints:
+    def _mine(self, input: Input, events: Events) -> Ints:
         """The places of the events whose keys are of this partition."""
-        high, _ = RowHashes(input.bound.key_schema, self.secret).of(sealed.events)
+        high, _ = RowHashes(input.bound.key_schema, self.secret).of(events.rows)
         return self._rows(high)
 
     def _operator(self, node: Collection, name: str, by: Columns) -> list[ArrangementRecord]:
@@ -326,8 +326,8 @@ class _Task:
         return part
 
 
-def _taken(sealed: Sealed, rows: Ints, arrival: Ints) -> Sealed:
+def _taken(events: Events, rows: Ints, arrival: Ints) -> Events:
     """Some events, with other numbers."""
-    times = sealed.times[rows]
-    original = times if sealed.original is sealed.times else sealed.original[rows]
-    return Sealed(sealed.events.take(pa.array(rows)), times, original, arrival)
+    times = events.times[rows]
+    original = times if events.original is events.times else events.original[rows]
+    return Events(events.rows.take(pa.array(rows)), times, original, arrival)

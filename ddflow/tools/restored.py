@@ -138,7 +138,7 @@ class Examination:
         batcher = pending.restore(record.runs, at, upsert.bound.event_schema, self.batch_store, spilled=True)
         batcher._check()
         for run in batcher.runs.by_least if self.manifest.partitions > 1 else ():
-            high, _ = upsert.keys.of(run.waiting.events)
+            high, _ = upsert.keys.of(run.waiting.rows)
             self._within(at, high, "a pending event")
         return len(batcher)
 

@@ -260,7 +260,7 @@ class _Comparison:
             early = np.flatnonzero(waiting.original < self.snapshot.frontier)
             self.out.pending += waiting.times.size - early.size
             if early.size:
-                high, low = self.upsert.keys.of(waiting.events.take(pa.array(early)))
+                high, low = self.upsert.keys.of(waiting.rows.take(pa.array(early)))
                 self.unknown.update(zip(high.tolist(), low.tolist() or [0] * high.size, strict=True))
         self.out.unknown = len(self.unknown)
 

@@ -9,11 +9,11 @@ each, and one large run would keep all its memory until its last event goes. An 
 n) in all; no merge is of more than 2 x ``LARGE`` bytes. A copy of a `Runs` shares them.
 
 >>> import numpy as np, pyarrow as pa
->>> from ddflow.operators.upsert.events import Sealed
+>>> from ddflow.operators.upsert.events import Events
 >>> runs = Runs()
 >>> for i in range(1000):
 ...     n = np.array([1000 - i])
-...     runs.push(PendingRun.resident(Sealed(pa.record_batch({"n": n}), n, n, np.array([i]))))
+...     runs.push(PendingRun.resident(Events(pa.record_batch({"n": n}), n, n, np.array([i]))))
 >>> len(runs.by_least) < 3 * FAN, runs.by_least[0].least
 (True, 1)
 """
@@ -129,11 +129,11 @@ class Runs:
         assert all(number < FAN and (number == 1 or held < LARGE) for number, held in counted.values())
         assert self.fresh is None or any(run is self.fresh for run in self.by_least)
         for run in self.by_least:
-            times, arrival = run.sealed.times, run.sealed.arrival
+            times, arrival = run.events.times, run.events.arrival
             # No run is empty; each is in the order of times, then of arrival.
             assert 0 <= run.begin < times.size
             assert bool(((times[1:] > times[:-1]) | (times[1:] == times[:-1]) & (arrival[1:] > arrival[:-1])).all())
-            assert run.sealed.events.num_rows == times.size
+            assert run.events.rows.num_rows == times.size
             # A file is as it was written; memory is counted where there is none.
             if run.file is not None:
                 run.file.verify()

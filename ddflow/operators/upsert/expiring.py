@@ -29,7 +29,7 @@ from ddflow.columns.hashing import NONE, Ints, RowHashes, Words
 from ddflow.columns.rows import gathered
 from ddflow.columns.sorting import sort
 from ddflow.kernels.resolve import LAPSED, LIVE, NOBODY
-from ddflow.operators.upsert.events import Sealed
+from ddflow.operators.upsert.events import Events
 from ddflow.operators.upsert.horizon import AHEAD, Bools, Horizons
 from ddflow.operators.upsert.keyed import Keyed, Seen
 from ddflow.operators.upsert.ordering import LEAST, Order
@@ -126,38 +126,38 @@ class Expiring:
         return 0 if rows is None else int(np.searchsorted(self._words, max(rows, LEAST + 1)))
 
     def woven(
-        self, pieces: Iterable[Sealed], due: tuple[Words, Words], time: int, most: int | None
-    ) -> Iterator[Sealed]:
+        self, pieces: Iterable[Events], due: tuple[Words, Words], time: int, most: int | None
+    ) -> Iterator[Events]:
         """A step's pieces with an event for each key that is due, that nobody gave and that deletes it.
 
         ``pieces``: ranges of identities, ascending.  ``most``: how many such events a piece may have, None for any.
         O(events + keys due).
         """
         high, low = due
-        for sealed in pieces:
-            ids, _ = self.keys.of(sealed.events)
+        for events in pieces:
+            ids, _ = self.keys.of(events.rows)
             end = int(np.searchsorted(high, ids.max(), side="right")) if most is not None and ids.size else high.size
-            yield from self._split_up(sealed, ids, (high[:end], low[:end]), time, most)
+            yield from self._split_up(events, ids, (high[:end], low[:end]), time, most)
             high, low = high[end:], low[end:]
         if high.size:
             yield from self._split_up(None, NONE, (high, low), time, most)
 
     def _split_up(
-        self, sealed: Sealed | None, ids: Words, due: tuple[Words, Words], time: int, most: int | None
-    ) -> Iterator[Sealed]:
+        self, events: Events | None, ids: Words, due: tuple[Words, Words], time: int, most: int | None
+    ) -> Iterator[Events]:
         high, low = due
         cuts = np.unique(high[most - 1 : -1 : most]) if most is not None and high.size else NONE
         where, of = np.searchsorted(cuts, high), np.searchsorted(cuts, ids)
         for number in range(cuts.size + 1):
             begin, end = np.searchsorted(where, [number, number + 1])
             forgotten = self._deleting(high[begin:end], low[begin:end], time) if begin < end else None
-            part = sealed if sealed is None or not cuts.size else _taken(sealed, np.flatnonzero(of == number))
+            part = events if events is None or not cuts.size else _taken(events, np.flatnonzero(of == number))
             if part is not None and part.times.size:
                 yield part if forgotten is None else _with(part, forgotten)
             elif forgotten is not None:
                 yield forgotten
 
-    def _deleting(self, high: Words, low: Words, time: int) -> Sealed:
+    def _deleting(self, high: Words, low: Words, time: int) -> Events:
         """Events that delete keys by the very orders that these hold.  O(n)."""
         n = high.size
         held = self.arranged.seek(high, low, np.arange(n, dtype=np.int32))
@@ -166,9 +166,9 @@ class Expiring:
         columns = dict(zip(names, gathered(self.arranged.pool(), held.reference, schema), strict=True))
         columns[self.horizons.field.name] = self.horizons.values(held.order)
         every = [columns[f.name] if f.name in columns else pa.nulls(n, f.type) for f in self.bound.schema]
-        events = self.bound.noted(pa.RecordBatch.from_arrays(every, schema=self.bound.schema), [])
+        rows = self.bound.noted(pa.RecordBatch.from_arrays(every, schema=self.bound.schema), [])
         times = np.full(n, time)
-        return Sealed(events, times, times, NOBODY + np.arange(n))
+        return Events(rows, times, times, NOBODY + np.arange(n))
 
     # In a step
 
@@ -177,10 +177,10 @@ class Expiring:
 
         Their verdict is ``forgotten``, or they are deletions that nobody gave, of keys that have events.  O(events).
         """
-        sealed, full = keyed.sealed, keyed.full
-        given = sealed.arrival < NOBODY
-        own = self.horizons.words(sealed.events)
-        named = given if full is None else given & (sealed.arrival < full)
+        events, full = keyed.events, keyed.full
+        given = events.arrival < NOBODY
+        own = self.horizons.words(events.rows)
+        named = given if full is None else given & (events.arrival < full)
         most, forgotten = self.horizons.most(own[named]), int((~given).sum())
         if self.horizons.greatest is None:
             return keyed._replace(seen=Seen(most))
@@ -231,12 +231,12 @@ def _picked(batch: Batch, at: Ints, key: Ints, begin: int) -> tuple[Ints, Words,
     return key[at - begin], batch.high[at], batch.low[at] if batch.low.size else NONE
 
 
-def _taken(sealed: Sealed, rows: Ints) -> Sealed:
-    return Sealed(sealed.events.take(pa.array(rows)), sealed.times[rows], sealed.original[rows], sealed.arrival[rows])
+def _taken(events: Events, rows: Ints) -> Events:
+    return Events(events.rows.take(pa.array(rows)), events.times[rows], events.original[rows], events.arrival[rows])
 
 
-def _with(sealed: Sealed, more: Sealed) -> Sealed:
+def _with(events: Events, more: Events) -> Events:
     """Events, and behind them those that nobody gave."""
-    events = pa.concat_batches([sealed.events, more.events])
-    times = np.concatenate([sealed.times, more.times])
-    return Sealed(events, times, times, np.concatenate([sealed.arrival, more.arrival]))
+    rows = pa.concat_batches([events.rows, more.rows])
+    times = np.concatenate([events.times, more.times])
+    return Events(rows, times, times, np.concatenate([events.arrival, more.arrival]))

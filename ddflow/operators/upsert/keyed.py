@@ -16,7 +16,7 @@ import numpy as np
 from ddflow.columns.hashing import Flags, Ints, Narrow
 from ddflow.columns.sorting import Sorted
 from ddflow.kernels.resolve import Held
-from ddflow.operators.upsert.events import Sealed
+from ddflow.operators.upsert.events import Events
 
 
 class Seen(NamedTuple):
@@ -38,7 +38,7 @@ class Seen(NamedTuple):
 class Keyed(NamedTuple):
     """n events of g keys."""
 
-    sealed: Sealed
+    events: Events
     times: Ints
     """int64: the step's distinct times, ascending."""
     settled: bool

@@ -7,7 +7,7 @@ cell from where it is, derive, resolve. A cell may come from any event of the st
 columns of one row from different ones; and of the events it is the last folded one that gets the row's verdict.
 
 >>> import pyarrow as pa
->>> from ddflow.operators.upsert.events import Sealed
+>>> from ddflow.operators.upsert.events import Events
 >>> from ddflow.plan.bind import bind
 >>> from ddflow.columns.hashing import Secret
 >>> from ddflow.plan.merge.merge import Merge
@@ -17,7 +17,7 @@ columns of one row from different ones; and of the events it is the last folded 
 >>> schema = pa.schema({"k": pa.int64(), "n": pa.int64(), "city": pa.string()})
 >>> upsert = RunningUpsert(bind("visits", schema, Spec("k", merge=Merge({"n": sum()}))), Secret(1, 2))
 >>> events = pa.record_batch({"k": [1, 1], "n": [1, 2], "city": ["Bern", None]}, schema)
->>> merged = upsert.resolve(Sealed(events, ints(0, 0), ints(0, 0), ints(0, 1)), ints(0), since=0)
+>>> merged = upsert.resolve(Events(events, ints(0, 0), ints(0, 0), ints(0, 1)), ints(0), since=0)
 >>> merged.updates(schema).to_table(schema, None).to_pylist(), merged.verdict.tolist()
 ([{'k': 1, 'n': 3, 'city': 'Bern', '_diff': 1}], [5, 7])
 """
@@ -114,7 +114,7 @@ class MergedRows(Walking):
         for name, (each, part) in kept.items():
             field = each.field.with_name(name).with_nullable(True)
             set_by = self._set_by(each.group, part, name)
-            if self.merging.cells and self.sealed.events.column(each.field.name).null_count:
+            if self.merging.cells and self.events.rows.column(each.field.name).null_count:
                 out[name] = self._inheriting(set_by[self.places], each.field, field)
             else:
                 out[name] = self._cell(set_by, field)
@@ -151,7 +151,7 @@ class MergedRows(Walking):
             action = self._raised(group)
         follows = np.where(action != SKIP, TAKE, SKIP).astype(np.uint8)
         every = bool(group) or self.merging.cells or name.startswith("_tie_")
-        counts = np.empty(0, np.uint8) if every else validity(self.sealed.events.column(self.plain_name(name)))
+        counts = np.empty(0, np.uint8) if every else validity(self.events.rows.column(self.plain_name(name)))
         held = self.held_references() if name in self.upsert.arranged.schema.names and self.order.keeps else None
         cells = np.where(self.status != NONE, held, NOTHING) if held is not None and not self.over else None
         start, walked = cells, self.steps
@@ -214,7 +214,7 @@ class MergedRows(Walking):
     def winner_orders(self, out: Outcomes, rows: Ints) -> list[pa.Array]:
         """For each of some events, the values of ``order_by`` that its key runs by after that time.  O(events)."""
         steps, m = self.steps, self.places.size
-        moment = np.full(self.sealed.times.size, -1)
+        moment = np.full(self.events.times.size, -1)
         moment[steps.permutation] = np.repeat(np.arange(m), np.diff(steps.moments))
         stands: Ints = np.empty(m, np.int64)
         stands[self.places] = np.arange(m)
@@ -237,7 +237,7 @@ class MergedRows(Walking):
                 continue
             if name not in self.made.schema.names:  # no order is held from one time to the next
                 set_by = self._set_by(0, 0, field.name)
-                given = self.sealed.events.column(field.name)
+                given = self.events.rows.column(field.name)
                 made_.append(given.take(pa.array(set_by, mask=set_by == NOTHING)).take(at))
                 continue
             made_.append(self.made.column(name).take(stood))

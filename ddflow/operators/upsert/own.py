@@ -6,7 +6,7 @@ same. The running order is a word, or a column that is ranked, and the event tha
 earlier step. Calling it is ``plan.merge.rounds``', or a compiled loop's.
 
 >>> import pyarrow.compute as pc
->>> from ddflow.operators.upsert.events import Sealed
+>>> from ddflow.operators.upsert.events import Events
 >>> from ddflow.plan.bind import bind
 >>> from ddflow.columns.hashing import Secret
 >>> from ddflow.plan.merge.merge import Merge
@@ -17,7 +17,7 @@ earlier step. Calling it is ``plan.merge.rounds``', or a compiled loop's.
 ...     return given.set_column(1, "n", pc.multiply(held["n"], given["n"]))
 >>> upsert = RunningUpsert(bind("visits", schema, Spec("k", merge=Merge(function=product))), Secret(1, 2))
 >>> events = pa.record_batch({"k": [1, 1, 1], "n": [5, 2, 3]}, schema)
->>> merged = upsert.resolve(Sealed(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
+>>> merged = upsert.resolve(Events(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
 >>> merged.updates(schema).to_table(schema, None).to_pylist()
 [{'k': 1, 'n': 30, '_diff': 1}]
 """
@@ -92,22 +92,22 @@ def _held(of: Walking, schema: pa.Schema, keys: Ints) -> pa.RecordBatch:
 
 def _given(of: Walking, schema: pa.Schema) -> pa.RecordBatch:
     """The events as rows."""
-    events, derived = of.sealed.events, {field.name for field, _ in of.merging.derived}
+    rows, derived = of.events.rows, {field.name for field, _ in of.merging.derived}
     orders = {field.name: field for field in of.merging.groups[0].order}
     out = []
     for field in schema:
         if field.name in derived:
-            out.append(pa.nulls(events.num_rows, field.type))
+            out.append(pa.nulls(rows.num_rows, field.type))
         elif field.name in orders:
             out.append(inherited(of, orders[field.name]))
         else:
-            out.append(events.column(field.name))
+            out.append(rows.column(field.name))
     return pa.RecordBatch.from_arrays(out, schema=pa.schema([field.with_nullable(True) for field in schema]))
 
 
 def inherited(of: Walking, field: pa.Field) -> pa.Array:
     """An order column of the events; where it is null, what their key ran by before.  O(n), nothing without one."""
-    column, steps, n = of.sealed.events.column(field.name), of.steps, of.sealed.times.size
+    column, steps, n = of.events.rows.column(field.name), of.steps, of.events.times.size
     if not column.null_count:
         return column
     kept, cells = of.order.keeps, of.merging.cells
@@ -172,7 +172,7 @@ def _scalar(of: Walking) -> dict[str, Ints | pa.Array]:
         found = f"it raised {type(error).__name__}: {str(error)[:500]}"
         raise MergerFailed(asked, found, "mend it; nothing was changed") from error
     if code != FINE:
-        key = shown_row(of.sealed.events.select(list(bound.spec.key)), int(row))
+        key = shown_row(of.events.rows.select(list(bound.spec.key)), int(row))
         found, remedy = {
             CHANGED: (f"it changed one of {fixed}", "leave key and order columns as they are given"),
             NULL: (f"it left null in one of {required}", "set what may not be null, and its flag to False"),
@@ -185,13 +185,13 @@ def _scalar(of: Walking) -> dict[str, Ints | pa.Array]:
         if each.name in schema.names:
             out[each.name] = column_of(made, each.field)
         else:
-            events, cells = of.sealed.events, of.cells_of(each)
+            rows, cells = of.events.rows, of.cells_of(each)
             out[each.name] = fold(
                 last_non_null(),
                 each.field.type,
                 of.steps,
                 of.action[0],
-                events.column(each.name),
+                rows.column(each.name),
                 np.empty(0, np.uint8),
                 Cells(cells.references, cells.values),
                 of.upsert.secret,

@@ -5,14 +5,14 @@ touching payload; `emit` writes the updates, in the order of rows; columns are g
 
 >>> from ddflow.columns.hashing import Secret
 >>> from ddflow.operators.updates import ints
->>> from ddflow.operators.upsert.events import Sealed
+>>> from ddflow.operators.upsert.events import Events
 >>> from ddflow.operators.upsert.full_rows import FullRows
 >>> from ddflow.plan.bind import bind
 >>> from ddflow.plan.spec import Upsert
 >>> schema = pa.schema({"k": pa.int64(), "v": pa.string()})
 >>> state = UpsertState(bind("rows", schema, Upsert("k")), Secret(1, 2))
 >>> events = pa.record_batch({"k": [7, 8, 7], "v": ["a", "b", "c"]}, schema=schema)
->>> keyed = state.keyed(Sealed(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
+>>> keyed = state.keyed(Events(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
 >>> resolution = Resolution(state, keyed, FullRows(state, keyed, 0), winners=False)
 >>> resolution.updates(schema).to_table(schema, None).to_pylist()
 [{'k': 8, 'v': 'b', '_diff': 1}, {'k': 7, 'v': 'c', '_diff': 1}]
@@ -35,7 +35,7 @@ from ddflow.columns.threads import ALONE
 from ddflow.errors import DdflowError
 from ddflow.kernels.emit import emit as emit_updates
 from ddflow.kernels.emit import emit_values, tally
-from ddflow.kernels.resolve import FORGOTTEN, NOTHING, OUTCOME, Events, Outcomes, Rules, outcomes, resolve_keys
+from ddflow.kernels.resolve import FORGOTTEN, NOTHING, OUTCOME, Outcomes, Rules, SortedEvents, outcomes, resolve_keys
 from ddflow.operators.updates import Updates
 from ddflow.operators.upsert.keyed import Keyed
 from ddflow.operators.upsert.state import UpsertState
@@ -112,7 +112,9 @@ def resolve(state: UpsertState, keyed: Keyed, weighed: Weighed, winners: bool) -
         if out.winner.size:
             out.winner[keyed.left] = NOTHING
     by, starts = weighed.by, weighed.by.starts
-    work = Events(weighed.permutation, starts, by.high, by.low, weighed.mark, keyed.times, weighed.words, weighed.value)
+    work = SortedEvents(
+        weighed.permutation, starts, by.high, by.low, weighed.mark, keyed.times, weighed.words, weighed.value
+    )
 
     def span(begin: int, end: int) -> tuple[int, int, int, int, int]:
         at, to = int(starts[begin]), int(starts[end])
@@ -158,9 +160,9 @@ class Resolution:
         self.counts, self._verdict = weighed.verdicts(self.resolved.out.outcome, self.emitted.counts)
 
     @property
-    def sealed(self) -> Any:
+    def events(self) -> Any:
         """The events."""
-        return self.keyed.sealed
+        return self.keyed.events
 
     @property
     def verdict(self) -> Flags:
@@ -172,7 +174,7 @@ class Resolution:
     @property
     def given(self) -> Ints:
         """int64[m]: the events that somebody gave.  O(n)."""
-        return np.delete(np.arange(self.sealed.times.size), self.keyed.absent)
+        return np.delete(np.arange(self.events.times.size), self.keyed.absent)
 
     def winner_orders(self, rows: Ints) -> list[pa.Array]:
         """For each of some events, the order columns' values that its key holds after that time; null for none.

@@ -44,7 +44,7 @@ class Walking:
     def __init__(self, state: UpsertState, keyed: Keyed) -> None:
         """Walk the events; nothing is folded yet."""
         self.upsert, self.keyed = state, keyed
-        self.sealed, self.times, self.held, self.gone = keyed.sealed, keyed.times, keyed.held, keyed.gone
+        self.events, self.times, self.held, self.gone = keyed.events, keyed.times, keyed.held, keyed.gone
         order, merging = state.order, state.bound.merging
         assert isinstance(order, MergeOrders) and merging is not None
         self.order, self.merging = order, merging
@@ -62,10 +62,10 @@ class Walking:
 
     def _steps(self, order: MergeOrders) -> Walked:
         """The events by key and time, in the order in which they are folded."""
-        by, n = self.keyed.by, self.sealed.times.size
-        self.own = order.of(self.sealed.events, self.sealed.original, self.gone)
+        by, n = self.keyed.by, self.events.times.size
+        self.own = order.of(self.events.rows, self.events.original, self.gone)
         if order.ranks:
-            order.rank(self.sealed.events, self.gone, self.own, self.held_table(), self.held.order)
+            order.rank(self.events.rows, self.gone, self.own, self.held_table(), self.held.order)
         permutation, g = by.permutation, by.starts.size - 1
         if self.times.size < 2:
             moments, keys = by.starts, np.arange(g + 1, dtype=np.int32)
@@ -97,8 +97,8 @@ class Walking:
 
     def _walk(self) -> None:
         """Who is folded, who is skipped, and by which order each key goes on."""
-        order, events, spec = self.order, self.sealed.events, self.upsert.bound.spec
-        n, m = self.sealed.times.size, self.steps.moments.size - 1
+        order, rows, spec = self.order, self.events.rows, self.upsert.bound.spec
+        n, m = self.events.times.size, self.steps.moments.size - 1
         groups, words = len(self.merging.groups), order.width * order.parts
         places = self.steps.permutation.size
         self.taken = Taken(
@@ -109,7 +109,7 @@ class Walking:
             np.empty(m, np.int64),
         )
         self.taken.why[self.keyed.left] = FORGOTTEN
-        rule = Rule(order.tie, order.keeps, order.ordered, spec.deletes == "group", self.over, order.inherits(events))
+        rule = Rule(order.tie, order.keeps, order.ordered, spec.deletes == "group", self.over, order.inherits(rows))
         scratch = np.empty((4, words + groups), np.int64)
         if self.merging.cells and self._plain_cells(rule):
             walk_cells_plain(
@@ -173,17 +173,17 @@ class Walking:
 
     def _gives(self) -> Flags:
         """uint8[cells, n]: whether an event gives each cell a value."""
-        events, out = self.sealed.events, np.ones((len(self.merging.columns), self.sealed.times.size), np.uint8)
+        rows, out = self.events.rows, np.ones((len(self.merging.columns), self.events.times.size), np.uint8)
         for i, column in enumerate(self.merging.columns):
-            had = self.merging.had(events, column.name)
-            present = had if column.strategy.name in ("last", "first") else present_of(events.column(column.name))
+            had = self.merging.had(rows, column.name)
+            present = had if column.strategy.name in ("last", "first") else present_of(rows.column(column.name))
             if present.size:
                 out[i] = present
         return out
 
     def _values(self) -> Values:
         """The cells as words, where a tie is decided by them."""
-        cells, n, g = len(self.merging.columns), self.sealed.times.size, self.status.size
+        cells, n, g = len(self.merging.columns), self.events.times.size, self.status.size
         if self.order.tie != GREATEST:
             nothing = np.empty((cells, 0), np.int64), np.empty((cells, 0), np.uint8)
             return Values(*nothing, *nothing)
@@ -194,7 +194,7 @@ class Walking:
             np.ones((cells, g), np.uint8),
         )
         for i, column in enumerate(self.merging.columns):
-            given, held = self.sealed.events.column(column.name), self.cells_of(column).values()
+            given, held = self.events.rows.column(column.name), self.cells_of(column).values()
             out.word[i], out.held[i] = ranked(given, held)
             for flags, of in ((out.there[i], given), (out.had[i], held)):
                 if of.null_count:
@@ -207,15 +207,15 @@ class Walking:
 
     def folded(self, column: Column) -> Ints | pa.Array:
         """One merged column by moment: references, or the cells."""
-        events, action = self.sealed.events, self.action[column.group]
+        rows, action = self.events.rows, self.action[column.group]
         strategy = column.strategy if not self.merging.cells else LATER.get(column.strategy.name, column.strategy)
         return fold(
             strategy,
             column.field.type,
             self.steps,
             action,
-            events.column(column.name),
-            self.merging.had(events, column.name),
+            rows.column(column.name),
+            self.merging.had(rows, column.name),
             self.cells_of(column),
             self.upsert.secret,
             self.key_of,
@@ -240,11 +240,11 @@ class Walking:
     @cached_property
     def _from(self) -> tuple[RowPool, int]:
         """Where cells come from: the events at 0, the batches, and a row of nulls; its number."""
-        arranged, events = self.upsert.arranged, self.sealed.events
-        n, columns = events.num_rows, []
+        arranged, rows = self.upsert.arranged, self.events.rows
+        n, columns = rows.num_rows, []
         for field in arranged.schema:
-            name = field.name if field.name in events.schema.names else self.plain_name(field.name)
-            column = events.column(name) if name in events.schema.names else pa.nulls(n, field.type)
+            name = field.name if field.name in rows.schema.names else self.plain_name(field.name)
+            column = rows.column(name) if name in rows.schema.names else pa.nulls(n, field.type)
             columns.append(column if column.type == field.type else pa.nulls(n, field.type))
         schema = pa.schema([f.with_nullable(True) for f in arranged.schema])
         pool = arranged.pool(Rows(pa.RecordBatch.from_arrays(columns, schema=schema)))
@@ -260,15 +260,15 @@ class Walking:
     def key_of(self, group: int) -> str:
         """A key for a message."""
         row = int(self.steps.permutation[self.steps.moments[self.steps.keys[group]]])
-        return str(shown_row(self.sealed.events.select(list(self.upsert.bound.spec.key)), row))
+        return str(shown_row(self.events.rows.select(list(self.upsert.bound.spec.key)), row))
 
     def tie(self, row: int) -> TieRefused:
         """The error for a tie that ``tie="error"`` refuses."""
-        bound, events = self.upsert.bound, self.sealed.events
+        bound, rows = self.upsert.bound, self.events.rows
         names = [field.name for group in self.merging.groups for field in group.order]
-        key, order = (shown_row(events.select(list(dict.fromkeys(names))), row) for names in (bound.spec.key, names))
+        key, order = (shown_row(rows.select(list(dict.fromkeys(names))), row) for names in (bound.spec.key, names))
         return TieRefused(
             f"a step of {bound.name!r}",
-            f"the key {key} has another event of the order {order}, at time {self.sealed.times[row]}",
+            f"the key {key} has another event of the order {order}, at time {self.events.times[row]}",
             "mend the feed, or choose tie='last', 'first' or 'greatest'; nothing was changed",
         )
