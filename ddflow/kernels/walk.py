@@ -77,11 +77,11 @@ class Taken(NamedTuple):
     why: Flags
     """uint8[n], by row: the verdict of an event that acts on no group; SUPERSEDED for one that acts."""
     running: Ints
-    """int64[m, w]: the key's order words after each moment."""
+    """int64[m, w]: the key's order words after each of its times."""
     live: Flags
     """uint8[m]: whether it has a row then."""
     last: Ints
-    """int64[m]: the last row that acted in the moment, or -1."""
+    """int64[m]: the last row that acted at the (key, time), or -1."""
 
 
 @kernel
@@ -216,7 +216,7 @@ def walk_groups(
     scratch: int64[4, the greater of w and groups].  out: written.  Returns a row that is refused under ERROR, or -1.
     O(n * groups).
     """
-    permutation, moments, keys = steps
+    permutation, key_times, keys = steps
     tie, keeps, ordered, by_group, over, inherits = rule
     action, why, running, live, last = out
     words = order.shape[1]
@@ -228,13 +228,13 @@ def walk_groups(
             scratch[0, w] = held[key, w] if known else -(2**63)
         if not known:
             _unset(scratch, spans, fields)
-        for moment in range(keys[key], keys[key + 1]):
-            known = keeps and (known or moment > keys[key])
+        for key_time in range(keys[key], keys[key + 1]):
+            known = keeps and (known or key_time > keys[key])
             some = known and not (by_group and _never(scratch, spans))
             for w in range(words):
                 scratch[1, w] = scratch[0, w]
             best = -1
-            for place in range(moments[moment], moments[moment + 1]):
+            for place in range(key_times[key_time], key_times[key_time + 1]):
                 row = permutation[place]
                 _inherit(order, row, fields, scratch, 0 if inherits and some else -1, scratch, 2)
                 given, taken, tied, late = _weigh(place, spans, fields, known, tie, scratch, action)
@@ -256,8 +256,8 @@ def walk_groups(
                 if acted:
                     best = row
             for w in range(words):
-                running[moment, w] = scratch[0, w]
-            live[moment], last[moment] = np.uint8(alive), best
+                running[key_time, w] = scratch[0, w]
+            live[key_time], last[key_time] = np.uint8(alive), best
     return -1
 
 

@@ -1,6 +1,6 @@
 """Machines in a step: what they make of the events that the walk folds.
 
-Invariant: a key's row after a moment is what its machine holds then, and a key that holds nothing has none; its order
+Invariant: a key's row after a time is what its machine holds then, and a key that holds nothing has none; its order
 stays, as a deleted key's does. The walk, which knows of orders only, calls a key live whose last event was no delete,
 and a machine may have dropped all it held. What comes out is resolved like any other row.
 
@@ -33,7 +33,7 @@ from ddflow.plan.merge.rounds import picked
 
 
 def columns(of: Walking) -> dict[str, pa.Array]:
-    """The column of what keys hold, by moment; which of them hold anything is written to ``of.taken.live``.
+    """The column of what keys hold, by key and time; which of them hold anything is written to ``of.taken.live``.
 
     O(events) and what a function takes.  Raises `IllegalTransition`, `MergerFailed`, `ListTooLong`.
     """

@@ -48,7 +48,7 @@ from ddflow.plan.merge.strategy import first, last_non_null
 
 
 def columns(of: Walking) -> dict[str, Ints | pa.Array]:
-    """The merged columns by moment: references, or cells, as `merging.folds.fold` gives them.
+    """The merged columns by key and time: references, or cells, as `merging.folds.fold` gives them.
 
     O(events) and what the function takes.  Raises `MergerFailed`, with nothing changed.
     """
@@ -111,7 +111,7 @@ def inherited(of: Walking, field: pa.Field) -> pa.Array:
     if not column.null_count:
         return column
     kept, cells = of.order.keeps, of.merging.cells
-    begins = steps.moments[steps.keys] if kept else steps.moments
+    begins = steps.key_times[steps.keys] if kept else steps.key_times
     places = steps.permutation.size  # fewer than events, where some decide nothing
     each = Walked(steps.permutation, np.arange(places + 1, dtype=np.int32), begins)
     g, action = of.status.size, of.taken.action[0]

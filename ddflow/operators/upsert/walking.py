@@ -1,6 +1,6 @@
 """A step's events, walked: what is folded of them, in which order, and where their cells and the held ones are.
 
-Invariant: events stand by key and time (a *moment*), within it in the order of the fold; the walk has said of each what
+Invariant: events stand by key and time, within a (key, time) in the order of the fold; the walk has said of each what
 it does to each group of columns, and which order words its key goes on with. Which kernel walks depends on what the
 orders are (one row's, of groups, of cells), all of them must say the same; words that last for one step only are ranked
 here, together with those of the keys that are held; and cells are gathered from events, batches of the state, and
@@ -58,7 +58,7 @@ class Walking:
         self.cells = np.where(live, held & ~np.int64(OCCUPIED | LIVE), NOTHING)
         self._walk()
         self.action = self.taken.action
-        """What folds see: the walk's, but for moments whose row was let go."""
+        """What folds see: the walk's, without the events that were skipped."""
 
     def _steps(self, order: MergeOrders) -> Walked:
         """The events by key and time, in the order in which they are folded."""
@@ -68,37 +68,37 @@ class Walking:
             order.rank(self.events.rows, self.gone, self.own, self.held_table(), self.held.order)
         permutation, g = by.permutation, by.starts.size - 1
         if self.times.size < 2:
-            moments, keys = by.starts, np.arange(g + 1, dtype=np.int32)
+            key_times, keys = by.starts, np.arange(g + 1, dtype=np.int32)
         else:
             rank = self.keyed.mark.take(permutation) >> 1
             begins = np.ones(n, np.bool_)
             begins[1:] = rank[1:] != rank[:-1]
             begins[by.starts[:-1]] = True
-            moments = np.append(np.flatnonzero(begins), n).astype(np.int32)
-            keys = np.searchsorted(moments, by.starts).astype(np.int32)
-        if self.upsert.bound.spec.holds_back and order.base + (order.seq is not None) and moments.size <= n:
-            permutation = self._in_effect(order, permutation, moments)
-        return Walked(permutation, moments, keys)
+            key_times = np.append(np.flatnonzero(begins), n).astype(np.int32)
+            keys = np.searchsorted(key_times, by.starts).astype(np.int32)
+        if self.upsert.bound.spec.holds_back and order.base + (order.seq is not None) and key_times.size <= n:
+            permutation = self._in_effect(order, permutation, key_times)
+        return Walked(permutation, key_times, keys)
 
-    def _in_effect(self, order: MergeOrders, permutation: Narrow, moments: Narrow) -> Narrow:
-        """The events of each moment in effective order: base words, sequence, arrival."""
+    def _in_effect(self, order: MergeOrders, permutation: Narrow, key_times: Narrow) -> Narrow:
+        """The events of each (key, time) in effective order: base words, sequence, arrival."""
         at = permutation
         columns = [self.own[at, w] for w in range(order.base)]
         if order.seq is not None:
             word = self.own[at, int(order.spans[0, 2]) - 1]
             columns.append(word if order.tie == LAST else ~word)
-        moment = np.repeat(np.arange(moments.size - 1), np.diff(moments))
-        return at[np.lexsort((*reversed(columns), moment))]
+        key_time = np.repeat(np.arange(key_times.size - 1), np.diff(key_times))
+        return at[np.lexsort((*reversed(columns), key_time))]
 
     def _places(self) -> Ints:
-        """int64[m]: the moments in the order of times, in which rows stand from now on."""
-        rank = self.keyed.mark.take(self.steps.permutation.take(self.steps.moments[:-1])) >> 1
+        """int64[m]: the (key, time) groups in the order of times, in which rows stand from now on."""
+        rank = self.keyed.mark.take(self.steps.permutation.take(self.steps.key_times[:-1])) >> 1
         return np.argsort(rank, kind="stable") if self.times.size > 1 else np.arange(rank.size)
 
     def _walk(self) -> None:
         """Who is folded, who is skipped, and by which order each key goes on."""
         order, rows, spec = self.order, self.events.rows, self.upsert.bound.spec
-        n, m = self.events.times.size, self.steps.moments.size - 1
+        n, m = self.events.times.size, self.steps.key_times.size - 1
         groups, words = len(self.merging.groups), order.width * order.parts
         places = self.steps.permutation.size
         self.taken = Taken(
@@ -206,7 +206,7 @@ class Walking:
         return Cells(self.cells, lambda: self.gathered(self.cells, column.field))
 
     def folded(self, column: Column) -> Ints | pa.Array:
-        """One merged column by moment: references, or the cells."""
+        """One merged column by key and time: references, or the cells."""
         rows, action = self.events.rows, self.action[column.group]
         strategy = column.strategy if not self.merging.cells else LATER.get(column.strategy.name, column.strategy)
         return fold(
@@ -259,7 +259,7 @@ class Walking:
 
     def key_of(self, group: int) -> str:
         """A key for a message."""
-        row = int(self.steps.permutation[self.steps.moments[self.steps.keys[group]]])
+        row = int(self.steps.permutation[self.steps.key_times[self.steps.keys[group]]])
         return str(shown_row(self.events.rows.select(list(self.upsert.bound.spec.key)), row))
 
     def tie(self, row: int) -> TieRefused:
