@@ -148,7 +148,7 @@ class Follower(DataSourceStreamReader):
             tables = self._read(partition.version, partition.files, partition.schema)
         else:
             assert isinstance(partition, SnapshotSplit), partition
-            tables = iter([self._held(partition)])
+            tables = iter([self._snapshot(partition)])
         for table in tables:
             yield from sent(table, self.columns, self.output)
 
@@ -221,19 +221,19 @@ class Follower(DataSourceStreamReader):
                         AGAIN,
                     ) from None
 
-    def _held(self, held: SnapshotSplit) -> pa.Table:
+    def _snapshot(self, split: SnapshotSplit) -> pa.Table:
         """What a version holds, less what came since."""
-        table = read_updates(held.version, self.flow, self.output, held.share)
-        if held.schema is None:
+        table = read_updates(split.version, self.flow, self.output, split.share)
+        if split.schema is None:
             return table
-        if held.less:
-            rows = pa.schema(list(held.schema)[:-2])
-            pieces = [table, *map(negated, self._read(held.version, held.less, held.schema))]
+        if split.less:
+            rows = pa.schema(list(split.schema)[:-2])
+            pieces = [table, *map(negated, self._read(split.version, split.less, split.schema))]
             both = pa.concat_tables([each.select([*rows.names, DIFF]) for each in pieces]).combine_chunks()
             diffs = both.column(DIFF).to_numpy()
             updates = Updates(both.select(rows.names).cast(rows), np.zeros(diffs.size, np.int32), diffs, ints(0))
             table = consolidated(updates, Secret.fresh()).to_table(rows, None)
-        return stamped(table, held.time, held.schema)
+        return stamped(table, split.time, split.schema)
 
     def _schema(self, plan: Plan) -> pa.Schema:
         """All columns of the output, those that are wanted among them."""

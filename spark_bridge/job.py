@@ -35,7 +35,7 @@ from ddflow.columns.schema import conform
 from ddflow.dataflow.budget import parse_size
 from ddflow.engine.flow import Flow
 from ddflow.errors import DdflowError, MissingExtra, SchemaMismatch, SpecError, WrongMode
-from ddflow.partitions.chunks import PACKED, added, held
+from ddflow.partitions.chunks import PACKED, added, chunk_limits
 from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.epoch_start import EpochStart
 from ddflow.partitions.partitioner import Partitioner, carried_only, columns_there
@@ -124,7 +124,7 @@ class Job:
         manifest, partitions = self.coordinator.manifest, self.coordinator.partitions
         secret = Secret(*manifest.secret)
         version = Version(self.store, self.options.trust, manifest.number, self.coordinator.log.manifest_log.digest)
-        most = held(partitions)[1]
+        most = chunk_limits(partitions)[1]
         if self.memory is not None:
             most = min(most, max(self.memory // 16, 1 << 20))
         routers = (router(self.flow, name, partitions, secret, self.columns[name], most) for name in frames)

@@ -35,8 +35,8 @@ from ddflow.kernels.resolve import (
     STALE,
     SUPERSEDED,
     TIE_LOST,
-    Held,
     Outcomes,
+    Prior,
     Rules,
     SortedEvents,
     outcomes,
@@ -236,7 +236,7 @@ def run(
         np.array([event.base + event.further for event in events], np.int64).reshape(len(events), words),
         np.array([event.value for event in events], np.uint64),
     )
-    now = Held(
+    now = Prior(
         np.zeros(len(held), np.int64),
         np.array([state.reference for state in held], np.int64),
         np.array([state.value for state in held], np.uint64),

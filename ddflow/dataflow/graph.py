@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import NONE, Ints, Secret
 from ddflow.columns.threads import ALONE, Threads
-from ddflow.operators.base import Context, Readable, Running, held
+from ddflow.operators.base import Context, Readable, Running, once_each
 from ddflow.operators.held_rows import HeldRows
 from ddflow.operators.updates import Updates, consolidated, ints
 from ddflow.operators.upsert.events import Events
@@ -163,21 +163,21 @@ class Graph:
         ``last``: the last closed time.  Raises what operators raise where a plan asks, and did not before, for what
         cannot be.
         """
-        self.running[node].fill([self.held(of)._replace(times=ints(last)) for of in node.inputs], upper, since)
+        self.running[node].fill([self.accumulated(of)._replace(times=ints(last)) for of in node.inputs], upper, since)
 
     def read(self, node: Collection, as_of: int | None) -> pa.Table:
         """A collection as of a time, by default now: its rows and ``_diff``, consolidated.
 
         O(rows of the inputs it needs).
         """
-        return consolidated(self.held(node, as_of), self.secret).to_table(node.schema, None)
+        return consolidated(self.accumulated(node, as_of), self.secret).to_table(node.schema, None)
 
     def output(self, node: Collection, time: int, as_of: int | None = None) -> pa.Table:
         """All that an output holds as of a time, by default now, as its table.  ``time``: what is stamped.  O(rows)."""
-        made = self.held(node, as_of)._replace(times=ints(time))
+        made = self.accumulated(node, as_of)._replace(times=ints(time))
         return self.opened[node].output(made, self.secret, node.schema, self.time_type)
 
-    def held(self, node: Collection, as_of: int | None = None) -> Updates:
+    def accumulated(self, node: Collection, as_of: int | None = None) -> Updates:
         """The rows of a collection as of a time, by default now, not consolidated.  O(rows of the inputs)."""
         walk, wanted = [node], set[Collection]()
         while walk:
@@ -190,7 +190,7 @@ class Graph:
             if each in wanted:
                 own = self.opened[each]
                 if own.arrangements:
-                    done[each] = held(own.rows(own.arranged.read(as_of)).select(each.schema.names))
+                    done[each] = once_each(own.rows(own.arranged.read(as_of)).select(each.schema.names))
                 else:
                     done[each] = self.running[each].read([done[of] for of in each.inputs], as_of)
         return done[node]

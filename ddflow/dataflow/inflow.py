@@ -131,16 +131,16 @@ def portions(given: Any, what: str, schema: pa.Schema, most: int) -> Iterator[pa
     if not isinstance(given, pa.RecordBatchReader):
         yield from _cut(to_table(given, what, schema), what, most)
         return
-    held: list[pa.RecordBatch] = []
+    batches: list[pa.RecordBatch] = []
     size, none = 0, True
     for batch in given:
-        held.append(batch)
+        batches.append(batch)
         size += plain_size(batch)
         if size >= most:
-            yield from _cut(pa.Table.from_batches(held, given.schema), what, most)
-            held, size, none = [], 0, False
-    if held or none:
-        yield from _cut(pa.Table.from_batches(held, given.schema), what, most)
+            yield from _cut(pa.Table.from_batches(batches, given.schema), what, most)
+            batches, size, none = [], 0, False
+    if batches or none:
+        yield from _cut(pa.Table.from_batches(batches, given.schema), what, most)
 
 
 def _cut(table: pa.Table, what: str, most: int) -> Iterator[pa.Table]:

@@ -87,9 +87,9 @@ def fill(
     ``sieved``: as in `arrangements.restore`.  Raises `CorruptState`, naming the file.
     """
     assert partitions == 1 or not indexed, "what is joined is not searched"
-    graph, held = dataflow.graph, Inventories(stored, partitions)
+    graph, inventories = dataflow.graph, Inventories(stored, partitions)
     for name, upsert in graph.upserts.items():
-        if not (found := held.input(name)):
+        if not (found := inventories.input(name)):
             continue
         places, given = [what for what, _ in found], [each for _, each in found]
         admission = dataflow.admissions[name]
@@ -105,10 +105,10 @@ def fill(
             upsert.expiring.horizons.greatest = max(known, default=None)
         home = batch_store if sieved and not indexed else None
         dataflow.batchers[name] = _waiting(found, upsert.bound.event_schema, batch_store, not indexed, home)
-    dataflow.totals = held.totals()
+    dataflow.totals = inventories.totals()
     ids = node_ids(dataflow.flow)
     for node, running in graph.keeping.items():
-        if parts := held.operator(ids[node]) if running.arrangements else []:
+        if parts := inventories.operator(ids[node]) if running.arrangements else []:
             if wrong := [what for what, each in parts if len(each.arrangements) != len(running.arrangements)]:
                 raise CorruptState(
                     wrong[0], f"a {node.verb} has {len(running.arrangements)} arrangements, and it has others", MEND

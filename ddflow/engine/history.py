@@ -64,6 +64,6 @@ def changes(graph: Graph, node: Collection, t1: int, t2: int) -> pa.Table:
         )
     if t1 == t2:
         return empty(pa.schema([*node.schema, pa.field(DIFF, pa.int64(), nullable=False)]))
-    after, before = graph.held(node, t2), graph.held(node, t1)
+    after, before = graph.accumulated(node, t2), graph.accumulated(node, t1)
     both = concat([after, negate(before)])
     return consolidated(both, graph.secret).to_table(node.schema, None)

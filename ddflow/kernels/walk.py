@@ -201,7 +201,7 @@ def walk_groups(
     order: Ints,
     gone: Flags,
     status: Flags,
-    held: Ints,
+    prior: Ints,
     spans: Ints,
     fields: Ints,
     rule: Rule,
@@ -211,7 +211,7 @@ def walk_groups(
     """Walk all keys.
 
     steps: see the fields.  order: int64[n, w], words by row.  gone: uint8[n], which delete.  status: uint8[g], NONE,
-    TOMBSTONE or ROW; held: int64[g, w], the words held (w 0: none are).  spans: int64[groups, 3], of each group its
+    TOMBSTONE or ROW; prior: int64[g, w], the words held (w 0: none are).  spans: int64[groups, 3], of each group its
     first word, where its tie words begin, and the end.  fields: as `_inherit` takes them.  rule: see the fields.
     scratch: int64[4, the greater of w and groups].  out: written.  Returns a row that is refused under ERROR, or -1.
     O(n * groups).
@@ -225,7 +225,7 @@ def walk_groups(
         known = keeps and not over and status[key] != NONE
         alive = not over and status[key] == ROW
         for w in range(words):
-            scratch[0, w] = held[key, w] if known else -(2**63)
+            scratch[0, w] = prior[key, w] if known else -(2**63)
         if not known:
             _unset(scratch, spans, fields)
         for key_time in range(keys[key], keys[key + 1]):

@@ -183,10 +183,10 @@ def _fill(
 
 
 @kernel
-def _begin(scratch: Ints, held: Ints, key: int, known: bool, alive: bool, words: int) -> None:
+def _begin(scratch: Ints, prior: Ints, key: int, known: bool, alive: bool, words: int) -> None:
     """A key's orders into row 0 of scratch, and which row set each of its cells behind row 1."""
     for w in range(words):
-        scratch[0, w] = held[key, w] if known else UNSET
+        scratch[0, w] = prior[key, w] if known else UNSET
     for c in range(words, scratch.shape[1]):
         scratch[1, c] = -1 if alive else -2
 
@@ -213,7 +213,7 @@ def walk_cells(
     order: Ints,
     gone: Flags,
     status: Flags,
-    held: Ints,
+    prior: Ints,
     gives: Flags,
     kinds: Ints,
     fields: Ints,
@@ -226,7 +226,7 @@ def walk_cells(
     """Walk all keys.
 
     steps, gone, status, fields, rule, out: as `walk_groups` takes them.  order: int64[n, v], by row, of which
-    ``base`` words decide before ties.  held: int64[g, (2 + cells) * v].  gives: uint8[cells, n]: whether an event
+    ``base`` words decide before ties.  prior: int64[g, (2 + cells) * v].  gives: uint8[cells, n]: whether an event
     gives a cell a value; kinds: int64[cells], LATEST, EARLIEST or EVERY.  scratch: int64[4, (2 + cells) * v + cells].
     Returns a row that is refused under ERROR, or -1.  O(n * cells).
     """
@@ -240,7 +240,7 @@ def walk_cells(
     action[:] = SKIP
     for key in range(keys.size - 1):
         known, alive = not over and status[key] != NONE, not over and status[key] == ROW
-        _begin(scratch, held, key, known, alive, words)
+        _begin(scratch, prior, key, known, alive, words)
         for key_time in range(keys[key], keys[key + 1]):
             known, lived, best = known or key_time > keys[key], alive, -1
             _copy(scratch, scratch, 1, words)

@@ -39,11 +39,11 @@ def _put(running: Ints, key_time: int, part: int, wide: int, word: int) -> None:
 
 @kernel
 def walk_cells_plain(
-    steps: Walked, order: Ints, gone: Flags, status: Flags, held: Ints, gives: Flags, over: bool, out: Taken
+    steps: Walked, order: Ints, gone: Flags, status: Flags, prior: Ints, gives: Flags, over: bool, out: Taken
 ) -> None:
     """Walk all keys under versions of cells, where the latest event gives each cell its value.
 
-    As `walk_cells` takes them, with order: int64[n, v], v 1, or 2 of which the first is 1: not null.  held: int64[g,
+    As `walk_cells` takes them, with order: int64[n, v], v 1, or 2 of which the first is 1: not null.  prior: int64[g,
     (2 + cells) * v], of which the last word of each order decides.  O(n * cells), some 10 ns an event and cell.
     """
     permutation, key_times, keys = steps
@@ -55,7 +55,7 @@ def walk_cells_plain(
         alive = not over and status[key] == ROW
         first = keys[key]
         for w in range((2 + cells) * wide):
-            running[first, w] = held[key, w] if known else np.int64(LEAST)
+            running[first, w] = prior[key, w] if known else np.int64(LEAST)
         for key_time in range(first, keys[key + 1]):
             for w in range((2 + cells) * wide):
                 if key_time > first:

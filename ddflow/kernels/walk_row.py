@@ -48,7 +48,7 @@ def _set_against(event: Ints, other: Ints, base: int, tie: int) -> int:
 
 @kernel
 def walk_row(
-    steps: Walked, order: Ints, gone: Flags, status: Flags, held: Ints, base: int, fields: Ints, rule: Rule, out: Taken
+    steps: Walked, order: Ints, gone: Flags, status: Flags, prior: Ints, base: int, fields: Ints, rule: Rule, out: Taken
 ) -> int:
     """Walk all keys: as `walk_groups`, with one span of words, of which ``base`` decide before ties.  O(n), 15 ns an
     event."""
@@ -63,7 +63,7 @@ def walk_row(
         alive = not over and status[key] == ROW
         some = known
         for w in range(words):
-            now[w] = held[key, w] if known else -(2**63)
+            now[w] = prior[key, w] if known else -(2**63)
         for key_time in range(keys[key], keys[key + 1]):
             some = some and keeps
             known, best = some, -1

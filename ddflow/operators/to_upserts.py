@@ -156,12 +156,12 @@ class RunningToUpserts(Running):
     @property
     def held_rows(self) -> HeldRows:  # type: ignore[override]
         """See `Running.held_rows`."""
-        return self.told.held
+        return self.told.held_rows
 
     @property
     def nbytes(self) -> int:
         """See `Running.nbytes`."""
-        return self.told.held.nbytes
+        return self.told.held_rows.nbytes
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, HeldChange | None]:
         """The upserts, as rows of what is shown and ``_deleted``, and the change to apply.

@@ -123,7 +123,7 @@ class ToUpserts:
 
     def __len__(self) -> int:
         """How many rows are held, hidden ones too, each once."""
-        return self.held.rows if self.opened else 0
+        return self.held_rows.rows if self.opened else 0
 
     def step(self, diffs: Any) -> pa.Table:
         """The upserts of some updates, by ascending time; within a time in the order in which keys come in ``diffs``.
@@ -185,16 +185,16 @@ class ToUpserts:
         rows, diffs, ranks, times = Rows(updates.rows), updates.diffs, updates.ranks, updates.times
         by = sort(*identities(rows.table.select(self.key), self.secret), self.arena)
         hashes = value_hashes(rows.table.select(self.schema.beside.names), self.secret).view(np.int64)
-        keys = self.held.seek(by, self.arena)
-        found, pool = self.held.candidates(keys, by, hashes, self.arena), self.held.pool.beside(rows)
+        keys = self.held_rows.seek(by, self.arena)
+        found, pool = self.held_rows.candidates(keys, by, hashes, self.arena), self.held_rows.pool.beside(rows)
         found, upserts, shown = self._settled(found, pool, by, ranks, diffs, times)
         rows_shown = self.schema.rows(upserts, shown, pool)
         made = Updates(rows_shown, ranks[upserts], np.ones(upserts.size, np.int64), times)
-        return made, self.held.change(found, pool, by, keys)
+        return made, self.held_rows.change(found, pool, by, keys)
 
     def keep(self, *changes: HeldChange) -> None:
         """Take in what was resolved of a step.  Amortised O(updates, and the rows that their keys held)."""
-        self.held.keep(*changes)
+        self.held_rows.keep(*changes)
 
     def told(self, upserts: Updates) -> pa.Table:
         """What was resolved as a table: the columns that are shown, ``_time``, ``_deleted``.  O(upserts)."""
@@ -203,7 +203,9 @@ class ToUpserts:
     def _open(self, declared: pa.Schema) -> None:
         """Take the columns of the first step."""
         self.schema, self.opened = UpsertsSchema(declared, self.key, self.on_conflict), True
-        self.held = HeldRows(self.schema.row, is_wide(pa.schema([self.schema.row.field(name) for name in self.key])))
+        self.held_rows = HeldRows(
+            self.schema.row, is_wide(pa.schema([self.schema.row.field(name) for name in self.key]))
+        )
 
     def _check_times(self, updates: Updates, kind: pa.DataType) -> None:
         """Raise `TimeWentBack` if a time is not above those of the step before."""
@@ -224,7 +226,7 @@ class ToUpserts:
         Columns without an order decide last, by a hash that is the same for everybody.
         """
         n = found.cell.size
-        rows = gather(pool, self.held.references(found, np.arange(n)), self.schema.beside)
+        rows = gather(pool, self.held_rows.references(found, np.arange(n)), self.schema.beside)
         flat = rows.select([field.name for field in self.schema.beside if is_flat(field.type)])
         ranks = dense_ranks(flat, value_hashes(flat, self.secret)) if flat.num_columns else np.zeros(n, np.int64)
         ties = value_hashes(rows, NO_SECRET) if flat.num_columns < rows.num_columns else np.zeros(n, np.uint64)
@@ -269,7 +271,7 @@ class ToUpserts:
         row, shown = row.take(order), shown.take(order)
         live = np.flatnonzero(shown >= 0)
         at = np.full(shown.size, -1)
-        at[live] = self.held.references(found, shown.take(live))
+        at[live] = self.held_rows.references(found, shown.take(live))
         return found, row, at
 
     def _listed(
@@ -307,7 +309,7 @@ class ToUpserts:
         # Where in the lists as they were made each value of the lists as they will stand is.
         sizes = size[order]
         at = np.arange(needed) + np.repeat(begins[order] - (np.cumsum(sizes) - sizes), sizes)
-        return found, row[order], (sizes, self.held.references(found, listed[at]), counted[at])
+        return found, row[order], (sizes, self.held_rows.references(found, listed[at]), counted[at])
 
     def _in_order(self, row: Ints, n: int) -> Ints:
         """The order of upserts by the first update of each: by time, then as keys came.  O(n)."""
@@ -334,7 +336,7 @@ class ToUpserts:
             )
         live = np.arange(found.first[group], found.first[group + 1])
         live = live[found.counts[live] > 0]
-        rows = gather(pool, self.held.references(found, live[:3]), self.held.pool.schema)
+        rows = gather(pool, self.held_rows.references(found, live[:3]), self.held_rows.pool.schema)
         shown = ", ".join(f"{shown_row(rows, i)} ({found.counts[live[i]]} times)" for i in range(rows.num_rows))
         more = f" and {live.size - 3} more" if live.size > 3 else ""
         return NotUnique(

@@ -139,7 +139,7 @@ class _Task:
             n: StoredInventory.read(store, move.start.inventories[stage][n])
             for n in overlapping(number, move.partitions, before)
         }
-        self.held = Inventories(list(self.old.values()), len(self.old))
+        self.inventories = Inventories(list(self.old.values()), len(self.old))
         self.first_share = {n for n in self.old if first_of(n, before, move.partitions) == number}
 
     def made(self) -> Moved:
@@ -172,7 +172,7 @@ class _Task:
                 upsert.expiring.horizons.greatest = horizon
             return upsert.arranged, upsert.rehashed
 
-        records = dict(zip(self.old, self._found(name, self.held.input(name)), strict=True))
+        records = dict(zip(self.old, self._found(name, self.inventories.input(name)), strict=True))
         batcher, arrived = self._pending(input, records)
         rows = self._joined([(f"{what}, rows", each.rows) for what, each in records.values()], fresh)
         runs = pending.take(batcher, self.batch_store)
@@ -184,7 +184,7 @@ class _Task:
 
     def _found(self, name: str, found: list[T]) -> list[T]:
         if not found:
-            raise CorruptState(self.held.stored[0].what, f"it has no {name!r}, which the plan has", MEND)
+            raise CorruptState(self.inventories.stored[0].what, f"it has no {name!r}, which the plan has", MEND)
         return found
 
     def _pending(self, input: Input, records: Mapping[int, tuple[str, InputRecord]]) -> tuple[Batcher, int]:
@@ -215,7 +215,7 @@ class _Task:
 
     def _operator(self, node: Collection, name: str, by: Columns) -> list[ArrangementRecord]:
         """An operator's groups: its own; or, where it stands with the keys it is made of, those beside its own keys."""
-        records = [(what, each.arrangements) for what, each in self._found(name, self.held.operator(name))]
+        records = [(what, each.arrangements) for what, each in self._found(name, self.inventories.operator(name))]
         context = Context(self.secret, self.cut.flow.time_type, frozenset(node.schema.names))
 
         def joined(number: int) -> ArrangementRecord:

@@ -148,10 +148,10 @@ class Plan(Nodes):
 
     def _agree(self, one: Bound, other: Bound) -> None:
         if one.spec.holds_back != other.spec.holds_back:
-            held, free = (one, other) if one.spec.holds_back else (other, one)
+            waiting, free = (one, other) if one.spec.holds_back else (other, one)
             raise SpecError(
                 "a flow of two inputs",
-                f"{held.name!r} is in hold-back mode (time={held.spec.time!r}) and {free.name!r} is not",
+                f"{waiting.name!r} is in hold-back mode (time={waiting.spec.time!r}) and {free.name!r} is not",
                 "name time= in both specs, or in neither",
             )
         if one.time_type != other.time_type:

@@ -44,8 +44,8 @@ def recounted(snapshot: Snapshot) -> Iterator[tuple[str, int]]:
             continue
         fresh = _computed(snapshot, node)
         secret = snapshot.dataflow.graph.secret
-        held, made = _hashes(kept.arranged, secret), _hashes(fresh.arranged, secret)
-        wrong = max(np.setdiff1d(held, made).size, np.setdiff1d(made, held).size)
+        stored, made = _hashes(kept.arranged, secret), _hashes(fresh.arranged, secret)
+        wrong = max(np.setdiff1d(stored, made).size, np.setdiff1d(made, stored).size)
         yield shown(description, ids[node], "this state"), wrong
 
 

@@ -220,20 +220,20 @@ class Examination:
         return CorruptState(f"the file {name} of {self.batch_store.store.where}", found, MEND)
 
 
-def holds_all(held: Inventories, operators: Operators) -> None:
+def holds_all(inventories: Inventories, operators: Operators) -> None:
     """Raise `CorruptState` unless all inventories together hold each collection of the plan, and no other, whole.
 
     O(inventories * collections).
     """
-    inputs = {name for each in held.stored for name in each.of.inputs}
-    kept = {name for each in held.stored for name in each.of.operators}
+    inputs = {name for each in inventories.stored for name in each.of.inputs}
+    kept = {name for each in inventories.stored for name in each.of.operators}
     for kind, there, plan in (("inputs", inputs, operators.upserts), ("operators", kept, operators.kept)):
         if plan is not None and there != set(plan):
-            raise wrong(held.stored[0].what, f"it has the {kind} {sorted(there)}, the plan has {sorted(plan)}")
+            raise wrong(inventories.stored[0].what, f"it has the {kind} {sorted(there)}, the plan has {sorted(plan)}")
     for name in inputs:
-        held.input(name)
+        inventories.input(name)
     for name in kept if operators.kept is not None else ():
-        held.operator(name)
+        inventories.operator(name)
 
 
 def wrongly_fed(manifest: Manifest) -> Iterator[str]:

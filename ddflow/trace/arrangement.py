@@ -32,7 +32,7 @@ from ddflow.columns.hashing import Ints, Narrow, Words
 from ddflow.columns.rows import RowPool, Rows, gather
 from ddflow.errors import NotReadable
 from ddflow.kernels.gather import SLOT
-from ddflow.kernels.resolve import LIVE, OCCUPIED, Held
+from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 from ddflow.storage.batch_store import BatchStore
 from ddflow.time import NEVER, Description, advance, shown
 from ddflow.trace.batch import Batch, starts
@@ -85,15 +85,15 @@ class Arrangement:
         self.keys, self.tombstones_counted, self.written, self.piece = 0, 0, 0, PIECE
         self.lapse: Lapse | None = None
 
-    def seek(self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None) -> Held:
+    def seek(self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None) -> Prior:
         """What the keys that begin at ``starts`` of the sorted identities hold now, carved from ``arena``.
 
         O(keys) expected; in memory but for those that are on disk, about 40 ns for each and run there.
         """
-        held = self.index.seek(high, low, starts, arena, self.slots.pool.threads)
+        prior = self.index.seek(high, low, starts, arena, self.slots.pool.threads)
         if self._lower():
-            self._seek_on_disk(held, high, low, starts)
-        return held
+            self._seek_on_disk(prior, high, low, starts)
+        return prior
 
     def _lower(self) -> list[list[Part]]:
         """What is not in the index's care, newest first: runs on disk, and before them one that is on its way."""
@@ -102,9 +102,9 @@ class Arrangement:
             lower.insert(0, flush.output.parts)
         return lower
 
-    def _seek_on_disk(self, held: Held, high: Words, low: Words, starts: Narrow) -> None:
+    def _seek_on_disk(self, prior: Prior, high: Words, low: Words, starts: Narrow) -> None:
         """Fill in what is held by the keys that the index does not know."""
-        wanted = np.flatnonzero(held.reference == 0)
+        wanted = np.flatnonzero(prior.reference == 0)
         for parts in self._lower():
             ids = high.take(starts.take(wanted))
             for part in parts:
@@ -115,11 +115,11 @@ class Arrangement:
                     continue
                 groups, rows = find(batch, part.begin, high, low, starts, wanted[first:last])
                 live = batch.live.take(rows).astype(np.int64)
-                held.reference[groups] = rows | (OCCUPIED | part.slot << SLOT) | live * LIVE
-                held.value[groups] = batch.value.take(rows)
-                if held.order.shape[1]:
-                    held.order[groups] = batch.order[rows]
-            wanted = wanted[held.reference.take(wanted) == 0]
+                prior.reference[groups] = rows | (OCCUPIED | part.slot << SLOT) | live * LIVE
+                prior.value[groups] = batch.value.take(rows)
+                if prior.order.shape[1]:
+                    prior.order[groups] = batch.order[rows]
+            wanted = wanted[prior.reference.take(wanted) == 0]
 
     def pool(self, events: Rows | None = None) -> RowPool:
         """What references point into: the batches, and at 0 the step's own rows."""
@@ -328,7 +328,7 @@ class Arrangement:
         for spine in (self.spine, self.on_disk):
             spine._check(self.slots)
         # Each batch is of one part, and slot 0 is the step's own.
-        assert sorted(part.slot for part in parts) == [i for i, b in enumerate(self.slots.held) if b is not None]
+        assert sorted(part.slot for part in parts) == [i for i, b in enumerate(self.slots.by_slot) if b is not None]
         assert self.slots.resident == sum(b.nbytes for b in self.slots.batches if b.mapped is None)
         where, alive = {part.slot: part for part in self.spine.parts}, 0
         for word in self.index.table[self.index.table[:, 2] != 0, 2]:

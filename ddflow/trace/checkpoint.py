@@ -74,7 +74,7 @@ def take(arranged: Arrangement, batch_store: BatchStore) -> ArrangementRecord:
     """
     slots, numbers = arranged.slots, dict[int, int]()
     shapes, batches = list[list[str]](), list[BatchRecord]()
-    for slot, batch in enumerate(slots.held):
+    for slot, batch in enumerate(slots.by_slot):
         if batch is not None:
             numbers[slot] = len(batches)
             file = batch.mapped or slots.files.get(slot)
@@ -291,8 +291,8 @@ def _load(
         raise _wrong(what, f"row {wrong} of {kept.blob.name} is not in order")
     if sieved and record.bloom is not None and len(fields) == len(arranged.schema):
         words = BloomFilter.room(int(batch.high[0]), int(batch.high[-1]), rows)[2]
-        held = batch_store.open(record.bloom, pa.schema({WORDS: pa.uint64()}), words)
-        return replace(batch, mapped=BatchFiles(kept, layout, held, BloomFilter.of(batch, held.batch))), None
+        bloom = batch_store.open(record.bloom, pa.schema({WORDS: pa.uint64()}), words)
+        return replace(batch, mapped=BatchFiles(kept, layout, bloom, BloomFilter.of(batch, bloom.batch))), None
     return _widened(batch, arranged.schema, made), file
 
 

@@ -61,7 +61,7 @@ class Slots:
     """
 
     def __init__(self, schema: pa.Schema) -> None:
-        self.held: list[Batch | None] = [None]
+        self.by_slot: list[Batch | None] = [None]
         self.free: list[int] = []
         self.pool = RowPool(schema)
         self.pool.put(0, None)
@@ -70,23 +70,23 @@ class Slots:
         self.files: dict[int, Any] = {}
 
     def __getitem__(self, slot: int) -> Batch:
-        batch = self.held[slot]
+        batch = self.by_slot[slot]
         assert batch is not None, f"slot {slot} is empty"
         return batch
 
     @property
     def batches(self) -> list[Batch]:
         """All batches, in the order of slots."""
-        return [batch for batch in self.held if batch is not None]
+        return [batch for batch in self.by_slot if batch is not None]
 
     def put(self, batch: Batch) -> Part:
         """Give a batch a number; all its rows as a part.  O(columns)."""
         if self.free:
             slot = self.free.pop()
-            self.held[slot] = batch
+            self.by_slot[slot] = batch
         else:
-            slot = len(self.held)
-            self.held.append(batch)
+            slot = len(self.by_slot)
+            self.by_slot.append(batch)
         self.pool.put(slot, batch.rows)
         self._weigh(batch, 1)
         return Part(slot, 0, batch.high.size)
@@ -95,7 +95,7 @@ class Slots:
         """Let a batch go: its memory when nobody looks at it any more, its file at once."""
         batch = self[slot]
         self._weigh(batch, -1)
-        self.held[slot] = None
+        self.by_slot[slot] = None
         self.pool.put(slot, None)
         self.free.append(slot)
         file = self.files.pop(slot, batch.mapped)
@@ -110,7 +110,7 @@ class Slots:
     def swap(self, slot: int, batch: Batch) -> None:
         """Put a batch of the same versions, row by row, in the place of a slot's.  O(columns)."""
         self._weigh(self[slot], -1)
-        self.held[slot] = batch
+        self.by_slot[slot] = batch
         self.pool.put(slot, batch.rows)
         self._weigh(batch, 1)
 
@@ -122,7 +122,7 @@ class Slots:
 
     def members(self, parts: list[Part]) -> Flags:
         """uint8[slots]: 1 for those that the parts are of."""
-        out = np.zeros(len(self.held), np.uint8)
+        out = np.zeros(len(self.by_slot), np.uint8)
         out[[part.slot for part in parts]] = 1
         return out
 

@@ -43,7 +43,7 @@ class Batcher:
     @property
     def nbytes(self) -> int:
         """Bytes of memory that pending events hold.  O(1)."""
-        return self.runs.held
+        return self.runs.bytes_resident
 
     @property
     def mapped(self) -> int:

@@ -26,7 +26,7 @@ from ddflow.operators.upsert.events import Events, joined
 
 def rows_of(runs: Sequence[PendingRun], size: int) -> int:
     """How many events of these take ``size`` bytes, one at least.  O(runs)."""
-    taken = sum(run.held if run.file is None else run.file.nbytes for run in runs)
+    taken = sum(run.bytes_resident if run.file is None else run.file.nbytes for run in runs)
     return max(size * sum(run.events.times.size for run in runs) // max(taken, 1), 1)
 
 

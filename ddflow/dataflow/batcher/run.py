@@ -31,23 +31,23 @@ SMALL: Final = 1 << 16
 class PendingRun:
     """Events [begin, n) of ``events`` wait; ``begin`` < n.
 
-    ``held``: bytes of memory it holds, 0 when spilled.  ``file``: where it is spilled to.  ``final``: whether it is not
-    to be merged any more.  ``least``, ``greatest``: the times of the first and the last that wait.  ``stored``: the
-    file that a commit wrote all of ``events`` to.
+    ``bytes_resident``: bytes of memory it holds, 0 when spilled.  ``file``: where it is spilled to.  ``final``: whether
+    it is not to be merged any more.  ``least``, ``greatest``: the times of the first and the last that wait.
+    ``stored``: the file that a commit wrote all of ``events`` to.
     """
 
-    __slots__ = ("begin", "events", "file", "final", "greatest", "held", "least", "stored")
+    __slots__ = ("begin", "bytes_resident", "events", "file", "final", "greatest", "least", "stored")
 
     def __init__(
         self,
         events: Events,
         begin: int,
-        held: int,
+        bytes_resident: int,
         file: StoredBatch | None,
         final: bool,
         stored: StoredBlob | None = None,
     ) -> None:
-        self.events, self.begin, self.held, self.file, self.final = events, begin, held, file, final
+        self.events, self.begin, self.bytes_resident, self.file, self.final = events, begin, bytes_resident, file, final
         self.stored = stored or file
         self.least, self.greatest = int(events.times[begin]), int(events.times[-1])
 
@@ -56,8 +56,8 @@ class PendingRun:
         """Events in memory, at least one, referred to and not copied.  O(columns)."""
         # A few bytes too many are soon found; a few rows of a large batch must be told from all of it.
         rows = int(events.rows.get_total_buffer_size())
-        held = (rows if rows <= SMALL else int(events.rows.nbytes)) + events.kept
-        return cls(events, 0, held, None, final)
+        bytes_resident = (rows if rows <= SMALL else int(events.rows.nbytes)) + events.kept
+        return cls(events, 0, bytes_resident, None, final)
 
     @classmethod
     def own(cls, events: Events, final: bool = False) -> PendingRun:
@@ -94,12 +94,12 @@ class PendingRun:
         """The run without the events before place ``end``; None when that is all."""
         if end >= self.events.times.size:
             return None
-        return PendingRun(self.events, end, self.held, self.file, self.final, self.stored)
+        return PendingRun(self.events, end, self.bytes_resident, self.file, self.final, self.stored)
 
     @property
     def size(self) -> int:
         """Bytes of the events that wait, about, were they in memory of their own."""
-        return self.held * len(self) // self.events.times.size
+        return self.bytes_resident * len(self) // self.events.times.size
 
     @property
     def wasteful(self) -> bool:
@@ -107,7 +107,7 @@ class PendingRun:
         if self.file is not None:
             return False
         alive = int(self.events.rows.get_total_buffer_size()) + self.events.kept
-        return max(alive, self.held) > 2 * self.size + SMALL
+        return max(alive, self.bytes_resident) > 2 * self.size + SMALL
 
     def pieces(self, end: int, rows: int) -> Iterator[Events]:
         """The events before place ``end``, so many at a time, without a copy."""

@@ -75,8 +75,8 @@ class Expiring:
             return NONE, NONE
         by = sort(self._high[:n], self._low[:n])
         starts = by.starts[:-1]
-        held = self.arranged.seek(by.high, by.low, starts)
-        now = starts[self.horizons.lapsed(held) & (held.reference & LIVE != 0)]
+        prior = self.arranged.seek(by.high, by.low, starts)
+        now = starts[self.horizons.lapsed(prior) & (prior.reference & LIVE != 0)]
         return by.high[now], by.low[now] if by.low.size else NONE
 
     def _worth(self) -> bool:
@@ -160,11 +160,11 @@ class Expiring:
     def _deleting(self, high: Words, low: Words, time: int) -> Events:
         """Events that delete keys by the very orders that these hold.  O(n)."""
         n = high.size
-        held = self.arranged.seek(high, low, np.arange(n, dtype=np.int32))
+        prior = self.arranged.seek(high, low, np.arange(n, dtype=np.int32))
         names = list(self.bound.spec.key)
         schema = pa.schema([self.bound.row_schema.field(name) for name in names])
-        columns = dict(zip(names, gathered(self.arranged.pool(), held.reference, schema), strict=True))
-        columns[self.horizons.field.name] = self.horizons.values(held.order)
+        columns = dict(zip(names, gathered(self.arranged.pool(), prior.reference, schema), strict=True))
+        columns[self.horizons.field.name] = self.horizons.values(prior.order)
         every = [columns[f.name] if f.name in columns else pa.nulls(n, f.type) for f in self.bound.schema]
         rows = self.bound.noted(pa.RecordBatch.from_arrays(every, schema=self.bound.schema), [])
         times = np.full(n, time)
@@ -184,15 +184,15 @@ class Expiring:
         most, forgotten = self.horizons.most(own[named]), int((~given).sum())
         if self.horizons.greatest is None:
             return keyed._replace(seen=Seen(most))
-        held, permutation, starts = keyed.held, keyed.by.permutation, keyed.by.starts
-        lapsed = self.horizons.lapsed(held)
-        held.reference[lapsed] |= LAPSED
+        prior, permutation, starts = keyed.prior, keyed.by.permutation, keyed.by.starts
+        lapsed = self.horizons.lapsed(prior)
+        prior.reference[lapsed] |= LAPSED
         late = np.zeros(given.size, np.bool_)
         if self.refuses and full is None:
             late = given & self.horizons.below(own, self.horizons.tombstones, [0])
             if late.any():
                 group = np.repeat(np.arange(starts.size - 1), np.diff(starts))
-                late[permutation] &= (lapsed | (held.reference == 0))[group]
+                late[permutation] &= (lapsed | (prior.reference == 0))[group]
         if forgotten and permutation.size:
             # A key that has events of its own is forgotten by those.
             stands = given & ~late
@@ -200,7 +200,7 @@ class Expiring:
             late[permutation] |= ~given[permutation] & np.repeat(some, np.diff(starts))
         if late.any():
             keyed = keyed.without(~late)
-        again = keyed.held.reference & (LAPSED | LIVE) == LAPSED
+        again = keyed.prior.reference & (LAPSED | LIVE) == LAPSED
         seen = Seen(most, forgotten, int((~given & ~late).sum()) - int(again.sum()))
         return keyed._replace(seen=seen, left=np.flatnonzero(late))
 

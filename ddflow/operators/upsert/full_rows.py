@@ -70,9 +70,9 @@ class FullRows:
         """See `Weighed.winner_orders`."""
         order, winner, events = self.order, out.winner[rows], self.rows
         groups = np.unique(-1 - winner[(winner < 0) & (winner != NOTHING)])
-        held = self._held_rows(groups) if order.hidden and groups.size else None
+        prior = self._prior_rows(groups) if order.hidden and groups.size else None
         if groups.size:
-            values = order.values(self.keyed.held.order[groups], held)
+            values = order.values(self.keyed.prior.order[groups], prior)
         place = np.where(winner >= 0, winner, events.num_rows + np.searchsorted(groups, -1 - winner))
         place = pa.array(place, mask=winner == NOTHING)
         made = []
@@ -84,20 +84,20 @@ class FullRows:
             made.append(pa.concat_arrays(parts).take(place))
         return made
 
-    def _held_rows(self, groups: Ints) -> pa.Table:
+    def _prior_rows(self, groups: Ints) -> pa.Table:
         arranged = self.state.arranged
-        return gather(arranged.pool(), self.keyed.held.reference[groups], arranged.schema)
+        return gather(arranged.pool(), self.keyed.prior.reference[groups], arranged.schema)
 
     def _rank(self, order: Order) -> None:
         """Rank what has no word of its own, among the events and what their keys hold."""
-        held = self.keyed.held
-        groups = np.flatnonzero(held.reference != 0) if order.keeps else np.empty(0, np.int64)
-        old = held.order[groups] if order.keeps else np.empty((0, order.width), np.int64)
-        rows = self._held_rows(groups) if groups.size else None
-        lives = (held.reference[groups] & LIVE != 0).astype(np.uint8)
+        prior = self.keyed.prior
+        groups = np.flatnonzero(prior.reference != 0) if order.keeps else np.empty(0, np.int64)
+        old = prior.order[groups] if order.keeps else np.empty((0, order.width), np.int64)
+        rows = self._prior_rows(groups) if groups.size else None
+        lives = (prior.reference[groups] & LIVE != 0).astype(np.uint8)
         order.rank(self.keyed.events.rows, self.keyed.gone, self.words, rows, lives, old, self.state.secret)
         if groups.size:
-            held.order[groups] = old
+            prior.order[groups] = old
 
     def _by_order(self) -> Narrow:
         """The permutation with each key and time's events in the order of their base words: ties stand side by side."""

@@ -94,7 +94,7 @@ class MergedRows(Walking):
         live, first = self.taken.live != 0, steps.keys[:-1]
         before, lived = np.empty(m, np.uint64), np.empty(m, np.bool_)
         before[1:], lived[1:] = shown[:-1], live[:-1]
-        before[first], lived[first] = self.held.value, self.status == ROW
+        before[first], lived[first] = self.prior.value, self.status == ROW
         same = live & lived & (shown == before) & (self.taken.last >= 0)
         same[steps.keys[1:] - 1] = False  # nothing comes after the last one of a key
         key = np.repeat(np.arange(first.size), np.diff(steps.keys))

@@ -128,7 +128,7 @@ def inherited(of: Walking, field: pa.Field) -> pa.Array:
     own = steps.permutation.astype(np.int64)
     found: Ints = np.full(n, NOTHING)
     found[steps.permutation] = np.where(validity(column).take(own) != 0, own, before)
-    values = of.order.column(field.name, of.held.order) if kept else None
+    values = of.order.column(field.name, of.prior.order) if kept else None
     if values is None:
         hidden = of.held_table()
         (values,) = [pa.nulls(g, field.type)] if hidden is None else arrays(hidden, [f"_order_{field.name}"])

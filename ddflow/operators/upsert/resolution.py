@@ -102,11 +102,11 @@ def resolve(state: UpsertState, keyed: Keyed, weighed: Weighed, winners: bool) -
 
     ``winners``: whether anybody asks for `Resolution.winner_orders`.  O(n).  Raises `TieRefused`.
     """
-    n, order, held = weighed.value.size, state.order, keyed.held
+    n, order, prior = weighed.value.size, state.order, keyed.prior
     kept = np.empty if n < SMALL else Arena.of(n * (9 + 8 * state.wide + 8 * (not keyed.settled)) + 2048).empty
     keeps = bool(order.words or order.hidden)
     room = state.arena.room(n), kept
-    out = outcomes(n, held.reference.size, state.wide, winners, *room, not keyed.settled, keeps)
+    out = outcomes(n, prior.reference.size, state.wide, winners, *room, not keyed.settled, keeps)
     if weighed.by is keyed.by:
         out.outcome[keyed.left] = FORGOTTEN << OUTCOME
         if out.winner.size:
@@ -119,11 +119,11 @@ def resolve(state: UpsertState, keyed: Keyed, weighed: Weighed, winners: bool) -
     def span(begin: int, end: int) -> tuple[int, int, int, int, int]:
         at, to = int(starts[begin]), int(starts[end])
         mine = work._replace(starts=starts[begin : end + 1])
-        return resolve_keys(mine, held.span(begin, end), weighed.rules, out.span(at, to, begin, end))
+        return resolve_keys(mine, prior.span(begin, end), weighed.rules, out.span(at, to, begin, end))
 
     threads = ALONE if out.winner.size else state.threads
     spans = threads.spans(starts.size - 1)
-    done = threads.each(span, spans) if len(spans) > 1 else [resolve_keys(work, held, weighed.rules, out)]
+    done = threads.each(span, spans) if len(spans) > 1 else [resolve_keys(work, prior, weighed.rules, out)]
     for _, _, refused, _, _ in done:
         if refused >= 0:
             raise weighed.tie(refused)
@@ -236,5 +236,11 @@ class Resolution:
             time = time if self.keyed.settled else time.copy()
         batch = Batch(high, low, time, live, NONE, words, rows)
         return Change(
-            batch, out.value, out.last, self.keyed.held.place[begin:end], self.keyed.built, live_added, tombstones_added
+            batch,
+            out.value,
+            out.last,
+            self.keyed.prior.place[begin:end],
+            self.keyed.built,
+            live_added,
+            tombstones_added,
         )

@@ -13,7 +13,7 @@ all of the step is computed.
 >>> state = UpsertState(bind("rows", schema, Upsert("k")), Secret(1, 2))
 >>> events = pa.record_batch({"k": [7, 8, 7], "v": ["a", "b", "c"]}, schema=schema)
 >>> keyed = state.keyed(Events(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
->>> keyed.by.starts.tolist(), keyed.held.reference.tolist()  # two keys, of which nothing is held
+>>> keyed.by.starts.tolist(), keyed.prior.reference.tolist()  # two keys, of which nothing is held
 ([0, 2, 3], [0, 0])
 """
 
@@ -82,9 +82,9 @@ class UpsertState(Readable):
         plain = full is None and self.expiring is None
         absent = np.empty(0, np.int64) if plain else np.flatnonzero(events.arrival >= own)
         gone[absent] = 1
-        held = self.arranged.seek(by.high, by.low, by.starts[:-1], arena)
+        prior = self.arranged.seek(by.high, by.low, by.starts[:-1], arena)
         mark: Narrow = arena.empty(events.times.size, np.int32)
         marks(plainly(events.times), times, gone, mark)
         settled = bool(times.size) and int(times[-1]) <= since
-        keyed = Keyed(events, times, settled, by, held, self.arranged.index.built, gone, absent, mark, full)
+        keyed = Keyed(events, times, settled, by, prior, self.arranged.index.built, gone, absent, mark, full)
         return keyed if self.expiring is None else self.expiring.look(keyed)

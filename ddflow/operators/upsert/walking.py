@@ -44,18 +44,18 @@ class Walking:
     def __init__(self, state: UpsertState, keyed: Keyed) -> None:
         """Walk the events; nothing is folded yet."""
         self.upsert, self.keyed = state, keyed
-        self.events, self.times, self.held, self.gone = keyed.events, keyed.times, keyed.held, keyed.gone
+        self.events, self.times, self.prior, self.gone = keyed.events, keyed.times, keyed.prior, keyed.gone
         order, merging = state.order, state.bound.merging
         assert isinstance(order, MergeOrders) and merging is not None
         self.order, self.merging = order, merging
         self.over = keyed.full is not None
-        held = self.held.reference
-        unheld = (held == 0) | (held & LAPSED != 0)
-        self.status = np.where(unheld, NONE, np.where(held & LIVE != 0, ROW, TOMBSTONE)).astype(np.uint8)
+        prior = self.prior.reference
+        nothing = (prior == 0) | (prior & LAPSED != 0)
+        self.status = np.where(nothing, NONE, np.where(prior & LIVE != 0, ROW, TOMBSTONE)).astype(np.uint8)
         self.steps = self._steps(order)
         self.places = self._places()
         live = self.status == (ROW if not self.over else 255)
-        self.cells = np.where(live, held & ~np.int64(OCCUPIED | LIVE), NOTHING)
+        self.cells = np.where(live, prior & ~np.int64(OCCUPIED | LIVE), NOTHING)
         self._walk()
         self.action = self.taken.action
         """What folds see: the walk's, without the events that were skipped."""
@@ -65,7 +65,7 @@ class Walking:
         by, n = self.keyed.by, self.events.times.size
         self.own = order.of(self.events.rows, self.events.original, self.gone)
         if order.ranks:
-            order.rank(self.events.rows, self.gone, self.own, self.held_table(), self.held.order)
+            order.rank(self.events.rows, self.gone, self.own, self.held_table(), self.prior.order)
         permutation, g = by.permutation, by.starts.size - 1
         if self.times.size < 2:
             key_times, keys = by.starts, np.arange(g + 1, dtype=np.int32)
@@ -113,7 +113,7 @@ class Walking:
         scratch = np.empty((4, words + groups), np.int64)
         if self.merging.cells and self._plain_cells(rule):
             walk_cells_plain(
-                self.steps, self.own, self.gone, self.status, self.held.order, self._gives(), self.over, self.taken
+                self.steps, self.own, self.gone, self.status, self.prior.order, self._gives(), self.over, self.taken
             )
             return
         if self.merging.cells:
@@ -122,7 +122,7 @@ class Walking:
                 self.own,
                 self.gone,
                 self.status,
-                self.held.order,
+                self.prior.order,
                 self._gives(),
                 self._kinds(),
                 order.columns,
@@ -138,7 +138,7 @@ class Walking:
                 self.own,
                 self.gone,
                 self.status,
-                self.held.order,
+                self.prior.order,
                 order.base,
                 order.columns,
                 rule,
@@ -150,7 +150,7 @@ class Walking:
                 self.own,
                 self.gone,
                 self.status,
-                self.held.order,
+                self.prior.order,
                 order.spans,
                 order.columns,
                 rule,
@@ -228,7 +228,7 @@ class Walking:
 
     def held_references(self) -> Ints:
         """References to what keys hold, tombstones included."""
-        return self.held.reference & ~np.int64(OCCUPIED | LIVE)
+        return self.prior.reference & ~np.int64(OCCUPIED | LIVE)
 
     def held_table(self) -> pa.Table | None:
         """The hidden columns of all keys; null for those that hold nothing."""
