@@ -200,7 +200,7 @@ def _copied(store: Store, old: Manifest, number: int) -> Manifest:
             number=number,
             nonce=store.nonce,
             written=int(time() * 1000),
-            partitions=parts,
+            inventories=parts,
             receipts=receipts,
             previous=_digest(store, number - 1),
             note=f"rollback to epoch {old.epoch} (manifest {old.number})",
