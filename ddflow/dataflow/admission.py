@@ -1,9 +1,9 @@
-"""The admission of one input: rows as they come are checked, numbered, and turned into events with a time, or refused.
+"""The admission of one input: its rows are checked, numbered, and turned into events with a time, or refused.
 
-Invariant: `admit` changes nothing; either all rows of a push or step are admitted (bad and late ones with their
-verdict) or an error names what is wrong and the input is as before. Every row gets an arrival number, bad ones too.
-The same row may lack its key and be late, and must then be counted once, as bad; and an advanced event is stamped at
-the frontier but keeps its own time to be resolved by. It does not wait (``batcher``) nor decide (``operators.upsert``).
+Invariant: `admit` changes nothing. Either all rows of a push or step are admitted (bad and late ones with their
+verdict), or an error names what is wrong and the input is as before. Every row gets an arrival number, bad ones too. A
+row that lacks its key and is late counts once, as bad. An advanced event is stamped at the frontier, but is resolved by
+its own time. Waiting is the business of ``batcher``, deciding that of ``operators.upsert``.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.bind import bind

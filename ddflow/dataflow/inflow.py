@@ -1,9 +1,9 @@
-"""What a call brings: the rows of each input, admitted piece by piece and put with those that wait.
+"""The inflow of a call: the rows of each input, admitted piece by piece and put with those that wait.
 
-Invariant: either all rows of all inputs are taken in, or an error names what is wrong and every input is as before:
-batchers are changed in copies, which the engine adopts when nothing can be refused any more. Under a budget the input
-is a stream that must never be in memory whole, so rows are admitted, numbered and, where they are many, spilled while
-more of them are still to come.
+Invariant: either all rows of all inputs are taken in, or an error names what is wrong and every input is as before.
+Batchers are changed in copies, which the engine adopts when nothing can be refused any more. Under a budget the input
+is a stream that is never in memory whole, so rows are admitted and numbered while more are still to come; many rows are
+spilled on the way.
 
 >>> import pyarrow as pa
 >>> parts = list(portions(pa.table({"v": range(10)}), "'v'", pa.schema({"v": pa.int64()}), 32))

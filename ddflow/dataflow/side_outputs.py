@@ -1,8 +1,8 @@
-"""What is said of events beside the differences: verdict rows, and the outputs that ``stale=`` adds.
+"""Side outputs of events: verdict rows, and the outputs that ``stale=`` adds.
 
-Invariant: every event that is resolved in a call is listed in it once, with the verdict that was counted and the order
-that its key holds from then on (the winner's).  Nothing here decides; it reads a resolution before it is applied, since
-the orders of what keys held are read from state.
+Invariant: every event that a call resolves is listed in it once, with the verdict that was counted and the winner's
+order, which its key holds from then on. Nothing is decided here. A resolution is read before it is applied, because the
+orders that keys held before are read from state.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()

@@ -1,10 +1,10 @@
 """One step, computed: events become updates, updates flow through the operators, and nothing changes yet.
 
-Invariant: what comes out does not depend on how many pieces the events came in. A piece is all events of some range of
-identities; most steps are one. Operators without state pass pieces on as they come; a count, or a consolidation, sees
-equal rows of all pieces together, for which they are brought into ranges of their own. Scratch is used again by the
-next piece, so what outlives one (updates for an output or for a keyed operator, changes of state) is kept in the
-update buffer, in files where memory is short; and each node is computed once, however many read it.
+Invariant: the result does not depend on how many pieces the events came in. A piece is all events of some range of
+identities; most steps are one piece. Operators without state pass pieces on as they come. A count, or a consolidation,
+sees equal rows of all pieces together, so its updates are brought into ranges of their own. The next piece uses the
+same scratch. So data that outlives a piece (updates for an output or for a keyed operator, changes of state) is kept in
+the update buffer, in files where memory is short. Each node is computed once, however many read it.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.plan import Plan

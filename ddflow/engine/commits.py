@@ -1,10 +1,10 @@
-"""An engine's hold on durable state: what its calls did becomes an epoch, published whole, and replayed when asked.
+"""An engine's hold on durable state: its calls become epochs, which are published whole and can be asked for again.
 
-Invariant: an epoch is one commit of state and outputs together; a committed epoch that is given again returns what it
-returned, and changes nothing. Whoever feeds the engine may not know whether the epoch he gave was committed before one
-of the two died, so the rows of each call are digested and the outputs kept for as long as an epoch may be asked for
-again; and after a commit that failed nobody knows what the store holds, so the engine goes no further until it is
-opened anew. What a state consists of is known to ``checkpoint``; how an epoch is published, to ``epoch_log``.
+Invariant: an epoch is one commit of state and outputs together. A committed epoch that is given again returns its first
+result and changes nothing. A caller that lost its connection or died cannot know whether its epoch was committed. So
+the rows of each call are digested, and the outputs are kept for as long as an epoch may be asked for again. After a
+commit that failed nobody knows what the store holds, so the engine goes no further until it is opened again. What a
+state consists of is known to ``checkpoint``; how an epoch is published, to ``epoch_log``.
 
 >>> import ddflow as dd
 >>> from ddflow.storage.memory import MemoryStore

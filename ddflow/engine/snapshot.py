@@ -1,11 +1,11 @@
 """A snapshot: one version of a state, for reading, in any process, while its writer goes on.
 
-Invariant: everything that a snapshot answers is of one manifest, whole; what the writer commits, merges or deletes
-meanwhile changes nothing. Files that the manifest names may be deleted between its being read and their being mapped;
-then the newest is read instead, or, where a version was asked for, it is `SnapshotExpired`. Once mapped they stay
-readable whatever becomes of their names. Nothing is indexed: a snapshot is read, not searched, so it costs what its
-files cost to verify; and what was cut into partitions, stage by stage, is read as one. The plan is the state's own,
-unless it has functions; then give the flow.
+Invariant: all answers of a snapshot are of one manifest, whole. Commits, merges and deletions of the writer change
+nothing. Files that the manifest names may be deleted before they are mapped. Then the newest version is read instead;
+where a certain version was asked for, it is `SnapshotExpired`. Mapped files stay readable, whatever becomes of their
+names. A snapshot is read and not searched, so nothing is indexed, and opening it costs what verifying its files costs.
+The partitions and stages of a state are read as one. The plan is the state's own, unless it has functions; then give
+the flow.
 
 >>> import tempfile, os, ddflow as dd
 >>> flow = dd.Flow()

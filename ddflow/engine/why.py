@@ -1,11 +1,11 @@
 """Why: the story of one key: what it holds, what it held, what waits, and, given the log, what became of every event.
 
-Invariant: what is told of the state is read from its versions, every one that is kept; what is told of events is
-computed by the same operator from the log's events of this key alone, in the order of the log; where full contents do
-not name a key that is held in their scope, that is told as what deleted it.  State keeps winners, with the order that
-each won by, and forgets losers; so the log is resolved again, one epoch for each of its parts (in hold-back mode by the
-events' own times), and the times told of events are of that replay, not of the steps that once took them in.  Which
-events came late depends on others' and is not told.
+Invariant: the versions are read from the state, every one that is kept. The verdicts of events are computed by the same
+operator from the log's events of this key alone, in the order of the log. State keeps winners with their orders, and no
+losers; so the log is resolved again, one epoch for each of its parts (in hold-back mode by the events' own times). The
+times of events are those of this replay, not of the steps that took them in. Full contents that do not name the key
+appear as what deleted it, if the key is held in their scope. Whether an event came late depends on other events, so it
+is not told.
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()

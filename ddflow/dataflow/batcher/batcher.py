@@ -1,10 +1,10 @@
 """Pending events of one input: push by push in, out in the order of time, resident or spilled.
 
-Invariant: an event put in comes out of exactly one ``seal``, the first whose upper is above its time; what comes out is
-in the order of times and, within a time, of arrival. Pushes arrive in any order of times, most of them nearly sorted,
-and sealing must cost what is released, not what waits, be it ten million events or more than memory holds. Nothing is
-released by a step that may still be refused: the engine peeks, resolves, and seals when it is sure; what was peeked is
-kept for that. The batcher does not resolve events, nor look at their columns.
+Invariant: an event comes out of exactly one ``seal``, the first whose upper is above its time. Events come out in the
+order of times and, within a time, of arrival. Pushes arrive in any order of times, most of them nearly sorted. A seal
+costs what it releases, not what waits, be it ten million events or more than memory holds. A step that may still be
+refused releases nothing: the engine peeks, resolves, and seals when it is sure; the batcher keeps what was peeked for
+that. It does not resolve events, nor look at their columns.
 
 >>> import numpy as np
 >>> import pyarrow as pa

@@ -1,8 +1,8 @@
-"""An inventory of pending events: runs as plain values and files, for a commit; and the batcher they stand for.
+"""An inventory of pending events: runs as plain values and files, for a commit; and a batcher made of them again.
 
-Invariant: `restore` gives a batcher that releases, at every seal, what the one that `take` was asked of would have. A
-commit must cost what changed, so a run is written once, when it is new, and what has been released of it since is said
-by where it begins; runs that are merged are written anew, each event once a size class.
+Invariant: the batcher that `restore` gives releases at every seal what the one given to `take` would have. A commit
+must cost what changed. So a run is written once, when it is new, and the inventory says from which event on it still
+waits. Merged runs are written anew, so each event is written once a size class.
 
 >>> import numpy as np, pyarrow as pa
 >>> from ddflow.operators.upsert.events import Events

@@ -1,10 +1,10 @@
-"""A run: a lot of events that wait, in the order of their times; resident, or spilled to a file.
+"""A run: events that wait, in the order of their times; resident, or spilled to a file.
 
-Invariant: a run never changes; taking its first events makes another run over the same columns. Resident or spilled is
-where its columns live: a spilled run's are those of a mapped file, which is unlinked when no run refers to it. Rows
-come as slices of what the caller holds, and a slice keeps the whole alive; so the bytes of a run that we made are
-counted until the last of its events goes, and what keeps more than twice its own bytes alive (`PendingRun.wasteful`) is
-to be copied. A run does not know of other runs.
+Invariant: a run never changes. Taking its first events makes another run over the same columns. The columns of a
+spilled run are those of a mapped file, which is unlinked when no run refers to it. Rows come as slices of the caller's
+batches, and a slice keeps the whole batch alive. So the bytes of a run that ddflow made are counted until its last
+event goes, and a run that keeps more than twice its own bytes alive (`PendingRun.wasteful`) is copied. A run does not
+know of other runs.
 
 >>> import numpy as np, pyarrow as pa
 >>> times = np.array([3, 5, 5])

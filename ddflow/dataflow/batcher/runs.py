@@ -1,12 +1,12 @@
 """The runs of one batcher, by their least time: few that overlap, however many pushes there were.
 
-Invariant: a run that releases nothing is not touched by a seal, and nothing is counted anew. Of one size class fewer
-than ``FAN`` runs wait to be merged, and fewer than ``LARGE`` bytes; so n events pushed one by one leave O(log n) small
-runs. What has been merged to ``LARGE`` bytes is *final*, cut by time into chunks, of which a time is in one: a seal
-consumes them one after the other, and their memory goes with them. Pushes may be of one event or of a million, in any
-order of times; merging each into one sorted whole would cost O(n) a push, merging none would cost every seal a visit to
-each, and one large run would keep all its memory until its last event goes. An event is copied once a class, O(n log
-n) in all; no merge is of more than 2 x ``LARGE`` bytes. A copy of a `Runs` shares them.
+Invariant: a seal does not touch a run that releases nothing, and nothing is counted anew. Of one size class fewer than
+``FAN`` runs wait to be merged, and fewer than ``LARGE`` bytes; so n events pushed one by one leave O(log n) small runs.
+Events that were merged to ``LARGE`` bytes are *final*: they are cut by time into chunks, with each time in one chunk. A
+seal consumes them one after the other, and their memory goes with them. A push may have one event or a million. Merging
+each push into one sorted whole would cost O(n) a push; merging none would cost every seal a visit to each; one large
+run would keep all its memory until its last event goes. An event is copied once a class, O(n log n) in all, and no
+merge is of more than 2 x ``LARGE`` bytes. A copy of a `Runs` shares them.
 
 >>> import numpy as np, pyarrow as pa
 >>> from ddflow.operators.upsert.events import Events
