@@ -2,7 +2,7 @@
 
 Invariant: no read at or after ``since`` changes. After ``forget=True`` no file of the state holds a value of a row that
 was deleted or replaced, whatever its type. Such values live in many places beside the newest run: older runs and merges
-half done, the payload of tombstones, the bytes beneath nulls, released events in a pending file, the stored outputs of
+half done, the payload of tombstones, the bytes under nulls, released events in a pending file, the stored outputs of
 the last epochs, and earlier versions. So everything is rewritten, and the receipts, scopes and orders of full contents
 are removed (an epoch cannot be given again after that). The result is published twice, because the two newest versions
 always stay. Folders of outputs, copies and caches elsewhere are not searched. The keyed hash of a deleted key stays for

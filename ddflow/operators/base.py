@@ -1,11 +1,11 @@
 """The operator protocol: what a plan holds of an operator, and what an opened plan holds of it.
 
-Invariant: an `Operator` is immutable and knows no rows; a `Running` changes in `Running.apply` and `fill` alone, so
-whatever refuses a step, everything holds what it held. Nothing outside this room asks which operator it has: graph,
-step, codec, checkpoint, stages and tools go by these methods.
+Invariant: an `Operator` is immutable and knows no rows. A `Running` changes in `Running.apply` and `fill` alone, so a
+refused step leaves everything as it was. Nothing outside this room asks which operator it has: graph, step, codec,
+checkpoint, stages and tools go by these methods.
 
-An operator is a file: a subclass of `Operator` with a ``verb``, marked `register`, and what its ``open`` gives. One
-without state gives a `Linear`.
+An operator is a file: a subclass of `Operator` with a ``verb``, marked `register`, and the `Running` that its ``open``
+gives. An operator without state gives a `Linear`.
 
 >>> doubled = Linear(lambda given: given._replace(diffs=2 * given.diffs))
 >>> updates = Updates(pa.table({"v": ["oz"]}), few(0), ints(1), ints(3))

@@ -1,11 +1,10 @@
 """Count: how many rows each group has, as differences.
 
-Invariant: at each time at which a group's count changes, the old count leaves (if it was not zero) and the new one
-enters (if it is not zero); a group at zero leaves. The arrangement holds one live (group, count) a group, so it is an
-upsert arrangement like any other, and its entry's value word is the count itself. Counts may be negative, after
-``negate``. Input need not be consolidated, sums are checked for overflow, and the group columns of a retraction are
-taken from the update that caused it: equal to the stored ones by canonical equality. (McSherry, "Upserts in
-differential dataflow", Counting.)
+Invariant: when a group's count changes, the old count leaves (if it was not zero) and the new one enters (if it is not
+zero). The arrangement holds one live (group, count) a group, so it is an upsert arrangement like any other, and the
+value word of an entry is the count itself. Counts may be negative, after ``negate``. Input need not be consolidated.
+Sums are checked for overflow. The group columns of a retraction are taken from the update that caused it, which equal
+the stored ones by canonical equality. (McSherry, "Upserts in differential dataflow", Counting.)
 
 >>> import pyarrow as pa
 >>> from ddflow.operators.updates import few, ints

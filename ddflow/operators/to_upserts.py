@@ -1,9 +1,9 @@
 """To upserts: a collection's updates as upserts, one operator of a flow among others.
 
-Invariant: it is the last: an output is made of it and nothing else, because operators work on differences. As a
-collection its rows are what keys show, each once; as an output its columns are those of upserts, ``_deleted`` and no
-``_diff``. What it holds is what its input holds, so no file has it: `RunningToUpserts.fill` makes it of the input. How
-a key's rows are found and which one shows is ``upserting``'s.
+Invariant: it is the last: only an output can be made of it, because operators work on differences. As a collection its
+rows are what keys show, each once. As an output its columns are those of upserts, with ``_deleted`` and without
+``_diff``. It holds what its input holds, so no file has it: `RunningToUpserts.fill` makes it of the input. Finding the
+rows of a key, and choosing which one shows, is the business of ``upserting``.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.plan import Plan

@@ -1,8 +1,8 @@
 """Updates in flight: rows, the rank of each one's time, its diff.
 
-Invariant: updates are in the order of their times; ``times`` are the step's distinct times, ascending, the same list
-for all operators of a step, so a rank means the same time everywhere.  Why ranks: grouping by time becomes
-counting, and no kernel touches a timestamp's type.  Rows may repeat and cancel until `consolidated` says otherwise.
+Invariant: updates are in the order of their times. ``times`` are the step's distinct times, ascending, the same list
+for all operators of a step, so a rank means the same time everywhere. With ranks, grouping by time is counting, and no
+kernel touches a timestamp's type. Rows may repeat and cancel until they are `consolidated`.
 
 >>> import pyarrow as pa
 >>> updates = Updates(pa.table({"v": ["a", "a", "b"]}), few(0, 0, 1), ints(1, -1, 2), ints(5, 9))

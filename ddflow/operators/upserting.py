@@ -1,10 +1,10 @@
-"""Differences back to upserts: per key and time at most one, which says what the key holds from then on.
+"""Differences back to upserts: at most one a key and time, which says what the key holds from then on.
 
-Invariant: the last upsert of each key, without deleted ones, is after each time the sum of the updates, as far as one
-row a key can say it. Several rows of a key are an error that names them, unless ``on_conflict`` says what shows.
-A row hidden behind a greater one must show again when that one goes, though no update names it then; so all live rows
-are held here with their multiplicities. A collection without a key gets none, and nothing is written anywhere. (The
-inverse of McSherry's "Upserts in differential dataflow", which leaves it open.)
+Invariant: after each time, the last upserts of all keys, without deleted ones, are the sum of the updates, as far as
+one row a key can say it. Several rows of a key are an error that names them, unless ``on_conflict`` says what shows.
+A row that a greater one hides must show again when that one goes, though no update names it then. So all live rows are
+held here with their multiplicities. Nothing is written to files. (The inverse of McSherry's "Upserts in differential
+dataflow", which leaves it open.)
 
 >>> import pyarrow as pa
 >>> diffs = pa.table({"id": [1, 1, 1, 1], "city": ["Bern", "Bern", "Chur", "Chur"], "_time": [0, 4, 4, 5],

@@ -1,11 +1,10 @@
-"""An inventory: an arrangement as plain values and files, for a commit; and the arrangement that it stands for.
+"""An inventory: an arrangement as plain values and files, for a commit; and an arrangement made of them again.
 
-Invariant: `restore` gives an arrangement that reads, at every time, as the one that `take` was asked of, and goes on
-with the merges that were under way where they were. A commit must cost what changed, so a batch is written once, when
-it is new, and named from then on; and a merge half done is kept half done: what it has eaten of its inputs is said by
-where their parts begin. The index is not kept: it is made again from the versions, oldest run first, unless there is a
-budget; then all runs go on disk, where they are searched. Whatever comes from a file is looked at before a kernel sees
-it.
+Invariant: the arrangement that `restore` gives reads, at every time, as the one given to `take`, and goes on with the
+merges that were under way. A commit must cost what changed. So a batch is written once, when it is new, and named from
+then on. A merge half done is kept half done: the inventory says where the remaining parts of its inputs begin. The
+index is not kept. It is made again from the versions, oldest run first, unless there is a budget; then all runs go on
+disk, where they are searched. All values from a file are checked before a kernel sees them.
 
 >>> from ddflow.storage.memory import MemoryStore
 >>> from ddflow.trace.arrangement import Change

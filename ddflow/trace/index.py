@@ -1,10 +1,10 @@
 """The resident index of an arrangement: identity -> where its current version is, its value's hash, its order.
 
-Invariant: there is an entry for exactly the keys whose current version must be known: live ones, and deleted ones whose
-order is kept. (Deleted ones whose order is not kept may linger until the table is rebuilt.) A lookup answers "what
-does this key hold, and by which order" without touching payload. Entries are wide rows of words in hash order, so a
-sorted step walks them front to back, one cache line a key; growth copies front to back too. The kernels are in
-``kernels.index``; this is the shell that makes room.
+Invariant: there is an entry for exactly the keys whose current version must be known: live keys, and deleted ones whose
+order is kept. (Other deleted keys may linger until the table is rebuilt.) A lookup says what a key holds, and by which
+order, without touching payload. Entries are wide rows of words in hash order, so a sorted step walks them front to
+back, one cache line a key. Growth copies front to back too. The kernels are in ``kernels.index``; this is the shell
+that makes room.
 
 >>> index, none = Index(wide=False, words=0), np.empty(0, np.uint64)
 >>> high, both = np.array([1, 2**63], np.uint64), np.array([0, 1])

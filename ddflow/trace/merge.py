@@ -1,11 +1,11 @@
 """A merge in progress: runs that become one, a range of identities at a time, as far as was paid for.
 
-Invariant: at every moment what the inputs still hold and what the output holds already are together what the inputs
-held, less what no read at or after ``since`` can ask for; the ranges are disjoint, so nothing is told twice. So a
-merge of any size goes on beside the steps, none pays for all of it, and memory comes free as it goes. The index must
-be right after each piece, for it points into the inputs. Two ways to find what stays: where every version is at or
-before ``since``, the index itself names what lives, in hash order, and nothing is sorted; else the versions are sorted
-together and pruned. It does not decide when to merge (``spine.choose``) nor where output goes (``Target``).
+Invariant: at every moment the remaining inputs and the output together hold what the inputs held, less what no read at
+or after ``since`` can ask for. The ranges are disjoint, so no version is there twice. So a merge of any size goes on
+beside the steps, none pays for all of it, and memory comes free as it goes. The index points into the inputs, so it
+must be right after each piece. There are two ways to find what stays. If every version is at or before ``since``, the
+index names what lives, in hash order, and nothing is sorted. Otherwise the versions are sorted together and pruned.
+When to merge is decided by ``spine.choose``, where output goes by ``Target``.
 
 >>> import pyarrow as pa
 >>> from ddflow.time import Description

@@ -1,10 +1,10 @@
-"""A run: what one step, or one merge, wrote: versions in hash order with a description, in one batch or several.
+"""A run: the output of one step or one merge: versions in hash order with a description, in one batch or several.
 
-Invariant: the parts are disjoint and ascending ranges of identities, and together they hold all that the run's
-description speaks of, but for what a merge has taken already: a merge eats its inputs from the least identity on, part
-by part, so that memory and disk come free as it goes. References name (slot, row), and must stay good while a run is
-half eaten; so parts remember where they now begin, and rows are never renumbered. `Slots` gives batches their
-numbers. A run does not know what is current; the index does.
+Invariant: the parts are disjoint, ascending ranges of identities. Together they hold all that the run's description
+covers, less what a merge has taken. A merge takes its inputs from the least identity on, part by part, so memory and
+disk come free as it goes. References name (slot, row) and must stay good in a run that is half taken. So parts remember
+where they now begin, and rows are never renumbered. `Slots` gives batches their numbers. A run does not know which
+versions are current; the index does.
 
 >>> import pyarrow as pa
 >>> from ddflow.time import Description

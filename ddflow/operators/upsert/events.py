@@ -1,10 +1,10 @@
 """Events: rows of one input with the bookkeeping of each, in the order of their times.
 
-Invariant: `joined` gives the events of all its parts in the order of times and, within a time, of arrival. Parts are
-sorted each, but they interleave in both, depending on how pushes were cut and merged; a sort by two columns costs
-twenty times one of plain words. So times are sorted with the place of each event as the lower bits of a word, which is
-right whenever parts arrived one after the other, is checked to be right, and is done once more by arrival where it is
-not. It does not know where the columns live.
+Invariant: `joined` gives the events of all its parts in the order of times and, within a time, of arrival. Each part is
+sorted, but the parts interleave in both, depending on how pushes were cut and merged. A sort by two columns costs
+twenty times a sort of plain words. So times are sorted with the place of each event in the lower bits of a word. That
+is right if parts arrived one after the other. The result is checked, and sorted once more by arrival where it is not
+right. Where the columns live is not known here.
 
 >>> import pyarrow as pa
 >>> late, early = (Events(pa.record_batch({"k": [k]}), *(np.array([n]) for n in (t, t, a)))

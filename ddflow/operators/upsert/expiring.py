@@ -1,12 +1,12 @@
 """Expiry at work: which keys a step forgets before it resolves, and which of its events come too late for that.
 
 Invariant: when a step begins, every key whose order is below the horizon (the greatest order of all steps before, less
-the time to live) holds nothing, whether the step has events of it or not; the horizon only rises, so what is forgotten
-once stays forgotten. Nobody may look at all keys in every step. A deleted key needs no work at all: its tombstone's
-order says that it is forgotten, whoever meets it (a step, a merge) compares. A live key gets a deletion of its own, by
-its own order, so that nothing older shows through; to find them, all orders are looked at once in an eighth of the time
-to live, and those that will be due until the next time are kept aside, sorted. So a key costs a few looks in its
-life. It emits nothing: the deletion is an event that nobody gave, resolved like any other.
+the time to live) holds nothing, whether the step has events of it or not. The horizon only rises, so a forgotten key
+stays forgotten. No step may look at all keys. A deleted key needs no work: a step or a merge that meets its tombstone
+compares the tombstone's order. A live key gets a deletion by its own order, so nothing older shows through. To find
+such keys, all orders are looked at once in an eighth of the time to live, and the keys that will be due until the next
+time are kept aside, sorted. So a key costs a few looks in its life. The deletion is an event that nobody gave; it is
+resolved like any other.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow, spec = dd.Flow(), dd.Upsert(key="id", order_by="at", expiry=dd.Expiry(ttl=30))

@@ -1,9 +1,9 @@
 """Columns that grow: lists that are appended to, lists of distinct elements, lists of values, texts that are joined.
 
-Invariant: a key's list after a time is what it held and what was folded since it was cleared, in that order; null
-where that is nothing, which an empty list is not. Payload of any type is moved by Arrow only, once, so all is settled
-on row numbers before; one key's list may come out after each of many times; a list that was too long at any time
-refuses the step; and 32-bit offsets reach 2 GiB.
+Invariant: a key's list after a time is what it held and what was folded since it was cleared, in that order. It is null
+if nothing was, which is not the empty list. Only Arrow moves payload, of any type, and once, so everything is settled
+on row numbers before. A key may show a list after each of many times. A list that is too long at any time refuses the
+step. 32-bit offsets reach 2 GiB.
 
 >>> import numpy as np
 >>> few, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.uint8))

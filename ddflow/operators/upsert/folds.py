@@ -1,9 +1,9 @@
 """Folds: one column of merged rows, made for all keys at once from what they hold and the cells of their events.
 
-Invariant: each strategy's column is a function of the walk, the events' cells and the held ones, and changes nothing;
-so a step can be refused after any number of columns. A choice of cell is given as references, which move no payload
-and need no type, and everything else as values; both must mean the same inside a struct, where a field has no row that
-a reference could name; and the held values, which cost a gather, are asked for only where the strategy looks at them.
+Invariant: the column is a function of the walk, the events' cells and the held ones, and changes nothing, so a step can
+be refused after any number of columns. A choice of cell is given as references, which move no payload and need no type;
+everything else is given as values. Both must mean the same inside a struct, where a field has no row that a reference
+could name. The held values cost a gather, so they are read only where the strategy looks at them.
 
 >>> import numpy as np
 >>> from ddflow.plan.merge.strategy import last_non_null, sum

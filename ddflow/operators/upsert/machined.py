@@ -1,8 +1,8 @@
-"""Machines in a step: what they make of the events that the walk folds.
+"""Machines in a step: the values that they make of the events that the walk folds.
 
-Invariant: a key's row after a time is what its machine holds then, and a key that holds nothing has none; its order
-stays, as a deleted key's does. The walk, which knows of orders only, calls a key live whose last event was no delete,
-and a machine may have dropped all it held. What comes out is resolved like any other row.
+Invariant: a key's row after a time is what its machine holds then. A key that holds nothing has no row; its order
+stays, as a deleted key's does. The walk knows of orders only: it calls a key live whose last event was no delete,
+though a machine may have dropped all values. The rows are resolved like any others.
 
 >>> from ddflow.plan.merge.machine import Machine
 >>> from ddflow.plan.merge.bind_machine import bind_machine

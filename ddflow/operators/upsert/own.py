@@ -1,9 +1,9 @@
-"""Mergers of one's own in a step: what the function is given, and the columns that come of it.
+"""Mergers of the user's own in a step: what the function is given, and the columns that it makes.
 
-Invariant: it sees rows as they are or would be stored: keys, orders that are inherited where the event has none, merged
-columns; derived ones are null, for they are made of what it gives. So the same events in other steps give it the
-same. The running order is a word, or a column that is ranked, and the event that set it may be a delete, or of an
-earlier step. Calling it is ``plan.merge.rounds``', or a compiled loop's.
+Invariant: the function sees rows as they are or would be stored: keys, orders (inherited where the event has none) and
+merged columns. Derived columns are null, because they are computed from its result. So the same events in other steps
+give it the same rows. The running order is a word, or a column that is ranked; the event that set it may be a delete,
+or of an earlier step. The function is called by ``plan.merge.rounds`` or by a compiled loop.
 
 >>> import pyarrow.compute as pc
 >>> from ddflow.operators.upsert.events import Events

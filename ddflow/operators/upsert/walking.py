@@ -1,10 +1,10 @@
-"""A step's events, walked: what is folded of them, in which order, and where their cells and the held ones are.
+"""A step's events, walked: which are folded, in which order, and where their cells and the held ones are.
 
-Invariant: events stand by key and time, within a (key, time) in the order of the fold; the walk has said of each what
-it does to each group of columns, and which order words its key goes on with. Which kernel walks depends on what the
-orders are (one row's, of groups, of cells), all of them must say the same; words that last for one step only are ranked
-here, together with those of the keys that are held; and cells are gathered from events, batches of the state, and
-nothing at all. What becomes of the columns is ``merged``'s.
+Invariant: events stand by key and time, and within a (key, time) in the order of the fold. The walk has said of each
+event what it does to each group of columns, and which order words its key goes on with. Which kernel walks depends on
+the orders (of rows, groups or cells); all kernels must say the same. Words that last for one step only are ranked here,
+together with those of the keys that hold something. Cells are gathered from events, from batches of the state, and from
+a row of nulls. What becomes of the columns is decided in ``merged``.
 
 >>> sorted(LATER)
 ['first', 'first_non_null']
