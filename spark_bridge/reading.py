@@ -34,7 +34,7 @@ from pyspark.sql.datasource import (
 
 from ddflow.partitions.reading import partitions_with, read_updates, shared
 from ddflow.partitions.version import Version
-from ddflow.plan.collection import Plan
+from ddflow.plan.plan import Plan
 from ddflow.storage.manifest import Manifest
 from spark_bridge.tasks import travelling
 from spark_bridge.types import carrier
@@ -130,9 +130,9 @@ class Searcher(BatchReader):
 
 def parts_of(plan: Plan, name: str, manifest: Manifest) -> list[Split]:
     """What tasks read of an output or an input.  O(nodes + partitions)."""
-    if manifest.spread == 1 or not manifest.partitions or (found := shared(plan, name)) is None:
+    if manifest.partitions == 1 or not manifest.inventories or (found := shared(plan, name)) is None:
         return [Split(None)]
-    return [Split((found.stage, number)) for number in range(manifest.spread)]
+    return [Split((found.stage, number)) for number in range(manifest.partitions)]
 
 
 def sent(table: pa.Table, columns: pa.Schema, name: str, filters: Iterable[Any] = ()) -> Iterator[pa.RecordBatch]:

@@ -32,7 +32,7 @@ from ddflow.errors import SchemaMismatch, SpecError, WrongMode
 from ddflow.partitions.receipt import Committed
 from ddflow.partitions.stages import Stages, cut
 from ddflow.plan.codec import behind
-from ddflow.plan.collection import Plan
+from ddflow.plan.plan import Plan
 from spark_bridge.job import KEEP, ROWS, Job, StateOptions, check_address, checked, joined, mapped, routed, router
 from spark_bridge.monitoring import log
 from spark_bridge.stats import EpochStats

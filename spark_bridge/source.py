@@ -28,8 +28,8 @@ from ddflow.engine.reads import told_only
 from ddflow.engine.snapshot import found
 from ddflow.errors import MissingExtra, NotReadable, SchemaMismatch, SpecError, TimeWentBack
 from ddflow.partitions.version import Version
-from ddflow.plan.collection import Plan
 from ddflow.plan.compatibility import plan_of
+from ddflow.plan.plan import Plan
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.opening import opened_store
 from ddflow.storage.protocol import Store

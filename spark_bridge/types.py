@@ -31,7 +31,7 @@ from pyspark.sql.types import TimeType  # by name: where it is missing, PySpark 
 
 from ddflow.columns.schema import updates_schema
 from ddflow.errors import NotArrow, SchemaMismatch, SpecError
-from ddflow.plan.collection import Plan
+from ddflow.plan.plan import Plan
 
 _ITSELF: tuple[Callable[[pa.DataType], bool], ...] = (
     pat.is_null,

@@ -93,11 +93,11 @@ class Twin:
         rows = [(key, *version) for key in keys for version in drawn.get(key, [])]
         ends = np.cumsum([len(drawn.get(key, [])) for key in keys])
         last = [int(end) - 1 if key in drawn else -1 for key, end in zip(keys, ends, strict=True)]
-        numbers, live_added, buried = [number for *_, number in rows], 0, 0
+        numbers, live_added, tombstones_added = [number for *_, number in rows], 0, 0
         for key in set(keys) & {key for key, *_ in rows}:
             before, after = self.histories[key][-1:], drawn[key][-1]
             live_added += after[1] - (self.live(key) is not None)
-            buried += self.keeps * ((not after[1]) - (before != [] and not before[0][1]))
+            tombstones_added += self.keeps * ((not after[1]) - (before != [] and not before[0][1]))
         order = np.array([[number + w for w in range(self.words)] for number in numbers], np.int64)
         payload = pa.table(
             {"k": [key for key, *_ in rows], "v": list(map(str, numbers)), "l": [[n] for n in numbers]}, SCHEMA
@@ -117,7 +117,7 @@ class Twin:
             held.place,
             self.arranged.index.built,
             live_added,
-            buried,
+            tombstones_added,
         )
 
     def assert_reads(self, at: int | None) -> None:

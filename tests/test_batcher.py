@@ -27,7 +27,7 @@ from ddflow.dataflow.batcher import Batcher, batcher, run, runs
 from ddflow.dataflow.batcher import chunks as chunks
 from ddflow.dataflow.batcher.checkpoint import PendingRecord
 from ddflow.errors import SpillFull
-from ddflow.operators.upsert.events import FEW, Sealed, by_time, joined
+from ddflow.operators.upsert.events import FEW, Events, by_time, joined
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.folder_lock import LOCK
 from ddflow.storage.scratch import ScratchStore
@@ -36,32 +36,32 @@ Event = tuple[int, int]
 """Time and number of arrival."""
 
 
-def run_of(events: list[Event], shared: bool = False) -> Sealed:
+def run_of(events: list[Event], shared: bool = False) -> Events:
     """A push's events as they arrive; their payload tells their number, their own time is one less, or the same."""
     times, numbers = (np.array([event[i] for event in events], np.int64) for i in (0, 1))
     batch = pa.record_batch(
         {"n": pa.array(numbers), "l": [[number] for number in numbers.tolist()]},
         pa.schema({"n": pa.int64(), "l": pa.list_(pa.int64())}),
     )
-    return Sealed(batch, times, times if shared else times - 1, numbers)
+    return Events(batch, times, times if shared else times - 1, numbers)
 
 
-def read(sealed: Sealed | None) -> list[Event]:
+def read(events: Events | None) -> list[Event]:
     """The events of a run, after a look at whether its columns still belong together."""
-    if sealed is None:
+    if events is None:
         return []
-    numbers = sealed.arrival.tolist()
-    assert sealed.events.column("n").to_pylist() == numbers
-    assert sealed.events.column("l").to_pylist() == [[number] for number in numbers]
-    assert (sealed.original == sealed.times - 1).all() or sealed.original is sealed.times
-    return list(zip(sealed.times.tolist(), numbers, strict=True))
+    numbers = events.arrival.tolist()
+    assert events.rows.column("n").to_pylist() == numbers
+    assert events.rows.column("l").to_pylist() == [[number] for number in numbers]
+    assert (events.original == events.times - 1).all() or events.original is events.times
+    return list(zip(events.times.tolist(), numbers, strict=True))
 
 
-def plain(times: Any, first: int = 0, **columns: Any) -> Sealed:
+def plain(times: Any, first: int = 0, **columns: Any) -> Events:
     """Events at these times, with a column of numbers and others."""
     times = np.asarray(times, np.int64)
     numbers = np.arange(first, first + times.size)
-    return Sealed(pa.record_batch({"n": pa.array(numbers), **columns}), times, times, numbers)
+    return Events(pa.record_batch({"n": pa.array(numbers), **columns}), times, times, numbers)
 
 
 @contextmanager
@@ -183,7 +183,7 @@ def test_a_run_that_is_in_order_is_not_copied() -> None:
     assert run.in_order() is run and joined([run]) is run
     cut = run.cut(1, 3)
     assert read(cut) == [(1, 1), (4, 2)]
-    assert cut.events.column("n").buffers()[1].address == run.events.column("n").buffers()[1].address
+    assert cut.rows.column("n").buffers()[1].address == run.rows.column("n").buffers()[1].address
 
 
 def test_a_push_that_is_released_at_once_is_given_back_as_it_came() -> None:
@@ -212,7 +212,7 @@ def test_memory_held_is_at_most_about_twice_what_is_counted_whatever_was_pushed_
     for i in range(60):
         whole = pa.record_batch({"n": pa.array(rng.integers(0, 9, 200_000)), "s": pa.array(["text"] * 200_000)})
         times = np.sort(rng.integers(i, i + 30, 2_000))
-        waiting.add(Sealed(whole.slice(1000, 2_000), times, times, np.arange(i * 2000, i * 2000 + 2000)))
+        waiting.add(Events(whole.slice(1000, 2_000), times, times, np.arange(i * 2000, i * 2000 + 2000)))
         del whole
         waiting.seal(i)
         assert waiting._check() is None
@@ -228,7 +228,7 @@ def test_what_waits_of_a_push_is_out_of_the_callers_memory_by_the_next_one(rows:
     before = pa.total_allocated_bytes()
     whole = pa.record_batch({"n": pa.array(range(2_000_000))})
     waiting, times = Batcher(), np.arange(rows)
-    waiting.add(Sealed(whole.slice(5, rows), times, times, times))
+    waiting.add(Events(whole.slice(5, rows), times, times, times))
     del whole
     assert pa.total_allocated_bytes() - before >= 16_000_000 and waiting.nbytes <= 24 * rows + 100
     waiting.add(plain([10**7], rows))
@@ -242,7 +242,7 @@ def test_pushes_are_merged_so_that_few_runs_wait_and_each_event_is_copied_few_ti
 ) -> None:
     copied, order = 0, np.random.default_rng(size).permutation(3000 * size)
 
-    def counting(parts: list[Sealed]) -> Sealed:
+    def counting(parts: list[Events]) -> Events:
         nonlocal copied
         copied += sum(part.times.size for part in parts)
         return joined(parts)
@@ -313,10 +313,10 @@ def test_runs_are_spilled_into_files_of_some_megabytes_that_follow_each_other_in
         assert waiting.nbytes == 0 and len(waiting) == order.size
         assert pa.total_allocated_bytes() - before < 1_000_000  # what was peeked is not kept either
         for upper in range(0, order.size + 1, 100_000):
-            sealed = waiting.seal(upper)
-            assert upper == 0 or (sealed is not None and sealed.times.tolist() == list(range(upper - 100_000, upper)))
-            assert sealed is None or (order[sealed.arrival] == sealed.times).all()
-            assert sealed is None or (sealed.events.column("n").to_numpy() == sealed.arrival).all()
+            events = waiting.seal(upper)
+            assert upper == 0 or (events is not None and events.times.tolist() == list(range(upper - 100_000, upper)))
+            assert events is None or (order[events.arrival] == events.times).all()
+            assert events is None or (events.rows.column("n").to_numpy() == events.arrival).all()
         assert files(tmp_path) == 0 and waiting.mapped == 0
 
 
@@ -332,8 +332,8 @@ def test_a_spilled_run_loses_its_file_with_its_last_event_and_what_was_released_
         assert files(tmp_path) == 1  # the other batcher still has it
         assert len(other) == 1001 and other.discard(1000) == 1001
         assert files(tmp_path) == 0
-        assert first is not None and first.events.column("s")[599].as_py() == "599"
-    assert second is not None and second.events.column("s").to_pylist() == [str(i) for i in range(600, 1000)]
+        assert first is not None and first.rows.column("s")[599].as_py() == "599"
+    assert second is not None and second.rows.column("s").to_pylist() == [str(i) for i in range(600, 1000)]
 
 
 def test_many_small_spills_do_not_leave_many_files(tmp_path: Path) -> None:
@@ -354,13 +354,13 @@ def test_events_of_every_type_are_the_same_after_spilling(tmp_path: Path, name: 
     rows = pa.RecordBatch.from_arrays([array, pa.array(range(len(array)))], schema=schema)
     times = np.arange(len(array)) // 2
     waiting = Batcher()
-    waiting.add(Sealed(rows, times, times - 1, np.arange(len(array))))
+    waiting.add(Events(rows, times, times - 1, np.arange(len(array))))
     with BatchStore(ScratchStore(tmp_path)) as folder:
         waiting.spill(folder, 0)
-        sealed = waiting.seal(100)
-    assert sealed is not None and repr(sealed.events.to_pydict()) == repr(rows.to_pydict())
-    assert sealed.events.schema.equals(schema, check_metadata=True)
-    assert (sealed.original == times - 1).all()
+        events = waiting.seal(100)
+    assert events is not None and repr(events.rows.to_pydict()) == repr(rows.to_pydict())
+    assert events.rows.schema.equals(schema, check_metadata=True)
+    assert (events.original == times - 1).all()
 
 
 @contextmanager
@@ -389,8 +389,8 @@ def test_a_spill_that_fails_half_way_leaves_the_batcher_and_the_disk_as_before(t
         waiting._check()
         waiting.spill(folder, 0)
         assert waiting.nbytes == 0 and len(waiting) == 50_000 and files(tmp_path) >= 2
-        sealed = waiting.seal(50_000)
-    assert sealed is not None and sealed.events.column("s").to_pylist() == ["y"] * 45_000 + long
+        events = waiting.seal(50_000)
+    assert events is not None and events.rows.column("s").to_pylist() == ["y"] * 45_000 + long
 
 
 @given(st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=40), min_size=1, max_size=6), st.integers(1, 12))

@@ -128,7 +128,7 @@ class Story:
         store, out = open_store(str(self.place), create=False, readonly=True), Counter[bool]()
         manifest = newest(store)
         assert manifest is not None
-        rows = {name for blob in manifest.partitions for name in names_in(store.map(blob))}
+        rows = {name for blob in manifest.inventories for name in names_in(store.map(blob))}
         for blob in blobs_of(store, manifest):
             if blob.name in rows:
                 out[FRAME in store.map(blob).to_pybytes()] += blob.length
@@ -176,17 +176,17 @@ def test_a_budget_is_kept_though_files_hold_more_than_they_take(tmp_path: Path) 
     n, budget = 600_000, 64 << 20
     store = open_store(str(tmp_path / "state"), create=True)
     coordinator = EpochDriver.open(flow, store, partitions=1)
-    base = coordinator.begin()
-    part = StagePart(coordinator.cut, base, 0, 0)
-    made = part.step(base, {"rows": pa.table({"id": range(n), "n": [7] * n})}, {}, {"rows": n}, {"rows": "0" * 32})
+    start = coordinator.begin()
+    part = StagePart(coordinator.cut, start, 0, 0)
+    made = part.step(start, {"rows": pa.table({"id": range(n), "n": [7] * n})}, {}, {"rows": n}, {"rows": "0" * 32})
     part.close()
-    coordinator.finish(base, [made.receipt])
-    base = coordinator.begin()
+    coordinator.finish(start, [made.receipt])
+    start = coordinator.begin()
     taken = {}
     for memory in (None, budget):
         pa.default_memory_pool().release_unused()
         before = pa.total_allocated_bytes()
-        part = StagePart(coordinator.cut, base._replace(memory=memory), 0, 0)
+        part = StagePart(coordinator.cut, start._replace(memory=memory), 0, 0)
         taken[memory] = pa.total_allocated_bytes() - before
         part.close()
         del part

@@ -173,7 +173,7 @@ def test_nothing_is_deleted_when_something_cannot_be_accounted_for(what: str) ->
         steps(engine, range(4))
     number = store.numbers()[-1] - (what == "second")
     if what == "inventory":
-        name = at(store, number).partitions[0].name
+        name = at(store, number).inventories[0].name
         data, put = store.shared.blobs[name]
         store.shared.blobs[name] = data[:-1] + b"?", put
     else:

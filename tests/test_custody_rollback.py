@@ -57,7 +57,7 @@ def newest_file(store: MemoryStore, number: int) -> str:
     """A file of rows that this version names and the one before does not."""
     manifest = at(store, number)
     new = names_of(store, manifest) - names_of(store, at(store, number - 1))
-    return min(new - {blob.name for blob in (*manifest.partitions, *manifest.outputs())})
+    return min(new - {blob.name for blob in (*manifest.inventories, *manifest.outputs())})
 
 
 @pytest.mark.parametrize("epoch", [None, 3, 2, 1, 0])
@@ -91,7 +91,7 @@ def test_from_any_damage_to_the_newest_version_the_last_whole_one_is_found(what:
     if what == "lost":
         del store.shared.manifests[4]
     if what == "inventory":
-        damage(store, at(store, 4).partitions[0].name)
+        damage(store, at(store, 4).inventories[0].name)
     if what == "file":
         damage(store, newest_file(store, 4))
     if what == "output":
@@ -144,7 +144,7 @@ def test_what_cannot_be_gone_back_to_is_refused_and_nothing_is_left() -> None:
     with pytest.raises(SnapshotExpired, match="epoch 7"):
         rollback(store.writer(), 7)
     for number in range(5):
-        for blob in at(store, number).partitions:
+        for blob in at(store, number).inventories:
             damage(store, blob.name)
     with pytest.raises(CorruptState, match="no version of it is whole"):
         rollback(store.writer(), 3)

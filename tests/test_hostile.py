@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from kinds import ENCODED, PLAIN
-from test_manifest import WHERE, body_of, sealed, typical
+from test_manifest import WHERE, body_of, encoded, typical
 
 from ddflow.errors import CorruptState
 from ddflow.storage.arrow_file import RATIO, new_file, read_batch, read_batches, readable
@@ -330,7 +330,7 @@ def manifest_mutant(seed: int) -> str:
     if chance.random() < 0.2:
         at = chance.randrange(len(text))
         text = text[:at] + chance.choice(["NaN", "[" * 100_000, '{"a":' * 5000, "9" * 10_000, "\\", "\0"]) + text[at:]
-    data = sealed(text.encode("utf-8", "surrogatepass"), FORMAT + chance.choice((-1, 1)) * (chance.random() < 0.02))
+    data = encoded(text.encode("utf-8", "surrogatepass"), FORMAT + chance.choice((-1, 1)) * (chance.random() < 0.02))
     if chance.random() < 0.05:
         data = flipped(chance, data, 0, 60)
     try:

@@ -103,7 +103,7 @@ def attack(kind: str, folder: Path, seeds: range) -> None:
     store = LocalStore(folder)
     manifest = newest(store)
     assert manifest is not None
-    [part] = manifest.partitions
+    [part] = manifest.inventories
     inventory = json.loads(store.map(part).to_pybytes())
     shared = MemoryStore().shared
     for entry in store.list():
@@ -115,7 +115,7 @@ def attack(kind: str, folder: Path, seeds: range) -> None:
         memory = MemoryStore()
         memory.shared.blobs = dict(shared.blobs)
         blob: Blob = memory.put("json", lambda sink, data=data: sink.write(data))
-        assert memory.publish(0, replace(manifest, number=0, partitions=(blob,)).encode())
+        assert memory.publish(0, replace(manifest, number=0, inventories=(blob,)).encode())
         memory.mark(0)
         try:
             with dd.Snapshot.open(memory) as snapshot:

@@ -20,7 +20,8 @@ LOW = 2**64 - 1
 
 
 class Case(NamedTuple):
-    """Keys of moments of (row, action); by row whether it counts and its word; by key the same of what is held."""
+    """Keys of (key, time) groups of (row, action); by row whether it counts and its word; by key the same of what is
+    held."""
 
     keys: list[list[list[tuple[int, int]]]]
     counts: list[int]
@@ -30,20 +31,20 @@ class Case(NamedTuple):
 
     @property
     def walked(self) -> Walked:
-        moments = [moment for key in self.keys for moment in key]
-        bounds = [np.cumsum([0, *map(len, of)]).astype(np.int32) for of in (moments, self.keys)]
-        return Walked(np.array([row for moment in moments for row, _ in moment], np.int32), *bounds)
+        key_times = [key_time for key in self.keys for key_time in key]
+        bounds = [np.cumsum([0, *map(len, of)]).astype(np.int32) for of in (key_times, self.keys)]
+        return Walked(np.array([row for key_time in key_times for row, _ in key_time], np.int32), *bounds)
 
     @property
     def action(self) -> Any:
-        return flags([what for key in self.keys for moment in key for _, what in moment])
+        return flags([what for key in self.keys for key_time in key for _, what in key_time])
 
     @property
     def counting(self) -> Any:
         return flags([] if all(self.counts) else self.counts)
 
     @property
-    def moments(self) -> int:
+    def key_times(self) -> int:
         return sum(map(len, self.keys))
 
 
@@ -78,15 +79,15 @@ def test_choices(case: Case, rule: int) -> None:
     for group, key in enumerate(case.keys):
         cell = 1000 + group if case.had[group] or rule == LAST else NOTHING
         there, word = cell != NOTHING, case.held[group]
-        for moment in key:
-            for row, what in moment:
+        for key_time in key:
+            for row, what in key_time:
                 better = {LAST: True, FIRST: False, GREATEST: case.words[row] > word, LEAST: case.words[row] < word}
                 if what == TAKE and case.counts[row] and (not there or better[rule]):
                     cell, there, word = row, True, case.words[row]
                 elif what in (CLEAR, BLANK):
                     cell, there = NOTHING, what == BLANK and rule == FIRST
             expected.append(cell)
-    out, compared = np.empty(case.moments, np.int64), rule in (GREATEST, LEAST)
+    out, compared = np.empty(case.key_times, np.int64), rule in (GREATEST, LEAST)
     words, held = ints(case.words if compared else []), ints(case.held if compared else [])
     references = ints([1000 + group for group in range(len(case.keys))])
     choose(case.walked, case.action, case.counting, words, references, flags(case.had), held, rule, out)
@@ -94,12 +95,12 @@ def test_choices(case: Case, rule: int) -> None:
 
 
 def sums(case: Case, low: float, high: float) -> tuple[list[Any], tuple[int, int, Any]]:
-    """The sums by moment, None for none; or the group, the row and the sum before of what leaves the bounds."""
+    """The sums by key and time, None for none; or the group, the row and the sum before of what leaves the bounds."""
     out: list[Any] = []
     for group, key in enumerate(case.keys):
         total = case.held[group] if case.had[group] else None
-        for moment in key:
-            for row, what in moment:
+        for key_time in key:
+            for row, what in key_time:
                 if what == TAKE and case.counts[row]:
                     if total is not None and (total + case.words[row] < low or total + case.words[row] > high):
                         return out, (group, row, total)
@@ -117,7 +118,7 @@ NARROW, WHOLE = (-4, 4), (-(2**63), 2**63 - 1)
 @effort(200)
 def test_sums_of_words(given: tuple[Case, tuple[int, int]]) -> None:
     case, (low, high) = given
-    out, there = np.empty(case.moments, np.int64), flags([9] * case.moments)
+    out, there = np.empty(case.key_times, np.int64), flags([9] * case.key_times)
     expected, refused = sums(case, low, high)
     told = add(
         case.walked,
@@ -153,7 +154,7 @@ WIDE = st.sampled_from([0, 1, -1, 2**63, 2**64 - 1, -(2**64), MOST, -MOST, MOST 
 @effort(200)
 def test_sums_of_two_words(given: tuple[Case, tuple[int, int]]) -> None:
     case, (low, high) = given
-    out, there = pairs([0] * case.moments), flags([9] * case.moments)
+    out, there = pairs([0] * case.key_times), flags([9] * case.key_times)
     expected, refused = sums(case, low, high)
     told = add_wide(
         case.walked,
@@ -189,7 +190,7 @@ def test_sums_of_floats(case: Case, short: bool) -> None:
     with np.errstate(invalid="ignore"):
         case = case._replace(words=list(words), held=list(held))
         expected, _ = sums(case, -np.inf, np.inf)
-    out, there = np.empty(case.moments), flags([9] * case.moments)
+    out, there = np.empty(case.key_times), flags([9] * case.key_times)
     add_floats(
         case.walked,
         case.action,
@@ -210,15 +211,15 @@ def test_sums_of_floats(case: Case, short: bool) -> None:
 def test_parts_of_lists(case: Case) -> None:
     n, g, p = len(case.words), len(case.keys), case.action.size
     parts, stretches = ints([0] * (p + g)), ints([0] * (p + g + 1))
-    begins, stops = ints([0] * case.moments), ints([0] * case.moments)
+    begins, stops = ints([0] * case.key_times), ints([0] * case.key_times)
     made, opened = contributions(
         case.walked, case.action, case.counting, n, flags(case.had), parts, stretches, begins, stops
     )
     lists, ended = [], []
     for group, key in enumerate(case.keys):
         current = [n + group] if case.had[group] else []
-        for moment in key:
-            for row, what in moment:
+        for key_time in key:
+            for row, what in key_time:
                 if what == TAKE and case.counts[row]:
                     current = [*current, row]
                 elif what in (CLEAR, BLANK):

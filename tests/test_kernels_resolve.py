@@ -15,7 +15,7 @@ from chance import effort
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddflow.kernels.emit import emit, look_up, marks, spread, tally
+from ddflow.kernels.emit import emit, emit_values, look_up, marks, tally
 from ddflow.kernels.resolve import (
     APPLIED,
     BAD,
@@ -35,10 +35,10 @@ from ddflow.kernels.resolve import (
     STALE,
     SUPERSEDED,
     TIE_LOST,
-    Events,
-    Held,
     Outcomes,
+    Prior,
     Rules,
+    SortedEvents,
     outcomes,
     resolve_keys,
 )
@@ -89,7 +89,7 @@ class Found(NamedTuple):
 
     refused: int
     live_added: int
-    buried: int
+    tombstones_added: int
     verdict: list[int]
     winner: list[int]
     updates: list[Update]
@@ -226,7 +226,7 @@ def run(
     mark = np.empty(len(events), np.int32)
     gone = [event.gone for event in events] if any(event.gone for event in events) else []
     marks(np.array([times[event.rank] for event in events], np.int64), np.array(times), np.array(gone, np.uint8), mark)
-    work = Events(
+    work = SortedEvents(
         np.array(by, np.int32),
         np.array([*starts, len(by)], np.int32),
         np.array([high for high, _ in ids], np.uint64),
@@ -236,7 +236,7 @@ def run(
         np.array([event.base + event.further for event in events], np.int64).reshape(len(events), words),
         np.array([event.value for event in events], np.uint64),
     )
-    now = Held(
+    now = Prior(
         np.zeros(len(held), np.int64),
         np.array([state.reference for state in held], np.int64),
         np.array([state.value for state in held], np.uint64),
@@ -244,7 +244,7 @@ def run(
     )
     out = outcomes(len(events), len(held), wide, winners, timed=timed, ordered=ordered)
     versions, last = list[Version](), list[int]()
-    updates = live_added = buried = 0
+    updates = live_added = tombstones_added = 0
     for begin, end in pairwise(sorted({0, *cuts, len(held)})):
         room = out.span(int(work.starts[begin]), int(work.starts[end]), begin, end)
         part = work._replace(starts=work.starts[begin : end + 1])
@@ -253,12 +253,12 @@ def run(
             return Found(refused, 0, 0, [], [], [], [], [], [])
         last += [place if place < 0 else place + len(versions) for place in room.last.tolist()]
         versions += written(room, n)
-        updates, live_added, buried = updates + more, live_added + alive, buried + dead
+        updates, live_added, tombstones_added = updates + more, live_added + alive, tombstones_added + dead
     spelled, counts = spell(out, mark, updates, marked)
     return Found(
         -1,
         live_added,
-        buried,
+        tombstones_added,
         ((out.outcome >> OUTCOME) & 7).tolist(),
         out.winner.tolist(),
         spelled,
@@ -328,11 +328,11 @@ def assert_as_ruled(
         assert last == (mine[-1] if mine else -1)
     after = {group: state for (group, _), state in sorted(expected.history.items())}
     assert come.live_added == sum(after[group].live - state.live for group, state in enumerate(held))
-    buried = sum(is_grave(after[group]) - is_grave(state) for group, state in enumerate(held))
-    assert come.buried == (buried if rules.keeps else 0)
+    tombstones_added = sum(is_tombstone(after[group]) - is_tombstone(state) for group, state in enumerate(held))
+    assert come.tombstones_added == (tombstones_added if rules.keeps else 0)
 
 
-def is_grave(state: State) -> bool:
+def is_tombstone(state: State) -> bool:
     return not state.live and state != State()
 
 
@@ -445,17 +445,17 @@ def test_a_row_that_comes_and_goes_in_one_step_leaves_both_its_updates() -> None
 def test_a_delete_of_an_absent_key_is_kept_where_an_older_insert_may_come() -> None:
     events = [Event(0, 0, 0, (5,), (), True, 1)]
     kept = run(events, [State()], Rules(1, LAST, True, True, 5), 1)
-    assert (kept.updates, len(kept.versions), kept.buried, kept.verdict) == ([], 1, 1, [NOOP])
+    assert (kept.updates, len(kept.versions), kept.tombstones_added, kept.verdict) == ([], 1, 1, [NOOP])
     dropped = run(events, [State()], Rules(1, LAST, True, False, 5), 1)
-    assert (dropped.updates, len(dropped.versions), dropped.buried, dropped.verdict) == ([], 0, 0, [NOOP])
+    assert (dropped.updates, len(dropped.versions), dropped.tombstones_added, dropped.verdict) == ([], 0, 0, [NOOP])
 
 
 def test_a_delete_of_a_forgotten_key_is_a_noop_beside_the_retraction_that_is_due() -> None:
     held, older = [State(OCCUPIED | LIVE | LAPSED | 7, True, 1, (9,))], Event(0, 0, 0, (5,), (), True, 1)
     come = run([older], held, Rules(1, LAST, True, True, 5), 1)
-    assert (come.updates, come.verdict, come.live_added, come.buried) == ([(0, 7, -1, 0)], [NOOP], -1, 1)
+    assert (come.updates, come.verdict, come.live_added, come.tombstones_added) == ([(0, 7, -1, 0)], [NOOP], -1, 1)
     quiet = run([older], held, Rules(1, LAST, True, True, 5, forgets=True), 1)
-    assert (quiet.updates, quiet.verdict, quiet.live_added, quiet.buried) == ([], [NOOP], -1, 1)
+    assert (quiet.updates, quiet.verdict, quiet.live_added, quiet.tombstones_added) == ([], [NOOP], -1, 1)
 
 
 def test_updates_are_in_the_order_of_rows_whatever_their_identities_and_a_retraction_comes_first() -> None:
@@ -488,7 +488,7 @@ def test_what_retracts_or_is_applied_is_spelled_out_and_every_verdict_is_counted
     assert emit(codes, marked, np.int64(0), *spelled, counts) == len(expected)
     assert listed(codes, marked, spelled) == expected
     column, out = np.arange(len(drawn), dtype=np.uint64) * 7, np.empty(len(expected), np.uint64)
-    spread(codes, marked, np.uint64(column.ctypes.data), out)
+    emit_values(codes, marked, np.uint64(column.ctypes.data), out)
     assert out.tolist() == [7 * row for row, *_ in expected]
     verdicts = [verdict for verdict, *_ in drawn]
     assert counts.tolist() == [more + verdicts.count(verdict) for verdict, more in enumerate(before)]

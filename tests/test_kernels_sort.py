@@ -28,7 +28,7 @@ crowded = st.integers(0, 7).map(lambda i: 0xABCDEF << 40 | i)
 identity = st.one_of(st.integers(0, TOP), st.integers(0, 3), st.integers(TOP - 3, TOP), crowded)
 
 
-def spread(kind: str, n: int) -> list[int]:
+def distribution(kind: str, n: int) -> list[int]:
     """n identities of one shape that a careless sort would not survive."""
     many = [i * 0x9E3779B97F4A7C15 & TOP for i in range(n)]
     crowd = [0xABCDEF << 40 | (i * 7919 % 1009) for i in range(n)]
@@ -105,7 +105,7 @@ def test_two_word_identities_are_sorted_by_both_words(pairs: list[tuple[int, int
 @pytest.mark.parametrize("kind", SHAPES)
 @pytest.mark.parametrize("wide", [False, True])
 def test_a_bucket_too_large_for_insertion_is_sorted_too(kind: str, wide: bool) -> None:
-    high = spread(kind, 150)
+    high = distribution(kind, 150)
     assert_sorted(high, [i * 31 % 5 for i in range(150)] if wide else None, 1, [], [])
     assert_sorted(high, [9 - i % 3 for i in range(150)] if wide else None, 8, [75], [100, 200])
 
@@ -127,7 +127,7 @@ def test_groups_begin_where_the_identity_changes(pairs: list[tuple[int, int]], w
 def test_the_shell_sorts_and_groups_any_number_of_rows_in_memory_that_was_used_before(kind: str, wide: bool) -> None:
     arena = Arena()
     for n in (200, 0, 1, 2, 3, 200, 150):
-        high = spread(kind, n)
+        high = distribution(kind, n)
         low = [i * 31 % 3 for i in range(n)] if wide else [0] * n
         arena.reset()
         arena.block[:] = 0xAA
@@ -155,7 +155,7 @@ def test_order_by_rank_is_a_stable_sort_by_rank_then_flag(rows: list[tuple[int, 
 
 
 def test_two_threads_sort_as_one_does() -> None:
-    high = words(spread("hot key", 40_000))
+    high = words(distribution("hot key", 40_000))
     with Threads(2) as threads:
         assert len(threads.spans(high.size)) == 2
         found = sort(high, words([]), threads=threads)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddflow.kernels.resolve import LAST
-from ddflow.kernels.walk import GRAVE, NONE, ROW, Rule, Taken, Walked
+from ddflow.kernels.walk import NONE, ROW, TOMBSTONE, Rule, Taken, Walked
 from ddflow.kernels.walk_cells import Values, walk_cells
 from ddflow.kernels.walk_cells_plain import walk_cells_plain
 
@@ -21,9 +21,9 @@ NULL = -(2**63)
 def walks(draw: st.DrawFn, words: int) -> dict[str, Any]:
     """A few keys with a few events each, at a few times."""
     sizes = draw(st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=3), min_size=1, max_size=4))
-    moments = np.concatenate([[0], np.cumsum([n for key in sizes for n in key])]).astype(np.int32)
+    key_times = np.concatenate([[0], np.cumsum([n for key in sizes for n in key])]).astype(np.int32)
     keys = np.concatenate([[0], np.cumsum([len(key) for key in sizes])]).astype(np.int32)
-    n, m, g = int(moments[-1]), int(keys[-1]), len(sizes)
+    n, m, g = int(key_times[-1]), int(keys[-1]), len(sizes)
     permutation = np.array(draw(st.permutations(range(n))), np.int32)
 
     def some(*shape: int, of: list[int]) -> Any:
@@ -31,10 +31,10 @@ def walks(draw: st.DrawFn, words: int) -> dict[str, Any]:
         return np.array(draw(st.lists(st.sampled_from(of), min_size=size, max_size=size))).reshape(shape)
 
     return {
-        "steps": Walked(permutation, moments, keys),
+        "steps": Walked(permutation, key_times, keys),
         "order": some(n, words, of=[1, 2, 3, NULL]).astype(np.int64),
         "gone": some(n, of=[0, 0, 1]).astype(np.uint8),
-        "status": some(g, of=[NONE, GRAVE, ROW]).astype(np.uint8),
+        "status": some(g, of=[NONE, TOMBSTONE, ROW]).astype(np.uint8),
         "some": some,
         "n": n,
         "m": m,

@@ -36,7 +36,7 @@ def test_it_writes_what_the_other_writes(tie: int, words: int) -> None:
         base = int(random.integers(0, words + 1)) if not wide else 2
         columns = columns[columns[:, 2] <= base]
         gone, status = random.integers(0, 2, n).astype(np.uint8), random.integers(0, 3, g).astype(np.uint8)
-        held = random.choice(np.array([1, 2, 3]), (g, words))
+        prior = random.choice(np.array([1, 2, 3]), (g, words))
         for keeps, over, inherits in ((True, False, True), (True, True, False), (False, False, True)):
             rule = Rule(tie, keeps, True, False, over, inherits)
             one, other = taken(n, m, words), taken(n, m, words)
@@ -45,14 +45,14 @@ def test_it_writes_what_the_other_writes(tie: int, words: int) -> None:
                 order,
                 gone,
                 status,
-                held,
+                prior,
                 np.array([[0, base, words]]),
                 columns,
                 rule,
                 np.empty((4, words + 1), np.int64),
                 one,
             )
-            b = walk_row(steps, order, gone, status, held, base, columns, rule, other)
+            b = walk_row(steps, order, gone, status, prior, base, columns, rule, other)
             assert a == b
             refusals += a >= 0
             if a < 0:

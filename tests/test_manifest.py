@@ -78,12 +78,12 @@ def typical(number: int = 7) -> Manifest:
         frontier=42,
         last=41,
         since=NEVER,
-        partitions=(blob(1), blob(2)),
+        inventories=(blob(1), blob(2)),
         receipts=(Epoch(4, (), 0), Epoch(5, calls, None)),
         folder="out/ü",
         note="commit",
         previous="0d" * 16,
-        spread=2,
+        partitions=2,
         horizons={"orders": 40},
         greatest={"orders": NEVER, "ä": CLOSED},
         feed=Feed("a query", 3),
@@ -91,7 +91,7 @@ def typical(number: int = 7) -> Manifest:
     )
 
 
-def sealed(body: Any, format_: int = FORMAT) -> bytes:
+def encoded(body: Any, format_: int = FORMAT) -> bytes:
     """The bytes of a manifest with any body, as if it were ours."""
     data = body if isinstance(body, bytes) else json.dumps(to_builtins(body), separators=(",", ":")).encode()
     return f"ddflow manifest {format_} {len(data)} {xxhash.xxh3_128_hexdigest(data, format_)}\n".encode() + data
@@ -205,14 +205,14 @@ manifests = st.tuples(receipts_and_epoch, st.integers(1, 3), st.integers(0, 2)).
         frontier=times,
         last=times,
         since=times,
-        partitions=st.lists(
+        inventories=st.lists(
             blobs, min_size=given[1] * given[2], max_size=given[1] * given[2], unique_by=lambda each: each.name
         ).map(tuple),
         receipts=st.just(given[0][0]),
         folder=st.none() | st.text(st.characters(exclude_characters="\0"), max_size=8),
         note=st.text(max_size=8),
         previous=st.just("") | digests,
-        spread=st.just(given[1]),
+        partitions=st.just(given[1]),
         horizons=by_input,
         greatest=by_input,
         feed=st.none() | st.builds(Feed, st.text(max_size=8), counts),
@@ -249,7 +249,7 @@ def test_a_manifest_is_read_by_its_own_number_only() -> None:
 
 def test_another_format_is_told_from_damage() -> None:
     for other in (FORMAT - 1, FORMAT + 1):
-        found = refusal(sealed({"format": other, "whatever": [1]}, other))
+        found = refusal(encoded({"format": other, "whatever": [1]}, other))
         assert f"it has format {other}, and this ddflow reads format {FORMAT}" in str(found)
         assert "another ddflow: open it with that one" in found.remedy
     data = typical().encode()
@@ -277,10 +277,10 @@ def test_another_format_is_told_from_damage() -> None:
         ("frontier", CLOSED + 1),
         ("since", NEVER - 1),
         ("last", "7"),
-        ("partitions", {}),
-        ("partitions", [["x", 1, "00" * 16]]),
+        ("inventories", {}),
+        ("inventories", [["x", 1, "00" * 16]]),
         ("receipts", [{"epoch": 1}]),
-        ("partitions", [blob(1)] * 2),
+        ("inventories", [blob(1)] * 2),
         ("folder", 7),
         ("folder", "a\0b"),
         ("note", None),
@@ -302,12 +302,12 @@ def test_another_format_is_told_from_damage() -> None:
         ("receipts", [of_files([["../x", 1, "00" * 16]])]),
         ("receipts", [of_files([blob(3)], figures={"step": -1})]),
         ("receipts", [of_files([blob(3)], figures=[])]),
-        ("spread", 0),
-        ("spread", 3),
-        ("spread", PARTITIONS * 2),
-        ("spread", 1.0),
-        ("spread", None),
-        ("spread", True),
+        ("partitions", 0),
+        ("partitions", 3),
+        ("partitions", PARTITIONS * 2),
+        ("partitions", 1.0),
+        ("partitions", None),
+        ("partitions", True),
         ("horizons", None),
         ("horizons", {"a": NEVER - 1}),
         ("horizons", {"a": None}),
@@ -370,15 +370,15 @@ def test_another_format_is_told_from_damage() -> None:
 )
 def test_a_field_that_is_none_of_ours_is_an_error(path: str, value: Any) -> None:
     body = body_of(typical())
-    assert Manifest.decode(sealed(body), 7, WHERE) == typical()
-    Manifest.decode(sealed(body | {"fed": {"a": so_fed([1, 1, 1, ["full", "a", [1, "x", None]]])}}), 7, WHERE)
-    refusal(sealed(body | {path: value}))
+    assert Manifest.decode(encoded(body), 7, WHERE) == typical()
+    Manifest.decode(encoded(body | {"fed": {"a": so_fed([1, 1, 1, ["full", "a", [1, "x", None]]])}}), 7, WHERE)
+    refusal(encoded(body | {path: value}))
 
 
 def test_a_field_that_is_missing_is_an_error() -> None:
     body = body_of(typical())
     for name in body:
-        refusal(sealed({other: value for other, value in body.items() if other != name}))
+        refusal(encoded({other: value for other, value in body.items() if other != name}))
 
 
 @pytest.mark.parametrize(
@@ -402,8 +402,8 @@ def test_a_field_that_is_missing_is_an_error() -> None:
 )
 def test_what_is_not_quite_json_is_an_error(value: str) -> None:
     text = json.dumps(body_of(replace(typical(), plan={"x": "here"})), separators=(",", ":"))
-    assert Manifest.decode(sealed(text.replace('"here"', "1e99").encode("latin-1")), 7, WHERE).plan == {"x": 1e99}
-    data = sealed(text.replace('"here"', value).encode("latin-1"))
+    assert Manifest.decode(encoded(text.replace('"here"', "1e99").encode("latin-1")), 7, WHERE).plan == {"x": 1e99}
+    data = encoded(text.replace('"here"', value).encode("latin-1"))
     refusal(data)
     from_a_deep_stack(lambda: refusal(data))
 
@@ -427,20 +427,20 @@ def test_how_deep_a_plan_may_be_does_not_depend_on_who_reads_it() -> None:
     assert from_a_deep_stack(lambda: Manifest.decode(data, 7, WHERE)) == deepest
 
 
-@pytest.mark.parametrize("field", ["since", "receipts", "partitions", "greatest", "feed", "fed", "extra"])
+@pytest.mark.parametrize("field", ["since", "receipts", "inventories", "greatest", "feed", "fed", "extra"])
 @pytest.mark.parametrize("depth", [10, 10_000, 1_000_000])
 def test_depth_that_no_field_has_is_an_error_at_once(field: str, depth: int) -> None:
     text = json.dumps(body_of(typical()) | {field: "here"}, separators=(",", ":"))
     for deep in ("[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth):
-        data = sealed(text.replace('"here"', deep).encode())
+        data = encoded(text.replace('"here"', deep).encode())
         refusal(data)
         from_a_deep_stack(lambda data=data: refusal(data))  # type: ignore[misc]
 
 
 def test_of_two_fields_of_one_name_the_last_counts() -> None:
     text = json.dumps(body_of(typical()), separators=(",", ":"))
-    assert Manifest.decode(sealed(('{"note":"first",' + text[1:]).encode()), 7, WHERE) == typical()
-    refusal(sealed(('{"note":7,' + text[1:]).encode()))
+    assert Manifest.decode(encoded(('{"note":"first",' + text[1:]).encode()), 7, WHERE) == typical()
+    refusal(encoded(('{"note":7,' + text[1:]).encode()))
 
 
 def test_a_plan_that_could_not_be_read_is_not_written() -> None:
@@ -537,14 +537,14 @@ def test_a_manifest_names_the_files_of_its_outputs() -> None:
     assert list(typical().outputs()) == [blob(3, "arrow"), blob(4, "parquet"), blob(5, "parquet")]
 
 
-def test_partitions_are_whole_levels_of_the_spread() -> None:
+def test_inventories_are_whole_stages_of_partitions() -> None:
     six = tuple(blob(n) for n in range(6))
-    for spread, count in [(1, 0), (1, 2), (3, 6), (6, 6), (3, 0)]:
-        replace(typical(), partitions=six[:count], spread=spread)._check()
-    for spread, count in [(2, 1), (4, 6), (5, 6)]:
-        written = body_of(typical()) | {"partitions": list(six[:count]), "spread": spread}
-        text = str(refusal(sealed(written)))
-        assert f"it has {count} inventories, which are no stages of {spread} partitions" in text
+    for partitions, count in [(1, 0), (1, 2), (3, 6), (6, 6), (3, 0)]:
+        replace(typical(), inventories=six[:count], partitions=partitions)._check()
+    for partitions, count in [(2, 1), (4, 6), (5, 6)]:
+        written = body_of(typical()) | {"inventories": list(six[:count]), "partitions": partitions}
+        text = str(refusal(encoded(written)))
+        assert f"it has {count} inventories, which are no stages of {partitions} partitions" in text
 
 
 @pytest.mark.parametrize(
@@ -558,7 +558,7 @@ def test_partitions_are_whole_levels_of_the_spread() -> None:
         ("folder", "out/\udce4", "surrogates not allowed"),
         ("epoch", 4, "receipts do not ascend to 4"),
         ("frontier", CLOSED + 1, "<= 9223372036854775807 - at `$.frontier`"),
-        ("partitions", (blob(1), blob(1)), "are the same"),
+        ("inventories", (blob(1), blob(1)), "are the same"),
         ("greatest", {"a": NEVER - 1}, ">= -9223372036854775808 - at `$.greatest[...]`"),
         ("note", "x" * (MANIFEST + 1), "length <= 16777216 - at `$.note`"),
         ("secret", (2**64, 0), "its secret is not two words of 64 bits"),

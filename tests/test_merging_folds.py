@@ -45,7 +45,8 @@ WIDE = Context(prec=100)
 
 @dataclass(frozen=True)
 class Walk:
-    """Keys of moments of events: (row, action); how many rows there are; what each key holds, a place in the pool."""
+    """Keys of (key, time) groups of events: (row, action); how many rows there are; what each key holds, a place in the
+    pool."""
 
     keys: list[list[list[tuple[int, int]]]]
     rows: int
@@ -53,14 +54,14 @@ class Walk:
 
     @property
     def walked(self) -> Walked:
-        moments = [moment for key in self.keys for moment in key]
-        places = [row for moment in moments for row, _ in moment]
-        bounds = [np.cumsum([0, *map(len, of)]).astype(np.int32) for of in (moments, self.keys)]
+        key_times = [key_time for key in self.keys for key_time in key]
+        places = [row for key_time in key_times for row, _ in key_time]
+        bounds = [np.cumsum([0, *map(len, of)]).astype(np.int32) for of in (key_times, self.keys)]
         return Walked(np.array(places, np.int32), *bounds)
 
     @property
     def action(self) -> np.ndarray:
-        return np.array([what for key in self.keys for moment in key for _, what in moment], FLAGS)
+        return np.array([what for key in self.keys for key_time in key for _, what in key_time], FLAGS)
 
 
 @st.composite
@@ -75,12 +76,12 @@ def walks(draw: st.DrawFn, pool: int, blanks: bool = True) -> Walk:
 
 
 def oracle(walk: Walk, cells: list[Any], held: list[Any], step: Callable[[bool, Any, Any, int], Any]) -> list[Any]:
-    """The cell after each moment.  ``step``: there, the cell so far, the event's and its row -> the new one."""
+    """The cell after each of its times.  ``step``: there, the cell so far, the event's and its row -> the new one."""
     out = []
     for key, place, cell in zip(walk.keys, walk.held, held, strict=True):
         there = place is not None
-        for moment in key:
-            for row, action in moment:
+        for key_time in key:
+            for row, action in key_time:
                 if action == TAKE:
                     cell, there = step(there, cell, cells[row], row), True
                 elif action != SKIP:

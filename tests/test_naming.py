@@ -44,7 +44,7 @@ def agrees(store: Store) -> int:
     manifest = newest(store)
     assert manifest is not None
     total = 0
-    for part in manifest.partitions:
+    for part in manifest.inventories:
         data = store.map(part).to_pybytes()
         expected = list(blobs(StoredInventory.read(store, part).of))
         assert sorted(files_in(data)) == sorted(expected)
@@ -75,9 +75,9 @@ def test_what_a_user_wrote_is_no_file(name: str) -> None:
         engine.step({name: pa.table({"id": [1, 2], "text": ODD[:2]})}, time=1)
     manifest = newest(store)
     assert manifest is not None
-    data = b"".join(store.map(part).to_pybytes() for part in manifest.partitions)
+    data = b"".join(store.map(part).to_pybytes() for part in manifest.inventories)
     assert encoded(name) in data
-    expected = {blob.name for part in manifest.partitions for blob in blobs(StoredInventory.read(store, part).of)}
+    expected = {blob.name for part in manifest.inventories for blob in blobs(StoredInventory.read(store, part).of)}
     assert {blob.name for blob in files_in(data)} == expected
     # A name alone may be taken for a file's, which keeps one too many and never one too few.
     assert names_in(data) >= expected

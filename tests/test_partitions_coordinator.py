@@ -58,10 +58,10 @@ def flow_of(columns: dict[str, pa.DataType] | None = None, counted: bool = False
 
 
 class Tasks:
-    """Plays the tasks of a base: each writes an inventory and an output file, and says what it is told to say."""
+    """Plays the tasks of a start: each writes an inventory and an output file, and says what it is told to say."""
 
-    def __init__(self, coordinator: EpochDriver, base: EpochStart) -> None:
-        self.coordinator, self.base = coordinator, base
+    def __init__(self, coordinator: EpochDriver, start: EpochStart) -> None:
+        self.coordinator, self.start = coordinator, start
         store = coordinator.log.manifest_log.store
         self.store = store.writer() if isinstance(store, MemoryStore) else LocalStore(store.where)
 
@@ -70,7 +70,7 @@ class Tasks:
 
     def receipt(self, stage: int, number: int, rows: int = 0, **fields: Any) -> Receipt:
         """A receipt of new files; ``rows`` of them came and left."""
-        base = self.base
+        start = self.start
         batch = self.put(b"a batch", "arrow")
         outputs = {"orders": Output((self.put(b"rows", "arrow"),), rows)} if rows and stage == 0 else {}
         came = ({"orders": rows}, {"orders": f"{rows:02x}" * 16}) if rows and stage == 0 else ({}, {})
@@ -78,18 +78,18 @@ class Tasks:
         receipt = Receipt(
             stage=stage,
             number=number,
-            base=base.digest,
+            started_from=start.digest,
             nonce=self.store.nonce,
             inventory=self.put(encoded({"file": batch})),
             outputs=outputs,
             rows=came[0],
             digests=came[1],
             counts={"applied": rows} if rows and stage == 0 else {},
-            greatest={"orders": 10 * base.epoch + number} if held and stage == 0 else {},
+            greatest={"orders": 10 * start.epoch + number} if held and stage == 0 else {},
             horizons={},
-            frontier=base.to if held else base.time + 1,
-            last=base.last if held else base.time,
-            since=base.since,
+            frontier=start.to if held else start.time + 1,
+            last=start.last if held else start.time,
+            since=start.since,
             added=(batch,),
             gone=(),
             sent="",
@@ -103,14 +103,14 @@ class Tasks:
         return [
             self.receipt(stage, number, rows if number == 0 else 0)
             for stage in range(cut.stages)
-            for number in range(self.base.partitions)
+            for number in range(self.start.partitions)
         ]
 
 
 def epoch(coordinator: EpochDriver, rows: int = 3, feed: Feed | None = None, **options: Any) -> Committed:
     """One epoch, from begin to finish."""
-    base = coordinator.begin(feed=feed, **options)
-    return coordinator.finish(base, Tasks(coordinator, base).all(rows), feed=feed)
+    start = coordinator.begin(feed=feed, **options)
+    return coordinator.finish(start, Tasks(coordinator, start).all(rows), feed=feed)
 
 
 def opened(store: MemoryStore | Path | None = None, flow: dd.Flow | None = None, **options: Any) -> EpochDriver:
@@ -123,14 +123,14 @@ def test_an_epoch_is_one_manifest_of_all_receipts() -> None:
     store = MemoryStore()
     coordinator = opened(store, flow_of(counted=True), keep=2)
     assert (coordinator.cut.stages, coordinator.partitions, coordinator.epoch) == (2, 2, 0)
-    base = coordinator.begin()
-    assert base.inventories == () and (base.epoch, base.time, base.frontier) == (1, 1, NEVER)
-    assert base.digest == digest(store.manifest(base.number)) and base.secret == (1, 2)
-    receipts = Tasks(coordinator, base).all()
-    done = coordinator.finish(base, receipts[::-1])
+    start = coordinator.begin()
+    assert start.inventories == () and (start.epoch, start.time, start.frontier) == (1, 1, NEVER)
+    assert start.digest == digest(store.manifest(start.number)) and start.secret == (1, 2)
+    receipts = Tasks(coordinator, start).all()
+    done = coordinator.finish(start, receipts[::-1])
     manifest = newest(store)
     assert manifest is not None and manifest == coordinator.manifest
-    assert manifest.partitions == tuple(each.inventory for each in receipts) and manifest.spread == 2
+    assert manifest.inventories == tuple(each.inventory for each in receipts) and manifest.partitions == 2
     assert (manifest.epoch, manifest.frontier, manifest.last, manifest.folder) == (1, 2, 1, None)
     [call] = manifest.receipts[0].calls
     assert (call.kind, call.time, call.counts) == ("step", 1, {"applied": 3}) and call.outputs == done.outputs
@@ -139,21 +139,21 @@ def test_an_epoch_is_one_manifest_of_all_receipts() -> None:
     assert not done.replayed
     epoch(coordinator)
     epoch(coordinator)
-    base = coordinator.begin()
-    assert base.inventories == (coordinator.manifest.partitions[:2], coordinator.manifest.partitions[2:])
+    start = coordinator.begin()
+    assert start.inventories == (coordinator.manifest.inventories[:2], coordinator.manifest.inventories[2:])
     assert [each.epoch for each in coordinator.manifest.receipts] == [2, 3]
     # Whoever opens it next goes on, with as many partitions.
-    assert opened(store, flow_of(counted=True), partitions=None).begin()._replace(store=base.store) == base
+    assert opened(store, flow_of(counted=True), partitions=None).begin()._replace(store=start.store) == start
     with pytest.raises(CorruptState, match=r"it has 4 inventories, where the plan has 1 stages of 2 partitions"):
-        opened(store, flow_of(counted=True)).live.read(store, manifest.partitions, 1, 2)
+        opened(store, flow_of(counted=True)).live.read(store, manifest.inventories, 1, 2)
 
 
 def test_the_digest_of_a_call_does_not_depend_on_partitions() -> None:
     found = set()
     for partitions in (1, 2, 5):
         coordinator = opened(partitions=partitions)
-        base = coordinator.begin()
-        tasks = Tasks(coordinator, base)
+        start = coordinator.begin()
+        tasks = Tasks(coordinator, start)
         given = [tasks.receipt(0, number) for number in range(partitions)]
         for i, row in enumerate((11, 2**63, 2**64 - 1)):
             at = i % partitions
@@ -162,25 +162,25 @@ def test_the_digest_of_a_call_does_not_depend_on_partitions() -> None:
             given[at] = replace(
                 given[at], rows={"orders": given[at].rows.get("orders", 0) + 1}, digests={"orders": text}
             )
-        found.add(coordinator.finish(base, given) and coordinator.manifest.receipts[0].calls[0].digest)
+        found.add(coordinator.finish(start, given) and coordinator.manifest.receipts[0].calls[0].digest)
     assert len(found) == 1
 
 
 def test_a_receipt_that_is_missing_is_named_and_nothing_is_committed() -> None:
     coordinator = opened(flow=flow_of(counted=True), partitions=14)
-    base = coordinator.begin()
-    receipts = Tasks(coordinator, base).all()
+    start = coordinator.begin()
+    receipts = Tasks(coordinator, start).all()
     with pytest.raises(MissingReceipts, match=r"no receipt of partitions \[3\] on stage 1"):
-        coordinator.finish(base, [each for each in receipts if (each.stage, each.number) != (1, 3)])
+        coordinator.finish(start, [each for each in receipts if (each.stage, each.number) != (1, 3)])
     with pytest.raises(MissingReceipts, match=r"\[1, 2, 3, 4, 5, 6, 7, 8, 9, 10\] and 3 more on stage 0"):
-        coordinator.finish(base, receipts[:1])
-    assert coordinator.epoch == 0 and coordinator.finish(base, receipts).epoch == 1
+        coordinator.finish(start, receipts[:1])
+    assert coordinator.epoch == 0 and coordinator.finish(start, receipts).epoch == 1
 
 
 def test_of_two_attempts_the_first_is_taken_and_they_agree() -> None:
     coordinator = opened()
-    base = coordinator.begin()
-    first, second = Tasks(coordinator, base).all(), Tasks(coordinator, base).all()
+    start = coordinator.begin()
+    first, second = Tasks(coordinator, start).all(), Tasks(coordinator, start).all()
     slow = [replace(each, figures={"step": 10**9}) for each in second]
     for field, value in [
         ("rows", {"orders": 2}),
@@ -192,25 +192,25 @@ def test_of_two_attempts_the_first_is_taken_and_they_agree() -> None:
     ]:
         other = replace(second[0], **{field: value})
         with pytest.raises(ReceiptsDisagree, match=f"two attempts at partition 0 on stage 0 differ in {field}"):
-            coordinator.finish(base, [*first, other])
-    done = coordinator.finish(base, [*first, *slow])
+            coordinator.finish(start, [*first, other])
+    done = coordinator.finish(start, [*first, *slow])
     assert done.figures["step"] == 14
-    assert coordinator.manifest.partitions == tuple(each.inventory for each in first)
+    assert coordinator.manifest.inventories == tuple(each.inventory for each in first)
 
 
 def test_receipts_of_others_are_refused() -> None:
     coordinator = opened()
-    base = coordinator.begin()
-    first, second = Tasks(coordinator, base).all()
+    start = coordinator.begin()
+    first, second = Tasks(coordinator, start).all()
     for receipt, message in [
-        (replace(second, base="00" * 16), "partition 1 on stage 0 started from the manifest with"),
+        (replace(second, started_from="00" * 16), "partition 1 on stage 0 started from the manifest with"),
         (replace(second, stage=1), "a receipt of partition 1 on stage 1"),
         (replace(second, number=2), "a receipt of partition 2 on stage 0"),
     ]:
         with pytest.raises(SpecError, match=message):
-            coordinator.finish(base, [first, receipt])
+            coordinator.finish(start, [first, receipt])
     with pytest.raises(ReceiptsDisagree, match="closed to 2, partition 1 on stage 0 to 9"):
-        coordinator.finish(base, [first, replace(second, frontier=9)])
+        coordinator.finish(start, [first, replace(second, frontier=9)])
     for wrong in (
         {"rows": {"others": 1}},
         {"rows": {"orders": 1}, "digests": {}},
@@ -219,26 +219,26 @@ def test_receipts_of_others_are_refused() -> None:
         {"outputs": {"orders": Output((Blob("00ff00ff00ff00ff-1.parquet", 1, bytes(16)),), 1)}},
     ):
         with pytest.raises(CorruptState, match="partition 1 on stage 0: it tells of"):
-            coordinator.finish(base, [first, replace(second, **wrong)])
+            coordinator.finish(start, [first, replace(second, **wrong)])
     with pytest.raises(SpecError, match="it was not begun, or another was begun since"):
-        coordinator.finish(base._replace(time=8), [first, second])
-    coordinator.finish(base, [first, second])
+        coordinator.finish(start._replace(time=8), [first, second])
+    coordinator.finish(start, [first, second])
     with pytest.raises(SpecError, match="it was not begun"):
-        coordinator.finish(base, [first, second])
+        coordinator.finish(start, [first, second])
 
 
 def test_no_part_gives_up_what_it_never_had() -> None:
     store = MemoryStore()
     coordinator = opened(store)
-    base = coordinator.begin()
-    first, second = Tasks(coordinator, base).all()
-    coordinator.finish(base, [first, second])
-    base = coordinator.begin()
-    tasks = Tasks(coordinator, base)
+    start = coordinator.begin()
+    first, second = Tasks(coordinator, start).all()
+    coordinator.finish(start, [first, second])
+    start = coordinator.begin()
+    tasks = Tasks(coordinator, start)
     own = tasks.receipt(0, 0, gone=(first.added[0].name,))
     with pytest.raises(CorruptState, match=f"partition 1 on stage 0: it leaves {first.added[0].name}, which its"):
-        coordinator.finish(base, [own, tasks.receipt(0, 1, gone=(first.added[0].name,))])
-    coordinator.finish(base, [own, tasks.receipt(0, 1)])
+        coordinator.finish(start, [own, tasks.receipt(0, 1, gone=(first.added[0].name,))])
+    coordinator.finish(start, [own, tasks.receipt(0, 1)])
     assert coordinator.log.manifest_log.names == names_of(store, coordinator.manifest) | {second.added[0].name}
 
 
@@ -247,10 +247,10 @@ def test_files_are_looked_for_before_they_are_named(place: str, tmp_path: Path) 
     folder = tmp_path / "out" if place == "parquet" else None
     state = MemoryStore() if place == "memory" else tmp_path / "state"
     coordinator = opened(state, outputs=folder)
-    base = coordinator.begin()
-    first, second = Tasks(coordinator, base).all()
+    start = coordinator.begin()
+    first, second = Tasks(coordinator, start).all()
     if folder is not None:
-        assert base.folder == str(folder)
+        assert start.folder == str(folder)
         written = ParquetSink(folder, first.nonce)
         blob = written.put("orders", pa.table({"id": [1, 2, 3]}))
         first = replace(first, outputs={"orders": Output((blob,), 3)})
@@ -265,9 +265,9 @@ def test_files_are_looked_for_before_they_are_named(place: str, tmp_path: Path) 
         with pytest.raises(
             StateRefused, match=r"1 of .* files that tasks wrote are not in it.*; mount the same folder"
         ):
-            coordinator.finish(base, [each, second])
+            coordinator.finish(start, [each, second])
     assert coordinator.epoch == 0
-    coordinator.finish(base, [first, second])
+    coordinator.finish(start, [first, second])
     if folder is not None:
         assert [path.name for path in folder.glob("*/*.parquet")] == [f"000000000001-{blob.name}"]
         # What a crash left hidden is shown by whoever opens the state next.
@@ -344,10 +344,10 @@ def test_another_query_feeds_a_state_only_when_it_is_adopted() -> None:
     for batch in (0, 1, 2, 9):
         with pytest.raises(FeedChanged, match=f"batch {batch} of query 'b' .* fed by query 'a', whose last batch is 1"):
             coordinator.begin(feed=Feed("b", batch))
-    base = coordinator.begin(feed=Feed("b", 2), adopt=True)
+    start = coordinator.begin(feed=Feed("b", 2), adopt=True)
     with pytest.raises(SpecError, match=r"as Feed.*: it was begun as Feed"):
-        coordinator.finish(base, [], feed=Feed("b", 1))
-    coordinator.finish(base, Tasks(coordinator, base).all(), feed=Feed("b", 2))
+        coordinator.finish(start, [], feed=Feed("b", 1))
+    coordinator.finish(start, Tasks(coordinator, start).all(), feed=Feed("b", 2))
     assert coordinator.manifest.feed == Feed("b", 2)
     assert [each.batch for each in coordinator.manifest.receipts] == [None, None, 2]
     found = coordinator.committed(feed=Feed("b", 2), adopt=True)
@@ -398,8 +398,8 @@ def test_epochs_by_number() -> None:
 def test_two_coordinators_of_one_state() -> None:
     store = MemoryStore()
     one, other = opened(store), opened(store)
-    base, late = one.begin(), other.begin()
-    one.finish(base, Tasks(one, base).all())
+    start, late = one.begin(), other.begin()
+    one.finish(start, Tasks(one, start).all())
     with pytest.raises(Fenced, match="another writer has committed"):
         other.finish(late, Tasks(other, late).all())
     with pytest.raises(Fenced):
@@ -436,23 +436,23 @@ def test_a_driver_that_dies_while_it_publishes_is_told_by_the_state(happened: bo
 
 def test_the_frontier_follows_earlier_batches_less_the_lateness() -> None:
     coordinator = opened(flow=flow_of(time="at", lateness=5))
-    base = coordinator.begin()
-    assert (base.to, base.frontier) == (NEVER, NEVER)
-    coordinator.finish(base, Tasks(coordinator, base).all())  # the greatest time is 11
+    start = coordinator.begin()
+    assert (start.to, start.frontier) == (NEVER, NEVER)
+    coordinator.finish(start, Tasks(coordinator, start).all())  # the greatest time is 11
     assert coordinator.manifest.greatest == {"orders": 11} and coordinator.manifest.receipts[-1].calls[0].kind == "push"
-    base = coordinator.begin()
-    assert base.to == 6
-    coordinator.finish(base, Tasks(coordinator, base).all())
+    start = coordinator.begin()
+    assert start.to == 6
+    coordinator.finish(start, Tasks(coordinator, start).all())
     assert coordinator.manifest.frontier == 6 and coordinator.begin().to == 16
-    base = coordinator.begin(close=True)
-    assert base.to == CLOSED and base.closes
-    done = coordinator.finish(base, Tasks(coordinator, base).all(0))
+    start = coordinator.begin(close=True)
+    assert start.to == CLOSED and start.closes
+    done = coordinator.finish(start, Tasks(coordinator, start).all(0))
     assert done.frontier == CLOSED and (done.time, coordinator.manifest.receipts[-1].calls[0].kind) == (
         CLOSED,
         "advance_to",
     )
-    base = coordinator.begin()
-    assert base.to == CLOSED and not base.closes
+    start = coordinator.begin()
+    assert start.to == CLOSED and not start.closes
     without = opened(flow=flow_of(time="at"))
     epoch(without)
     assert without.begin().to == NEVER
@@ -516,23 +516,23 @@ def test_a_state_of_one_engine_goes_on_with_one_partition_and_back() -> None:
     hands = Hands(flow, store.writer(), 1, random.Random(3))
     coordinator = hands.coordinator
     assert coordinator.live.whole and coordinator.log.manifest_log.names == names_of(store, coordinator.manifest)
-    base = coordinator.begin()
-    assert base.inventories == (coordinator.manifest.partitions,) * 2 and base.time == 10
-    tasks = Tasks(coordinator, base)
-    [whole] = coordinator.manifest.partitions
+    start = coordinator.begin()
+    assert start.inventories == (coordinator.manifest.inventories,) * 2 and start.time == 10
+    tasks = Tasks(coordinator, start)
+    [whole] = coordinator.manifest.inventories
     kept = tasks.receipt(1, 0, inventory=whole, nonce="", added=())
     with pytest.raises(ReceiptsDisagree, match=r"the stages \[1\] keep .*, the inventory of all stages"):
-        coordinator.finish(base, [tasks.receipt(0, 0), kept])
+        coordinator.finish(start, [tasks.receipt(0, 0), kept])
     assert hands.epoch({"orders": rows})[0].counts == {"noop": 3}  # nothing is sent to the count
     committed, outputs = hands.epoch({"orders": rows.set_column(1, "city", [["Wil"] * 3])})
     assert committed.epoch == 3 and sorted(outputs["by_city"].column("_diff").to_pylist()) == [-1, -1, 1]
-    assert not coordinator.live.whole and len(coordinator.manifest.partitions) == 2
+    assert not coordinator.live.whole and len(coordinator.manifest.inventories) == 2
     assert coordinator.log.manifest_log.names == names_of(store, coordinator.manifest)
     hands.close()
     with flow.open(store.writer()) as engine:
         assert engine.epoch == 3 and engine.read("by_city").to_pylist() == [{"city": "Wil", "count": 3, "_diff": 1}]
         engine.step({"orders": rows}, time=20)
-    assert len(newest(store).partitions) == 1  # type: ignore[union-attr]
+    assert len(newest(store).inventories) == 1  # type: ignore[union-attr]
     hands = Hands(flow, store.writer(), None, random.Random(3))
     assert hands.epoch({})[0].epoch == 5
     hands.close()
@@ -550,12 +550,12 @@ def test_much_is_deleted_while_the_next_tasks_run(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(LocalStore, "discard", slow)
     there = []
     for _ in range(4):
-        base = coordinator.begin()
-        receipts = Tasks(coordinator, base).all()
+        start = coordinator.begin()
+        receipts = Tasks(coordinator, start).all()
         gone = [each.added[0].name for each in there]
         given = [replace(each, gone=(name,)) for each, name in zip(receipts, gone, strict=False)] or receipts
         waiting.set()
-        coordinator.finish(base, given)
+        coordinator.finish(start, given)
         waiting.clear()
         there = receipts
         assert coordinator.log.manifest_log._sweeping is None or coordinator.log.manifest_log._sweeping.is_alive()

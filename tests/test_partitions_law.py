@@ -67,10 +67,10 @@ def agree(scenario: dict[str, Any], epochs: list[Inputs], partitions: int, seed:
         for inputs in [*epochs, None] if holds_back and close else epochs:
             committed, outputs = hands.epoch(inputs or {}, close=inputs is None)
             if not holds_back:
-                steps = [engine.step(inputs or {}, time=hands.base.time)]
+                steps = [engine.step(inputs or {}, time=hands.start.time)]
             else:
                 steps = [engine.push(inputs or {})]
-                steps += [engine.advance_to(hands.base.to)] if hands.base.to > engine.frontier else []
+                steps += [engine.advance_to(hands.start.to)] if hands.start.to > engine.frontier else []
             counts: dict[str, int] = {}
             for step in steps:
                 for verdict, n in step.verdicts.counts.items():

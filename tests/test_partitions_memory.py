@@ -57,15 +57,15 @@ def take(name, total, wait):
     pa.default_memory_pool().release_unused()
     scratch = os.path.join(place, name + ".scratch")
     os.mkdir(scratch)
-    base = coordinator.begin(close=mode != "epoch")
+    start = coordinator.begin(close=mode != "epoch")
     wait("idle")
     with ShuffleReader(PLAN, 0, 0, memory, scratch, {"s": tuple(schema.names)}) as shuffle:
         with pa.OSFile(chunks) as file:
             reader = pa.ipc.open_file(file)
             for i in range(reader.num_record_batches):
                 shuffle.take(reader.get_batch(i))
-        part = StagePart(PLAN, base, 0, 0)
-        done = part.step(base, {"s": shuffle.input("s")}, {}, shuffle.rows, shuffle.digests)
+        part = StagePart(PLAN, start, 0, 0)
+        done = part.step(start, {"s": shuffle.input("s")}, {}, shuffle.rows, shuffle.digests)
         updates = done.receipt.outputs["rows"].rows if "rows" in done.receipt.outputs else 0
         figures = done.receipt.counts, updates, part.dataflow.pending
         part.close()

@@ -24,9 +24,9 @@ from ddflow.partitions.chunks import (
     RECEIPT,
     Origin,
     added,
+    chunk_limits,
     chunk_schema,
     digests,
-    held,
     pack,
     packed_receipts,
     packed_sums,
@@ -154,9 +154,9 @@ def test_partitions_are_equal_ranges_of_mixed_identities(high: list[int], partit
 
 
 def test_more_is_packed_together_for_many_partitions_but_not_without_end() -> None:
-    assert held(1) == held(64) == (1 << 18, 8 << 20)
-    assert held(1000) == (512_000, 16_384_000)
-    assert held(10**6) == (1 << 21, 64 << 20)
+    assert chunk_limits(1) == chunk_limits(64) == (1 << 18, 8 << 20)
+    assert chunk_limits(1000) == (512_000, 16_384_000)
+    assert chunk_limits(10**6) == (1 << 21, 64 << 20)
 
 
 def test_slices_are_no_larger_than_asked_but_for_a_single_row() -> None:
@@ -183,7 +183,7 @@ def test_sums_travel_to_the_partition_of_what_they_meet_by(by: list[str], monkey
     }
     table = pa.table([pa.array(columns[f.name], f.type) for f in schema], schema=schema)
     given = pa.concat_tables([table.slice(0, 3), table.slice(3)])
-    monkeypatch.setattr("ddflow.partitions.chunks.held", lambda partitions: (300, 10**6))
+    monkeypatch.setattr("ddflow.partitions.chunks.chunk_limits", lambda partitions: (300, 10**6))
     back = []
     for batch in packed_sums({0: given}, plan, 5, SECRET):
         for chunk, value in zip(batch.to_pylist(), batch.column("payload"), strict=True):

@@ -59,14 +59,14 @@ def pair(
     hands = Hands(flow, cut, partitions, random.Random(seed), secret=SECRET, retain=retain)
     with engines.open(whole, secret=SECRET, retain=retain) as engine:
         for inputs in [*epochs, None] if close and flow.holds_back else epochs:
-            base = hands.coordinator.begin(close=inputs is None)
+            start = hands.coordinator.begin(close=inputs is None)
             hands.epoch(inputs or {}, close=inputs is None)
             if not flow.holds_back:
-                engine.step(inputs or {}, time=base.time)
+                engine.step(inputs or {}, time=start.time)
                 continue
             engine.push(inputs or {})
-            if base.to > engine.frontier:
-                engine.advance_to(base.to)
+            if start.to > engine.frontier:
+                engine.advance_to(start.to)
     hands.close()
     return cut.writer() if isinstance(cut, MemoryStore) else cut, whole.writer()
 
@@ -127,7 +127,7 @@ def scd2(snapshot: Snapshot, name: str) -> Any:
 def test_what_was_cut_is_read_as_if_it_were_one(kind: str, partitions: int) -> None:
     cut, whole = case(kind, partitions, retain=0 if kind == "expiring" else 4)
     manifest = newest(cut)
-    assert manifest is not None and (manifest.spread, len(manifest.partitions)) == (partitions, 2 * partitions)
+    assert manifest is not None and (manifest.partitions, len(manifest.inventories)) == (partitions, 2 * partitions)
     alike(cut, whole)
     assert dd.read(cut, "by_city").num_rows == dd.read(whole, "by_city").num_rows > 1
 
@@ -198,16 +198,16 @@ def test_a_local_engine_goes_on_with_the_levels_of_one_partition_and_spark_with_
                 engine.compact()
         alike(cut, whole)
         manifest = newest(cut)
-        assert manifest is not None and len(manifest.partitions) == 1
+        assert manifest is not None and len(manifest.inventories) == 1
         greatest = max(t["at"].to_numpy().max() for t in log[:8])
         assert set(manifest.horizons) == ({"orders"} if kind == "expiring" else set())
         hands = Hands(plan(SPECS[kind]), cut.writer(), None, random.Random(2))
         assert kind == "epochs" or hands.coordinator.begin().horizons["orders"] == greatest
         with plan(SPECS[kind]).open(whole.writer()) as engine:
             for table in log[8:]:
-                base = hands.coordinator.begin()
+                start = hands.coordinator.begin()
                 hands.epoch({"orders": table})
-                engine.step({"orders": table}, time=base.time)
+                engine.step({"orders": table}, time=start.time)
         hands.close()
         alike(cut.writer(), whole.writer())
 
@@ -233,7 +233,7 @@ def test_old_versions_are_kept_collected_and_gone_back_to() -> None:
     assert gc(cut.writer(), grace=0, orphans=0).files > 0 and len(cut.shared.blobs) < kept
     cut, _ = case("epochs", 3, steps=6)
     done = rollback(cut.writer(), 4)
-    assert done.manifest.epoch == 4 and done.manifest.spread == 3 and len(done.manifest.partitions) == 6
+    assert done.manifest.epoch == 4 and done.manifest.partitions == 3 and len(done.manifest.inventories) == 6
     alike(cut.writer(), before)
     assert dd.fsck(cut.writer()).ok
     hands = Hands(plan(EPOCH), cut.writer(), None, random.Random(2))
@@ -247,18 +247,18 @@ def test_migration_reads_an_old_state_of_many_partitions() -> None:
     calls = [{"orders": table} for table in events(3, 7)]
     done = dd.migrate(cut, new := MemoryStore(), plan(EPOCH), calls)
     assert {name: table.num_rows for name, table in done.tables.items()} == dict.fromkeys(done.tables, 0)
-    assert newest(new).spread == 1  # type: ignore[union-attr]
+    assert newest(new).partitions == 1  # type: ignore[union-attr]
 
 
 def lie(store: MemoryStore, tell: Callable[[Manifest, list[Any]], Any]) -> MemoryStore:
     """Publish the newest version again with other inventories, whose checksums are right."""
     manifest = newest(store)
     assert manifest is not None
-    given_ = [json.loads(store.map(part).to_pybytes()) for part in manifest.partitions]
+    given_ = [json.loads(store.map(part).to_pybytes()) for part in manifest.inventories]
     given_ = tell(manifest, given_) or given_
     writer = store.writer()
     parts = [writer.put("json", lambda sink, each=each: sink.write(json.dumps(each).encode())) for each in given_]
-    new = structs.replace(manifest, number=manifest.number + 1, nonce=writer.nonce, partitions=tuple(parts))
+    new = structs.replace(manifest, number=manifest.number + 1, nonce=writer.nonce, inventories=tuple(parts))
     assert writer.publish(new.number, new.encode())
     return writer
 
@@ -321,7 +321,7 @@ def test_each_byte_of_each_inventory_is_looked_at() -> None:
     cut, _ = case("epochs", 3)
     manifest = newest(cut)
     assert manifest is not None
-    for part in manifest.partitions:
+    for part in manifest.inventories:
         data, put = cut.shared.blobs[part.name]
         cut.shared.blobs[part.name] = data[:-1] + b" ", put
         report = dd.fsck(cut)

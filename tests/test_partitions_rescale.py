@@ -138,7 +138,7 @@ def accounts(store: MemoryStore, flow: dd.Flow) -> None:
     """Assert that in each partition the events that came are resolved, or wait under numbers that were given out."""
     manifest = newest(store.writer())
     assert manifest is not None
-    for blob in manifest.partitions:
+    for blob in manifest.inventories:
         inventory = StoredInventory.read(store, blob).of
         came = sum(each.arrived for each in inventory.inputs.values())
         waiting = 0
@@ -231,8 +231,8 @@ def test_a_group_that_left_and_came_again_stays_with_its_key_though_nothing_says
         rescale(store.writer(), number)
         assert reads(store, flow) == before
         manifest = newest(store)
-        assert manifest is not None and len(manifest.partitions) == number
-        for blob in manifest.partitions:
+        assert manifest is not None and len(manifest.inventories) == number
+        for blob in manifest.inventories:
             inventory = json.loads(store.map(blob).to_pybytes())
             ((groups,),) = (each["arrangements"] for each in inventory["operators"].values())
             assert groups["keys"] == inventory["inputs"]["a"]["rows"]["keys"] > 0
@@ -270,7 +270,7 @@ def made(place: Path, name: str = "epochs") -> dd.Flow:
 def goes_on(place: Path, name: str = "epochs", partitions: int = 1) -> None:
     """Assert that a state has so many partitions, and is that of the story still; with one partition it goes on."""
     manifest = newest(LocalStore(place, readonly=True))
-    assert manifest is not None and manifest.spread == partitions
+    assert manifest is not None and manifest.partitions == partitions
     if partitions > 1:
         rescale(place, 1)
     case = CASES[name]
@@ -371,7 +371,7 @@ def test_a_state_without_a_commit_has_as_many_as_one_says() -> None:
         pass
     assert rescale(store.writer(), 7).files == 0
     manifest = newest(store.writer())
-    assert manifest is not None and (manifest.spread, manifest.partitions) == (7, ())
+    assert manifest is not None and (manifest.partitions, manifest.inventories) == (7, ())
 
 
 # Killed.
@@ -409,7 +409,7 @@ def test_killed_anywhere_it_has_happened_or_not(tmp_path: Path, monkeypatch: pyt
         dead = killed(state, at, kind)
         manifest = newest(LocalStore(state, readonly=True))
         assert manifest is not None
-        found[manifest.spread] += 1
+        found[manifest.partitions] += 1
         assert reads(state, door.flow) == before, at
         if at % 5 == 0 or not dead:
             rescale(state, 1)

@@ -47,9 +47,9 @@ from ddflow.storage.memory import MemoryStore
 def shares_of(store: Any, flow: dd.Flow, name: str) -> list[pa.Table]:
     """What the shares hold, one after the other; of a collection that is read whole, that."""
     manifest, how = found(store), shared(flow, name)
-    if how is None or manifest.spread == 1:
+    if how is None or manifest.partitions == 1:
         return [contents(Snapshot(store, manifest, flow), name)]
-    return [contents(Share(store, manifest, flow, how.stage, n), name) for n in range(manifest.spread)]
+    return [contents(Share(store, manifest, flow, how.stage, n), name) for n in range(manifest.partitions)]
 
 
 @effort(30)
@@ -192,9 +192,9 @@ def test_a_share_with_what_is_not_its_own_is_damage() -> None:
     manifest = found(store)
     with pytest.raises(CorruptState, match="lacks the operators"):
         Share(store, manifest, flow, 1, -1)  # the other stage's
-    swapped = manifest.partitions[1::-1] + manifest.partitions[2:]
+    swapped = manifest.inventories[1::-1] + manifest.inventories[2:]
     with pytest.raises(CorruptState, match="has a key of"):
-        Share(store, replace(manifest, partitions=swapped), flow, 0, 0)
+        Share(store, replace(manifest, inventories=swapped), flow, 0, 0)
     hands.close()
 
 

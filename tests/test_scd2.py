@@ -244,7 +244,9 @@ def test_keys_that_share_the_first_word_of_their_identities_are_two() -> None:
         Rows(pa.table({"k": [7, 8, 9]})),
     )
     last = np.array([1, 2])
-    arranged.apply([Change(batch, np.zeros(n, np.uint64), last, last * 0, 0, live_added=2, buried=0)], upper=4, since=0)
+    arranged.apply(
+        [Change(batch, np.zeros(n, np.uint64), last, last * 0, 0, live_added=2, tombstones_added=0)], upper=4, since=0
+    )
     (found,) = list(versions_of(arranged, schema, 0, dd.Secret(1, 2)))
     assert [found.first.tolist(), found.current.tolist(), found.to[:1].tolist()] == [
         [1, 2, 3],

@@ -277,9 +277,9 @@ def test_an_eighth_of_the_budget_is_held_in_memory(tmp_path: Path) -> None:
     held = []
     for batch in batches:
         shuffle.take(batch)
-        held.append(shuffle.held)
+        held.append(shuffle.bytes_resident)
     assert max(held) <= 100_000 < max(held) + batches[0].nbytes
-    assert shuffle.held + shuffle.spilled > 40 * 8000
+    assert shuffle.bytes_resident + shuffle.spilled > 40 * 8000
     assert len(os.listdir(tmp_path)) == 1
     rows = read(shuffle)
     shuffle.close()

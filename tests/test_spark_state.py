@@ -343,29 +343,29 @@ def test_a_task_that_is_run_twice_or_left_half_way_is_harmless_and_a_cached_part
             rows = orders_of(50, seed=epoch)
             router = Partitioner(flow, "orders", 1, Secret(*coordinator.manifest.secret))
             chunks = list(Route(router, None, columns["orders"])(rows.to_batches()))
-            base = coordinator.begin()
-            task = EpochStage(coordinator.cut, base, 0, columns, "a test", 1 << 30 if epoch < 4 else 0)
+            start = coordinator.begin()
+            task = EpochStage(coordinator.cut, start, 0, columns, "a test", 1 << 30 if epoch < 4 else 0)
             left = task(iter(chunks))
             next(left)
             left.close()  # type: ignore[attr-defined]
             told = receipts_of(list(task(iter(chunks)))) + receipts_of(list(task(iter(chunks))))
             hits.append([each.figures["hit"] for each in told])
-            committed = coordinator.finish(base, told)
+            committed = coordinator.finish(start, told)
             step = engine.step({"orders": rows}, time=epoch)
             assert committed.outputs["o"].rows == step["o"].num_rows, epoch
             assert committed.counts == {name: n for name, n in step.verdicts.counts.items() if n}
         assert counted(dd.read(state, "o")) == counted(engine.read("o"))
     # Each epoch a cached part goes to the attempt that is left; those after it open the state anew, as it was.
     assert hits == [[0, 0]] * 4
-    base = coordinator.begin()
-    task = EpochStage(coordinator.cut, base, 0, columns, "a test", 1 << 30)
+    start = coordinator.begin()
+    task = EpochStage(coordinator.cut, start, 0, columns, "a test", 1 << 30)
     chunks = list(Route(router, None, columns["orders"])(orders_of(5, seed=9).to_batches()))
-    coordinator.finish(base, receipts_of(list(task(iter(chunks)))))
-    base = coordinator.begin()
-    task = EpochStage(coordinator.cut, base, 0, columns, "a test", 1 << 30)
+    coordinator.finish(start, receipts_of(list(task(iter(chunks)))))
+    start = coordinator.begin()
+    task = EpochStage(coordinator.cut, start, 0, columns, "a test", 1 << 30)
     assert receipts_of(list(task(iter(chunks))))[0].figures["hit"] == 1 and PARTS.nbytes > 0
     bad = orders_of(5).set_column(0, "id", pa.nulls(5, pa.int64()))
-    coordinator.finish(base, receipts_of(list(task(iter(chunks)))))
+    coordinator.finish(start, receipts_of(list(task(iter(chunks)))))
     task = EpochStage(coordinator.cut, coordinator.begin(), 0, columns, "a test", 1 << 30)
     with pytest.raises(NullKey):
         list(task(Route(router, None, columns["orders"])(bad.to_batches())))

@@ -230,8 +230,8 @@ def test_an_engine_counts_what_waits_for_its_time_apart_from_its_state() -> None
         assert (waiting["pending"], waiting["keys"]) == (100, 0)
         assert waiting["bytes_pending"] > 100 * 16
         engine.advance_to(6)
-        sealed = engine.stats()
-        assert (sealed["pending"], sealed["bytes_pending"], sealed["keys"]) == (0, 0, 100)
+        released = engine.stats()
+        assert (released["pending"], released["bytes_pending"], released["keys"]) == (0, 0, 100)
 
 
 def test_many_steps_over_the_same_keys_show_what_merges_cost_and_still_owe() -> None:

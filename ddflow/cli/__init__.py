@@ -134,7 +134,7 @@ def _version(asked: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", help="Say which version this is.", is_eager=True, callback=_version)
+        bool, typer.Option("--version", help="Show the version.", is_eager=True, callback=_version)
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks. May stand after the verb, too.")] = False,
 ) -> None:

@@ -23,7 +23,7 @@ def count(ask: Ask) -> None:
 
     The two modes are those of `ddflow diff`: each file is one epoch, or with `--time` events wait for their time.
 
-    `--state` goes on from a state, as in `ddflow diff`.
+    `--state` continues a state, as in `ddflow diff`.
 
     Examples:
 

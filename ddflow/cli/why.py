@@ -37,7 +37,7 @@ def why(
     """Tell a key's story: what it holds, what it held, and why not something else.
 
     From the state: the row, every version that is still kept with the order that won it, and events that wait for their
-    time. From the log, if it is given: every event of the key with its verdict, so that losers are seen, and what they
+    time. From the log, if you give it: every event of the key with its verdict, so that you see losers and what they
     lost against, and every full file that does not name the key. The log is resolved again, each file as one epoch, so
     the times of events are of that replay; in hold-back mode they are the events' own.
 

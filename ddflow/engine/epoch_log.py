@@ -35,8 +35,8 @@ from ddflow.engine.garbage import gc, names_of
 from ddflow.engine.outputs import Outputs
 from ddflow.errors import DdflowError, EpochSkipped, OutcomeUnknown, SpecError, StorageFailed, StorageFull
 from ddflow.plan.codec import describe, fingerprint
-from ddflow.plan.collection import Plan
 from ddflow.plan.compatibility import PlanChange, compare
+from ddflow.plan.plan import Plan
 from ddflow.storage.arrow_file import readable
 from ddflow.storage.closing import on_failure
 from ddflow.storage.epochs import Epoch
@@ -155,11 +155,11 @@ class EpochLog:
         return (*before[max(0, len(before) + 1 - self.keep) :], epoch)
 
     def publish(
-        self, receipts: tuple[Epoch, ...], partitions: tuple[Blob, ...], files: set[str], note: str, **state: Any
+        self, receipts: tuple[Epoch, ...], inventories: tuple[Blob, ...], files: set[str], note: str, **state: Any
     ) -> None:
         """Publish the next version: that of a new epoch, the last of ``receipts``, or another of the same one.
 
-        ``partitions``: its inventories.  ``files``: the names of all that those name.  ``state``: the fields of the
+        ``inventories``: of its parts.  ``files``: the names of all that those name.  ``state``: the fields of the
         manifest that change with it.  O(what changed), and once O(what others left).  Raises `Fenced`, `StorageFull`,
         `StorageFailed`: it did not happen; `OutcomeUnknown`: it may have.
         """
@@ -177,7 +177,7 @@ class EpochLog:
         if not self._tidy:
             self._look_after()
         self.outputs.sync()
-        self.manifest_log.commit(new, partitions, files | names_inside(new.outputs()), note)
+        self.manifest_log.commit(new, inventories, files | names_inside(new.outputs()), note)
         if new.epoch > before.epoch:
             self.change = PlanChange()
 
@@ -204,7 +204,7 @@ class EpochLog:
         self._tidy = True
         store = self.manifest_log.store
         try:
-            if len(store.numbers()) * len(self.manifest_log.manifest.partitions) <= TIDY:
+            if len(store.numbers()) * len(self.manifest_log.manifest.inventories) <= TIDY:
                 gc(store, grace=self.manifest_log.grace)
                 self.manifest_log.remember(names_of)
         except DdflowError:

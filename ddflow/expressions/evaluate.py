@@ -26,7 +26,7 @@ from ddflow.aside import aside
 from ddflow.columns.schema import empty, one_batch, one_chunk
 from ddflow.errors import ExpressionError, SchemaMismatch, cut
 from ddflow.expressions.casts import load
-from ddflow.expressions.node import FAILURES, Frame, Node, spread
+from ddflow.expressions.node import FAILURES, Frame, Node, broadcast
 from ddflow.expressions.room import TooBig
 from ddflow.expressions.types import sql_name, working
 
@@ -63,7 +63,7 @@ class SqlRun:
 
     def _run(self, frame: Frame) -> pa.Array:
         try:
-            return spread(self._node.run(frame), frame.rows)
+            return broadcast(self._node.run(frame), frame.rows)
         except pa.ArrowCapacityError as error:
             found = f"what it makes of {frame.rows:,} rows does not fit a column of a batch ({error})"
             raise ExpressionError(self._asked, found, _LESS) from error
@@ -178,7 +178,7 @@ class FunctionRun:
         elif isinstance(result, pa.ChunkedArray):
             result = one_chunk(result)
         elif isinstance(result, pa.Scalar):
-            result = spread(result, rows)
+            result = broadcast(result, rows)
         if isinstance(result, pa.Array) and len(result) == rows:
             return result
         gave = f"{len(result)} values" if isinstance(result, pa.Array) else f"a {type(result).__name__}"

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.expressions.casts import convert
-from ddflow.expressions.node import Compute, Datum, Frame, Node, Refusal, apply, constant, null, spread, where
+from ddflow.expressions.node import Compute, Datum, Frame, Node, Refusal, apply, broadcast, constant, null, where
 from ddflow.expressions.types import BOOL, NULL, STRING, meeting, sql_name
 
 
@@ -60,7 +60,7 @@ def _junction(left: Node, right: Node, kernel: Compute, wins: bool) -> Node:
         return apply(kernel, left, right)
 
     def run(frame: Frame, first: Datum) -> Datum:
-        first = spread(first, frame.rows)
+        first = broadcast(first, frame.rows)
         undecided = pc.fill_null(pc.not_equal(first, wins), True)
         return kernel(first, where(right, frame, undecided))
 
@@ -105,12 +105,12 @@ def choice(conditions: Sequence[Node], values: Sequence[Node], place: str) -> No
 
 def _lazy_choice(tests: Sequence[Node], results: Sequence[Node]) -> Node:
     def run(frame: Frame) -> Datum:
-        open_rows = spread(pa.scalar(True), frame.rows)
+        open_rows = broadcast(pa.scalar(True), frame.rows)
         hits, values = [], []
         for test, result in zip(tests, results, strict=False):
             true = pc.fill_null(where(test, frame, open_rows), False)
             hits.append(pc.and_(open_rows, true))
-            values.append(spread(where(result, frame, hits[-1]), frame.rows))
+            values.append(broadcast(where(result, frame, hits[-1]), frame.rows))
             open_rows = pc.and_not(open_rows, true)
         return pc.case_when(pc.make_struct(*hits), *values, where(results[-1], frame, open_rows))
 
@@ -128,7 +128,7 @@ def first_valid(nodes: Sequence[Node], place: str) -> Node:
         return apply(pc.coalesce, *nodes)
 
     def run(frame: Frame, first: Datum) -> Datum:
-        value = spread(first, frame.rows)
+        value = broadcast(first, frame.rows)
         for node in nodes[1:]:
             value = pc.coalesce(value, where(node, frame, value.is_null()))
         return value

@@ -74,7 +74,7 @@ class Origin(NamedTuple):
         return cls([name], np.empty(0, np.int64), np.arange(first, first + rows), False)
 
 
-def held(partitions: int) -> tuple[int, int]:
+def chunk_limits(partitions: int) -> tuple[int, int]:
     """How many rows, and how many bytes of them, are packed together, at most.  Pure.
 
     262,144 rows or 8 MB, and with many partitions more: a chunk costs some 0.5 KB and 20 us beside its rows, so each
@@ -217,11 +217,11 @@ def packed_sums(
 ) -> Iterator[pa.RecordBatch]:
     """Sums on their way, as chunks.  ``tables``: by number of their exchange, the columns of `sums_schema`.
 
-    A sum goes to the partition of the columns that it meets others by.  O(n), in chunks of what `held` says.
+    A sum goes to the partition of the columns that it meets others by.  O(n), in chunks of what `chunk_limits` says.
     """
     for number, table in sorted(tables.items()):
         names = list(cut.exchanges[number].by)
-        for part in sliced(table, *held(partitions)):
+        for part in sliced(table, *chunk_limits(partitions)):
             rows = one_batch(part.combine_chunks())
             high, _ = identities(rows.select(names), secret, rows.num_rows)
             origin = Origin.one("", 0, rows.num_rows)

@@ -137,7 +137,7 @@ def look(cut: Stages, taken: Sequence[Receipt], folder: bool) -> None:
             raise CorruptState(
                 f"the receipt of partition {each.number} on stage {each.stage}",
                 f"it tells of {', '.join(wrong[:MOST])}, where the plan has no such thing",
-                "run all tasks with the flow and the base that the coordinator has",
+                "run all tasks with the flow and the epoch start that the coordinator has",
             )
 
 

@@ -1,10 +1,10 @@
 """What the receipts of an epoch add up to.
 
-Invariant: there is one receipt for every stage and partition, all of one base, and what they add up to does not depend
-on how many partitions there were, in which order tasks were done, nor on which of two attempts at a task was taken. A
-scheduler runs tasks again when it likes, so two receipts of one task are no error as long as they say the same of the
-same rows, and the first is taken; when they do not, something in the plan is no function of its rows, and either would
-be wrong for somebody. It reads no files and publishes nothing.
+Invariant: there is one receipt for every stage and partition, all of one epoch start, and what they add up to does not
+depend on how many partitions there were, in which order tasks were done, nor on which of two attempts at a task was
+taken. A scheduler runs tasks again when it likes, so two receipts of one task are no error as long as they say the same
+of the same rows, and the first is taken; when they do not, something in the plan is no function of its rows, and either
+would be wrong for somebody. It reads no files and publishes nothing.
 
 >>> def receipt(number, rows):
 ...     file = Blob(f"{number:016x}-1.json", 9, bytes(16))
@@ -46,21 +46,21 @@ _NOT_ADDED: Final = ("memory",)
 
 
 def gather(
-    receipts: Iterable[Receipt], base: str, stages: int, partitions: int
+    receipts: Iterable[Receipt], started_from: str, stages: int, partitions: int
 ) -> tuple[tuple[Receipt, ...], Contribution]:
     """One receipt a task, stage by stage, and what they add up to.  O(receipts).
 
-    ``base``: the digest of the manifest that all must have started from.  Raises `MissingReceipts`, naming partitions;
-    `ReceiptsDisagree`; `SpecError` for a receipt of another epoch or plan.
+    ``started_from``: the digest of the manifest that all must have started from.  Raises `MissingReceipts`, naming
+    partitions; `ReceiptsDisagree`; `SpecError` for a receipt of another epoch or plan.
     """
-    taken = _taken(receipts, base, stages, partitions)
+    taken = _taken(receipts, started_from, stages, partitions)
     frontiers = {each.frontier: each for each in taken}
     if len(frontiers) > 1:
         first, second = list(frontiers.values())[:2]
         raise ReceiptsDisagree(
             "commit an epoch",
             f"{_task(first)} closed to {first.frontier}, {_task(second)} to {second.frontier}",
-            "give all tasks of an epoch the same base",
+            "give all tasks of an epoch the same epoch start",
         )
     files, rows = defaultdict[str, list[Blob]](list), defaultdict[str, int](int)
     for each in taken:
@@ -111,19 +111,21 @@ def greatest(each: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return out
 
 
-def _taken(receipts: Iterable[Receipt], base: str, stages: int, partitions: int) -> tuple[Receipt, ...]:
+def _taken(receipts: Iterable[Receipt], started_from: str, stages: int, partitions: int) -> tuple[Receipt, ...]:
     """One a task, in their order."""
     taken: dict[tuple[int, int], Receipt] = {}
     asked = f"commit an epoch of {stages} stages and {partitions} partitions"
     for each in receipts:
-        if each.base != base:
+        if each.started_from != started_from:
             raise SpecError(
                 asked,
-                f"{_task(each)} started from the manifest with digest {each.base}, not from {base}",
-                "it is of another epoch: give the receipts of this base's tasks",
+                f"{_task(each)} started from the manifest with digest {each.started_from}, not from {started_from}",
+                "it is of another epoch: give the receipts of the tasks of this epoch start",
             )
         if not (each.stage < stages and each.number < partitions):
-            raise SpecError(asked, f"there is a receipt of {_task(each)}", "give tasks the flow that the base is of")
+            raise SpecError(
+                asked, f"there is a receipt of {_task(each)}", "give tasks the flow that the epoch start is of"
+            )
         first = taken.setdefault((each.stage, each.number), each)
         if first is not each and first.content != each.content:
             differs = [name for name, value in first.content.items() if value != each.content[name]]

@@ -1,14 +1,14 @@
 """A receipt: what a task did, for the driver to take or to leave.
 
 Invariant: what `Receipt.from_json` gives is of the types and within the ranges that a receipt has, and names files that
-its own writer put, or its base had; two receipts of the same rows agree in `Receipt.content`, whoever wrote them. A
-task may be run twice, speculatively or again, and both may be told; their files differ in name and length (merges
-depend on what is kept in memory), so what they must agree in is what the rows made of them, and nothing else. It
-travels as a value of one row, through a shuffle that others could write to, so it is read with suspicion. It does not
-look whether files are there (``commit``).
+its own writer put, or its epoch start had; two receipts of the same rows agree in `Receipt.content`, whoever wrote
+them. A task may be run twice, speculatively or again, and both may be told; their files differ in name and length
+(merges depend on what is kept in memory), so what they must agree in is what the rows made of them, and nothing else.
+It travels as a value of one row, through a shuffle that others could write to, so it is read with suspicion. It does
+not look whether files are there (``commit``).
 
 >>> blob = Blob("00ff00ff00ff00ff-1.json", 40, bytes(16))
->>> receipt = Receipt(stage=0, number=3, base="0" * 32, nonce="00ff00ff00ff00ff", inventory=blob, outputs={},
+>>> receipt = Receipt(stage=0, number=3, started_from="0" * 32, nonce="00ff00ff00ff00ff", inventory=blob, outputs={},
 ...                   rows={"orders": 2}, digests={"orders": "01" * 16}, counts={"applied": 2}, greatest={},
 ...                   horizons={}, frontier=8, last=7, since=7, added=(), gone=(), sent="", figures={"step": 900})
 >>> Receipt.from_json(receipt.to_json(), "a task") == receipt

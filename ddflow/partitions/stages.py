@@ -27,7 +27,8 @@ import pyarrow as pa
 
 from ddflow.errors import SpecError
 from ddflow.plan.codec import behind
-from ddflow.plan.collection import Collection, Columns, Plan
+from ddflow.plan.collection import Collection, Columns
+from ddflow.plan.plan import Plan
 
 ALL: Final = pa.schema({"all": pa.bool_()})
 """The columns of sums that are not by any: one that is true in all rows, for something must carry them."""

@@ -29,8 +29,9 @@ import pyarrow as pa
 
 from ddflow.errors import CorruptState, cut
 from ddflow.plan.bind import Bound
-from ddflow.plan.collection import Collection, Input, Plan
+from ddflow.plan.collection import Collection
 from ddflow.plan.formulas import Formulas, digest
+from ddflow.plan.plan import Input, Plan
 from ddflow.plan.record import Record
 from ddflow.plan.registry import operator
 

@@ -32,8 +32,8 @@ import pyarrow as pa
 
 from ddflow.errors import PlanChanged, cut
 from ddflow.plan.codec import describe, shown
-from ddflow.plan.collection import Input, Plan
 from ddflow.plan.merge.absent import same_function
+from ddflow.plan.plan import Input, Plan
 from ddflow.plan.rebuild import inputs, rebuild
 from ddflow.plan.record import Record
 from ddflow.plan.spec import Upsert

@@ -142,13 +142,13 @@ class BatchStore(Closing):
         small = isinstance(batches, list) and pa.Table.from_batches(batches, schema).nbytes <= SMALL
 
         def arrow(sink: FileWriter) -> None:
-            held = pa.BufferOutputStream() if small else None
-            with new_file(sink if held is None else held, schema, compresses) as writer:
+            buffered = pa.BufferOutputStream() if small else None
+            with new_file(sink if buffered is None else buffered, schema, compresses) as writer:
                 for batch in batches:
                     sink.wanted += batch.nbytes
                     writer.write_batch(batch)
-            if held is not None:
-                sink.write(held.getvalue())
+            if buffered is not None:
+                sink.write(buffered.getvalue())
 
         return self.store.put("arrow", arrow)
 

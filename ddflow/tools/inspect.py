@@ -88,18 +88,18 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
             "outputs": {},
             "folder": _folder(manifest),
             "receipts": [_receipt(each) for each in manifest.receipts],
-            "partitions": manifest.spread,
-            "stages": max(len(manifest.partitions) // manifest.spread, 1),
+            "partitions": manifest.partitions,
+            "stages": max(len(manifest.inventories) // manifest.partitions, 1),
             "parts": [],
             "fed": None if manifest.feed is None else to_builtins(manifest.feed),
         }
         outputs = Record(manifest.plan, f"the plan of {store.where}").record("outputs")
         out["outputs"] = {name: shown(manifest.plan, outputs.text(name), store.where) for name in outputs.names()}
-        named = {blob.name: blob.length for blob in (*manifest.outputs(), *manifest.partitions)}
-        for place, part in enumerate(manifest.partitions):
+        named = {blob.name: blob.length for blob in (*manifest.outputs(), *manifest.inventories)}
+        for place, part in enumerate(manifest.inventories):
             stored = StoredInventory.read(store, part)
             files = {blob.name: blob.length for blob in files_in(stored.data)}
-            stage, number = divmod(place, manifest.spread)
+            stage, number = divmod(place, manifest.partitions)
             within = {"stage": stage, "partition": number, "files": len(files), "bytes": sum(files.values())}
             out["parts"].append(within | _fill(out, stored.of, manifest, store.where))
             named |= files

@@ -41,7 +41,7 @@ from ddflow.engine.reads import told_only
 from ddflow.engine.snapshot import Snapshot
 from ddflow.errors import NotReadable, PlanChanged, StateRefused
 from ddflow.operators.updates import Updates, consolidated, ints
-from ddflow.plan.collection import Plan
+from ddflow.plan.plan import Plan
 from ddflow.storage.feeding import Fed
 from ddflow.storage.local import LocalStore
 from ddflow.storage.opening import State, Trust, open_store, opened_store

@@ -40,7 +40,7 @@ from ddflow.engine.logs import MARKS, as_fed, batches, parts_of
 from ddflow.engine.snapshot import Snapshot
 from ddflow.errors import NotReadable
 from ddflow.operators.upsert.upsert import RunningUpsert
-from ddflow.plan.collection import Plan
+from ddflow.plan.plan import Plan
 from ddflow.storage.feeding import Fed
 from ddflow.storage.opening import State, Trust
 from ddflow.storage.protocol import Store
@@ -259,7 +259,7 @@ class _Comparison:
             early = np.flatnonzero(waiting.original < self.snapshot.frontier)
             self.out.pending += waiting.times.size - early.size
             if early.size:
-                high, low = self.upsert.keys.of(waiting.events.take(pa.array(early)))
+                high, low = self.upsert.keys.of(waiting.rows.take(pa.array(early)))
                 self.unknown.update(zip(high.tolist(), low.tolist() or [0] * high.size, strict=True))
         self.out.unknown = len(self.unknown)
 

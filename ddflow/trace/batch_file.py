@@ -1,11 +1,11 @@
 """A batch as a file: its columns and payload as one Arrow record batch, and back.
 
-Invariant: `unfiled` gives the batch that `filed` was given, column for column. What all rows share (one time after a
-compaction, all of them live) takes no room, so it is not in the file but beside it; which columns are there, and what
-the others are, is said by a *layout*, plain values that a manifest can hold. The first columns are ours and are found
-by their place, so a payload may call its own as it likes. A *compressed* file, which is written to be kept and not to
-be read where it lies, leaves out what the rows say themselves: their identities and hashes, random bytes that nothing
-makes smaller. Only deletions have theirs, since what they are of may be gone.
+Invariant: `unfiled` gives the batch that `filed` was given, column for column. A value that all rows share (one time
+after a compaction, all of them live) takes no room: it is not in the file but in the *layout*, plain values that a
+manifest can hold, which also say which columns there are. ddflow's columns are first and are found by their place, so a
+payload may call its own as it likes. A *compressed* file is written to be kept, not to be read in place. It leaves out
+what the rows imply, their identities and hashes, because these are random bytes that nothing makes smaller. Only
+deletions keep theirs, because their rows may be gone.
 
 >>> batch = Batch.of([4, 9], [1, 2], [True, True], pa.table({"k": ["a", "b"]}))
 >>> record, layout = filed(batch)

@@ -82,15 +82,15 @@ class JsonFile(File):
         """Block by block."""
         meant = {field.name: field.type for field in schema}
         parsed = {name: wire(kind, JSON) for name, kind in meant.items()}
-        held = {name: kind for name, kind in meant.items() if name not in converted and not is_text(kind)}
-        exact = {name: kind for name, kind in held.items() if pat.is_decimal(kind)}
+        spelled = {name: kind for name, kind in meant.items() if name not in converted and not is_text(kind)}
+        exact = {name: kind for name, kind in spelled.items() if pat.is_decimal(kind)}
         try:
             with self._opened(parsed, "error") as reader:
                 for batch in reader:
                     batch.validate(full=True)
                     with reading(self.path, self.kind.name):
                         typed = _typed(batch, meant)
-                    exact |= {name: kind for name, kind in held.items() if _is_large(typed.column(name))}
+                    exact |= {name: kind for name, kind in spelled.items() if _is_large(typed.column(name))}
                     yield typed
         except DdflowError:
             self._locate(parsed, meant)

@@ -48,7 +48,7 @@ class Misspelled(ValueError):
         self.row = row
 
 
-def is_held(kind: pa.DataType) -> bool:
+def is_spelled(kind: pa.DataType) -> bool:
     """Whether Arrow's readers take more for a value of a type than what spells one, so that its texts are wanted."""
     return bool(pat.is_decimal(kind) or (pat.is_primitive(kind) and not pat.is_timestamp(kind)))
 

@@ -111,11 +111,11 @@ def event_schema(schema: pa.Schema, merging: Merging | None) -> pa.Schema:
 def merged_row(schema: pa.Schema, spec: Upsert, row: pa.Schema) -> pa.Schema:
     """The row's columns, in the types that merging gives them: ``dd.collect`` makes lists.  O(columns)."""
     merge = spec.merge if isinstance(spec.merge, Merge) else Merge()
-    held = {*spec.key, *spec.order_by, *(name for of, _ in spec.grouped for name in of), *(n for n, _ in spec.derived)}
+    named = {*spec.key, *spec.order_by, *(name for of, _ in spec.grouped for name in of), *(n for n, _ in spec.derived)}
     out = []
     for field in row:
         strategy = merge.strategies.get(field.name, merge.default)
-        if strategy is not None and strategy.name == "collect" and field.name not in held:
+        if strategy is not None and strategy.name == "collect" and field.name not in named:
             field = pa.field(field.name, pa.list_(schema.field(field.name).type))
         out.append(field)
     return pa.schema(out)

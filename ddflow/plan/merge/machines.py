@@ -82,7 +82,7 @@ class Machined:
     def vector(
         self, chains: Chains, events: pa.RecordBatch, held: pa.Array, secret: Secret, key: Callable[[int], str]
     ) -> pa.Array:
-        """The values after each moment, by a function of batches.
+        """The values after each of its times, by a function of batches.
 
         ``events``: those of all rounds.  ``held``: a list for each key.  ``key``: an event's, as text.  O(values) and
         what the function takes, as many calls as the longest chain.  Raises `MergerFailed`, `ListTooLong`,
@@ -167,8 +167,9 @@ class Machined:
     def scalar(
         self, walked: Walked, action: Any, events: Records, held: pa.Array, secret: Secret, key: Callable[[int], str]
     ) -> pa.Array:
-        """The values after each moment, by a compiled function.  O(events * what it takes).  Raises as `vector`."""
-        m, limit = walked.moments.size - 1, self.machine.limit
+        """The values after each of its times, by a compiled function.  O(events * what it takes).  Raises as
+        `vector`."""
+        m, limit = walked.key_times.size - 1, self.machine.limit
         counts = np.asarray(pc.fill_null(pc.list_value_length(held), 0)).astype(np.int64)
         values = to_records(pa.RecordBatch.from_struct_array(held.flatten()).cast(self.state), self.kind)
         offsets, ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), np.zeros(m + 1, np.int64)
