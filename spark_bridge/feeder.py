@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame
 
 from ddflow.engine.flow import Flow
 from ddflow.partitions.receipt import Committed
+from ddflow.storage.closing import on_failure
 from ddflow.storage.manifest import Feed
 from ddflow.time import CLOSED
 from spark_bridge.errors import noted
@@ -45,12 +46,9 @@ class Feeder:
         return {**self.__dict__, "_job": None, "account": Account()}
 
     def __call__(self, packed: DataFrame, batch: int) -> None:
-        try:
-            with noted():
-                self._take(packed, int(batch))
-        except BaseException:
-            self.release()  # the query ends by it, and another one reads the state anew
-            raise
+        # Where it fails the query ends, and another one reads the state anew.
+        with on_failure(self.release), noted():
+            self._take(packed, int(batch))
 
     def _take(self, packed: DataFrame, batch: int) -> None:
         """A batch becomes an epoch, or is recognised as the one that it was."""

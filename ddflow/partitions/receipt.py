@@ -72,15 +72,15 @@ class Contribution(Strict, frozen=True, kw_only=True):
 class Receipt(Contribution, frozen=True, kw_only=True):
     """What the task of a ``stage`` and partition ``number`` did.
 
-    ``base``: digest of the manifest that it started from.  ``nonce``: of the writer of its files, "" where it wrote
-    none.  ``inventory``: of what it holds now.  ``outputs``: a file each.  ``added``: files that the inventory names
-    and its base's did not; ``gone``: names of which the reverse is true.  ``sent``: of the sums passed on, order-free,
-    "" for none.
+    ``started_from``: digest of the manifest of its epoch start.  ``nonce``: of the writer of its files, "" where it
+    wrote none.  ``inventory``: of what it holds now.  ``outputs``: a file each.  ``added``: files that the inventory
+    names and that of its epoch start did not; ``gone``: names of which the reverse is true.  ``sent``: of the sums
+    passed on, order-free, "" for none.
     """
 
     stage: Annotated[int, Meta(ge=0, lt=STAGES)]
     number: Annotated[int, Meta(ge=0, lt=PARTITIONS)]
-    base: Hex
+    started_from: Hex
     nonce: NonceOrNone
     inventory: Blob
     added: tuple[Blob, ...]
