@@ -47,6 +47,7 @@ def columns(of: Walking) -> dict[str, pa.Array]:
         return str(shown_row(events.select(list(of.upsert.bound.spec.key)), row))
 
     if machined.automaton is not None:
+        assert machined.machine.on is not None, "a table is asked by a column"
         symbols = events.column(machined.machine.on)
         made, there, row, state = machined.automaton.run(of.steps, action, symbols, held)
         if row >= 0:
