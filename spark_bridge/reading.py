@@ -11,7 +11,7 @@ a NaN, nor what is null-safe; the others Spark applies itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -39,7 +39,7 @@ from ddflow.storage.manifest import Manifest
 from spark_bridge.tasks import travelling
 from spark_bridge.types import carrier
 
-_COMPARE: Final[dict[type[Filter], Any]] = {
+_COMPARE: Final[dict[type[Filter], Callable[[pa.Array, pa.Scalar], pa.Array]]] = {
     EqualTo: pc.equal,
     GreaterThan: pc.greater,
     GreaterThanOrEqual: pc.greater_equal,
@@ -153,7 +153,7 @@ def fits(given: Filter, columns: pa.Schema) -> bool:
         return True
     kind = carrier(columns.field(path[0]).type)
     values = given.value if isinstance(given, In) else [getattr(given, "value", None)]
-    if type(given) not in (*_COMPARE, In) or not any(test(kind) for test in _EXACT) or None in values:
+    if kind is None or type(given) not in (*_COMPARE, In) or not any(test(kind) for test in _EXACT) or None in values:
         return False
     try:
         for value in values:

@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame
 
 from ddflow.engine.flow import Flow
 from ddflow.errors import SpecError, WrongMode
+from ddflow.storage.closing import on_failure
 from spark_bridge.errors import translated
 from spark_bridge.feeder import Feeder, Then
 from spark_bridge.job import KEEP, StateOptions, check_address, checked, context_of, settings

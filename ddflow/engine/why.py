@@ -26,7 +26,7 @@ its 2 events in the log (times are of the replay: one epoch for each part of the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -148,12 +148,12 @@ class _Telling:
         what: list[str] | str,
         times: Ints,
         rows: pa.Table | pa.RecordBatch,
-        winners: list[Any] | None,
+        winners: Sequence[Any] | None,
         verdict: pa.Array | None = None,
         seq: Ints | None = None,
     ) -> None:
         n = times.size
-        columns = [
+        columns: list[pa.Array | pa.ChunkedArray] = [
             pa.array([what] * n if isinstance(what, str) else what, pa.string()),
             time_column(times, self.bound.time_type),
             pa.nulls(n, pa.string()) if verdict is None else verdict,

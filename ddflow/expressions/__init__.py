@@ -51,7 +51,7 @@ class Expression:
     columns: tuple[str, ...] | None
     type: pa.DataType
     what: str
-    _run: RowFunction
+    _run: Callable[[pa.RecordBatch], pa.Array]
     given: Source
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Array:

@@ -186,7 +186,7 @@ def _rest(positive: bool) -> Callable[[pa.DataType, pa.DataType], Plan]:
         count, taken = pa.decimal256(whole + b.scale, 0), pa.decimal256(whole + b.scale, b.scale)
         rest_type = pa.decimal256(whole + scale, scale)
 
-        def compute(x: Datum, y: Datum) -> Datum:
+        def compute(x: pa.Array, y: pa.Array) -> Datum:
             _nonzero(y, x)
             quotient = pc.trunc(divide(x, y)).cast(count)
             rest = pc.subtract(_wide(x), pc.multiply(quotient, _wide(y)).cast(taken)).cast(rest_type)

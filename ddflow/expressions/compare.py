@@ -124,7 +124,7 @@ def among(node: Node, items: Sequence[Node], lists: Sequence[pa.Array] = ()) -> 
     met, *others = meet([node, *items, *listed], "IN")
     items, listed = others[: len(items)], others[len(items) :]
     try:
-        known = [each.run(Frame((values,), len(values))) for each, values in zip(listed, lists, strict=True)]
+        known: list[Any] = [each.run(Frame((values,), len(values))) for each, values in zip(listed, lists, strict=True)]
     except FAILURES as error:  # text that is not of the type
         return _failing(error, met)
     if any(item.constant is None for item in items):

@@ -17,13 +17,13 @@ still want it, and only if something in it can fail. Comparisons live in ``compa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.expressions.casts import convert
-from ddflow.expressions.node import Compute, Datum, Frame, Node, Refusal, apply, broadcast, constant, null, where
+from ddflow.expressions.node import Datum, Frame, Node, Refusal, apply, broadcast, constant, null, where
 from ddflow.expressions.types import BOOL, NULL, STRING, meeting, sql_name
 
 
@@ -53,7 +53,7 @@ def disjunction(left: Node, right: Node) -> Node:
     return _junction(left, right, pc.or_kleene, True)
 
 
-def _junction(left: Node, right: Node, kernel: Compute, wins: bool) -> Node:
+def _junction(left: Node, right: Node, kernel: Callable[..., Datum], wins: bool) -> Node:
     if left.constant is not None and left.constant.is_valid:
         return constant(pa.scalar(wins)) if left.constant.as_py() == wins else right
     if not right.fallible:

@@ -26,8 +26,8 @@ import pyarrow.compute as pc
 from ddflow.expressions.room import TooBig, counted, fits
 from ddflow.expressions.types import sql_name
 
-Datum: TypeAlias = Any  # pa.Array | pa.Scalar, which pyarrow does not type
-Compute: TypeAlias = Callable[..., Datum]
+Datum: TypeAlias = pa.Array | pa.Scalar
+Compute: TypeAlias = Callable[..., Any]  # a datum of data: an array where one of them is
 
 FAILURES = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowCapacityError)
 
@@ -169,7 +169,7 @@ def on_arrays(compute: Compute) -> Compute:
     @wraps(compute)
     def wrapped(*values: Datum) -> Datum:
         rows = [len(value) for value in values if not isinstance(value, pa.Scalar)]
-        result = compute(*(broadcast(value, rows[0] if rows else 1) for value in values))
+        result: pa.Array = compute(*(broadcast(value, rows[0] if rows else 1) for value in values))
         return result if rows else result[0]
 
     return wrapped

@@ -27,7 +27,7 @@ COLUMN: Final = 2**31 - 2
 _made: ContextVar[int] = ContextVar("made", default=0)
 
 
-class TooBig(pa.ArrowInvalid):  # type: ignore[misc]
+class TooBig(pa.ArrowInvalid):
     """Text that has no room.  ``row``: which of ``rows`` has none by itself, if one has none."""
 
     row: int | None = None
@@ -47,7 +47,7 @@ def counted(value: pa.Scalar) -> pa.Scalar:
     return value
 
 
-def lengths(value: Any) -> Any:
+def lengths(value: pa.Array | pa.Scalar) -> pa.Array | pa.Scalar:
     """Bytes of each text, 0 for null, as a double: what is made of them may not fit an integer."""
     return pc.fill_null(pc.binary_length(value), 0).cast(pa.float64())
 

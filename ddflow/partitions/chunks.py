@@ -185,7 +185,8 @@ def payload_at(column: pa.Array, row: int) -> pa.Buffer:
     """The bytes of one binary value, where they lie: Arrow's own scalars copy them.  O(1)."""
     wide = offset_width(column.type)
     begin, end = np.frombuffer(column.buffers()[1], f"i{wide}", 2, (column.offset + row) * wide).tolist()
-    return column.buffers()[2].slice(begin, end - begin)
+    data: pa.Buffer = column.buffers()[2]
+    return data.slice(begin, end - begin)
 
 
 def unpack(payload: pa.Buffer, schema: pa.Schema, rows: int) -> pa.RecordBatch:
@@ -194,7 +195,7 @@ def unpack(payload: pa.Buffer, schema: pa.Schema, rows: int) -> pa.RecordBatch:
     ``schema``: what they had.  O(columns).  Raises `Misrouted` when they are not so many rows of those columns.
     """
     if payload.address % 8:
-        payload = pa.py_buffer(np.frombuffer(payload, np.uint8).copy())
+        payload = pa.py_buffer(np.frombuffer(memoryview(payload), np.uint8).copy())
     try:
         batch = pa.ipc.read_record_batch(payload, schema)
     except (pa.ArrowInvalid, OSError) as error:

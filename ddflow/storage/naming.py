@@ -31,7 +31,7 @@ _FILE: Final = re.compile(
 _BLOB: Final = Decoder(Blob)
 
 
-def names_in(inventory: bytes) -> set[str]:
+def names_in(inventory: Any) -> set[str]:
     """The names of all files in an inventory; of none other, or of such as never are.  O(bytes)."""
     return {name.decode() for name in _NAME.findall(inventory)}
 

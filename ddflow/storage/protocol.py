@@ -19,7 +19,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, ClassVar, Final, NamedTuple
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 import xxhash
@@ -201,7 +201,10 @@ class Store(Blobs):
             raise StorageFailed(asked, self._broken, "open the state again")
 
 
-def verified(whole: pa.Buffer | bytes, blob: Blob, where: str, remedy: str = RESTORE) -> pa.Buffer | bytes:
+Bytes = TypeVar("Bytes", pa.Buffer, bytes)
+
+
+def verified(whole: Bytes, blob: Blob, where: str, remedy: str = RESTORE) -> Bytes:
     """The same bytes.  Raises `CorruptState`, naming the blob, unless they are what was put.  O(bytes)."""
     size = len(whole) if isinstance(whole, bytes) else whole.size
     found = xxhash.xxh3_128(whole).digest()

@@ -40,7 +40,7 @@ KINDS: Final[dict[str, Any]] = {
 """The columns that are ours, in their order, and the types of their words."""
 MADE: Final = ("high", "low", "value")
 """Those of them that a live version's row says as well."""
-Made = Callable[[pa.Table], tuple[Words, Words, Words]]
+Made = Callable[[pa.Table | pa.RecordBatch], tuple[Words, Words, Words]]
 """Identities (high, low) and value hashes, as rows have them; those of rows of deletions may be any."""
 MOST_WORDS: Final = 1 << 10
 """Order words of a version, at most."""

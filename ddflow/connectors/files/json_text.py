@@ -88,7 +88,7 @@ def _string(column: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise('"', text, '"', "")
 
 
-def _object(column: pa.StructArray) -> pa.Array:
+def _object(column: pa.Array) -> pa.Array:
     names = [field.name for field in column.type]
     parts: list[Any] = []
     for name, child in zip(names, column.flatten(), strict=True):

@@ -36,7 +36,7 @@ class Bounds:
 
     def __call__(self, chunk: pa.Buffer) -> pa.Buffer:
         """The chunk.  O(bytes).  Raises `UnreadableInput`, naming the line."""
-        if beyond(np.frombuffer(chunk, np.uint8).copy(), DEPTH, SAMPLE, self._state) >= 0:
+        if beyond(np.frombuffer(memoryview(chunk), np.uint8).copy(), DEPTH, SAMPLE, self._state) >= 0:
             deep = self._state[0] > DEPTH
             found = f"brackets are nested more than {DEPTH} deep" if deep else f"it is longer than {SAMPLE:,} bytes"
             where = f"{self._path}, line {self._state[3] + 1:,}"

@@ -25,7 +25,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Final, cast
+from typing import IO, Final, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -148,7 +148,7 @@ class JsonFile(File):
                         raise misspelled(f"{self.path}, line {number:,}, column {name!r}", name, str(text), kind)
 
     @contextmanager
-    def _opened(self, types: Types, unexpected: str) -> Iterator[Any]:
+    def _opened(self, types: Types, unexpected: str) -> Iterator[pa.RecordBatchReader]:
         parse = pj.ParseOptions(explicit_schema=pa.schema(list(types.items())), unexpected_field_behavior=unexpected)
         with reading(self.path, self.kind.name):
             plain = unwrapped(self.path, self.kind)  # not closed here, see there

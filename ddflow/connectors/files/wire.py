@@ -123,7 +123,8 @@ def _relisted(column: pa.Array, kind: pa.DataType) -> pa.Array:
     values, ends = restored(column.flatten(), element(kind)), ends_of(column)
     null = column.is_null() if column.null_count else None
     if pat.is_map(kind):
-        return pa.MapArray.from_arrays(pa.array(ends, pa.int32()), *values.flatten(), type=kind, mask=null)
+        keys, items = values.flatten()
+        return pa.MapArray.from_arrays(pa.array(ends, pa.int32()), keys, items, type=kind, mask=null)
     if pat.is_large_list(kind):
         return pa.LargeListArray.from_arrays(pa.array(ends), values, type=kind, mask=null)
     plain_kind = kind if pat.is_list(kind) else pa.list_(kind.value_field)

@@ -73,8 +73,8 @@ class FullRows:
         prior = self._prior_rows(groups) if order.hidden and groups.size else None
         if groups.size:
             values = order.values(self.keyed.prior.order[groups], prior)
-        place = np.where(winner >= 0, winner, events.num_rows + np.searchsorted(groups, -1 - winner))
-        place = pa.array(place, mask=winner == NOTHING)
+        at = np.where(winner >= 0, winner, events.num_rows + np.searchsorted(groups, -1 - winner))
+        place = pa.array(at, mask=winner == NOTHING)
         made = []
         for i, field in enumerate(order.fields):
             parts = [events.column(field.name)]

@@ -47,7 +47,9 @@ def columns(of: Walking) -> dict[str, pa.Array]:
         return str(shown_row(rows.select(list(of.upsert.bound.spec.key)), row))
 
     if machined.automaton is not None:
-        made, there, row, state = machined.automaton.run(of.steps, action, rows.column(machined.machine.on), held)
+        assert machined.machine.on is not None, "a table is asked by a column"
+        symbols = rows.column(machined.machine.on)
+        made, there, row, state = machined.automaton.run(of.steps, action, symbols, held)
         if row >= 0:
             raise IllegalTransition(
                 machined.asked,

@@ -20,6 +20,8 @@ together with those of the keys it touches. Deciding is the kernel's; nothing is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
@@ -153,7 +155,7 @@ class Order:
             table = pa.concat_tables([table, old.cast(table.schema)]).combine_chunks()
         return dense_ranks(table, value_hashes(table, secret))
 
-    def values(self, words: Ints, hidden: pa.Table | None) -> list[pa.Array]:
+    def values(self, words: Ints, hidden: pa.Table | None) -> Sequence[pa.Array | pa.ChunkedArray]:
         """The order columns' values again: from kept words int64[m, >= base], or from the kept columns."""
         if self.ranks_base:
             assert hidden is not None, "ranked order columns are kept beside the payload"

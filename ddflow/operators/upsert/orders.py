@@ -184,11 +184,11 @@ class MergeOrders:
         """The order columns of the row."""
         return list(self.merging.groups[0].order)
 
-    def values(self, words: Ints, hidden: pa.Table | None) -> list[pa.Array]:
+    def values(self, words: Ints, hidden: pa.Table | None) -> list[pa.Array | pa.ChunkedArray]:
         """The values of the row's order columns again: from kept words int64[m, words], or from the kept columns."""
         out = []
         for field in self.fields:
-            made = self.column(field.name, words)
+            made: pa.Array | pa.ChunkedArray | None = self.column(field.name, words)
             if made is None:
                 assert hidden is not None, "ranked order columns are kept beside the payload"
                 made = hidden.column(HIDDEN + field.name)
