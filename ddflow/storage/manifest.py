@@ -109,8 +109,13 @@ class Manifest(Strict, frozen=True, kw_only=True):
 
     def outputs(self) -> list[Blob]:
         """The files of all outputs of all receipts, in order."""
-        outputs = (output for receipt in self.receipts for call in receipt.calls for output in call.outputs.values())
-        return [blob for output in outputs for blob in output.blobs]
+        return [
+            blob
+            for receipt in self.receipts
+            for call in receipt.calls
+            for output in call.outputs.values()
+            for blob in output.blobs
+        ]
 
     def encode(self) -> bytes:
         """Header and body.  O(bytes).  Raises `StateRefused` for what `decode` would refuse, or read as another."""
