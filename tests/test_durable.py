@@ -141,7 +141,7 @@ def restarted(media: list[Any]) -> Any:
 def test_restart_close_reopen_and_go_on_is_never_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     small_spines(monkeypatch)
     Restarts.went.clear()
-    holds(restarted([None]), ["a piece of a merge in memory"], 24)
+    holds(restarted([None]), ["a piece of a merge in memory"], 18)
     assert Restarts.went["a restart"] > 40 and Restarts.went["closed with a merge in memory half way"]
 
 
@@ -157,7 +157,7 @@ def test_restart_of_state_in_files_is_never_stopped(monkeypatch: pytest.MonkeyPa
         "a change that went on disk at once",
         "pending events that were spilled",
     ]
-    holds(restarted([ALL, NONE]), ways, 24)
+    holds(restarted([ALL, NONE]), ways, 18)
     assert Restarts.went["a restart"] > 40 and Restarts.went["closed with a flush or a merge on disk half way"]
 
 

@@ -164,7 +164,7 @@ def test_medium_spilled_all_or_none_or_at_random_the_answers_are_those_of_memory
             assert everything(door) == reads
             door.close()
 
-    holds(law, WAYS, 30)
+    holds(law, WAYS, 20)
 
 
 def test_merge_any_effort_at_any_moment_leaves_all_reads_the_same() -> None:
