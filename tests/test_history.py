@@ -173,6 +173,7 @@ def test_changes_of_what_is_not_there_or_cannot_be_read_are_refused_and_say_what
 
 def test_before_anything_is_closed_only_the_beginning_can_be_read_and_it_is_empty() -> None:
     assert check_readable("x", NEVER, NEVER, NEVER) == NEVER
+    refused(lambda: check_readable("x", NEVER + 1, NEVER, NEVER), errors.NotReadable, "the frontier is the beginning")
     with opened() as engine:
         assert engine.read("rows", NEVER).num_rows == engine.changes("rows", NEVER, NEVER).num_rows == 0
         refused(lambda: engine.read("rows", 0), errors.NotReadable, "the frontier is the beginning")

@@ -517,6 +517,12 @@ def test_a_compiled_transition_that_fails_is_named(function: Any, error: type[Dd
         refused(dd.Machine({"n": pa.int64()}, function, scalar=True), {"at": 2})
 
 
+@pytest.mark.parametrize("function", [too_many, negative])
+def test_a_compiled_transition_that_fails_names_the_key_of_its_event(function: Any) -> None:
+    with pytest.raises(DdflowError, match=r"the key \{'k': 2\}"):
+        refused(dd.Machine({"n": pa.int64()}, function, scalar=True), *[{"at": 0}] * 6, {"k": 2, "at": 2})
+
+
 GOOD = {"state": "s", "transition": {("a", "x"): "b"}, "on": "symbol", "start": "a"}
 
 
