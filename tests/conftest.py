@@ -94,7 +94,11 @@ def _stopped_at_the_end() -> Iterator[None]:
         sys.modules["spark_session"].stop_shared()
 
 
-LONGEST = ("spark_connect", "spark_bucket", "notebooks", "java", "durable_memory", "partitions_memory", "medium", "cli")
+NO_KERNELS = ("cache", "store_s3", "store_local", "store_cache", "store_power", "store")
+"""Files that begin first of all but Spark's: meanwhile the other worker's first group, ``warmup``, compiles the kernels
+that are not kept yet.  Tests that call kernels would compile them a second time."""
+
+LONGEST = ("spark_connect", "notebooks", "java", *NO_KERNELS, "durable_memory", "partitions_memory", "medium", "cli")
 """Files that begin first: a test of a minute that begins last leaves a core idle for as long."""
 
 

@@ -56,18 +56,23 @@ FLIPS = {"the first byte": 0, "the middle": 5000, "the last byte": -1}
 
 
 class Install:
-    """A copy of the decorator and the cache with two tiny kernels, a home of its own, and a way to run Python on it."""
+    """A copy of the decorator and the cache with two tiny kernels, a home of its own, and a way to run Python on it.
+
+    A folder that has one is taken as it is.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "install"
         self.kernels = self.root / "ddflow" / "kernels"
+        self.home, self.temporary = folder / "home", folder / "temporary"
+        if self.root.exists():
+            return
         self.kernels.mkdir(parents=True)
         (self.root / "ddflow" / "__init__.py").write_text("")
         for name in ("__init__.py", "cache.py", "compile.py"):
             shutil.copy(PACKAGE / name, self.kernels / name)
         (self.kernels / "leaf.py").write_text(LEAF)
         (self.kernels / "tiny.py").write_text(TINY)
-        self.home, self.temporary = folder / "home", folder / "temporary"
         self.home.mkdir()
         self.temporary.mkdir()
 
@@ -108,6 +113,21 @@ def install(tmp_path: Path) -> Install:
     return Install(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an install that has run once, so that its kernels are compiled."""
+    folder = tmp_path_factory.mktemp("ran")
+    Install(folder).run()
+    return folder
+
+
+@pytest.fixture
+def warm(ran: Path, tmp_path: Path) -> Install:
+    """An install of one's own that has run once: a copy, since its digest is of contents, not of places or times."""
+    shutil.copytree(ran, tmp_path / "warm")
+    return Install(tmp_path / "warm")
+
+
 def test_the_second_process_finds_what_the_first_compiled_and_the_install_is_never_written(install: Install) -> None:
     before = sorted(install.root.rglob("*"))
     first, second = install.run(), install.run()
@@ -132,49 +152,47 @@ print(json.dumps({"answer": 42, "made": made}))
 
 
 @pytest.mark.parametrize("place", FLIPS)
-def test_a_flipped_bit_in_a_cached_file_costs_a_compilation_and_nothing_else(install: Install, place: str) -> None:
-    install.run()
-    (damaged,) = [file for file in install.files() if "twice" in file.name]
+def test_a_flipped_bit_in_a_cached_file_costs_a_compilation_and_nothing_else(warm: Install, place: str) -> None:
+    (damaged,) = [file for file in warm.files() if "twice" in file.name]
     content = bytearray(damaged.read_bytes())
     content[FLIPS[place]] ^= 0x10
     damaged.write_bytes(content)
-    healed, after = install.run(), install.run()
+    healed, after = warm.run(), warm.run()
     assert (healed["misses"], after["hits"]) == (1, 1)
     assert "fails its checksum" in healed["warnings"]
     assert after["warnings"] == ""
 
 
 @pytest.mark.parametrize("length", [0, 30, 3000])
-def test_a_truncated_or_emptied_cached_file_costs_a_compilation_and_nothing_else(install: Install, length: int) -> None:
-    install.run()
-    for file in install.files():
+def test_a_truncated_or_emptied_cached_file_costs_a_compilation_and_nothing_else(warm: Install, length: int) -> None:
+    for file in warm.files():
         os.truncate(file, length)
-    healed, after = install.run(), install.run()
+    healed, after = warm.run(), warm.run()
     assert (healed["misses"], after["hits"]) == (1, 1)
 
 
-def test_an_intact_file_that_numba_cannot_use_heals_too(install: Install) -> None:
-    directory = Path(install.run()["directory"])
-    for file in install.files():
+def test_an_intact_file_that_numba_cannot_use_heals_too(warm: Install) -> None:
+    directory = warm.files()[0].parent
+    for file in warm.files():
         cache.KernelFolder(directory).write(file.stem, b"not a compiled kernel")
-    healed, after = install.run(), install.run()
+    healed, after = warm.run(), warm.run()
     assert (healed["misses"], after["hits"]) == (1, 1)
     assert "the kernel is compiled again" in healed["warnings"]
 
 
-def test_a_file_of_another_digest_or_another_kernel_is_not_taken(install: Install) -> None:
+def test_a_file_of_another_digest_or_another_kernel_is_not_taken(warm: Install) -> None:
     """Copied whole, its checksum right: a stale file under a new digest, one kernel's code under another's name."""
-    old = Path(install.run()["directory"])
-    (install.kernels / "leaf.py").write_text(LEAF.replace("n + 1", "n + 100"))
+    old = warm.files()[0].parent
+    (warm.kernels / "leaf.py").write_text(LEAF.replace("n + 1", "n + 100"))
     program = REPORT.replace("tiny.twice(40)", "tiny.twice(40) - 198")
-    new = Path(install.run(program)["directory"])
+    new = Path(warm.run(program)["directory"])
     assert new != old
     for file in old.iterdir():
         shutil.copy(file, new / file.name)
-    after = install.run(program)
+    after = warm.run(program)
     assert (after["misses"], after["hits"]) == (1, 0)
     assert "is of another kernel" in after["warnings"]
-    assert install.run(program)["hits"] == 1
+    assert warm.run(program)["hits"] == 1
 
 
 def test_one_kernel_is_not_read_under_the_name_of_another(tmp_path: Path) -> None:
@@ -186,20 +204,18 @@ def test_one_kernel_is_not_read_under_the_name_of_another(tmp_path: Path) -> Non
     assert folder.read("thrice") is None
 
 
-def test_an_edit_to_a_helper_in_another_file_is_noticed(install: Install) -> None:
-    install.run()
-    (install.kernels / "leaf.py").write_text(LEAF.replace("n + 1", "n + 100"))
+def test_an_edit_to_a_helper_in_another_file_is_noticed(warm: Install) -> None:
+    (warm.kernels / "leaf.py").write_text(LEAF.replace("n + 1", "n + 100"))
     program = REPORT.replace("tiny.twice(40)", "tiny.twice(40) - 198")
-    assert install.run(program)["misses"] == 1
+    assert warm.run(program)["misses"] == 1
 
 
-def test_sources_edited_after_their_import_are_neither_read_from_the_cache_nor_written_to_it(install: Install) -> None:
-    install.run()
-    edit = f"from ddflow.kernels import leaf, tiny\nopen({str(install.kernels / 'leaf.py')!r}, 'a').write('# edited')\n"
-    before = install.files()
-    result = install.run(edit + REPORT)
+def test_sources_edited_after_their_import_are_neither_read_from_the_cache_nor_written_to_it(warm: Install) -> None:
+    edit = f"from ddflow.kernels import leaf, tiny\nopen({str(warm.kernels / 'leaf.py')!r}, 'a').write('# edited')\n"
+    before = warm.files()
+    result = warm.run(edit + REPORT)
     assert (result["hits"], result["directory"]) == (0, "None")
-    assert install.files() == before
+    assert warm.files() == before
 
 
 def test_a_home_that_cannot_be_written_sends_the_cache_to_the_temporary_directory(install: Install) -> None:

@@ -521,7 +521,7 @@ STOPS = [(signal.SIGINT, 130, "ddflow: interrupted\n"), (signal.SIGTERM, 143, ""
 @pytest.mark.parametrize(("number", "code", "said"), STOPS)
 def test_a_run_that_is_stopped_leaves_nothing(number: signal.Signals, code: int, said: str, folder: Path) -> None:
     with open_output("many.csv", pa.schema({"id": pa.int64()})) as out:
-        for _ in range(30):
+        for _ in range(5):
             out.write(pa.table({"id": range(100_000)}))
     words = [DDFLOW, "diff", *["many.csv"] * 20, "--key", "id", "-o", "out.csv"]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)

@@ -126,48 +126,68 @@ def events(size: int, seed: int) -> pa.Table:
     )
 
 
+LIMITS = (0, 1, 3, 9, 20, 40, 80, 1024)
+"""Megabytes that a step may take beyond what its process has."""
+
+
 @pytest.mark.parametrize("memory", [None, "16MB"])
 def test_a_system_that_has_no_memory_is_told_and_the_state_stays(tmp_path: Path, memory: str | None) -> None:
-    first, second, answers = events(20_000, 1), events(200_000, 2), []
+    first, second = events(20_000, 1), events(200_000, 2)
     with plan().open(tmp_path / "warm", memory=memory) as engine:
         engine.step({"a": first}, 1)
         shutil.copytree(tmp_path / "warm", tmp_path / "begun", ignore=shutil.ignore_patterns("spill"))
         engine.step({"a": second}, 2)
         expected = {epoch: dd.read(tmp_path / "warm", "by_s", epoch=epoch).sort_by("s") for epoch in (1, 2)}
         out = engine.step({"a": second}, 2, epoch=2)
-    for more in (0, 1, 3, 9, 20, 40, 80, 1024):
-        state = tmp_path / str(more)
-        shutil.copytree(tmp_path / "begun", state)
-        answers.append(child := starved(state, memory, more * 1_000_000))
-        assert child in ("done", "OutOfMemory", "OutOfMemory when opening"), f"{more} MB more: {child}"
-        with plan().open(state, memory=memory) as engine:
+    for more in LIMITS:
+        shutil.copytree(tmp_path / "begun", tmp_path / str(more))
+    for more, child in zip(LIMITS, answers := starved(tmp_path, memory), strict=False):
+        assert child in ("done", "OutOfMemory"), f"{more} MB more: {child}"
+        with plan().open(state := tmp_path / str(more), memory=memory) as engine:
             assert engine.epoch == 2 if child == "done" else engine.epoch in (1, 2)
             assert dd.read(state, "by_s").sort_by("s").equals(expected[engine.epoch])
             again = engine.step({"a": second}, 2, epoch=2)
             assert again.verdicts.counts == out.verdicts.counts
             assert dd.read(state, "by_s").sort_by("s").equals(expected[2])
-        if child == "done":
-            break
     assert answers[-1] == "done" and "OutOfMemory" in answers
 
 
-def starved(state: Path, memory: str | None, more: int) -> str:
-    """What becomes of a step in a process that may take so many bytes more than it has.
+def starved(folder: Path, memory: str | None) -> list[str]:
+    """What becomes of a step in processes that may take ever more bytes than they have, until one is done.
 
-    A process of its own, and no fork of this one: what many tests have used and given back would do for the step.
+    They are forks of a process that has done little, and none of this one: what many tests have used and given back
+    would do for the step.
     """
-    code = f"from test_durable_memory import starve; starve({str(state)!r}, {memory!r}, {more})"
+    code = f"from test_durable_memory import starve; starve({str(folder)!r}, {memory!r})"
     done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True)
-    return done.stdout or f"it died of {done.returncode}: {done.stderr[-1000:]}"
+    assert done.returncode == 0, done.stderr[-1000:]
+    return done.stdout.splitlines()
 
 
-def starve(state: str, memory: str | None, more: int) -> None:
-    """That process: the name of the error that the step ends with, or "done", goes to the standard output."""
+def starve(folder: str, memory: str | None) -> None:
+    """The process that is forked; what becomes of its children goes to the standard output, a line each."""
     rows, warm = events(200_000, 2), events(1_000, 3)
     with tempfile.TemporaryDirectory() as place, plan().open(place, memory=memory) as engine:
         for time in (1, 2):  # all code is there before memory is taken away
             engine.step({"a": warm}, time)
-    engine = plan().open(state, memory=memory)
+    for more in LIMITS:
+        ours, theirs = os.pipe()
+        if not (child := os.fork()):
+            try:
+                os.write(theirs, fed(plan().open(Path(folder, str(more)), memory=memory), rows, more * 1_000_000))
+            finally:
+                os._exit(0)
+        os.close(theirs)
+        _, code = os.waitpid(child, 0)
+        answer = os.read(ours, 1000).decode() or f"it died of {code}"
+        os.close(ours)
+        print(answer, flush=True)
+        if answer == "done":
+            break
+
+
+def fed(engine: dd.Engine, rows: pa.Table, more: int) -> bytes:
+    """Give an engine a step when its process may take so many bytes more: the name of the error, or "done"."""
     gc.collect()
     pa.default_memory_pool().release_unused()
     ctypes.CDLL(None).malloc_trim(0)
@@ -176,8 +196,6 @@ def starve(state: str, memory: str | None, more: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (now + more, now + more))
     try:
         engine.step({"a": rows}, 2)
-        answer = b"done"
+        return b"done"
     except BaseException as error:
-        answer = type(error).__name__.encode()
-    os.write(1, answer)
-    os._exit(0)
+        return type(error).__name__.encode()

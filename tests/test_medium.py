@@ -115,6 +115,11 @@ def readable(door: EngineDoor) -> list[int | None]:
     return [None, *sorted(time for time in near if since <= time < upper)]
 
 
+def moments(data: st.DataObject, times: Sequence[int | None]) -> list[int | None]:
+    """Now, the first and the last of some times, and a few between: all of them are read where a trace ends."""
+    return [None, *times[1:2], *times[-1:], *data.draw(st.lists(st.sampled_from(times), max_size=4))]
+
+
 def everything(door: EngineDoor, times: Sequence[int | None] = ()) -> dict[tuple[str, int | None], Rows]:
     """All that can be read: each input and output at each time."""
     names = [*door.flow.inputs, *door.flow.outputs]
@@ -159,7 +164,7 @@ def test_medium_spilled_all_or_none_or_at_random_the_answers_are_those_of_memory
             assert everything(door) == reads
             door.close()
 
-    holds(law, WAYS, 30)
+    holds(law, WAYS, 20)
 
 
 def test_merge_any_effort_at_any_moment_leaves_all_reads_the_same() -> None:
@@ -187,7 +192,8 @@ def test_compaction_raising_since_changes_no_read_at_or_after_it() -> None:
             assert quietly(door, call) == quietly(whole, call)
             stir(data, door)
             times = [time for time in readable(door) if time in readable(whole)]
-            assert everything(door, times) == everything(whole, times)
+            read = times if call is played[-1] else moments(data, times)
+            assert everything(door, read) == everything(whole, read)
             assert door.engine.since >= since
             since = door.engine.since
             if since > NEVER:
@@ -212,7 +218,9 @@ def test_agreement_every_read_in_since_to_upper_equals_the_twin() -> None:
             pair.play(call)
             pair.spill(data.draw(st.sampled_from([0, 1000, 1000])))
             pair.merge(data.draw(EFFORTS))
-            pair.check_reads(*(time for time in readable(pair.engine) if time is not None))
+            times = readable(pair.engine)
+            read = times if call is played[-1] else moments(data, times)
+            pair.check_reads(*(time for time in read if time is not None))
         pair.close()
 
     holds(law, ON_DISK, 12)

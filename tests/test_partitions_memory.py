@@ -82,8 +82,8 @@ gc.collect()
 counts, updates, pending = take("much", total, wait)
 print(json.dumps({"counts": counts, "updates": updates, "pending": pending}))
 """
-BUDGET = 128_000_000 if SOAK else 48_000_000
-ROWS = 12_000_000 if SOAK else 1_500_000
+BUDGET = 128_000_000 if SOAK else 32_000_000
+ROWS = 12_000_000 if SOAK else 1_000_000
 """Of some 110 bytes: ten times the budget when soaking, else three and a half."""
 
 

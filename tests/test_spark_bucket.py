@@ -1,50 +1,30 @@
 """A state in a bucket: runs and a stream on Spark with ``s3://``, against moto's server.
 
-In a process of its own, since workers have the environment that Spark was started with, and that names the server.
+Python workers have the environment that the session says: here it names the server, and a cache of the test's own.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
 from s3_server import Moto, moto
 
+import ddflow as dd
+import spark_bridge
 from ddflow.kernels.cache import candidates
 
 __all__ = ["moto"]
 
-JOB = """
-import json, os, sys
-import pyarrow as pa, pyarrow.parquet as pq
-import ddflow as dd, spark_bridge
-from spark_bridge.session import local_session
-
-state, place = sys.argv[1:]
-flow = dd.Flow()
-people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id"))
-flow.output("by_city", people.project(["city"]).count())
-with local_session("a bucket", cores=2, memory="1g") as spark:
-    first = spark.createDataFrame([(1, "Bern"), (2, "Bern")], "id bigint, city string")
-    ran = spark_bridge.run(flow, {"people": first}, state=state, partitions=3)
-    again = spark_bridge.run(flow, {"people": first}, state=state, epoch=1)
-    out = [ran["by_city"].toArrow().to_pylist(), again.replayed, again["by_city"].toArrow().to_pylist()]
-    pq.write_table(pa.table({"id": [1, 3], "city": ["Chur", "Bern"]}), os.path.join(place, "in", "1.parquet"))
-    more = spark.readStream.schema("id bigint, city string").parquet(os.path.join(place, "in"))
-    query = spark_bridge.stream(flow, {"people": more}, state=state, checkpoint=os.path.join(place, "checkpoint"),
-                                trigger={"availableNow": True}).start()
-    query.awaitTermination()
-    out.append(sorted(dd.read(state, "by_city").to_pylist(), key=str))
-    out.append(dd.fsck(state).ok)
-print(json.dumps(out))
-"""
+pytestmark = pytest.mark.together("spark")
 
 
-def test_a_state_in_a_bucket_is_run_into_told_again_and_streamed_into(moto: Moto, tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
+def test_a_state_in_a_bucket_is_run_into_told_again_and_streamed_into(
+    spark: SparkSession, moto: Moto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # The state's local cache is the test's own, that of compiled kernels is not.
     named = {
         "AWS_ENDPOINT_URL": moto.url,
@@ -53,10 +33,30 @@ def test_a_state_in_a_bucket_is_run_into_told_again_and_streamed_into(moto: Moto
         "DDFLOW_CACHE_DIR": str(candidates()[0]),
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }
-    command = [sys.executable, "-c", JOB, f"s3://{moto.bucket()}/states/people", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, **named})
-    assert done.returncode == 0, done.stderr[-3000:]
-    first, replayed, again, held, sound = json.loads(done.stdout.splitlines()[-1])
-    assert first == again == [{"city": "Bern", "count": 2, "_time": 1, "_diff": 1}]
-    assert replayed and sound
+    for name, value in named.items():
+        monkeypatch.setenv(name, value)
+    spark.sparkContext.environment.update(named)
+    state, place = f"s3://{moto.bucket()}/states/people", tmp_path / "in"
+    place.mkdir()
+    flow = dd.Flow()
+    people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id"))
+    flow.output("by_city", people.project(["city"]).count())
+    first = spark.createDataFrame([(1, "Bern"), (2, "Bern")], "id bigint, city string")
+    ran = spark_bridge.run(flow, {"people": first}, state=state, partitions=3)
+    again = spark_bridge.run(flow, {"people": first}, state=state, epoch=1)
+    told = [{"city": "Bern", "count": 2, "_time": 1, "_diff": 1}]
+    assert ran["by_city"].toArrow().to_pylist() == again["by_city"].toArrow().to_pylist() == told
+    assert again.replayed
+    pq.write_table(pa.table({"id": [1, 3], "city": ["Chur", "Bern"]}), place / "1.parquet")
+    more = spark.readStream.schema("id bigint, city string").parquet(str(place))
+    query = spark_bridge.stream(
+        flow,
+        {"people": more},
+        state=state,
+        checkpoint=str(tmp_path / "checkpoint"),
+        trigger={"availableNow": True},
+    ).start()
+    query.awaitTermination()
+    held = sorted(dd.read(state, "by_city").to_pylist(), key=str)
     assert held == [{"city": "Bern", "count": 2, "_diff": 1}, {"city": "Chur", "count": 1, "_diff": 1}]
+    assert dd.fsck(state).ok

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from chance import sample
 from pyspark.sql import SparkSession
 from spark_faults.faulty import Elsewhere, Faulty, attempts
 from spark_session import SETTINGS, counted, frame_of, locally
@@ -130,7 +131,8 @@ def test_whatever_dies_wherever_each_diff_is_there_once(
     goes_on(story, cluster, tmp_path, monkeypatch, death, stage)
 
 
-@pytest.mark.parametrize(("death", "stage"), [("worker", 0), ("executor", 2)])
+@pytest.mark.sampled
+@pytest.mark.parametrize(("death", "stage"), sample([("worker", 0), ("executor", 2)], 1, __name__))
 def test_a_run_without_a_state_gives_the_same_when_something_dies(
     cluster: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: str, stage: int
 ) -> None:

@@ -7,6 +7,7 @@ arrives holds Rich's own sequences and no others.
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import logging
 import os
@@ -14,15 +15,16 @@ import pty
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from demo_repos import Repo
-from test_cli import DDFLOW, ROOT
+from test_cli import ROOT
 
 import ddflow as dd
+from ddflow import cli
 from ddflow.connectors.files import open_output
 from ddflow.terminal import lines, printable
 
@@ -58,31 +60,83 @@ def evil_state() -> str:
     return f"state {EVIL}"
 
 
-def shown(*words: str, code: int = 0, program: Sequence[str | Path] = (DDFLOW,)) -> str:
-    """What a terminal gets from a command, without what Rich draws with; it holds no other control character."""
-    ours, theirs = pty.openpty()
-    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "300", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen([*program, *words], stdout=theirs, stderr=theirs, env=environment)
-    os.close(theirs)
+def serve() -> None:
+    """Run commands that come by lines, each in a fork on a terminal of its own, and tell how each ended and what it
+    showed: what all of them import is imported once."""
+    import ddflow.engine.engine  # noqa: F401
+
+    for verb in cli.VERBS:
+        importlib.import_module(f"ddflow.cli.{verb}")
+    for line in sys.stdin:
+        folder, words = json.loads(line)
+        child, terminal = pty.fork()
+        if not child:
+            os.chdir(folder)
+            sys.argv = ["ddflow", *words]
+            sys.exit(cli.main())
+        got = until_closed(terminal)
+        print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), got]), flush=True)
+
+
+def until_closed(terminal: int) -> str:
+    """What comes out of a terminal; closes it."""
     got = b""
     while True:
         try:
-            piece = os.read(ours, 65536)
+            piece = os.read(terminal, 65536)
         except OSError:  # Linux's way to say that the other end is closed
             break
         if not piece:
             break
         got += piece
-    os.close(ours)
-    text = OWN.sub("", got.decode())
-    assert process.wait(timeout=120) == code, text
+    os.close(terminal)
+    return got.decode()
+
+
+ENVIRONMENT = os.environ | {"TERM": "xterm-256color", "COLUMNS": "300", "PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[subprocess.Popen[str]]:
+    """A process that serves."""
+    command = [sys.executable, "-c", "from test_terminal import serve; serve()"]
+    here, pipe = Path(__file__).parent, subprocess.PIPE
+    with subprocess.Popen(command, cwd=here, env=ENVIRONMENT, stdin=pipe, stdout=pipe, text=True) as process:
+        yield process
+
+
+@pytest.fixture
+def shown(server: subprocess.Popen[str]) -> Callable[..., str]:
+    """What a terminal gets from a command, if that ends with the code."""
+
+    def run(*words: str, code: int = 0) -> str:
+        assert server.stdin is not None and server.stdout is not None
+        print(json.dumps([os.getcwd(), words]), file=server.stdin, flush=True)
+        return harmless(*json.loads(server.stdout.readline()), code)
+
+    return run
+
+
+def shown_by(program: Sequence[str | Path], *words: str, code: int = 0) -> str:
+    """The same of a program."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen([*program, *words], stdout=theirs, stderr=theirs, env=ENVIRONMENT)
+    os.close(theirs)
+    got = until_closed(ours)
+    return harmless(process.wait(timeout=120), got, code)
+
+
+def harmless(ended: int, got: str, code: int) -> str:
+    """What was shown, without what Rich draws with; it holds no other control character."""
+    text = OWN.sub("", got)
+    assert ended == code, text
     left = [c for c in text if not c.isprintable() and c != "\n"]
     assert not left, (left, text)
     assert "owned\n" not in text
     return text
 
 
-def test_a_preview_and_printed_rows_spell_control_characters_out() -> None:
+def test_a_preview_and_printed_rows_spell_control_characters_out(shown: Callable[..., str]) -> None:
     name = evil_file()
     text = shown("diff", name, "--key", "id")
     assert text.count(SPELLED) >= 4  # two keys, a column, a value, and the file's name below
@@ -92,7 +146,7 @@ def test_a_preview_and_printed_rows_spell_control_characters_out() -> None:
     assert rows[0][EVIL] == EVIL
 
 
-def test_what_is_written_to_files_stays_as_it_is() -> None:
+def test_what_is_written_to_files_stays_as_it_is(shown: Callable[..., str]) -> None:
     name = evil_file()
     for ending in (".csv", ".jsonl"):
         shown("diff", name, "--key", "id", "-o", f"out{ending}")
@@ -129,7 +183,7 @@ def test_what_is_written_to_files_stays_as_it_is() -> None:
         (["export", "{state}", "-o", "x{evil}.parquet"], 0),
     ],
 )
-def test_no_verb_lets_a_control_character_through(words: list[str], code: int) -> None:
+def test_no_verb_lets_a_control_character_through(words: list[str], code: int, shown: Callable[..., str]) -> None:
     Path(f"bad{EVIL}.csv").write_text(f"id,n\n1,2\n{EVIL},{EVIL},{EVIL}\n")
     named = {"evil": EVIL, "file": evil_file(), "state": evil_state()}
     with open_output("other.parquet", table().schema) as out:
@@ -144,8 +198,8 @@ def test_the_demo_of_a_repository_with_evil_names(tmp_path: Path) -> None:
         repo.commit(EVIL)
     program = (sys.executable, ROOT / "examples" / "git" / "demo.py")
     words = ("--no-spark", "--out", f"out{EVIL}", "--repo")
-    assert r"\x1b]0;owned" in shown(*words, str(repo.path), program=program)
-    assert SPELLED in shown(*words, f"none{EVIL}", program=program, code=1)
+    assert r"\x1b]0;owned" in shown_by(program, *words, str(repo.path))
+    assert SPELLED in shown_by(program, *words, f"none{EVIL}", code=1)
 
 
 def test_what_is_logged_and_warned_of_is_spelled_out() -> None:
