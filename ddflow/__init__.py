@@ -27,8 +27,6 @@ Importing ddflow imports nothing heavy: the errors are there at once, the names 
 ('id',)
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -15,8 +15,6 @@ section 6.)
 4 events, 25 splits, 25 shuffles
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

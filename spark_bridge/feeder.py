@@ -9,8 +9,6 @@ is pickled and travels to another process; there it opens the state anew.
 ['then', '_job']
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 

@@ -11,8 +11,6 @@ offset carries a mark of its epoch, and who cannot compare it does not go on. A 
 {'epoch': -1, 'mark': ''}
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

@@ -13,8 +13,6 @@ What it does not do: choose what an epoch is (``running`` and ``streaming`` do),
 'struct<to:int,what:int,origin:string,at:bigint,rows:bigint,digest:binary,payload:binary>'
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress

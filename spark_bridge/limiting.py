@@ -9,8 +9,6 @@ where the state was when it asked, though epochs are committed on.
 ({'epoch': -1, 'mark': ''}, ReadMaxFiles(max_files=3))
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow as pa

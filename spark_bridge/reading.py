@@ -9,8 +9,6 @@ a NaN, nor what is null-safe; the others Spark applies itself.
 (True, False)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple

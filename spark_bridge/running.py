@@ -17,8 +17,6 @@ by ``streaming``.
 'struct<city:string,count:bigint,_time:bigint,_diff:bigint>'
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple, overload
 

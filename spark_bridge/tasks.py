@@ -16,8 +16,6 @@ folder under the state's name: that is found before any work is done. Nothing is
 [[{'to': 0, 'rows': 1}]]
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import os

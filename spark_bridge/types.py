@@ -17,8 +17,6 @@ StructType(struct<n: decimal128(20, 0), at: timestamp[us, tz=UTC]>)
 'struct<n:decimal(20,0),at:timestamp_ntz>'
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 

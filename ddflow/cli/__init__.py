@@ -13,8 +13,6 @@ A verb ``v`` is a function ``v`` in ``ddflow/cli/v.py``, with its options as Typ
 True
 """
 
-from __future__ import annotations
-
 import atexit
 import importlib
 import os

@@ -7,8 +7,6 @@ Invariant: at each time a group's old count leaves and its new one enters; a gro
 'count'
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from ddflow.cli.options import OF_FULL_FILES, Ask, asks

@@ -7,8 +7,6 @@ are the collection.  The work is in ``run``.
 'diff'
 """
 
-from __future__ import annotations
-
 from ddflow.cli.options import OF_COUNTS, OF_FULL_FILES, Ask, asks
 
 

@@ -6,8 +6,6 @@ Invariant: a file is there under its name only when it is whole.  What is in it 
 ('orders', 'x-ade92630f33b0870', 'hidden-372051e37372c4c0')
 """
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import ExitStack

@@ -7,8 +7,6 @@ work is in `ddflow.tools.fsck`.
 'fsck'
 """
 
-from __future__ import annotations
-
 import json
 from typing import Annotated
 

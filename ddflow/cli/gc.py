@@ -7,8 +7,6 @@ Invariant: nothing is deleted that a version which is kept names, or one that is
 (90.0, 86400.0, 0.5)
 """
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import asdict

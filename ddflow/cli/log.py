@@ -13,8 +13,6 @@ all. Nothing of a state is read here but its manifest.
 {'id': 'a=b'}
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -15,8 +15,6 @@ True
 ['dry_run', 'inputs', 'key', 'order_by', 'tie']
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Collection
 from dataclasses import MISSING, dataclass, field, fields

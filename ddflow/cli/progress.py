@@ -7,8 +7,6 @@ output and messages are the same with and without it.
 ...     tick(1000, 0)
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager

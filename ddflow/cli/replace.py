@@ -7,8 +7,6 @@ holds the updates that lead from one to the next, times ascending.  The work is 
 'replace'
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from ddflow.cli.options import OF_COUNTS, OF_EVENTS, Ask, asks

@@ -7,8 +7,6 @@ is in `ddflow.partitions.rescale`.
 'rescale'
 """
 
-from __future__ import annotations
-
 import json
 from typing import Annotated, Any
 

@@ -9,8 +9,6 @@ was for a state that goes on (``continued``). Nothing is interpreted here (``pla
 'run'
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

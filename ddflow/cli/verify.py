@@ -7,8 +7,6 @@ is in `ddflow.tools.verify`.
 'verify'
 """
 
-from __future__ import annotations
-
 import json
 from contextlib import closing
 from typing import Annotated

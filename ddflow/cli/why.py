@@ -7,8 +7,6 @@ is in `ddflow.engine.why`.
 'why'
 """
 
-from __future__ import annotations
-
 import json
 from contextlib import closing, nullcontext
 from typing import Annotated

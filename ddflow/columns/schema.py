@@ -15,8 +15,6 @@ DataType(string)
 [{'id': 1, 'city': 'Bern'}]
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 

@@ -14,8 +14,6 @@ its own time. Waiting is the business of ``batcher``, deciding that of ``operato
 ([9], {'late': 1})
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

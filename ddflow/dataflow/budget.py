@@ -12,8 +12,6 @@ well. The caller's input and Python itself are not counted.
 64000000
 """
 
-from __future__ import annotations
-
 import re
 from os import PathLike
 from typing import Final, cast

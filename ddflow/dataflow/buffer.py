@@ -11,8 +11,6 @@ caller's table is mapped from. Without scratch everything stays in memory.
 {'v': [1, 2, 1, 2], '_time': [5, 5, 9, 9], '_diff': [1, 1, -1, -1]}
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np

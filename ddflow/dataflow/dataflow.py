@@ -15,8 +15,6 @@ start and ends in a receipt. A snapshot is one that takes no steps.
 [{'id': 1, '_time': 7, '_diff': 1}, {'id': 2, '_time': 7, '_diff': 1}]
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cached_property, partial

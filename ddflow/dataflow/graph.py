@@ -14,10 +14,8 @@ downstream reads are gathered at all.
 ['city']
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -45,7 +43,7 @@ class Released(NamedTuple):
     """All events of some range of identities each, ranges ascending."""
 
     @classmethod
-    def of(cls, events: Events | None) -> Released:
+    def of(cls, events: Events | None) -> Self:
         """All events in one piece."""
         if events is None or not events.times.size:
             return cls(0, ints(), ())

@@ -11,8 +11,6 @@ spilled on the way.
 [4, 4, 2]
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -20,8 +20,6 @@ uniform, so ranges are of one size.)
 (4, 100)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

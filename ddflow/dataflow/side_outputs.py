@@ -17,8 +17,6 @@ orders that keys held before are read from state.
 [{'k': 1, 'at': 5, '_winner_at': 9, '_time': 2, '_diff': 1}]
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, Final

@@ -21,8 +21,6 @@ the update buffer, in files where memory is short. Each node is computed once, h
 [{'count': 2, '_time': 0, '_diff': 1}]
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np

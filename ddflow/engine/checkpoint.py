@@ -22,8 +22,6 @@ contents, which the next step gives before its own updates. It does not publish 
 [{'city': 'Bern', 'count': 2, '_time': 1, '_diff': 1}]
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 

@@ -21,8 +21,6 @@ as long as its order does.
 (True, False, 1)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, cast

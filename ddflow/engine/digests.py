@@ -15,8 +15,6 @@ all rows pass and such text could not be read again from a file.
 True
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cache
 from types import MappingProxyType

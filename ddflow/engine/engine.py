@@ -16,8 +16,6 @@ epochs, published whole (``commits``).
 [{'city': 'Bern', 'count': 2, '_time': 1, '_diff': 1}] applied 2
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

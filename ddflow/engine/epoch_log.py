@@ -19,13 +19,11 @@ Traceback (most recent call last):
 ddflow.errors.EpochSkipped: epoch 3: the last one committed is 1, and the outputs of [1] are kept; give epoch 2
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from contextlib import suppress
 from os import PathLike
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import pyarrow as pa
 from msgspec.structs import replace
@@ -80,7 +78,7 @@ class EpochLog:
         grace: float = GRACE,
         keep: int = KEPT,
         secret: Secret | None = None,
-    ) -> EpochLog:
+    ) -> Self:
         """Take hold of a state, or make a new one of so many ``partitions``.  O(plan).
 
         A new state is published by whoever is first, with his plan, so the plan is compared after that, too.  ``flow``:

@@ -16,8 +16,6 @@ gathered where its key is missing. Nothing is resolved here, and nothing changes
 [[{'id': 3, 'city': 'Bern'}]]
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any

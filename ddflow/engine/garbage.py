@@ -22,8 +22,6 @@ however old they are.
 ([0, 1, 2], [3, 4])
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import suppress

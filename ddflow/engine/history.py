@@ -20,8 +20,6 @@ reader.
 []
 """
 
-from __future__ import annotations
-
 import pyarrow as pa
 
 from ddflow.columns.names import DIFF

@@ -3,8 +3,6 @@
 Invariant: a plan that an engine was made of does not change, whatever is added to its flow later.
 """
 
-from __future__ import annotations
-
 from ddflow.columns.hashing import Secret
 from ddflow.columns.threads import Threads
 from ddflow.dataflow.budget import Budget, parse_size

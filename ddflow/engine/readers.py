@@ -18,8 +18,6 @@ readers hold compaction back by a frontier each, and downgrade it themselves.)
 (1, [{'id': 2, '_diff': 1}], 2)
 """
 
-from __future__ import annotations
-
 import weakref
 from numbers import Integral
 from typing import Protocol

@@ -14,8 +14,6 @@ that takes steps and a snapshot (``snapshot``) answer the same questions.
 (2, 1, 1)
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow as pa

@@ -17,8 +17,6 @@ is absent is found by ``full_contents``.
 {'Basel': -1, 'Chur': 1} applied 1, noop 1, absent 1
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from typing import Any, Literal

@@ -20,8 +20,6 @@ versions, because they are indexed by key.
 [1, 'Chur', 2002, None, True]
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 

@@ -24,8 +24,6 @@ its 2 events in the log (times are of the replay: one epoch for each part of the
   at 2: stale (id=7, city='Basel', at=3); the key held order (at=5)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -18,8 +18,6 @@ Traceback (most recent call last):
 ddflow.errors.ExpressionError: cannot compile expression upper(city): there is no column 'city'; columns are ...
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias

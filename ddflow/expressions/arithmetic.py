@@ -13,8 +13,6 @@ counts with just its own digits, and ``%`` takes the sign of the dividend.
 <pyarrow.Int64Scalar: -1>
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -13,8 +13,6 @@ Refused at compile time: pairs that ANSI refuses, and floats as text, for Java's
 <pyarrow.Int64Scalar: None>
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeAlias
 

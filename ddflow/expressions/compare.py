@@ -11,8 +11,6 @@ one first, and decimals must do so without losing digits.
 [False, True, True, None]
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence

@@ -13,8 +13,6 @@ Intervals are refused, and so is the current time: a row must always give the sa
 <pyarrow.Date32Scalar: datetime.date(2024, 3, 1)>
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

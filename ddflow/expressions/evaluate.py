@@ -12,8 +12,6 @@ Traceback (most recent call last):
 ddflow.errors.ExpressionError: cannot compute projection of 'b': the function gave a list for no rows; it must ...
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

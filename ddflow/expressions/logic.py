@@ -15,8 +15,6 @@ still want it, and only if something in it can fail. Comparisons live in ``compa
 [False, True, None, False]
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import pyarrow as pa

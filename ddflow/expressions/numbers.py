@@ -13,8 +13,6 @@ always give the same result.
 <pyarrow.DoubleScalar: None>
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

@@ -12,8 +12,6 @@ times without a date. A zone that is a region (``Europe/Berlin``) fails rather t
 [datetime.date(2024, 2, 29), None, datetime.date(2024, 1, 1)]
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -11,8 +11,6 @@ Traceback (most recent call last):
 ddflow.expressions.room.TooBig: repeat would make 3,000,000,000 bytes of 2 rows, up to 2,000,000,000 of one, and ...
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, Final

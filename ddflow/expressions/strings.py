@@ -13,8 +13,6 @@ expressions are RE2's.
 <pyarrow.StringScalar: 'STRASSE'>
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import reduce

@@ -13,8 +13,6 @@ holds states. A transition that is not there is told from one that leads nowhere
 [1]
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ddflow.kernels.arrays import Flags, Ints, Narrow, Words

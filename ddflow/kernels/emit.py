@@ -14,8 +14,6 @@ says beforehand how many updates each will have.
 ([0, 0, 1], [1, -1, 1], [0, 1, 1], 2)
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ddflow.kernels.arrays import Flags, Ints, Narrow, Words

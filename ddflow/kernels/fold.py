@@ -15,8 +15,6 @@ walk has decided before.
 [1, 1]
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

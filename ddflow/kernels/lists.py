@@ -16,8 +16,6 @@ later event clears it. Elements are row numbers and hashes here; the payload is 
 ([2, 1, 0], [0, 0], [2, 3])
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ddflow.kernels.arrays import Flags, Ints, Words

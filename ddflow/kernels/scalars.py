@@ -20,8 +20,6 @@ to a field.  An exception that the function raises passes through.
 5
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any

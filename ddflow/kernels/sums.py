@@ -15,8 +15,6 @@ bits, floats; what the words stand for, the shell knows.
 (0, 1, 127)
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ddflow.kernels.arrays import Flags, Floats, Ints, Words

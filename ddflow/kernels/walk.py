@@ -20,8 +20,6 @@ versions of cells: ``walk_cells``. (docs/semantics.md, section 9.)
 ([[1, 0, 1]], [[5]], [2])
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -19,8 +19,6 @@ a key: the order of its row, that of its latest delete, that of each cell, side 
 ([[1, 0], [1, 0], [0, 1]], [5, 3])
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

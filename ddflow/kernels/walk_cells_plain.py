@@ -15,8 +15,6 @@ are told. Other ties, longer orders, and cells of which every event counts, are 
 ([[1, 0], [1, 0], [0, 1]], [5, 3])
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ddflow.kernels.arrays import Flags, Ints

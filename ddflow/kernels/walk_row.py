@@ -16,8 +16,6 @@ than it takes to find it. Groups, their deletes and versions of cells are not fo
 ([[1, 0, 1]], [[5]], [2])
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ddflow.kernels.arrays import Flags, Ints

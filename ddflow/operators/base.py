@@ -13,8 +13,6 @@ gives. An operator without state gives a `Linear`.
 [2]
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple

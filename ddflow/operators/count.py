@@ -16,8 +16,6 @@ the stored ones by canonical equality. (McSherry, "Upserts in differential dataf
 [{'v': 'a', 'count': 2, '_time': 6, '_diff': -1}, {'v': 'a', 'count': 1, '_time': 6, '_diff': 1}]
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

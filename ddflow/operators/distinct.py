@@ -16,8 +16,6 @@ back within a step is no change, and one whose multiplicity is negative is not t
 0
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

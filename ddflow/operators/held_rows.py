@@ -17,9 +17,7 @@ shows, or may be there, is decided in ``upserting``.
 (2, [1, 1, 0])
 """
 
-from __future__ import annotations
-
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -76,7 +74,7 @@ class HeldChange(NamedTuple):
     high: Words
     low: Words
 
-    def own(self) -> HeldChange:
+    def own(self) -> Self:
         """The same, of its own memory: the arena that it was made in may be carved anew.  O(candidates)."""
         first, cell, counts, hashed = (each.copy() for each in self[:4])
         keys = self.keys._replace(heads=self.keys.heads.copy(), place=self.keys.place.copy())

@@ -7,8 +7,6 @@
 {'w': [2, 3]}
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any

@@ -15,8 +15,6 @@ rows of a key, and choosing which one shows, is the business of ``upserting``.
 (['city', 'rows'], ['city', 'rows', '_time', '_deleted'])
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container, Sequence
 from typing import Any, NoReturn
 

@@ -11,8 +11,6 @@ the two.
 [{'id': 7, 'tag': 'a'}, {'id': 7, 'tag': 'b'}]
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

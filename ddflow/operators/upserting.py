@@ -16,8 +16,6 @@ dataflow", which leaves it open.)
 {'id': 1, 'city': None, '_time': 5, '_deleted': True}
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 

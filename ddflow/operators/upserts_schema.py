@@ -10,8 +10,6 @@ columns of the rows.
 ['id', 'city', '_time', '_deleted']
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal
 

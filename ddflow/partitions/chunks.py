@@ -20,11 +20,9 @@ and are brought to one that kernels can read. It does not choose the partition's
 True
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -69,7 +67,7 @@ class Origin(NamedTuple):
     told: bool
 
     @classmethod
-    def one(cls, name: str, first: int, rows: int) -> Origin:
+    def one(cls, name: str, first: int, rows: int) -> Self:
         """One origin, from which so many rows came one after the other."""
         return cls([name], np.empty(0, np.int64), np.arange(first, first + rows), False)
 

@@ -15,12 +15,10 @@ Traceback (most recent call last):
 ddflow.errors.MissingReceipts: commit an epoch of 1 stages and 2 partitions: there is no receipt of partitions [0, ...
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from os import PathLike
 from time import perf_counter_ns
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
 from msgspec.structs import replace
 
@@ -80,7 +78,7 @@ class EpochDriver:
         memory: str | int | None = None,
         secret: Secret | None = None,
         checkpoint: str | None = None,
-    ) -> EpochDriver:
+    ) -> Self:
         """Take hold of a state, or make a new one there.  O(bytes of its inventories).
 
         ``partitions``: None for as many as the state has, ``default_partitions`` for a new one.  ``outputs``: a folder

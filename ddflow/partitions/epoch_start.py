@@ -12,8 +12,6 @@ in it and is never asked for. It holds no rows and does nothing.
 (False, True)
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

@@ -21,8 +21,6 @@ Traceback (most recent call last):
 ddflow.errors.MissingReceipts: commit an epoch of 1 stages and 3 partitions: there is no receipt of partitions [0, ...
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Final

@@ -16,8 +16,6 @@ themselves, the partition and offset of a Kafka topic. Keys, orders and times ar
 [(0, 2, 1), (1, 0, 3)]
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 

@@ -15,8 +15,6 @@ was swept away meanwhile is `SnapshotExpired`, never another one. Nothing is wri
 (ByPartition(stage=0, by=('id',)), ByPartition(stage=1, by=('city',)), None)
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from itertools import product

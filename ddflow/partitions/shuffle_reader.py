@@ -24,8 +24,6 @@ stage passes through. It resolves nothing, and knows rows only by their columns 
 ({'orders': 3}, [3, 1, 2])
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Final, NamedTuple, cast

@@ -17,8 +17,6 @@ summed first, so that one update a row and time leaves a partition.
 [{'city': 'Bern', 'count': 3, '_time': 7, '_diff': 1}]
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np

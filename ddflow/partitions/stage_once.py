@@ -16,8 +16,6 @@ was computed, nothing is written, and there is no receipt. It needs memory for a
 [{'name': 'zappa', 'count': 2, '_time': 0, '_diff': 1}]
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 

@@ -25,8 +25,6 @@ same: no task knows what others were given.
 ({'applied': 2}, 2, 1)
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from time import perf_counter_ns
 from typing import Any, NamedTuple, cast

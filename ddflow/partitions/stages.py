@@ -17,8 +17,6 @@ stage 0: orders, filter; paid; sums 0 by [city]
 stage 1: sums 0 by [city]; count; by_city
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple

@@ -20,10 +20,8 @@ Traceback (most recent call last):
 ddflow.errors.StateRefused: read ... the driver's manifest 0 has digest another, the one there has ...; mount ...
 """
 
-from __future__ import annotations
-
 import os
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from ddflow.errors import CorruptState, SnapshotExpired, StateRefused
 from ddflow.storage.closing import on_failure
@@ -46,7 +44,7 @@ class Version(NamedTuple):
     digest: str
 
     @classmethod
-    def of(cls, store: Store, manifest: Manifest, trust: str) -> Version:
+    def of(cls, store: Store, manifest: Manifest, trust: str) -> Self:
         """That of a manifest of a store.  O(bytes of the manifest)."""
         return cls(store.where, trust, manifest.number, digest(store.manifest(manifest.number)))
 

@@ -9,8 +9,6 @@ Traceback (most recent call last):
 ddflow.errors.SpecError: partitions=0: that is not possible; give a whole number from 1 to 65536
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from os import PathLike
 from typing import Literal

@@ -18,8 +18,6 @@ True
 "people.filter('id > 0').project(['city']).count(by=['city'])"
 """
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Iterable, Mapping, Sequence

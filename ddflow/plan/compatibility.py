@@ -21,8 +21,6 @@ ddflow.errors.PlanChanged: open state/orders with this plan: order_by= of input 
 open it with the plan that it was made by, or make a new state of the log with ddflow migrate
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields

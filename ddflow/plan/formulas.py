@@ -10,8 +10,6 @@ stands beside it. It does not see what a function calls, nor objects that it hol
 (False, True)
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from types import CodeType, MethodType

@@ -15,8 +15,6 @@ user's. A formula that is not SQL cannot be read back; nothing here is ever run 
 (Count(city string, count int64), True)
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import json

@@ -16,13 +16,11 @@ ddflow.errors.SpecError: upserts keyed by ['id']: late='drop' has no effect with
 or leave late= out
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, Final, Literal, NoReturn, cast, get_args
+from typing import Any, Final, Literal, NoReturn, Self, cast, get_args
 
 import xxhash
 
@@ -315,7 +313,7 @@ class Upsert:
         return json.dumps(out)
 
     @classmethod
-    def from_json(cls, text: str) -> Upsert:
+    def from_json(cls, text: str) -> Self:
         """The spec that ``to_json`` wrote.  Raises `SpecError` for anything else."""
         try:
             given = json.loads(text)

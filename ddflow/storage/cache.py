@@ -16,8 +16,6 @@ are readable by this user only. It does not know where blobs come from.
 (None, b'wxyz')
 """
 
-from __future__ import annotations
-
 import os
 import re
 import stat

@@ -1,7 +1,5 @@
 """The end of a ``with`` block: an object is closed however it ends, or something is undone where it fails."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self

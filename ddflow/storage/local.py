@@ -19,8 +19,6 @@ What is not called like these is not ours: it is neither listed nor deleted.  It
 (True, False, b'a manifest', b'four')
 """
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import errno

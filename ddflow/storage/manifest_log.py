@@ -19,15 +19,13 @@ not know what partitions hold, but for which files they name.
 (1, 1)
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from threading import Thread
 from time import monotonic, time
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import xxhash
 from msgspec.structs import replace
@@ -77,7 +75,7 @@ class ManifestLog:
         folder: str | None = None,
         grace: float = GRACE,
         partitions: int = 1,
-    ) -> ManifestLog:
+    ) -> Self:
         """The manifest log of a new state: its manifest 0, of which there is one whoever else creates it at the same
         time.
 

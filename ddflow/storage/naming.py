@@ -12,8 +12,6 @@ over what it has just written. What the files are for is known to who reads the 
 True
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final

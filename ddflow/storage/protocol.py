@@ -11,8 +11,6 @@ names is garbage, whose collection is another's.
 4
 """
 
-from __future__ import annotations
-
 import builtins
 import itertools
 import os

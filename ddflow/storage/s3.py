@@ -13,8 +13,6 @@ Traceback (most recent call last):
 ddflow.errors.StateRefused: open the state s3://...@bucket/orders: it is not of the form s3://bucket/prefix; ...
 """
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import os

@@ -21,8 +21,6 @@ says how often each is there. It writes nothing itself.
 [{'city': 'Basel', '_diff': 2}]
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -21,8 +21,6 @@ looked at last (``restored``).
 [(True, ' checksum')]
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -17,8 +17,6 @@ the largest; whether the files are what it says is ``fsck``'s to tell.
 (1, 7, 2, {'by_city': "people.project(['city']).count(by=['city'])"})
 """
 
-from __future__ import annotations
-
 import json
 import time
 from datetime import UTC, datetime

@@ -22,8 +22,6 @@ old state has not comes out whole; one that the new plan has not is named. The l
 [{'id': 1, 'amount': 10, '_time': 8, '_diff': 1}]
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager

@@ -16,8 +16,6 @@ as the kept one's is. It looks at counts only; rows are ``verify``'s.
 [("people.project(['city']).count(by=['city'])", 0)]
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -10,8 +10,6 @@ wrong is told apart from what is only there (garbage, files that are not ours) a
 (False, '  blobs/x.arrow: it is missing')
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 

@@ -13,8 +13,6 @@ another; no file is read twice.
 True
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import NamedTuple

@@ -19,8 +19,6 @@ committed after that version is lost to readers.
 (1, 3, 'rollback to epoch 1 (manifest 1)', 1)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass

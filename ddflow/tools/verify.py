@@ -20,8 +20,6 @@ input 'people' DIFFERS from its log: 0 rows missing, 0 extra, 1 different; the s
   note: the state has taken in 2 events, the log has 3
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack

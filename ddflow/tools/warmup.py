@@ -13,8 +13,6 @@ that so.
 (True, True)
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path

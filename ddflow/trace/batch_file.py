@@ -15,8 +15,6 @@ deletions keep theirs, because their rows may be gone.
 [{'k': 'a'}, {'k': 'b'}]
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal

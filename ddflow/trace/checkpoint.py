@@ -21,8 +21,6 @@ disk, where they are searched. All values from a file are checked before a kerne
 ([{'k': 1}], 4, 1)
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise

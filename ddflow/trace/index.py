@@ -15,8 +15,6 @@ that makes room.
 (True, 2)
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ddflow.columns.arena import Arena

@@ -23,8 +23,6 @@ into each of `Arrangement.partitions`.
 1
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

@@ -14,8 +14,6 @@ versions are current; the index does.
 ([Part(slot=1, begin=0, end=2)], 1, [Part(slot=1, begin=2, end=3)], 0)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple

@@ -15,10 +15,8 @@ most keys that are not there from touching the batch. It does not decide what is
 ([4, 9], [{'k': 'a'}, {'k': 'b'}], True)
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -45,7 +43,7 @@ class BloomFilter(NamedTuple):
     words: Words
 
     @classmethod
-    def over(cls, high: Words, low: Words) -> BloomFilter:
+    def over(cls, high: Words, low: Words) -> Self:
         """Of sorted identities.  O(n)."""
         base, shift, size = cls.room(int(high[0]), int(high[-1]), high.size)
         words = np.zeros(size, np.uint64)
@@ -53,7 +51,7 @@ class BloomFilter(NamedTuple):
         return cls(base, shift, words)
 
     @classmethod
-    def of(cls, batch: Batch, words: pa.RecordBatch) -> BloomFilter:
+    def of(cls, batch: Batch, words: pa.RecordBatch) -> Self:
         """The one over a batch's identities whose words were written.  Raises `CorruptState` where they are not its."""
         over = cls.room(int(batch.high[0]), int(batch.high[-1]), len(batch))
         column = words.column(0)

@@ -11,8 +11,6 @@ through a Python object, but bytes on their way to base64; lists are joined by A
 {"id":2,"tags":null,"p":{"x":null}}
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any, Final
 

@@ -12,8 +12,6 @@ Traceback (most recent call last):
 ddflow.errors.UnreadableInput: a.jsonl, line 2: brackets are nested more than 40 deep; mend the line, or leave it out
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Final
 

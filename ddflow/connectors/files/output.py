@@ -15,13 +15,11 @@ file would have a row group for each step. Memory stays bounded by what is gathe
 (False, '"id"\\n1\\n', 1)
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import pyarrow as pa
 
@@ -63,7 +61,7 @@ class FileOutput:
             self._writer.write(table.cast(self.schema))
         self.written += table.num_rows
 
-    def __enter__(self) -> FileOutput:
+    def __enter__(self) -> Self:
         with self._worded():
             self._file = open(self._aside, "xb")
             with on_failure(self._remove):

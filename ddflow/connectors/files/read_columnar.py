@@ -15,8 +15,6 @@ either format of Arrow's, as its first bytes say.
 (2, [2])
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager

@@ -15,8 +15,6 @@ guessed from heads (``guess``); inside lists and objects they stay text. No pars
 ['id', 'on'] {'id': 2, 'on': None}
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

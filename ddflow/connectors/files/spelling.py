@@ -19,8 +19,6 @@ all, and neither overflows nor underflows.  Decimals have no exponent.
 1
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from typing import Final
 

@@ -12,8 +12,6 @@ ListType(list<item: struct<at: date32[day], tags: list<item: string>>>)
 Decimal128Type(decimal128(12, 2))
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches

@@ -13,8 +13,6 @@ digits: decimals are quoted in JSON, where a number would be rounded by most rea
 (DataType(string), DataType(date32[day]))
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 

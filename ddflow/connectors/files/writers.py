@@ -13,8 +13,6 @@ synced here.
 b'{"id":1}\\n{"id":null}\\n'
 """
 
-from __future__ import annotations
-
 import gzip
 from abc import ABC, abstractmethod
 from typing import IO, Any

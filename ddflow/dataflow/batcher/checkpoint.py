@@ -17,8 +17,6 @@ waits. Merged runs are written anew, so each event is written once a size class.
 [{'k': 'late'}]
 """
 
-from __future__ import annotations
-
 import pyarrow as pa
 
 from ddflow.dataflow.batcher.batcher import Batcher

@@ -14,8 +14,6 @@ than a chunk, no cut by time helps: they are given run by run. It does not keep 
 [[1, 2], [3, 4, 5], [6, 7, 8]]
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

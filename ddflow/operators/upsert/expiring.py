@@ -17,8 +17,6 @@ resolved like any other.
 [{'id': 1, 'at': 80, '_time': 2, '_diff': -1}]
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from weakref import WeakKeyDictionary
 

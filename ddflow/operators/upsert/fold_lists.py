@@ -13,10 +13,8 @@ step. 32-bit offsets reach 2 GiB.
 ['a;b;c']
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 import pyarrow as pa
@@ -61,7 +59,7 @@ class Parts(NamedTuple):
     """int64[m]: and where it ends; there too where there is no list."""
 
     @classmethod
-    def of(cls, walked: Walked, action: Flags, column: pa.Array, held: pa.Array) -> Parts:
+    def of(cls, walked: Walked, action: Flags, column: pa.Array, held: pa.Array) -> Self:
         """What makes each key's list.  O(places + (key, time) groups)."""
         m, most = walked.key_times.size - 1, walked.permutation.size + len(held)
         parts, stretches = np.empty(most, np.int64), np.empty(most + 1, np.int64)

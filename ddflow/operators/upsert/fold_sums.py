@@ -11,8 +11,6 @@ are added. Decimals are added unscaled: a column has one scale.
 [-150, 0]
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from decimal import Context, Decimal
 from typing import NoReturn

@@ -15,8 +15,6 @@ could name. The held values cost a gather, so they are read only where the strat
 ([0], [12])
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -17,8 +17,6 @@ words of their own (text, decimals) are ranked among the events of the step and 
 (np.False_, 3)
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -17,8 +17,6 @@ that is ``expiring``.
 (90, 100, [True, False, True])
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -19,8 +19,6 @@ though a machine may have dropped all values. The rows are resolved like any oth
 [{'k': 1, 'at': 1, '_diff': 1}]
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 

@@ -22,8 +22,6 @@ columns of one row from different ones; and of the events it is the last folded 
 ([{'k': 1, 'n': 3, 'city': 'Bern', '_diff': 1}], [5, 7])
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

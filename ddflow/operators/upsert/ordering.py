@@ -18,8 +18,6 @@ together with those of the keys it touches. Deciding is the kernel's; nothing is
 [[3], [-9223372036854775808]]
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -15,8 +15,6 @@ delete and of each cell, each of them like the event's. Deciding is the kernels'
 (3, [[0, 1, 1], [1, 3, 3]], ['_order_by'])
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

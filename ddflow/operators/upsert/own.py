@@ -22,8 +22,6 @@ or of an earlier step. The function is called by ``plan.merge.rounds`` or by a c
 [{'k': 1, 'n': 30, '_diff': 1}]
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc

@@ -18,8 +18,6 @@ touching payload; `emit` writes the updates, in the order of rows; columns are g
 [{'k': 8, 'v': 'b', '_diff': 1}, {'k': 7, 'v': 'c', '_diff': 1}]
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol

@@ -17,8 +17,6 @@ all of the step is computed.
 ([0, 2, 3], [0, 0])
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat

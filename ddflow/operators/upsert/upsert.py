@@ -18,8 +18,6 @@ differential-dataflow's ``arrange_from_upsert``.)
 [1, -1, 1]
 """
 
-from __future__ import annotations
-
 from ddflow.columns.hashing import Ints, Secret
 from ddflow.operators.updates import ints
 from ddflow.operators.upsert.events import Events

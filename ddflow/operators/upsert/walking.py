@@ -10,8 +10,6 @@ a row of nulls. What becomes of the columns is decided in ``merged``.
 ['first', 'first_non_null']
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 
 import numpy as np

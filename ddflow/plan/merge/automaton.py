@@ -12,8 +12,6 @@ as the table has them.
 (['locked', 'open'], [1, 2, 0])
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -17,8 +17,6 @@ data.
 ([('n', 'dd.sum()'), ('tag', 'dd.collect()')], ListType(list<item: string>))
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -13,8 +13,6 @@ of it is ``rounds``' and ``machines``'.
 ([1, 0], [0, 2, 3], [1, 0, 2], [1, 0, 2])
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ddflow.columns.hashing import Flags, Ints, Narrow

@@ -15,8 +15,6 @@ and it may do anything wrong that a merger may. Who is folded the walk decides, 
 [{'id': 7, 'door': 'open', '_time': 1, '_diff': 1}]
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NoReturn
 

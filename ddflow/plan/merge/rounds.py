@@ -19,8 +19,6 @@ k: [1]
 n: [5]
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
