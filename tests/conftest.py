@@ -26,6 +26,13 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 from xdist.scheduler import LoadScopeScheduling
 
 ROOT = Path(__file__).parent.parent
+TESTS = Path(__file__).parent
+# Tests import each other and their helpers by name, here and in the processes that they start.
+FOLDERS = [str(each) for each in (TESTS, *sorted({path.parent for path in TESTS.glob("*/test_*.py")}))]
+sys.path[:0] = FOLDERS
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    dict.fromkeys([*FOLDERS, str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+).rstrip(os.pathsep)
 EXAMPLES = DirectoryBasedExampleDatabase(ROOT / ".hypothesis" / "examples")
 SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile(

@@ -1,9 +1,9 @@
 """The walk of cells in its plain case: an order of one column that is never null, the last to arrive wins a tie.
 
-Invariant: it writes what `walk_cells` would (tests/test_kernels_walk_cells.py holds them together), and exists for one
-reason: with a single column nothing is compared in a loop, copied aside or returned as a tuple, which is three quarters
-of what the general walk costs. It is the case of nearly every feed, an integer or a timestamp, and of the figures that
-are told. Other ties, longer orders, and cells of which every event counts, are not for it.
+Invariant: it writes what `walk_cells` would (tests/kernels/test_kernels_walk_cells.py holds them together), and exists
+for one reason: with a single column nothing is compared in a loop, copied aside or returned as a tuple, which is three
+quarters of what the general walk costs. It is the case of nearly every feed, an integer or a timestamp, and of the
+figures that are told. Other ties, longer orders, and cells of which every event counts, are not for it.
 
 >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
 >>> taken = Taken(np.empty((3, 2), np.uint8), np.empty(2, np.uint8), np.empty((1, 4), np.int64), np.empty(1, np.uint8),

@@ -4,8 +4,8 @@ Invariant: after `warm` no step of any flow compiles anything, in this process o
 written, in later ones. A kernel is compiled for the types of its arguments, and a list of types kept by hand would be
 wrong one day without a word. So small real flows are run, chosen to lead through every kernel: keys of one word and of
 many, text, floats, lists and nulls, orders, ties, late events, enough keys for the index to grow, enough steps for
-batches to merge, state that was moved to files. Each kernel then has one compiled form; tests/test_warmup.py holds
-that so.
+batches to merge, state that was moved to files. Each kernel then has one compiled form; tests/tools/test_warmup.py
+holds that so.
 
 >>> from ddflow.kernels.warmup import entries, is_ready
 >>> warmed = warm()
