@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -26,7 +27,8 @@ WORDS = re.compile(
     r"\b(?:TO[D]O|FIX[M]E|X[X]X|HA[C]K)\b|\bmark\.(?:s[k]ip|x[f]ail)|\bpytest\.(?:s[k]ip|x[f]ail|import[o]rskip)"
     r"|\b(?:import|from) pick[l]e\b|(?<![.\w])(?:ev[a]l|ex[e]c)\(|\bexcept:|except (?:Base)?Exception:\s+pass\b"
 )
-SYNONYMS = re.compile(r"\bdelt[a]s?\b(?! Lake| table)|\bchange event[s]?\b", re.IGNORECASE)
+# Not where it names the format: a module, an address, a value in quotes.
+SYNONYMS = re.compile(r"(?<![./\"])\bdelt[a]s?\b(?! Lake| table|[:\"])|\bchange event[s]?\b", re.IGNORECASE)
 MACHINES = re.compile(r"(?<![\w.])/(?:work|root|opt|home/\w+|Users/\w+|usr/lib|tmp/\w+)/")
 HOSTS = re.compile(
     r"pypi\.(?:org|python)|python[h]osted\.|crates\.io/|static\.crates|npmjs\.|yarnpkg\.|anaconda\.(?:org|com)"
@@ -181,6 +183,12 @@ def test_every_longer_module_shows_an_example_that_runs() -> None:
     assert silent == []
 
 
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """Tests import each other by name, whatever folder they are in."""
+    names = Counter(path.stem for path in sources("tests"))
+    assert [each for each, times in names.items() if times > 1] == []
+
+
 def test_kernels_and_public_names_have_docstrings() -> None:
     bare = []
     for path in sources():
@@ -227,3 +235,4 @@ def test_the_patterns_find_what_they_are_for() -> None:
     assert shown(MACHINES, "see /ho~me/ann/notes") and not shown(MACHINES, "https://example.com/home/ann/")
     assert shown(HOSTS, "https://py~pi.org/simple")
     assert shown(SYNONYMS, "a del~ta of one") and not shown(SYNONYMS, "timedelta(1)")
+    assert not any(shown(SYNONYMS, each) for each in ("ddflow.connectors.del~ta", '"del~ta"', "del~ta:/lake/orders"))

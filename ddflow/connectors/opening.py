@@ -1,16 +1,22 @@
-"""A sink by its target.
+"""A sink by its target: the one place that knows which sinks there are.
 
-Invariant: what a manifest names as the target of its outputs opens the sink that wrote there.
+Invariant: what a manifest names as the target of its outputs opens the sink that wrote there, and `check_target` lets
+pass what `open_sink` opens.
 """
 
-from __future__ import annotations
-
 import os
+from typing import Any
 
 from ddflow.connectors.parquet.sink import ParquetSink
 from ddflow.connectors.protocol import Sink
+from ddflow.storage import address
 from ddflow.storage.disk import Disk
 from ddflow.storage.protocol import Store
+
+
+def check_target(given: Any) -> None:
+    """Raise `StateRefused` for what is no target, before anything is opened.  O(length)."""
+    address.folder(given, "write outputs to")
 
 
 def open_sink(target: str | os.PathLike[str], store: Store | None = None, trust: str = "owner") -> Sink:

@@ -19,8 +19,6 @@ True
 ([], 2)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -48,6 +46,9 @@ class Owner(NamedTuple):
 
 class Leftover(NamedTuple):
     """A fragment that lies in a target and may be of no committed epoch.
+
+    It may as well be of a commit under way, in this process or another. Its age alone tells, so both times must be
+    true.
 
     ``place``: where, for messages.  ``name``: of its blob.  ``written``: unix seconds.  ``age``: seconds since then, by
     the target's clock.

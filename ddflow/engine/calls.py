@@ -13,9 +13,8 @@ dataflow.
 (1, '')
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
+from time import perf_counter
 from typing import Any
 
 from ddflow.columns.hashing import RowHashes
@@ -25,14 +24,15 @@ from ddflow.dataflow.result import Step
 from ddflow.engine.commits import Asked, Commits
 from ddflow.engine.digests import Digest, combined
 from ddflow.errors import SpecError, WrongMode
+from ddflow.metrics import CallMetrics, Metrics, publish
 from ddflow.storage.feeding import EVENTS, Way, fed_by
 
 
 class Calls:
-    """``durable``: where calls become epochs, None for a state in memory."""
+    """``durable``: where calls become epochs, None for a state in memory.  ``metrics``: who is told of each."""
 
-    def __init__(self, dataflow: Dataflow, durable: Commits | None) -> None:
-        self.dataflow, self.durable = dataflow, durable
+    def __init__(self, dataflow: Dataflow, durable: Commits | None, metrics: Metrics | None = None) -> None:
+        self.dataflow, self.durable, self.metrics = dataflow, durable, metrics
         self.hashes = {
             name: RowHashes(i.bound.event_schema, dataflow.secret) for name, i in dataflow.admissions.items()
         }
@@ -86,4 +86,9 @@ class Calls:
                 self.durable.record(asked, digest, step)
                 if self.durable.autocommit:
                     self.durable.commit(self.dataflow)
+        if self.metrics is not None:
+            took, verdicts = perf_counter() - asked.began, step.verdicts
+            updates = {name: table.num_rows for name, table in step.items()}
+            figures = (self.epoch, took, verdicts.counts, verdicts.pending, updates)
+            publish(self.metrics, CallMetrics(asked.kind, asked.time, *figures))
         return step

@@ -20,8 +20,6 @@ Traceback (most recent call last):
 TypeError: Plan.open() got an unexpected keyword argument 'thread'
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable
@@ -30,8 +28,9 @@ from os import PathLike
 from typing import Concatenate, Literal, ParamSpec, TypeVar
 
 from ddflow.columns.hashing import Secret
+from ddflow.connectors.opening import check_target
 from ddflow.errors import SpecError
-from ddflow.storage import address
+from ddflow.metrics import Metrics
 from ddflow.storage.manifest_log import GRACE
 from ddflow.storage.protocol import Store
 
@@ -74,6 +73,8 @@ class EngineOptions:
     verify : {"open", "lazy"}
         Of a state: when the checksums of files are compared.  "open" does it before all else; "lazy" in the background,
         before the first commit.
+    metrics : callable, optional
+        Called with the `ddflow.metrics.CallMetrics` of each call that took effect.
 
     Returns
     -------
@@ -107,6 +108,7 @@ class EngineOptions:
     trust: Literal["owner", "group"] = "owner"
     grace: float = GRACE
     verify: Literal["open", "lazy"] = "open"
+    metrics: Metrics | None = None
 
     def __post_init__(self) -> None:
         for name, choices in (
@@ -119,7 +121,7 @@ class EngineOptions:
         if self.state is None and (self.outputs is not None or not self.autocommit):
             name = "outputs=" if self.outputs is not None else "autocommit="
             raise SpecError(name, "it has no effect without a state", "give the folder of a state too")
-        address.folder(self.outputs, "write outputs to")  # before anything is made
+        check_target(self.outputs)  # before anything is made
         for name, what, least in (("retain", "times", 0), ("threads", "threads", 1)):
             given = getattr(self, name)
             if isinstance(given, bool) or not isinstance(given, int) or given < least:

@@ -14,8 +14,6 @@ a fork, and who waits for them waits for ever: in a child of a process that has 
 (True, False, False)
 """
 
-from __future__ import annotations
-
 import builtins
 import importlib
 import os
@@ -29,7 +27,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ddflow.errors import EngineClosed, MissingExtra, OutcomeUnknown, StateRefused, StorageFailed, StorageFull
-from ddflow.storage.address import public
+from ddflow.storage.address import public, scheme
 
 PIECE: Final = 8 << 20
 """Bytes that go over the network at once; larger objects go in pieces, `AT_ONCE` of them at a time."""
@@ -37,9 +35,11 @@ PIECE: Final = 8 << 20
 AT_ONCE: Final = 4
 LOOKS: Final = 32
 """How many objects are looked at at a time; an answer has no bytes to speak of."""
+CLOUDS: Final = {"s3": ("S3Store", {"conditional_put": "etag", "disable_bulk_delete": True})}
+"""By the scheme of an address: the class in ``obstore.store``, and what it is configured with."""
 _MOST_PARTS = 9_000  # S3 takes 10,000.
 _RETRIES: Mapping[str, Any] = {"max_retries": 5, "retry_timeout": timedelta(seconds=60), "backoff": {}}
-_URL = re.compile(r"s3://[a-z0-9][a-z0-9.-]+[a-z0-9](?:/[^?#\0]*)?")
+_URL = re.compile(r"([a-z][a-z0-9]*)://[a-z0-9][a-z0-9.-]+[a-z0-9](?:/[^?#\0]*)?")
 _PASSWORD = re.compile(r"://[^/\s]*@")
 _FULL = re.compile(r"status code: 507|QuotaExceeded|StorageFull|StorageQuota")
 _process = 0  # The one that obstore's threads are in.
@@ -82,10 +82,11 @@ class Bucket:
         given = dict(options or {})
         retry: dict[str, Any] = {**_RETRIES, **given.pop("retry_config", {})}
         client = {"allow_http": _is_plain(given), **given.pop("client_options", {})}
-        config = {"conditional_put": "etag", "disable_bulk_delete": True, **given}
+        store, needed = CLOUDS[scheme(url)]
+        made, config = getattr(self._api.store, store), {**needed, **given}
         try:
             self._many, self._once = (
-                self._api.store.S3Store.from_url(url, config=config, client_options=client, retry_config=each)
+                made.from_url(url, config=config, client_options=client, retry_config=each)
                 for each in (retry, {**retry, "max_retries": 0})
             )
         except (*self._failures, TypeError) as error:
@@ -280,7 +281,8 @@ class Bucket:
 
 def parsed(url: str) -> bool:
     """Whether this is a URL of a bucket, with a plain prefix or none."""
-    return _URL.fullmatch(url) is not None and not {".", ".."} & set(url.split("/"))
+    found = _URL.fullmatch(url)
+    return found is not None and found[1] in CLOUDS and not {".", ".."} & set(url.split("/"))
 
 
 def line(error: Exception | str) -> str:

@@ -13,8 +13,6 @@ Traceback (most recent call last):
 ddflow.errors.StateRefused: open the state hdfs://host/orders: hdfs:// is not supported; give a folder, without a ...
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +21,7 @@ from typing import Any, Literal
 from ddflow.errors import StateRefused
 from ddflow.storage import address
 from ddflow.storage.local import LocalStore
+from ddflow.storage.object_store import CLOUDS
 from ddflow.storage.protocol import Store
 
 State = str | os.PathLike[str] | Store
@@ -35,16 +34,20 @@ def located(given: Any) -> str | os.PathLike[str]:
     if not isinstance(given, str | os.PathLike):
         # What else it is may hold a password, and is not shown.
         raise StateRefused("open a state", f"{type(given).__name__} is no address", address.EITHER)
-    if isinstance(given, str) and given.startswith("s3://"):
+    if _in_a_bucket(given):
         return given
-    if address.scheme(given).lower() == "s3":  # what pathlib makes of a URL, too
+    if (scheme := address.scheme(given).lower()) in CLOUDS:  # what pathlib makes of a URL, too
         raise StateRefused(
             f"open the state {address.public(given)}",
-            "it is not of the form s3://bucket/prefix",
+            f"it is not of the form {scheme}://bucket/prefix",
             "give such a URL, as a text and in small letters",
         )
     found: str | os.PathLike[str] = address.folder(given, "open the state", remedy=address.EITHER)
     return found
+
+
+def _in_a_bucket(given: str | os.PathLike[str]) -> bool:
+    return isinstance(given, str) and given.startswith(tuple(f"{scheme}://" for scheme in CLOUDS))
 
 
 def open_store(given: Any, *, trust: str = "owner", create: bool = True, readonly: bool = False) -> Store:
@@ -55,10 +58,10 @@ def open_store(given: Any, *, trust: str = "owner", create: bool = True, readonl
     if isinstance(given, Store):
         return given
     given = located(given)
-    if isinstance(given, str) and given.startswith("s3://"):
+    if _in_a_bucket(given):
         from ddflow.storage.s3 import S3Store
 
-        return S3Store(given, create=create, readonly=readonly)
+        return S3Store(str(given), create=create, readonly=readonly)
     return LocalStore(given, create=create, trust=trust, readonly=readonly)
 
 
