@@ -19,12 +19,19 @@ LOG = logging.getLogger("ddflow")
 
 
 def prepare() -> None:
-    """Import what tasks import, and load the kernels.  About a second, once a machine ten or more; never fails."""
+    """Import what tasks import, and load the kernels if all of them are compiled.  About a second; never fails.
+
+    Where some are missing, tasks load or interpret what they call: compiling all of them here would keep the first
+    batch waiting.
+    """
     try:
         import spark_bridge.tasks  # noqa: F401
+        from ddflow.kernels.background import filled
+        from ddflow.kernels.compile import cache_directory
         from ddflow.tools.warmup import warm
 
-        warm()
+        if filled(cache_directory()):
+            warm()
         # Spark collects garbage after every task, and what is loaded here never is any.
         gc.collect()
         gc.freeze()

@@ -34,6 +34,8 @@ from ddflow.connectors.opening import check_target
 from ddflow.dataflow.budget import parse_size
 from ddflow.engine.flow import Flow
 from ddflow.errors import DdflowError, MissingExtra, SchemaMismatch, SpecError, WrongMode
+from ddflow.kernels import background
+from ddflow.kernels.compile import cache_directory
 from ddflow.partitions.chunks import PACKED, added, chunk_limits
 from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.epoch_start import EpochStart
@@ -220,8 +222,10 @@ def joined(frames: Iterable[DataFrame]) -> DataFrame:
 def mapped(frame: DataFrame, task: Any, schema: StructType = ROWS) -> DataFrame:
     """A frame through a task; what it gives are chunks, or rows of a ``schema``.
 
-    Raises `MissingExtra` where PySpark cannot do that here: where pandas is missing or does not fit.
+    The driver has missing kernels compiled beside it, because tasks start no processes.  Raises `MissingExtra` where
+    PySpark cannot do that here: where pandas is missing or does not fit.
     """
+    background.start(cache_directory())
     try:
         return frame.mapInArrow(task, schema)
     except ImportError as error:

@@ -43,6 +43,8 @@ settings.register_profile("share", effort(50))  # of a property that names no nu
 settings.load_profile("share")
 
 os.environ.setdefault("JDK_JAVA_OPTIONS", spark_classes.options())
+# Else processes that tests start would fill the cache of kernels in the background, each anew until it is full.
+os.environ.setdefault("DDFLOW_BACKGROUND", "0")
 # Or each of the processes that tests start would compile the package from its source, and pytest every test.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -37,7 +37,7 @@ def start(directory: Path | None) -> bool:
     """Start the process that fills a cache, once for this process and only if need be.  Returns whether it runs."""
     if _started or directory is None or os.environ.get("DDFLOW_BACKGROUND") == "0" or in_task():
         return False
-    if (directory / FILLED).exists():
+    if filled(directory):
         return False
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     with contextlib.suppress(OSError):  # no memory for a process, say: then this one compiles when its time has come
@@ -58,20 +58,31 @@ def start(directory: Path | None) -> bool:
     return bool(_started)
 
 
+def filled(directory: Path | None) -> bool:
+    """Whether all kernels of a cache have been compiled once."""
+    return directory is not None and (directory / FILLED).exists()
+
+
+def note_filled(directory: Path | None) -> None:
+    """Note that all kernels are in a cache.  One that has gone, or cannot be written, is no error."""
+    if directory is not None:
+        with contextlib.suppress(OSError):
+            (directory / FILLED).touch(mode=0o600)
+
+
 @contextlib.contextmanager
 def filling(directory: Path) -> Iterator[bool]:
-    """A block that fills a cache.  Gives False where another process does that, or has done it."""
+    """A block in which nobody else fills a cache.  Gives False where another process does that, or has done it."""
     with open(directory / LOCK, "wb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             yield False
             return
-        if (directory / FILLED).exists():
+        if filled(directory):
             yield False
             return
         yield True
-        (directory / FILLED).touch(mode=0o600)
 
 
 def end_with(parent: IO[Any]) -> None:

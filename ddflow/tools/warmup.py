@@ -26,6 +26,7 @@ import ddflow as dd
 from ddflow.columns import threads as threads
 from ddflow.dataflow.budget import LEAST
 from ddflow.dataflow.spilling import make_room
+from ddflow.kernels.background import note_filled
 from ddflow.kernels.brackets import beyond
 from ddflow.kernels.compile import Interpreted, cache_directory
 from ddflow.kernels.interpret import PATIENCE
@@ -70,6 +71,7 @@ def warm(progress: Progress | None = None) -> Warmed:
     with watched(compiling), PATIENCE.over():
         for part in parts:
             tell(part)
+    note_filled(cache_directory())
     return Warmed(len(every), compiled, cache_directory())
 
 

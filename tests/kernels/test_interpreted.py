@@ -20,7 +20,7 @@ from test_cli import on_a_terminal
 
 from ddflow.kernels import background
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parent.parent
 DRAW = """
 import hashlib, json, sys
 import pyarrow as pa
@@ -166,6 +166,7 @@ def test_the_process_that_fills_the_cache_is_niced_and_ends_with_its_parent_howe
 def test_one_process_fills_a_cache_and_a_filled_one_is_left_alone(tmp_path: Path) -> None:
     with background.filling(tmp_path) as first, background.filling(tmp_path) as second:
         assert (first, second) == (True, False)
+        background.note_filled(tmp_path)
     with background.filling(tmp_path) as third:
         assert not third
     assert not background.start(tmp_path)
